@@ -1,0 +1,1 @@
+"""The worker services and commands of tokenbus. The library, `tokenbus`, never imports this package."""

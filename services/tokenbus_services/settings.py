@@ -1,0 +1,209 @@
+"""All settings as one typed object, read once at the edge: `tokenbus.toml`, then the environment.
+
+Keys of providers stay in the environment: a file names the variable (`api_key_env`), never the key.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from tokenbus.bus.keys import DEFAULT_PARTITIONS, DEFAULT_PREFIX, MAX_PARTITIONS, Keys
+from tokenbus.errors import SettingsError
+from tokenbus.providers.api import ApiName, Quirks
+
+Seconds = Annotated[float, Meta(gt=0)]
+Count = Annotated[int, Meta(ge=1)]
+Bytes = Annotated[int, Meta(ge=1)]
+
+
+class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A table of the file. An unknown key is an error, so that a typing mistake is heard."""
+
+
+class RetrySettings(_Table):
+    """How often and how soon a turn is tried again."""
+
+    max_attempts: Count = 4
+    """Tries of one turn that ended in a provider's error, the first included."""
+    max_losses: Count = 20
+    """Tries of one turn whose worker was lost; bounds a request that kills its workers."""
+    base_delay_s: Seconds = 0.5
+    max_delay_s: Seconds = 30.0
+
+
+class ProviderSettings(_Table):
+    """One configured provider: what a request's `provider` names."""
+
+    api: ApiName
+    base_url: str | None = None
+    api_key_env: str | None = None
+    """Environment variable that holds the key; empty text: the provider needs none."""
+    headers: dict[str, str] = {}
+    """Sent with each call. Not for secrets."""
+    connect_timeout_s: Seconds = 10.0
+    first_event_timeout_s: Seconds = 120.0
+    idle_timeout_s: Seconds = 60.0
+    """Longest silence inside a stream."""
+    max_connections: Count = 256
+    quirks: Quirks = Quirks()
+
+
+class PythonTool(_Table, tag="python", tag_field="kind"):
+    """A Python callable, `module:function`, sync or async."""
+
+    call: str
+    description: str = ""
+    parameters: dict[str, object] = {"type": "object"}
+    timeout_s: Seconds | None = None
+
+
+class HttpTool(_Table, tag="http", tag_field="kind"):
+    """An HTTP endpoint: the arguments are the JSON body, the answer is the result."""
+
+    url: str
+    method: Literal["POST", "PUT", "GET"] = "POST"
+    headers: dict[str, str] = {}
+    header_env: dict[str, str] = {}
+    """Header name to the environment variable that holds its value (a token, say)."""
+    description: str = ""
+    parameters: dict[str, object] = {"type": "object"}
+    timeout_s: Seconds | None = None
+
+
+ToolSettings = PythonTool | HttpTool
+
+
+class LimitSettings(_Table):
+    """Bounds; each has a named error."""
+
+    request_bytes: Bytes = 4 * 2**20
+    inbound_entries: Count = 100_000
+    event_bytes: Bytes = 8 * 2**20
+    """One provider event (an image may take 400 KB)."""
+    block_bytes: Bytes = 16 * 2**20
+    run_events: Count = 500_000
+    runs_per_fetcher: Count = 512
+    tool_calls_per_worker: Count = 64
+    tool_result_bytes: Bytes = 64 * 2**10
+    """A larger result goes to the blob store; the model and the bus see its beginning and the blob's id."""
+    lag_bytes: Bytes = 8 * 2**20
+    """Per partition and hop: a fetcher stops reading sockets while a later stage is this far behind."""
+
+
+class RetentionSettings(_Table):
+    """How long finished things stay readable."""
+
+    open_run_s: Seconds = 86_400.0
+    """Longest life of a run's keys without a new turn."""
+    finished_run_s: Seconds = 3_600.0
+    topic_entries: Count = 50_000
+    """Entries kept of each public topic in each partition, about."""
+    dead_entries: Count = 10_000
+
+
+class BlobSettings(_Table):
+    """The blob store. `url` is what obstore takes: `file:///…`, `memory://`, `s3://bucket/prefix`."""
+
+    url: str | None = None
+    """None: a directory beside the embedded server's data."""
+    service_url: str = "http://127.0.0.1:8085"
+    """Where other services reach the blob service."""
+    max_bytes: Bytes = 64 * 2**20
+    ttl_s: Seconds = 86_400.0
+
+
+class StageSettings(_Table):
+    """How the ordered stages and work queues run."""
+
+    lease_s: Seconds = 3.0
+    """Kill -9 is noticed within this; must be longer than any pause of a healthy worker."""
+    tick_s: Seconds = 0.25
+    max_records: Count = 256
+    linger_ms: Annotated[float, Meta(ge=0, le=100)] = 3.0
+    """Longest that the source gathers under load; nothing waits while idle."""
+    drain_s: Seconds = 8.0
+    """At shutdown, how long a fetcher lets its runs finish before it hands them over."""
+
+
+class HttpSettings(_Table):
+    """Ports of each service's health, readiness and metrics pages."""
+
+    host: str = "127.0.0.1"
+    fetcher: int = 8081
+    normalizer: int = 8082
+    parser: int = 8083
+    tools: int = 8084
+    blobs: int = 8085
+
+
+class Settings(_Table):
+    """The whole of `tokenbus.toml`."""
+
+    redis_url: str | None = None
+    """None: the embedded server of `tokenbus up` and `tokenbus demo`."""
+    prefix: str = DEFAULT_PREFIX
+    partitions: Annotated[int, Meta(ge=1, le=MAX_PARTITIONS)] = DEFAULT_PARTITIONS
+    topics: tuple[Literal["visible", "chunks", "blocks"], ...] = ("visible", "chunks", "blocks")
+    """Public topics that are written; `runs` and the logs always are."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    providers: dict[str, ProviderSettings] = {}
+    tools: dict[str, ToolSettings] = {}
+    retry: RetrySettings = RetrySettings()
+    limits: LimitSettings = LimitSettings()
+    retention: RetentionSettings = RetentionSettings()
+    blobs: BlobSettings = BlobSettings()
+    stages: StageSettings = StageSettings()
+    http: HttpSettings = HttpSettings()
+
+    @property
+    def keys(self) -> Keys:
+        """The key names of this deployment."""
+        return Keys(self.prefix, self.partitions)
+
+
+DEFAULT_PROVIDERS: dict[str, ProviderSettings] = {
+    "anthropic": ProviderSettings(api="anthropic"),
+    "openai-chat": ProviderSettings(api="openai-chat"),
+    "openai-responses": ProviderSettings(api="openai-responses"),
+    "gemini": ProviderSettings(api="gemini"),
+}
+"""There without any file, each under the name of its API."""
+
+
+def load(env: Mapping[str, str] = os.environ) -> Settings:
+    """Settings from the file that TOKENBUS_CONFIG names (none: defaults) and the environment.
+
+    Raises SettingsError with the file or variable and the key at fault.
+    """
+    path = env.get("TOKENBUS_CONFIG")
+    settings = read_file(Path(path)) if path else Settings()
+    if url := env.get("TOKENBUS_REDIS_URL"):
+        settings = msgspec.structs.replace(settings, redis_url=url)
+    if partitions := env.get("TOKENBUS_PARTITIONS"):
+        if not (partitions.isascii() and partitions.isdigit() and 1 <= int(partitions) <= MAX_PARTITIONS):
+            raise SettingsError("environment", "TOKENBUS_PARTITIONS", f"{partitions!r} is not 1 to {MAX_PARTITIONS}")
+        settings = msgspec.structs.replace(settings, partitions=int(partitions))
+    try:
+        _ = settings.keys
+    except ValueError as e:
+        raise SettingsError(path or "settings", "prefix", str(e)) from None
+    return msgspec.structs.replace(settings, providers={**DEFAULT_PROVIDERS, **settings.providers})
+
+
+def read_file(path: Path) -> Settings:
+    """One `tokenbus.toml`. Raises SettingsError."""
+    try:
+        return msgspec.toml.decode(path.read_bytes(), type=Settings)
+    except OSError as e:
+        raise SettingsError(str(path), "file", e.strerror or str(e)) from None
+    except msgspec.ValidationError as e:
+        problem, _, where = str(e).partition(" - at `")
+        raise SettingsError(str(path), where.rstrip("`") or "$", problem) from None
+    except msgspec.DecodeError as e:
+        raise SettingsError(str(path), "syntax", str(e)) from None

@@ -1,0 +1,74 @@
+"""The names of all keys. A run's keys and its partition's streams share the hash tag ``{n}``: one Cluster slot."""
+
+from __future__ import annotations
+
+from typing import Literal
+from zlib import crc32
+
+import msgspec
+
+WIRE_VERSION = 1
+DEFAULT_PREFIX = "tokenbus"
+DEFAULT_PARTITIONS = 8
+MAX_PARTITIONS = 4096
+
+InternalTopic = Literal["turns", "raw", "events", "tools", "control"]
+PublicTopic = Literal["visible", "chunks", "blocks", "runs"]
+PUBLIC_TOPICS: tuple[PublicTopic, ...] = ("visible", "chunks", "blocks", "runs")
+DATA_FIELD = "__data__"
+
+
+class Keys(msgspec.Struct, frozen=True):
+    """Key names of one deployment: its prefix and its number of partitions P."""
+
+    prefix: str = DEFAULT_PREFIX
+    partitions: int = DEFAULT_PARTITIONS
+
+    def __post_init__(self) -> None:
+        if not self.prefix or any(c in self.prefix for c in "{}\r\n "):
+            raise ValueError(f"prefix {self.prefix!r}: must be non-empty, without braces, blanks or line ends")
+        if not 1 <= self.partitions <= MAX_PARTITIONS:
+            raise ValueError(f"partitions {self.partitions}: must be 1 to {MAX_PARTITIONS}")
+
+    def partition_of(self, run: str) -> int:
+        """``crc32(run) mod P``: all of a run's events are in this partition."""
+        return crc32(run.encode()) % self.partitions
+
+    @property
+    def requests(self) -> str:
+        """The inbound stream."""
+        return f"{self.prefix}:requests"
+
+    @property
+    def meta(self) -> str:
+        """Hash: partitions and wire version of the deployment."""
+        return f"{self.prefix}:meta"
+
+    @property
+    def dead(self) -> str:
+        """Stream of poison entries."""
+        return f"{self.prefix}:dead"
+
+    def members(self, group: str) -> str:
+        """Sorted set: live workers of a group by the server time of their last sign of life, in ms."""
+        return f"{self.prefix}:members:{group}"
+
+    def topic(self, partition: int, topic: InternalTopic | PublicTopic) -> str:
+        """The stream of one topic in one partition."""
+        return f"{self.prefix}:{{{partition}}}:{topic}"
+
+    def lease(self, partition: int, group: str) -> str:
+        """Hash: owner, token and expiry of the lease, with the group's offset, watermark and counters."""
+        return f"{self.prefix}:{{{partition}}}:lease:{group}"
+
+    def state(self, partition: int, group: str) -> str:
+        """Hash: checkpoints of long open runs, by run id."""
+        return f"{self.prefix}:{{{partition}}}:state:{group}"
+
+    def run(self, run: str) -> str:
+        """Hash: the run's status, attempt, request and result."""
+        return f"{self.prefix}:{{{self.partition_of(run)}}}:run:{run}"
+
+    def log(self, run: str) -> str:
+        """Stream: all public events of the run, ids ``<attempt>-<seq>``."""
+        return f"{self.prefix}:{{{self.partition_of(run)}}}:log:{run}"

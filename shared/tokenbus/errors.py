@@ -1,0 +1,367 @@
+"""Every error that tokenbus raises, as one tree.
+
+::
+
+    TokenbusError
+    ├── RequestError              the request is at fault; sending it again unchanged cannot help
+    │   ├── RequestInvalid        a field is missing, of the wrong type or out of range
+    │   └── RequestTooLarge       the encoded request is over its limit
+    ├── ServerError               the Redis or Valkey server
+    │   ├── ServerUnavailable     no answer, refused, or gone in the middle
+    │   ├── ServerTooOld          below the oldest supported version
+    │   ├── ServerFull            out of memory, or the inbound stream is at its bound
+    │   └── DeploymentMismatch    this process and the server disagree on partitions or wire version
+    ├── SettingsError             a settings file or variable, named with its place
+    ├── RunError                  a run that did not finish; carries the run id
+    │   ├── RunNotFound           no such run, or its records have expired
+    │   ├── RunFailed             ended `failed`
+    │   ├── RunIncomplete         ended `incomplete`: the stream was cut short
+    │   └── RunCancelled          ended `cancelled`
+    ├── CursorTrimmed             the cursor points before the oldest entry still kept
+    ├── Fenced                    a newer owner holds the lease: nothing was written
+    ├── OffsetMoved               a commit did not begin where the partition stands: nothing was written
+    ├── AttemptRefused            the run's attempt is over: nothing was written
+    ├── WireError                 bytes that do not decode
+    │   ├── Malformed             not the JSON, msgpack or event it should be
+    │   └── TooLarge              one event or buffer over its limit
+    ├── ProviderFailure           a provider call ended in an error; carries an ErrorInfo
+    ├── ToolFailure               a tool could not give a result
+    └── BlobError                 the blob store
+        ├── BlobNotFound
+        ├── BlobTooLarge
+        └── BlobRefused           a bad media type, id or checksum, or an upload cut short
+
+``code`` is stable and meant for programs; ``retryable`` says whether the same call may succeed
+later without any change. Fields are typed attributes; the message is for people.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from tokenbus.client.result import Result
+    from tokenbus.events.failure import ErrorInfo
+
+__all__ = [
+    "AttemptRefused",
+    "BlobError",
+    "BlobNotFound",
+    "BlobRefused",
+    "BlobTooLarge",
+    "CursorTrimmed",
+    "DeploymentMismatch",
+    "Fenced",
+    "Malformed",
+    "OffsetMoved",
+    "ProviderFailure",
+    "RequestError",
+    "RequestInvalid",
+    "RequestTooLarge",
+    "RunCancelled",
+    "RunError",
+    "RunFailed",
+    "RunIncomplete",
+    "RunNotFound",
+    "ServerError",
+    "ServerFull",
+    "ServerTooOld",
+    "ServerUnavailable",
+    "SettingsError",
+    "TokenbusError",
+    "TooLarge",
+    "ToolFailure",
+    "WireError",
+]
+
+
+class TokenbusError(Exception):
+    """The root of all errors of this package."""
+
+    code: ClassVar[str] = "tokenbus_error"
+    retryable: ClassVar[bool] = False
+
+
+class RequestError(TokenbusError):
+    """The request is at fault; it was not taken."""
+
+    code = "request_error"
+
+
+class RequestInvalid(RequestError):
+    """A field of the request is missing, of the wrong type or out of range."""
+
+    code = "request_invalid"
+
+    def __init__(self, where: str, problem: str) -> None:
+        super().__init__(f"invalid request at {where}: {problem}")
+        self.where = where
+        self.problem = problem
+
+
+class RequestTooLarge(RequestError):
+    """The encoded request is over its limit, in bytes."""
+
+    code = "request_too_large"
+
+    def __init__(self, size: int, limit: int) -> None:
+        super().__init__(f"the request has {size} bytes, the limit is {limit}; send media by blob id or url")
+        self.size = size
+        self.limit = limit
+
+
+class ServerError(TokenbusError):
+    """The Redis or Valkey server."""
+
+    code = "server_error"
+
+
+class ServerUnavailable(ServerError):
+    """The server gave no answer, refused the connection, or went away in the middle.
+
+    What was sent may or may not have arrived: a request with an id may be published again as it is.
+    """
+
+    code = "server_unavailable"
+    retryable = True
+
+    def __init__(self, server: str, problem: str) -> None:
+        super().__init__(f"server {server} is unavailable: {problem}")
+        self.server = server
+        self.problem = problem
+
+
+class ServerTooOld(ServerError):
+    """The server is older than the oldest version that has the commands tokenbus needs."""
+
+    code = "server_too_old"
+
+    def __init__(self, server: str, version: str, minimum: str) -> None:
+        super().__init__(f"server {server} is version {version}; tokenbus needs {minimum} or newer")
+        self.server = server
+        self.version = version
+        self.minimum = minimum
+
+
+class ServerFull(ServerError):
+    """The server has no room for the entry: out of memory, or the stream is at its bound."""
+
+    code = "server_full"
+    retryable = True
+
+    def __init__(self, key: str, problem: str) -> None:
+        super().__init__(f"no room in {key}: {problem}")
+        self.key = key
+        self.problem = problem
+
+
+class DeploymentMismatch(ServerError):
+    """This process and the deployment on the server disagree on a value that all must share."""
+
+    code = "deployment_mismatch"
+
+    def __init__(self, name: str, ours: str, theirs: str) -> None:
+        super().__init__(f"{name} is {ours} here but {theirs} on the server: all processes must use the same")
+        self.name = name
+        self.ours = ours
+        self.theirs = theirs
+
+
+class SettingsError(TokenbusError):
+    """A setting is missing or wrong; says in which file or variable, and at which key."""
+
+    code = "settings_error"
+
+    def __init__(self, source: str, where: str, problem: str) -> None:
+        super().__init__(f"{source}: {where}: {problem}")
+        self.source = source
+        self.where = where
+        self.problem = problem
+
+
+class RunError(TokenbusError):
+    """A run that did not finish as asked."""
+
+    code = "run_error"
+
+    def __init__(self, run: str, message: str, result: Result | None = None) -> None:
+        super().__init__(message)
+        self.run = run
+        self.result = result
+        """What the run gave before it ended; None where nothing is known of it."""
+
+
+class RunNotFound(RunError):
+    """No such run is known, or its records have expired."""
+
+    code = "run_not_found"
+
+    def __init__(self, run: str) -> None:
+        super().__init__(run, f"run {run} is not known: never accepted, or its records have expired")
+
+
+class RunFailed(RunError):
+    """The run ended `failed`."""
+
+    code = "run_failed"
+
+    def __init__(self, run: str, error: ErrorInfo, result: Result | None = None) -> None:
+        super().__init__(run, f"run {run} failed: {error.code}: {error.message}", result)
+        self.error = error
+
+
+class RunIncomplete(RunError):
+    """The run ended `incomplete`: its stream was cut short. The partial output is in ``result``."""
+
+    code = "run_incomplete"
+
+    def __init__(self, run: str, reason: str, result: Result | None = None) -> None:
+        super().__init__(run, f"run {run} is incomplete: {reason}", result)
+        self.reason = reason
+
+
+class RunCancelled(RunError):
+    """The run ended `cancelled`. The partial output is in ``result``."""
+
+    code = "run_cancelled"
+
+    def __init__(self, run: str, reason: str | None, result: Result | None = None) -> None:
+        super().__init__(run, f"run {run} was cancelled" + (f": {reason}" if reason else ""), result)
+        self.reason = reason
+
+
+class CursorTrimmed(TokenbusError):
+    """The cursor points before the oldest entry still kept: what lies between is gone."""
+
+    code = "cursor_trimmed"
+
+    def __init__(self, key: str, cursor: str, oldest: str) -> None:
+        super().__init__(f"{key}: entries after {cursor} were trimmed; the oldest kept is {oldest}")
+        self.key = key
+        self.cursor = cursor
+        self.oldest = oldest
+
+
+class Fenced(TokenbusError):
+    """A newer owner holds the partition's lease; nothing was written."""
+
+    code = "fenced"
+
+    def __init__(self, key: str, token: int, current: int) -> None:
+        super().__init__(f"{key}: token {token} is over, {current} holds the lease")
+        self.key = key
+        self.token = token
+        self.current = current
+
+
+class OffsetMoved(TokenbusError):
+    """A commit did not begin where the partition's offset stands; nothing was written."""
+
+    code = "offset_moved"
+
+    def __init__(self, key: str, expected: str, found: str) -> None:
+        super().__init__(f"{key}: the commit begins at {expected} but the offset is {found}")
+        self.key = key
+        self.expected = expected
+        self.found = found
+
+
+class AttemptRefused(TokenbusError):
+    """The attempt may write nothing more: the run ended, was cancelled, or went on with a newer attempt."""
+
+    code = "attempt_refused"
+
+    def __init__(self, run: str, attempt: int, reason: str) -> None:
+        super().__init__(f"run {run}: attempt {attempt} is refused: {reason}")
+        self.run = run
+        self.attempt = attempt
+        self.reason = reason
+
+
+class WireError(TokenbusError):
+    """Bytes that do not decode."""
+
+    code = "wire_error"
+
+
+class Malformed(WireError):
+    """Bytes that are not the JSON, msgpack or event they should be."""
+
+    code = "malformed"
+
+    def __init__(self, where: str, problem: str) -> None:
+        super().__init__(f"{where}: {problem}")
+        self.where = where
+        self.problem = problem
+
+
+class TooLarge(WireError):
+    """One event or buffer is over its limit, in bytes."""
+
+    code = "too_large"
+
+    def __init__(self, where: str, size: int, limit: int) -> None:
+        super().__init__(f"{where}: {size} bytes, the limit is {limit}")
+        self.where = where
+        self.size = size
+        self.limit = limit
+
+
+class ProviderFailure(TokenbusError):
+    """A provider call ended in an error; ``error.retryable`` says whether another try may help."""
+
+    code = "provider_failure"
+
+    def __init__(self, error: ErrorInfo) -> None:
+        super().__init__(f"{error.code}: {error.message}")
+        self.error = error
+
+
+class ToolFailure(TokenbusError):
+    """A tool could not give a result; the model sees ``problem`` as an error result."""
+
+    code = "tool_failure"
+
+    def __init__(self, tool: str, kind: str, problem: str) -> None:
+        super().__init__(f"tool {tool}: {kind}: {problem}")
+        self.tool = tool
+        self.kind = kind
+        self.problem = problem
+
+
+class BlobError(TokenbusError):
+    """The blob store."""
+
+    code = "blob_error"
+
+
+class BlobNotFound(BlobError):
+    """No blob has this id, or it has expired."""
+
+    code = "blob_not_found"
+
+    def __init__(self, blob_id: str) -> None:
+        super().__init__(f"no blob {blob_id}")
+        self.blob_id = blob_id
+
+
+class BlobTooLarge(BlobError):
+    """The body is over the store's limit, in bytes."""
+
+    code = "blob_too_large"
+
+    def __init__(self, size: int, limit: int) -> None:
+        super().__init__(f"the blob has {size} bytes or more, the limit is {limit}")
+        self.size = size
+        self.limit = limit
+
+
+class BlobRefused(BlobError):
+    """The blob was not stored or not given out: bad media type or id, wrong checksum, or an upload cut short."""
+
+    code = "blob_refused"
+
+    def __init__(self, where: str, problem: str) -> None:
+        super().__init__(f"{where}: {problem}")
+        self.where = where
+        self.problem = problem

@@ -1,0 +1,171 @@
+"""Normalised provider events: what a decoder makes of one attempt's bytes, the same for every provider.
+
+``block`` is the decoder's own ordinal of a content region within the attempt, 0.. in order of first
+appearance. Several blocks may be open at once. Every attempt ends with exactly one of `Done`, `Failed`
+and `Cut`, and nothing follows it.
+
+Wire form: array-like msgpack, tagged; see frames.py.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from tokenbus.events.failure import ErrorInfo
+from tokenbus.events.usage import Usage
+
+FinishReason = Literal["stop", "length", "tool_use", "content_filter", "pause", "error", "unknown"]
+OpenKind = Literal["text", "thinking", "image"]
+
+
+class _Normal(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Base of the family: small arrays, the tag first."""
+
+
+class Start(_Normal, tag="start"):
+    """The provider began to answer. The first event of an attempt that got as far."""
+
+    model: str
+    provider_id: str = ""
+    """The provider's id of the response."""
+
+
+class BlockStart(_Normal, tag="open"):
+    """A text, thinking or image region begins. Tool calls begin with `ToolCallStart`."""
+
+    block: int
+    kind: OpenKind
+
+
+class TextDelta(_Normal, tag="text"):
+    """A piece of a text block, never empty."""
+
+    block: int
+    text: str
+
+
+class RefusalDelta(_Normal, tag="refusal"):
+    """A piece of a text block in which the model declines; shown as text, never empty."""
+
+    block: int
+    text: str
+
+
+class ThinkingDelta(_Normal, tag="thinking"):
+    """A piece of a thinking block, never empty, never visible."""
+
+    block: int
+    text: str
+
+
+class BlockStop(_Normal, tag="close"):
+    """The text, thinking or image region is complete."""
+
+    block: int
+
+
+class ToolCallStart(_Normal, tag="call"):
+    """A tool call begins; id and name are both known by now and never change."""
+
+    block: int
+    tool_id: str
+    name: str
+
+
+class ToolCallDelta(_Normal, tag="args"):
+    """A fragment of the raw argument string; fragments concatenate to it exactly, nothing repaired."""
+
+    block: int
+    fragment: str
+
+
+class ToolCallDone(_Normal, tag="called"):
+    """The provider completed the call. Without it the call was cut and must never run."""
+
+    block: int
+
+
+class Opaque(_Normal, tag="opaque"):
+    """Provider data of a block that must go back to it untouched with the next turn.
+
+    Known names: ``signature``, ``redacted``, ``encrypted``, ``thought_signature``, ``item_id``. Values of one
+    name replace each other.
+    """
+
+    block: int
+    name: str
+    value: str
+
+
+class Image(_Normal, tag="image"):
+    """An image of an open image block: a preview or the final one, base64."""
+
+    block: int
+    media_type: str
+    base64: str
+    final: bool
+    revised_prompt: str = ""
+
+
+class Extra(_Normal, tag="extra"):
+    """Something with no name here (server-run tools, citations, unknown events), kept as the provider's JSON.
+
+    With ``block`` set it belongs to that block; without, to the turn. ``ordinal`` >= 0 marks a content item
+    that stands at that place among the attempt's blocks and must be sent back there.
+    """
+
+    name: str
+    json: str
+    block: int | None = None
+    ordinal: int = -1
+
+
+class UsageSeen(_Normal, tag="usage"):
+    """Counts known so far: last non-null value per field, never summed."""
+
+    usage: Usage
+
+
+class Done(_Normal, tag="done"):
+    """The provider's own terminal event. All blocks that it completed were closed before."""
+
+    finish: FinishReason
+    finish_raw: str = ""
+    usage: Usage | None = None
+    stop_string: str = ""
+    """The stop string that ended the turn, where the provider says so."""
+
+
+class Failed(_Normal, tag="failed"):
+    """The attempt ended in an error, the provider's or ours."""
+
+    error: ErrorInfo
+
+
+class Cut(_Normal, tag="cut"):
+    """The stream ended without the provider's terminal event, or its worker was lost."""
+
+    reason: str
+
+
+Normalized = (
+    Start
+    | BlockStart
+    | TextDelta
+    | RefusalDelta
+    | ThinkingDelta
+    | BlockStop
+    | ToolCallStart
+    | ToolCallDelta
+    | ToolCallDone
+    | Opaque
+    | Image
+    | Extra
+    | UsageSeen
+    | Done
+    | Failed
+    | Cut
+)
+Terminal = Done | Failed | Cut

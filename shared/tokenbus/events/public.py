@@ -1,0 +1,181 @@
+"""Public events: what subscribers read from `visible`, `chunks`, `blocks`, `runs` and a run's log.
+
+Each is one JSON object in the stream field ``__data__``. Every event carries ``run``, ``seq``, ``turn`` and
+``attempt``; ``seq`` counts all public events of the run from 0 without a gap and is the cursor. Optional
+fields are left out when unset; unknown fields are ignored on read.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from tokenbus.events.failure import ErrorInfo
+from tokenbus.events.normalized import FinishReason
+from tokenbus.events.usage import Usage
+
+BlockKind = Literal["text", "thinking", "tool_call", "tool_result", "image"]
+ToolCallPart = Literal["name", "id", "input"]
+
+
+class ImageRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Where an image is: by blob id, or inline where the request asked for it."""
+
+    media_type: str
+    blob_id: str | None = None
+    base64: str | None = None
+    revised_prompt: str | None = None
+
+
+class Timing(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Milliseconds since the run was accepted; None where it never came so far."""
+
+    first_byte_ms: int | None = None
+    first_visible_ms: int | None = None
+    total_ms: int
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type"):
+    """What every public event carries."""
+
+    run: str
+    seq: int
+    turn: int
+    attempt: int
+
+
+class Chunk(Event, kw_only=True, tag="chunk"):
+    """A piece of one block's content. A block's chunks concatenate to exactly its content.
+
+    For a tool call the pieces with ``tool_call_part == "input"`` concatenate to its ``arguments``.
+    """
+
+    block: int
+    kind: BlockKind
+    text: str
+    visible: bool
+    """Only where a person should hear or see it."""
+    depth: int
+    """How deep the block lies inside others; 0 at the top."""
+    tool_call_part: ToolCallPart | None = None
+    tool_id: str | None = None
+    tool_name: str | None = None
+
+
+class BlockStarted(Event, kw_only=True, tag="block_start"):
+    """A block begins; its chunks follow."""
+
+    block: int
+    kind: BlockKind
+    tool_id: str | None = None
+    tool_name: str | None = None
+
+
+class BlockComplete(Event, kw_only=True, tag="block_complete"):
+    """A block ends. ``cut`` says that its content is only what came before the stream broke off."""
+
+    block: int
+    kind: BlockKind
+    content: str | None = None
+    """text, thinking, tool_result: the whole content."""
+    tool_id: str | None = None
+    tool_name: str | None = None
+    arguments: str | None = None
+    """tool_call: the raw argument string, as the model wrote it."""
+    input: dict[str, object] | None = None
+    """tool_call: ``arguments`` parsed; absent with ``input_error`` where that is no JSON object."""
+    input_error: str | None = None
+    is_error: bool | None = None
+    """tool_result: True where the tool gave an error."""
+    signature: str | None = None
+    image: ImageRef | None = None
+    blob_id: str | None = None
+    """tool_result: where the whole result lies when it was too large for the bus."""
+    cut: bool | None = None
+    provider_extra: list[dict[str, object]] | None = None
+
+
+class Started(Event, kw_only=True, tag="started"):
+    """The run was accepted; its first event."""
+
+    provider: str
+    model: str
+    metadata: dict[str, object] | None = None
+
+
+class Retrying(Event, kw_only=True, tag="retrying"):
+    """An attempt failed before anything visible left; the next one follows. Blocks from ``drop_from`` on are void."""
+
+    error: ErrorInfo
+    next_attempt: int
+    delay_ms: int
+    drop_from: int
+
+
+class Restarted(Event, kw_only=True, tag="restarted"):
+    """An attempt failed after visible text, and the turn starts over. Blocks from ``drop_from`` on are void."""
+
+    error: ErrorInfo
+    next_attempt: int
+    delay_ms: int
+    drop_from: int
+
+
+class UsageReported(Event, kw_only=True, tag="usage"):
+    """Token counts of the turn just ended, and of the run so far."""
+
+    usage: Usage
+    total: Usage
+
+
+class RunEnd(Event, kw_only=True):
+    """What all terminal events carry."""
+
+    finish: FinishReason
+    timing: Timing
+    finish_raw: str | None = None
+    usage: Usage | None = None
+    """Sum over the run's turns."""
+    provider_extra: list[dict[str, object]] | None = None
+
+
+class Completed(RunEnd, kw_only=True, tag="completed"):
+    """The provider finished, and so did the run."""
+
+
+class Incomplete(RunEnd, kw_only=True, tag="incomplete"):
+    """The stream was cut short: what came before stands, the rest never came."""
+
+    reason: str
+    error: ErrorInfo | None = None
+
+
+class RunFailedEvent(RunEnd, kw_only=True, tag="failed"):
+    """The run ended in an error."""
+
+    error: ErrorInfo
+
+
+class Cancelled(RunEnd, kw_only=True, tag="cancelled"):
+    """The run was cancelled."""
+
+    reason: str | None = None
+    heard_through: int | None = None
+    """The last ``seq`` that the listener heard, as the canceller told it."""
+
+
+BlockEvent = BlockStarted | BlockComplete
+TerminalEvent = Completed | Incomplete | RunFailedEvent | Cancelled
+RunEvent = Started | Retrying | Restarted | UsageReported | TerminalEvent
+PublicEvent = Chunk | BlockEvent | RunEvent
+
+TERMINAL = (Completed, Incomplete, RunFailedEvent, Cancelled)
+
+_decoder = msgspec.json.Decoder(PublicEvent)
+encode = msgspec.json.Encoder().encode
+
+
+def decode(data: bytes) -> PublicEvent:
+    """One public event from its JSON. Raises msgspec.ValidationError or msgspec.DecodeError."""
+    return _decoder.decode(data)

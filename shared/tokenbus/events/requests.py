@@ -1,0 +1,171 @@
+"""What clients put on the inbound stream: generate and cancel, and the messages inside."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+Name = Annotated[str, Meta(min_length=1, max_length=256)]
+RunId = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9._:@~+=-]+$")]
+"""Safe in a key and in a shell; a UUIDv7 where the client gives none."""
+OnFailure = Literal["before_first_visible", "continue", "restart", "fail"]
+Mode = Literal["chat", "prefill"]
+
+
+class _Part(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type"):
+    """Base of content parts."""
+
+
+class Base64Source(_Part, kw_only=True, tag="base64"):
+    """Media inside the request."""
+
+    media_type: str
+    data: str
+
+
+class UrlSource(_Part, kw_only=True, tag="url"):
+    """Media that the provider fetches."""
+
+    url: str
+
+
+class BlobSource(_Part, kw_only=True, tag="blob"):
+    """Media in the blob store, loaded when the provider request is built."""
+
+    blob_id: str
+    media_type: str
+    size_bytes: int | None = None
+
+
+Source = Base64Source | UrlSource | BlobSource
+
+
+class TextPart(_Part, kw_only=True, tag="text"):
+    """Text; ``cache`` asks the provider to keep the prompt up to here, where it can."""
+
+    text: str
+    cache: bool = False
+    opaque: dict[str, str] | None = None
+
+
+class ThinkingPart(_Part, kw_only=True, tag="thinking"):
+    """The model's own thinking from an earlier turn, with the data that its provider wants back."""
+
+    text: str = ""
+    signature: str | None = None
+    opaque: dict[str, str] | None = None
+
+
+class ImagePart(_Part, kw_only=True, tag="image"):
+    source: Source
+    cache: bool = False
+
+
+class DocumentPart(_Part, kw_only=True, tag="document"):
+    source: Source
+    title: str | None = None
+    cache: bool = False
+
+
+class ToolCallPart(_Part, kw_only=True, tag="tool_call"):
+    """A call that the model made; ``arguments`` is the raw string as it came."""
+
+    tool_id: str
+    tool_name: str
+    arguments: str
+    opaque: dict[str, str] | None = None
+
+
+class ToolResultPart(_Part, kw_only=True, tag="tool_result"):
+    """What a tool gave back for the call ``tool_id``."""
+
+    tool_id: str
+    content: str | list[TextPart | ImagePart]
+    tool_name: str | None = None
+    is_error: bool = False
+    cache: bool = False
+
+
+class ExtraPart(_Part, kw_only=True, tag="extra"):
+    """A provider's own content item (a server-run tool, say), sent back to it as it came."""
+
+    name: str
+    json: str
+
+
+ContentPart = (
+    TextPart | ThinkingPart | ImagePart | DocumentPart | ToolCallPart | ToolResultPart | ExtraPart
+)
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str | list[ContentPart]
+    participant: str | None = None
+
+
+class Tool(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A tool that the model may call. ``parameters`` is a JSON schema of type object."""
+
+    name: Name
+    description: str | None = None
+    parameters: dict[str, object] = {}
+
+
+class Thinking(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How much the model may think; a provider takes what it knows of these."""
+
+    enabled: bool = True
+    budget_tokens: Annotated[int, Meta(ge=1)] | None = None
+    effort: Literal["minimal", "low", "medium", "high"] | None = None
+
+
+class ToolChoice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Which tool the model must call, by name."""
+
+    name: Name
+
+
+class Generate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="generate", tag_field="type"):
+    """One generation request. A repeated ``id`` is the same run."""
+
+    provider: Name
+    """The NAME of a configured provider; keys never travel."""
+    model: Name
+    messages: Annotated[list[Message], Meta(min_length=1)]
+    id: RunId | None = None
+    mode: Mode = "chat"
+    system: str | list[TextPart] | None = None
+    tools: list[Tool] = []
+    tool_choice: Literal["auto", "none", "any"] | ToolChoice | None = None
+    max_tokens: Annotated[int, Meta(ge=1)] | None = None
+    temperature: Annotated[float, Meta(ge=0)] | None = None
+    top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    stop: list[Annotated[str, Meta(min_length=1)]] = []
+    thinking: Thinking | None = None
+    stream: bool = True
+    max_tool_depth: Annotated[int, Meta(ge=0, le=1000)] = 10
+    """The most tool turns of the run; 0: calls are reported and never run."""
+    tool_timeout_s: Annotated[float, Meta(gt=0)] | None = None
+    on_failure: OnFailure = "before_first_visible"
+    deadline_s: Annotated[float, Meta(gt=0)] | None = None
+    """Seconds from acceptance until the run fails with class timeout."""
+    participant: str | None = None
+    metadata: dict[str, object] | None = None
+    """The caller's own; handed back in `started`, never sent to the provider."""
+    extra: dict[str, object] | None = None
+    """Merged into the provider's request body as it is, for what has no name here."""
+
+
+class Cancel(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="cancel", tag_field="type"):
+    """Stop a run, at the provider's socket too."""
+
+    run: RunId
+    reason: Annotated[str, Meta(max_length=1024)] | None = None
+    heard_through: Annotated[int, Meta(ge=-1)] | None = None
+    """The last ``seq`` that the listener heard."""
+
+
+Request = Generate | Cancel

@@ -1,0 +1,90 @@
+"""What every provider module offers: a request builder and a decoder, both sans-IO."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, Protocol
+
+import msgspec
+
+from tokenbus.events.normalized import Normalized
+from tokenbus.events.requests import Generate, Message
+
+ApiName = Literal["anthropic", "openai-chat", "openai-responses", "gemini"]
+
+
+class Quirks(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How a vendor differs from the API it speaks: data from `[providers.NAME.quirks]`, never code."""
+
+    reasoning_fields: tuple[str, ...] = ("reasoning_content", "reasoning", "reasoning_details")
+    """Chat Completions: where reasoning text stands; the first present wins."""
+    max_tokens_field: str = "max_completion_tokens"
+    """Chat Completions: the name of the output limit."""
+    stream_usage: bool = True
+    """Chat Completions: ask for usage in the stream (`stream_options.include_usage`)."""
+    system_role: str = "system"
+    """Chat Completions: the role of system text (`developer` for some)."""
+    max_stop_strings: int | None = None
+    """None: the API's own limit."""
+    default_max_tokens: int = 8192
+    """Anthropic: `max_tokens` is required; this is used where the request has none."""
+
+
+class HttpCall(msgspec.Struct, frozen=True, kw_only=True):
+    """A provider request ready to send, but for the key, which the fetcher adds from its environment."""
+
+    path: str
+    """Relative to the provider's base URL."""
+    body: bytes
+    headers: dict[str, str]
+    query: dict[str, str] = {}
+
+
+class Built(msgspec.Struct, frozen=True, kw_only=True):
+    """A built request, with what had to be mended on the way (orphan calls or results), each in a sentence."""
+
+    call: HttpCall
+    notes: tuple[str, ...] = ()
+
+
+class Decoder(Protocol):
+    """Bytes of one attempt in, normalised events out. Deterministic; the same events however the bytes are cut.
+
+    A decoder is a `msgspec.Struct` whose fields are its whole state, so that msgpack can keep and restore it.
+    After its terminal event it gives nothing more. It never raises for bad input: that is a `Failed` event.
+    """
+
+    def feed(self, data: bytes) -> list[Normalized]:
+        """The events that these bytes complete."""
+        ...
+
+    def end(self) -> list[Normalized]:
+        """The body ended: the last events, the terminal one (`Cut` where the provider's never came) included."""
+        ...
+
+
+class Provider(Protocol):
+    """One provider API, as its module gives it (a module-level object named ``provider``)."""
+
+    name: ApiName
+    key_header: tuple[str, str]
+    """Header that carries the key, and the format of its value with ``{}`` for the key."""
+    default_base_url: str
+    default_key_env: str
+    urgent: tuple[bytes, ...]
+    """Byte marks of a block's first chunk or boundary: a read that holds one is forwarded at once."""
+
+    def build(self, request: Generate, history: list[Message], quirks: Quirks) -> Built:
+        """The HTTP call for the request's next turn; ``history`` is what the run's earlier turns appended.
+
+        Raises RequestInvalid, naming the field, for what this provider cannot take.
+        """
+        ...
+
+    def decoder(self, *, status: int, headers: Mapping[str, str], stream: bool, quirks: Quirks) -> Decoder:
+        """A fresh decoder for one response. ``status`` >= 400: the body is an error; ``stream`` False: one JSON body."""
+        ...
+
+    def restore(self, state: bytes) -> Decoder:
+        """The decoder whose state `msgspec.msgpack.encode` gave."""
+        ...
