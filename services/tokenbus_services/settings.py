@@ -59,7 +59,7 @@ class PythonTool(_Table, tag="python", tag_field="kind"):
 
     call: str
     description: str = ""
-    parameters: dict[str, object] = {"type": "object"}
+    parameters: dict[str, object] = {}
     timeout_s: Seconds | None = None
 
 
@@ -72,7 +72,7 @@ class HttpTool(_Table, tag="http", tag_field="kind"):
     header_env: dict[str, str] = {}
     """Header name to the environment variable that holds its value (a token, say)."""
     description: str = ""
-    parameters: dict[str, object] = {"type": "object"}
+    parameters: dict[str, object] = {}
     timeout_s: Seconds | None = None
 
 
