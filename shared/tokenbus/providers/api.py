@@ -3,32 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, Protocol
+from typing import Protocol
 
 import msgspec
 
 from tokenbus.events.normalized import Normalized
 from tokenbus.events.requests import Generate, Message
+from tokenbus.events.vendor import ApiName, Quirks
 
-ApiName = Literal["anthropic", "openai-chat", "openai-responses", "gemini"]
-
-
-class Quirks(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How a vendor differs from the API it speaks: data from `[providers.NAME.quirks]`, never code."""
-
-    reasoning_fields: tuple[str, ...] = ("reasoning_content", "reasoning", "reasoning_details")
-    """Chat Completions: where reasoning text stands; the first present wins."""
-    max_tokens_field: str = "max_completion_tokens"
-    """Chat Completions: the name of the output limit."""
-    stream_usage: bool = True
-    """Chat Completions: ask for usage in the stream (`stream_options.include_usage`)."""
-    system_role: str = "system"
-    """Chat Completions: the role of system text (`developer` for some)."""
-    max_stop_strings: int | None = None
-    """None: the API's own limit."""
-    default_max_tokens: int = 8192
-    """Anthropic: `max_tokens` is required; this is used where the request has none."""
-
+__all__ = ["ApiName", "Built", "Decoder", "HttpCall", "Provider", "Quirks"]
 
 class HttpCall(msgspec.Struct, frozen=True, kw_only=True):
     """A provider request ready to send, but for the key, which the fetcher adds from its environment."""

@@ -1,0 +1,190 @@
+"""Internal wire: what lies on `raw`, `events`, `turns`, `tools` and `control`.
+
+An entry's fields are run ids, each value one msgpack frame of that run: so one entry carries many runs of
+one batch, and a frame that does not decode harms its own run alone. All structs are array-like; a new field
+goes to the end with a default, so that older readers still read.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from tokenbus.events.failure import ErrorInfo
+from tokenbus.events.normalized import Normalized
+from tokenbus.events.requests import Message, OnFailure
+from tokenbus.events.vendor import ApiName, Quirks
+
+
+class _Item(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Base of tagged items."""
+
+
+# --- raw: fetcher to normalizer -----------------------------------------------------------------------------
+
+
+class Opened(_Item, tag="open"):
+    """The provider answered: how to read what follows. The first item of an attempt that got an answer."""
+
+    api: ApiName
+    status: int
+    headers: dict[str, str]
+    """Lower-case names; only those a decoder may need, never a secret."""
+    stream: bool
+    quirks: Quirks
+    """As they were at the call, so that a replay reads the same."""
+
+
+class Data(_Item, tag="data"):
+    """Bytes of the body, as they were read."""
+
+    data: bytes
+
+
+class Ended(_Item, tag="end"):
+    """The call is over. ``error`` is what happened here (timeout, network, missing key); None: the body ended."""
+
+    error: ErrorInfo | None = None
+
+
+class Lost(_Item, tag="lost"):
+    """Nobody works on this attempt any more: its worker died, or the run was cancelled or ended."""
+
+    reason: str
+
+
+class Noted(_Item, tag="note"):
+    """Something that building the request had to mend; passed on to the run's end as provider_extra."""
+
+    text: str
+
+
+RawItem = Opened | Data | Ended | Lost | Noted
+
+ANY_FRAME = -1
+"""Frame number of an end written by another than the attempt's fetcher, who cannot know the number."""
+
+
+class RawFrame(msgspec.Struct, frozen=True, array_like=True):
+    """What one flush carries of one attempt. ``n`` counts the attempt's frames from 0: a gap shows a loss."""
+
+    turn: int
+    attempt: int
+    n: int
+    at_ms: int
+    """Unix time of the flush."""
+    items: list[RawItem]
+
+
+# --- events: normalizer, intake and tools to parser -----------------------------------------------------------
+
+
+class RetryRule(msgspec.Struct, frozen=True, array_like=True):
+    """The retry settings in force when the run was accepted, so that a replay decides the same."""
+
+    max_attempts: int
+    max_losses: int
+    base_delay_ms: int
+    max_delay_ms: int
+
+
+class Accepted(_Item, tag="accepted"):
+    """A run begins: what the parser must know of its request."""
+
+    provider: str
+    model: str
+    on_failure: OnFailure
+    max_tool_depth: int
+    retry: RetryRule
+    tools: list[str]
+    """Names on the run's list; a call to another never runs."""
+    tool_timeout_s: float | None = None
+    metadata: dict[str, object] | None = None
+
+
+class Rejected(_Item, tag="rejected"):
+    """A request with an id that could not be taken: the run ends `failed`."""
+
+    error: ErrorInfo
+    provider: str = ""
+    model: str = ""
+
+
+class CancelAsked(_Item, tag="cancel"):
+    """Somebody cancelled the run."""
+
+    reason: str | None = None
+    heard_through: int | None = None
+
+
+class ToolReturned(_Item, tag="tool_result"):
+    """One tool call's result; ``block`` is the call's public block."""
+
+    block: int
+    content: str
+    is_error: bool
+    blob_id: str | None = None
+
+
+ControlEvent = Accepted | Rejected | CancelAsked | ToolReturned | Noted
+BusEvent = ControlEvent | Normalized
+
+CONTROL_ATTEMPT = 0
+"""Attempt number of frames that concern the run and not one attempt of it."""
+
+
+class EventFrame(msgspec.Struct, frozen=True, array_like=True):
+    """Events of one run in one commit."""
+
+    turn: int
+    attempt: int
+    at_ms: int
+    events: list[BusEvent]
+
+
+# --- work: parser to fetchers and tool executors ------------------------------------------------------------------
+
+
+class TurnWork(msgspec.Struct, frozen=True, array_like=True):
+    """One attempt to make. The request and the history lie in the run's hash."""
+
+    run: str
+    turn: int
+    attempt: int
+    not_before_ms: int = 0
+    """Unix time before which the provider is not called (a retry's delay)."""
+
+
+class ToolWork(msgspec.Struct, frozen=True, array_like=True):
+    """One tool call to run."""
+
+    run: str
+    turn: int
+    attempt: int
+    block: int
+    tool_id: str
+    name: str
+    arguments: str
+    timeout_s: float | None = None
+
+
+class Control(msgspec.Struct, frozen=True, array_like=True):
+    """Told to all workers of a partition at once."""
+
+    run: str
+    what: Literal["cancel"] = "cancel"
+
+
+_encode = msgspec.msgpack.Encoder().encode
+raw_decoder = msgspec.msgpack.Decoder(RawFrame)
+event_decoder = msgspec.msgpack.Decoder(EventFrame)
+turn_decoder = msgspec.msgpack.Decoder(TurnWork)
+tool_decoder = msgspec.msgpack.Decoder(ToolWork)
+control_decoder = msgspec.msgpack.Decoder(Control)
+history_decoder = msgspec.msgpack.Decoder(list[Message])
+
+
+def encode(frame: RawFrame | EventFrame | TurnWork | ToolWork | Control | list[Message]) -> bytes:
+    """The msgpack bytes of a frame."""
+    return _encode(frame)
