@@ -1,0 +1,43 @@
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+
+.PHONY: setup demo up test test-docker check lint types bench clean
+
+setup: $(INSTALLED)
+
+$(INSTALLED): requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit("tokenbus needs Python 3.11 or newer: make PYTHON=python3.12 …" if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --requirement requirements.lock
+	$(BIN)/pip install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+demo: setup
+	$(BIN)/tokenbus demo
+
+up: setup
+	$(BIN)/tokenbus up
+
+test: setup
+	$(BIN)/python -m pytest
+
+test-docker: setup
+	$(BIN)/python -m pytest -m docker
+
+check: lint types
+
+lint: setup
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/lint-imports
+
+types: setup
+	$(BIN)/pyright
+
+bench: setup
+	$(BIN)/python -m tests.bench
+
+clean:
+	rm -rf .venv dist build .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find shared services tests -name __pycache__ -type d -prune -exec rm -rf {} +

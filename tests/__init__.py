@@ -1,0 +1,1 @@
+"""Tests: unit (no server), contract (a real server), services (one service), e2e (all of them)."""
