@@ -29,7 +29,9 @@
     └── BlobError                 the blob store
         ├── BlobNotFound
         ├── BlobTooLarge
-        └── BlobRefused           a bad media type, id or checksum, or an upload cut short
+        ├── BlobRefused           a bad media type, id or checksum, or an upload cut short
+        └── BlobUnavailable       the store or its service cannot be reached, or has no room
+            └── BlobStoreFull     no room
 
 ``code`` is stable and meant for programs; ``retryable`` says whether the same call may succeed
 later without any change. Fields are typed attributes; the message is for people.
@@ -48,7 +50,9 @@ __all__ = [
     "BlobError",
     "BlobNotFound",
     "BlobRefused",
+    "BlobStoreFull",
     "BlobTooLarge",
+    "BlobUnavailable",
     "CursorTrimmed",
     "DeploymentMismatch",
     "Fenced",
@@ -365,3 +369,21 @@ class BlobRefused(BlobError):
         super().__init__(f"{where}: {problem}")
         self.where = where
         self.problem = problem
+
+
+class BlobUnavailable(BlobError):
+    """The store, or the service before it, cannot be reached or gave an error of its own; nothing was stored."""
+
+    code = "blob_unavailable"
+    retryable = True
+
+    def __init__(self, where: str, problem: str) -> None:
+        super().__init__(f"{where}: {problem}")
+        self.where = where
+        self.problem = problem
+
+
+class BlobStoreFull(BlobUnavailable):
+    """The store has no room for the blob; nothing was stored."""
+
+    code = "blob_store_full"

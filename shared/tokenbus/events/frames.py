@@ -80,13 +80,19 @@ class RawFrame(msgspec.Struct, frozen=True, array_like=True):
 # --- events: normalizer, intake and tools to parser -----------------------------------------------------------
 
 
-class RetryRule(msgspec.Struct, frozen=True, array_like=True):
-    """The retry settings in force when the run was accepted, so that a replay decides the same."""
+class Rules(msgspec.Struct, frozen=True, array_like=True):
+    """The settings in force when the run was accepted, so that a replay decides the same."""
 
-    max_attempts: int
-    max_losses: int
-    base_delay_ms: int
-    max_delay_ms: int
+    max_attempts: int = 4
+    """Tries of one turn that ended in a provider's error, the first included."""
+    max_losses: int = 20
+    """Tries of one turn whose worker was lost."""
+    base_delay_ms: int = 500
+    max_delay_ms: int = 30_000
+    block_chars: int = 16 * 2**20
+    """Most characters of one block."""
+    run_events: int = 500_000
+    """Most public events of the run."""
 
 
 class Accepted(_Item, tag="accepted"):
@@ -96,7 +102,7 @@ class Accepted(_Item, tag="accepted"):
     model: str
     on_failure: OnFailure
     max_tool_depth: int
-    retry: RetryRule
+    rules: Rules
     tools: list[str]
     """Names on the run's list; a call to another never runs."""
     tool_timeout_s: float | None = None

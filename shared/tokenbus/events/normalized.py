@@ -113,7 +113,8 @@ class Extra(_Normal, tag="extra"):
     """Something with no name here (server-run tools, citations, unknown events), kept as the provider's JSON.
 
     With ``block`` set it belongs to that block; without, to the turn. ``ordinal`` >= 0 marks a content item
-    that stands at that place among the attempt's blocks and must be sent back there.
+    that stands at that place among the attempt's blocks (it took an ordinal as a block does) and must be
+    sent back there.
     """
 
     name: str
@@ -148,6 +149,8 @@ class Cut(_Normal, tag="cut"):
     """The stream ended without the provider's terminal event, or its worker was lost."""
 
     reason: str
+    error: ErrorInfo | None = None
+    """What broke it off, where more is known than that it ended."""
 
 
 Normalized = (

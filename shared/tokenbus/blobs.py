@@ -1,0 +1,75 @@
+"""What a blob is to everyone: an id that names its content, a media type, a size. No store and no IO here.
+
+A blob's id is ``sha256:`` and the SHA-256 of its bytes as 64 lower-case hex digits, so an id can be checked
+against what it brought. Ids and media types come from outside and end up in paths and headers: nothing goes on
+that has not passed `parse_blob_id` or `parse_media_type`.
+"""
+
+from __future__ import annotations
+
+import re
+from hashlib import sha256
+
+import msgspec
+
+from tokenbus.errors import BlobRefused
+
+DEFAULT_MEDIA_TYPE = "application/octet-stream"
+MAX_MEDIA_TYPE_CHARS = 127
+
+_ID = re.compile(r"sha256:([0-9a-f]{64})")
+_TOKEN = r"[A-Za-z0-9][A-Za-z0-9!$&^_.+-]*"
+"""A name of RFC 6838, 4.2, but for ``#``: object_store takes no file name that ends in ``#`` and digits."""
+_TYPE = re.compile(rf"({_TOKEN})/({_TOKEN})")
+_PARAMETER = re.compile(rf'({_TOKEN})=(?:({_TOKEN})|"({_TOKEN})")')
+
+
+class BlobRef(msgspec.Struct, frozen=True, kw_only=True):
+    """One stored blob, as the store answers an upload and as it may travel on the bus."""
+
+    blob_id: str
+    media_type: str
+    size: int
+    """Bytes."""
+
+
+def blob_id_of(content: bytes) -> str:
+    """The id of this content."""
+    return blob_id_from_digest(sha256(content).hexdigest())
+
+
+def blob_id_from_digest(hex_digest: str) -> str:
+    """The id for a SHA-256 already computed, as 64 lower-case hex digits."""
+    return f"sha256:{hex_digest}"
+
+
+def parse_blob_id(text: str) -> str:
+    """The hex digest inside a blob id. Raises BlobRefused for anything but ``sha256:`` and 64 lower-case hex digits."""
+    match = _ID.fullmatch(text)
+    if match is None:
+        raise BlobRefused("blob id", f"{text[:80]!r} is not sha256: and 64 lower-case hex digits")
+    return match[1]
+
+
+def parse_media_type(text: str) -> str:
+    """The media type in one spelling: ``type/subtype;name=value``, names in lower case, no blanks, no quotes.
+
+    Takes what RFC 9110, 8.3.1 allows, but for quoted values that need their quotes: those could not stand in a
+    path or a header as they are. Raises BlobRefused.
+    """
+    head, *rest = (piece.strip(" \t") for piece in text.split(";"))
+    match = _TYPE.fullmatch(head)
+    if match is None:
+        raise BlobRefused("media type", f"{text[:80]!r} is not of the form type/subtype")
+    pieces = [head.lower()]
+    for piece in rest:
+        if not piece:
+            continue
+        parameter = _PARAMETER.fullmatch(piece)
+        if parameter is None:
+            raise BlobRefused("media type", f"parameter {piece[:80]!r} is not of the form name=value")
+        pieces.append(f"{parameter[1].lower()}={parameter[2] or parameter[3]}")
+    media_type = ";".join(pieces)
+    if len(media_type) > MAX_MEDIA_TYPE_CHARS:
+        raise BlobRefused("media type", f"longer than {MAX_MEDIA_TYPE_CHARS} characters")
+    return media_type

@@ -1,0 +1,42 @@
+"""Sends script calls: one alone, or many in one round trip where the server allows it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from redis.exceptions import NoScriptError
+
+from tokenbus.bus.scripts import Call
+from tokenbus.bus.server import Server
+
+
+async def send(server: Server, call: Call) -> Any:
+    """Run one script. Raises what redis-py raises."""
+    client = server.client
+    try:
+        return await client.execute_command("EVALSHA", call.script.sha, len(call.keys), *call.keys, *call.args)
+    except NoScriptError:
+        return await client.execute_command("EVAL", call.script.text, len(call.keys), *call.keys, *call.args)
+
+
+async def send_many(server: Server, calls: Sequence[Call]) -> list[Any]:
+    """Run scripts, each atomic for itself, in one pipeline; in a Cluster side by side, for its pipelines take no scripts.
+
+    Raises the first error; any of the calls may have run by then, so each must bear being sent again.
+    """
+    if len(calls) == 1:
+        return [await send(server, calls[0])]
+    if server.topology == "cluster":
+        return await asyncio.gather(*(send(server, c) for c in calls))
+    pipe = server.client.pipeline(transaction=False)
+    for call in calls:
+        pipe.execute_command("EVALSHA", call.script.sha, len(call.keys), *call.keys, *call.args)
+    results: list[Any] = await pipe.execute(raise_on_error=False)
+    for i, result in enumerate(results):
+        if isinstance(result, NoScriptError):
+            results[i] = await send(server, calls[i])
+        elif isinstance(result, Exception):
+            raise result
+    return results

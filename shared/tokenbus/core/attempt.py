@@ -1,0 +1,109 @@
+"""One attempt's raw frames in, normalised events out: frames in order, the right decoder, exactly one terminal event."""
+
+from __future__ import annotations
+
+import msgspec
+
+from tokenbus.core.retry import WORKER_LOST
+from tokenbus.events.failure import ErrorInfo
+from tokenbus.events.frames import ANY_FRAME, BusEvent, Data, Ended, Lost, Noted, Opened, RawFrame, RawItem
+from tokenbus.events.normalized import Cut, Done, Failed
+from tokenbus.events.vendor import ApiName
+from tokenbus.providers import registry
+from tokenbus.providers.api import Decoder
+
+
+class _Saved(msgspec.Struct, array_like=True):
+    attempt: int
+    next_frame: int
+    over: bool
+    terminal: bool
+    api: ApiName | None
+    decoder: bytes
+
+
+class AttemptReader:
+    """Reads one attempt. ``over`` once its last frame came; until then it is remembered."""
+
+    def __init__(self, attempt: int) -> None:
+        self.attempt = attempt
+        self.over = False
+        self._next = 0
+        self._terminal = False
+        self._api: ApiName | None = None
+        self._decoder: Decoder | None = None
+
+    def read(self, frame: RawFrame) -> list[BusEvent]:
+        """The events that this frame completes. A copy of a frame gives nothing; a gap ends the attempt as cut."""
+        events: list[BusEvent] = []
+        if frame.n != ANY_FRAME:
+            if frame.n < self._next:
+                return []
+            if frame.n > self._next:
+                missing = f"frames {self._next} to {frame.n - 1} of the attempt were lost on the server"
+                error = ErrorInfo(code="frames_lost", kind="network", message=missing, retryable=True)
+                self._say([Cut(missing, error)], events)
+            self._next = frame.n + 1
+        for item in frame.items:
+            self._item(item, events)
+        return events
+
+    def broken(self, error: ErrorInfo) -> list[BusEvent]:
+        """A frame could not be read: the attempt ends in ``error``, unless it ended before."""
+        events: list[BusEvent] = []
+        self._say([Failed(error)], events)
+        return events
+
+    def _item(self, item: RawItem, events: list[BusEvent]) -> None:
+        match item:
+            case Data():
+                if self._decoder and not self._terminal:
+                    self._say(self._decoder.feed(item.data), events)
+            case Opened():
+                self._api = item.api
+                self._decoder = registry.get(item.api).decoder(
+                    status=item.status, headers=item.headers, stream=item.stream, quirks=item.quirks
+                )
+            case Noted():
+                if not self._terminal:
+                    events.append(item)
+            case Ended():
+                self._say(self._end(item.error), events)
+                self.over = True
+            case Lost():
+                error = ErrorInfo(code=WORKER_LOST, kind="internal", message=item.reason, retryable=True)
+                self._say([Cut(item.reason, error)], events)
+                self.over = True
+
+    def _end(self, error: ErrorInfo | None) -> list[BusEvent]:
+        """The call is over. The body may have been whole although the connection broke right after it."""
+        if self._decoder is None:
+            return [Failed(error)] if error else [Cut("the call ended without an answer")]
+        if error and error.kind not in ("network", "timeout"):
+            return [Failed(error)]
+        return [
+            Cut(error.message, error) if error and isinstance(event, Cut) else event for event in self._decoder.end()
+        ]
+
+    def _say(self, new: list[BusEvent], events: list[BusEvent]) -> None:
+        for event in new:
+            if self._terminal:
+                return
+            events.append(event)
+            self._terminal = isinstance(event, Done | Failed | Cut)
+
+    def save(self) -> bytes:
+        """The state, for `load`."""
+        decoder = msgspec.msgpack.encode(self._decoder) if self._decoder else b""
+        saved = _Saved(self.attempt, self._next, self.over, self._terminal, self._api, decoder)
+        return msgspec.msgpack.encode(saved)
+
+    @classmethod
+    def load(cls, state: bytes) -> AttemptReader:
+        """The reader whose state this is."""
+        saved = msgspec.msgpack.decode(state, type=_Saved)
+        self = cls(saved.attempt)
+        self._next, self.over, self._terminal, self._api = saved.next_frame, saved.over, saved.terminal, saved.api
+        if saved.api and saved.decoder:
+            self._decoder = registry.get(saved.api).restore(saved.decoder)
+        return self

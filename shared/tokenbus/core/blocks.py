@@ -1,0 +1,174 @@
+"""The blocks of one attempt: a provider's interleaved regions become numbered public blocks.
+
+Every block gives `block_start`, its chunks, `block_complete`, in this order; the chunks concatenate to exactly
+the content. The table also keeps what the next turn must send back to the provider, each part at its place.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from tokenbus.core.outbox import Outbox
+from tokenbus.errors import TooLarge
+from tokenbus.events.public import BlockComplete, BlockKind, BlockStarted, ImageRef
+from tokenbus.events.requests import (
+    ContentPart,
+    ExtraPart,
+    TextPart,
+    ThinkingPart,
+    ToolCallPart,
+)
+
+MAX_EXTRAS = 100
+"""Provider extras kept of one block, and of one run; more are dropped, for they are an account and no content."""
+
+
+class OpenBlock(msgspec.Struct):
+    """A block that is being written."""
+
+    number: int
+    kind: BlockKind
+    pieces: list[str] = []
+    size: int = 0
+    tool_id: str | None = None
+    tool_name: str | None = None
+    opaque: dict[str, str] = {}
+    extras: list[dict[str, object]] = []
+    image: ImageRef | None = None
+
+
+class ToolCall(msgspec.Struct):
+    """A tool call that the provider completed."""
+
+    block: int
+    tool_id: str
+    name: str
+    arguments: str
+
+
+def parse_arguments(arguments: str) -> tuple[dict[str, object] | None, str | None]:
+    """The arguments as an object, or what is wrong with them. Empty means no arguments; nothing is repaired."""
+    if not arguments:
+        return {}, None
+    try:
+        return msgspec.json.decode(arguments, type=dict[str, object]), None
+    except (msgspec.DecodeError, msgspec.ValidationError, RecursionError, UnicodeEncodeError) as e:
+        return None, f"not a JSON object: {e}"
+
+
+class BlockTable(msgspec.Struct):
+    """The open and the finished blocks of one attempt; `Outbox` takes their public events."""
+
+    turn: int
+    attempt: int
+    limit: int
+    next_number: int
+    open: dict[int, OpenBlock] = {}
+    """By the decoder's ordinal."""
+    parts: dict[int, ContentPart] = {}
+    """What the next turn sends back, by the decoder's ordinal."""
+    calls: list[ToolCall] = []
+    cut_calls: list[ToolCall] = []
+    """Calls that broke off: they never run."""
+
+    def start(self, ordinal: int, kind: BlockKind, out: Outbox, tool_id: str | None = None, name: str | None = None) -> None:
+        """A block begins. A tool call's id and name are its first chunks."""
+        block = OpenBlock(self.next_number, kind, tool_id=tool_id, tool_name=name)
+        self.next_number += 1
+        self.open[ordinal] = block
+        out.event(
+            self.turn, self.attempt, BlockStarted, block=block.number, kind=kind, tool_id=tool_id, tool_name=name
+        )
+        if kind == "tool_call":
+            for part, text in (("name", name or ""), ("id", tool_id or "")):
+                out.chunk(
+                    self.turn, self.attempt, block.number, kind, text, part=part, tool_id=tool_id, tool_name=name  # pyright: ignore[reportArgumentType]
+                )
+
+    def write(self, ordinal: int, text: str, out: Outbox) -> None:
+        """A piece of an open block. Raises TooLarge where the block grows beyond its limit, in characters."""
+        block = self.open[ordinal]
+        block.size += len(text)
+        if block.size > self.limit:
+            raise TooLarge(f"block {block.number}", block.size, self.limit)
+        block.pieces.append(text)
+        out.chunk(
+            self.turn,
+            self.attempt,
+            block.number,
+            block.kind,
+            text,
+            visible=block.kind == "text",
+            part="input" if block.kind == "tool_call" else None,
+            tool_id=block.tool_id,
+            tool_name=block.tool_name,
+        )
+
+    def note(self, ordinal: int, extra: dict[str, object]) -> bool:
+        """Provider data shown with an open block; False where no such block is open."""
+        block = self.open.get(ordinal)
+        if block and len(block.extras) < MAX_EXTRAS:
+            block.extras.append(extra)
+        return block is not None
+
+    def keep(self, ordinal: int, name: str, value: str) -> None:
+        """Opaque data that goes back to the provider with the block, whether it is open still or complete."""
+        if block := self.open.get(ordinal):
+            block.opaque[name] = value
+            return
+        part = self.parts.get(ordinal)
+        if isinstance(part, TextPart | ThinkingPart | ToolCallPart):
+            self.parts[ordinal] = msgspec.structs.replace(part, opaque={**(part.opaque or {}), name: value})
+
+    def keep_item(self, ordinal: int, name: str, json: str) -> None:
+        """A content item of the provider's own that goes back at its place."""
+        self.parts[ordinal] = ExtraPart(name=name, json=json)
+
+    def complete(self, ordinal: int, out: Outbox, *, cut: bool = False) -> None:
+        """The block ends; ``cut``: it broke off, and a tool call in it never runs."""
+        block = self.open.pop(ordinal)
+        content = "".join(block.pieces)
+        fields: dict[str, Any] = {"block": block.number, "kind": block.kind}
+        if block.kind == "tool_call":
+            parsed, problem = (None, "the call was cut off") if cut else parse_arguments(content)
+            fields |= {"tool_id": block.tool_id, "tool_name": block.tool_name, "arguments": content}
+            fields |= {"input": parsed, "input_error": problem}
+            call = ToolCall(block.number, block.tool_id or "", block.tool_name or "", content)
+            (self.cut_calls if cut else self.calls).append(call)
+        elif block.kind == "image":
+            fields["image"] = block.image
+        else:
+            fields["content"] = content
+        if cut:
+            fields["cut"] = True
+        if signature := block.opaque.get("signature"):
+            fields["signature"] = signature
+        if block.extras:
+            fields["provider_extra"] = block.extras
+        out.event(self.turn, self.attempt, BlockComplete, **fields)
+        if not cut and (part := _part_of(block, content)):
+            self.parts[ordinal] = part
+
+    def complete_all(self, out: Outbox, *, cut: bool) -> None:
+        """The attempt ends: whatever is open ends with it. A call that its provider never completed is cut anyway."""
+        for ordinal in list(self.open):
+            self.complete(ordinal, out, cut=cut or self.open[ordinal].kind == "tool_call")
+
+    def message_parts(self) -> list[ContentPart]:
+        """The attempt's content as the next turn sends it back, in the provider's order."""
+        return [self.parts[ordinal] for ordinal in sorted(self.parts)]
+
+
+def _part_of(block: OpenBlock, content: str) -> ContentPart | None:
+    opaque = block.opaque or None
+    if block.kind == "text":
+        return TextPart(text=content, opaque=opaque)
+    if block.kind == "thinking":
+        return ThinkingPart(text=content, signature=block.opaque.get("signature"), opaque=opaque)
+    if block.kind == "tool_call":
+        return ToolCallPart(
+            tool_id=block.tool_id or "", tool_name=block.tool_name or "", arguments=content, opaque=opaque
+        )
+    return None

@@ -1,0 +1,169 @@
+"""Server-sent events from bytes: any cutting of the bytes gives the same events, in time linear in their number.
+
+The standard's rules (lines end in LF, CRLF or CR; a leading BOM is skipped; data lines join with a line feed;
+comments and unknown fields are nothing; a blank line ends the event), and what real provider streams add to it
+(providers.md, "Framing"):
+
+- the last event may lack its blank line, and even its line end;
+- a field line ``error: {json}`` is an event of the name ``error``;
+- JSON without any framing, over one or many lines, is an event of its own; of a JSON array each element is one.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+MAX_EVENT_BYTES = 8 * 2**20
+"""Largest event, and largest body that is bare JSON; one event of a provider that streams images may take 400 KB."""
+
+_BOM = b"\xef\xbb\xbf"
+_elements = msgspec.json.Decoder(list[msgspec.Raw])
+
+
+class SseEvent(msgspec.Struct, frozen=True, gc=False):
+    """One event: its data lines joined, never blank, and the name of its `event:` line, if it had one."""
+
+    data: bytes
+    name: bytes = b""
+
+
+class SseDecoder(msgspec.Struct):
+    """Bytes in, events out. Its fields are its whole state. Never raises; memory is bounded by ``limit``.
+
+    An event or a line over ``limit`` bytes sets ``oversize``; from then on nothing more comes out.
+    """
+
+    limit: int = MAX_EVENT_BYTES
+    oversize: bool = False
+    begun: bool = False
+    """A byte order mark has been looked for."""
+    after_cr: bool = False
+    """The last byte was a CR: a LF that follows belongs to it."""
+    line: bytearray = msgspec.field(default_factory=bytearray)
+    """The beginning of a line whose end has not come."""
+    name: bytes = b""
+    first: bytes | None = None
+    """The first data line of the open event."""
+    more: bytearray = msgspec.field(default_factory=bytearray)
+    """Its further data lines, each with a line feed before it."""
+    bare: bytearray = msgspec.field(default_factory=bytearray)
+    """Lines of JSON that stand outside of any event."""
+
+    def feed(self, data: bytes) -> list[SseEvent]:
+        """The events that these bytes complete."""
+        if not self.begun:
+            data = self._without_bom(data)
+        if not data or self.oversize:
+            return []
+        if self.after_cr:
+            self.after_cr = False
+            data = data.removeprefix(b"\n")
+        if b"\r" in data:
+            self.after_cr = data.endswith(b"\r")
+            data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        lines = data.split(b"\n")
+        if self.line:
+            self.line += lines[0]
+            lines[0] = b""
+            if len(lines) > 1:
+                lines[0] = bytes(self.line)
+                self.line.clear()
+        rest = lines.pop()
+        if rest:
+            self.line += rest
+        events: list[SseEvent] = []
+        self._read(lines, events)
+        if len(self.line) > self.limit:
+            self._overflow()
+        return events
+
+    def end(self) -> list[SseEvent]:
+        """The body ended: what was still open is an event too, whole or cut."""
+        events: list[SseEvent] = []
+        if self.line:
+            line = bytes(self.line)
+            self.line.clear()
+            self._read([line], events)
+        self._flush(events)
+        return events
+
+    def _without_bom(self, data: bytes) -> bytes:
+        head = bytes(self.line) + data
+        self.line.clear()
+        if len(head) < len(_BOM) and _BOM.startswith(head):
+            self.line += head
+            return b""
+        self.begun = True
+        return head.removeprefix(_BOM)
+
+    def _read(self, lines: list[bytes], events: list[SseEvent]) -> None:
+        limit = self.limit
+        for line in lines:
+            if len(line) > limit:
+                return self._overflow()
+            if line.startswith(b"data:"):
+                if self.bare:
+                    self._flush(events)
+                value = line[6:] if line[5:6] == b" " else line[5:]
+                if self.first is None:
+                    self.first = value
+                elif len(self.first) + len(self.more) + len(value) < limit:
+                    self.more += b"\n" + value
+                else:
+                    return self._overflow()
+            elif not line:
+                if not self.bare:
+                    self._dispatch(events)
+            elif line.startswith(b"event:"):
+                if self.bare:
+                    self._flush(events)
+                self.name = line[6:].strip()
+            elif not line.startswith(b":"):
+                self._odd_line(line, events)
+                if len(self.bare) > limit:
+                    return self._overflow()
+
+    def _odd_line(self, line: bytes, events: list[SseEvent]) -> None:
+        """A line that is no blank, comment, ``data:`` or ``event:``."""
+        if self.bare or line.lstrip()[:1] in (b"{", b"["):
+            if self.first is not None:
+                self._dispatch(events)
+            self.bare += line + b"\n"
+            return
+        field, _, value = line.partition(b":")
+        if field == b"error":
+            self._dispatch(events)
+            self.name = b"error"
+            self.first = value.removeprefix(b" ")
+
+    def _dispatch(self, events: list[SseEvent]) -> None:
+        """End the open event. One without data, or with blank data only, is none."""
+        if self.first is not None:
+            data = self.first
+            if self.more:
+                data += self.more
+                self.more.clear()
+            if data and not data.isspace():
+                events.append(SseEvent(data, self.name))
+            self.first = None
+        self.name = b""
+
+    def _flush(self, events: list[SseEvent]) -> None:
+        """End what is open: bare JSON, or an event whose blank line never came."""
+        if not self.bare:
+            return self._dispatch(events)
+        body = bytes(self.bare).strip()
+        self.bare.clear()
+        if body.startswith(b"["):
+            try:
+                events += [SseEvent(bytes(element)) for element in _elements.decode(body)]
+            except (msgspec.MsgspecError, RecursionError):
+                events.append(SseEvent(body))
+        else:
+            events.append(SseEvent(body))
+
+    def _overflow(self) -> None:
+        self.oversize = True
+        self.first = None
+        for held in (self.line, self.more, self.bare):
+            held.clear()
