@@ -15,6 +15,7 @@ from msgspec import Meta
 
 from tokenbus.bus.keys import DEFAULT_PARTITIONS, DEFAULT_PREFIX, MAX_PARTITIONS, Keys
 from tokenbus.errors import SettingsError
+from tokenbus.events.requests import Tool
 from tokenbus.providers.api import ApiName, Quirks
 
 Seconds = Annotated[float, Meta(gt=0)]
@@ -165,6 +166,14 @@ class Settings(_Table):
     def keys(self) -> Keys:
         """The key names of this deployment."""
         return Keys(self.prefix, self.partitions)
+
+    @property
+    def tool_definitions(self) -> list[Tool]:
+        """The declared tools as a request would list them."""
+        return [
+            Tool(name=name, description=tool.description or None, parameters=tool.parameters)
+            for name, tool in self.tools.items()
+        ]
 
 
 DEFAULT_PROVIDERS: dict[str, ProviderSettings] = {

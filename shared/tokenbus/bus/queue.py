@@ -15,6 +15,7 @@ import msgspec
 from redis.exceptions import RedisError, ResponseError
 
 from tokenbus.bus import scripts
+from tokenbus.bus.outage import outlast
 from tokenbus.bus.reader import Entry, Fields
 from tokenbus.bus.send import send
 from tokenbus.bus.server import Server
@@ -92,6 +93,13 @@ class Queue:
         finally:
             self._room.clear()
 
+    async def read_ready(self) -> list[Item]:
+        """The next item, and all others that are here already."""
+        items = [await self.read()]
+        while not self._ready.empty():
+            items.append(self._ready.get_nowait())
+        return items
+
     async def finish(self, items: Sequence[Item]) -> None:
         """The items are done: acknowledge and delete them. Tries until the server has it."""
         for item in items:
@@ -100,7 +108,8 @@ class Queue:
         for item in items:
             by_stream.setdefault(item.stream, []).append(item.entry_id)
         for stream, ids in by_stream.items():
-            await self._until_done(lambda s=stream, i=ids: send(self._server, scripts.finish(s, group=self._group, ids=i)))
+            call = scripts.finish(stream, group=self._group, ids=ids)
+            await outlast(lambda call=call: send(self._server, call), what=f"finish of {self._group}")
 
     async def hand_back(self, items: Sequence[Item]) -> None:
         """Put items that were not begun back for another worker, at once."""
@@ -226,15 +235,6 @@ class Queue:
     async def _recover(self, error: Exception) -> None:
         self._healthy = False
         if "NOGROUP" in str(error):  # the stream was deleted, or the server came back empty
-            await self._until_done(self._declare)
+            await outlast(self._declare, what=f"groups of {self._group}")
             return
         await asyncio.sleep(0.1)
-
-    async def _until_done(self, attempt: Callable[[], Any]) -> Any:
-        delay = 0.02
-        while True:
-            try:
-                return await attempt()
-            except (RedisError, OSError):
-                await asyncio.sleep(delay)
-                delay = min(delay * 2, 0.5)

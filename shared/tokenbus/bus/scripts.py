@@ -284,6 +284,7 @@ _ACCEPT = _script(
     """
 local h = redis.call('HMGET', KEYS[1], 'status', 'cancel')
 if h[1] and h[1] ~= 'awaited' then return h[1] end
+redis.call('DEL', KEYS[5])
 redis.call('XADD', KEYS[2], '*', ARGV[1], ARGV[3])
 local size = #ARGV[3]
 local status = 'open'
@@ -308,6 +309,7 @@ def accept(
     events: str,
     turns: str,
     parser_lease: str,
+    log: str,
     *,
     run: str,
     ttl_ms: int,
@@ -318,15 +320,16 @@ def accept(
     """Make the run, with its first event and, unless ``work`` is empty, its first turn: all or nothing.
 
     Reply: ``new``, or the status of the run that has this id already (nothing is written then). A cancel that
-    came before its run (status ``awaited``) takes effect at once: no turn is handed out.
+    came before its run (status ``awaited``) takes effect at once: no turn is handed out. A log left from an
+    expired run of the same id is deleted, for its entry ids would stand in the way.
     """
-    return Call(_ACCEPT, [run_key, events, turns, parser_lease], [run, ttl_ms, frame, work, *fields])
+    return Call(_ACCEPT, [run_key, events, turns, parser_lease, log], [run, ttl_ms, frame, work, *fields])
 
 
 _CANCEL = _script(
     "cancel",
     """
-local h = redis.call('HMGET', KEYS[1], 'status', 'attempt', 'closed')
+local h = redis.call('HMGET', KEYS[1], 'status', 'attempt', 'closed', 'turn')
 local status = h[1]
 if not status then
   redis.call('HSET', KEYS[1], 'status', 'awaited', 'cancel', ARGV[3])
@@ -336,10 +339,13 @@ end
 if status ~= 'open' then return status end
 redis.call('XADD', KEYS[2], '*', ARGV[1], ARGV[3])
 redis.call('HINCRBY', KEYS[5], 'arrived', #ARGV[3])
-redis.call('XADD', KEYS[4], 'MAXLEN', '~', 1000, '*', ARGV[1], ARGV[5])
+redis.call('XADD', KEYS[4], 'MAXLEN', '~', 1000, '*', ARGV[1], ARGV[4])
 if h[3] ~= h[2] then
-  redis.call('XADD', KEYS[3], '*', ARGV[1], ARGV[4])
-  redis.call('HINCRBY', KEYS[6], 'arrived', #ARGV[4])
+  -- A RawFrame that ends the present attempt (see frames.py): turn, attempt, any frame, no time, its one item.
+  local turn, attempt = tonumber(h[4] or '0'), tonumber(h[2])
+  local lost = cmsgpack.pack({turn, attempt, -1, 0, {{'lost', 'the run was cancelled'}}})
+  redis.call('XADD', KEYS[3], '*', ARGV[1], lost)
+  redis.call('HINCRBY', KEYS[6], 'arrived', #lost)
 end
 redis.call('HSET', KEYS[1], 'status', 'cancelling', 'closed', h[2])
 return 'cancelling'
@@ -358,7 +364,6 @@ def cancel(
     run: str,
     awaited_ms: int,
     frame: bytes,
-    lost: bytes,
     control_frame: bytes,
 ) -> Call:
     """Cancel an open run: from now on its attempt may write nothing, its workers are told, the parser ends it.
@@ -369,7 +374,7 @@ def cancel(
     return Call(
         _CANCEL,
         [run_key, events, raw, control, parser_lease, normalizer_lease],
-        [run, awaited_ms, frame, lost, control_frame],
+        [run, awaited_ms, frame, control_frame],
     )
 
 

@@ -13,14 +13,14 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
-from redis.exceptions import RedisError
 
 from tokenbus.bus import scripts
-from tokenbus.bus.keys import InternalTopic, Keys
+from tokenbus.bus.keys import DATA_FIELD, InternalTopic, Keys
 from tokenbus.bus.leases import Lease, Leases
+from tokenbus.bus.outage import outlast
 from tokenbus.bus.reader import Entry, Reader, id_key
 from tokenbus.bus.scripts import Commit
 from tokenbus.bus.send import send_many
@@ -299,16 +299,18 @@ class Stage:
                 "bytes": frame,
             }
             data = msgspec.json.encode(entry)
-            await self._until_done(
+            await outlast(
                 lambda data=data: self._server.client.xadd(
-                    self._keys.dead, {"__data__": data}, maxlen=self._dead_entries, approximate=True
-                )
+                    self._keys.dead, {DATA_FIELD: data}, maxlen=self._dead_entries, approximate=True
+                ),
+                what=f"dead entry of {self._group}",
             )
 
     async def _commit(self, commits: list[tuple[_Partition, scripts.Call]]) -> None:
         if not commits:
             return
-        replies = await self._until_done(lambda: send_many(self._server, [call for _, call in commits]))
+        calls = [call for _, call in commits]
+        replies = await outlast(lambda: send_many(self._server, calls), what=f"commit of {self._group}")
         for (part, _), reply in zip(commits, replies, strict=True):
             if reply[0] in (b"fenced", b"moved"):
                 # Another owner wrote on: what this worker remembers of the partition is void.
@@ -316,15 +318,6 @@ class Stage:
                 self._remove(part.number)
             elif any(lag > self._lag_bytes for lag in reply[2:]):
                 part.paused = True
-
-    async def _until_done(self, attempt: Callable[[], Any]) -> Any:
-        delay = 0.02
-        while True:
-            try:
-                return await attempt()
-            except (RedisError, OSError):
-                await asyncio.sleep(delay)
-                delay = min(delay * 2, 0.5)
 
     async def _look_at_lag(self, paused: list[_Partition]) -> None:
         assert self._downstream
@@ -355,7 +348,7 @@ class Stage:
     async def _load(self, lease: Lease) -> None:
         """Rebuild the partition's state, then begin to read it."""
         try:
-            part = await self._until_done(lambda: self._replay(lease))
+            part = await outlast(lambda: self._replay(lease), what=f"replay of {self._group}")
         except Exception:
             # Nothing that is known to happen; another worker may fare better once the lease runs out.
             log.exception("replay of partition %d of %s failed", lease.partition, self._group)

@@ -1,0 +1,37 @@
+"""The fetcher's app."""
+
+from __future__ import annotations
+
+from faststream.asgi import AsgiFastStream
+from prometheus_client import CollectorRegistry, Gauge
+
+from tokenbus_services.fetcher.service import FetcherService
+from tokenbus_services.settings import Settings
+from tokenbus_services.worker.app import make_app, make_broker
+from tokenbus_services.worker.source import attach
+
+
+def create(settings: Settings) -> AsgiFastStream:
+    """One fetcher."""
+    registry = CollectorRegistry()
+    broker = make_broker(settings, registry)
+    service = FetcherService(settings, settings.tool_definitions)
+    gauge = Gauge("tokenbus_attempts_running", "Provider calls in hand.", registry=registry)
+    gauge.set_function(lambda: service.turns.running)
+    attach(
+        broker,
+        stream=settings.keys.requests,
+        title="intake",
+        description="Requests: one JSON object in `__data__`; raw JSON, msgpack and the FastStream envelope are taken.",
+        read=service.read_requests,
+        handle=service.take_in,
+    )
+    attach(
+        broker,
+        stream=f"{settings.prefix}:{{n}}:turns",
+        title="fetcher",
+        description="Attempts to make; the provider's bytes go to `raw`.",
+        read=service.read_turn,
+        handle=service.start_turn,
+    )
+    return make_app(service, broker, registry)

@@ -1,0 +1,132 @@
+"""One provider call: send the request, hand every read of the body on, notice every way it can end."""
+
+from __future__ import annotations
+
+import asyncio
+
+import httpx
+
+from tokenbus.events.failure import ErrorInfo
+from tokenbus.events.frames import Data, Ended, Opened
+from tokenbus.providers.api import HttpCall
+from tokenbus_services.fetcher.providers import Endpoint, KeyMissing
+from tokenbus_services.fetcher.writer import AttemptWriter
+
+PASSED_HEADERS = (
+    "content-type",
+    "retry-after",
+    "retry-after-ms",
+    "date",
+    "x-should-retry",
+    "request-id",
+    "x-request-id",
+)
+"""Response headers that travel with the attempt: what a decoder may need, and nothing that could be secret."""
+
+TIMER_SLACK = 0.05
+"""A silence timer is set anew only when it is off by this part of its length: most reads cost no timer."""
+
+
+class _Silence:
+    """How long the call may still be silent: until the first event, then between reads, and never past the deadline."""
+
+    def __init__(self, limit: asyncio.Timeout, deadline: float | None) -> None:
+        self._clock = asyncio.get_running_loop().time
+        self._limit = limit
+        self._deadline = deadline
+        self._seconds = 0.0
+        self._set_at = 0.0
+        self._what = ("", "")
+
+    def allow(self, seconds: float, code: str, message: str) -> None:
+        """From now on so many seconds, or the call ends with this error."""
+        self._seconds, self._what = seconds, (code, message)
+        self._set()
+
+    def heard(self) -> None:
+        """The call gave a sign of life."""
+        if self._clock() - self._set_at > self._seconds * TIMER_SLACK:
+            self._set()
+
+    def error(self) -> ErrorInfo:
+        """Why the timer ran out."""
+        if self._deadline is not None and self._clock() >= self._deadline:
+            return ErrorInfo(code="deadline", kind="timeout", message="the run's deadline has passed")
+        code, message = self._what
+        return ErrorInfo(code=code, kind="timeout", message=message, retryable=True)
+
+    def _set(self) -> None:
+        self._set_at = self._clock()
+        until = self._set_at + self._seconds * (1 + TIMER_SLACK)
+        self._limit.reschedule(until if self._deadline is None else min(until, self._deadline))
+
+
+async def fetch(
+    endpoint: Endpoint, call: HttpCall, *, stream: bool, writer: AttemptWriter, deadline: float | None
+) -> None:
+    """Make the call and write all of it, its end included. ``deadline`` is in the event loop's time.
+
+    Raises AttemptRefused where the attempt is over. However this ends, by itself or cancelled, the connection
+    is closed or back in its pool.
+    """
+    try:
+        async with asyncio.timeout(None) as limit:
+            silence = _Silence(limit, deadline)
+            error = await _read(endpoint, call, stream, writer, silence)
+    except TimeoutError:
+        error = silence.error()
+    await writer.end(Ended(error))
+
+
+async def _read(
+    endpoint: Endpoint, call: HttpCall, stream: bool, writer: AttemptWriter, silence: _Silence
+) -> ErrorInfo | None:
+    settings = endpoint.settings
+    seconds = settings.first_event_timeout_s
+    silence.allow(seconds, "first_event_timeout", f"no answer within {seconds:g} s")
+    try:
+        response = await endpoint.send(endpoint.request(call))
+    except KeyMissing as e:
+        return ErrorInfo(code="key_missing", kind="auth", message=str(e), where=e.variable)
+    except httpx.ConnectTimeout:
+        seconds = settings.connect_timeout_s
+        message = f"no connection to {endpoint.name} within {seconds:g} s"
+        return ErrorInfo(code="connect_timeout", kind="timeout", message=message, retryable=True)
+    except httpx.TransportError as e:
+        return _network(endpoint, e)
+    try:
+        await _pass_on(response, endpoint, stream, writer, silence)
+    except httpx.TransportError as e:
+        return _network(endpoint, e)
+    finally:
+        await response.aclose()
+    return None
+
+
+async def _pass_on(
+    response: httpx.Response, endpoint: Endpoint, stream: bool, writer: AttemptWriter, silence: _Silence
+) -> None:
+    headers = {name: response.headers[name] for name in PASSED_HEADERS if name in response.headers}
+    quirks = endpoint.settings.quirks
+    await writer.write(Opened(endpoint.settings.api, response.status_code, headers, stream, quirks))
+    urgent = endpoint.api.urgent
+    # Undecoded reads come as they are; only a provider that compresses all the same is decoded here.
+    body = response.aiter_bytes() if "content-encoding" in response.headers else response.aiter_raw()
+    first = True
+    async for data in body:
+        if first:
+            first = False
+            seconds = endpoint.settings.idle_timeout_s
+            silence.allow(seconds, "idle_timeout", f"the stream was silent for {seconds:g} s")
+        else:
+            silence.heard()
+        await writer.write(Data(data), urgent=any(mark in data for mark in urgent))
+
+
+def _network(endpoint: Endpoint, error: httpx.TransportError) -> ErrorInfo:
+    return ErrorInfo(
+        code="network",
+        kind="network",
+        message=f"the connection to {endpoint.name} failed: {type(error).__name__}: {error}",
+        retryable=True,
+    )

@@ -1,0 +1,98 @@
+"""The configured providers: for each its API, its HTTP pool, and its key, which never leaves this process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+import httpx
+
+from tokenbus.errors import SettingsError
+from tokenbus.providers import registry
+from tokenbus.providers.api import HttpCall, Provider
+from tokenbus_services.settings import ProviderSettings, Settings
+
+MAX_REQUEST_S = 30.0
+"""Longest that sending a request's body may stall."""
+
+
+class KeyMissing(Exception):
+    """The environment variable that should hold a provider's key is empty."""
+
+    def __init__(self, name: str, variable: str) -> None:
+        super().__init__(f"provider {name}: the environment variable {variable} holds no key")
+        self.variable = variable
+
+
+class Endpoint:
+    """One configured provider, ready to be called."""
+
+    def __init__(self, name: str, settings: ProviderSettings, env: Mapping[str, str]) -> None:
+        self.name = name
+        self.settings = settings
+        self.api: Provider = registry.get(settings.api)
+        variable = self.api.default_key_env if settings.api_key_env is None else settings.api_key_env
+        self._variable = variable
+        self._key = env.get(variable, "") if variable else ""
+        self._client = httpx.AsyncClient(
+            base_url=settings.base_url or self.api.default_base_url,
+            headers=settings.headers,
+            # Silence inside a stream is watched by the call itself, which knows how far the answer is.
+            timeout=httpx.Timeout(None, connect=settings.connect_timeout_s, write=MAX_REQUEST_S),
+            limits=httpx.Limits(
+                max_connections=settings.max_connections, max_keepalive_connections=settings.max_connections
+            ),
+            follow_redirects=False,
+            trust_env=True,
+        )
+
+    def request(self, call: HttpCall) -> httpx.Request:
+        """The HTTP request with the key in its header. Raises KeyMissing."""
+        if self._variable and not self._key:
+            raise KeyMissing(self.name, self._variable)
+        # Compressed, a provider's small events would come in larger clumps, and later.
+        headers = {"accept-encoding": "identity", **call.headers}
+        if self._key:
+            name, form = self.api.key_header
+            headers[name] = form.format(self._key)
+        return self._client.build_request("POST", call.path, content=call.body, headers=headers, params=call.query)
+
+    async def send(self, request: httpx.Request) -> httpx.Response:
+        """Send it; the answer's body is still to be read. Raises httpx.TransportError."""
+        return await self._client.send(request, stream=True)
+
+    async def close(self) -> None:
+        """Close the pool."""
+        await self._client.aclose()
+
+
+class Providers:
+    """All endpoints, made when first asked for."""
+
+    def __init__(self, settings: Settings, env: Mapping[str, str] = os.environ) -> None:
+        self._settings = settings.providers
+        self._env = env
+        self._made: dict[str, Endpoint] = {}
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._settings
+
+    @property
+    def names(self) -> list[str]:
+        """The configured names."""
+        return sorted(self._settings)
+
+    def get(self, name: str) -> Endpoint:
+        """The endpoint of a configured name. Raises SettingsError."""
+        if name not in self._settings:
+            raise SettingsError("providers", name, f"not configured; there are {', '.join(self.names)}")
+        if name not in self._made:
+            self._made[name] = Endpoint(name, self._settings[name], self._env)
+        return self._made[name]
+
+    async def close(self) -> None:
+        """Close all pools."""
+        for endpoint in self._made.values():
+            await endpoint.close()
+
+

@@ -1,0 +1,1 @@
+"""The parser: normalised events become blocks, chunks and the life of a run. The rules are in `tokenbus.core.run`."""
