@@ -1,0 +1,79 @@
+"""The rules of a request beyond its types."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from tokenbus.core.request_rules import check_request
+from tokenbus.errors import RequestInvalid
+from tokenbus.events.requests import Cancel, Generate
+
+TOOL: dict[str, Any] = {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}
+CALL = {"type": "tool_call", "tool_id": "t1", "tool_name": "weather", "arguments": "{}"}
+RESULT = {"type": "tool_result", "tool_id": "t1", "content": "sunny"}
+IMAGE = {"type": "image", "source": {"type": "url", "url": "https://example.org/a.png"}}
+
+
+def request(**fields: Any) -> Generate:
+    base = {"type": "generate", "provider": "p", "model": "m", "messages": [{"role": "user", "content": "x"}]}
+    return msgspec.convert({**base, **fields}, Generate)
+
+
+def said(role: str, *parts: dict[str, Any]) -> Generate:
+    return request(messages=[{"role": role, "content": list(parts)}])
+
+
+@pytest.mark.parametrize(
+    ("broken", "where"),
+    [
+        (request(tools=[TOOL, TOOL]), "tools[1].name"),
+        (request(tools=[{"name": "a", "parameters": {"type": "banana"}}]), "tools[0].parameters.type"),
+        (request(tools=[{"name": "a", "parameters": {"properties": {}}}]), "tools[0].parameters.type"),
+        (
+            request(tools=[{"name": "a", "parameters": {"type": "object", "properties": []}}]),
+            "tools[0].parameters.properties",
+        ),
+        (
+            request(tools=[{"name": "a", "parameters": {"type": "object", "required": "city"}}]),
+            "tools[0].parameters.required",
+        ),
+        (request(tool_choice={"name": "weather"}), "tool_choice.name"),
+        (request(tool_choice="any"), "tool_choice"),
+        (request(messages=[{"role": "tool", "content": "sunny"}]), "messages[0].content"),
+        (said("tool", {"type": "text", "text": "sunny"}), "messages[0].content[0]"),
+        (said("assistant", RESULT), "messages[0].content[0]"),
+        (said("user", CALL), "messages[0].content[0]"),
+        (said("user", {"type": "thinking", "text": "hm"}), "messages[0].content[0]"),
+        (said("system", IMAGE), "messages[0].content[0]"),
+        (said("tool", {**RESULT, "tool_id": ""}), "messages[0].content[0].tool_id"),
+        (said("assistant", {**CALL, "tool_id": ""}), "messages[0].content[0].tool_id"),
+        (said("assistant", {**CALL, "tool_name": ""}), "messages[0].content[0].tool_name"),
+        (request(mode="prefill"), "participant"),
+    ],
+)
+def test_a_broken_rule_is_named_with_its_place(broken: Generate, where: str):
+    with pytest.raises(RequestInvalid) as caught:
+        check_request(broken)
+    assert caught.value.where == where
+
+
+@pytest.mark.parametrize(
+    "sound",
+    [
+        request(),
+        request(tools=[TOOL, {"name": "now"}], tool_choice={"name": "now"}),
+        request(tools=[TOOL], tool_choice="any"),
+        request(tool_choice="none"),
+        said("user", {"type": "text", "text": "look"}, IMAGE),
+        said("user", RESULT),
+        said("tool", RESULT, {**RESULT, "tool_id": "t2"}),
+        said("assistant", {"type": "thinking", "text": "hm"}, CALL, {"type": "extra", "name": "n", "json": "{}"}),
+        request(mode="prefill", participant="Ada"),
+        Cancel(run="a"),
+    ],
+)
+def test_a_sound_request_passes(sound: Generate | Cancel):
+    check_request(sound)
