@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 Name = Annotated[str, Meta(min_length=1, max_length=256)]
-RunId = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9._:@~+=-]+$")]
+RunId = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9._:@~+=-]+$(?!\n)")]
 """Safe in a key and in a shell; a UUIDv7 where the client gives none."""
 OnFailure = Literal["before_first_visible", "continue", "restart", "fail"]
 Mode = Literal["chat", "prefill"]

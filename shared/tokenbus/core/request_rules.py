@@ -1,0 +1,97 @@
+"""What a request must obey beyond its types: the rules that every provider shares and no schema library is needed for.
+
+What one provider alone cannot take is its own module's to refuse (`Provider.build`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tokenbus.errors import RequestInvalid
+from tokenbus.events.requests import (
+    Cancel,
+    Generate,
+    Message,
+    Request,
+    TextPart,
+    ThinkingPart,
+    Tool,
+    ToolCallPart,
+    ToolChoice,
+    ToolResultPart,
+)
+
+
+def check_request(request: Request) -> None:
+    """Raises RequestInvalid, naming the field, for the first rule that the request breaks.
+
+    - Tool names are unique; ``parameters`` is empty or a JSON schema of type object.
+    - ``tool_choice`` names a tool of the list; ``any`` needs one.
+    - A system message holds text only; only the assistant thinks and calls tools; only a user or tool message
+      holds tool results, a tool message nothing else; a call and a result name their ``tool_id``.
+    - Prefill needs ``participant``, the name under which the model writes.
+    """
+    if isinstance(request, Cancel):
+        return
+    for where, problem in _problems(request):
+        raise RequestInvalid(where, problem)
+
+
+def _problems(request: Generate) -> Iterator[tuple[str, str]]:
+    yield from _tools(request.tools)
+    match request.tool_choice:
+        case ToolChoice(name=name) if name not in {t.name for t in request.tools}:
+            yield "tool_choice.name", f"no tool of the list is called {name!r}"
+        case "any" if not request.tools:
+            yield "tool_choice", "'any' needs a tool to choose from"
+        case _:
+            pass
+    for i, message in enumerate(request.messages):
+        yield from _message(f"messages[{i}]", message)
+    if request.mode == "prefill" and not request.participant:
+        yield "participant", "prefill needs the name under which the model writes"
+
+
+def _tools(tools: list[Tool]) -> Iterator[tuple[str, str]]:
+    names: set[str] = set()
+    for i, tool in enumerate(tools):
+        if tool.name in names:
+            yield f"tools[{i}].name", f"{tool.name!r} is on the list twice"
+        names.add(tool.name)
+        yield from _schema(f"tools[{i}].parameters", tool.parameters)
+
+
+def _schema(where: str, schema: dict[str, object]) -> Iterator[tuple[str, str]]:
+    if schema and schema.get("type") != "object":
+        yield f"{where}.type", f"must be 'object', is {schema.get('type')!r}"
+    if not isinstance(schema.get("properties", {}), dict):
+        yield f"{where}.properties", "must be an object"
+    if not isinstance(schema.get("required", []), list):
+        yield f"{where}.required", "must be a list"
+
+
+def _message(where: str, message: Message) -> Iterator[tuple[str, str]]:
+    role = message.role
+    if isinstance(message.content, str):
+        if role == "tool":
+            yield f"{where}.content", "a tool message holds tool_result parts, so that each names its call"
+        return
+    for i, part in enumerate(message.content):
+        at = f"{where}.content[{i}]"
+        kind = part.__struct_config__.tag
+        allowed = True
+        match part:
+            case TextPart():
+                allowed = role != "tool"
+            case ThinkingPart() | ToolCallPart():
+                allowed = role == "assistant"
+            case ToolResultPart():
+                allowed = role in ("user", "tool")
+            case _:
+                allowed = role in ("user", "assistant")
+        if not allowed:
+            yield at, f"a {kind} part has no place in a {role} message"
+        if isinstance(part, ToolCallPart | ToolResultPart) and not part.tool_id:
+            yield f"{at}.tool_id", "must not be empty"
+        if isinstance(part, ToolCallPart) and not part.tool_name:
+            yield f"{at}.tool_name", "must not be empty"
