@@ -372,7 +372,10 @@ class BlobRefused(BlobError):
 
 
 class BlobUnavailable(BlobError):
-    """The store, or the service before it, cannot be reached or gave an error of its own; nothing was stored."""
+    """The store, or the service before it, cannot be reached or gave an error of its own.
+
+    An upload may or may not have been stored; storing the same content again is harmless.
+    """
 
     code = "blob_unavailable"
     retryable = True

@@ -1,0 +1,195 @@
+"""The HTTP face of the blob store, as plain ASGI.
+
+``PUT`` or ``POST /blobs``   store the body under the address of its content: 201 and a BlobRef as JSON
+``PUT /blobs/{id}``          the same, if the content has this address
+``GET``, ``HEAD /blobs/{id}``  the content, with its media type, length and ETag
+
+An error is a `BlobProblem` as JSON. FastStream matches routes by their exact path, so `with_blobs` puts these in
+front of its app.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+import structlog
+
+from tokenbus.blobs import DEFAULT_MEDIA_TYPE, BlobRef, parse_media_type
+from tokenbus.errors import (
+    BlobError,
+    BlobNotFound,
+    BlobRefused,
+    BlobStoreFull,
+    BlobTooLarge,
+    BlobUnavailable,
+    TokenbusError,
+)
+from tokenbus_services.blobs.store import BlobStore
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
+Headers = list[tuple[bytes, bytes]]
+
+PATH = "/blobs"
+_IDLE_S = 30.0
+
+# What a blob holds came from a model or a stranger: a browser shall neither guess its type nor run it.
+_UNTRUSTED: Headers = [(b"x-content-type-options", b"nosniff"), (b"content-security-policy", b"sandbox")]
+
+_log = structlog.stdlib.get_logger()
+
+
+class BlobProblem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The body of an error answer. ``size`` and ``limit``, in bytes, are there where the body was too large."""
+
+    code: str
+    message: str
+    size: int | None = None
+    limit: int | None = None
+
+
+class _ClientGone(Exception):
+    """The client went away: nobody is there to answer."""
+
+
+def with_blobs(app: AsgiApp, blobs: BlobRoutes) -> AsgiApp:
+    """``app`` with the blob routes in front of it."""
+
+    async def dispatch(scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope.get("path", "")
+        chosen = blobs if scope["type"] == "http" and (path == PATH or path.startswith(f"{PATH}/")) else app
+        await chosen(scope, receive, send)
+
+    return dispatch
+
+
+class BlobRoutes:
+    """The ASGI app for ``/blobs`` and all below it."""
+
+    def __init__(self, store: BlobStore, *, idle_s: float = _IDLE_S) -> None:
+        self._store = store
+        self._idle_s = idle_s
+        """Longest silence inside an upload."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        method: str = scope["method"]
+        blob_id: str | None = scope["path"].removeprefix(PATH).removeprefix("/") or None
+        allowed = {"PUT", "POST"} if blob_id is None else {"GET", "HEAD", "PUT"}
+        try:
+            if method not in allowed:
+                problem = BlobProblem(code="method_not_allowed", message=f"{method} is not for this path")
+                allow = (b"allow", ", ".join(sorted(allowed)).encode())
+                await _send_json(send, HTTPStatus.METHOD_NOT_ALLOWED, problem, [allow])
+            elif method in {"PUT", "POST"}:
+                await _send_json(send, HTTPStatus.CREATED, await self._put(scope, receive, blob_id))
+            elif blob_id is not None:
+                await self._get(scope, send, blob_id)
+        except _ClientGone:
+            _log.info("blob_upload_cut")
+        except BlobError as e:
+            if isinstance(e, BlobUnavailable):
+                _log.warning("blob_store_failed", code=e.code, where=e.where, problem=e.problem)
+            await _send_json(send, _status(e), _problem(e))
+
+    async def _put(self, scope: Scope, receive: Receive, blob_id: str | None) -> BlobRef:
+        headers = dict[bytes, bytes](scope["headers"])
+        if headers.get(b"content-encoding", b"identity") != b"identity":
+            raise BlobRefused("Content-Encoding", "a blob's address is that of its plain content: send it unencoded")
+        declared = headers.get(b"content-length")
+        length = int(declared) if declared is not None and declared.isdigit() else None
+        if length is not None and length > self._store.max_bytes:
+            raise BlobTooLarge(length, self._store.max_bytes)
+        media_type = parse_media_type(headers.get(b"content-type", DEFAULT_MEDIA_TYPE.encode()).decode("latin-1"))
+        return await self._store.put(self._body(receive, length), media_type, expected=blob_id)
+
+    async def _body(self, receive: Receive, declared: int | None) -> AsyncIterator[bytes]:
+        """The request's body. Raises BlobRefused where it stalls or is not as long as declared."""
+        size = 0
+        more = True
+        while more:
+            try:
+                async with asyncio.timeout(self._idle_s):
+                    message = await receive()
+            except TimeoutError:
+                raise BlobRefused("upload", f"cut short: nothing came for {self._idle_s:g} s") from None
+            if message["type"] == "http.disconnect":
+                raise _ClientGone
+            chunk: bytes = message.get("body", b"")
+            more = message.get("more_body", False)
+            size += len(chunk)
+            if chunk:
+                yield chunk
+        if declared is not None and size != declared:
+            raise BlobRefused("upload", f"{size} bytes came where Content-Length says {declared}")
+
+    async def _get(self, scope: Scope, send: Send, blob_id: str) -> None:
+        blob = await self._store.open(blob_id)
+        etag = f'"{blob.ref.blob_id}"'.encode()
+        headers: Headers = [(b"etag", etag), *_UNTRUSTED]
+        if _matches(scope, etag):
+            await send({"type": "http.response.start", "status": HTTPStatus.NOT_MODIFIED, "headers": headers})
+            await send({"type": "http.response.body"})
+            return
+        headers.append((b"content-type", blob.ref.media_type.encode()))
+        headers.append((b"content-length", str(blob.ref.size).encode()))
+        await send({"type": "http.response.start", "status": HTTPStatus.OK, "headers": headers})
+        if scope["method"] == "GET":
+            try:
+                async for chunk in blob.chunks():
+                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            except BlobError as e:
+                # The head is out. Leaving the body unfinished makes the server cut the connection, so that the
+                # client sees a short body and never wrong bytes as a whole blob.
+                _log.error("blob_read_failed", blob_id=blob_id, code=e.code, problem=str(e))
+                return
+        await send({"type": "http.response.body"})
+
+
+def _matches(scope: Scope, etag: bytes) -> bool:
+    """Whether If-None-Match names this ETag (RFC 9110, 13.1.2)."""
+    given = b",".join(value for name, value in scope["headers"] if name == b"if-none-match")
+    return any(tag.strip().removeprefix(b"W/") in {etag, b"*"} for tag in given.split(b","))
+
+
+def _status(e: BlobError) -> HTTPStatus:
+    match e:
+        case BlobNotFound():
+            return HTTPStatus.NOT_FOUND
+        case BlobTooLarge():
+            return HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+        case BlobRefused(where="media type" | "Content-Encoding"):
+            return HTTPStatus.UNSUPPORTED_MEDIA_TYPE
+        case BlobRefused():
+            return HTTPStatus.BAD_REQUEST
+        case BlobStoreFull():
+            return HTTPStatus.INSUFFICIENT_STORAGE
+        case BlobUnavailable():
+            return HTTPStatus.SERVICE_UNAVAILABLE
+        case _:
+            return HTTPStatus.INTERNAL_SERVER_ERROR
+
+
+def _problem(e: TokenbusError) -> BlobProblem:
+    if isinstance(e, BlobTooLarge):
+        return BlobProblem(code=e.code, message=str(e), size=e.size, limit=e.limit)
+    return BlobProblem(code=e.code, message=str(e))
+
+
+async def _send_json(
+    send: Send, status: HTTPStatus, body: BlobRef | BlobProblem, headers: Headers | None = None
+) -> None:
+    content = msgspec.json.encode(body)
+    head: Headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(content)).encode()),
+        *(headers or []),
+    ]
+    await send({"type": "http.response.start", "status": int(status), "headers": head})
+    await send({"type": "http.response.body", "body": content})

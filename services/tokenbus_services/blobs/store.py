@@ -1,0 +1,272 @@
+"""Blobs in an object store: a local directory, memory, or anything S3-compatible, all through obstore.
+
+One blob is one object, ``sha256/<first two digits>/<digest>/<media type>``. So a blob's address, media type, size
+and age are all in its listing: no backend needs attributes (local files have none) and no second object can get
+out of step with the first. The same content under two media types is two objects; the newest one answers.
+
+An upload is written to an unnamed temporary file while it is hashed, and goes to the object store only when it is
+whole and its address known, in one atomic put. So nothing of a cut upload ever reaches the store, and the
+kernel frees the temporary file even after ``kill -9``. What a kill *during the put* can leave: on a local disk a
+staged file, which `sweep` removes; on S3 parts of a multipart upload, for which the bucket wants a lifecycle rule.
+
+A blob lives for ``ttl_s`` after it was last put. `sweep` may run in several processes. Within one process it never
+takes a blob that is being put again; across processes only one re-put between its last look and its delete.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import re
+import time
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Generator, Sequence
+from contextlib import contextmanager, suppress
+from hashlib import sha256
+from pathlib import Path
+from tempfile import SpooledTemporaryFile
+from typing import IO, TYPE_CHECKING
+from weakref import WeakValueDictionary
+
+import obstore
+from obstore.exceptions import BaseError
+from obstore.store import LocalStore, ObjectStore, from_url
+
+from tokenbus.blobs import BlobRef, blob_id_from_digest, parse_blob_id, parse_media_type
+from tokenbus.errors import BlobNotFound, BlobRefused, BlobStoreFull, BlobTooLarge, BlobUnavailable, SettingsError
+from tokenbus_services.settings import BlobSettings
+
+if TYPE_CHECKING:
+    from obstore import ListStream, ObjectMeta
+
+_ROOT = "sha256"
+_KEY = re.compile(rf"{_ROOT}/([0-9a-f]{{2}})/(\1[0-9a-f]{{62}})/([^/]+/[^/]+)")
+_STAGED = re.compile(r".+#\d+")
+"""object_store writes a local file under its name with ``#1``, and renames it when it is whole."""
+_STAGED_STALE_S = 3600.0
+_SPOOL_BYTES = 2**20
+"""Uploads up to this stay in memory; larger ones are written to disk in pieces of this size."""
+_READ_BYTES = 256 * 2**10
+_PUTS_AT_ONCE = 8
+"""A put holds a few parts of 5 MiB in memory."""
+
+
+def create(settings: BlobSettings, directory: Path) -> BlobStore:
+    """The store that the settings name; without a URL, one in ``directory``. Raises SettingsError.
+
+    S3's credentials, region and endpoint come from the environment (``AWS_…``), as obstore reads them.
+    """
+    try:
+        if settings.url is None:
+            objects = LocalStore(directory, mkdir=True, automatic_cleanup=True)
+        elif settings.url.startswith("file:"):
+            objects = LocalStore.from_url(settings.url, mkdir=True, automatic_cleanup=True)
+        else:
+            objects = from_url(settings.url)
+    except (BaseError, ValueError, OSError) as e:
+        raise SettingsError("settings", "blobs.url", _first_line(e)) from None
+    return BlobStore(objects, max_bytes=settings.max_bytes, ttl_s=settings.ttl_s)
+
+
+class OpenBlob:
+    """A blob found and opened for reading."""
+
+    def __init__(self, ref: BlobRef, digest: str, read: AsyncIterator[bytes]) -> None:
+        self.ref = ref
+        self._digest = digest
+        self._read = read
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """The content, once. The last chunk comes only after the checksum of the whole was found right.
+
+        Raises BlobRefused before it where the stored bytes are not the blob's, BlobUnavailable where the store fails.
+        """
+        hasher = sha256()
+        held = b""
+        with _store_errors("read"):
+            async for chunk in self._read:
+                hasher.update(chunk)
+                if held:
+                    yield held
+                held = chunk
+        if hasher.hexdigest() != self._digest:
+            raise BlobRefused(self.ref.blob_id, "the stored bytes do not match their checksum")
+        if held:
+            yield held
+
+
+class BlobStore:
+    """Puts, opens, deletes and sweeps blobs. One object for a process; safe to use from many tasks."""
+
+    def __init__(
+        self, objects: ObjectStore, *, max_bytes: int, ttl_s: float, clock: Callable[[], float] = time.time
+    ) -> None:
+        self.max_bytes = max_bytes
+        self._objects = objects
+        self._ttl_s = ttl_s
+        self._clock = clock
+        self._puts = asyncio.Semaphore(_PUTS_AT_ONCE)
+        self._locks = WeakValueDictionary[str, asyncio.Lock]()
+
+    async def put(self, body: AsyncIterable[bytes], media_type: str, *, expected: str | None = None) -> BlobRef:
+        """Store a body. The same content again is stored once and its lifetime begins anew.
+
+        With ``expected``, a blob id, the content must have this address. Raises BlobTooLarge, BlobRefused,
+        BlobStoreFull, BlobUnavailable, and what ``body`` raises; in all these cases nothing new can be read.
+        """
+        media_type = parse_media_type(media_type)
+        wanted = None if expected is None else parse_blob_id(expected)
+        with SpooledTemporaryFile[bytes](max_size=_SPOOL_BYTES) as spool:
+            digest, size = await self._receive(body, spool)
+            if wanted not in {None, digest}:
+                raise BlobRefused("blob id", f"the content is {blob_id_from_digest(digest)}, not {expected}")
+            key = f"{_ROOT}/{digest[:2]}/{digest}/{media_type}"
+            spool.seek(0)
+            async with self._puts, self._lock(key):
+                with _store_errors("put"):
+                    await obstore.put_async(self._objects, key, spool, max_concurrency=2)
+        return BlobRef(blob_id=blob_id_from_digest(digest), media_type=media_type, size=size)
+
+    async def head(self, blob_id: str) -> BlobRef:
+        """What is stored under this id. Raises BlobNotFound, BlobRefused for what is no id, BlobUnavailable."""
+        return (await self._find(blob_id))[1]
+
+    async def open(self, blob_id: str) -> OpenBlob:
+        """Open a blob for reading. Raises BlobNotFound, BlobRefused for what is no id, BlobUnavailable."""
+        key, ref = await self._find(blob_id)
+        with _store_errors("open"):
+            try:
+                found = await obstore.get_async(self._objects, key)
+            except FileNotFoundError:
+                raise BlobNotFound(blob_id) from None
+        return OpenBlob(ref, parse_blob_id(blob_id), found.stream(min_chunk_size=_READ_BYTES))
+
+    async def delete(self, blob_id: str) -> bool:
+        """Remove a blob under all its media types; False where there was none. Raises BlobRefused, BlobUnavailable."""
+        found = False
+        for key, _, _ in await self._stored(parse_blob_id(blob_id)):
+            async with self._lock(key):
+                found = await self._remove(key) or found
+        return found
+
+    async def sweep(self, now: float | None = None) -> int:
+        """Remove the blobs that expired by ``now`` (Unix seconds) and staged files of killed writers; how many blobs.
+
+        Raises BlobUnavailable.
+        """
+        limit = self._clock() if now is None else now
+        removed = 0
+        with _store_errors("sweep"):
+            async for batch in _list(self._objects, _ROOT):
+                for found in batch:
+                    if _KEY.fullmatch(found["path"]) and self._expired(found["last_modified"].timestamp(), limit):
+                        removed += await self._remove_if_expired(found["path"], limit)
+        if isinstance(self._objects, LocalStore) and self._objects.prefix is not None:
+            await asyncio.to_thread(_remove_staged, self._objects.prefix / _ROOT, limit - _STAGED_STALE_S)
+        return removed
+
+    async def check(self) -> None:
+        """Returns if the store answers. Raises BlobUnavailable."""
+        with _store_errors("check"):
+            await _list(self._objects, f"{_ROOT}/none").collect_async()
+
+    async def _receive(self, body: AsyncIterable[bytes], spool: IO[bytes]) -> tuple[str, int]:
+        """Write a body to the spool; its digest and size."""
+        hasher = sha256()
+        pending = bytearray()
+        size = 0
+
+        def write(piece: bytes) -> None:
+            hasher.update(piece)
+            with _store_errors("upload"):
+                spool.write(piece)
+
+        async for chunk in body:
+            size += len(chunk)
+            if size > self.max_bytes:
+                raise BlobTooLarge(size, self.max_bytes)
+            pending += chunk
+            if len(pending) >= _SPOOL_BYTES:
+                await asyncio.to_thread(write, bytes(pending))
+                pending.clear()
+        write(bytes(pending))
+        return hasher.hexdigest(), size
+
+    async def _stored(self, digest: str) -> list[tuple[str, BlobRef, float]]:
+        """Every object of this content, expired or not: its key, what it is, when it was last put."""
+        with _store_errors("list"):
+            found = await _list(self._objects, f"{_ROOT}/{digest[:2]}/{digest}").collect_async()
+        stored: list[tuple[str, BlobRef, float]] = []
+        for entry in found:
+            if match := _KEY.fullmatch(entry["path"]):
+                ref = BlobRef(blob_id=blob_id_from_digest(digest), media_type=match[3], size=entry["size"])
+                stored.append((entry["path"], ref, entry["last_modified"].timestamp()))
+        return stored
+
+    async def _find(self, blob_id: str) -> tuple[str, BlobRef]:
+        """Key and description of the newest object that has not expired."""
+        stored = await self._stored(parse_blob_id(blob_id))
+        key, ref, put_at = max(stored, key=lambda entry: entry[2], default=("", None, 0.0))
+        if ref is None or self._expired(put_at, self._clock()):
+            raise BlobNotFound(blob_id)
+        return key, ref
+
+    def _expired(self, put_at: float, now: float) -> bool:
+        return put_at + self._ttl_s <= now
+
+    def _lock(self, key: str) -> asyncio.Lock:
+        """Held while an object is put or removed, so that a sweep cannot take what was just renewed."""
+        return self._locks.setdefault(key, asyncio.Lock())
+
+    async def _remove_if_expired(self, key: str, now: float) -> bool:
+        """Remove an object that a listing showed expired, unless it was put again since."""
+        async with self._lock(key):
+            try:
+                found = await obstore.head_async(self._objects, key)
+            except FileNotFoundError:
+                return False
+            return self._expired(found["last_modified"].timestamp(), now) and await self._remove(key)
+
+    async def _remove(self, key: str) -> bool:
+        with _store_errors("delete"):
+            try:
+                await obstore.delete_async(self._objects, key)
+            except FileNotFoundError:
+                return False
+        return True
+
+
+def _list(objects: ObjectStore, prefix: str) -> ListStream[Sequence[ObjectMeta]]:
+    # obstore's other overload speaks of arro3, which is not installed.
+    return obstore.list(objects, prefix)  # pyright: ignore[reportUnknownMemberType]
+
+
+@contextmanager
+def _store_errors(where: str) -> Generator[None]:
+    """Errors of obstore and of the disk, as errors of this package."""
+    try:
+        yield
+    except OSError as e:
+        full = e.errno in {errno.ENOSPC, errno.EDQUOT}
+        raise (BlobStoreFull if full else BlobUnavailable)(where, e.strerror or str(e)) from e
+    except BaseError as e:
+        # object_store has no error of its own for a full disk; the kind of the I/O error stands in its text.
+        full = any(
+            kind in str(e) for kind in ("kind: StorageFull", "kind: QuotaExceeded", "kind: FilesystemQuotaExceeded")
+        )
+        raise (BlobStoreFull if full else BlobUnavailable)(where, _first_line(e)) from e
+
+
+def _first_line(e: Exception) -> str:
+    """An error's message without the debug dump that obstore appends."""
+    return str(e).partition("\n")[0] or type(e).__name__
+
+
+def _remove_staged(root: Path, before: float) -> None:
+    """Remove files that a killed process left half-written, last touched before this time (Unix seconds)."""
+    for folder, _, names in os.walk(root):
+        for name in filter(_STAGED.fullmatch, names):
+            path = Path(folder, name)
+            with suppress(FileNotFoundError):
+                if path.stat().st_mtime < before:
+                    path.unlink()

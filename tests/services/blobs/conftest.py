@@ -1,0 +1,122 @@
+"""A blob store on each backend, its contents laid bare, and a real server before it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import obstore
+import pytest
+import uvicorn
+from obstore.store import LocalStore, MemoryStore
+
+from tokenbus_services.blobs.http import AsgiApp, BlobRoutes, Receive, Scope, Send
+from tokenbus_services.blobs.store import BlobStore
+
+MAX_BYTES = 8 * 2**20
+
+
+class Shelf:
+    """A `BlobStore` with what lies beneath it."""
+
+    def __init__(self, objects: LocalStore | MemoryStore, root: Path | None) -> None:
+        self.objects = objects
+        self.root = root
+        self.now = 0.0
+        """Added to the store's clock."""
+        self.store = BlobStore(objects, max_bytes=MAX_BYTES, ttl_s=100.0, clock=self.clock)
+
+    def clock(self) -> float:
+        return time.time() + self.now
+
+    def everything(self) -> list[str]:
+        """All objects, and on a disk all files: half-written ones too, which the object store does not list."""
+        if self.root is not None:
+            return sorted(str(path.relative_to(self.root)) for path in self.root.rglob("*") if path.is_file())
+        return sorted(entry["path"] for entry in obstore.list(self.objects).collect())
+
+
+@pytest.fixture(params=["local", "memory"])
+def shelf(request: pytest.FixtureRequest, tmp_path: Path) -> Shelf:
+    if request.param == "memory":
+        return Shelf(MemoryStore(), None)
+    root = tmp_path / "blobs"
+    return Shelf(LocalStore(root, mkdir=True, automatic_cleanup=True), root)
+
+
+@pytest.fixture
+def local_shelf(tmp_path: Path) -> Shelf:
+    root = tmp_path / "blobs"
+    return Shelf(LocalStore(root, mkdir=True, automatic_cleanup=True), root)
+
+
+class Served:
+    """An ASGI app behind uvicorn on a loopback port."""
+
+    def __init__(self, app: AsgiApp) -> None:
+        self._app = app
+        self._begun = 0
+        config = uvicorn.Config(self._counted, port=0, interface="asgi3", lifespan="off", log_config=None)  # type: ignore[arg-type]
+        self._server = uvicorn.Server(config)
+
+    async def _counted(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._begun += 1
+        await self._app(scope, receive, send)
+
+    # uvicorn's own main loop and shutdown wait in steps of a tenth of a second: too slow for each test.
+
+    async def start(self) -> None:
+        self._server.config.load()
+        self._server.lifespan = self._server.config.lifespan_class(self._server.config)
+        await self._server.startup()
+        self.port: int = self._server.servers[0].sockets[0].getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+
+    async def stop(self) -> None:
+        for server in self._server.servers:
+            server.close()
+        state = self._server.server_state
+        for connection in list(state.connections):
+            connection.shutdown()
+        await until(lambda: not state.connections and not state.tasks)
+
+    async def begun(self) -> None:
+        """Returns when a request has reached the app."""
+        await until(lambda: self._begun > 0)
+
+    async def idle(self) -> None:
+        """Returns when a request has reached the app and none is being handled any more."""
+        await until(lambda: self._begun > 0 and not self._server.server_state.tasks)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Returns when the condition holds; the test's own timeout bounds it."""
+    while not condition():  # noqa: ASYNC110 - what is waited for is uvicorn's and sets no event
+        await asyncio.sleep(0.002)
+
+
+Serve = Callable[[AsgiApp], Awaitable[Served]]
+
+
+@pytest.fixture
+async def serve() -> AsyncIterator[Serve]:
+    """Starts a server for an app; all are stopped after the test."""
+    started: list[Served] = []
+
+    async def start(app: AsgiApp) -> Served:
+        server = Served(app)
+        await server.start()
+        started.append(server)
+        return server
+
+    yield start
+    for server in started:
+        await server.stop()
+
+
+@pytest.fixture
+async def service(shelf: Shelf, serve: Serve) -> Served:
+    """The blob routes over the shelf of this test."""
+    return await serve(BlobRoutes(shelf.store, idle_s=5.0))
