@@ -27,7 +27,7 @@ class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """A table of the file. An unknown key is an error, so that a typing mistake is heard."""
 
 
-class RetrySettings(_Table):
+class RetrySettings(_Table, frozen=True, kw_only=True):
     """How often and how soon a turn is tried again."""
 
     max_attempts: Count = 4
@@ -38,7 +38,7 @@ class RetrySettings(_Table):
     max_delay_s: Seconds = 30.0
 
 
-class ProviderSettings(_Table):
+class ProviderSettings(_Table, frozen=True, kw_only=True):
     """One configured provider: what a request's `provider` names."""
 
     api: ApiName
@@ -55,7 +55,7 @@ class ProviderSettings(_Table):
     quirks: Quirks = Quirks()
 
 
-class PythonTool(_Table, tag="python", tag_field="kind"):
+class PythonTool(_Table, frozen=True, kw_only=True, tag="python", tag_field="kind"):
     """A Python callable, `module:function`, sync or async."""
 
     call: str
@@ -64,7 +64,7 @@ class PythonTool(_Table, tag="python", tag_field="kind"):
     timeout_s: Seconds | None = None
 
 
-class HttpTool(_Table, tag="http", tag_field="kind"):
+class HttpTool(_Table, frozen=True, kw_only=True, tag="http", tag_field="kind"):
     """An HTTP endpoint: the arguments are the JSON body, the answer is the result."""
 
     url: str
@@ -80,7 +80,7 @@ class HttpTool(_Table, tag="http", tag_field="kind"):
 ToolSettings = PythonTool | HttpTool
 
 
-class LimitSettings(_Table):
+class LimitSettings(_Table, frozen=True, kw_only=True):
     """Bounds; each has a named error."""
 
     request_bytes: Bytes = 4 * 2**20
@@ -97,7 +97,7 @@ class LimitSettings(_Table):
     """Per partition and hop: a fetcher stops reading sockets while a later stage is this far behind."""
 
 
-class RetentionSettings(_Table):
+class RetentionSettings(_Table, frozen=True, kw_only=True):
     """How long finished things stay readable."""
 
     open_run_s: Seconds = 86_400.0
@@ -108,7 +108,7 @@ class RetentionSettings(_Table):
     dead_entries: Count = 10_000
 
 
-class BlobSettings(_Table):
+class BlobSettings(_Table, frozen=True, kw_only=True):
     """The blob store. `url` is what obstore takes: `file:///…`, `memory://`, `s3://bucket/prefix`."""
 
     url: str | None = None
@@ -119,7 +119,7 @@ class BlobSettings(_Table):
     ttl_s: Seconds = 86_400.0
 
 
-class StageSettings(_Table):
+class StageSettings(_Table, frozen=True, kw_only=True):
     """How the ordered stages and work queues run."""
 
     lease_s: Seconds = 3.0
@@ -132,7 +132,7 @@ class StageSettings(_Table):
     """At shutdown, how long a fetcher lets its runs finish before it hands them over."""
 
 
-class HttpSettings(_Table):
+class HttpSettings(_Table, frozen=True, kw_only=True):
     """Ports of each service's health, readiness and metrics pages."""
 
     host: str = "127.0.0.1"
@@ -143,7 +143,7 @@ class HttpSettings(_Table):
     blobs: int = 8085
 
 
-class Settings(_Table):
+class Settings(_Table, frozen=True, kw_only=True):
     """The whole of `tokenbus.toml`."""
 
     redis_url: str | None = None

@@ -17,7 +17,7 @@ def create(settings: Settings) -> AsgiFastStream:
     broker = make_broker(settings, registry)
     service = FetcherService(settings, settings.tool_definitions)
     gauge = Gauge("tokenbus_attempts_running", "Provider calls in hand.", registry=registry)
-    gauge.set_function(lambda: service.turns.running)
+    gauge.set_function(lambda: len(service.attempts))
     attach(
         broker,
         stream=settings.keys.requests,

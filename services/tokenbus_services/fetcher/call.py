@@ -69,9 +69,10 @@ async def fetch(
     Raises AttemptRefused where the attempt is over. However this ends, by itself or cancelled, the connection
     is closed or back in its pool.
     """
+    limit = asyncio.timeout(None)
+    silence = _Silence(limit, deadline)
     try:
-        async with asyncio.timeout(None) as limit:
-            silence = _Silence(limit, deadline)
+        async with limit:
             error = await _read(endpoint, call, stream, writer, silence)
     except TimeoutError:
         error = silence.error()

@@ -13,6 +13,7 @@ import msgspec
 import structlog
 
 from tokenbus.bus import scripts
+from tokenbus.bus.dead import DeadEntry, bury
 from tokenbus.bus.keys import DATA_FIELD, Keys
 from tokenbus.bus.outage import outlast
 from tokenbus.bus.queue import Item, Queue
@@ -43,7 +44,7 @@ AWAITED_MS = 60_000
 
 
 class Intake:
-    """Works items of the inbound stream in; each ends in one script, so that a crash and a second delivery change nothing."""
+    """Takes items of the inbound stream in. Each ends in one script: a crash and a second delivery change nothing."""
 
     def __init__(
         self,
@@ -149,18 +150,14 @@ class Intake:
         return self._make(run, EventFrame(0, CONTROL_ATTEMPT, now, [Rejected(info)]), b"", ["accepted", now])
 
     async def _bury(self, item: Item, error: TokenbusError) -> None:
-        entry = {
-            "reason": f"{error.code}: {error}",
-            "stage": "intake",
-            "stream": item.stream,
-            "entry": item.entry_id,
-            "bytes": item.fields.get(DATA_FIELD.encode(), b"")[: self._settings.limits.request_bytes],
-        }
-        data, most = msgspec.json.encode(entry), self._settings.retention.dead_entries
-        await outlast(
-            lambda: self._server.client.xadd(self._keys.dead, {DATA_FIELD: data}, maxlen=most, approximate=True),
-            what="dead entry of intake",
+        entry = DeadEntry(
+            reason=f"{error.code}: {error}",
+            stage="intake",
+            stream=item.stream,
+            entry=item.entry_id,
+            bytes=item.fields.get(DATA_FIELD.encode(), b"")[: self._settings.limits.request_bytes],
         )
+        await bury(self._server, self._keys, entry, most=self._settings.retention.dead_entries)
 
     def _cancel(self, request: Cancel) -> scripts.Call:
         keys, run = self._keys, request.run

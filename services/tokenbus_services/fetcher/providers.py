@@ -94,5 +94,3 @@ class Providers:
         """Close all pools."""
         for endpoint in self._made.values():
             await endpoint.close()
-
-

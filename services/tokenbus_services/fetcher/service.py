@@ -15,6 +15,7 @@ from tokenbus_services.fetcher.turns import Turns
 from tokenbus_services.fetcher.writer import RawWriter
 from tokenbus_services.settings import Settings
 from tokenbus_services.worker.app import worker_name
+from tokenbus_services.worker.inflight import InFlight, bury_item
 
 INTAKE_GROUP = "intake"
 TURNS_GROUP = "fetcher"
@@ -52,8 +53,13 @@ class FetcherService:
             lost=self._lost,
         )
         self._intake = Intake(server, settings, self._requests, providers=self._providers.get, tools=tools)
-        self.turns = Turns(
-            server, keys, self._queue, self._writer, self._providers, most=settings.limits.runs_per_fetcher
+        turns = Turns(server, keys, self._queue, self._writer, self._providers)
+        self.attempts = InFlight(
+            self._queue,
+            most=settings.limits.runs_per_fetcher,
+            work=turns.work,
+            abandon=turns.abandon,
+            poisoned=self._poisoned,
         )
         self._control = ControlListener(server, keys, self._told)
 
@@ -73,8 +79,8 @@ class FetcherService:
         """Take nothing new, let runs finish for a while, hand the rest over."""
         await self._requests.stop_reading()
         await self._queue.stop_reading()
-        await self.turns.drain(self._settings.stages.drain_s)
-        await self.turns.stop()
+        await self.attempts.drain(self._settings.stages.drain_s)
+        await self.attempts.stop()
         await self._requests.close()
         await self._queue.close()
         await self._control.close()
@@ -92,16 +98,19 @@ class FetcherService:
 
     async def read_turn(self) -> Item:
         """The next attempt to make, once there is room for it."""
-        await self.turns.room()
+        await self.attempts.room()
         return await self._queue.read()
 
     async def start_turn(self, item: Item) -> None:
         """Make it."""
-        await self.turns.start(item)
+        await self.attempts.start(item)
+
+    async def _poisoned(self, item: Item, error: Exception) -> None:
+        await bury_item(self._server, self._settings, self.name, item, error)
 
     def _lost(self, item: Item) -> None:
-        self.turns.lost(item)
+        self.attempts.lost(item)
 
     def _told(self, message: Control) -> None:
         if message.what == "cancel":
-            self.turns.cancel(message.run)
+            self.attempts.cancel(message.run)

@@ -1,4 +1,4 @@
-"""Runs turns: each item of the `turns` queue is one attempt of one run, many at once in one process.
+"""Makes attempts: each item of the `turns` queue is one attempt of one run.
 
 An item that another worker held before is not tried again here: its attempt is closed as lost, and the parser decides
 on the next one. So one attempt has one fetcher, ever.
@@ -29,106 +29,27 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 _request_decoder = msgspec.json.Decoder(Generate)
 
 
-class _Running:
-    """One attempt in this process."""
-
-    def __init__(self, item: Item) -> None:
-        self.item = item
-        self.lost = False
-        """The item is another worker's by now."""
-        self.call: asyncio.Task[None] | None = None
-        """What may be cancelled at any moment."""
-        self.whole: asyncio.Task[None] | None = None
-        """The call and what must follow it."""
-
-    def stop(self) -> None:
-        """Close the provider's socket, at once."""
-        if self.call:
-            self.call.cancel()
-
-
 class Turns:
-    """The attempts that this process runs. Give it items with `start`; `cancel` a run; `drain` and `stop` at the end."""
+    """Makes the attempts that items of the `turns` queue ask for."""
 
-    def __init__(
-        self, server: Server, keys: Keys, queue: Queue, writer: RawWriter, providers: Providers, *, most: int
-    ) -> None:
-        """``most``: attempts at once."""
+    def __init__(self, server: Server, keys: Keys, queue: Queue, writer: RawWriter, providers: Providers) -> None:
         self._server = server
         self._keys = keys
         self._queue = queue
         self._writer = writer
         self._providers = providers
-        self._room = asyncio.Semaphore(most)
-        self._running: dict[str, _Running] = {}
-        self._stopping = False
 
-    @property
-    def running(self) -> int:
-        """Attempts in hand."""
-        return len(self._running)
-
-    async def room(self) -> None:
-        """Wait until one more attempt may begin."""
-        await self._room.acquire()
-        self._room.release()
-
-    async def start(self, item: Item) -> None:
-        """Begin on an item, in a task of its own."""
-        await self._room.acquire()
-        running = self._running[item.entry_id] = _Running(item)
-        running.call = asyncio.create_task(self._work(item), name=f"turn {item.entry_id}")
-        running.whole = asyncio.create_task(self._see_through(running, running.call))
-
-    def lost(self, item: Item) -> None:
-        """Another worker took the item over: stop."""
-        if running := self._running.get(item.entry_id):
-            running.lost = True
-            running.stop()
-
-    def cancel(self, run: str) -> None:
-        """The run was cancelled: close its socket."""
-        for running in self._running.values():
-            if run.encode() in running.item.fields:
-                running.stop()
-
-    async def drain(self, seconds: float) -> None:
-        """Let what runs finish, for so long at the most."""
-        if running := self._tasks():
-            await asyncio.wait(running, timeout=seconds)
-
-    async def stop(self) -> None:
-        """Hand over what still runs: its attempts are closed as lost, for others to go on from."""
-        self._stopping = True
-        tasks = self._tasks()
-        for running in self._running.values():
-            running.stop()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    def _tasks(self) -> list[asyncio.Task[None]]:
-        return [r.whole for r in self._running.values() if r.whole]
-
-    async def _see_through(self, running: _Running, call: asyncio.Task[None]) -> None:
-        item = running.item
-        try:
-            await asyncio.wait({call})
-            failed = not call.cancelled() and call.exception() is not None
-            if failed:
-                log.error("turn_failed", entry=item.entry_id, exc_info=call.exception())
-            if failed or (self._stopping and call.cancelled()):
-                for name, data in item.fields.items():
-                    work = turn_decoder.decode(data)
-                    await self._writer.lost(name.decode(), work.turn, work.attempt, "the fetcher stopped")
-            # A lost item is not finished: who has it now may not have closed the attempt yet.
-            if not running.lost:
-                await self._queue.finish([item])
-        finally:
-            del self._running[item.entry_id]
-            self._room.release()
-
-    async def _work(self, item: Item) -> None:
+    async def work(self, item: Item) -> None:
+        """Make the attempt, to its end."""
         for name, data in item.fields.items():
             await self._attempt(name.decode(), turn_decoder.decode(data), item)
+
+    async def abandon(self, item: Item) -> None:
+        """Close the attempt as lost, for others to go on from."""
+        for name, data in item.fields.items():
+            work = turn_decoder.decode(data)
+            await self._writer.lost(name.decode(), work.turn, work.attempt, "the fetcher stopped")
+        await self._queue.finish([item])
 
     async def _attempt(self, run: str, work: TurnWork, item: Item) -> None:
         if item.deliveries > 1:
@@ -175,5 +96,3 @@ class Turns:
             return None
         history = [m for t in turns if t for m in history_decoder.decode(t)]
         return _request_decoder.decode(request), history, int(deadline or 0)
-
-

@@ -31,7 +31,7 @@ LAG_POLL_S = 0.02
 class AttemptWriter:
     """The frames of one attempt, in order. Made by `RawWriter.attempt`."""
 
-    def __init__(self, writer: RawWriter, run: str, turn: int, attempt: int, refused: Callable[[str], None]) -> None:
+    def __init__(self, writer: RawWriter, run: str, turn: int, attempt: int, refused: Callable[[str], object]) -> None:
         self.run = run
         self.partition = writer.keys.partition_of(run)
         self.turn = turn
@@ -118,7 +118,7 @@ class RawWriter:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    def attempt(self, run: str, turn: int, attempt: int, refused: Callable[[str], None]) -> AttemptWriter:
+    def attempt(self, run: str, turn: int, attempt: int, refused: Callable[[str], object]) -> AttemptWriter:
         """The writer of one attempt; ``refused`` is called as soon as the server takes nothing more of it."""
         return AttemptWriter(self, run, turn, attempt, refused)
 

@@ -1,1 +1,1 @@
-"""The normalizer: raw provider bytes from `raw` become normalised events on `events`. Decoding itself is in the library."""
+"""The normalizer: raw provider bytes from `raw` become normalised events on `events`. The library decodes."""

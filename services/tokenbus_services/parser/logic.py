@@ -137,7 +137,7 @@ class ParserLogic:
         run_key, log = self._keys.run(s.run), self._keys.log(s.run)
         match effect:
             case NextTurn(work, history):
-                self._close_attempt(s.run, run_key, work.turn, work.attempt - 1, "a newer attempt began", commit)
+                self._close_attempt(s.run, work.turn, work.attempt - 1, "a newer attempt began", commit)
                 if history is not None:
                     commit.put(run_key, f"history:{work.turn}", encode(history))
                 commit.put(run_key, "turn", work.turn, "attempt", work.attempt, "raw", 0)
@@ -149,11 +149,11 @@ class ParserLogic:
                     commit.put(run_key, call_field(call.block), call.attempt)
                     commit.append(self._tools, [s.run, encode(call)])
             case EndRun(status):
-                self._close_attempt(s.run, run_key, s.turn, s.attempt, f"the run is {status}", commit)
+                self._close_attempt(s.run, s.turn, s.attempt, f"the run is {status}", commit)
                 commit.put(run_key, "status", status, "result", last)
                 commit.expire(run_key, self._finished_run_ms)
                 commit.expire(log, self._finished_run_ms)
 
-    def _close_attempt(self, run: str, run_key: str, turn: int, attempt: int, reason: str, commit: Commit) -> None:
+    def _close_attempt(self, run: str, turn: int, attempt: int, reason: str, commit: Commit) -> None:
         lost = encode(RawFrame(turn, attempt, ANY_FRAME, 0, [Lost(reason)]))
-        commit.close_attempt(run_key, attempt, self._raw, self._normalizer_lease, run, lost)
+        commit.close_attempt(self._keys.run(run), attempt, self._raw, self._normalizer_lease, run, lost)

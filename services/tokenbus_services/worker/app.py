@@ -17,7 +17,6 @@ from faststream.redis.prometheus import RedisPrometheusMiddleware
 from faststream.specification import AsyncAPI
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.process_collector import ProcessCollector
-from redis.cluster import ClusterNode
 
 from tokenbus import __version__
 from tokenbus.bus.keys import PublicTopic
@@ -68,8 +67,7 @@ def make_broker(settings: Settings, registry: CollectorRegistry) -> RedisBroker:
     if url.topology == "sentinel":
         return RedisSentinelBroker(sentinels=list(url.nodes), sentinel_master_name=url.master, **_login(url), **options)
     if url.topology == "cluster":
-        nodes = [ClusterNode(host, port) for host, port in url.nodes]
-        return RedisClusterBroker(startup_nodes=nodes, **_login(url), **options)
+        return RedisClusterBroker(startup_nodes=list(url.nodes), **_login(url), **options)
     return RedisBroker(settings.redis_url.replace("valkey", "redis", 1), **options)
 
 

@@ -88,7 +88,7 @@ def attach(
     read: Read[T],
     handle: Callable[[T], Awaitable[None]],
 ) -> None:
-    """Let ``handle`` work on what ``read`` gives, as a FastStream handler of ``stream`` (its name on the AsyncAPI page)."""
+    """Let ``handle`` work on what ``read`` gives: a FastStream handler of ``stream``, as the AsyncAPI page calls it."""
     subscriber = SourceSubscriber(broker, StreamSub(stream, batch=True), title, description, read)
     Registrator.subscriber(broker, subscriber)  # pyright: ignore[reportArgumentType, reportAbstractUsage]
     subscriber.add_call(parser_=_parse, decoder_=_decode, dependencies_=())
@@ -97,4 +97,4 @@ def attach(
         await handle(delivery)
 
     handler.__name__ = title
-    subscriber(handler)
+    cast("Any", subscriber)(handler)

@@ -1,6 +1,8 @@
-"""One attempt's raw frames in, normalised events out: frames in order, the right decoder, exactly one terminal event."""
+"""One attempt's raw frames in, normalised events out: frames in order, the right decoder, exactly one end."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import msgspec
 
@@ -75,7 +77,7 @@ class AttemptReader:
                 self._say([Cut(item.reason, error)], events)
                 self.over = True
 
-    def _end(self, error: ErrorInfo | None) -> list[BusEvent]:
+    def _end(self, error: ErrorInfo | None) -> Sequence[BusEvent]:
         """The call is over. The body may have been whole although the connection broke right after it."""
         if self._decoder is None:
             return [Failed(error)] if error else [Cut("the call ended without an answer")]
@@ -85,7 +87,7 @@ class AttemptReader:
             Cut(error.message, error) if error and isinstance(event, Cut) else event for event in self._decoder.end()
         ]
 
-    def _say(self, new: list[BusEvent], events: list[BusEvent]) -> None:
+    def _say(self, new: Sequence[BusEvent], events: list[BusEvent]) -> None:
         for event in new:
             if self._terminal:
                 return

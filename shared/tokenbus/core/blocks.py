@@ -6,7 +6,7 @@ the content. The table also keeps what the next turn must send back to the provi
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -20,6 +20,8 @@ from tokenbus.events.requests import (
     ThinkingPart,
     ToolCallPart,
 )
+
+ToolCallHead = Literal["name", "id"]
 
 MAX_EXTRAS = 100
 """Provider extras kept of one block, and of one run; more are dropped, for they are an account and no content."""
@@ -73,18 +75,26 @@ class BlockTable(msgspec.Struct):
     cut_calls: list[ToolCall] = []
     """Calls that broke off: they never run."""
 
-    def start(self, ordinal: int, kind: BlockKind, out: Outbox, tool_id: str | None = None, name: str | None = None) -> None:
+    def start(
+        self, ordinal: int, kind: BlockKind, out: Outbox, tool_id: str | None = None, name: str | None = None
+    ) -> None:
         """A block begins. A tool call's id and name are its first chunks."""
         block = OpenBlock(self.next_number, kind, tool_id=tool_id, tool_name=name)
         self.next_number += 1
         self.open[ordinal] = block
-        out.event(
-            self.turn, self.attempt, BlockStarted, block=block.number, kind=kind, tool_id=tool_id, tool_name=name
-        )
+        out.event(self.turn, self.attempt, BlockStarted, block=block.number, kind=kind, tool_id=tool_id, tool_name=name)
         if kind == "tool_call":
-            for part, text in (("name", name or ""), ("id", tool_id or "")):
+            heads: list[tuple[ToolCallHead, str]] = [("name", name or ""), ("id", tool_id or "")]
+            for part, text in heads:
                 out.chunk(
-                    self.turn, self.attempt, block.number, kind, text, part=part, tool_id=tool_id, tool_name=name  # pyright: ignore[reportArgumentType]
+                    self.turn,
+                    self.attempt,
+                    block.number,
+                    kind,
+                    text,
+                    part=part,
+                    tool_id=tool_id,
+                    tool_name=name,
                 )
 
     def write(self, ordinal: int, text: str, out: Outbox) -> None:

@@ -299,7 +299,9 @@ class Run:
         )
         s.heard = False
         self._attempt()
-        self.effects.append(NextTurn(TurnWork(s.run, s.turn, s.attempt, at_ms + again.delay_ms if again.delay_ms else 0)))
+        self.effects.append(
+            NextTurn(TurnWork(s.run, s.turn, s.attempt, at_ms + again.delay_ms if again.delay_ms else 0))
+        )
 
     def _settle(self, usage: Usage | None) -> None:
         """Tell the turn's usage, and add it to the run's."""
@@ -317,9 +319,7 @@ class Run:
         timing = Timing(
             first_byte_ms=s.first_byte_ms, first_visible_ms=s.first_visible_ms, total_ms=max(0, at_ms - s.accepted_ms)
         )
-        self.out.event(
-            s.turn, s.attempt, event, timing=timing, usage=total, provider_extra=s.extras or None, **fields
-        )
+        self.out.event(s.turn, s.attempt, event, timing=timing, usage=total, provider_extra=s.extras or None, **fields)
         s.phase = "over"
         status: dict[type[TerminalEvent], Literal["completed", "incomplete", "failed", "cancelled"]] = {
             Completed: "completed",
@@ -418,6 +418,4 @@ class Run:
             if not pending.told:
                 stopped = ToolReturned(pending.call.block, "cancelled", is_error=True)
                 self._tell(pending.call, pending.result or stopped)
-        self._end(
-            Cancelled, at_ms, finish="unknown", reason=event.reason, heard_through=event.heard_through
-        )
+        self._end(Cancelled, at_ms, finish="unknown", reason=event.reason, heard_through=event.heard_through)

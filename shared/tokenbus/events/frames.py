@@ -24,7 +24,7 @@ class _Item(msgspec.Struct, frozen=True, array_like=True, tag=True):
 # --- raw: fetcher to normalizer -----------------------------------------------------------------------------
 
 
-class Opened(_Item, tag="open"):
+class Opened(_Item, frozen=True, tag="open"):
     """The provider answered: how to read what follows. The first item of an attempt that got an answer."""
 
     api: ApiName
@@ -36,25 +36,25 @@ class Opened(_Item, tag="open"):
     """As they were at the call, so that a replay reads the same."""
 
 
-class Data(_Item, tag="data"):
+class Data(_Item, frozen=True, tag="data"):
     """Bytes of the body, as they were read."""
 
     data: bytes
 
 
-class Ended(_Item, tag="end"):
+class Ended(_Item, frozen=True, tag="end"):
     """The call is over. ``error`` is what happened here (timeout, network, missing key); None: the body ended."""
 
     error: ErrorInfo | None = None
 
 
-class Lost(_Item, tag="lost"):
+class Lost(_Item, frozen=True, tag="lost"):
     """Nobody works on this attempt any more: its worker died, or the run was cancelled or ended."""
 
     reason: str
 
 
-class Noted(_Item, tag="note"):
+class Noted(_Item, frozen=True, tag="note"):
     """Something that building the request had to mend; passed on to the run's end as provider_extra."""
 
     text: str
@@ -95,7 +95,7 @@ class Rules(msgspec.Struct, frozen=True, array_like=True):
     """Most public events of the run."""
 
 
-class Accepted(_Item, tag="accepted"):
+class Accepted(_Item, frozen=True, tag="accepted"):
     """A run begins: what the parser must know of its request."""
 
     provider: str
@@ -109,7 +109,7 @@ class Accepted(_Item, tag="accepted"):
     metadata: dict[str, object] | None = None
 
 
-class Rejected(_Item, tag="rejected"):
+class Rejected(_Item, frozen=True, tag="rejected"):
     """A request with an id that could not be taken: the run ends `failed`."""
 
     error: ErrorInfo
@@ -117,14 +117,14 @@ class Rejected(_Item, tag="rejected"):
     model: str = ""
 
 
-class CancelAsked(_Item, tag="cancel"):
+class CancelAsked(_Item, frozen=True, tag="cancel"):
     """Somebody cancelled the run."""
 
     reason: str | None = None
     heard_through: int | None = None
 
 
-class ToolReturned(_Item, tag="tool_result"):
+class ToolReturned(_Item, frozen=True, tag="tool_result"):
     """One tool call's result; ``block`` is the call's public block."""
 
     block: int

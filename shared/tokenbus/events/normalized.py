@@ -24,49 +24,54 @@ class _Normal(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Base of the family: small arrays, the tag first."""
 
 
-class Start(_Normal, tag="start"):
-    """The provider began to answer. The first event of an attempt that got as far."""
+class Start(_Normal, frozen=True, tag="start"):
+    """The provider began to answer. The first event of an attempt that got as far.
+
+    A second one says that the provider began its message anew (Anthropic may): the blocks before it are void.
+    """
 
     model: str
     provider_id: str = ""
     """The provider's id of the response."""
+    void_before: int = 0
+    """Blocks and items below this ordinal are void, whether closed or still open; 0 but for a message begun anew."""
 
 
-class BlockStart(_Normal, tag="open"):
+class BlockStart(_Normal, frozen=True, tag="open"):
     """A text, thinking or image region begins. Tool calls begin with `ToolCallStart`."""
 
     block: int
     kind: OpenKind
 
 
-class TextDelta(_Normal, tag="text"):
+class TextDelta(_Normal, frozen=True, tag="text"):
     """A piece of a text block, never empty."""
 
     block: int
     text: str
 
 
-class RefusalDelta(_Normal, tag="refusal"):
+class RefusalDelta(_Normal, frozen=True, tag="refusal"):
     """A piece of a text block in which the model declines; shown as text, never empty."""
 
     block: int
     text: str
 
 
-class ThinkingDelta(_Normal, tag="thinking"):
+class ThinkingDelta(_Normal, frozen=True, tag="thinking"):
     """A piece of a thinking block, never empty, never visible."""
 
     block: int
     text: str
 
 
-class BlockStop(_Normal, tag="close"):
+class BlockStop(_Normal, frozen=True, tag="close"):
     """The text, thinking or image region is complete."""
 
     block: int
 
 
-class ToolCallStart(_Normal, tag="call"):
+class ToolCallStart(_Normal, frozen=True, tag="call"):
     """A tool call begins; id and name are both known by now and never change."""
 
     block: int
@@ -74,24 +79,25 @@ class ToolCallStart(_Normal, tag="call"):
     name: str
 
 
-class ToolCallDelta(_Normal, tag="args"):
+class ToolCallDelta(_Normal, frozen=True, tag="args"):
     """A fragment of the raw argument string; fragments concatenate to it exactly, nothing repaired."""
 
     block: int
     fragment: str
 
 
-class ToolCallDone(_Normal, tag="called"):
+class ToolCallDone(_Normal, frozen=True, tag="called"):
     """The provider completed the call. Without it the call was cut and must never run."""
 
     block: int
 
 
-class Opaque(_Normal, tag="opaque"):
+class Opaque(_Normal, frozen=True, tag="opaque"):
     """Provider data of a block that must go back to it untouched with the next turn.
 
-    Known names: ``signature``, ``redacted``, ``encrypted``, ``thought_signature``, ``item_id``. Values of one
-    name replace each other.
+    Known names: ``signature``, ``redacted``, ``encrypted``, ``thought_signature``, ``item_id``; ``citations``,
+    ``reasoning_details``, ``extra_content``, ``fields`` (the provider's further fields of the block) as JSON text.
+    Values of one name replace each other; one may come after its block's end.
     """
 
     block: int
@@ -99,7 +105,7 @@ class Opaque(_Normal, tag="opaque"):
     value: str
 
 
-class Image(_Normal, tag="image"):
+class Image(_Normal, frozen=True, tag="image"):
     """An image of an open image block: a preview or the final one, base64."""
 
     block: int
@@ -109,7 +115,7 @@ class Image(_Normal, tag="image"):
     revised_prompt: str = ""
 
 
-class Extra(_Normal, tag="extra"):
+class Extra(_Normal, frozen=True, tag="extra"):
     """Something with no name here (server-run tools, citations, unknown events), kept as the provider's JSON.
 
     With ``block`` set it belongs to that block; without, to the turn. ``ordinal`` >= 0 marks a content item
@@ -123,13 +129,13 @@ class Extra(_Normal, tag="extra"):
     ordinal: int = -1
 
 
-class UsageSeen(_Normal, tag="usage"):
+class UsageSeen(_Normal, frozen=True, tag="usage"):
     """Counts known so far: last non-null value per field, never summed."""
 
     usage: Usage
 
 
-class Done(_Normal, tag="done"):
+class Done(_Normal, frozen=True, tag="done"):
     """The provider's own terminal event. All blocks that it completed were closed before."""
 
     finish: FinishReason
@@ -139,13 +145,13 @@ class Done(_Normal, tag="done"):
     """The stop string that ended the turn, where the provider says so."""
 
 
-class Failed(_Normal, tag="failed"):
+class Failed(_Normal, frozen=True, tag="failed"):
     """The attempt ended in an error, the provider's or ours."""
 
     error: ErrorInfo
 
 
-class Cut(_Normal, tag="cut"):
+class Cut(_Normal, frozen=True, tag="cut"):
     """The stream ended without the provider's terminal event, or its worker was lost."""
 
     reason: str

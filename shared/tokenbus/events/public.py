@@ -45,7 +45,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_f
     attempt: int
 
 
-class Chunk(Event, kw_only=True, tag="chunk"):
+class Chunk(Event, frozen=True, kw_only=True, tag="chunk"):
     """A piece of one block's content. A block's chunks concatenate to exactly its content.
 
     For a tool call the pieces with ``tool_call_part == "input"`` concatenate to its ``arguments``.
@@ -63,7 +63,7 @@ class Chunk(Event, kw_only=True, tag="chunk"):
     tool_name: str | None = None
 
 
-class BlockStarted(Event, kw_only=True, tag="block_start"):
+class BlockStarted(Event, frozen=True, kw_only=True, tag="block_start"):
     """A block begins; its chunks follow."""
 
     block: int
@@ -72,7 +72,7 @@ class BlockStarted(Event, kw_only=True, tag="block_start"):
     tool_name: str | None = None
 
 
-class BlockComplete(Event, kw_only=True, tag="block_complete"):
+class BlockComplete(Event, frozen=True, kw_only=True, tag="block_complete"):
     """A block ends. ``cut`` says that its content is only what came before the stream broke off."""
 
     block: int
@@ -96,7 +96,7 @@ class BlockComplete(Event, kw_only=True, tag="block_complete"):
     provider_extra: list[dict[str, object]] | None = None
 
 
-class Started(Event, kw_only=True, tag="started"):
+class Started(Event, frozen=True, kw_only=True, tag="started"):
     """The run was accepted; its first event."""
 
     provider: str
@@ -104,7 +104,7 @@ class Started(Event, kw_only=True, tag="started"):
     metadata: dict[str, object] | None = None
 
 
-class Retrying(Event, kw_only=True, tag="retrying"):
+class Retrying(Event, frozen=True, kw_only=True, tag="retrying"):
     """An attempt failed before anything visible left; the next one follows. Blocks from ``drop_from`` on are void."""
 
     error: ErrorInfo
@@ -113,7 +113,7 @@ class Retrying(Event, kw_only=True, tag="retrying"):
     drop_from: int
 
 
-class Restarted(Event, kw_only=True, tag="restarted"):
+class Restarted(Event, frozen=True, kw_only=True, tag="restarted"):
     """An attempt failed after visible text, and the turn starts over. Blocks from ``drop_from`` on are void."""
 
     error: ErrorInfo
@@ -122,14 +122,14 @@ class Restarted(Event, kw_only=True, tag="restarted"):
     drop_from: int
 
 
-class UsageReported(Event, kw_only=True, tag="usage"):
+class UsageReported(Event, frozen=True, kw_only=True, tag="usage"):
     """Token counts of the turn just ended, and of the run so far."""
 
     usage: Usage
     total: Usage
 
 
-class RunEnd(Event, kw_only=True):
+class RunEnd(Event, frozen=True, kw_only=True):
     """What all terminal events carry."""
 
     finish: FinishReason
@@ -140,24 +140,24 @@ class RunEnd(Event, kw_only=True):
     provider_extra: list[dict[str, object]] | None = None
 
 
-class Completed(RunEnd, kw_only=True, tag="completed"):
+class Completed(RunEnd, frozen=True, kw_only=True, tag="completed"):
     """The provider finished, and so did the run."""
 
 
-class Incomplete(RunEnd, kw_only=True, tag="incomplete"):
+class Incomplete(RunEnd, frozen=True, kw_only=True, tag="incomplete"):
     """The stream was cut short: what came before stands, the rest never came."""
 
     reason: str
     error: ErrorInfo | None = None
 
 
-class RunFailedEvent(RunEnd, kw_only=True, tag="failed"):
+class RunFailedEvent(RunEnd, frozen=True, kw_only=True, tag="failed"):
     """The run ended in an error."""
 
     error: ErrorInfo
 
 
-class Cancelled(RunEnd, kw_only=True, tag="cancelled"):
+class Cancelled(RunEnd, frozen=True, kw_only=True, tag="cancelled"):
     """The run was cancelled."""
 
     reason: str | None = None

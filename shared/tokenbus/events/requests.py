@@ -18,20 +18,20 @@ class _Part(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_f
     """Base of content parts."""
 
 
-class Base64Source(_Part, kw_only=True, tag="base64"):
+class Base64Source(_Part, frozen=True, kw_only=True, tag="base64"):
     """Media inside the request."""
 
     media_type: str
     data: str
 
 
-class UrlSource(_Part, kw_only=True, tag="url"):
+class UrlSource(_Part, frozen=True, kw_only=True, tag="url"):
     """Media that the provider fetches."""
 
     url: str
 
 
-class BlobSource(_Part, kw_only=True, tag="blob"):
+class BlobSource(_Part, frozen=True, kw_only=True, tag="blob"):
     """Media in the blob store, loaded when the provider request is built."""
 
     blob_id: str
@@ -42,7 +42,7 @@ class BlobSource(_Part, kw_only=True, tag="blob"):
 Source = Base64Source | UrlSource | BlobSource
 
 
-class TextPart(_Part, kw_only=True, tag="text"):
+class TextPart(_Part, frozen=True, kw_only=True, tag="text"):
     """Text; ``cache`` asks the provider to keep the prompt up to here, where it can."""
 
     text: str
@@ -50,7 +50,7 @@ class TextPart(_Part, kw_only=True, tag="text"):
     opaque: dict[str, str] | None = None
 
 
-class ThinkingPart(_Part, kw_only=True, tag="thinking"):
+class ThinkingPart(_Part, frozen=True, kw_only=True, tag="thinking"):
     """The model's own thinking from an earlier turn, with the data that its provider wants back."""
 
     text: str = ""
@@ -58,18 +58,18 @@ class ThinkingPart(_Part, kw_only=True, tag="thinking"):
     opaque: dict[str, str] | None = None
 
 
-class ImagePart(_Part, kw_only=True, tag="image"):
+class ImagePart(_Part, frozen=True, kw_only=True, tag="image"):
     source: Source
     cache: bool = False
 
 
-class DocumentPart(_Part, kw_only=True, tag="document"):
+class DocumentPart(_Part, frozen=True, kw_only=True, tag="document"):
     source: Source
     title: str | None = None
     cache: bool = False
 
 
-class ToolCallPart(_Part, kw_only=True, tag="tool_call"):
+class ToolCallPart(_Part, frozen=True, kw_only=True, tag="tool_call"):
     """A call that the model made; ``arguments`` is the raw string as it came."""
 
     tool_id: str
@@ -78,7 +78,7 @@ class ToolCallPart(_Part, kw_only=True, tag="tool_call"):
     opaque: dict[str, str] | None = None
 
 
-class ToolResultPart(_Part, kw_only=True, tag="tool_result"):
+class ToolResultPart(_Part, frozen=True, kw_only=True, tag="tool_result"):
     """What a tool gave back for the call ``tool_id``."""
 
     tool_id: str
@@ -88,7 +88,7 @@ class ToolResultPart(_Part, kw_only=True, tag="tool_result"):
     cache: bool = False
 
 
-class ExtraPart(_Part, kw_only=True, tag="extra"):
+class ExtraPart(_Part, frozen=True, kw_only=True, tag="extra"):
     """A provider's own content item (a server-run tool, say), sent back to it as it came."""
 
     name: str

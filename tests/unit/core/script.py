@@ -41,7 +41,9 @@ class Story:
     def provider(self, *events: BusEvent, attempt: int | None = None) -> list[PublicEvent]:
         """Normalised events of the present attempt (or of another)."""
         state = self.run.state
-        return self._step(EventFrame(state.turn, state.attempt if attempt is None else attempt, self._tick(), list(events)))
+        return self._step(
+            EventFrame(state.turn, state.attempt if attempt is None else attempt, self._tick(), list(events))
+        )
 
     def control(self, *events: BusEvent) -> list[PublicEvent]:
         """What intake or a tool has to say."""

@@ -245,7 +245,9 @@ def test_cancel_keeps_what_came_and_answers_every_call() -> None:
     story = Story()
     story.provider(n.UsageSeen(Usage(input=5)), *call(0, "a", "f"), n.ToolCallStart(1, "b", "g"))
     story.control(CancelAsked("enough", 7))
-    results = [(e.tool_id, e.content, e.is_error) for e in of_type(story.events, BlockComplete) if e.kind == "tool_result"]
+    results = [
+        (e.tool_id, e.content, e.is_error) for e in of_type(story.events, BlockComplete) if e.kind == "tool_result"
+    ]
     assert results == [("a", "cancelled", True), ("b", "cancelled", True)]
     end = story.events[-1]
     assert isinstance(end, Cancelled)
@@ -276,7 +278,9 @@ def test_usage_adds_up_over_turns() -> None:
 
 def test_a_paused_turn_is_asked_to_go_on() -> None:
     story = Story()
-    story.provider(n.Extra("server_tool_use", '{"id":1}', ordinal=0), *text(1, "Searching"), n.Done("pause", "pause_turn"))
+    story.provider(
+        n.Extra("server_tool_use", '{"id":1}', ordinal=0), *text(1, "Searching"), n.Done("pause", "pause_turn")
+    )
     turn = story.effects[-1]
     assert isinstance(turn, NextTurn)
     assert turn.history is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 
 from hypothesis import given
@@ -73,7 +74,7 @@ def tell(plan: list[list[BusEvent] | BusEvent], policy: str, reborn: bool) -> St
 def test_every_story_is_numbered_ordered_and_ends_once(plan: list[list[BusEvent] | BusEvent], policy: str) -> None:
     events = tell(plan, policy, reborn=False).events
     assert [e.seq for e in events] == list(range(len(events)))
-    assert all(a.attempt <= b.attempt and a.turn <= b.turn for a, b in zip(events, events[1:], strict=False))
+    assert all(a.attempt <= b.attempt and a.turn <= b.turn for a, b in itertools.pairwise(events))
     ends = [i for i, e in enumerate(events) if isinstance(e, TERMINAL)]
     assert ends in ([], [len(events) - 1])
     check_blocks(events, ended=bool(ends))

@@ -1,0 +1,134 @@
+"""One tool executor: takes calls off the queue, runs them side by side, hands each result in exactly once.
+
+A call may run twice, if its worker dies in the middle; its result enters `events` once, for the script that takes it
+looks whether the call is still open.
+"""
+
+from __future__ import annotations
+
+import time
+
+import structlog
+from tokenbus_services.tools.execute import Executor, ToolCall, ToolOutcome
+
+from tokenbus.bus import scripts
+from tokenbus.bus.control import ControlListener
+from tokenbus.bus.outage import outlast
+from tokenbus.bus.queue import Item, Queue
+from tokenbus.bus.send import send
+from tokenbus.bus.server import Server, join_deployment
+from tokenbus.events.frames import CONTROL_ATTEMPT, Control, EventFrame, ToolReturned, ToolWork, encode, tool_decoder
+from tokenbus_services.settings import Settings
+from tokenbus_services.worker.app import worker_name
+from tokenbus_services.worker.inflight import InFlight, bury_item
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+GROUP = "tools"
+MOST_DELIVERIES = 3
+"""A call whose workers died so often is not tried again: it may be what kills them."""
+
+
+class ToolService:
+    """The calls of all runs, shared among the executors."""
+
+    name = "tools"
+
+    def __init__(self, settings: Settings, executor: Executor) -> None:
+        assert settings.redis_url
+        self._settings = settings
+        self._keys = keys = settings.keys
+        self._server = server = Server(settings.redis_url)
+        self._executor = executor
+        self._queue = Queue(
+            server,
+            group=GROUP,
+            streams=[keys.topic(p, "tools") for p in range(keys.partitions)],
+            worker=worker_name(),
+            lost=self._lost,
+        )
+        self.calls = InFlight(
+            self._queue,
+            most=settings.limits.tool_calls_per_worker,
+            work=self._work,
+            abandon=self._abandon,
+            poisoned=self._poisoned,
+        )
+        self._control = ControlListener(server, keys, self._told)
+
+    @property
+    def ready(self) -> bool:
+        return self._queue.healthy
+
+    async def open(self) -> None:
+        await self._server.check()
+        await join_deployment(self._server, self._settings.keys)
+        await self._executor.open()
+        await self._control.open()
+        await self._queue.open()
+
+    async def close(self) -> None:
+        await self._queue.stop_reading()
+        await self.calls.drain(self._settings.stages.drain_s)
+        await self.calls.stop()
+        await self._queue.close()
+        await self._control.close()
+        await self._executor.close()
+        await self._server.aclose()
+
+    async def read(self) -> Item:
+        """The next call, once there is room for it."""
+        await self.calls.room()
+        return await self._queue.read()
+
+    async def start(self, item: Item) -> None:
+        """Run it."""
+        await self.calls.start(item)
+
+    async def _work(self, item: Item) -> None:
+        for data in item.fields.values():
+            work = tool_decoder.decode(data)
+            if item.deliveries > MOST_DELIVERIES:
+                problem = f"the tool's worker was lost {item.deliveries - 1} times"
+                outcome = ToolOutcome(problem, is_error=True)
+            else:
+                outcome = await self._executor.execute(
+                    ToolCall(
+                        run=work.run,
+                        turn=work.turn,
+                        block=work.block,
+                        tool_id=work.tool_id,
+                        name=work.name,
+                        arguments=work.arguments,
+                        timeout_s=work.timeout_s,
+                    )
+                )
+            await self._hand_in(work, outcome)
+
+    async def _hand_in(self, work: ToolWork, outcome: ToolOutcome) -> None:
+        partition = self._keys.partition_of(work.run)
+        returned = ToolReturned(work.block, outcome.content, outcome.is_error, outcome.blob_id)
+        call = scripts.tool_result(
+            self._keys.run(work.run),
+            self._keys.topic(partition, "events"),
+            self._keys.lease(partition, "parser"),
+            run=work.run,
+            block=work.block,
+            attempt=work.attempt,
+            frame=encode(EventFrame(0, CONTROL_ATTEMPT, time.time_ns() // 1_000_000, [returned])),
+        )
+        taken = await outlast(lambda: send(self._server, call), what="tool result")
+        log.info("tool_returned", run=work.run, tool=work.name, error=outcome.is_error, taken=bool(taken))
+
+    async def _abandon(self, item: Item) -> None:
+        await outlast(lambda: self._queue.hand_back([item]), what="hand-back of a tool call")
+
+    async def _poisoned(self, item: Item, error: Exception) -> None:
+        await bury_item(self._server, self._settings, self.name, item, error)
+
+    def _lost(self, item: Item) -> None:
+        self.calls.lost(item)
+
+    def _told(self, message: Control) -> None:
+        if message.what == "cancel":
+            self.calls.cancel(message.run)
