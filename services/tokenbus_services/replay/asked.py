@@ -1,0 +1,136 @@
+"""What a request asks for: which model, which turn of which conversation, streaming or not.
+
+The turn is counted from the history in the request's own body, so the server keeps no state of a conversation:
+runs in parallel do not disturb each other, and a retry gets the same turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from hashlib import blake2b
+from itertools import chain, pairwise
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+from tokenbus.providers.api import ApiName
+
+T = TypeVar("T")
+
+
+class Refused(Exception):
+    """The request is answered with an error: ``status`` and a message in the API's own error body."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+
+
+class Said(msgspec.Struct, frozen=True, kw_only=True):
+    """One contribution to the history."""
+
+    by: Literal["model", "user", "tool"]
+    text: str = ""
+    calls: tuple[str, ...] = ()
+    """model: ids of the tool calls it made."""
+    answers: str = ""
+    """tool: id of the call that this is the result of."""
+
+
+class Heard(msgspec.Struct, frozen=True, kw_only=True):
+    """What an API's module reads from a request."""
+
+    model: str
+    stream: bool
+    history: str
+    """The body's field that holds the history."""
+    said: list[tuple[Said, ...]]
+    """Contributions of each item of that field; none for instructions."""
+
+
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """One request, understood."""
+
+    api: ApiName
+    headers: Mapping[str, str]
+    """Names in lower case."""
+    body: Mapping[str, Any]
+    model: str
+    stream: bool
+    turn: int
+    """0 for the first; one more for each time that the model spoke and was answered."""
+    user_text: str
+    """The user's last text."""
+    tool_results: tuple[str, ...]
+    """What tools gave back since the model last spoke."""
+    key: str
+    """Same for each try of one turn of one conversation: a digest of API and body, without a prefill at its end.
+
+    Two conversations with the same words have the same key; tests that run in parallel say something of their own.
+    """
+
+    @property
+    def token(self) -> str:
+        """The last word of the user's last text, which tells runs of one script apart."""
+        words = self.user_text.rsplit(maxsplit=1)
+        return words[-1] if words else ""
+
+
+def understand(api: ApiName, heard: Heard, headers: Mapping[str, str], body: Mapping[str, Any]) -> Asked:
+    """The request as the server sees it. Raises Refused where calls and results do not match."""
+    said = list(heard.said)
+    while said and said[-1] and all(one.by == "model" for one in said[-1]):
+        said.pop()  # a prefill: the turn that is asked for has begun already
+    history = list(chain.from_iterable(said))
+    _check_results(history)
+    asked_of = {**body, heard.history: body[heard.history][: len(said)]} if len(said) < len(heard.said) else body
+    return Asked(
+        api=api,
+        headers=headers,
+        body=body,
+        model=heard.model,
+        stream=heard.stream,
+        turn=sum(before.by == "model" != after.by for before, after in pairwise(history)),
+        user_text=next((one.text for one in reversed(history) if one.by == "user" and one.text), ""),
+        tool_results=_latest_results(history),
+        key=blake2b(msgspec.json.encode((api, asked_of), order="sorted"), digest_size=16).hexdigest(),
+    )
+
+
+def read_as(json: object, shape: type[T]) -> T:
+    """Decoded JSON as a type with the fields that matter here. Raises Refused, saying which field is wrong."""
+    try:
+        return msgspec.convert(json, shape)
+    except msgspec.ValidationError as e:
+        raise Refused(400, str(e)) from None
+
+
+def joined(texts: Iterable[str]) -> str:
+    """The text of a message made of parts."""
+    return "\n".join(text for text in texts if text)
+
+
+def _check_results(history: Sequence[Said]) -> None:
+    """Each call is answered before anything else is said, and each result answers such a call.
+
+    Both Anthropic and OpenAI refuse anything else, so a client that passes here has not lost a call.
+    """
+    open_calls: set[str] = set()
+    before = None
+    for one in history:
+        if one.by == "tool":
+            if one.answers and one.answers not in open_calls:
+                raise Refused(400, f"a tool result answers {one.answers!r}, which is no call of the turn before it")
+            open_calls.discard(one.answers)
+        elif open_calls and not before == one.by == "model":
+            break
+        open_calls.update(one.calls)
+        before = one.by
+    if open_calls:
+        raise Refused(400, f"tool calls without a result right after them: {', '.join(sorted(open_calls))}")
+
+
+def _latest_results(history: Sequence[Said]) -> tuple[str, ...]:
+    last = max((i for i, one in enumerate(history) if one.by == "model"), default=-1)
+    return tuple(one.text for one in history[last + 1 :] if one.by == "tool")

@@ -1,0 +1,49 @@
+"""What the server needs of each provider API: read its requests, write its errors and, where it can, its replies."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Protocol, runtime_checkable
+
+from tokenbus.providers.api import ApiName
+from tokenbus_services.replay.asked import Asked, Heard
+from tokenbus_services.replay.reply import Reply
+
+CREATED = 1_750_000_000
+"""Unix time that composed replies claim for their creation: the same request gets the same bytes."""
+
+
+class Dialect(Protocol):
+    """One provider API, as its module gives it (a module-level object named ``dialect``)."""
+
+    name: ApiName
+    route: re.Pattern[str]
+    """Matches the path of its requests."""
+
+    def hear(
+        self, route: re.Match[str], query: Mapping[str, str], headers: Mapping[str, str], body: Mapping[str, Any]
+    ) -> Heard:
+        """What the request asks for. Raises Refused for what the API itself would refuse."""
+        ...
+
+    def error(self, status: int, message: str) -> bytes:
+        """The JSON body of an HTTP error."""
+        ...
+
+    def error_event(self, status: int, message: str) -> bytes:
+        """The same error as an event in mid-stream."""
+        ...
+
+
+@runtime_checkable
+class Composer(Protocol):
+    """A dialect that can also write a `Reply` in its wire form; without it, an API serves recordings only."""
+
+    def stream(self, reply: Reply, asked: Asked) -> bytes:
+        """The server-sent events of a streamed answer."""
+        ...
+
+    def body(self, reply: Reply, asked: Asked) -> bytes:
+        """The JSON body of an answer that is not streamed."""
+        ...

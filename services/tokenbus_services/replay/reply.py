@@ -1,0 +1,105 @@
+"""What the model is to say, apart from any API: a `Reply`, which each API's module turns into its own wire form.
+
+The strings of a reply may hold marks, filled in from the request, so that many runs of one script differ and a
+test still knows what each must give: `filled` computes the expected reply.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from tokenbus.events.usage import Usage
+
+TOKEN = "{token}"
+"""Mark: the last word of the user's last message."""
+TOOL_RESULT = "{tool_result}"
+"""Mark: what the tools gave back for this turn, joined by a blank."""
+STAMP = "<monotonic-ns-here>"
+"""Mark: `time.monotonic_ns()` at the moment the read that holds it is written, in as many (19) digits."""
+
+Finish = Literal["stop", "length", "tool_use", "content_filter"]
+
+_WORD = re.compile(r"\s*\S+|\s+")
+_ARGUMENT_SIZE = 6
+"""Characters of a fragment of arguments where text goes by words: JSON has few blanks."""
+
+
+class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
+    """One call. ``arguments`` as a string is sent as it is, so that a test may send broken JSON."""
+
+    name: str
+    arguments: dict[str, object] | str = {}
+    id: str | None = None
+    """None: derived from the conversation, so distinct over turns and runs."""
+
+    @property
+    def raw(self) -> str:
+        """The argument string on the wire."""
+        if isinstance(self.arguments, str):
+            return self.arguments
+        return msgspec.json.encode(self.arguments).decode()
+
+
+class Reply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="reply"):
+    """One turn of the model: thinking, then text, then tool calls, each left out where empty."""
+
+    text: str = ""
+    thinking: str = ""
+    signature: str = "c2lnbmVkIGJ5IHRoZSByZXBsYXkgcHJvdmlkZXI="
+    """Goes with thinking, where the API has signatures."""
+    tool_calls: tuple[ToolCall, ...] = ()
+    finish: Finish | None = None
+    """None: ``tool_use`` with tool calls, else ``stop``."""
+    usage: Usage | None = None
+    """None: an invented input, and as many output tokens as there are pieces."""
+    chunk_size: Annotated[int, Meta(ge=1)] | None = None
+    """Characters a delta; None: a word, as models do."""
+
+    @property
+    def ending(self) -> Finish:
+        """Why the turn ends."""
+        return self.finish or ("tool_use" if self.tool_calls else "stop")
+
+    @property
+    def counted(self) -> Usage:
+        """The usage to report."""
+        if self.usage is not None:
+            return self.usage
+        thinking = len(self.pieces(self.thinking))
+        spoken = len(self.pieces(self.text)) + sum(len(self.fragments(call.raw)) for call in self.tool_calls)
+        return Usage(input=25, output=thinking + spoken, reasoning=thinking or None)
+
+    def pieces(self, text: str) -> list[str]:
+        """The deltas of a text; they concatenate to it exactly."""
+        return _WORD.findall(text) if self.chunk_size is None else _slices(text, self.chunk_size)
+
+    def fragments(self, arguments: str) -> list[str]:
+        """The deltas of a tool call's arguments; they concatenate to it exactly."""
+        return _slices(arguments, self.chunk_size or _ARGUMENT_SIZE)
+
+    def filled(self, *, token: str = "", tool_results: tuple[str, ...] = ()) -> Reply:
+        """The reply with its marks filled in, all but `STAMP`; inside arguments they are escaped as JSON text."""
+        values = {TOKEN: token, TOOL_RESULT: " ".join(tool_results)}
+
+        def fill(text: str, *, json: bool = False) -> str:
+            for mark, value in values.items():
+                if mark in text:
+                    text = text.replace(mark, msgspec.json.encode(value).decode()[1:-1] if json else value)
+            return text
+
+        return msgspec.structs.replace(
+            self,
+            text=fill(self.text),
+            thinking=fill(self.thinking),
+            tool_calls=tuple(
+                msgspec.structs.replace(call, arguments=fill(call.raw, json=True)) for call in self.tool_calls
+            ),
+        )
+
+
+def _slices(text: str, size: int) -> list[str]:
+    return [text[i : i + size] for i in range(0, len(text), size)]

@@ -1,0 +1,57 @@
+"""A server with an httpx client of it, and requests as the provider APIs take them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+
+from tokenbus_services.replay import Delivery, ReplayServer, Reply, Script, Turn, Wire
+from tokenbus_services.replay.script import Fault
+from tokenbus_services.replay.server import Choose
+
+MESSAGES = "/v1/messages"
+CHAT = "/v1/chat/completions"
+RESPONSES = "/v1/responses"
+GEMINI = "/v1beta/models/told:streamGenerateContent"
+
+EVENTS = b"".join(b"event: e\ndata: %d\n\n" % number for number in range(12))
+"""A body of twelve events."""
+
+
+@asynccontextmanager
+async def serving(
+    *scripts: Script, choose: Choose | None = None, keep: int = 1_000
+) -> AsyncIterator[tuple[ReplayServer, httpx.AsyncClient]]:
+    async with (
+        ReplayServer(scripts, choose=choose, keep=keep) as server,
+        httpx.AsyncClient(
+            base_url=server.url, headers={"anthropic-version": "2023-06-01"}, trust_env=False, timeout=20
+        ) as client,
+    ):
+        yield server, client
+
+
+def told(
+    says: Reply | Wire | None = None,
+    *,
+    delivery: Delivery | None = None,
+    first: tuple[Fault | None, ...] = (),
+    fault: Fault | None = None,
+) -> Script:
+    """A script `told` of one turn; it says the twelve events where nothing else is given."""
+    turn = Turn(says=says or Wire(stream=EVENTS), delivery=delivery or Delivery(), first=first, fault=fault)
+    return Script(name="told", turns=(turn,))
+
+
+def asking(text: str = "hello", **more: Any) -> dict[str, Any]:
+    """A request of one user message, for Messages and Chat Completions alike."""
+    return {
+        "model": "told",
+        "max_tokens": 64,
+        "stream": True,
+        "messages": [{"role": "user", "content": text}],
+        **more,
+    }

@@ -1,0 +1,33 @@
+"""The demo's conversation, as bytes on the wire."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from jsonschema import validate
+
+from tests.services.replay.asking import CHAT, MESSAGES, asking, serving
+from tokenbus_services.replay import Reply
+from tokenbus_services.replay.demo import DEMO_MODEL, WEATHER_PARAMETERS, demo_scripts, weather
+
+
+@pytest.mark.parametrize(("path", "ping"), [(MESSAGES, True), (CHAT, False)])
+async def test_a_person_sees_it_stream(path: str, ping: bool) -> None:
+    (script,) = demo_scripts()
+    assert {turn.delivery.pace for turn in script.turns} == {40}
+    async with serving(script.paced(None)) as (server, client):
+        body = (await client.post(path, json=asking(model=DEMO_MODEL))).content
+    # 40 reads a second: about two seconds a turn.
+    assert 40 <= server.requests[0].reads_sent <= 90
+    assert "Zür".encode() in body
+    assert (b"event: ping\n" in body) is ping
+
+
+def test_the_call_of_the_demo_suits_its_tool() -> None:
+    (script,) = demo_scripts()
+    said = script.turns[0].says
+    assert isinstance(said, Reply)
+    (call,) = said.tool_calls
+    arguments = msgspec.json.decode(call.raw)
+    validate(arguments, WEATHER_PARAMETERS)
+    assert (call.name, weather(**arguments)["city"]) == ("weather", "Zürich")

@@ -1,0 +1,178 @@
+"""The providers' own SDKs read what the replay provider composes: that keeps its wire forms honest."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.services.replay.asking import serving, told
+from tokenbus.events.usage import Usage
+from tokenbus_services.replay import Delivery, ErrorEvent, Random, Reply, Script, Status, ToolCall
+from tokenbus_services.replay.demo import DEMO_MODEL, DEMO_PROMPT, demo_scripts, weather
+
+REPLY = Reply(
+    thinking="Which city?\nZürich, I think.",
+    text="Let me look: 🌧️ or ☀️.",
+    tool_calls=(
+        ToolCall(name="weather", arguments={"city": "Zürich"}),
+        ToolCall(name="weather", arguments={"city": "東京"}, id="toolu_own"),
+    ),
+    usage=Usage(input=7, output=21, reasoning=5, cache_read=3),
+)
+ANYHOW = Delivery(cuts=Random(seed=11, largest=40))
+
+
+@pytest.fixture(params=[1, 3, 100, None], ids=lambda size: f"chunk_size={size}")
+def reply(request: pytest.FixtureRequest) -> Reply:
+    return Reply(
+        thinking=REPLY.thinking,
+        text=REPLY.text,
+        tool_calls=REPLY.tool_calls,
+        usage=REPLY.usage,
+        chunk_size=request.param,
+    )
+
+
+async def test_the_anthropic_sdk_reads_stream_and_body(reply: Reply) -> None:
+    anthropic = pytest.importorskip("anthropic", reason="the anthropic SDK is not installed")
+    asking: dict[str, Any] = {"model": "told", "max_tokens": 99, "messages": [{"role": "user", "content": "umbrella?"}]}
+    async with (
+        serving(told(reply, delivery=ANYHOW)) as (server, _),
+        anthropic.AsyncAnthropic(base_url=server.url, api_key="none", max_retries=0) as client,
+    ):
+        async with client.messages.stream(**asking) as stream:
+            streamed = await stream.get_final_message()
+        whole = await client.messages.create(**asking)
+    for message in (streamed, whole):
+        thinking, text, *calls = message.content
+        assert (thinking.type, thinking.thinking, thinking.signature) == ("thinking", REPLY.thinking, REPLY.signature)
+        assert (text.type, text.text) == ("text", REPLY.text)
+        assert [(call.type, call.name, call.input) for call in calls] == [
+            ("tool_use", "weather", {"city": "Zürich"}),
+            ("tool_use", "weather", {"city": "東京"}),
+        ]
+        assert calls[1].id == "toolu_own"
+        assert message.stop_reason == "tool_use"
+        usage = message.usage
+        assert (usage.input_tokens, usage.output_tokens, usage.cache_read_input_tokens) == (7, 21, 3)
+
+
+async def test_the_openai_sdk_reads_stream_and_body(reply: Reply) -> None:
+    openai = pytest.importorskip("openai", reason="the openai SDK is not installed")
+    asking: dict[str, Any] = {"model": "told", "messages": [{"role": "user", "content": "umbrella?"}]}
+    async with (
+        serving(told(reply, delivery=ANYHOW)) as (server, _),
+        openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        async with client.chat.completions.stream(**asking, stream_options={"include_usage": True}) as stream:
+            pieces = [event.chunk async for event in stream if event.type == "chunk"]
+            streamed = await stream.get_final_completion()
+        whole = await client.chat.completions.create(**asking)
+    deltas = [chunk.choices[0].delta for chunk in pieces if chunk.choices]
+    assert "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas) == REPLY.thinking
+    assert whole.choices[0].message.reasoning_content == REPLY.thinking
+    for completion in (streamed, whole):
+        choice = completion.choices[0]
+        assert choice.message.content == REPLY.text
+        assert [(call.function.name, call.function.arguments) for call in choice.message.tool_calls] == [
+            ("weather", '{"city":"Zürich"}'),
+            ("weather", '{"city":"東京"}'),
+        ]
+        assert choice.message.tool_calls[1].id == "toolu_own"
+        assert choice.finish_reason == "tool_calls"
+        usage = completion.usage
+        assert (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens) == (7, 21, 28)
+        assert usage.completion_tokens_details.reasoning_tokens == 5
+        assert usage.prompt_tokens_details.cached_tokens == 3
+
+
+async def test_without_being_asked_chat_completions_stream_no_usage() -> None:
+    openai = pytest.importorskip("openai", reason="the openai SDK is not installed")
+    async with (
+        serving(told(REPLY)) as (server, _),
+        openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none") as client,
+    ):
+        stream = await client.chat.completions.create(
+            model="told", stream=True, messages=[{"role": "user", "content": "umbrella?"}]
+        )
+        chunks = [chunk async for chunk in stream]
+    assert [chunk.usage for chunk in chunks] == [None] * len(chunks)
+    assert chunks[-1].choices[0].finish_reason == "tool_calls"
+
+
+async def test_the_sdks_know_the_errors_for_what_they_are() -> None:
+    anthropic = pytest.importorskip("anthropic", reason="the anthropic SDK is not installed")
+    openai = pytest.importorskip("openai", reason="the openai SDK is not installed")
+    script = told(REPLY, first=(Status(status=429, headers={"retry-after": "1"}),), fault=ErrorEvent(after_events=4))
+    messages = [{"role": "user", "content": "umbrella?"}]
+    async with (
+        serving(script) as (server, _),
+        anthropic.AsyncAnthropic(base_url=server.url, api_key="none", max_retries=0) as claude,
+        openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as chat,
+    ):
+        with pytest.raises(anthropic.RateLimitError):
+            await claude.messages.create(model="told", max_tokens=9, messages=messages, stream=True)
+        stream = await claude.messages.create(model="told", max_tokens=9, messages=messages, stream=True)
+        with pytest.raises(anthropic.APIStatusError, match="overloaded_error"):
+            _ = [event async for event in stream]
+        with pytest.raises(openai.RateLimitError):
+            await chat.chat.completions.create(model="told", messages=messages, stream=True)
+        stream = await chat.chat.completions.create(model="told", messages=messages, stream=True)
+        with pytest.raises(openai.APIError, match="mid-stream"):
+            _ = [chunk async for chunk in stream]
+
+
+def _unhurried() -> list[Script]:
+    return [script.paced(None) for script in demo_scripts()]
+
+
+async def test_the_anthropic_sdk_holds_the_demo_conversation() -> None:
+    anthropic = pytest.importorskip("anthropic", reason="the anthropic SDK is not installed")
+    messages: list[dict[str, Any]] = [{"role": "user", "content": DEMO_PROMPT}]
+    async with (
+        serving(*_unhurried()) as (server, _),
+        anthropic.AsyncAnthropic(base_url=server.url, api_key="none", max_retries=0) as client,
+    ):
+
+        async def turn() -> Any:
+            async with client.messages.stream(model=DEMO_MODEL, max_tokens=999, messages=messages) as stream:
+                return await stream.get_final_message()
+
+        first = await turn()
+        thinking, text, call = first.content
+        assert thinking.signature
+        assert "Zürich" in text.text
+        assert (call.name, call.input) == ("weather", {"city": "Zürich"})
+        result = {"type": "tool_result", "tool_use_id": call.id, "content": str(weather(**call.input))}
+        messages += [
+            {"role": "assistant", "content": [block.model_dump() for block in first.content]},
+            {"role": "user", "content": [result]},
+        ]
+        last = await turn()
+    assert last.stop_reason == "end_turn"
+    assert f"{weather('Zürich')['celsius']} °C" in last.content[0].text
+
+
+async def test_the_openai_sdk_holds_the_demo_conversation() -> None:
+    openai = pytest.importorskip("openai", reason="the openai SDK is not installed")
+    messages: list[dict[str, Any]] = [{"role": "user", "content": DEMO_PROMPT}]
+    async with (
+        serving(*_unhurried()) as (server, _),
+        openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client,
+    ):
+
+        async def turn() -> Any:
+            async with client.chat.completions.stream(model=DEMO_MODEL, messages=messages) as stream:
+                return (await stream.get_final_completion()).choices[0]
+
+        first = await turn()
+        call = first.message.tool_calls[0]
+        assert (first.finish_reason, call.function.arguments) == ("tool_calls", '{"city":"Zürich"}')
+        messages += [
+            {"role": "assistant", "content": first.message.content, "tool_calls": [call.model_dump()]},
+            {"role": "tool", "tool_call_id": call.id, "content": str(weather("Zürich"))},
+        ]
+        last = await turn()
+    assert last.finish_reason == "stop"
+    assert f"{weather('Zürich')['celsius']} °C" in last.message.content
