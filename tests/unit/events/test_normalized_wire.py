@@ -1,0 +1,74 @@
+"""The msgpack of normalised events: arrays with the tag first, so that workers of two versions read each other."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import msgspec
+import pytest
+
+from tokenbus.events.failure import ErrorInfo
+from tokenbus.events.normalized import (
+    BlockStart,
+    BlockStop,
+    Cut,
+    Done,
+    Extra,
+    Failed,
+    Image,
+    Normalized,
+    Opaque,
+    RefusalDelta,
+    Start,
+    TextDelta,
+    ThinkingDelta,
+    ToolCallDelta,
+    ToolCallDone,
+    ToolCallStart,
+    UsageSeen,
+)
+from tokenbus.events.usage import Usage
+
+GOLDEN: list[tuple[Normalized, list[Any]]] = [
+    (Start("m", "msg_1", 2), ["start", "m", "msg_1", 2]),
+    (BlockStart(0, "text"), ["open", 0, "text"]),
+    (TextDelta(0, "Hel"), ["text", 0, "Hel"]),
+    (RefusalDelta(0, "No"), ["refusal", 0, "No"]),
+    (ThinkingDelta(1, "hm"), ["thinking", 1, "hm"]),
+    (BlockStop(0), ["close", 0]),
+    (ToolCallStart(2, "t1", "weather"), ["call", 2, "t1", "weather"]),
+    (ToolCallDelta(2, '{"ci'), ["args", 2, '{"ci']),
+    (ToolCallDone(2), ["called", 2]),
+    (Opaque(1, "signature", "s"), ["opaque", 1, "signature", "s"]),
+    (Image(3, "image/png", "aGk=", True, "a cat"), ["image", 3, "image/png", "aGk=", True, "a cat"]),
+    (Extra("citation", "{}", 0, 4), ["extra", "citation", "{}", 0, 4]),
+    (UsageSeen(Usage(input=1)), ["usage", {"input": 1}]),
+    (
+        Done("tool_use", "tool_calls", Usage(output=2), "END"),
+        ["done", "tool_use", "tool_calls", {"output": 2}, "END"],
+    ),
+    (
+        Failed(ErrorInfo(code="c", kind="rate_limit", message="m", retryable=True)),
+        ["failed", {"code": "c", "class": "rate_limit", "message": "m", "retryable": True}],
+    ),
+    (
+        Cut("lost", ErrorInfo(code="worker_lost", kind="internal", message="m")),
+        ["cut", "lost", {"code": "worker_lost", "class": "internal", "message": "m"}],
+    ),
+]
+
+
+@pytest.mark.parametrize(("event", "golden"), GOLDEN)
+def test_a_normalised_event_is_exactly_its_golden_array_both_ways(event: Normalized, golden: list[Any]):
+    data = msgspec.msgpack.encode(event)
+    assert data == msgspec.msgpack.encode(golden)
+    assert msgspec.msgpack.decode(data, type=Normalized) == event
+
+
+def test_every_normalised_event_has_a_golden_form():
+    assert {type(event) for event, _ in GOLDEN} == set(get_args(Normalized))
+
+
+@pytest.mark.parametrize(("event", "golden"), GOLDEN)
+def test_a_field_that_a_later_version_adds_at_the_end_is_ignored(event: Normalized, golden: list[Any]):
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode([*golden, "later"]), type=Normalized) == event

@@ -1,0 +1,265 @@
+"""The wire form of every public event, letter by letter: what a reader in any language may rely on.
+
+A change here breaks readers: new optional fields may come, nothing may go or change its meaning.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, get_args
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tokenbus.events.failure import ErrorInfo
+from tokenbus.events.public import (
+    TERMINAL,
+    BlockComplete,
+    BlockStarted,
+    Cancelled,
+    Chunk,
+    Completed,
+    ImageRef,
+    Incomplete,
+    PublicEvent,
+    Restarted,
+    Retrying,
+    RunFailedEvent,
+    Started,
+    TerminalEvent,
+    Timing,
+    UsageReported,
+    decode,
+    encode,
+)
+from tokenbus.events.usage import Usage
+
+AT: dict[str, Any] = {"run": "r1", "seq": 4, "turn": 1, "attempt": 2}
+HEAD = '"run":"r1","seq":4,"turn":1,"attempt":2'
+ERROR = ErrorInfo(
+    code="overloaded_error",
+    kind="overloaded",
+    message="Overloaded",
+    retryable=True,
+    retry_after_s=1.5,
+    status=529,
+    where="event error",
+    raw="{}",
+)
+ERROR_JSON = (
+    '{"code":"overloaded_error","class":"overloaded","message":"Overloaded","retryable":true,'
+    '"retry_after_s":1.5,"status":529,"where":"event error","raw":"{}"}'
+)
+TIMING = Timing(first_byte_ms=300, first_visible_ms=320, total_ms=900)
+TIMING_JSON = '{"first_byte_ms":300,"first_visible_ms":320,"total_ms":900}'
+USAGE = Usage(input=10, output=20, reasoning=5, cache_read=2, cache_write=3, total=30, raw={"input_tokens": 10})
+USAGE_JSON = (
+    '{"input":10,"output":20,"reasoning":5,"cache_read":2,"cache_write":3,"total":30,"raw":{"input_tokens":10}}'
+)
+
+FULL: list[tuple[PublicEvent, str]] = [
+    (
+        Chunk(
+            **AT,
+            block=3,
+            kind="tool_call",
+            text='{"ci',
+            visible=False,
+            depth=0,
+            tool_call_part="input",
+            tool_id="t1",
+            tool_name="weather",
+        ),
+        '{"type":"chunk",' + HEAD + ',"block":3,"kind":"tool_call","text":"{\\"ci","visible":false,"depth":0,'
+        '"tool_call_part":"input","tool_id":"t1","tool_name":"weather"}',
+    ),
+    (
+        BlockStarted(**AT, block=3, kind="tool_call", tool_id="t1", tool_name="weather"),
+        '{"type":"block_start",' + HEAD + ',"block":3,"kind":"tool_call","tool_id":"t1","tool_name":"weather"}',
+    ),
+    (
+        BlockComplete(
+            **AT,
+            block=3,
+            kind="tool_call",
+            content="c",
+            tool_id="t1",
+            tool_name="weather",
+            arguments='{"city":"Brno"}',
+            input={"city": "Brno"},
+            input_error="no JSON",
+            is_error=True,
+            signature="sig",
+            image=ImageRef(media_type="image/png", blob_id="sha256:00", base64="aGk=", revised_prompt="a cat"),
+            blob_id="sha256:01",
+            cut=True,
+            provider_extra=[{"name": "citation"}],
+        ),
+        '{"type":"block_complete",' + HEAD + ',"block":3,"kind":"tool_call","content":"c","tool_id":"t1",'
+        '"tool_name":"weather","arguments":"{\\"city\\":\\"Brno\\"}","input":{"city":"Brno"},"input_error":"no JSON",'
+        '"is_error":true,"signature":"sig","image":{"media_type":"image/png","blob_id":"sha256:00","base64":"aGk=",'
+        '"revised_prompt":"a cat"},"blob_id":"sha256:01","cut":true,"provider_extra":[{"name":"citation"}]}',
+    ),
+    (
+        Started(**AT, provider="anthropic", model="m", metadata={"call": 7}),
+        '{"type":"started",' + HEAD + ',"provider":"anthropic","model":"m","metadata":{"call":7}}',
+    ),
+    (
+        Retrying(**AT, error=ERROR, next_attempt=3, delay_ms=500, drop_from=2),
+        '{"type":"retrying",' + HEAD + ',"error":' + ERROR_JSON + ',"next_attempt":3,"delay_ms":500,"drop_from":2}',
+    ),
+    (
+        Restarted(**AT, error=ERROR, next_attempt=3, delay_ms=500, drop_from=2),
+        '{"type":"restarted",' + HEAD + ',"error":' + ERROR_JSON + ',"next_attempt":3,"delay_ms":500,"drop_from":2}',
+    ),
+    (
+        UsageReported(**AT, usage=USAGE, total=USAGE),
+        '{"type":"usage",' + HEAD + ',"usage":' + USAGE_JSON + ',"total":' + USAGE_JSON + "}",
+    ),
+    (
+        Completed(
+            **AT, finish="stop", timing=TIMING, finish_raw="end_turn", usage=USAGE, provider_extra=[{"name": "n"}]
+        ),
+        '{"type":"completed",' + HEAD + ',"finish":"stop","timing":' + TIMING_JSON + ',"finish_raw":"end_turn","usage":'
+        "" + USAGE_JSON + ',"provider_extra":[{"name":"n"}]}',
+    ),
+    (
+        Incomplete(**AT, finish="unknown", timing=TIMING, reason="the stream broke off", error=ERROR),
+        '{"type":"incomplete",' + HEAD + ',"finish":"unknown","timing":' + TIMING_JSON + ',"reason":'
+        '"the stream broke off","error":' + ERROR_JSON + "}",
+    ),
+    (
+        RunFailedEvent(**AT, finish="error", timing=TIMING, error=ERROR),
+        '{"type":"failed",' + HEAD + ',"finish":"error","timing":' + TIMING_JSON + ',"error":' + ERROR_JSON + "}",
+    ),
+    (
+        Cancelled(**AT, finish="unknown", timing=TIMING, reason="barge-in", heard_through=41),
+        '{"type":"cancelled",' + HEAD + ',"finish":"unknown","timing":' + TIMING_JSON + ',"reason":"barge-in",'
+        '"heard_through":41}',
+    ),
+]
+
+BARE_ERROR = ErrorInfo(code="c", kind="unknown", message="")
+BARE_ERROR_JSON = '{"code":"c","class":"unknown","message":""}'
+BARE_TIMING = Timing(total_ms=0)
+
+BARE: list[tuple[PublicEvent, str]] = [
+    (
+        Chunk(**AT, block=0, kind="text", text="Hel", visible=True, depth=0),
+        '{"type":"chunk",' + HEAD + ',"block":0,"kind":"text","text":"Hel","visible":true,"depth":0}',
+    ),
+    (BlockStarted(**AT, block=0, kind="text"), '{"type":"block_start",' + HEAD + ',"block":0,"kind":"text"}'),
+    (BlockComplete(**AT, block=0, kind="image"), '{"type":"block_complete",' + HEAD + ',"block":0,"kind":"image"}'),
+    (
+        BlockComplete(**AT, block=0, kind="text", content=""),
+        '{"type":"block_complete",' + HEAD + ',"block":0,"kind":"text","content":""}',
+    ),
+    (Started(**AT, provider="p", model="m"), '{"type":"started",' + HEAD + ',"provider":"p","model":"m"}'),
+    (
+        Retrying(**AT, error=BARE_ERROR, next_attempt=3, delay_ms=0, drop_from=0),
+        '{"type":"retrying",' + HEAD + ',"error":' + BARE_ERROR_JSON + ',"next_attempt":3,"delay_ms":0,"drop_from":0}',
+    ),
+    (
+        Restarted(**AT, error=BARE_ERROR, next_attempt=3, delay_ms=0, drop_from=0),
+        '{"type":"restarted",' + HEAD + ',"error":' + BARE_ERROR_JSON + ',"next_attempt":3,"delay_ms":0,"drop_from":0}',
+    ),
+    (UsageReported(**AT, usage=Usage(), total=Usage()), '{"type":"usage",' + HEAD + ',"usage":{},"total":{}}'),
+    (
+        Completed(**AT, finish="stop", timing=BARE_TIMING),
+        '{"type":"completed",' + HEAD + ',"finish":"stop","timing":{"total_ms":0}}',
+    ),
+    (
+        Incomplete(**AT, finish="unknown", timing=BARE_TIMING, reason=""),
+        '{"type":"incomplete",' + HEAD + ',"finish":"unknown","timing":{"total_ms":0},"reason":""}',
+    ),
+    (
+        RunFailedEvent(**AT, finish="error", timing=BARE_TIMING, error=BARE_ERROR),
+        '{"type":"failed",' + HEAD + ',"finish":"error","timing":{"total_ms":0},"error":' + BARE_ERROR_JSON + "}",
+    ),
+    (
+        Cancelled(**AT, finish="unknown", timing=BARE_TIMING),
+        '{"type":"cancelled",' + HEAD + ',"finish":"unknown","timing":{"total_ms":0}}',
+    ),
+]
+
+KINDS: tuple[type[PublicEvent], ...] = get_args(PublicEvent)
+
+
+@pytest.mark.parametrize(("event", "golden"), FULL + BARE, ids=lambda v: type(v).__name__ if v in KINDS else None)
+def test_an_event_is_exactly_its_golden_json_both_ways(event: PublicEvent, golden: str):
+    assert encode(event).decode() == golden
+    assert decode(golden.encode()) == event
+
+
+def test_every_event_has_a_golden_form_with_all_fields_set_and_one_with_none():
+    assert {type(event) for event, _ in FULL} == {type(event) for event, _ in BARE} == set(KINDS)
+    end = {"finish", "timing", "finish_raw", "usage", "provider_extra"}
+    for event, golden in FULL:
+        unset = set(event.__struct_fields__) - set(json.loads(golden))
+        assert not unset - (end if isinstance(event, TERMINAL) else set())
+    assert set(json.loads(FULL[7][1])) == {"type", *Completed.__struct_fields__}
+
+
+def test_the_terminal_events_are_these_four():
+    assert set(TERMINAL) == set(get_args(TerminalEvent)) == {Completed, Incomplete, RunFailedEvent, Cancelled}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_event_has_a_field_named_data(kind: type[PublicEvent]):
+    assert "data" not in kind.__struct_encode_fields__
+
+
+@pytest.mark.parametrize("golden", [golden for _, golden in FULL])
+def test_unknown_fields_are_ignored_at_every_level(golden: str):
+    def with_news(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {"later": {"x": 1}} | {name: with_news(inner) for name, inner in value.items()}
+        return value
+
+    read = decode(json.dumps(with_news(json.loads(golden))).encode())
+    plain = msgspec.to_builtins(decode(golden.encode()))
+    assert _without(msgspec.to_builtins(read), "later") == plain
+
+
+def _without(value: Any, name: str) -> Any:
+    # Only open maps (metadata, input, raw) keep what they do not know: those are the caller's or the provider's own.
+    if isinstance(value, dict):
+        return {key: _without(inner, name) for key, inner in value.items() if key != name}
+    return value
+
+
+@pytest.mark.parametrize(("event", "golden"), BARE)
+def test_each_field_that_is_always_there_is_needed(event: PublicEvent, golden: str):
+    always = json.loads(golden)
+    required = set(always) - {"content"}
+    for name in required:
+        with pytest.raises(msgspec.ValidationError):
+            decode(json.dumps({key: value for key, value in always.items() if key != name}).encode())
+
+
+def test_an_event_type_of_a_later_version_is_an_error_that_names_it():
+    with pytest.raises(msgspec.ValidationError, match="'novelty'"):
+        decode(b'{"type":"novelty","run":"r","seq":0,"turn":0,"attempt":1}')
+
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]))
+COUNTS = st.integers(min_value=0, max_value=2**53)
+
+
+@st.composite
+def events(draw: st.DrawFn) -> PublicEvent:
+    event = draw(st.sampled_from([event for event, _ in FULL + BARE]))
+    news: dict[str, Any] = {"run": draw(TEXT), "seq": draw(COUNTS), "turn": draw(COUNTS), "attempt": draw(COUNTS)}
+    for name in ("text", "content", "arguments", "signature", "reason", "finish_raw", "provider", "model", "tool_id"):
+        if name in event.__struct_fields__:
+            news[name] = draw(TEXT)
+    return msgspec.structs.replace(event, **news)
+
+
+@given(events())
+def test_what_is_written_is_what_is_read(event: PublicEvent):
+    data = encode(event)
+    assert decode(data) == event
+    assert json.loads(data)["seq"] == event.seq
