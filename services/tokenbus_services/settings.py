@@ -112,7 +112,7 @@ class BlobSettings(_Table, frozen=True, kw_only=True):
     """The blob store. `url` is what obstore takes: `file:///…`, `memory://`, `s3://bucket/prefix`."""
 
     url: str | None = None
-    """None: a directory beside the embedded server's data."""
+    """None: `blobs` in the data directory."""
     service_url: str = "http://127.0.0.1:8085"
     """Where other services reach the blob service."""
     max_bytes: Bytes = 64 * 2**20
@@ -148,6 +148,8 @@ class Settings(_Table, frozen=True, kw_only=True):
 
     redis_url: str | None = None
     """None: the embedded server of `tokenbus up` and `tokenbus demo`."""
+    data_dir: str = ".tokenbus"
+    """Where the embedded server and the blob store keep their files (TOKENBUS_DATA)."""
     prefix: str = DEFAULT_PREFIX
     partitions: Annotated[int, Meta(ge=1, le=MAX_PARTITIONS)] = DEFAULT_PARTITIONS
     topics: tuple[Literal["visible", "chunks", "blocks"], ...] = ("visible", "chunks", "blocks")
@@ -194,6 +196,8 @@ def load(env: Mapping[str, str] = os.environ) -> Settings:
     settings = read_file(Path(path)) if path else Settings()
     if url := env.get("TOKENBUS_REDIS_URL"):
         settings = msgspec.structs.replace(settings, redis_url=url)
+    if data := env.get("TOKENBUS_DATA"):
+        settings = msgspec.structs.replace(settings, data_dir=data)
     if partitions := env.get("TOKENBUS_PARTITIONS"):
         if not (partitions.isascii() and partitions.isdigit() and 1 <= int(partitions) <= MAX_PARTITIONS):
             raise SettingsError("environment", "TOKENBUS_PARTITIONS", f"{partitions!r} is not 1 to {MAX_PARTITIONS}")

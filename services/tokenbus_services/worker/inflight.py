@@ -56,7 +56,8 @@ class InFlight:
         self._abandon = abandon
         self._poisoned = poisoned
         self._room = asyncio.Semaphore(most)
-        self._items: dict[str, _Work] = {}
+        self._items: dict[tuple[str, str], _Work] = {}
+        """By stream and entry: two partitions may give out one id."""
         self._stopping = False
 
     def __len__(self) -> int:
@@ -70,13 +71,13 @@ class InFlight:
     async def start(self, item: Item) -> None:
         """Begin on an item."""
         await self._room.acquire()
-        work = self._items[item.entry_id] = _Work(item)
+        work = self._items[_key(item)] = _Work(item)
         work.task = asyncio.create_task(self._begin(item), name=f"work {item.entry_id}")
         work.whole = asyncio.create_task(self._see_through(work, work.task))
 
     def lost(self, item: Item) -> None:
         """Another worker took the item over: stop."""
-        if work := self._items.get(item.entry_id):
+        if work := self._items.get(_key(item)):
             work.lost = True
             work.stop()
 
@@ -119,8 +120,12 @@ class InFlight:
                 await self._poisoned(item, error)
             await self._queue.finish([item])
         finally:
-            del self._items[item.entry_id]
+            del self._items[_key(item)]
             self._room.release()
+
+
+def _key(item: Item) -> tuple[str, str]:
+    return item.stream, item.entry_id
 
 
 async def bury_item(server: Server, settings: Settings, stage: str, item: Item, error: Exception) -> None:

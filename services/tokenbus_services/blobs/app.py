@@ -1,0 +1,63 @@
+"""The blob store's app: the blob routes in front of the pages that every service has."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import structlog
+from prometheus_client import CollectorRegistry
+
+from tokenbus.errors import BlobError
+from tokenbus_services.blobs.http import AsgiApp, BlobRoutes, with_blobs
+from tokenbus_services.blobs.store import BlobStore
+from tokenbus_services.blobs.store import create as create_store
+from tokenbus_services.settings import Settings
+from tokenbus_services.worker.app import make_app, make_broker
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+SWEEPS_A_LIFE = 10
+"""How often in a blob's life the store looks for those that are over."""
+
+
+class BlobService:
+    """The store, and the sweep that removes what is over."""
+
+    name = "blobs"
+
+    def __init__(self, store: BlobStore, *, ttl_s: float) -> None:
+        self._store = store
+        self._pause_s = ttl_s / SWEEPS_A_LIFE
+        self._sweeper: asyncio.Task[None] | None = None
+
+    @property
+    def ready(self) -> bool:
+        return self._sweeper is not None and not self._sweeper.done()
+
+    async def open(self) -> None:
+        await self._store.check()
+        self._sweeper = asyncio.create_task(self._sweep(), name="blob sweep")
+
+    async def close(self) -> None:
+        if self._sweeper:
+            self._sweeper.cancel()
+            await asyncio.gather(self._sweeper, return_exceptions=True)
+
+    async def _sweep(self) -> None:
+        while True:
+            try:
+                removed = await self._store.sweep()
+                if removed:
+                    log.info("blobs_swept", removed=removed)
+            except BlobError as e:
+                log.warning("blob_sweep_failed", code=e.code, error=str(e))
+            await asyncio.sleep(self._pause_s)
+
+
+def create(settings: Settings) -> AsgiApp:
+    """One blob store."""
+    store = create_store(settings.blobs, Path(settings.data_dir) / "blobs")
+    registry = CollectorRegistry()
+    app = make_app(BlobService(store, ttl_s=settings.blobs.ttl_s), make_broker(settings, registry), registry)
+    return with_blobs(app, BlobRoutes(store))

@@ -1,0 +1,31 @@
+"""The tool executor's app."""
+
+from __future__ import annotations
+
+from faststream.asgi import AsgiFastStream
+from prometheus_client import CollectorRegistry, Gauge
+
+from tokenbus_services.settings import Settings
+from tokenbus_services.tools.execute import Executor
+from tokenbus_services.tools.service import ToolService
+from tokenbus_services.worker.app import make_app, make_broker
+from tokenbus_services.worker.source import attach
+
+
+def create(settings: Settings) -> AsgiFastStream:
+    """One tool executor. Raises SettingsError for a declared tool that is none."""
+    registry = CollectorRegistry()
+    broker = make_broker(settings, registry)
+    service = ToolService(settings, Executor.from_settings(settings))
+    Gauge("tokenbus_tool_calls_running", "Tool calls in hand.", registry=registry).set_function(
+        lambda: len(service.calls)
+    )
+    attach(
+        broker,
+        stream=f"{settings.prefix}:{{n}}:tools",
+        title="tools",
+        description="Tool calls to run; results go to `events`.",
+        read=service.read,
+        handle=service.start,
+    )
+    return make_app(service, broker, registry)
