@@ -42,8 +42,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from tokenbus.client.result import Result
     from tokenbus.events.failure import ErrorInfo
+    from tokenbus.events.requests import Generate
 
 __all__ = [
     "AttemptRefused",
@@ -90,6 +93,8 @@ class RequestError(TokenbusError):
     """The request is at fault; it was not taken."""
 
     code = "request_error"
+    request: Generate | Mapping[str, object] | None = None
+    """From `Client.publish`: what it was given, with its id."""
 
 
 class RequestInvalid(RequestError):
@@ -118,6 +123,8 @@ class ServerError(TokenbusError):
     """The Redis or Valkey server."""
 
     code = "server_error"
+    request: Generate | Mapping[str, object] | None = None
+    """From `Client.publish`: what it was given, with its id. Published again it is the same run."""
 
 
 class ServerUnavailable(ServerError):
