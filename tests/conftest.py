@@ -1,0 +1,56 @@
+"""The fixtures that all tests share: one real server, and for each test keys of its own that must not leak."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Generator
+from uuid import uuid4
+
+import pytest
+
+from tests.leaks import check_keys, check_tasks
+from tests.servers import shared_server
+from tests.waiting import eventually
+from tokenbus.bus.keys import Keys
+from tokenbus.bus.server import Server
+
+_outcome = pytest.StashKey[pytest.TestReport]()
+
+
+@pytest.fixture(scope="session")
+def server_url() -> Generator[str]:
+    """The url of the server under test, one process for the whole session."""
+    with shared_server() as url:
+        yield url
+
+
+@pytest.fixture
+async def server(server_url: str) -> AsyncGenerator[Server]:
+    """A connection of the test's own."""
+    async with Server(server_url) as server:
+        yield server
+
+
+@pytest.fixture
+async def keys(server: Server, request: pytest.FixtureRequest) -> AsyncGenerator[Keys]:
+    """Key names with a prefix of the test's own. After a test that passed: no key that nothing bounds, no entry pending
+    (but for the marker `leaves_pending`) and no task still running."""
+    before = asyncio.all_tasks()
+    keys = Keys(prefix=f"t{uuid4().hex[:12]}", partitions=4)
+    yield keys
+    try:
+        report = request.node.stash.get(_outcome, None)
+        if report and report.passed:
+            await eventually(lambda: check_tasks(before), timeout=2)
+            await check_keys(server, keys, may_leave_pending=bool(request.node.get_closest_marker("leaves_pending")))
+    finally:
+        async for key in server.client.scan_iter(match=f"{keys.prefix}:*", count=1000):
+            await server.client.unlink(key)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.when == "call":
+        item.stash[_outcome] = report
+    return report

@@ -1,0 +1,149 @@
+"""Real servers for tests: the one that most tests share, and a Sentinel group and a Cluster of their own.
+
+All from one binary, as processes on private ports of 127.0.0.1.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Generator
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import redis
+
+from tests.waiting import eventually_sync
+from tokenbus_services import guard
+from tokenbus_services.embedded import EmbeddedServer, carried_binary, find_binary, free_port
+
+IMAGES = ("valkey/valkey:9", "redis:7")
+MASTER = "main"
+
+
+def binary() -> Path:
+    """`TOKENBUS_TEST_SERVER`, else the one that the lock file pins, else what the machine has."""
+    if chosen := os.environ.get("TOKENBUS_TEST_SERVER"):
+        return Path(chosen)
+    return carried_binary() or find_binary()
+
+
+@contextmanager
+def shared_server() -> Generator[str]:
+    """The url of the server under test; CONTRIBUTING.md says which."""
+    if url := os.environ.get("TOKENBUS_REDIS_URL"):
+        yield url
+    elif "TOKENBUS_TEST_SERVER" not in os.environ and (image := _image()):
+        with container(image) as url:
+            yield url
+    else:
+        with EmbeddedServer(binary=binary()) as server:
+            yield server.url
+
+
+@contextmanager
+def container(image: str) -> Generator[str]:
+    """A server in a container; never pulls."""
+    from testcontainers.core.config import testcontainers_config
+    from testcontainers.redis import RedisContainer
+
+    testcontainers_config.ryuk_disabled = True  # its image is one more that would have to be there
+    with RedisContainer(image) as server:
+        yield f"redis://{server.get_container_host_ip()}:{server.get_exposed_port(6379)}"
+
+
+def _image() -> str | None:
+    """A server image that a Docker engine here already has."""
+    import docker
+    from docker.errors import DockerException
+
+    with warnings.catch_warnings(action="ignore", category=ResourceWarning):
+        try:
+            with closing(docker.from_env(timeout=3)) as engine:
+                here = {tag for image in engine.images.list() for tag in image.tags}
+        except DockerException:
+            here = set[str]()
+        gc.collect()  # docker leaves a socket open when no engine answers
+    return next((name for name in IMAGES if name in here), None)
+
+
+@contextmanager
+def cluster(nodes: int = 3) -> Generator[str]:
+    """The url of a Cluster that is up: masters alone, the slots in equal parts."""
+    with ExitStack() as stack:
+        servers: list[EmbeddedServer] = []
+        clients: list[redis.Redis] = []
+        for i in range(nodes):
+            options = {"cluster-enabled": "yes", "cluster-port": str(free_port()), "cluster-node-timeout": "2000"}
+            servers.append(stack.enter_context(EmbeddedServer(binary=binary(), options=options)))
+            clients.append(stack.enter_context(closing(redis.Redis(port=servers[i].port))))
+            clients[i].execute_command("CLUSTER SET-CONFIG-EPOCH", i + 1)
+            first, last = 16384 * i // nodes, 16384 * (i + 1) // nodes - 1
+            clients[i].execute_command("CLUSTER ADDSLOTSRANGE", first, last)
+            clients[0].execute_command("CLUSTER MEET", "127.0.0.1", servers[i].port, options["cluster-port"])
+        for client in clients:
+            eventually_sync(lambda c=client: _sees(c, nodes))
+        yield "redis+cluster://" + ",".join(f"127.0.0.1:{s.port}" for s in servers)
+
+
+def _sees(node: redis.Redis, nodes: int) -> bool:
+    info: Any = node.execute_command("CLUSTER INFO")
+    return info["cluster_state"] == "ok" and info["cluster_known_nodes"] == str(nodes)
+
+
+class SentinelGroup:
+    """A master, its replica and one sentinel that watches them."""
+
+    def __init__(self, master: EmbeddedServer, replica: EmbeddedServer, sentinel_port: int) -> None:
+        self.master = master
+        self.replica = replica
+        self.url = f"redis+sentinel://127.0.0.1:{sentinel_port}/{MASTER}"
+
+
+@contextmanager
+def sentinel_group(directory: Path) -> Generator[SentinelGroup]:
+    """A group that is ready for a fail-over; `master.stop()` begins one."""
+    with ExitStack() as stack:
+        master = stack.enter_context(EmbeddedServer(binary=binary(), options={"repl-diskless-sync-delay": "0"}))
+        following = {"replicaof": f"127.0.0.1 {master.port}"}
+        replica = stack.enter_context(EmbeddedServer(binary=binary(), options=following))
+        # The sentinel looks at a replica every 10 s: it must see this one in step at its first look.
+        client = stack.enter_context(closing(redis.Redis(port=replica.port)))
+        eventually_sync(lambda: client.info("replication")["master_link_status"] == "up")
+        port = free_port()
+        stack.enter_context(_sentinel(directory, port, master.port))
+        sentinel = stack.enter_context(closing(redis.Redis(port=port, decode_responses=True)))
+        eventually_sync(lambda: _watches(sentinel), timeout=20)
+        yield SentinelGroup(master, replica, port)
+
+
+@contextmanager
+def _sentinel(directory: Path, port: int, master_port: int) -> Generator[None]:
+    config = directory / "sentinel.conf"
+    config.write_text(
+        f"port {port}\nbind 127.0.0.1\ndir {directory}\n"
+        f"sentinel monitor {MASTER} 127.0.0.1 {master_port} 1\n"
+        f"sentinel down-after-milliseconds {MASTER} 500\n"
+        f"sentinel failover-timeout {MASTER} 3000\n"
+    )
+    command = [sys.executable, guard.__file__, str(binary()), str(config), "--sentinel"]
+    with (
+        (directory / "sentinel.log").open("wb") as log,
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log) as process,
+    ):
+        yield
+        assert process.stdin
+        process.stdin.close()
+
+
+def _watches(sentinel: redis.Redis) -> bool:
+    """Whether it knows the replica well enough to promote it."""
+    try:
+        replicas: list[dict[str, object]] = sentinel.sentinel_slaves(MASTER)
+    except redis.ConnectionError:
+        return False
+    return any(r["flags"] == "slave" and r["master-link-status"] == "ok" for r in replicas)

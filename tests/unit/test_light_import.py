@@ -1,0 +1,34 @@
+"""`import tokenbus` is light: msgspec and redis are all that it needs, and all that it loads."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+_IMPORT = """
+import sys
+from importlib.abc import MetaPathFinder
+
+ALLOWED = {"tokenbus", "msgspec", "redis", "hiredis", "async_timeout"}
+
+class OnlyTheLight(MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        top = name.partition(".")[0]
+        if top not in ALLOWED and top not in sys.stdlib_module_names:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, OnlyTheLight())
+before = set(sys.modules)
+import pkgutil, importlib
+import tokenbus
+for module in pkgutil.walk_packages(tokenbus.__path__, "tokenbus."):
+    importlib.import_module(module.name)
+loaded = {name.partition(".")[0] for name in set(sys.modules) - before}
+print(*sorted(loaded - ALLOWED - set(sys.stdlib_module_names)))
+"""
+
+
+def test_the_whole_library_imports_where_nothing_but_msgspec_and_redis_is_installed():
+    result = subprocess.run([sys.executable, "-c", _IMPORT], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.split() == []
