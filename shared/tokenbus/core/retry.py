@@ -15,10 +15,9 @@ WORKER_LOST = "worker_lost"
 
 
 class Retry(msgspec.Struct, frozen=True):
-    """Try the turn again after ``delay_ms``. ``restart``: the listener heard something and must be told."""
+    """Try the turn again after ``delay_ms``."""
 
     delay_ms: int
-    restart: bool
 
 
 def decide(
@@ -41,7 +40,7 @@ def decide(
     if policy == "fail" or not error.retryable or (heard and policy != "restart"):
         return None
     if error.code == WORKER_LOST:
-        return Retry(0, heard) if losses <= rules.max_losses else None
+        return Retry(0) if losses <= rules.max_losses else None
     if failures >= rules.max_attempts:
         return None
     asked_ms = round((error.retry_after_s or 0) * 1000)
@@ -50,4 +49,4 @@ def decide(
     ceiling = min(rules.base_delay_ms * 2 ** min(failures - 1, 20), rules.max_delay_ms)
     # Half fixed, half spread, as "equal jitter" (AWS, Exponential Backoff And Jitter); from a hash, not from chance.
     spread = crc32(f"{salt}:{failures}".encode()) % (ceiling // 2 + 1)
-    return Retry(max(asked_ms, ceiling // 2 + spread), heard)
+    return Retry(max(asked_ms, ceiling // 2 + spread))

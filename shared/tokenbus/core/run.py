@@ -200,6 +200,8 @@ class Run:
             case n.Start():
                 if s.first_byte_ms is None:
                     s.first_byte_ms = at_ms - s.accepted_ms
+                if event.void_before:
+                    self._began_again(at_ms)
             case n.UsageSeen():
                 s.usage = event.usage
             case n.Done():
@@ -288,20 +290,38 @@ class Run:
             else:
                 self._end(Incomplete, at_ms, finish="unknown", reason=cut, error=error)
             return
-        self.out.event(
-            s.turn,
-            s.attempt,
-            Restarted if again.restart else Retrying,
-            error=error,
-            next_attempt=s.attempt + 1,
-            delay_ms=again.delay_ms,
-            drop_from=s.first_block,
-        )
-        s.heard = False
+        self._void(error, s.attempt + 1, again.delay_ms)
         self._attempt()
         self.effects.append(
             NextTurn(TurnWork(s.run, s.turn, s.attempt, at_ms + again.delay_ms if again.delay_ms else 0))
         )
+
+    def _began_again(self, at_ms: int) -> None:
+        """The provider voided what it had said so far and began its message anew, within the attempt."""
+        s = self.state
+        s.blocks.complete_all(self.out, cut=True)
+        reason = "the provider began its message again"
+        error = ErrorInfo(code="message_restarted", kind="protocol", message=reason, retryable=True)
+        if s.heard and s.accepted.on_failure != "restart":
+            self._end(Incomplete, at_ms, finish="unknown", reason=reason, error=error)
+            return
+        self._void(error, s.attempt, 0)
+        s.blocks = self._table()
+
+    def _void(self, error: ErrorInfo, next_attempt: int, delay_ms: int) -> None:
+        """Tell that the turn's blocks so far do not count."""
+        s = self.state
+        self.out.event(
+            s.turn,
+            s.attempt,
+            Restarted if s.heard else Retrying,
+            error=error,
+            next_attempt=next_attempt,
+            delay_ms=delay_ms,
+            drop_from=s.first_block,
+        )
+        s.heard = False
+        s.first_block = s.blocks.next_number
 
     def _settle(self, usage: Usage | None) -> None:
         """Tell the turn's usage, and add it to the run's."""
@@ -337,7 +357,11 @@ class Run:
         s.phase = "streaming"
         s.usage = None
         s.first_block = s.blocks.next_number
-        s.blocks = BlockTable(
+        s.blocks = self._table()
+
+    def _table(self) -> BlockTable:
+        s = self.state
+        return BlockTable(
             turn=s.turn, attempt=s.attempt, limit=s.accepted.rules.block_chars, next_number=s.blocks.next_number
         )
 

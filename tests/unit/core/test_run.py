@@ -211,6 +211,23 @@ def test_restart_tells_which_blocks_are_void() -> None:
     assert story.events[-1].drop_from == 2, "numbers are never used twice"
 
 
+@pytest.mark.parametrize(("policy", "end"), [("before_first_visible", Incomplete), ("restart", Restarted)])
+def test_a_message_that_begins_again_is_never_heard_twice_unasked(policy: str, end: type) -> None:
+    story = Story(on_failure=policy)
+    story.provider(n.Start("m"), n.BlockStart(0, "text"), n.TextDelta(0, "one"), n.Start("m", "again", 1))
+    assert isinstance(story.events[-1], end)
+
+
+def test_a_message_that_begins_again_before_anything_visible_goes_on() -> None:
+    story = Story()
+    story.provider(n.Start("m"), n.BlockStart(0, "thinking"), n.ThinkingDelta(0, "hm"), n.Start("m", "again", 1))
+    assert isinstance(story.events[-1], Retrying)
+    assert (story.events[-1].next_attempt, story.events[-1].drop_from) == (1, 0)
+    story.provider(*text(1, "said"), n.Done("stop"))
+    assert [e.block for e in of_type(story.events, BlockStarted)] == [0, 1]
+    assert isinstance(story.events[-1], Completed)
+
+
 def test_fail_means_no_second_try() -> None:
     story = Story(on_failure="fail")
     story.provider(n.Failed(OVERLOADED))

@@ -1,0 +1,62 @@
+"""Judges a run's log by design.md alone: knows the JSON, and nothing of the code that wrote it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+TERMINAL = ("completed", "incomplete", "failed", "cancelled")
+Log = list[dict[str, Any]]
+
+
+def check(log: Log) -> None:
+    """Gapless, in order, every block whole, exactly one end and nothing after it."""
+    assert [e["seq"] for e in log] == list(range(len(log))), "seq has a gap or a double"
+    assert len({e["run"] for e in log}) == 1
+    positions = [(e["turn"], e["attempt"]) for e in log]
+    assert positions == sorted(positions), "turns and attempts never go back"
+    ends = [i for i, e in enumerate(log) if e["type"] in TERMINAL]
+    assert ends == [len(log) - 1], f"terminal events at {ends} of {len(log)}"
+    _check_blocks(log)
+
+
+def _check_blocks(log: Log) -> None:
+    written: dict[int, str] = {}
+    done: set[int] = set()
+    for event in log:
+        number = event.get("block")
+        match event["type"]:
+            case "block_start":
+                assert number == len(written), "blocks are numbered without a gap"
+                written[number] = ""
+            case "chunk":
+                assert number in written
+                assert number not in done
+                assert event["visible"] == (event["kind"] == "text")
+                if event.get("tool_call_part") in (None, "input"):
+                    written[number] += event["text"]
+            case "block_complete":
+                assert number in written
+                assert number not in done
+                done.add(number)
+                whole = event["arguments"] if event["kind"] == "tool_call" else event["content"]
+                assert written[number] == whole, "chunks concatenate to exactly the content"
+            case _:
+                pass
+    assert done == set(written), "every block that starts completes"
+
+
+def blocks(log: Log) -> list[tuple[str, str]]:
+    """The run's blocks that count, each as its kind and its whole content: what attempts that failed wrote is void."""
+    kept: dict[int, tuple[str, str]] = {}
+    for event in log:
+        if event["type"] in ("retrying", "restarted"):
+            kept = {n: block for n, block in kept.items() if n < event["drop_from"]}
+        elif event["type"] == "block_complete":
+            whole = event["arguments"] if event["kind"] == "tool_call" else event["content"]
+            kept[event["block"]] = (event["kind"], whole)
+    return [kept[n] for n in sorted(kept)]
+
+
+def text(log: Log) -> str:
+    """What a listener heard, in order."""
+    return "".join(e["text"] for e in log if e["type"] == "chunk" and e["visible"])
