@@ -24,7 +24,7 @@ def check_tasks(known: set[asyncio.Task[Any]]) -> Literal[True]:
 
 
 async def check_keys(server: Server, keys: Keys, *, may_leave_pending: bool = False) -> None:
-    """Raises AssertionError for a key that nothing bounds, and for entries that a group was given and did not finish."""
+    """Raises AssertionError for a key that nothing bounds, and for entries that a group has taken and not finished."""
     client = server.client
     async for raw in client.scan_iter(match=f"{keys.prefix}:*", count=1000):
         key: str = raw.decode()
