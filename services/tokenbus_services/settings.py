@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import msgspec
 from msgspec import Meta
@@ -21,6 +21,7 @@ from tokenbus.providers.api import ApiName, Quirks
 Seconds = Annotated[float, Meta(gt=0)]
 Count = Annotated[int, Meta(ge=1)]
 Bytes = Annotated[int, Meta(ge=1)]
+LogLevel = Literal["debug", "info", "warning", "error"]
 
 
 class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -154,7 +155,8 @@ class Settings(_Table, frozen=True, kw_only=True):
     partitions: Annotated[int, Meta(ge=1, le=MAX_PARTITIONS)] = DEFAULT_PARTITIONS
     topics: tuple[Literal["visible", "chunks", "blocks"], ...] = ("visible", "chunks", "blocks")
     """Public topics that are written; `runs` and the logs always are."""
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_level: LogLevel = "info"
+    """How much is logged (TOKENBUS_LOG_LEVEL)."""
     providers: dict[str, ProviderSettings] = {}
     tools: dict[str, ToolSettings] = {}
     retry: RetrySettings = RetrySettings()
@@ -202,6 +204,12 @@ def load(env: Mapping[str, str] = os.environ) -> Settings:
         if not (partitions.isascii() and partitions.isdigit() and 1 <= int(partitions) <= MAX_PARTITIONS):
             raise SettingsError("environment", "TOKENBUS_PARTITIONS", f"{partitions!r} is not 1 to {MAX_PARTITIONS}")
         settings = msgspec.structs.replace(settings, partitions=int(partitions))
+    if level := env.get("TOKENBUS_LOG_LEVEL"):
+        try:
+            settings = msgspec.structs.replace(settings, log_level=msgspec.convert(level.lower(), LogLevel))
+        except msgspec.ValidationError:
+            known = ", ".join(get_args(LogLevel))
+            raise SettingsError("environment", "TOKENBUS_LOG_LEVEL", f"{level!r} is none of {known}") from None
     try:
         _ = settings.keys
     except ValueError as e:
