@@ -20,6 +20,11 @@ class Quirks(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Chat Completions: ask for usage in the stream (`stream_options.include_usage`)."""
     system_role: str = "system"
     """Chat Completions: the role of system text (`developer` for some)."""
+    reasoning_back: str = ""
+    """Chat Completions: the field in which a message's thinking goes back (`reasoning_content` where a vendor wants it
+    beside its tool calls); empty: it does not, but for `reasoning_details`."""
+    cache_marks: bool = False
+    """Chat Completions: send cache marks as `cache_control` (OpenRouter); others refuse the field."""
     max_stop_strings: int | None = None
     """None: the API's own limit."""
     default_max_tokens: int = 8192

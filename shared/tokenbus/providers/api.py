@@ -13,6 +13,7 @@ from tokenbus.events.vendor import ApiName, Quirks
 
 __all__ = ["ApiName", "Built", "Decoder", "HttpCall", "Provider", "Quirks"]
 
+
 class HttpCall(msgspec.Struct, frozen=True, kw_only=True):
     """A provider request ready to send, but for the key, which the fetcher adds from its environment."""
 
@@ -65,7 +66,10 @@ class Provider(Protocol):
         ...
 
     def decoder(self, *, status: int, headers: Mapping[str, str], stream: bool, quirks: Quirks) -> Decoder:
-        """A fresh decoder for one response. ``status`` >= 400: the body is an error; ``stream`` False: one JSON body."""
+        """A fresh decoder for one response.
+
+        ``status`` >= 300: the body is no answer but an error. ``stream`` False: the body is one JSON object.
+        """
         ...
 
     def restore(self, state: bytes) -> Decoder:

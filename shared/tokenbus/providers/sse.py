@@ -11,6 +11,8 @@ comments and unknown fields are nothing; a blank line ends the event), and what 
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import msgspec
 
 MAX_EVENT_BYTES = 8 * 2**20
@@ -74,7 +76,8 @@ class SseDecoder(msgspec.Struct):
         events: list[SseEvent] = []
         self._read(lines, events)
         if len(self.line) > self.limit:
-            self._overflow()
+            self.oversize = True
+            self._give_up()
         return events
 
     def end(self) -> list[SseEvent]:
@@ -100,17 +103,17 @@ class SseDecoder(msgspec.Struct):
         limit = self.limit
         for line in lines:
             if len(line) > limit:
-                return self._overflow()
-            if line.startswith(b"data:"):
+                self.oversize = True
+            elif line.startswith(b"data:"):
                 if self.bare:
                     self._flush(events)
-                value = line[6:] if line[5:6] == b" " else line[5:]
+                value = line[6:] if line.startswith(b"data: ") else line[5:]
                 if self.first is None:
                     self.first = value
                 elif len(self.first) + len(self.more) + len(value) < limit:
                     self.more += b"\n" + value
                 else:
-                    return self._overflow()
+                    self.oversize = True
             elif not line:
                 if not self.bare:
                     self._dispatch(events)
@@ -120,8 +123,10 @@ class SseDecoder(msgspec.Struct):
                 self.name = line[6:].strip()
             elif not line.startswith(b":"):
                 self._odd_line(line, events)
-                if len(self.bare) > limit:
-                    return self._overflow()
+                self.oversize = len(self.bare) > limit
+            if self.oversize:
+                return self._give_up()
+        return None
 
     def _odd_line(self, line: bytes, events: list[SseEvent]) -> None:
         """A line that is no blank, comment, ``data:`` or ``event:``."""
@@ -151,19 +156,18 @@ class SseDecoder(msgspec.Struct):
     def _flush(self, events: list[SseEvent]) -> None:
         """End what is open: bare JSON, or an event whose blank line never came."""
         if not self.bare:
-            return self._dispatch(events)
+            self._dispatch(events)
+            return
         body = bytes(self.bare).strip()
         self.bare.clear()
+        elements = [msgspec.Raw(body)]
         if body.startswith(b"["):
-            try:
-                events += [SseEvent(bytes(element)) for element in _elements.decode(body)]
-            except (msgspec.MsgspecError, RecursionError):
-                events.append(SseEvent(body))
-        else:
-            events.append(SseEvent(body))
+            with suppress(msgspec.MsgspecError, RecursionError):
+                elements = _elements.decode(body)
+        events += [SseEvent(bytes(element)) for element in elements]
 
-    def _overflow(self) -> None:
-        self.oversize = True
+    def _give_up(self) -> None:
+        """Something is over the limit: keep nothing."""
         self.first = None
         for held in (self.line, self.more, self.bare):
             held.clear()

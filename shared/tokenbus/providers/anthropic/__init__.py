@@ -1,0 +1,38 @@
+"""Anthropic's Messages API, and those who speak it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from tokenbus.events.requests import Generate, Message
+from tokenbus.providers.anthropic.request import build
+from tokenbus.providers.anthropic.stream import AnthropicDecoder
+from tokenbus.providers.api import ApiName, Built, Decoder, Provider, Quirks
+
+
+class Anthropic:
+    """The Messages API as a `tokenbus.providers.api.Provider`."""
+
+    name: ApiName = "anthropic"
+    key_header: tuple[str, str] = ("x-api-key", "{}")
+    default_base_url = "https://api.anthropic.com"
+    default_key_env = "ANTHROPIC_API_KEY"
+    # Starts and stops of blocks and of the message; a text with such a word in it is merely forwarded sooner.
+    urgent: tuple[bytes, ...] = (b"content_block_st", b"message_st", b'"error"')
+
+    def build(self, request: Generate, history: list[Message], quirks: Quirks) -> Built:
+        """See `Provider.build`."""
+        return build(request, history, quirks)
+
+    def decoder(self, *, status: int, headers: Mapping[str, str], stream: bool, quirks: Quirks) -> Decoder:
+        """See `Provider.decoder`. A whole message says by its `type` that it is one, whatever was asked for."""
+        return AnthropicDecoder.of(status, headers)
+
+    def restore(self, state: bytes) -> Decoder:
+        """See `Provider.restore`."""
+        return msgspec.msgpack.decode(state, type=AnthropicDecoder)
+
+
+provider: Provider = Anthropic()

@@ -1,0 +1,221 @@
+"""Build a Messages API request: https://docs.anthropic.com/en/api/messages.
+
+Results of tools go into user messages, before other content. Neighbouring messages of one role become one.
+System text of any place goes to `system`, for the API has no other. `participant` has no field there.
+"""
+
+from __future__ import annotations
+
+import re
+from base64 import b64decode
+from binascii import Error as Base64Error
+
+import msgspec
+
+from tokenbus.errors import RequestInvalid
+from tokenbus.events.requests import (
+    Base64Source,
+    BlobSource,
+    ContentPart,
+    DocumentPart,
+    ExtraPart,
+    Generate,
+    ImagePart,
+    Message,
+    Source,
+    TextPart,
+    ThinkingPart,
+    ToolCallPart,
+    ToolChoice,
+    ToolResultPart,
+)
+from tokenbus.providers.api import Built, HttpCall, Quirks
+from tokenbus.providers.building import chat_only, fitted_id, needs_tools, schema_of, stop_strings, with_extra
+from tokenbus.providers.conversation import Spoken, conversation, own_extra, raw_json
+
+API_VERSION = "2023-06-01"
+
+_TOOL_ID = re.compile(r"[A-Za-z0-9_-]+")
+_MAX_TOOL_ID = 128
+_arguments = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+Content = list[dict[str, object] | msgspec.Raw]
+
+
+def build(request: Generate, history: list[Message], quirks: Quirks) -> Built:
+    """The HTTP call for the next turn. Raises RequestInvalid, naming the field."""
+    chat_only(request)
+    spoken, notes = conversation(request, history)
+    system = _text_blocks(request.system) if request.system else []
+    turns: list[tuple[str, Content]] = []
+    for message in spoken:
+        content = _content(message)
+        role = "user" if message.role == "tool" else message.role
+        if role == "system":
+            if turns:
+                notes += (f"{message.where}: system text was moved to the front, where the API has its only place",)
+            system += content
+        elif content and turns and turns[-1][0] == role:
+            turns[-1][1].extend(content)
+        elif content:
+            turns.append((role, content))
+    if not turns:
+        raise RequestInvalid("messages", "they hold nothing that this provider takes as a message")
+    messages = [{"role": role, "content": content} for role, content in turns]
+    body: dict[str, object] = {"model": request.model, "messages": messages, "stream": request.stream}
+    if system:
+        body["system"] = system
+    body |= _limits(request, quirks) | _tools(request)
+    headers = {"content-type": "application/json", "anthropic-version": API_VERSION}
+    encoded = msgspec.json.encode(with_extra(body, request.extra))
+    return Built(call=HttpCall(path="/v1/messages", body=encoded, headers=headers), notes=notes)
+
+
+def _limits(request: Generate, quirks: Quirks) -> dict[str, object]:
+    """Output limit, thinking, sampling and stop strings."""
+    said: dict[str, object] = {}
+    thinking = request.thinking
+    budget = thinking.budget_tokens if thinking and thinking.enabled else None
+    said["max_tokens"] = request.max_tokens or quirks.default_max_tokens + (budget or 0)
+    if budget is not None and request.max_tokens is not None and budget >= request.max_tokens:
+        raise RequestInvalid("thinking.budget_tokens", "must be below max_tokens, of which it is a part")
+    if thinking and not thinking.enabled:
+        said["thinking"] = {"type": "disabled"}
+    elif thinking:
+        # Models up to 4.5 think within a budget; newer ones refuse a budget and take an effort.
+        said["thinking"] = {"type": "enabled", "budget_tokens": budget} if budget else {"type": "adaptive"}
+        if thinking.effort:
+            said["output_config"] = {"effort": "low" if thinking.effort == "minimal" else thinking.effort}
+    if request.temperature is not None:
+        said["temperature"] = request.temperature
+    if request.top_p is not None:
+        said["top_p"] = request.top_p
+    if stop := stop_strings(request, quirks.max_stop_strings):
+        if any(not text.strip() for text in stop):
+            raise RequestInvalid("stop", "this provider takes no stop string of blanks alone")
+        said["stop_sequences"] = stop
+    return said
+
+
+def _tools(request: Generate) -> dict[str, object]:
+    said: dict[str, object] = {}
+    if request.tools:
+        said["tools"] = [
+            {"name": tool.name, "input_schema": schema_of(tool.parameters)}
+            | ({"description": tool.description} if tool.description else {})
+            for tool in request.tools
+        ]
+    choice = request.tool_choice
+    if needs_tools(request) and choice is not None:
+        named = isinstance(choice, ToolChoice)
+        said["tool_choice"] = {"type": "tool", "name": choice.name} if named else {"type": choice}
+    return said
+
+
+def _content(message: Spoken) -> Content:
+    content: Content = []
+    for i, part in enumerate(message.parts):
+        block = _block(part, f"{message.where}.content[{i}]")
+        if block is not None:
+            content.append(block)
+    return content
+
+
+def _block(part: ContentPart, where: str) -> dict[str, object] | msgspec.Raw | None:
+    """One content block; None for a part that this API cannot use: blank text, thinking of another provider's."""
+    match part:
+        case TextPart():
+            return _text(part, where)
+        case ThinkingPart():
+            return _thinking(part)
+        case ImagePart():
+            return {"type": "image", "source": _source(part.source)} | _cache(part.cache)
+        case DocumentPart():
+            return _document(part, where)
+        case ToolCallPart():
+            return _tool_use(part, where)
+        case ToolResultPart():
+            return _tool_result(part)
+        case ExtraPart():
+            return own_extra(part, "anthropic", where)
+
+
+def _text(part: TextPart, where: str) -> dict[str, object] | None:
+    if not part.text.strip():
+        return None  # refused by the API, though its models do write such blocks
+    said: dict[str, object] = {"type": "text", "text": part.text}
+    if part.opaque and (citations := part.opaque.get("citations")):
+        said["citations"] = raw_json(citations, f"{where}.opaque.citations")
+    return said | _cache(part.cache)
+
+
+def _text_blocks(text: str | list[TextPart]) -> Content:
+    parts = [TextPart(text=text)] if isinstance(text, str) else text
+    return [said for i, part in enumerate(parts) if (said := _text(part, f"system[{i}]"))]
+
+
+def _thinking(part: ThinkingPart) -> dict[str, object] | None:
+    opaque = part.opaque or {}
+    if redacted := opaque.get("redacted"):
+        return {"type": "redacted_thinking", "data": redacted}
+    signature = part.signature or opaque.get("signature")
+    return {"type": "thinking", "thinking": part.text, "signature": signature} if signature else None
+
+
+def _tool_use(part: ToolCallPart, where: str) -> dict[str, object]:
+    said: dict[str, object] = {"type": "tool_use", "id": _fitted(part.tool_id), "name": part.tool_name}
+    try:
+        _arguments.decode(part.arguments or "{}")
+        said["input"] = msgspec.Raw(part.arguments or "{}")
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        # The API takes objects only. The model reads what it wrote, and the error result beside it.
+        said["input"] = {"invalid_arguments": part.arguments}
+    if part.opaque and (fields := part.opaque.get("fields")):
+        at = f"{where}.opaque.fields"
+        raw_json(fields, at)
+        try:
+            said = {**_arguments.decode(fields), **said}
+        except msgspec.ValidationError:
+            raise RequestInvalid(at, "it is no JSON object") from None
+    return said
+
+
+def _tool_result(part: ToolResultPart) -> dict[str, object]:
+    said: dict[str, object] = {"type": "tool_result", "tool_use_id": _fitted(part.tool_id)}
+    if isinstance(part.content, str):
+        said["content"] = part.content
+    else:
+        blocks = [_block(inner, "") for inner in part.content]
+        said["content"] = [block for block in blocks if block is not None]
+    if part.is_error:
+        said["is_error"] = True
+    return said | _cache(part.cache)
+
+
+def _document(part: DocumentPart, where: str) -> dict[str, object]:
+    source = part.source
+    said: dict[str, object] = {"type": "document", "source": _source(source)}
+    if isinstance(source, Base64Source) and source.media_type.startswith("text/"):
+        try:
+            text = b64decode(source.data, validate=True).decode()
+        except (Base64Error, UnicodeDecodeError):
+            raise RequestInvalid(f"{where}.source.data", "it is no text in UTF-8 and base64") from None
+        said["source"] = {"type": "text", "media_type": "text/plain", "data": text}
+    if part.title:
+        said["title"] = part.title
+    return said | _cache(part.cache)
+
+
+def _source(source: Source) -> dict[str, object]:
+    assert not isinstance(source, BlobSource)  # conversation() lets none through
+    if isinstance(source, Base64Source):
+        return {"type": "base64", "media_type": source.media_type, "data": source.data}
+    return {"type": "url", "url": source.url}
+
+
+def _cache(marked: bool) -> dict[str, object]:
+    return {"cache_control": {"type": "ephemeral"}} if marked else {}
+
+
+def _fitted(tool_id: str) -> str:
+    return fitted_id(tool_id, _TOOL_ID, _MAX_TOOL_ID)

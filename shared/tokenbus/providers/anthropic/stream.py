@@ -1,0 +1,350 @@
+"""The answer of the Messages API, streamed or whole, as normalised events.
+
+What providers.md ("Anthropic Messages") says of real streams holds here. Choices of our own:
+
+- A text block without text is no block. A thinking block is one even when it stays empty, for it may hold only a
+  signature.
+- A server-run tool's call and result, and every block of an unknown type, is an `Extra` with an ordinal: sent when
+  it is complete, as one piece of JSON that the next turn gives back.
+- A second, different `message_start` voids the attempt's blocks so far: a second `Start` says so (`void_before`),
+  ordinals go on, and what was open stays without its end. The same message announced twice is nothing.
+- `[DONE]` is not of this API and means nothing: without `message_stop` the stream was cut.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from tokenbus.errors import Malformed, TooLarge
+from tokenbus.events.normalized import (
+    BlockStart,
+    BlockStop,
+    Cut,
+    Done,
+    Extra,
+    Failed,
+    FinishReason,
+    Normalized,
+    Opaque,
+    Start,
+    Terminal,
+    TextDelta,
+    ThinkingDelta,
+    ToolCallDelta,
+    ToolCallDone,
+    ToolCallStart,
+    UsageSeen,
+)
+from tokenbus.events.usage import Usage
+from tokenbus.providers.anthropic import wire
+from tokenbus.providers.decoding import MAX_OPEN_BLOCKS, ResponseDecoder, finish_of
+from tokenbus.providers.failures import provider_failure
+from tokenbus.providers.json_reading import is_json, is_null, read, tag_of, text_of
+from tokenbus.providers.sse import SseEvent
+from tokenbus.providers.usage_counts import count, latest
+
+FINISH: dict[str, FinishReason] = {
+    "end_turn": "stop",
+    "stop_sequence": "stop",
+    "max_tokens": "length",
+    "model_context_window_exceeded": "length",
+    "tool_use": "tool_use",
+    "refusal": "content_filter",
+    "pause_turn": "pause",
+}
+
+_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_encode = msgspec.json.encode
+
+
+class OpenBlock(msgspec.Struct):
+    """A content block between its start and its stop."""
+
+    kind: Literal["text", "thinking", "tool", "item"]
+    ordinal: int = -1
+    """-1 while a text block has no text."""
+    whole: bool = False
+    """It came complete inside of a message, and no stop needs to follow."""
+    prefilled: str = ""
+    """tool: the input of its start, which holds only where no delta follows."""
+    streamed: bool = False
+    """tool: a delta brought input."""
+    name: str = ""
+    """item: its type."""
+    item: str = ""
+    """item: its JSON as it began."""
+    fields: dict[str, str] = {}
+    """item: the JSON of fields that deltas brought."""
+    pieces: list[str] = []
+    """item: fragments of its input. text: its citations."""
+
+    @property
+    def shown(self) -> int:
+        """The ordinal under which a reader knows it as a block; -1 for none."""
+        return -1 if self.kind == "item" else self.ordinal
+
+
+class AnthropicDecoder(ResponseDecoder, kw_only=True):
+    """One response of the Messages API; see `tokenbus.providers.api.Decoder`."""
+
+    message_id: str | None = None
+    """None before `message_start`."""
+    blocks: dict[int, OpenBlock] = msgspec.field(default_factory=dict[int, OpenBlock])
+    """Open blocks by the provider's index."""
+    last_index: int = -1
+    last_ordinal: int = -1
+    """The block closed last: its citations may come late."""
+    next_ordinal: int = 0
+    calls: int = 0
+    """Tool calls completed."""
+    stop_reason: str = ""
+    stop_sequence: str = ""
+    usage: dict[str, object] | None = None
+
+    def _read(self, event: SseEvent, out: list[Normalized]) -> Terminal | None:
+        if event.data.startswith(b"[DONE]"):
+            return None
+        said = wire.read_event(event.data)
+        match said:
+            case wire.BlockDelta():
+                self._delta(said, out)
+            case wire.Ping():
+                pass
+            case wire.Error() | wire.BareError():
+                return Failed(provider_failure(said.error))
+            case wire.MessageStart():
+                self._begin(said.message, out)
+            case wire.WholeMessage():
+                return self._whole(said, out)
+            case _ if self.message_id is None:
+                if not isinstance(said, wire.Unknown):
+                    raise Malformed("event", "it came before message_start")
+            case wire.BlockStart():
+                self._open(said.index, bytes(said.content_block), out)
+            case wire.BlockStop():
+                self._close_block(said.index, out)
+            case wire.MessageDelta():
+                self._message_delta(said, out)
+            case wire.MessageStop():
+                return self._finish(out)
+            case wire.OddDelta():
+                self._odd_delta(said, out)
+            case wire.Unknown():
+                self._extra(said.type, event.data.decode(errors="replace"), out)
+        return None
+
+    def _closed(self, out: list[Normalized]) -> Terminal:
+        began = self.message_id is not None
+        return Cut("the stream ended before message_stop" if began else "the body held no message")
+
+    # --- the message ----------------------------------------------------------------------------------------
+
+    def _begin(self, message: wire.Message, out: list[Normalized]) -> None:
+        if self.message_id is not None:
+            if message.id and message.id == self.message_id:
+                return
+            self.blocks.clear()
+            self.usage = None
+            self.last_index = -1
+            self.calls = self.held = 0
+            self.stop_reason = self.stop_sequence = ""
+        self.message_id = message.id
+        out.append(Start(message.model, message.id, self.next_ordinal))
+        self._stopped(message, out)
+        self._count(message.usage, out)
+        for index, block in enumerate(message.content):
+            self._open(index, bytes(block), out, whole=True)
+
+    def _whole(self, message: wire.WholeMessage, out: list[Normalized]) -> Terminal:
+        content, message.content = message.content, []
+        self._begin(message, out)
+        for index, block in enumerate(content):
+            self._open(index, bytes(block), out)
+            self._close_block(index, out)
+        return self._finish(out)
+
+    def _message_delta(self, said: wire.MessageDelta, out: list[Normalized]) -> None:
+        self._stopped(said.delta, out)
+        if not is_null(said.context_management):
+            self._extra("context_management", text_of(said.context_management), out)
+        self._count(said.usage, out)
+
+    def _stopped(self, said: wire.Message | wire.StopDelta, out: list[Normalized]) -> None:
+        self.stop_reason = said.stop_reason or self.stop_reason
+        self.stop_sequence = said.stop_sequence or self.stop_sequence
+        for name, value in (("stop_details", said.stop_details), ("container", said.container)):
+            if not is_null(value):
+                self._extra(name, text_of(value), out)
+
+    def _count(self, usage: dict[str, object] | None, out: list[Normalized]) -> None:
+        if usage and (raw := latest(self.usage, usage)) != self.usage:
+            self.usage = raw
+            out.append(UsageSeen(usage_of(raw)))
+
+    def _finish(self, out: list[Normalized]) -> Done:
+        for index, block in list(self.blocks.items()):
+            # A call or item whose stop is missing was not completed; text and thinking are what they are.
+            if block.whole or block.kind in ("text", "thinking"):
+                self._close_block(index, out)
+        finish = finish_of(FINISH.get(self.stop_reason, "unknown"), self.calls)
+        usage = usage_of(self.usage) if self.usage else None
+        return Done(finish, self.stop_reason, usage, self.stop_sequence)
+
+    # --- blocks ---------------------------------------------------------------------------------------------
+
+    def _open(self, index: int, data: bytes, out: list[Normalized], *, whole: bool = False) -> None:
+        if index in self.blocks:
+            raise Malformed("content_block_start", f"index {index} is open already")
+        if len(self.blocks) >= MAX_OPEN_BLOCKS:
+            raise TooLarge("open blocks", len(self.blocks) + 1, MAX_OPEN_BLOCKS)
+        said = wire.read_block(data)
+        if isinstance(said, wire.TextBlock):
+            self.blocks[index] = block = OpenBlock("text", whole=whole)
+            self._text(block, said.text, out)
+            for citation in said.citations or []:
+                self._cite(block, citation, out)
+            return
+        ordinal = self._take_ordinal()
+        match said:
+            case wire.ThinkingBlock():
+                self.blocks[index] = OpenBlock("thinking", ordinal, whole)
+                out.append(BlockStart(ordinal, "thinking"))
+                if said.thinking:
+                    out.append(ThinkingDelta(ordinal, said.thinking))
+                if said.signature:
+                    out.append(Opaque(ordinal, "signature", said.signature))
+            case wire.RedactedBlock():
+                self.blocks[index] = OpenBlock("thinking", ordinal, whole)
+                out.append(BlockStart(ordinal, "thinking"))
+                out.append(Opaque(ordinal, "redacted", said.data))
+            case wire.ToolUseBlock():
+                if not said.name:
+                    raise Malformed("content_block_start", "a tool_use without a name")
+                prefilled = "" if is_null(said.input) else text_of(said.input)
+                self.blocks[index] = OpenBlock("tool", ordinal, whole, prefilled)
+                out.append(ToolCallStart(ordinal, said.id or f"call_{ordinal}", said.name))
+                if fields := _further_fields(data):
+                    out.append(Opaque(ordinal, "fields", fields))
+            case wire.Unknown():
+                self._hold(len(data))
+                item = data.decode(errors="replace")
+                self.blocks[index] = OpenBlock("item", ordinal, whole, name=said.type, item=item)
+
+    def _delta(self, said: wire.BlockDelta, out: list[Normalized]) -> None:
+        delta = said.delta
+        block = self.blocks.get(said.index)
+        if block is None:
+            if isinstance(delta, wire.CitationsDelta) and said.index == self.last_index:
+                return self._extra("citation", text_of(delta.citation), out, self.last_ordinal)
+            raise Malformed("content_block_delta", f"index {said.index} is not open")
+        match delta:
+            case wire.TextDelta() if block.kind == "text":
+                self._text(block, delta.text, out)
+            case wire.ThinkingDelta() if block.kind == "thinking":
+                if delta.thinking:
+                    out.append(ThinkingDelta(block.ordinal, delta.thinking))
+            case wire.InputDelta() if block.kind == "tool":
+                if delta.partial_json:
+                    block.streamed = True
+                    out.append(ToolCallDelta(block.ordinal, delta.partial_json))
+            case wire.InputDelta() if block.kind == "item":
+                self._hold(len(delta.partial_json) + 64)
+                block.pieces.append(delta.partial_json)
+            case wire.SignatureDelta() if block.kind == "thinking":
+                out.append(Opaque(block.ordinal, "signature", delta.signature))
+            case wire.CitationsDelta() if block.kind == "text":
+                self._cite(block, delta.citation, out)
+            case _:
+                self._extra(str(delta.__struct_config__.tag), _encode(delta).decode(), out, block.shown)
+        return None
+
+    def _odd_delta(self, said: wire.OddDelta, out: list[Normalized]) -> None:
+        """A delta of no known type. One named after its block's type (compaction) brings the block's fields."""
+        block = self.blocks.get(said.index)
+        fields = read(_fields, bytes(said.delta), "content_block_delta")
+        name = tag_of(bytes(said.delta))
+        if block and block.kind == "item" and name == f"{block.name}_delta":
+            for field, value in fields.items():
+                if field != "type" and not is_null(value):
+                    self._hold(len(bytes(value)))
+                    block.fields[field] = text_of(value)
+        else:
+            self._extra(name, text_of(said.delta), out, block.shown if block else -1)
+
+    def _close_block(self, index: int, out: list[Normalized]) -> None:
+        block = self.blocks.pop(index, None)
+        if block is None:
+            return
+        match block.kind:
+            case "tool":
+                if block.prefilled and not block.streamed:
+                    out.append(ToolCallDelta(block.ordinal, block.prefilled))
+                out.append(ToolCallDone(block.ordinal))
+                self.calls += 1
+            case "item":
+                out.append(Extra(f"anthropic.{block.name}", _completed(block), ordinal=block.ordinal))
+            case "text" | "thinking":
+                if block.pieces:
+                    out.append(Opaque(block.ordinal, "citations", f"[{','.join(block.pieces)}]"))
+                if block.ordinal >= 0:
+                    out.append(BlockStop(block.ordinal))
+        self.last_index, self.last_ordinal = index, block.shown
+
+    def _text(self, block: OpenBlock, text: str, out: list[Normalized]) -> None:
+        if text:
+            self._appear(block, out)
+            out.append(TextDelta(block.ordinal, text))
+
+    def _cite(self, block: OpenBlock, citation: msgspec.Raw, out: list[Normalized]) -> None:
+        """A citation is shown at once; it goes back with its block."""
+        json = text_of(citation)
+        self._hold(len(json) + 64)
+        block.pieces.append(json)
+        self._appear(block, out)
+        self._extra("citation", json, out, block.ordinal)
+
+    def _appear(self, block: OpenBlock, out: list[Normalized]) -> None:
+        """A text block becomes one with its first content."""
+        if block.ordinal < 0:
+            block.ordinal = self._take_ordinal()
+            out.append(BlockStart(block.ordinal, "text"))
+
+    def _take_ordinal(self) -> int:
+        self.next_ordinal += 1
+        return self.next_ordinal - 1
+
+    def _extra(self, name: str, json: str, out: list[Normalized], ordinal: int = -1) -> None:
+        out.append(Extra(f"anthropic.{name}", json, ordinal if ordinal >= 0 else None))
+
+
+def usage_of(raw: dict[str, object]) -> Usage:
+    """The API's counts. `input` is without the caches, as the API has it."""
+    return Usage(
+        input=count(raw, "input_tokens"),
+        output=count(raw, "output_tokens"),
+        reasoning=count(raw, "output_tokens_details", "thinking_tokens"),
+        cache_read=count(raw, "cache_read_input_tokens"),
+        cache_write=count(raw, "cache_creation_input_tokens"),
+        raw=raw,
+    )
+
+
+def _further_fields(data: bytes) -> str:
+    """The fields of a tool_use block that have no name here (its caller, say), as JSON; empty where there are none."""
+    named = ("type", "id", "name", "input")
+    said = read(_fields, data, "content block")
+    fields = {name: value for name, value in said.items() if name not in named and not is_null(value)}
+    return _encode(fields).decode() if fields else ""
+
+
+def _completed(block: OpenBlock) -> str:
+    """An item with what its deltas brought. Input that is no JSON was cut: the item stays without it."""
+    brought: dict[str, msgspec.Raw] = {name: msgspec.Raw(value) for name, value in block.fields.items()}
+    streamed = "".join(block.pieces)
+    if streamed and is_json(streamed):
+        brought["input"] = msgspec.Raw(streamed)
+    if not brought:
+        return block.item
+    return _encode({**read(_fields, block.item.encode(), "content block"), **brought}).decode()

@@ -1,0 +1,190 @@
+"""What the Messages API says, as far as it is needed: one struct per event, told apart by `type`.
+
+The JSON `type` decides, never the event's name, which may be missing.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import Raw
+
+from tokenbus.errors import Malformed
+from tokenbus.providers.json_reading import Index, read, tag_of
+
+NOTHING = Raw(b"")
+"""An absent field that is kept as it is."""
+
+
+class Message(msgspec.Struct):
+    """The message of `message_start`: mostly empty, but content may be in it already."""
+
+    id: str = ""
+    model: str = ""
+    content: list[Raw] = []
+    stop_reason: str | None = None
+    stop_sequence: str | None = None
+    stop_details: Raw = NOTHING
+    container: Raw = NOTHING
+    usage: dict[str, object] | None = None
+
+
+class WholeMessage(Message, tag_field="type", tag="message"):
+    """A response that was not streamed."""
+
+
+class _Event(msgspec.Struct, tag_field="type"):
+    """Base of the events, of deltas and of blocks."""
+
+
+class MessageStart(_Event, tag="message_start"):
+    message: Message
+
+
+class BlockStart(_Event, tag="content_block_start"):
+    index: Index
+    content_block: Raw
+
+
+class TextDelta(_Event, tag="text_delta"):
+    text: str
+
+
+class ThinkingDelta(_Event, tag="thinking_delta"):
+    thinking: str
+
+
+class InputDelta(_Event, tag="input_json_delta"):
+    partial_json: str
+
+
+class SignatureDelta(_Event, tag="signature_delta"):
+    signature: str
+
+
+class CitationsDelta(_Event, tag="citations_delta"):
+    citation: Raw
+
+
+Delta = TextDelta | ThinkingDelta | InputDelta | SignatureDelta | CitationsDelta
+
+
+class BlockDelta(_Event, tag="content_block_delta"):
+    index: Index
+    delta: Delta
+
+
+class OddDelta(msgspec.Struct):
+    """A `content_block_delta` whose delta has no name here."""
+
+    index: Index
+    delta: Raw
+
+
+class BlockStop(_Event, tag="content_block_stop"):
+    index: Index
+
+
+class StopDelta(msgspec.Struct):
+    stop_reason: str | None = None
+    stop_sequence: str | None = None
+    stop_details: Raw = NOTHING
+    container: Raw = NOTHING
+
+
+class MessageDelta(_Event, tag="message_delta"):
+    delta: StopDelta
+    usage: dict[str, object] | None = None
+    context_management: Raw = NOTHING
+
+
+class MessageStop(_Event, tag="message_stop"):
+    pass
+
+
+class Ping(_Event, tag="ping"):
+    pass
+
+
+class Error(_Event, tag="error"):
+    error: object
+
+
+class BareError(msgspec.Struct):
+    """An error without a `type`, as gateways in front of the API write it."""
+
+    error: object
+
+
+Event = MessageStart | BlockStart | BlockDelta | BlockStop | MessageDelta | MessageStop | Ping | Error | WholeMessage
+
+
+class TextBlock(_Event, tag="text"):
+    text: str = ""
+    citations: list[Raw] | None = None
+
+
+class ThinkingBlock(_Event, tag="thinking"):
+    thinking: str = ""
+    signature: str | None = None
+
+
+class RedactedBlock(_Event, tag="redacted_thinking"):
+    data: str
+
+
+class ToolUseBlock(_Event, tag="tool_use"):
+    id: str
+    name: str
+    input: Raw = NOTHING
+
+
+Block = TextBlock | ThinkingBlock | RedactedBlock | ToolUseBlock
+
+
+class Unknown(msgspec.Struct):
+    """Something whose `type` has no struct here; empty where it has no type."""
+
+    type: str
+
+
+def _tags(*structs: type[msgspec.Struct]) -> frozenset[str]:
+    return frozenset(str(struct.__struct_config__.tag) for struct in structs)
+
+
+_event = msgspec.json.Decoder(Event)
+_event_tags = _tags(
+    MessageStart, BlockStart, BlockDelta, BlockStop, MessageDelta, MessageStop, Ping, Error, WholeMessage
+)
+_block = msgspec.json.Decoder(Block)
+_block_tags = _tags(TextBlock, ThinkingBlock, RedactedBlock, ToolUseBlock)
+_odd_delta = msgspec.json.Decoder(OddDelta)
+_bare_error = msgspec.json.Decoder(BareError)
+_delta_tags = _tags(TextDelta, ThinkingDelta, InputDelta, SignatureDelta, CitationsDelta)
+
+
+def read_event(data: bytes) -> Event | OddDelta | BareError | Unknown:
+    """One event. Raises Malformed where it is of a known type and breaks its form."""
+    try:
+        return read(_event, data, "event")
+    except Malformed:
+        kind = tag_of(data)
+        if kind == "content_block_delta":
+            odd = read(_odd_delta, data, "event")
+            if tag_of(bytes(odd.delta)) not in {"", *_delta_tags}:
+                return odd
+        if not kind:
+            return read(_bare_error, data, "event")
+        if kind in _event_tags:
+            raise
+        return Unknown(kind)
+
+
+def read_block(data: bytes) -> Block | Unknown:
+    """One content block. Raises Malformed where it is of a known type and breaks its form."""
+    try:
+        return read(_block, data, "content block")
+    except Malformed:
+        kind = tag_of(data)
+        if kind in _block_tags or not kind:
+            raise
+        return Unknown(kind)

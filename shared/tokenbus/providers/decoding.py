@@ -1,0 +1,146 @@
+"""What all response decoders share: framing, the one terminal event, bounds, and errors by HTTP status.
+
+A provider's decoder says what one event means (`_read`) and what the end of the body means (`_closed`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Self
+
+import msgspec
+
+from tokenbus.errors import Malformed, TooLarge
+from tokenbus.events.failure import ErrorInfo
+from tokenbus.events.normalized import Cut, Failed, FinishReason, Normalized, Terminal
+from tokenbus.providers.failures import http_failure, provider_failure, wire_failure
+from tokenbus.providers.json_reading import Truncated
+from tokenbus.providers.sse import MAX_EVENT_BYTES, SseDecoder, SseEvent
+
+MAX_ERROR_BODY_BYTES = 64 * 2**10
+"""Of an error's body so much is kept; the rest is dropped."""
+MAX_OPEN_BLOCKS = 1024
+"""Most blocks that an attempt may have open at once."""
+MAX_HELD_BYTES = MAX_EVENT_BYTES
+"""Most that a decoder keeps of content which it can only tell later (a server tool's input, citations)."""
+
+
+class ResponseDecoder(msgspec.Struct, kw_only=True):
+    """One response's bytes in, normalised events out; see `tokenbus.providers.api.Decoder`.
+
+    A response that is one JSON body goes the same way: to the framing it is a single event.
+    """
+
+    status: int
+    headers: dict[str, str]
+    sse: SseDecoder = msgspec.field(default_factory=SseDecoder)
+    ended: bool = False
+    """The terminal event is out, or the body has ended."""
+    dropped: int = 0
+    """Events that came after the terminal one."""
+    error_body: bytearray = msgspec.field(default_factory=bytearray)
+    held: int = 0
+
+    @classmethod
+    def of(cls, status: int, headers: Mapping[str, str]) -> Self:
+        """A fresh decoder of a response with this HTTP status and these headers."""
+        kept = {name.lower(): value for name, value in headers.items()}
+        return cls(status=status, headers=kept)
+
+    def feed(self, data: bytes) -> list[Normalized]:
+        """The events that these bytes complete. Never raises."""
+        out: list[Normalized] = []
+        if self._is_error:
+            self.error_body += data[: MAX_ERROR_BODY_BYTES - len(self.error_body)]
+        else:
+            self._take(self.sse.feed(data), out, at_end=False)
+        return out
+
+    def end(self) -> list[Normalized]:
+        """The body ended: the last events, and the terminal one if it has not come before. Never raises."""
+        out: list[Normalized] = []
+        if self._is_error:
+            if not self.ended:
+                self._close(Failed(self._http_failure()), out)
+            return out
+        self._take(self.sse.end(), out, at_end=True)
+        if not self.ended:
+            try:
+                terminal = self._closed(out)
+            except Malformed as e:
+                terminal = Failed(wire_failure(e))
+            self._close(terminal, out)
+        return out
+
+    def _read(self, event: SseEvent, out: list[Normalized]) -> Terminal | None:
+        """One event of the provider: what it means goes to ``out``; the terminal event is returned.
+
+        Raises Malformed and TooLarge: the attempt ends with them.
+        """
+        raise NotImplementedError
+
+    def _closed(self, out: list[Normalized]) -> Terminal:
+        """The body ended and no terminal event came: what that means. Raises Malformed."""
+        raise NotImplementedError
+
+    def _hold(self, size: int) -> None:
+        """So many bytes more are kept for later. Raises TooLarge where they are too many."""
+        self.held += size
+        if self.held > MAX_HELD_BYTES:
+            raise TooLarge("content held back", self.held, MAX_HELD_BYTES)
+
+    def _take(self, events: list[SseEvent], out: list[Normalized], *, at_end: bool) -> None:
+        for number, event in enumerate(events):
+            if self.ended:
+                self.dropped += sum(1 for late in events[number:] if late.data != b"[DONE]")
+                return
+            try:
+                terminal = self._read(event, out) if event.name != b"error" else Failed(_error_of(event.data))
+            except Truncated as e:
+                terminal = Cut("the body ended inside of an event") if at_end else Failed(wire_failure(e, event.data))
+            except (Malformed, TooLarge) as e:
+                terminal = Failed(wire_failure(e, event.data))
+            except RecursionError:
+                terminal = Failed(wire_failure(Malformed("event", "it is nested too deep"), event.data))
+            if terminal is not None:
+                self._close(terminal, out)
+        if self.sse.oversize and not self.ended:
+            # The true size is not known, for the rest was not waited for.
+            error = TooLarge("server-sent event", self.sse.limit + 1, self.sse.limit)
+            self._close(Failed(wire_failure(error)), out)
+
+    def _close(self, terminal: Terminal, out: list[Normalized]) -> None:
+        self.ended = True
+        out.append(terminal)
+
+    @property
+    def _is_error(self) -> bool:
+        """The body is no answer: an error, or a redirect that nobody follows."""
+        return self.status >= 300
+
+    def _http_failure(self) -> ErrorInfo:
+        framing = SseDecoder()
+        body = bytes(self.error_body)
+        events = framing.feed(body) + framing.end()
+        return http_failure(self.status, events[0].data if events else body, self.headers)
+
+
+def _error_of(data: bytes) -> ErrorInfo:
+    """What an event of the name ``error`` says: the error is in it, whatever its form."""
+    try:
+        return provider_failure(msgspec.json.decode(data))
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return provider_failure(data.decode(errors="replace"))
+
+
+def finish_of(said: FinishReason, completed_calls: int) -> FinishReason:
+    """The finish reason in the light of the calls (providers.md, "For all four", 5).
+
+    A provider that says stop beside complete calls means tool use; one that says tool use without any is not
+    believed. So `tool_use` always has a call to run.
+    """
+    if said == "stop" and completed_calls:
+        return "tool_use"
+    if said == "tool_use" and not completed_calls:
+        return "unknown"
+    return said

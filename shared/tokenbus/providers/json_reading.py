@@ -1,0 +1,79 @@
+"""Provider JSON into typed structs that name only the needed fields; what does not fit is an error with its place."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from tokenbus.errors import Malformed
+
+T = TypeVar("T")
+Index = Annotated[int, Meta(ge=-(2**31), lt=2**31)]
+"""A provider's number of a block, call or choice."""
+
+_ESCAPE = re.compile(
+    rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"  # a surrogate pair: as it should be
+    rb"|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})"  # half of one
+    rb"|\\."
+)
+
+
+class Truncated(Malformed):
+    """JSON that stops in the middle: at the end of a body it means that the body was cut, not that it is wrong."""
+
+
+class _Tagged(msgspec.Struct):
+    type: str
+
+
+_any_tag = msgspec.json.Decoder(_Tagged)
+
+
+def read(decoder: msgspec.json.Decoder[T], data: bytes, what: str) -> T:
+    """Decode ``data``. ``what`` names it in errors.
+
+    Half a surrogate pair, which some providers write where they cut an emoji in two, reads as U+FFFD: it is
+    sound JSON, but no text. Raises Malformed (Truncated) with the place and the problem.
+    """
+    try:
+        return decoder.decode(data)
+    except msgspec.ValidationError as e:
+        problem, _, path = str(e).partition(" - at `")
+        raise Malformed(f"{what} at {path.rstrip('`')}" if path else what, problem) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
+        if b"\\ud" in data.lower():
+            whole = _ESCAPE.sub(lambda m: rb"\ufffd" if m[1] else m[0], data)
+            if whole != data:
+                return read(decoder, whole, what)
+        kind = Truncated if "truncated" in str(e) else Malformed
+        raise kind(what, str(e)) from None
+
+
+def tag_of(data: bytes) -> str:
+    """The ``type`` of a JSON object; empty where it has none."""
+    try:
+        return _any_tag.decode(data).type
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return ""
+
+
+def text_of(raw: msgspec.Raw) -> str:
+    """Raw JSON as text. Syntax was checked when it was read; bytes that are no UTF-8 read as U+FFFD."""
+    return bytes(raw).decode(errors="replace")
+
+
+def is_null(raw: msgspec.Raw) -> bool:
+    """Whether a field is absent (the empty default) or null."""
+    return bytes(raw) in (b"", b"null")
+
+
+def is_json(text: str) -> bool:
+    """Whether the text is sound JSON."""
+    try:
+        msgspec.json.decode(text)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return False
+    return True

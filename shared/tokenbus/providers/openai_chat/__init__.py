@@ -1,0 +1,44 @@
+"""OpenAI's Chat Completions API, and those who speak it; how a vendor differs is data (`Quirks`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from tokenbus.events.requests import Generate, Message
+from tokenbus.providers.api import ApiName, Built, Decoder, Provider, Quirks
+from tokenbus.providers.openai_chat.request import build
+from tokenbus.providers.openai_chat.stream import ChatDecoder
+
+
+class OpenAIChat:
+    """Chat Completions as a `tokenbus.providers.api.Provider`."""
+
+    name: ApiName = "openai-chat"
+    key_header: tuple[str, str] = ("authorization", "Bearer {}")
+    default_base_url = "https://api.openai.com/v1"
+    default_key_env = "OPENAI_API_KEY"
+    # The end of text, the start of a tool call, the end of the response. What begins a text cannot be told by a mark.
+    urgent: tuple[bytes, ...] = (
+        b'"finish_reason":"',
+        b'"finish_reason": "',
+        b'"type":"function"',
+        b"[DONE]",
+        b'"error"',
+    )
+
+    def build(self, request: Generate, history: list[Message], quirks: Quirks) -> Built:
+        """See `Provider.build`."""
+        return build(request, history, quirks)
+
+    def decoder(self, *, status: int, headers: Mapping[str, str], stream: bool, quirks: Quirks) -> Decoder:
+        """See `Provider.decoder`. A whole response has a `message` where a chunk has a `delta`."""
+        return ChatDecoder.speaking(status, headers, quirks.reasoning_fields)
+
+    def restore(self, state: bytes) -> Decoder:
+        """See `Provider.restore`."""
+        return msgspec.msgpack.decode(state, type=ChatDecoder)
+
+
+provider: Provider = OpenAIChat()

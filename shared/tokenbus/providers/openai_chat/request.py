@@ -1,0 +1,229 @@
+"""Build a Chat Completions request: https://platform.openai.com/docs/api-reference/chat/create.
+
+Vendors differ by `Quirks`. An assistant's text goes as one string, for many vendors take no other; a message has no
+place for text after a call, so calls always follow the text.
+"""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from tokenbus.errors import RequestInvalid
+from tokenbus.events.requests import (
+    BlobSource,
+    DocumentPart,
+    ExtraPart,
+    Generate,
+    ImagePart,
+    Message,
+    TextPart,
+    ThinkingPart,
+    ToolCallPart,
+    ToolChoice,
+    ToolResultPart,
+)
+from tokenbus.providers.api import Built, HttpCall, Quirks
+from tokenbus.providers.building import (
+    chat_only,
+    data_url,
+    fitted_id,
+    needs_tools,
+    schema_of,
+    stop_strings,
+    with_extra,
+)
+from tokenbus.providers.conversation import Spoken, conversation, own_extra, raw_json
+
+MAX_STOP_STRINGS = 4
+
+_TOOL_ID = re.compile(r"[^\s]+")
+_MAX_TOOL_ID = 40
+_NAME = re.compile(r"[^\s<|\\/>]{1,64}")
+_list = msgspec.json.Decoder(list[msgspec.Raw])
+
+ChatMessage = dict[str, object]
+
+
+def build(request: Generate, history: list[Message], quirks: Quirks) -> Built:
+    """The HTTP call for the next turn. Raises RequestInvalid, naming the field."""
+    chat_only(request)
+    spoken, notes = conversation(request, history)
+    messages: list[ChatMessage] = []
+    if request.system:
+        parts = [TextPart(text=request.system)] if isinstance(request.system, str) else request.system
+        messages.append({"role": quirks.system_role, "content": _text(parts, quirks)})
+    for message in spoken:
+        messages += _messages(message, quirks)
+    body: dict[str, object] = {"model": request.model, "messages": messages, "stream": request.stream}
+    if request.stream and quirks.stream_usage:
+        body["stream_options"] = {"include_usage": True}
+    body |= _limits(request, quirks) | _tools(request)
+    encoded = msgspec.json.encode(with_extra(body, request.extra))
+    headers = {"content-type": "application/json"}
+    return Built(call=HttpCall(path="/chat/completions", body=encoded, headers=headers), notes=notes)
+
+
+def _limits(request: Generate, quirks: Quirks) -> dict[str, object]:
+    """Output limit, reasoning effort, sampling and stop strings. The API knows no thinking budget."""
+    said: dict[str, object] = {}
+    if request.max_tokens is not None:
+        said[quirks.max_tokens_field] = request.max_tokens
+    if request.thinking and not request.thinking.enabled:
+        said["reasoning_effort"] = "none"
+    elif request.thinking and request.thinking.effort:
+        said["reasoning_effort"] = request.thinking.effort
+    if request.temperature is not None:
+        said["temperature"] = request.temperature
+    if request.top_p is not None:
+        said["top_p"] = request.top_p
+    limit = MAX_STOP_STRINGS if quirks.max_stop_strings is None else quirks.max_stop_strings
+    if stop := stop_strings(request, limit):
+        said["stop"] = stop
+    return said
+
+
+def _tools(request: Generate) -> dict[str, object]:
+    said: dict[str, object] = {}
+    if request.tools:
+        functions = [
+            {"name": tool.name, "parameters": schema_of(tool.parameters)}
+            | ({"description": tool.description} if tool.description else {})
+            for tool in request.tools
+        ]
+        said["tools"] = [{"type": "function", "function": function} for function in functions]
+    choice = request.tool_choice
+    if needs_tools(request) and choice is not None:
+        if isinstance(choice, ToolChoice):
+            said["tool_choice"] = {"type": "function", "function": {"name": choice.name}}
+        else:
+            said["tool_choice"] = "required" if choice == "any" else choice
+    return said
+
+
+def _messages(message: Spoken, quirks: Quirks) -> list[ChatMessage]:
+    match message.role:
+        case "tool":
+            return _results(message, quirks)
+        case "assistant":
+            said = _assistant(message, quirks)
+        case "user":
+            content = _user_content(message, quirks)
+            said = [{"role": "user", "content": content}] if content else []
+        case "system":
+            texts = [part for part in message.parts if isinstance(part, TextPart)]
+            said = [{"role": quirks.system_role, "content": _text(texts, quirks)}]
+    if message.participant and _NAME.fullmatch(message.participant):
+        for one in said:
+            one["name"] = message.participant
+    return said
+
+
+def _user_content(message: Spoken, quirks: Quirks) -> object:
+    """A string where it is one text; else a list of parts."""
+    parts: list[object] = []
+    for i, part in enumerate(message.parts):
+        match part:
+            case TextPart():
+                parts.append({"type": "text", "text": part.text} | _cache(part.cache, quirks))
+            case ImagePart():
+                parts.append(_image(part, quirks))
+            case DocumentPart():
+                parts.append(_document(part, quirks))
+            case ExtraPart():
+                if (raw := own_extra(part, "openai-chat", f"{message.where}.content[{i}]")) is not None:
+                    parts.append(raw)
+            case _:
+                pass  # conversation() lets no other part into a user's message
+    only = message.parts[0]
+    if len(message.parts) == 1 and isinstance(only, TextPart) and not (only.cache and quirks.cache_marks):
+        return only.text
+    return parts
+
+
+def _assistant(message: Spoken, quirks: Quirks) -> list[ChatMessage]:
+    texts: list[str] = []
+    thoughts: list[str] = []
+    details: list[msgspec.Raw] = []
+    calls: list[dict[str, object]] = []
+    for i, part in enumerate(message.parts):
+        where = f"{message.where}.content[{i}]"
+        match part:
+            case TextPart():
+                texts.append(part.text)
+            case ThinkingPart():
+                thoughts.append(part.text)
+                if part.opaque and (given := part.opaque.get("reasoning_details")):
+                    details += _details(given, f"{where}.opaque.reasoning_details")
+            case ToolCallPart():
+                calls.append(_call(part, where))
+            case _:
+                pass  # a provider's own item: this API takes none back from an assistant
+    said: ChatMessage = {"role": "assistant", "content": "".join(texts) or None}
+    if calls:
+        said["tool_calls"] = calls
+    if details:
+        said["reasoning_details"] = details
+    if quirks.reasoning_back and any(thoughts):
+        said[quirks.reasoning_back] = "".join(thoughts)
+    return [said] if said["content"] or calls else []
+
+
+def _call(part: ToolCallPart, where: str) -> dict[str, object]:
+    function = {"name": part.tool_name, "arguments": part.arguments or "{}"}
+    said: dict[str, object] = {"id": _fitted(part.tool_id), "type": "function", "function": function}
+    if part.opaque and (extra := part.opaque.get("extra_content")):
+        said["extra_content"] = raw_json(extra, f"{where}.opaque.extra_content")
+    return said
+
+
+def _details(given: str, where: str) -> list[msgspec.Raw]:
+    try:
+        return _list.decode(given)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        raise RequestInvalid(where, "it is no JSON list") from None
+
+
+def _results(message: Spoken, quirks: Quirks) -> list[ChatMessage]:
+    """One message a result. A tool's message takes text alone: images follow in a user's message."""
+    said: list[ChatMessage] = []
+    images: list[object] = []
+    for part in message.parts:
+        if not isinstance(part, ToolResultPart):
+            continue
+        content = [TextPart(text=part.content)] if isinstance(part.content, str) else part.content
+        texts = [inner.text for inner in content if isinstance(inner, TextPart)]
+        shown = [_image(inner, quirks) for inner in content if isinstance(inner, ImagePart)]
+        if shown:
+            images += [{"type": "text", "text": f"Images of the result of {part.tool_id}:"}, *shown]
+        said.append({"role": "tool", "tool_call_id": _fitted(part.tool_id), "content": "\n".join(texts)})
+    if images:
+        said.append({"role": "user", "content": images})
+    return said
+
+
+def _text(parts: list[TextPart], quirks: Quirks) -> object:
+    """System text: one string, or parts where a cache mark must stand between them."""
+    if quirks.cache_marks and any(part.cache for part in parts):
+        return [{"type": "text", "text": part.text} | _cache(part.cache, quirks) for part in parts if part.text]
+    return "\n\n".join(part.text for part in parts if part.text)
+
+
+def _image(part: ImagePart, quirks: Quirks) -> dict[str, object]:
+    assert not isinstance(part.source, BlobSource)  # conversation() lets none through
+    return {"type": "image_url", "image_url": {"url": data_url(part.source)}} | _cache(part.cache, quirks)
+
+
+def _document(part: DocumentPart, quirks: Quirks) -> dict[str, object]:
+    assert not isinstance(part.source, BlobSource)
+    file = {"filename": part.title or "document", "file_data": data_url(part.source)}
+    return {"type": "file", "file": file} | _cache(part.cache, quirks)
+
+
+def _cache(marked: bool, quirks: Quirks) -> dict[str, object]:
+    return {"cache_control": {"type": "ephemeral"}} if marked and quirks.cache_marks else {}
+
+
+def _fitted(tool_id: str) -> str:
+    return fitted_id(tool_id, _TOOL_ID, _MAX_TOOL_ID)

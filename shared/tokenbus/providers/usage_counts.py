@@ -1,0 +1,39 @@
+"""Token counts out of a provider's usage object."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from tokenbus.errors import Malformed
+
+_MAX_DEPTH = 16
+
+
+def latest(before: dict[str, object] | None, said: dict[str, object]) -> dict[str, object]:
+    """The last non-null value of each field; counts repeat and are never summed (providers.md, "For all four", 6).
+
+    Raises Malformed for what msgpack could not carry: numbers over 64 bits, or a depth that no usage has.
+    """
+    if not _is_storable(said, _MAX_DEPTH):
+        raise Malformed("usage", "a number is over 64 bits, or it is nested too deep")
+    return {**(before or {}), **{name: value for name, value in said.items() if value is not None}}
+
+
+def count(usage: dict[str, object], *path: str) -> int | None:
+    """The number at a path of fields; None where there is none."""
+    value: Any = usage
+    for name in path:
+        if not isinstance(value, dict):
+            return None
+        value = cast("dict[str, Any]", value).get(name)
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != value // 1:
+        return None
+    return int(value)
+
+
+def _is_storable(value: object, depth: int) -> bool:
+    if isinstance(value, dict | list):
+        inner = cast("dict[str, object] | list[object]", value)
+        items = inner.values() if isinstance(inner, dict) else inner
+        return depth > 0 and all(_is_storable(item, depth - 1) for item in items)
+    return not isinstance(value, int) or -(2**63) <= value < 2**63
