@@ -37,7 +37,7 @@ def shared_server() -> Generator[str]:
     """The url of the server under test; CONTRIBUTING.md says which."""
     if url := os.environ.get("TOKENBUS_REDIS_URL"):
         yield url
-    elif "TOKENBUS_TEST_SERVER" not in os.environ and (image := _image()):
+    elif "TOKENBUS_TEST_SERVER" not in os.environ and (image := image_here()):
         with container(image) as url:
             yield url
     else:
@@ -48,15 +48,15 @@ def shared_server() -> Generator[str]:
 @contextmanager
 def container(image: str) -> Generator[str]:
     """A server in a container; never pulls."""
+    from testcontainers.community.redis import RedisContainer
     from testcontainers.core.config import testcontainers_config
-    from testcontainers.redis import RedisContainer
 
     testcontainers_config.ryuk_disabled = True  # its image is one more that would have to be there
     with RedisContainer(image) as server:
         yield f"redis://{server.get_container_host_ip()}:{server.get_exposed_port(6379)}"
 
 
-def _image() -> str | None:
+def image_here() -> str | None:
     """A server image that a Docker engine here already has."""
     import docker
     from docker.errors import DockerException
