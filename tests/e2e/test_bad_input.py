@@ -1,0 +1,93 @@
+"""Bad input: each a named error with what and where; nothing hangs, nothing else stops."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.conftest import Send
+from tests.e2e.fleet import PIPELINE, ended, fleet
+from tests.waiting import eventually
+from tokenbus.bus.keys import Keys
+from tokenbus.bus.server import Server
+from tokenbus_services.replay import Delivery, ReplayServer, Reply, Script, Status, Turn
+
+HELLO = Script(name="hello", turns=(Turn(says=Reply(text="Hello there")),))
+SILENT = Script(name="silent", turns=(Turn(says=Reply(text="late"), delivery=Delivery(delay_s=3600)),))
+REFUSED = Script(name="refused", turns=(Turn(says=Reply(text=""), fault=Status(status=401)),))
+
+GOOD: dict[str, Any] = {
+    "type": "generate",
+    "provider": "anthropic",
+    "model": "hello",
+    "messages": [{"role": "user", "content": "hi"}],
+}
+REJECTED: dict[str, tuple[dict[str, Any], str, str]] = {
+    "unknown provider": ({**GOOD, "provider": "nobody"}, "request_invalid", "provider"),
+    "model missing": ({k: v for k, v in GOOD.items() if k != "model"}, "request_invalid", "model"),
+    "wrong type": ({**GOOD, "max_tokens": "many"}, "request_invalid", "max_tokens"),
+    "no schema": (
+        {**GOOD, "tools": [{"name": "t", "parameters": {"type": "object", "properties": {"x": {"type": "no"}}}}]},
+        "request_invalid",
+        "tools[0].parameters",
+    ),
+    "too large": ({**GOOD, "system": "x" * 10 * 2**20}, "request_too_large", ""),
+}
+
+
+@pytest.mark.timeout(90)
+async def test_each_bad_request_is_told_by_name_and_the_good_ones_go_on(
+    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+) -> None:
+    async with ReplayServer([HELLO, REFUSED]) as provider, fleet(tmp_path, server_url, keys, provider.url, PIPELINE):
+        for name, (request, _, _) in REJECTED.items():
+            data = json.dumps({"id": name.replace(" ", "-"), **request})
+            await server.client.xadd(keys.requests, {"__data__": data})
+        garbage = [b"\xff\x00 no json", b'{"type":"generate",', b"[]", b"", b'{"type":"wish"}']
+        for data in garbage:
+            await server.client.xadd(keys.requests, {"__data__": data})
+        await server.client.xadd(keys.requests, {"other": "field"})
+        refused = await send("refused")
+        good = await send("hello")
+        runs = [name.replace(" ", "-") for name in REJECTED]
+        logs: Any = await ended(server.client, keys, [*runs, refused, good])
+
+        async def buried() -> bool:
+            return await server.client.xlen(keys.dead) == len(REJECTED) + len(garbage) + 1
+
+        await eventually(buried)
+        dead = [json.loads(f[b"__data__"]) for _, f in await server.client.xrange(keys.dead)]
+    assert [e["type"] for e in logs[good]][-1] == "completed"
+    end = logs[refused][-1]
+    assert (end["type"], end["error"]["class"], end["error"]["status"]) == ("failed", "auth", 401)
+    for name, (_, code, where) in REJECTED.items():
+        [end] = logs[name.replace(" ", "-")]
+        assert (end["type"], end["error"]["code"]) == ("failed", code), name
+        assert end["error"].get("where", "").endswith(where), (name, end)
+    assert all(entry["stage"] == "intake" and entry["stream"] == keys.requests for entry in dead)
+    kept = [base64.b64decode(entry["bytes"]) for entry in dead]
+    assert all(data in kept for data in garbage), "nothing is lost"
+
+
+@pytest.mark.timeout(90)
+async def test_poison_on_any_internal_stream_ends_its_run_and_nothing_else(
+    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+) -> None:
+    async with ReplayServer([HELLO, SILENT]) as provider, fleet(tmp_path, server_url, keys, provider.url, PIPELINE):
+        await ended(server.client, keys, [await send("hello")])
+        for topic in ("raw", "events", "turns"):
+            # A run that its partition knows and that waits for its provider.
+            run = await send("silent", id=f"poisoned-{topic}", provider="anthropic")
+            await eventually(lambda run=run: server.client.xlen(keys.log(run)))
+            await server.client.xadd(keys.topic(keys.partition_of(run), topic), {run: b"\xc1 poison"})
+            log: Any = (await ended(server.client, keys, [run]))[run]
+            assert log[-1]["type"] == "failed", topic
+        after = await send("hello")
+        log = (await ended(server.client, keys, [after]))[after]
+        assert log[-1]["type"] == "completed"
+        reasons = [json.loads(f[b"__data__"]) for _, f in await server.client.xrange(keys.dead)]
+    assert {entry["stage"] for entry in reasons} == {"normalizer", "parser", "fetcher"}

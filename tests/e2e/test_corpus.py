@@ -1,0 +1,106 @@
+"""The recorded streams of real providers, through the running services: what comes out is what they said."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e import judge
+from tests.e2e.conftest import Send
+from tests.e2e.fleet import PIPELINE, ended, fleet
+from tokenbus.bus.keys import Keys
+from tokenbus.bus.server import Server
+from tokenbus_services.replay import Delivery, Random, Recording, ReplayServer, Reply, Script, Turn
+
+CORPUS = Path(os.environ.get("TOKENBUS_CORPUS", Path(__file__).parents[3] / "shared" / "corpus"))
+PROVIDERS = {"anthropic": "anthropic", "openai_chat": "openai-chat"}
+
+
+def recordings() -> list[dict[str, Any]]:
+    rows = [json.loads(line) for line in (CORPUS / "manifest.jsonl").read_text().splitlines()]
+    return [
+        r for r in rows if r["api"] in PROVIDERS and r["provenance"] == "recorded-real" and not r["expected"]["error"]
+    ]
+
+
+@pytest.mark.skipif(not CORPUS.exists(), reason="no corpus: it lies beside the project, or where TOKENBUS_CORPUS says")
+@pytest.mark.timeout(120)
+async def test_recorded_streams_come_out_as_they_were_said(
+    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+) -> None:
+    rows = recordings()
+    assert len(rows) > 50
+    scripts = [
+        Script(
+            name=f"recording-{i}",
+            turns=(
+                Turn(
+                    says=Recording(stream=str(CORPUS / row["file"])),
+                    delivery=Delivery(cuts=Random(seed=i, largest=900)),
+                ),
+                # A turn that its provider paused is asked to go on.
+                Turn(says=Reply(text="")),
+            ),
+        )
+        for i, row in enumerate(rows)
+    ]
+    async with (
+        ReplayServer(scripts) as provider,
+        fleet(tmp_path, server_url, keys, provider.url, PIPELINE) as running,
+    ):
+        runs = [
+            await send(f"recording-{i}", provider=PROVIDERS[row["api"]], max_tool_depth=0) for i, row in enumerate(rows)
+        ]
+        logs = await ended(server.client, keys, runs, timeout=60)
+        assert running
+    wrong = [
+        f"{row['file']}: {problem}" for row, run in zip(rows, runs, strict=True) for problem in compare(row, logs[run])
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def compare(row: dict[str, Any], log: Any) -> list[str]:
+    """What differs between the run's first turn and what the manifest expects of the stream."""
+    judge.check(log)
+    expected = row["expected"]
+    turn = [e for e in log if e["turn"] == 0]
+    done = [e for e in turn if e["type"] == "block_complete"]
+    calls = [
+        {"id": e["tool_id"], "name": e["tool_name"], "arguments": e["arguments"]}
+        for e in done
+        if e["kind"] == "tool_call"
+    ]
+    found: dict[str, Any] = {
+        "text": "".join(e["content"] for e in done if e["kind"] == "text"),
+        "thinking": "".join(e["content"] for e in done if e["kind"] == "thinking"),
+        "tool_calls": calls,
+        "terminated": log[-1]["type"] == "completed",
+    }
+    wanted = {
+        "text": expected["text"] + expected["refusal"],
+        "thinking": expected["thinking"],
+        "tool_calls": [_call(c) for c in expected["tool_calls"]],
+        "terminated": expected["terminated"],
+    }
+    for call, want in zip(calls, expected["tool_calls"], strict=False):
+        if want["arg_deltas"] == 0:
+            call["arguments"] = json.loads(call["arguments"] or "{}")
+    if log[-1]["turn"] == 0 and log[-1]["type"] == "completed":
+        found["finish_reason"], wanted["finish_reason"] = log[-1].get("finish_raw"), expected["finish_reason"]
+    if expected["usage"] and log[-1]["type"] == "completed":
+        [usage] = [e["usage"]["raw"] for e in turn if e["type"] == "usage"]
+        found["usage"] = {name: usage.get(name) for name in expected["usage"]}
+        wanted["usage"] = expected["usage"]
+    return [f"{name}: {found[name]!r} but expected {wanted[name]!r}" for name in wanted if found[name] != wanted[name]]
+
+
+def _call(call: dict[str, Any]) -> dict[str, Any]:
+    """The manifest wrote arguments that came whole anew, with blanks of its own: those are compared as values."""
+    arguments: Any = call["arguments"]
+    if call["arg_deltas"] == 0:
+        arguments = json.loads(arguments or "{}")
+    return {"id": call["id"], "name": call["name"], "arguments": arguments}

@@ -1,0 +1,82 @@
+"""Subscribers that know only design.md: plain redis-py with json, and a plain FastStream subscriber."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import redis.asyncio as redis
+from faststream.redis import RedisBroker, StreamSub
+
+from tests.e2e import judge
+from tests.e2e.conftest import WEATHER, Send
+from tests.e2e.fleet import WITH_TOOLS, ended, fleet
+from tests.waiting import eventually
+from tokenbus.bus.keys import Keys
+from tokenbus.bus.server import Server
+from tokenbus_services.replay import Delivery, Fixed, ReplayServer, Script, Turn
+from tokenbus_services.replay.demo import DEMO_MODEL, DEMO_PROMPT, demo_scripts
+
+
+async def follow(url: str, streams: list[str], events: list[dict[str, Any]], end: asyncio.Event) -> None:
+    """A subscriber as anybody would write it."""
+    client = redis.from_url(url)
+    last: dict[str, str] = dict.fromkeys(streams, "0-0")
+    while not end.is_set():
+        for name, entries in await client.xread(last, block=200, count=100):  # pyright: ignore[reportArgumentType]
+            for entry_id, fields in entries:
+                last[name.decode()] = entry_id.decode()
+                events.append(json.loads(fields[b"__data__"]))
+    await client.aclose()
+
+
+async def test_plain_subscribers_follow_visible_and_blocks(
+    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+) -> None:
+    visible: list[dict[str, Any]] = []
+    blocks: list[dict[str, Any]] = []
+    by_faststream: list[dict[str, Any]] = []
+    end = asyncio.Event()
+    topics = {t: [f"{keys.prefix}:{{{n}}}:{t}" for n in range(keys.partitions)] for t in ("visible", "blocks")}
+    broker = RedisBroker(server_url)
+    for stream in topics["visible"]:
+
+        @broker.subscriber(stream=StreamSub(stream, last_id="0-0"))
+        async def heard(event: dict[str, Any]) -> None:
+            by_faststream.append(event)
+
+    [demo] = demo_scripts()
+    cut = [Turn(says=turn.says, delivery=Delivery(cuts=Fixed(size=23))) for turn in demo.turns]
+    async with (
+        ReplayServer([Script(name=DEMO_MODEL, turns=tuple(cut))]) as provider,
+        fleet(tmp_path, server_url, keys, provider.url, WITH_TOOLS),
+        broker,
+    ):
+        await broker.start()
+        readers = [
+            asyncio.create_task(follow(server_url, topics["visible"], visible, end)),
+            asyncio.create_task(follow(server_url, topics["blocks"], blocks, end)),
+        ]
+        run = await send(DEMO_MODEL, DEMO_PROMPT, tools=[WEATHER])
+        [log] = (await ended(server.client, keys, [run])).values()
+        wanted = [e for e in log if e["type"] == "chunk" and e["visible"]]
+        await eventually(lambda: len(visible) >= len(wanted) and len(by_faststream) >= len(wanted))
+        end.set()
+        await asyncio.gather(*readers)
+    judge.check(log)  # pyright: ignore[reportArgumentType]
+    assert log[-1]["type"] == "completed"
+    assert visible == wanted
+    assert by_faststream == wanted
+    assert blocks == [e for e in log if e["type"] in ("block_start", "block_complete")]
+    assert [e["kind"] for e in blocks if e["type"] == "block_complete"] == [
+        "thinking",
+        "text",
+        "tool_call",
+        "tool_result",
+        "text",
+    ]
+    [result] = [e for e in blocks if e["type"] == "block_complete" and e["kind"] == "tool_result"]
+    assert json.loads(result["content"])["sky"] == "light rain"
+    assert "Zürich" in str([e.get("input") for e in blocks])
