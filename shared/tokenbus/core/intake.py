@@ -13,6 +13,7 @@ structs: so all forms, and a request that the client checks before it is sent, o
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 import msgspec
@@ -45,6 +46,9 @@ class _Name(msgspec.Struct):
 
     type: str = ""
     id: RunId | None = None
+
+
+_MISSING = re.compile(r"missing required field `([^`]+)`")
 
 
 def decode_request(fields: Mapping[bytes, bytes], *, limit: int = MAX_REQUEST_BYTES) -> Request:
@@ -89,9 +93,12 @@ def rejected_run_id(fields: Mapping[bytes, bytes]) -> str | None:
 def _invalid(message: str) -> RequestInvalid:
     """msgspec's ``… - at `$.messages[0].content` `` as an error with a path; without one it is the whole request."""
     problem, at, where = message.rpartition(" - at `")
-    if not at:
-        return RequestInvalid("$", message)
-    return RequestInvalid(where.removesuffix("`").removeprefix("$").removeprefix(".") or "$", problem)
+    problem = problem if at else message
+    path = where.removesuffix("`").removeprefix("$").removeprefix(".") if at else ""
+    if missing := _MISSING.search(problem):
+        # msgspec tells the object that lacks a field; whoever sent it looks for the field.
+        path = f"{path}.{missing[1]}".removeprefix(".")
+    return RequestInvalid(path or "$", problem)
 
 
 def _value(fields: Mapping[bytes, bytes]) -> bytes:

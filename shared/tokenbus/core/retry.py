@@ -4,20 +4,12 @@ from __future__ import annotations
 
 from zlib import crc32
 
-import msgspec
-
 from tokenbus.events.failure import ErrorInfo
 from tokenbus.events.frames import Rules
 from tokenbus.events.requests import OnFailure
 
 WORKER_LOST = "worker_lost"
 """Code of the error of an attempt whose worker died, was frozen or shut down."""
-
-
-class Retry(msgspec.Struct, frozen=True):
-    """Try the turn again after ``delay_ms``."""
-
-    delay_ms: int
 
 
 def decide(
@@ -29,8 +21,8 @@ def decide(
     losses: int,
     rules: Rules,
     salt: str,
-) -> Retry | None:
-    """Whether and when to try again; None: the run ends.
+) -> int | None:
+    """After how many ms to try the turn again; None: the run ends.
 
     ``heard``: something visible of this turn left the bus. ``failures`` and ``losses`` count this turn's
     attempts so far, the present one included. ``salt`` spreads the delays of runs that failed together. A
@@ -40,7 +32,7 @@ def decide(
     if policy == "fail" or not error.retryable or (heard and policy != "restart"):
         return None
     if error.code == WORKER_LOST:
-        return Retry(0) if losses <= rules.max_losses else None
+        return 0 if losses <= rules.max_losses else None
     if failures >= rules.max_attempts:
         return None
     asked_ms = round((error.retry_after_s or 0) * 1000)
@@ -49,4 +41,4 @@ def decide(
     ceiling = min(rules.base_delay_ms * 2 ** min(failures - 1, 20), rules.max_delay_ms)
     # Half fixed, half spread, as "equal jitter" (AWS, Exponential Backoff And Jitter); from a hash, not from chance.
     spread = crc32(f"{salt}:{failures}".encode()) % (ceiling // 2 + 1)
-    return Retry(max(asked_ms, ceiling // 2 + spread))
+    return max(asked_ms, ceiling // 2 + spread)

@@ -275,7 +275,7 @@ class Run:
             s.losses += 1
         else:
             s.failures += 1
-        again = decide(
+        delay_ms = decide(
             error,
             policy=s.accepted.on_failure,
             heard=s.heard,
@@ -284,16 +284,16 @@ class Run:
             rules=s.accepted.rules,
             salt=s.run,
         )
-        if again is None:
+        if delay_ms is None:
             if cut is None:
                 self._end(RunFailedEvent, at_ms, finish="error", error=error)
             else:
                 self._end(Incomplete, at_ms, finish="unknown", reason=cut, error=error)
             return
-        self._void(error, s.attempt + 1, again.delay_ms)
+        self._void(error, s.attempt + 1, delay_ms)
         self._attempt()
         self.effects.append(
-            NextTurn(TurnWork(s.run, s.turn, s.attempt, at_ms + again.delay_ms if again.delay_ms else 0))
+            NextTurn(TurnWork(s.run, s.turn, s.attempt, at_ms + delay_ms if delay_ms else 0))
         )
 
     def _began_again(self, at_ms: int) -> None:

@@ -102,7 +102,7 @@ def test_unknown_fields_are_ignored_at_every_level_and_in_the_entry():
         ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content", "Expected `str | array`"),
         ({"messages": [{"role": "boss", "content": "x"}]}, "messages[0].role", "Invalid enum value 'boss'"),
         ({"messages": [{"role": "user", "content": [{"type": "no"}]}]}, "messages[0].content[0].type", "'no'"),
-        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0]", "`text`"),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text", "`text`"),
         ({"max_tokens": 0}, "max_tokens", ">= 1"),
         ({"max_tokens": 1.5}, "max_tokens", "got `float`"),
         ({"max_tokens": 2**70}, "max_tokens", "more than 64 bits"),
