@@ -56,12 +56,12 @@ class Turns:
             log.info("attempt_lost", run=run, turn=work.turn, attempt=work.attempt)
             await self._writer.lost(run, work.turn, work.attempt, "the fetcher was lost")
             return
-        if work.not_before_ms:
-            await asyncio.sleep(max(0.0, work.not_before_ms / 1000 - time.time()))
         found = await self._look_up(run, work)
         if found is None:
             return
         request, history, deadline_ms = found
+        start_ms = min(work.not_before_ms, deadline_ms) if deadline_ms else work.not_before_ms
+        await asyncio.sleep(max(0.0, start_ms / 1000 - time.time()))
         this = asyncio.current_task()
         assert this
         writer = self._writer.attempt(run, work.turn, work.attempt, lambda _: this.cancel())
