@@ -129,7 +129,7 @@ class StageSettings(_Table, frozen=True, kw_only=True):
     max_records: Count = 256
     linger_ms: Annotated[float, Meta(ge=0, le=100)] = 3.0
     """Longest that the source gathers under load; nothing waits while idle."""
-    drain_s: Seconds = 8.0
+    drain_s: Seconds = 6.0
     """At shutdown, how long a fetcher lets its runs finish before it hands them over."""
 
 
