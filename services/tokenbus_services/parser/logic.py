@@ -156,4 +156,4 @@ class ParserLogic:
 
     def _close_attempt(self, run: str, turn: int, attempt: int, reason: str, commit: Commit) -> None:
         lost = encode(RawFrame(turn, attempt, ANY_FRAME, 0, [Lost(reason)]))
-        commit.close_attempt(self._keys.run(run), attempt, self._raw, self._normalizer_lease, run, lost)
+        commit.close_attempt(self._keys.run(run), attempt, self._raw, self._normalizer_lease, run=run, lost=lost)

@@ -1,17 +1,20 @@
-"""Listens to what all workers of a partition must hear at once: every worker reads `control` for itself, none competes."""
+"""Listens to what all workers must hear at once: each reads `control` for itself, none competes."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 
 from redis.exceptions import RedisError
 
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.outage import LONGEST_PAUSE_S
+from tokenbus.bus.outage import FIRST_PAUSE_S, LONGEST_PAUSE_S
 from tokenbus.bus.reader import Reader
 from tokenbus.bus.server import Server
 from tokenbus.events.frames import Control, control_decoder
+
+log = logging.getLogger(__name__)
 
 COUNT = 500
 
@@ -42,14 +45,23 @@ class ControlListener:
         await self._reader.close()
 
     async def _run(self) -> None:
+        pause = FIRST_PAUSE_S
         while True:
             try:
                 found = await self._reader.read(self._offsets)
+                pause = FIRST_PAUSE_S
             except (RedisError, OSError):
-                await asyncio.sleep(LONGEST_PAUSE_S / 5)
+                await asyncio.sleep(pause)
+                pause = min(pause * 2, LONGEST_PAUSE_S)
                 continue
             for stream, entries in found:
                 for entry_id, fields in entries:
                     self._offsets[stream] = entry_id.decode()
                     for frame in fields.values():
-                        self._told(control_decoder.decode(frame))
+                        self._tell(stream, frame)
+
+    def _tell(self, stream: str, frame: bytes) -> None:
+        try:
+            self._told(control_decoder.decode(frame))
+        except Exception:  # one bad message must not make this worker deaf to the rest
+            log.exception("control message of %s", stream)

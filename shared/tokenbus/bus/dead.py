@@ -23,7 +23,7 @@ class DeadEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 async def bury(server: Server, keys: Keys, entry: DeadEntry, *, most: int) -> None:
-    """Keep the entry, among the last ``most``. Tries until the server has it; a crash before what follows may show it twice."""
+    """Keep the entry, among the last ``most``. Tries until the server has it, so it may show twice."""
     data = msgspec.json.encode(entry)
     await outlast(
         lambda: server.client.xadd(keys.dead, {DATA_FIELD: data}, maxlen=most, approximate=True),

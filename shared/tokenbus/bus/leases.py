@@ -9,6 +9,7 @@ its leases run out together after ``ttl_ms``, so that it is followed within that
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections.abc import Awaitable, Callable
 
@@ -19,6 +20,8 @@ from tokenbus.bus import scripts
 from tokenbus.bus.keys import InternalTopic, Keys, PublicTopic
 from tokenbus.bus.send import send, send_many
 from tokenbus.bus.server import Server
+
+log = logging.getLogger(__name__)
 
 
 class Lease(msgspec.Struct, frozen=True):
@@ -69,13 +72,18 @@ class Leases:
         self._worker = worker
         self._taken = taken
         self._gone = gone
-        self._ttl_ms = int(ttl_s * 1000)
+        self._ttl_s = ttl_s
+        self._ttl_ms = round(ttl_s * 1000)
         self._tick_s = tick_s
         self._start = start
         self._mirror = group if mirror else ""
         self._held: dict[int, Lease] = {}
-        self._due_for_renewal = 0.0
-        self._ticked = asyncio.Event()
+        self._shunned: dict[int, float] = {}
+        """Partitions that are left to others, until when."""
+        self._renew_at = 0.0
+        self._take_at = 0.0
+        self._healthy = False
+        self._closing = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -86,39 +94,60 @@ class Leases:
     @property
     def healthy(self) -> bool:
         """Whether the last tick reached the server."""
-        return self._ticked.is_set()
+        return self._healthy
 
     async def open(self) -> None:
-        """Start to take part; returns after the first tick, with leases where any were free. Raises what redis-py raises."""
+        """Start to take part; returns with leases, where any were free. Raises what redis-py raises."""
         await self._tick()
-        self._ticked.set()
+        self._healthy = True
         self._task = asyncio.create_task(self._run(), name=f"leases {self._group}")
 
     async def close(self) -> None:
-        """Give up all leases at once and sign off, so that others need not wait for an expiry."""
-        if self._task:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-            self._task = None
-        try:
-            await self._server.client.zrem(self._keys.members(self._group), self._worker)
-            await self._give_up(list(self._held))
-        except (RedisError, OSError):
-            self._held.clear()  # the server is gone: the leases expire by themselves
+        """Give up all leases at once and sign off, so that others need not wait for an expiry.
 
-    def forget(self, partition: int) -> None:
-        """A commit found the lease fenced: it is another's by now. It may be taken again later."""
+        Takes no longer than a lease lasts: where the server is away they run out by themselves.
+        """
+        self._closing.set()
+        try:
+            async with asyncio.timeout(self._ttl_s):
+                if self._task:
+                    await self._task  # cut off in the middle, it might have acquired what it does not know of
+                await self._server.client.zrem(self._keys.members(self._group), self._worker)
+                await self._give_up(list(self._held))
+        except (RedisError, OSError, TimeoutError) as e:
+            log.warning("leases of %s: left to run out: %s", self._group, str(e) or type(e).__name__)
+            self._held.clear()
+
+    def forget(self, partition: int, *, shun_s: float = 0.0) -> None:
+        """The lease is of no use any more: another has it, or the partition cannot be worked on. It may be taken again,
+        by this worker after ``shun_s``."""
         self._held.pop(partition, None)
+        if shun_s:
+            self._shunned[partition] = asyncio.get_running_loop().time() + shun_s
 
     async def _run(self) -> None:
-        while True:
-            # The jitter keeps workers that started together from asking together for ever.
-            await asyncio.sleep(self._tick_s * random.uniform(0.8, 1.2))
+        clock = asyncio.get_running_loop().time
+        while not await self._wait_for_tick():
             try:
                 await self._tick()
-                self._ticked.set()
-            except (RedisError, OSError):
-                self._ticked.clear()  # next tick tries again; an expired lease is found by its token
+                self._healthy = True
+            except (RedisError, OSError) as e:
+                if self._healthy:
+                    log.warning("leases of %s: the server is away: %s", self._group, e)
+                self._healthy = False
+                # Then everybody's lease ran out; each owner shall have the time to renew its own before others take it.
+                self._take_at = clock() + 3 * self._tick_s
+            except Exception:
+                self._healthy = False
+                log.exception("tick of %s", self._group)
+
+    async def _wait_for_tick(self) -> bool:
+        """True: there is none any more. The jitter keeps workers that started together from asking together."""
+        try:
+            async with asyncio.timeout(self._tick_s * random.uniform(0.8, 1.2)):
+                return await self._closing.wait()
+        except TimeoutError:
+            return False
 
     async def _tick(self) -> None:
         now = asyncio.get_running_loop().time()
@@ -127,35 +156,32 @@ class Leases:
             scripts.present(self._keys.members(self._group), member=self._worker, ttl_ms=self._ttl_ms),
         )
         due = share_of(self._worker, [m.decode() for m in found], self._keys.partitions)
-        if now >= self._due_for_renewal:
+        if now >= self._renew_at:
             await self._renew()
-            self._due_for_renewal = now + self._ttl_ms / 3000
+            self._renew_at = now + self._ttl_s / 3
         if len(self._held) > due:
             await self._give_up(sorted(self._held)[due:])
-        elif len(self._held) < due:
-            await self._take(due - len(self._held))
+        elif len(self._held) < due and now >= self._take_at:
+            await self._take(due - len(self._held), now)
 
     async def _renew(self) -> None:
         held = list(self._held.values())
-        if not held:
-            return
         calls = [
-            scripts.renew(self._lease_key(lease.partition), self._stream(lease.partition), token=lease.token, ttl_ms=self._ttl_ms)
-            for lease in held
+            scripts.renew(self._lease_key(x.partition), self._stream(x.partition), token=x.token, ttl_ms=self._ttl_ms)
+            for x in held
         ]
         for lease, kept in zip(held, await send_many(self._server, calls), strict=True):
             if not kept and self._held.get(lease.partition) is lease:
                 self.forget(lease.partition)
                 await self._gone(lease.partition)
 
-    async def _take(self, wanted: int) -> None:
-        free = [p for p in range(self._keys.partitions) if p not in self._held]
+    async def _take(self, wanted: int, now: float) -> None:
+        self._shunned = {p: until for p, until in self._shunned.items() if until > now}
+        free = [p for p in range(self._keys.partitions) if p not in self._held and p not in self._shunned]
         random.shuffle(free)  # so that several newcomers do not all ask for the same ones
-        for partition in free:
-            if wanted <= 0:
-                return
-            token, offset, watermark, _ = await send(
-                self._server,
+        while wanted and free:
+            asked, free = free[:wanted], free[wanted:]
+            calls = [
                 scripts.acquire(
                     self._lease_key(partition),
                     self._stream(partition),
@@ -163,20 +189,22 @@ class Leases:
                     ttl_ms=self._ttl_ms,
                     start=self._start,
                     mirror=self._mirror,
-                ),
-            )
-            if not token:
-                continue
-            lease = Lease(partition, token, offset.decode(), watermark.decode())
-            self._held[partition] = lease
-            wanted -= 1
-            self._taken(lease)
+                )
+                for partition in asked
+            ]
+            for partition, reply in zip(asked, await send_many(self._server, calls), strict=True):
+                token, offset, watermark = reply
+                if token:
+                    lease = self._held[partition] = Lease(partition, token, offset.decode(), watermark.decode())
+                    wanted -= 1
+                    self._taken(lease)
 
     async def _give_up(self, partitions: list[int]) -> None:
-        for partition in partitions:
-            lease = self._held.pop(partition)
-            await self._gone(partition)
-            await send(self._server, scripts.release(self._lease_key(partition), token=lease.token))
+        leases = [self._held.pop(partition) for partition in partitions]
+        for lease in leases:
+            await self._gone(lease.partition)
+        calls = [scripts.release(self._lease_key(lease.partition), token=lease.token) for lease in leases]
+        await send_many(self._server, calls)
 
     def _lease_key(self, partition: int) -> str:
         return self._keys.lease(partition, self._group)

@@ -8,21 +8,29 @@ be a zombie that still runs, so whatever the item does must be fenced (guarantee
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections import defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import msgspec
 from redis.exceptions import RedisError, ResponseError
 
 from tokenbus.bus import scripts
-from tokenbus.bus.outage import outlast
-from tokenbus.bus.reader import Entry, Fields
-from tokenbus.bus.send import send
+from tokenbus.bus.outage import FIRST_PAUSE_S, LONGEST_PAUSE_S, outlast
+from tokenbus.bus.reader import Fields
+from tokenbus.bus.scripts.work import HANDED_BACK_MS
+from tokenbus.bus.send import send_many
 from tokenbus.bus.server import Server
+
+log = logging.getLogger(__name__)
 
 BLOCK_MS = 500
 """How long a read waits. It is never cancelled, for the server may have given it an item by then; so a
 shutdown waits this long at the most."""
+SWEEP_S = 60.0
+DEAD_CONSUMER_MS = 600_000
 
 
 class Item(msgspec.Struct, frozen=True, eq=False):
@@ -58,12 +66,19 @@ class Queue:
         self._worker = worker
         self._lost = lost
         self._count = count
-        self._idle_ms = int(idle_s * 1000)
+        self._idle_s = idle_s
         self._beat_s = beat_s
         self._held: dict[tuple[str, str], Item] = {}
         self._ready: asyncio.Queue[Item] = asyncio.Queue()
+        self._wanted = 0
+        """How many wait in `read`."""
+        self._demand = asyncio.Event()
+        """More wait in `read` than items are ready; or the end."""
+        self._cursors = dict.fromkeys(self._streams, "0-0")
+        self._trust_at = 0.0
+        """From then on, an idle item means a dead worker."""
         self._readers: list[asyncio.Task[None]] = []
-        self._room = asyncio.Event()
+        self._beats: asyncio.Task[None] | None = None
         self._closing = False
         self._healthy = False
 
@@ -83,15 +98,17 @@ class Queue:
         self._healthy = True
         groups = self._server.read_groups(self._streams)
         self._readers = [asyncio.create_task(self._read_loop(g), name=f"queue {self._group}") for g in groups]
-        self._readers.append(asyncio.create_task(self._beat_loop(), name=f"beat {self._group}"))
+        self._beats = asyncio.create_task(self._beat_loop(), name=f"beat {self._group}")
 
     async def read(self) -> Item:
         """The next item. While nobody waits here no more than one read's worth is taken from the server."""
-        self._room.set()
+        self._wanted += 1
+        self._look_at_demand()
         try:
             return await self._ready.get()
         finally:
-            self._room.clear()
+            self._wanted -= 1
+            self._look_at_demand()
 
     async def read_ready(self) -> list[Item]:
         """The next item, and all others that are here already."""
@@ -101,126 +118,156 @@ class Queue:
         return items
 
     async def finish(self, items: Sequence[Item]) -> None:
-        """The items are done: acknowledge and delete them. Tries until the server has it."""
-        for item in items:
-            self._held.pop((item.stream, item.entry_id), None)
-        by_stream: dict[str, list[str]] = {}
-        for item in items:
-            by_stream.setdefault(item.stream, []).append(item.entry_id)
-        for stream, ids in by_stream.items():
-            call = scripts.finish(stream, group=self._group, ids=ids)
-            await outlast(lambda call=call: send(self._server, call), what=f"finish of {self._group}")
+        """The items are done: acknowledge and delete those that are still ours. Tries until the server has it."""
+        calls = [
+            scripts.finish(stream, group=self._group, consumer=self._worker, ids=ids)
+            for stream, ids in self._let_go(items).items()
+        ]
+        await outlast(lambda: send_many(self._server, calls), what=f"finish of {self._group}")
 
     async def hand_back(self, items: Sequence[Item]) -> None:
-        """Put items that were not begun back for another worker, at once."""
-        for item in items:
-            fields: list[scripts.Arg] = [part for pair in item.fields.items() for part in pair]
-            call = scripts.hand_back(
-                item.stream, group=self._group, consumer=self._worker, entry_id=item.entry_id, fields=fields
-            )
-            self._held.pop((item.stream, item.entry_id), None)
-            await send(self._server, call)
+        """Leave items that were not begun to another worker, who takes them within a beat.
+
+        Raises what redis-py raises.
+        """
+        calls = [
+            scripts.hand_back(stream, group=self._group, consumer=self._worker, ids=ids)
+            for stream, ids in self._let_go(items).items()
+        ]
+        await send_many(self._server, calls)
 
     async def stop_reading(self) -> None:
         """Take nothing more; what was taken and not yet given out by `read` goes back. Held items stay alive."""
         self._closing = True
-        self._room.set()
-        readers, self._readers = self._readers[:-1], self._readers[-1:]
-        await asyncio.gather(*readers, return_exceptions=True)
+        self._demand.set()
+        await asyncio.gather(*self._readers)
         waiting: list[Item] = []
         while not self._ready.empty():
             waiting.append(self._ready.get_nowait())
         try:
             await self.hand_back(waiting)
-        except (RedisError, OSError):
-            pass  # they become idle, and another worker claims them
+        except (RedisError, OSError) as e:
+            log.warning("queue %s: %d items left to be claimed: %s", self._group, len(waiting), e)
 
     async def close(self) -> None:
         """Stop all; items still held are left to be claimed by others. The consumer goes when it holds nothing."""
         if not self._closing:
             await self.stop_reading()
-        for task in self._readers:
-            task.cancel()
-        await asyncio.gather(*self._readers, return_exceptions=True)
-        if self._held:
-            return
+        if self._beats:
+            self._beats.cancel()
+            await asyncio.gather(self._beats, return_exceptions=True)
         try:
-            for stream in self._streams:
-                await self._server.client.xgroup_delconsumer(stream, self._group, self._worker)
-        except (RedisError, OSError):
-            pass  # a later worker sweeps it away
+            await send_many(
+                self._server, [scripts.retire(s, group=self._group, consumer=self._worker) for s in self._streams]
+            )
+        except (RedisError, OSError) as e:
+            log.warning("queue %s: consumer left to be swept away: %s", self._group, e)
 
-    # --- reading ----------------------------------------------------------------------------------------------
+    def _let_go(self, items: Sequence[Item]) -> dict[str, list[str]]:
+        by_stream: defaultdict[str, list[str]] = defaultdict(list)
+        for item in items:
+            self._held.pop((item.stream, item.entry_id), None)
+            by_stream[item.stream].append(item.entry_id)
+        return by_stream
+
+    # --- taking: only what somebody waits for -------------------------------------------------------------------
+
+    def _look_at_demand(self) -> None:
+        if self._closing or self._wanted > self._ready.qsize():
+            self._demand.set()
+        else:
+            self._demand.clear()
 
     async def _read_loop(self, streams: list[str]) -> None:
-        while not self._closing:
-            await self._room.wait()
+        clock = asyncio.get_running_loop().time
+        claim_at, pause = 0.0, FIRST_PAUSE_S
+        while True:
+            await self._demand.wait()
             if self._closing:
                 return
             try:
-                found: Any = await self._server.client.xreadgroup(
-                    self._group, self._worker, dict.fromkeys(streams, ">"), count=self._count, block=BLOCK_MS
-                )
-                self._healthy = True
+                if clock() >= claim_at:
+                    if await self._claim(streams):
+                        continue
+                    claim_at = clock() + self._beat_s
+                await self._read_new(streams)
+                self._healthy, pause = True, FIRST_PAUSE_S
             except (RedisError, OSError) as e:
-                await self._recover(e)
-                continue
-            for name, entries in found or ():
-                for entry in entries:
-                    self._take(name.decode(), entry, 1)
-            if found:
-                self._room.clear()  # enough for now; `read` asks again
+                # Nobody's heartbeat arrived meanwhile: each shall have the time for one before it counts as dead.
+                self._trust_at = clock() + self._idle_s
+                await self._recover(e, pause)
+                pause = min(pause * 2, LONGEST_PAUSE_S)
 
-    def _take(self, stream: str, entry: Entry, deliveries: int) -> None:
-        item = Item(stream, entry[0].decode(), entry[1], deliveries)
-        self._held[(item.stream, item.entry_id)] = item
-        self._ready.put_nowait(item)
+    async def _read_new(self, streams: list[str]) -> None:
+        found: Any = await self._server.client.xreadgroup(
+            self._group, self._worker, dict.fromkeys(streams, ">"), count=self._count, block=BLOCK_MS
+        )
+        for name, entries in found or ():
+            for entry_id, fields in entries:
+                self._take(Item(name.decode(), entry_id.decode(), fields, 1))
 
-    # --- keeping alive and taking over --------------------------------------------------------------------------
+    async def _claim(self, streams: list[str]) -> bool:
+        """Take over what was handed back, or whose worker is dead. False: there was none."""
+        trusted = asyncio.get_running_loop().time() >= self._trust_at
+        calls = [
+            scripts.claim(
+                stream,
+                group=self._group,
+                consumer=self._worker,
+                idle_ms=round(self._idle_s * 1000) if trusted else HANDED_BACK_MS,
+                start=self._cursors[stream],
+                count=self._count,
+            )
+            for stream in streams
+        ]
+        before = len(self._held)
+        for stream, (cursor, entries) in zip(streams, await send_many(self._server, calls), strict=True):
+            self._cursors[stream] = cursor.decode()
+            for entry_id, deliveries, flat in entries:
+                self._take(Item(stream, entry_id.decode(), dict(zip(flat[::2], flat[1::2], strict=True)), deliveries))
+        return len(self._held) > before
+
+    def _take(self, item: Item) -> None:
+        if self._held.setdefault((item.stream, item.entry_id), item) is item:  # else our own, after a long pause
+            self._ready.put_nowait(item)
+            self._look_at_demand()
+
+    # --- keeping alive --------------------------------------------------------------------------------------------
 
     async def _beat_loop(self) -> None:
-        sweep = 0
+        clock = asyncio.get_running_loop().time
+        sweep_at = clock()
         while True:
             await asyncio.sleep(self._beat_s)
             try:
                 await self._beat()
-                if not self._closing:
-                    await self._claim()
-                    sweep = (sweep + 1) % 60
-                    if sweep == 1:
-                        await self._sweep()
-                self._healthy = True
+                if clock() >= sweep_at:
+                    sweep_at = clock() + SWEEP_S
+                    await self._sweep()
             except (RedisError, OSError) as e:
-                await self._recover(e)
+                await self._recover(e, FIRST_PAUSE_S)
+            except Exception:
+                log.exception("heartbeat of %s", self._group)
 
     async def _beat(self) -> None:
-        by_stream: dict[str, list[str]] = {}
+        by_stream: defaultdict[str, list[str]] = defaultdict(list)
         for stream, entry_id in self._held:
-            by_stream.setdefault(stream, []).append(entry_id)
-        for stream, ids in by_stream.items():
-            call = scripts.heartbeat(stream, group=self._group, consumer=self._worker, ids=ids)
-            for entry_id in await send(self._server, call):
+            by_stream[stream].append(entry_id)
+        calls = [
+            scripts.heartbeat(stream, group=self._group, consumer=self._worker, ids=ids)
+            for stream, ids in by_stream.items()
+        ]
+        for stream, lost in zip(by_stream, await send_many(self._server, calls), strict=True):
+            for entry_id in lost:
                 if item := self._held.pop((stream, entry_id.decode()), None):
                     self._lost(item)
-
-    async def _claim(self) -> None:
-        for stream in self._streams:
-            reply: Any = await self._server.client.xautoclaim(
-                stream, self._group, self._worker, self._idle_ms, start_id="0-0", count=16
-            )
-            for entry in reply[1]:
-                if not entry or entry[1] is None or (stream, entry[0].decode()) in self._held:
-                    continue  # deleted meanwhile (Redis 6.2 gives nil), or our own after a long pause
-                pending = await self._server.client.xpending_range(stream, self._group, entry[0], entry[0], 1)
-                self._take(stream, entry, max(2, pending[0]["times_delivered"] if pending else 2))
 
     async def _sweep(self) -> None:
         """Remove consumers that died long ago and hold nothing, so that their number stays bounded."""
         for stream in self._streams:
             consumers: Any = await self._server.client.xinfo_consumers(stream, self._group)
-            for c in consumers:
-                if not c["pending"] and c["idle"] > 600_000 and c["name"].decode() != self._worker:
-                    await self._server.client.xgroup_delconsumer(stream, self._group, c["name"])
+            dead = [c["name"].decode() for c in consumers if not c["pending"] and c["idle"] > DEAD_CONSUMER_MS]
+            await send_many(self._server, [scripts.retire(stream, group=self._group, consumer=name) for name in dead])
 
     # --- the server away ----------------------------------------------------------------------------------------
 
@@ -232,9 +279,12 @@ class Queue:
                 if "BUSYGROUP" not in str(e):
                     raise
 
-    async def _recover(self, error: Exception) -> None:
+    async def _recover(self, error: Exception, pause: float) -> None:
+        if self._healthy:
+            log.warning("queue %s: %s", self._group, error)
         self._healthy = False
         if "NOGROUP" in str(error):  # the stream was deleted, or the server came back empty
-            await outlast(self._declare, what=f"groups of {self._group}")
-            return
-        await asyncio.sleep(0.1)
+            with suppress(RedisError, OSError):
+                return await self._declare()
+        await asyncio.sleep(pause)
+        return None

@@ -1,13 +1,13 @@
 """Plain blocking reads of several streams at once, the same for a single server and a Cluster.
 
-A single server answers one XREAD for all streams; in a Cluster each stream needs its own, so those run side by
+A single server answers one XREAD for all streams; in a Cluster each slot needs its own, so those run side by
 side and the first to answer is handed out while the others go on waiting.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
 from tokenbus.bus.server import Server
@@ -35,49 +35,76 @@ class Reader:
     def __init__(self, server: Server, *, count: int) -> None:
         self._server = server
         self._count = count
-        self._waiting: dict[tuple[str, ...], tuple[dict[str, str], asyncio.Task[Any]]] = {}
-        self._woken = asyncio.Event()
+        self._scope: asyncio.Timeout | None = None
+        """Around the read that waits."""
+        self._woken = False
+        self._apart: dict[tuple[str, ...], tuple[dict[str, str], asyncio.Task[Any]]] = {}
+        """Cluster: by slot, the offsets asked for and the read that waits for what follows them."""
 
     def wake(self) -> None:
         """End the read that waits now, or else the next one, at once."""
-        self._woken.set()
+        if self._scope and not self._woken:
+            # A plain read may be cut off: the server keeps no state of it, and redis-py drops the connection.
+            self._scope.reschedule(0)
+        self._woken = True
 
     async def read(self, offsets: Mapping[str, str], *, block_ms: int = MAX_BLOCK_MS) -> Found:
         """Entries after each stream's offset; waits up to ``block_ms`` for some. Raises what redis-py raises."""
-        await self._prepare(offsets, block_ms)
-        woken = asyncio.ensure_future(self._woken.wait())
-        tasks = {task for _, task in self._waiting.values()}
+        if self._woken:
+            self._woken = False
+            return []
+        block_ms = max(1, min(block_ms, MAX_BLOCK_MS))
         try:
-            await asyncio.wait({*tasks, woken}, return_when=asyncio.FIRST_COMPLETED, timeout=block_ms / 1000)
+            async with asyncio.timeout(None) as self._scope:  # in the hot path, and cheaper than a task to cancel
+                if not offsets:
+                    await asyncio.sleep(block_ms / 1000)
+                    return []
+                if self._server.topology == "cluster":
+                    return await self._read_apart(offsets, block_ms)
+                return _named(await self._server.client.xread(offsets, count=self._count, block=block_ms))
+        except TimeoutError:
+            if not self._woken:
+                raise
+            return []
         finally:
-            woken.cancel()
-        self._woken.clear()
-        found: Found = []
-        for group, (_, task) in list(self._waiting.items()):
-            if not task.done():
-                continue
-            del self._waiting[group]
-            for name, entries in task.result() or ():
-                found.append((name.decode(), entries))
-        return found
+            self._scope, self._woken = None, False
 
     async def close(self) -> None:
         """Give up the reads that wait, and their connections."""
-        await self._cancel(list(self._waiting))
+        self.wake()
+        await self._cancel(list(self._apart))
 
-    async def _prepare(self, offsets: Mapping[str, str], block_ms: int) -> None:
-        """Start a read for each group of streams that has none; drop those that ask for something else by now."""
+    async def _read_apart(self, offsets: Mapping[str, str], block_ms: int) -> Found:
+        """Keep one read waiting for each slot; hand out those that came back."""
         groups = {tuple(group): {k: offsets[k] for k in group} for group in self._server.read_groups(list(offsets))}
-        await self._cancel([g for g, (asked, _) in self._waiting.items() if groups.get(g) != asked])
+        await self._cancel([g for g, (asked, _) in self._apart.items() if groups.get(g) != asked])
         for group, asked in groups.items():
-            if group and group not in self._waiting:
-                read = self._server.client.xread(asked, count=self._count, block=max(1, min(block_ms, MAX_BLOCK_MS)))
-                self._waiting[group] = (asked, asyncio.ensure_future(read))
+            if group not in self._apart:
+                read = self._server.client.xread(asked, count=self._count, block=block_ms)
+                self._apart[group] = asked, asyncio.ensure_future(read)
+        tasks = [task for _, task in self._apart.values()]
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED, timeout=block_ms / 1000)
+        found: Found = []
+        failed: BaseException | None = None
+        for group, (_, task) in list(self._apart.items()):
+            if not task.done():
+                continue
+            del self._apart[group]
+            if error := task.exception():
+                failed = error
+            else:
+                found += _named(task.result())
+        if failed and not found:
+            raise failed  # else the next read meets it again
+        return found
 
     async def _cancel(self, groups: list[tuple[str, ...]]) -> None:
-        # Safe for a plain read: the server keeps no state of it, and redis-py drops the connection.
-        tasks = [self._waiting.pop(g)[1] for g in groups]
+        tasks = [self._apart.pop(g)[1] for g in groups]
         for task in tasks:
             task.cancel()
         if tasks:
             await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _named(reply: Iterable[tuple[bytes, list[Entry]]]) -> Found:
+    return [(name.decode(), entries) for name, entries in reply]

@@ -22,21 +22,26 @@ async def send(server: Server, call: Call) -> Any:
 
 
 async def send_many(server: Server, calls: Sequence[Call]) -> list[Any]:
-    """Run scripts, each atomic for itself, in one pipeline; in a Cluster side by side, for its pipelines take no scripts.
+    """Run scripts, each atomic for itself, in no order that could be relied on: in one pipeline, or in a Cluster side
+    by side, for its pipelines take no scripts.
 
-    Raises the first error; any of the calls may have run by then, so each must bear being sent again.
+    Raises the first error, once all have ended; any of the calls may have run, so each must bear being sent again.
     """
+    if not calls:
+        return []
     if len(calls) == 1:
         return [await send(server, calls[0])]
     if server.topology == "cluster":
-        return await asyncio.gather(*(send(server, c) for c in calls))
-    pipe = server.client.pipeline(transaction=False)
-    for call in calls:
-        pipe.execute_command("EVALSHA", call.script.sha, len(call.keys), *call.keys, *call.args)
-    results: list[Any] = await pipe.execute(raise_on_error=False)
-    for i, result in enumerate(results):
-        if isinstance(result, NoScriptError):
-            results[i] = await send(server, calls[i])
-        elif isinstance(result, Exception):
+        results: list[Any] = await asyncio.gather(*(send(server, c) for c in calls), return_exceptions=True)
+    else:
+        pipe = server.client.pipeline(transaction=False)
+        for call in calls:
+            pipe.execute_command("EVALSHA", call.script.sha, len(call.keys), *call.keys, *call.args)
+        results = await pipe.execute(raise_on_error=False)
+        for i, result in enumerate(results):
+            if isinstance(result, NoScriptError):
+                results[i] = await send(server, calls[i])
+    for result in results:
+        if isinstance(result, BaseException):
             raise result
     return results

@@ -194,12 +194,18 @@ def translated(server: Server, key: str = "") -> Generator[None]:
     try:
         yield
     except (RedisError, OSError) as e:
-        code = _code(e)
-        if code == "OOM":
+        if _code(e) == "OOM":
             raise ServerFull(key or server.url.safe, f"the server is out of memory: {e}") from e
-        if isinstance(e, (ConnectionLost, NoReply, ClusterError, OSError)) or code in _NOT_NOW | _NOT_YOU:
+        if may_pass(e):
             raise ServerUnavailable(server.url.safe, str(e) or type(e).__name__) from e
         raise
+
+
+def may_pass(error: RedisError | OSError) -> bool:
+    """Whether the server's state is at fault, so that the same command may be taken later."""
+    if isinstance(error, (ConnectionLost, NoReply, ClusterError, OSError)):
+        return True
+    return _code(error) in _NOT_NOW | _NOT_YOU | {"OOM"}
 
 
 def _code(error: Exception) -> str:

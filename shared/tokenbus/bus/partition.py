@@ -1,0 +1,212 @@
+"""One partition in a worker's hands: its logic, and from where on each open run would have to be replayed. No IO.
+
+What the logic holds in memory is a function of the entries after the low watermark, together with the checkpoints of
+runs that began before it. `work` takes new entries in, with their outputs; `restore` and `replay` rebuild what a
+predecessor had, without.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import msgspec
+
+from tokenbus.bus.keys import InternalTopic, Keys
+from tokenbus.bus.leases import Lease
+from tokenbus.bus.reader import Entry, id_key
+from tokenbus.bus.scripts import Commit
+from tokenbus.events.failure import ErrorInfo
+
+CHECKPOINT_SPAN = 2 * 2**20
+"""Bytes of input after which an open run is checkpointed."""
+MAX_CHECKPOINT_SPAN = 8 * 2**20
+"""The same where there is more than that to checkpoint; keeps a replay under a second."""
+
+
+class Logic(Protocol):
+    """What a stage does with one partition's entries: pure, deterministic, no clock.
+
+    A replay may begin in the middle of a run that ended before the committed offset: what the rest of such a run
+    opens, its last frame must close.
+    """
+
+    def take(self, run: str, frame: bytes) -> None:
+        """Work one frame of a run into the state and the outputs. May raise: then `fail` follows."""
+        ...
+
+    def fail(self, run: str, error: ErrorInfo) -> None:
+        """The run's frame was poison: end it, within the state. Must not raise."""
+        ...
+
+    def is_open(self, run: str) -> bool:
+        """Whether anything is remembered of the run, so that a replay must begin before it."""
+        ...
+
+    def flush(self, commit: Commit) -> None:
+        """Put the outputs gathered since the last flush or `mute` into the commit."""
+        ...
+
+    def mute(self) -> None:
+        """Forget the outputs gathered: they were committed by an earlier owner."""
+        ...
+
+    def snapshot(self, run: str) -> bytes:
+        """The state of an open run."""
+        ...
+
+    def restore(self, run: str, state: bytes) -> None:
+        """The opposite of `snapshot`."""
+        ...
+
+    def recall(self, run: str, seq: int) -> None:
+        """What the run's hash says was the next ``seq`` at the committed offset: a replay cannot know it."""
+        ...
+
+
+class Poison(msgspec.Struct, frozen=True):
+    """A frame that could not be taken."""
+
+    run: str
+    entry_id: str
+    frame: bytes
+    reason: str
+
+
+class Work(msgspec.Struct, frozen=True):
+    """What a batch came to: the commit's writes, and what of it was poison."""
+
+    commit: Commit
+    size: int
+    """Bytes of frames."""
+    poison: list[Poison]
+
+
+class Partition:
+    """The partition of a lease. First `restore`, `replay` from the watermark on, and `settle`; then `work`."""
+
+    def __init__(self, lease: Lease, logic: Logic, *, keys: Keys, topic: InternalTopic, group: str) -> None:
+        self.number = lease.partition
+        self.token = lease.token
+        self.stream = keys.topic(self.number, topic)
+        self.lease_key = keys.lease(self.number, group)
+        self.state_key = keys.state(self.number, group)
+        self.logic = logic
+        self.offset = lease.watermark
+        """The last entry that was taken in."""
+        self.paused = False
+        """The next stage is too far behind."""
+        self._keys = keys
+        self._topic: InternalTopic = topic
+        self._consumed = 0
+        self._since: OrderedDict[str, tuple[str, int]] = OrderedDict()
+        """Open run -> (offset after which its entries must be replayed, bytes consumed by then), oldest first."""
+        self._saved: dict[str, int] = {}
+        """Run -> size of its checkpoint."""
+        self._changed: set[str] = set()
+        """Open runs that their checkpoint, if any, does not hold whole."""
+
+    @property
+    def watermark(self) -> str:
+        """No entry up to here is needed for a replay."""
+        return next(iter(self._since.values()))[0] if self._since else self.offset
+
+    def work(self, entries: Sequence[Entry]) -> Work:
+        """Take the entries in. Should the logic's `flush` or `snapshot` raise, the partition must be loaded anew."""
+        begin, touched, poison = self.offset, set[str](), list[Poison]()
+        size = sum(self._take(entry, touched, poison) for entry in entries)
+        commit = Commit(self.lease_key, self.stream)
+        self.logic.flush(commit)
+        for run in self._follow(touched, begin):
+            if self._saved.pop(run, None) is not None:
+                commit.drop(self.state_key, run)
+        self.offset = entries[-1][0].decode()
+        self._consumed += size
+        self._checkpoint(commit)
+        return Work(commit, size, poison)
+
+    # --- what a predecessor had ----------------------------------------------------------------------------------
+
+    def restore(self, checkpoints: Mapping[bytes, bytes]) -> None:
+        """The state hash as it lies on the server."""
+        for name, saved in checkpoints.items():
+            run = name.decode()
+            at, state = msgspec.msgpack.decode(saved, type=tuple[str, bytes])
+            self.logic.restore(run, state)
+            # A run that did not change since its checkpoint may have let the watermark pass it.
+            self._since[run] = max(at, self.offset, key=id_key), 0
+            self._saved[run] = len(saved)
+
+    def replay(self, entries: Sequence[Entry]) -> None:
+        """Take entries in that were committed by an earlier owner; their outputs are dropped."""
+        for entry in entries:
+            touched = set[str]()
+            size = self._take(entry, touched, None)
+            self._follow(touched, self.offset)
+            self.offset = entry[0].decode()
+            self._consumed += size
+        self.logic.mute()
+
+    def settle(self, offset: str) -> list[str]:
+        """All up to the committed offset is replayed. Returns the runs that are open."""
+        self.offset = offset
+        self._since = OrderedDict(sorted(self._since.items(), key=lambda item: id_key(item[1][0])))
+        return list(self._since)
+
+    # --- one entry -------------------------------------------------------------------------------------------------
+
+    def _take(self, entry: Entry, touched: set[str], poison: list[Poison] | None) -> int:
+        """Feed the logic; the bytes of the entry's frames. ``poison``: None in a replay, which knows it already."""
+        entry_id, size = entry[0].decode(), 0
+        for name, frame in entry[1].items():
+            run = name.decode(errors="replace")
+            size += len(frame)
+            if self._keys.partition_of(run) != self.number:  # its keys would be of another slot
+                if poison is not None:
+                    poison.append(Poison(run, entry_id, frame, "the run is not of this partition"))
+                continue
+            if poison is None and (kept := self._since.get(run)) and id_key(entry_id) <= id_key(kept[0]):
+                continue  # in a replay: the run's checkpoint holds this entry
+            touched.add(run)
+            try:
+                self.logic.take(run, frame)
+            except Exception as e:  # whatever a poison frame raises must not stop the partition
+                reason = f"{type(e).__name__}: {e}"
+                where = f"{self._topic} {entry_id}"
+                self.logic.fail(run, ErrorInfo(code="poison", kind="internal", message=reason, where=where))
+                if poison is not None:
+                    poison.append(Poison(run, entry_id, frame, reason))
+        return size
+
+    def _follow(self, touched: set[str], begin: str) -> list[str]:
+        """Keep account of which runs are open since when. Returns those that are not any more."""
+        ended: list[str] = []
+        for run in touched:
+            if self.logic.is_open(run):
+                self._since.setdefault(run, (begin, self._consumed))
+                self._changed.add(run)
+            else:
+                self._since.pop(run, None)
+                self._changed.discard(run)
+                ended.append(run)
+        return ended
+
+    def _checkpoint(self, commit: Commit) -> None:
+        """Move the watermark on where a replay would grow long, oldest runs first.
+
+        The span between checkpoints grows with the state there is to write, so that the writing stays linear in the
+        input, up to a cap.
+        """
+        while self._since:
+            run, (_, consumed) = next(iter(self._since.items()))
+            span = self._consumed - consumed
+            if span <= CHECKPOINT_SPAN or span <= min(sum(self._saved.values()), MAX_CHECKPOINT_SPAN):
+                return
+            if run in self._changed:
+                saved = msgspec.msgpack.encode((self.offset, self.logic.snapshot(run)))
+                commit.put(self.state_key, run, saved)
+                self._saved[run] = len(saved)
+                self._changed.discard(run)
+            self._since[run] = (self.offset, self._consumed)
+            self._since.move_to_end(run)

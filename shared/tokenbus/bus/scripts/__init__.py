@@ -1,0 +1,38 @@
+"""The Lua scripts that make the bus exact, each with its contract of KEYS and ARGV as a Python signature.
+
+Rules for all of them. Every check comes before the first write, and nothing after the first write can fail, because
+a script that fails midway keeps what it wrote (https://redis.io/docs/latest/develop/programmability/eval-intro/).
+Every key of a call lies in one slot. Time is the server's (`TIME`), so that no worker's clock decides who owns what.
+Each may be sent again after a lost reply.
+
+Counters ``arrived`` and ``done`` in a lease hash are bytes of frames written to and consumed from the group's input:
+their difference is the lag that back-pressure goes by.
+"""
+
+from tokenbus.bus.scripts.call import Arg, Call, Script
+from tokenbus.bus.scripts.commit import Commit
+from tokenbus.bus.scripts.leases import acquire, present, release, renew
+from tokenbus.bus.scripts.runs import RawPart, accept, append_raw, call_field, cancel, tool_result
+from tokenbus.bus.scripts.work import claim, finish, hand_back, heartbeat, retire
+
+__all__ = [
+    "Arg",
+    "Call",
+    "Commit",
+    "RawPart",
+    "Script",
+    "accept",
+    "acquire",
+    "append_raw",
+    "call_field",
+    "cancel",
+    "claim",
+    "finish",
+    "hand_back",
+    "heartbeat",
+    "present",
+    "release",
+    "renew",
+    "retire",
+    "tool_result",
+]

@@ -1,0 +1,95 @@
+"""Who owns a partition, and who is there to own one."""
+
+from __future__ import annotations
+
+from tokenbus.bus.scripts.call import NOW, Call, script
+
+_ACQUIRE = script(
+    "acquire",
+    NOW
+    + """
+local h = redis.call('HMGET', KEYS[1], 'owner', 'until', 'token', 'offset', 'watermark')
+if h[1] and h[1] ~= ARGV[1] and tonumber(h[2] or '0') > now then return {0, h[1], ''} end
+local token = math.max(tonumber(h[3] or '0') + 1, now)
+local offset, watermark = h[4], h[5]
+if not offset then
+  offset = '0-0'
+  if ARGV[3] == '$' then
+    local last = redis.call('XREVRANGE', KEYS[2], '+', '-', 'COUNT', 1)
+    if last[1] then offset = last[1][1] end
+  end
+  watermark = offset
+end
+redis.call('HSET', KEYS[1], 'owner', ARGV[1], 'until', now + ARGV[2], 'token', string.format('%.0f', token),
+           'offset', offset, 'watermark', watermark)
+if ARGV[4] ~= '' then redis.pcall('XGROUP', 'CREATE', KEYS[2], ARGV[4], offset, 'MKSTREAM') end
+return {token, offset, watermark}
+""",
+)
+
+
+def acquire(lease: str, stream: str, *, owner: str, ttl_ms: int, start: str = "0-0", mirror: str = "") -> Call:
+    """Take the lease if it is free, expired or already ours. Reply: [token, offset, watermark]; token 0: held.
+
+    Tokens grow with the server's clock and not by one: so a server that lost writes, in a fail-over or a FLUSHALL,
+    gives none of them a second time. A group's first owner starts at ``start``: an id, or ``$`` for the stream's end.
+    ``mirror`` names the consumer group that shows the offset to ordinary tools; empty: none.
+    """
+    return Call(_ACQUIRE, [lease, stream], [owner, ttl_ms, start, mirror])
+
+
+_RENEW = script(
+    "renew",
+    NOW
+    + """
+local h = redis.call('HMGET', KEYS[1], 'token', 'offset', 'arrived', 'done')
+if h[1] ~= ARGV[1] then return 0 end
+redis.call('HSET', KEYS[1], 'until', now + ARGV[2])
+if h[3] ~= h[4] then
+  local last = redis.call('XREVRANGE', KEYS[2], '+', '-', 'COUNT', 1)
+  if not last[1] or last[1][1] == h[2] then redis.call('HSET', KEYS[1], 'done', h[3] or '0', 'arrived', h[3] or '0') end
+end
+return 1
+""",
+)
+
+
+def renew(lease: str, stream: str, *, token: int, ttl_ms: int) -> Call:
+    """Keep the lease: 1, or 0 where a newer token holds it.
+
+    Also mends the lag counters where the input is consumed to its end but they disagree, as after a
+    fail-over that lost writes.
+    """
+    return Call(_RENEW, [lease, stream], [token, ttl_ms])
+
+
+_RELEASE = script(
+    "release",
+    """
+if redis.call('HGET', KEYS[1], 'token') ~= ARGV[1] then return 0 end
+redis.call('HDEL', KEYS[1], 'owner', 'until')
+return 1
+""",
+)
+
+
+def release(lease: str, *, token: int) -> Call:
+    """Give the lease up at once; 0 where it was no longer ours."""
+    return Call(_RELEASE, [lease], [token])
+
+
+_PRESENT = script(
+    "present",
+    NOW
+    + """
+redis.call('ZADD', KEYS[1], now, ARGV[1])
+redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now - ARGV[2])
+redis.call('PEXPIRE', KEYS[1], 10 * ARGV[2])
+return redis.call('ZRANGE', KEYS[1], 0, -1)
+""",
+)
+
+
+def present(members: str, *, member: str, ttl_ms: int) -> Call:
+    """Sign of life of one worker; reply: the names of all that gave one within ``ttl_ms``, in no useful order."""
+    return Call(_PRESENT, [members], [member, ttl_ms])
