@@ -30,6 +30,10 @@ class BlobLoader(Protocol):
         """A blob's whole content. Raises BlobError."""
         ...
 
+    async def aclose(self) -> None:
+        """Give up its connections."""
+        ...
+
 
 class HttpBlobs:
     """The blob service at ``base_url``, over one connection pool; close it with ``aclose`` or ``async with``.

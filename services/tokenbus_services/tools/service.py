@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 
 import structlog
-from tokenbus_services.tools.execute import Executor, ToolCall, ToolOutcome
 
 from tokenbus.bus import scripts
 from tokenbus.bus.control import ControlListener
@@ -19,6 +18,7 @@ from tokenbus.bus.send import send
 from tokenbus.bus.server import Server, join_deployment
 from tokenbus.events.frames import CONTROL_ATTEMPT, Control, EventFrame, ToolReturned, ToolWork, encode, tool_decoder
 from tokenbus_services.settings import Settings
+from tokenbus_services.tools.execute import Executor, ToolCall, ToolOutcome
 from tokenbus_services.worker.app import worker_name
 from tokenbus_services.worker.inflight import InFlight, bury_item
 

@@ -1,0 +1,150 @@
+"""Runs tool calls. Whatever happens in a call, it gives an outcome that the model can read; only a cancel passes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Coroutine, Mapping
+from typing import TypeVar, cast
+
+import msgspec
+import structlog
+
+from tokenbus.errors import ToolFailure
+from tokenbus_services.blobs.client import BlobLoader, HttpBlobs
+from tokenbus_services.settings import LimitSettings, Settings
+from tokenbus_services.tools.calls import Text, ToolCall, ToolContext, ToolOutcome
+from tokenbus_services.tools.registry import Declared, ToolRegistry
+from tokenbus_services.tools.results import Results
+from tokenbus_services.tools.schemas import compile_schema
+from tokenbus_services.tools.unfolding import SchemaError
+
+__all__ = ["Executor", "ToolCall", "ToolContext", "ToolOutcome"]
+
+DEFAULT_TIMEOUT_S = 60.0
+"""Where neither the tool nor the request says."""
+_GRACE_S = 1.0
+"""How long a cancelled tool may take to clean up before it is left to itself."""
+_PROBLEM_CHARS = 4000
+
+T = TypeVar("T")
+
+_log = structlog.stdlib.get_logger()
+
+
+class Executor:
+    """Runs any number of calls side by side, over one set of tools."""
+
+    def __init__(self, registry: ToolRegistry, limits: LimitSettings, blobs: BlobLoader | None) -> None:
+        """Both ``registry`` and ``blobs`` are the executor's from now on: `close` closes them."""
+        self._registry = registry
+        self._blobs = blobs
+        self._results = Results(limits.tool_result_bytes, blobs)
+        self._left: set[asyncio.Task[object]] = set()
+        """Tasks that went on after they were cancelled."""
+
+    @classmethod
+    def from_settings(cls, settings: Settings, env: Mapping[str, str] = os.environ) -> Executor:
+        """The executor of a deployment. Raises SettingsError for a declared tool that is none."""
+        limits, blobs = settings.limits, settings.blobs
+        registry = ToolRegistry(settings.tools, env=env, calls_at_once=limits.tool_calls_per_worker)
+        return cls(registry, limits, HttpBlobs(blobs.service_url, max_bytes=blobs.max_bytes))
+
+    async def open(self) -> None:
+        """Tell which tools are ready. Connections are made by the first call that needs one."""
+        _log.info("tools_ready", tools=self._registry.names)
+
+    async def close(self) -> None:
+        """Close the connections. What still runs is left to itself."""
+        await self._registry.aclose()
+        if self._blobs is not None:
+            await self._blobs.aclose()
+
+    async def execute(self, call: ToolCall) -> ToolOutcome:
+        """The outcome of a call, within its timeout and a little more. Raises CancelledError alone, when cancelled;
+        the tool is then cancelled too, or, being in a thread, left to end by itself."""
+        began = time.monotonic()
+        try:
+            outcome = await self._run(call)
+        except ToolFailure as e:
+            kind, outcome = e.kind, self._failed(e.problem)
+        except Exception as e:
+            _log.error("tool_call_broke", run=call.run, tool=call.name, exc_info=e)
+            kind, outcome = "internal", self._failed(f"the call could not be carried out: {type(e).__name__}")
+        else:
+            kind = "error" if outcome.is_error else "ok"
+        elapsed = round((time.monotonic() - began) * 1000)
+        _log.info("tool_called", run=call.run, turn=call.turn, block=call.block, tool=call.name, kind=kind, ms=elapsed)
+        return outcome
+
+    async def _run(self, call: ToolCall) -> ToolOutcome:
+        declared = self._registry.get(call.name)
+        if declared is None:
+            raise ToolFailure(call.name, "unknown_tool", f"there is no tool called {call.name[:80]!r}")
+        arguments = _arguments(call, declared)
+        timeout = min((s for s in (call.timeout_s, declared.timeout_s) if s is not None), default=DEFAULT_TIMEOUT_S)
+        context = ToolContext(
+            run=call.run, turn=call.turn, tool_id=call.tool_id, key=call.key, deadline=time.monotonic() + timeout
+        )
+        work = declared.tool.run(call, arguments, context, self._results)
+        result = await self._within(timeout, work, call.name)
+        return await self._results.text(result) if isinstance(result, Text) else result
+
+    async def _within(self, seconds: float, work: Coroutine[object, object, T], tool: str) -> T:
+        """What the work returns or raises. Raises ToolFailure where it takes longer, and it is cancelled.
+
+        In a task of its own, since a tool may raise or swallow a CancelledError, which is then not ours.
+        """
+        task = asyncio.create_task(work, name=f"tool {tool}")
+        try:
+            in_time, _ = await asyncio.wait({task}, timeout=seconds)
+        finally:
+            if not task.done():
+                await self._stop(task)
+        if not in_time:
+            raise ToolFailure(tool, "timeout", f"the tool gave no result within {seconds:g} s")
+        if task.cancelled():
+            raise ToolFailure(tool, "exception", "the tool cancelled itself")
+        return task.result()
+
+    async def _stop(self, task: asyncio.Task[T]) -> None:
+        task.cancel()
+        left = cast("asyncio.Task[object]", task)
+        self._left.add(left)
+        left.add_done_callback(self._ended)
+        await asyncio.wait({task}, timeout=_GRACE_S)
+
+    def _ended(self, task: asyncio.Task[object]) -> None:
+        self._left.discard(task)
+        if not task.cancelled():
+            task.exception()  # seen: nobody else is going to look
+
+    def _failed(self, problem: str) -> ToolOutcome:
+        text = self._registry.redact(problem)[:_PROBLEM_CHARS]
+        return ToolOutcome(text.encode(errors="replace").decode(), is_error=True)
+
+
+def _arguments(call: ToolCall, declared: Declared) -> dict[str, object]:
+    """The arguments, once they are known to be what the tool takes. Raises ToolFailure."""
+    try:
+        parsed: object = msgspec.json.decode(call.arguments or "{}")
+    except (msgspec.DecodeError, ValueError) as e:
+        problem = str(e).removeprefix("JSON is malformed: ")
+        if "truncated" in problem:
+            problem = f"they end too early (byte {len(call.arguments.encode(errors='replace'))})"
+        raise ToolFailure(call.name, "bad_arguments", f"the arguments are not valid JSON: {problem}") from None
+    except RecursionError:
+        raise ToolFailure(call.name, "bad_arguments", "the arguments are nested too deep") from None
+    if not isinstance(parsed, dict):
+        raise ToolFailure(call.name, "bad_arguments", "the arguments must be one JSON object")
+    arguments = cast("dict[str, object]", parsed)
+    problems = declared.schema.problems(arguments)
+    if not problems and call.allowed is not None:
+        try:
+            problems = compile_schema(call.allowed).problems(arguments)
+        except SchemaError as e:
+            problems = [f"the request's own schema for this tool cannot be used: {e}"]
+    if problems:
+        raise ToolFailure(call.name, "bad_arguments", "the arguments do not meet the schema: " + "; ".join(problems))
+    return arguments

@@ -1,0 +1,113 @@
+"""Tools that are HTTP endpoints: the arguments are the request, the answer's body is the result."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+
+import httpx
+import msgspec
+
+from tokenbus.blobs import DEFAULT_MEDIA_TYPE, parse_media_type
+from tokenbus.errors import BlobRefused, ToolFailure
+from tokenbus_services.settings import HttpTool
+from tokenbus_services.tools.calls import ToolCall, ToolContext, ToolOutcome
+from tokenbus_services.tools.results import Results
+
+_ERROR_BODY_BYTES = 2000
+
+
+class EndpointTool:
+    """Sends the arguments as a JSON body, or, for GET, as the query: text as it is, all else as JSON.
+
+    ``Idempotency-Key`` is the same whenever the same call is sent. Redirects are not followed: where the arguments and
+    the secrets in the headers go is what the settings say. Bodies are read unencoded, so that their size is bounded.
+    """
+
+    def __init__(self, name: str, settings: HttpTool, env: Mapping[str, str], client: httpx.AsyncClient) -> None:
+        """Raises ValueError, saying what is wrong with the settings."""
+        self._name = name
+        self._method = settings.method
+        self._url = _endpoint(settings.url)
+        self._headers = _headers(settings, env)
+        self._client = client
+
+    async def run(
+        self, call: ToolCall, arguments: dict[str, object], context: ToolContext, results: Results
+    ) -> ToolOutcome:
+        """What the endpoint answered. Raises ToolFailure."""
+        try:
+            response = await self._client.send(self._request(call, arguments), stream=True, follow_redirects=False)
+        except httpx.HTTPError as e:
+            raise self._network(e) from None
+        try:
+            if response.headers.get("content-encoding", "identity") != "identity":
+                raise ToolFailure(self._name, "bad_result", "the answer is compressed although that was not asked for")
+            if not response.is_success:
+                raise ToolFailure(self._name, "http_status", await self._refusal(response))
+            chunks = self._chunks(response)
+            return await results.stream(chunks, _media_type(response), response.charset_encoding or "utf-8")
+        finally:
+            await response.aclose()
+
+    def _request(self, call: ToolCall, arguments: dict[str, object]) -> httpx.Request:
+        headers = {"Idempotency-Key": call.key, "Accept-Encoding": "identity"}
+        if self._method == "GET":
+            query = {k: v if isinstance(v, str) else msgspec.json.encode(v).decode() for k, v in arguments.items()}
+            url = self._url.copy_merge_params(query)
+            return self._client.build_request("GET", url, headers={**headers, **self._headers})
+        headers["Content-Type"] = "application/json"
+        content = msgspec.json.encode(arguments)
+        return self._client.build_request(
+            self._method, self._url, content=content, headers={**headers, **self._headers}
+        )
+
+    async def _chunks(self, response: httpx.Response) -> AsyncIterator[bytes]:
+        try:
+            async for chunk in response.aiter_raw():
+                yield chunk
+        except httpx.HTTPError as e:
+            raise self._network(e) from None
+
+    async def _refusal(self, response: httpx.Response) -> str:
+        body = b""
+        async for chunk in self._chunks(response):
+            body += chunk
+            if len(body) >= _ERROR_BODY_BYTES:
+                break
+        text = body[:_ERROR_BODY_BYTES].decode(errors="replace").strip()
+        return f"HTTP {response.status_code} {response.reason_phrase}".rstrip() + (f": {text}" if text else "")
+
+    def _network(self, e: httpx.HTTPError) -> ToolFailure:
+        return ToolFailure(self._name, "network", f"{type(e).__name__}: {e}".removesuffix(": "))
+
+
+def _endpoint(text: str) -> httpx.URL:
+    try:
+        url = httpx.URL(text)
+    except httpx.InvalidURL as e:
+        raise ValueError(f"url: {e}") from None
+    if url.scheme not in {"http", "https"} or not url.host:
+        raise ValueError("url: must begin with http:// or https:// and name a host")
+    return url
+
+
+def _headers(settings: HttpTool, env: Mapping[str, str]) -> dict[str, str]:
+    headers = dict(settings.headers)
+    for header, variable in settings.header_env.items():
+        if not (value := env.get(variable)):
+            raise ValueError(f"header_env.{header}: the environment has no {variable}")
+        headers[header] = value
+    for header, value in headers.items():
+        # The value may be a secret and is not shown.
+        if not (header.isascii() and header.replace("-", "").replace("_", "").isalnum()):
+            raise ValueError(f"{header!r} is no name of a header")
+        if not (value.isascii() and value.isprintable()):
+            raise ValueError(f"header {header}: the value has characters that a header cannot hold")
+    return headers
+
+
+def _media_type(response: httpx.Response) -> str:
+    try:
+        return parse_media_type(response.headers.get("content-type", DEFAULT_MEDIA_TYPE))
+    except BlobRefused:
+        return DEFAULT_MEDIA_TYPE

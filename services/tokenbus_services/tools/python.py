@@ -1,0 +1,112 @@
+"""Tools that are Python callables, `module:function`."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import traceback
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from tokenbus.errors import ToolFailure
+from tokenbus_services.tools.calls import Text, ToolCall, ToolContext
+from tokenbus_services.tools.results import Results, as_text
+from tokenbus_services.tools.threads import NoThread, Threads
+
+CONTEXT = "context"
+"""A callable with a parameter of this name is given the `ToolContext`, unless the tool's schema has that name."""
+
+_log = structlog.stdlib.get_logger()
+
+
+class CallableTool:
+    """Calls with the arguments by name; a coroutine function in the event loop, any other in a thread.
+
+    A coroutine that is given up is cancelled. It must not block: that would stop all calls of this worker.
+    """
+
+    def __init__(self, name: str, path: str, parameters: dict[str, object], threads: Threads) -> None:
+        """Raises ValueError, saying what is wrong with the path or with what it leads to."""
+        self._name = name
+        self._threads = threads
+        self._call = _resolve(path)
+        self._in_loop = inspect.iscoroutinefunction(self._call) or inspect.iscoroutinefunction(
+            getattr(self._call, "__call__", None)  # noqa: B004 - an object whose method `__call__` is async
+        )
+        self._signature = _signature(self._call)
+        self._wants_context = _wants_context(self._signature, parameters)
+
+    async def run(self, call: ToolCall, arguments: dict[str, object], context: ToolContext, results: Results) -> Text:
+        """What the callable returned. Raises ToolFailure."""
+        given = {**arguments, CONTEXT: context} if self._wants_context else arguments
+        try:
+            if self._signature is not None:
+                self._signature.bind(**given)
+        except TypeError as e:
+            raise ToolFailure(self._name, "bad_arguments", f"the arguments do not fit: {e}") from None
+        try:
+            value = await self._value(given)
+        except NoThread as e:
+            raise ToolFailure(self._name, "busy", str(e)) from None
+        except ToolFailure as e:
+            raise ToolFailure(self._name, e.kind, e.problem) from None
+        except (Exception, SystemExit) as e:
+            # Its message may hold anything and does not go into the log.
+            _log.warning("tool_raised", run=call.run, tool=self._name, error=type(e).__name__, at=_place(e))
+            raise ToolFailure(self._name, "exception", f"{type(e).__name__}: {e}") from None
+        return as_text(self._name, value)
+
+    async def _value(self, given: dict[str, Any]) -> object:
+        if self._in_loop:
+            return await self._call(**given)
+        value: object = await self._threads.run(partial(self._call, **given))
+        # A plain function may hand back a coroutine, as a wrapped one does.
+        return await value if inspect.isawaitable(value) else value
+
+
+def _resolve(path: str) -> Callable[..., Any]:
+    module_name, colon, names = path.partition(":")
+    if not (module_name and colon and names):
+        raise ValueError(f"{path!r} is not of the form module:function")
+    try:
+        found: Any = importlib.import_module(module_name)
+    except (Exception, SystemExit) as e:
+        raise ValueError(f"module {module_name!r} cannot be imported: {type(e).__name__}: {e}") from e
+    for name in names.split("."):
+        if not hasattr(found, name):
+            raise ValueError(f"module {module_name!r} has no {names!r}")
+        found = getattr(found, name)
+    if not callable(found):
+        raise ValueError(f"{path!r} cannot be called: it is of type {type(found).__name__}")
+    return found
+
+
+def _signature(call: Callable[..., Any]) -> inspect.Signature | None:
+    """None where Python does not know it, as for some builtins. Raises ValueError for one that takes no names."""
+    try:
+        signature = inspect.signature(call)
+    except (TypeError, ValueError):
+        return None
+    for parameter in signature.parameters.values():
+        if parameter.kind is parameter.POSITIONAL_ONLY and parameter.default is parameter.empty:
+            raise ValueError(f"parameter {parameter.name!r} cannot be given by name")
+    return signature
+
+
+def _wants_context(signature: inspect.Signature | None, parameters: dict[str, object]) -> bool:
+    properties = parameters.get("properties")
+    return (
+        signature is not None
+        and CONTEXT in signature.parameters
+        and not (isinstance(properties, dict) and CONTEXT in properties)
+    )
+
+
+def _place(e: BaseException) -> str:
+    """File, line and function of the innermost frame."""
+    frames = traceback.extract_tb(e.__traceback__)
+    return f"{Path(frames[-1].filename).name}:{frames[-1].lineno} {frames[-1].name}" if frames else ""

@@ -1,0 +1,181 @@
+"""Tools as a deployment might declare them, and some that misbehave."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+from collections.abc import Awaitable
+from functools import partial, wraps
+
+from tokenbus.errors import ToolFailure
+from tokenbus_services.tools.execute import ToolContext
+
+events: list[str] = []
+"""What happened, for tests to see."""
+release = threading.Event()
+"""Lets the threads of `hang` end."""
+
+
+def echo(**arguments: object) -> dict[str, object]:
+    return arguments
+
+
+def greet(name: str, greeting: str = "Hello") -> str:
+    return f"{greeting}, {name}"
+
+
+async def greet_later(name: str) -> str:
+    await asyncio.sleep(0)
+    return f"Later, {name}"
+
+
+def nothing() -> None:
+    return None
+
+
+def give(size: int, letter: str = "x") -> str:
+    return letter * size
+
+
+def give_json(size: int) -> dict[str, object]:
+    return {"items": list(range(size))}
+
+
+def data() -> bytes:
+    return b"\x00\x01"
+
+
+def surrogate() -> str:
+    return "half \ud800 a pair"
+
+
+def unserialisable() -> object:
+    return object()
+
+
+def cyclic() -> object:
+    loop: list[object] = []
+    loop.append(loop)
+    return loop
+
+
+def context_aware(context: ToolContext, city: str = "") -> list[object]:
+    return [context.run, context.turn, context.tool_id, context.key, 0 < context.remaining_s <= 60, city]
+
+
+def own_context(context: str) -> str:
+    return f"about {context}"
+
+
+def fail(message: str = "no luck") -> None:
+    raise ValueError(message)
+
+
+async def fail_later() -> None:
+    raise LookupError("not there")
+
+
+def fail_politely() -> None:
+    raise ToolFailure("fail_politely", "closed", "the shop is closed on Sundays")
+
+
+def leave() -> None:
+    sys.exit(3)
+
+
+async def leave_later() -> None:
+    sys.exit(3)
+
+
+def stop_iteration() -> None:
+    raise StopIteration("odd")
+
+
+async def cancel_itself() -> None:
+    raise asyncio.CancelledError
+
+
+async def time_out_itself() -> None:
+    raise TimeoutError("the far end")
+
+
+async def stall() -> None:
+    events.append("stalling")
+    try:
+        await asyncio.Event().wait()
+    except asyncio.CancelledError:
+        events.append("cancelled")
+        raise
+
+
+async def ignore_cancel() -> str:
+    events.append("ignoring")
+    while not release.is_set():
+        try:
+            await asyncio.sleep(0.01)
+        except asyncio.CancelledError:
+            events.append("swallowed")
+    return "at last"
+
+
+def hang() -> str:
+    events.append("hanging")
+    release.wait()
+    return "released"
+
+
+barrier = threading.Barrier(4)
+
+
+def meet() -> str:
+    """Returns once four calls are in here at the same time."""
+    barrier.wait(timeout=10)
+    return "met"
+
+
+gathered = 0
+
+
+async def meet_later() -> str:
+    """The same for coroutines."""
+    global gathered  # noqa: PLW0603
+    gathered += 1
+    while gathered < 4:  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+    return "met"
+
+
+def positional(value: int, /) -> int:
+    return value
+
+
+def optional_positional(value: int = 7, /) -> int:
+    return value
+
+
+class Counter:
+    """An object with methods and an async call."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def add(self, by: int) -> int:
+        self.count += by
+        return self.count
+
+    async def __call__(self, by: int) -> int:
+        return self.add(by)
+
+
+counter = Counter()
+partial_greet = partial(greet, greeting="Ahoy")
+
+
+@wraps(greet_later)
+def wrapped(*args: str, **kwargs: str) -> Awaitable[str]:
+    """A plain function that hands back a coroutine, as decorators do."""
+    return greet_later(*args, **kwargs)
+
+
+not_callable = 42

@@ -1,0 +1,154 @@
+"""What the model sees of a result, and where the rest of it is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tokenbus.blobs import blob_id_of
+from tokenbus.errors import BlobTooLarge, BlobUnavailable
+from tokenbus_services.tools import results as results_module
+from tokenbus_services.tools.calls import Text, ToolOutcome
+from tokenbus_services.tools.results import Results
+
+from .conftest import MakeExecutor, MemoryBlobs, call
+
+
+async def chunks(*content: bytes) -> AsyncIterator[bytes]:
+    for chunk in content:
+        yield chunk
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("nothing", ""),
+        ("data", '"AAE="'),
+        ("surrogate", "half ? a pair"),
+        ("echo", "{}"),
+    ],
+)
+async def test_each_kind_of_value_has_its_text(run: MakeExecutor, name: str, content: str) -> None:
+    assert await run(name).execute(call(name)) == ToolOutcome(content)
+
+
+@pytest.mark.parametrize("name", ["unserialisable", "cyclic"])
+async def test_a_value_that_json_cannot_hold_is_an_error(run: MakeExecutor, name: str) -> None:
+    outcome = await run(name).execute(call(name))
+    assert outcome.is_error
+    assert outcome.content.startswith("the tool returned what JSON cannot hold: ")
+
+
+async def test_a_result_at_the_limit_stays_whole(run: MakeExecutor, blobs: MemoryBlobs) -> None:
+    outcome = await run("give", limit=500).execute(call("give", '{"size": 250, "letter": "é"}'))
+    assert outcome == ToolOutcome("é" * 250)
+    assert blobs.contents == {}
+
+
+async def test_a_result_over_the_limit_is_kept_whole_and_shown_in_part(run: MakeExecutor, blobs: MemoryBlobs) -> None:
+    outcome = await run("give", limit=500).execute(call("give", '{"size": 251, "letter": "é"}'))
+    whole = ("é" * 251).encode()
+    assert outcome.blob_id == blob_id_of(whole)
+    assert blobs.contents == {outcome.blob_id: whole}
+    assert blobs.media_types == {outcome.blob_id: "text/plain;charset=utf-8"}
+    assert not outcome.is_error
+    beginning, _, note = outcome.content.partition("\n")
+    assert set(beginning) == {"é"}
+    assert note == f"[cut here; the whole result has 502 bytes and is kept as blob {outcome.blob_id}]"
+    assert 498 <= len(outcome.content.encode()) <= 500
+
+
+async def test_large_json_is_kept_as_json(run: MakeExecutor, blobs: MemoryBlobs) -> None:
+    outcome = await run("give_json", limit=500).execute(call("give_json", '{"size": 1000}'))
+    assert outcome.blob_id is not None
+    assert blobs.media_types[outcome.blob_id] == "application/json"
+
+
+@pytest.mark.parametrize("failure", [BlobUnavailable("put", "http://internal:8085 refused"), BlobTooLarge(9, 8)])
+async def test_a_blob_store_that_fails_costs_only_the_rest(
+    run: MakeExecutor, blobs: MemoryBlobs, failure: BlobUnavailable | BlobTooLarge
+) -> None:
+    blobs.failure = failure
+    outcome = await run("give", limit=500).execute(call("give", '{"size": 9999}'))
+    assert (outcome.is_error, outcome.blob_id) == (False, None)
+    assert outcome.content.startswith("xxx")
+    assert outcome.content.endswith(f"\n[cut here; the whole result could not be kept: {failure.code}]")
+    assert len(outcome.content.encode()) <= 500
+
+
+async def test_a_blob_store_that_does_not_answer_is_given_up(
+    blobs: MemoryBlobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def silent(*_: object) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(results_module, "_STORE_S", 0.02)
+    monkeypatch.setattr(blobs, "store", silent)
+    outcome = await Results(100, blobs).text(Text("x" * 1000))
+    assert outcome.content.endswith("could not be kept: blob_unavailable]")
+
+
+async def test_without_a_blob_store_a_large_result_is_cut() -> None:
+    outcome = await Results(100, None).text(Text("x" * 1000))
+    assert (outcome.is_error, outcome.blob_id) == (False, None)
+    assert len(outcome.content) <= 100
+
+
+async def test_a_limit_smaller_than_the_note_leaves_the_note(blobs: MemoryBlobs) -> None:
+    outcome = await Results(1, blobs).text(Text("xyz"))
+    assert outcome.content.startswith("\n[cut here; the whole result has 3 bytes")
+
+
+async def test_a_streamed_result_is_passed_on_without_being_held(blobs: MemoryBlobs) -> None:
+    piece = "é".encode() * 50
+    outcome = await Results(200, blobs).stream(chunks(*[piece] * 1000), "text/markdown", "utf-8")
+    assert outcome.blob_id is not None
+    assert blobs.contents[outcome.blob_id] == piece * 1000
+    assert blobs.media_types[outcome.blob_id] == "text/markdown"
+    assert outcome.content.startswith("ééé")
+
+
+async def test_a_character_cut_by_the_limit_or_a_read_is_not_garbled(blobs: MemoryBlobs) -> None:
+    whole = ("a" + "€" * 100).encode()
+    for cut in range(1, 8):
+        outcome = await Results(150, blobs).stream(chunks(whole[:cut], whole[cut:]), "text/plain", "utf-8")
+        assert outcome.content.startswith("a€")
+        assert "\ufffd" not in outcome.content
+
+
+async def test_another_charset_is_read_as_what_it_says(blobs: MemoryBlobs) -> None:
+    outcome = await Results(100, blobs).stream(chunks("Käse".encode("latin-1")), "text/plain", "iso-8859-1")
+    assert outcome == ToolOutcome("Käse")
+
+
+@pytest.mark.parametrize("charset", ["zlib", "hex", "rot13", "no-such-thing", "utf\0-8", ""])
+async def test_a_charset_that_is_none_makes_the_result_a_blob(blobs: MemoryBlobs, charset: str) -> None:
+    outcome = await Results(100, blobs).stream(chunks(b"abc"), "text/plain", charset)
+    assert outcome.blob_id == blob_id_of(b"abc")
+
+
+@pytest.mark.parametrize("size", [10, 1000])
+async def test_what_is_no_text_is_kept_and_named(blobs: MemoryBlobs, size: int) -> None:
+    content = b"\x89PNG\xff" * size
+    outcome = await Results(100, blobs).stream(chunks(content), "image/png", "utf-8")
+    assert outcome.blob_id == blob_id_of(content)
+    assert outcome.content == f"[{len(content)} bytes of image/png, kept as blob {outcome.blob_id}]"
+    assert not outcome.is_error
+
+
+async def test_what_is_no_text_and_cannot_be_kept_is_an_error(blobs: MemoryBlobs) -> None:
+    blobs.failure = BlobUnavailable("put", "down")
+    outcome = await Results(100, blobs).stream(chunks(b"\x89PNG\xff"), "image/png", "utf-8")
+    assert outcome == ToolOutcome("[image/png, not text, that could not be kept: blob_unavailable]", is_error=True)
+
+
+@given(text=st.text(max_size=300), limit=st.integers(150, 400))
+def test_a_result_never_takes_more_than_its_limit(text: str, limit: int) -> None:
+    outcome = asyncio.run(Results(limit, None).text(Text(text)))
+    assert len(outcome.content.encode()) <= limit
+    if len(text.encode()) <= limit:
+        assert outcome == ToolOutcome(text)
