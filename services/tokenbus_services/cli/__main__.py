@@ -1,0 +1,5 @@
+"""`python -m tokenbus_services.cli`: the `tokenbus` command of this very interpreter."""
+
+from tokenbus_services.cli import main
+
+main()

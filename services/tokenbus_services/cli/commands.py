@@ -1,0 +1,180 @@
+"""The commands and their options. What each does is imported when it is called, so that every start is quick."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Sequence
+from io import TextIOWrapper
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+import click
+
+from tokenbus import __version__
+from tokenbus.bus.keys import PUBLIC_TOPICS
+from tokenbus_services.cli import ending
+from tokenbus_services.cli.services import SERVICES
+
+if TYPE_CHECKING:
+    from tokenbus.bus.keys import PublicTopic
+    from tokenbus_services.cli.services import ServiceName
+
+_json = click.option("--json", "as_json", is_flag=True, help="One JSON event a line, as on the bus.")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run one command, and end the process with its exit code (see `ending`)."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a locale that cannot write a character must not end a command
+    try:
+        status = tokenbus.main(arguments, prog_name="tokenbus", standalone_mode=False)
+        sys.stdout.flush()
+    except click.ClickException as e:
+        context = e.ctx if isinstance(e, click.UsageError) else None
+        ending.complain(e.format_message() + (f" (see: {context.command_path} --help)" if context else ""))
+        status = e.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        status = ending.INTERRUPTED
+    except BrokenPipeError:
+        status = ending.abandon_stdout()
+    except Exception as e:
+        status = ending.report(e)
+    sys.exit(status)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, message="%(prog)s %(version)s")
+@click.option("-v", "--verbose", is_flag=True, help="Log everything, and show where an error came from.")
+def tokenbus(verbose: bool) -> None:
+    """A message bus for language-model output.
+
+    Settings come from the file that TOKENBUS_CONFIG names, and from the environment (TOKENBUS_REDIS_URL, …).
+    """
+    if verbose:
+        os.environ["TOKENBUS_LOG_LEVEL"] = "debug"  # for the services that this command starts, too
+
+
+@tokenbus.command()
+@click.argument("service", type=click.Choice(SERVICES), metavar="SERVICE")
+@click.option("--host", help="Address of its HTTP pages; else http.host of the settings.")
+@click.option("--port", type=click.IntRange(0, 65_535), help="Port, 0 for any free one; else the settings' one.")
+def worker(service: ServiceName, host: str | None, port: int | None) -> None:
+    """Run SERVICE (fetcher, normalizer, parser, tools or blobs) until SIGTERM or Ctrl-C.
+
+    A second signal ends it at once. Prints "ready SERVICE URL" when it can do its work.
+    """
+    from tokenbus_services.cli.worker import run
+
+    run(service, host=host, port=port)
+
+
+@tokenbus.command()
+@click.option(
+    "--scale",
+    "scales",
+    multiple=True,
+    metavar="SERVICE=N",
+    help="Workers of a service, 1 unless told. May be repeated.",
+)
+@click.option("--services", metavar="NAME,…", help="Only these services.")
+@click.option(
+    "--data", type=click.Path(file_okay=False, path_type=Path), help="Data directory; else data_dir, .tokenbus."
+)
+def up(scales: tuple[str, ...], services: str | None, data: Path | None) -> None:
+    """Run a server and all services as child processes until Ctrl-C.
+
+    The server is one of its own unless TOKENBUS_REDIS_URL names another. Commands in the same directory find it.
+    Prints "ready" when all services are; a service that dies is started again.
+    """
+    from tokenbus_services.cli.up import run
+
+    run(scales=scales, services=services, data=data)
+
+
+@tokenbus.command()
+@click.option("--provider", help="Use the real API (anthropic, openai-chat) with the key in the environment.")
+@click.option("--model", help="Its model; each API has a default.")
+@click.option("--keep", is_flag=True, help="Keep the directory with settings, logs and data, and say where it is.")
+def demo(provider: str | None, model: str | None, keep: bool) -> None:
+    """Everything on this machine: one request with a tool, its text as it streams, then stop.
+
+    Needs no key: a replay provider answers.
+    """
+    from tokenbus_services.cli.demo import run
+
+    run(provider=provider, model=model, keep=keep)
+
+
+@tokenbus.command()
+@click.argument("file", required=False, type=click.File("rb"))
+@click.option("--provider", help="Name of a configured provider.")
+@click.option("--model")
+@click.option("--text", help="The user's message.")
+@click.option("--system", help="The system prompt.")
+@click.option(
+    "--tool", "tools", multiple=True, help="Name of a declared tool that the model may call; may be repeated."
+)
+@click.option("--max-tokens", type=click.IntRange(1))
+@click.option("--id", help="The run's id; sent again, it is the same run.")
+@click.option("--follow", is_flag=True, help="Show the run as it streams; its id goes to stderr.")
+@_json
+def send(
+    file: BinaryIO | None, tools: tuple[str, ...], follow: bool, as_json: bool, **options: str | int | None
+) -> int:
+    """Publish a request and print the id of its run.
+
+    FILE holds the request as JSON (- for stdin); without it, the options make one.
+    """
+    from tokenbus_services.cli.send import send
+
+    return asyncio.run(send(file, options, tools=tools, follow=follow, as_json=as_json))
+
+
+@tokenbus.command()
+@click.argument("topic", type=click.Choice(PUBLIC_TOPICS), metavar="TOPIC")
+@click.option("--group", help="Share the events with other workers of this group.")
+@_json
+def tail(topic: PublicTopic, group: str | None, as_json: bool) -> None:
+    """Show the events of TOPIC (visible, chunks, blocks or runs), of all runs, from now on."""
+    from tokenbus_services.cli.tail import tail
+
+    asyncio.run(tail(topic, group=group, as_json=as_json))
+
+
+@tokenbus.command()
+@click.argument("run")
+@click.option("--after", type=click.IntRange(-1), default=-1, help="Only the events after this seq.")
+@_json
+def follow(run: str, after: int, as_json: bool) -> int:
+    """Show RUN to its end, stored and live.
+
+    Exit code: 0 completed, 4 incomplete, 5 failed, 6 cancelled.
+    """
+    from tokenbus_services.cli.follow import follow
+
+    return asyncio.run(follow(run, after=after, as_json=as_json))
+
+
+@tokenbus.command()
+@click.argument("run")
+@click.option("--reason", help="Told in the run's last event.")
+def cancel(run: str, reason: str | None) -> None:
+    """Stop RUN, at the provider too."""
+    from tokenbus_services.cli.follow import cancel
+
+    asyncio.run(cancel(run, reason=reason))
+
+
+@tokenbus.command()
+@click.option("--json", "as_json", is_flag=True, help="The findings as one JSON array.")
+def doctor(as_json: bool) -> int:
+    """Look at settings, server, workers and queues, and say what is wrong and what to do.
+
+    Exit code: 0 all well, 1 something is wrong.
+    """
+    from tokenbus_services.cli.doctor import run
+
+    return run(as_json=as_json)

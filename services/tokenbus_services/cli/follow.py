@@ -1,0 +1,35 @@
+"""`tokenbus follow` and `tokenbus cancel`: one run, shown or ended."""
+
+from __future__ import annotations
+
+from tokenbus import Client
+from tokenbus.errors import RunError
+from tokenbus.events.public import RunEnd
+from tokenbus_services.cli import ending, reaching, wording
+from tokenbus_services.cli.presenting import Show, showing
+
+
+async def follow(run: str, *, after: int, as_json: bool) -> int:
+    """Show a run from a cursor to its end. The exit code that stands for how it ended."""
+    async with reaching.client() as bus:
+        with showing(as_json=as_json) as show:
+            return await show_run(bus, run, show, after=after)
+
+
+async def show_run(bus: Client, run: str, show: Show, *, after: int = -1, wait_s: float = 10.0) -> int:
+    """Show a run's events after ``after``. The exit code that stands for how it ended."""
+    async for event in bus.follow(run, after=after, wait_s=wait_s):
+        show(event)
+        if isinstance(event, RunEnd):
+            return ending.RUN_STATUS[wording.name(event)]
+    try:  # the cursor is behind the end
+        await bus.result(run)
+    except RunError as e:
+        return ending.code_of(e)
+    return 0
+
+
+async def cancel(run: str, *, reason: str | None) -> None:
+    """Ask for the run's end."""
+    async with reaching.client() as bus:
+        await bus.cancel(run, reason)

@@ -1,0 +1,45 @@
+"""How events are shown: on a terminal with rich, else as plain text or, asked for, as JSON lines."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+
+from tokenbus.events.public import PublicEvent, encode
+from tokenbus_services.cli import terminal, wording
+from tokenbus_services.cli.plain import PlainText
+
+Show = Callable[[PublicEvent], None]
+
+
+@contextmanager
+def showing(*, as_json: bool = False, many_runs: bool = False) -> Generator[Show]:
+    """A function that shows one event."""
+    if as_json:
+        yield _show_json
+    elif console := terminal.console():
+        from tokenbus_services.cli.show import Screen
+
+        with Screen(console, many_runs=many_runs) as screen:
+            yield screen.feed
+    elif many_runs:
+        yield _show_line
+    else:
+        text = PlainText()
+        yield lambda event: _write(text.feed(event))
+
+
+def _show_json(event: PublicEvent) -> None:
+    sys.stdout.buffer.write(encode(event) + b"\n")
+    sys.stdout.buffer.flush()
+
+
+def _show_line(event: PublicEvent) -> None:
+    print(wording.one_line(event), flush=True)
+
+
+def _write(text: str) -> None:
+    if text:
+        sys.stdout.write(text)
+        sys.stdout.flush()

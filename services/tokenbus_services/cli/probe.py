@@ -1,0 +1,26 @@
+"""Asks an HTTP page for its status: no more is needed here of HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+from urllib.parse import urlsplit
+
+
+async def status_of(url: str, *, timeout_s: float = 2.0) -> int:
+    """The status of a GET. Raises OSError, TimeoutError included, and ValueError for what is no HTTP."""
+    parts = urlsplit(url)
+    tls = parts.scheme == "https"
+    async with asyncio.timeout(timeout_s):
+        reader, writer = await asyncio.open_connection(
+            parts.hostname, parts.port or (443 if tls else 80), ssl=tls or None
+        )
+        try:
+            writer.write(
+                f"GET {parts.path or '/'} HTTP/1.1\r\nhost: {parts.netloc}\r\nconnection: close\r\n\r\n".encode()
+            )
+            version, status, *_ = (await reader.readline()).split()
+        finally:
+            writer.close()
+    if not version.startswith(b"HTTP/"):
+        raise ValueError(f"{url}: no HTTP")
+    return int(status)

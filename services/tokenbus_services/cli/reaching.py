@@ -1,0 +1,36 @@
+"""Which server a command talks to: the one that the settings name, else that of `tokenbus up` in the same place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from tokenbus import Client
+from tokenbus.errors import SettingsError
+from tokenbus_services import settings as configuration
+from tokenbus_services.cli.running import server_in
+from tokenbus_services.settings import Settings
+
+
+def with_server(settings: Settings) -> Settings:
+    """The settings with a `redis_url`. Raises SettingsError where there is none to be had."""
+    if settings.redis_url:
+        return settings
+    directory = Path(settings.data_dir)
+    url = server_in(directory)
+    if url is None:
+        problem = f"not set, and no `tokenbus up` runs in {directory.resolve()}: set it, or start one there"
+        raise SettingsError("environment", "TOKENBUS_REDIS_URL", problem)
+    return msgspec.structs.replace(settings, redis_url=url)
+
+
+def client() -> Client:
+    """A client of the deployment that the settings name. Raises SettingsError."""
+    settings = with_server(configuration.load())
+    return Client(
+        settings.redis_url,
+        prefix=settings.prefix,
+        max_waiting=settings.limits.inbound_entries,
+        max_request_bytes=settings.limits.request_bytes,
+    )

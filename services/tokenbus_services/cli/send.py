@@ -1,0 +1,58 @@
+"""`tokenbus send`: a request from a file or from options onto the bus."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, BinaryIO
+
+import msgspec
+
+from tokenbus.errors import RequestInvalid
+from tokenbus_services.cli import reaching
+from tokenbus_services.cli.follow import show_run
+from tokenbus_services.cli.presenting import showing
+
+Request = Mapping[str, object]
+
+
+async def send(
+    file: BinaryIO | None,
+    options: Mapping[str, str | int | None],
+    *,
+    tools: Sequence[str],
+    follow: bool,
+    as_json: bool,
+) -> int:
+    """Publish, tell the run's id, and with ``follow`` show the run. The exit code."""
+    request = from_file(file.name, file.read()) if file else from_options(options, tools)
+    async with reaching.client() as bus:
+        run = await bus.publish(request)
+        if not follow:
+            print(msgspec.json.encode({"run": run.id}).decode() if as_json else run.id)
+            return 0
+        if not as_json:
+            print(run.id, file=sys.stderr, flush=True)
+        with showing(as_json=as_json) as show:
+            return await show_run(bus, run.id, show, wait_s=60)
+
+
+def from_file(name: str, data: bytes) -> Request:
+    """The request that a file holds. Raises RequestInvalid."""
+    try:
+        return msgspec.json.decode(data, type=dict[str, object])
+    except msgspec.DecodeError as e:
+        raise RequestInvalid(name, str(e)) from None
+
+
+def from_options(options: Mapping[str, str | int | None], tools: Sequence[str] = ()) -> Request:
+    """The request that the options describe. Raises RequestInvalid for one that is missing."""
+    given = {name: value for name, value in options.items() if value is not None}
+    for needed in ("provider", "model", "text"):
+        if needed not in given:
+            raise RequestInvalid(f"--{needed}", "missing; or give the whole request as a FILE, - for stdin")
+    text = given.pop("text")
+    request: dict[str, Any] = {"type": "generate", **given, "messages": [{"role": "user", "content": text}]}
+    if tools:
+        request["tools"] = [{"name": name} for name in tools]
+    return request

@@ -1,0 +1,19 @@
+"""The services by name, and how the app of each is made."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any, Literal, get_args
+
+from tokenbus_services.settings import Settings
+
+ServiceName = Literal["fetcher", "normalizer", "parser", "tools", "blobs"]
+SERVICES: tuple[ServiceName, ...] = get_args(ServiceName)
+
+STOP_ORDER: tuple[ServiceName, ...] = ("fetcher", "tools", "normalizer", "parser", "blobs")
+"""What brings work in goes first, so that what it brought still reaches the logs."""
+
+
+def create(service: ServiceName, settings: Settings) -> Any:
+    """The ASGI app of one service. Raises SettingsError."""
+    return importlib.import_module(f"tokenbus_services.{service}.app").create(settings)

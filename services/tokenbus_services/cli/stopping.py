@@ -1,0 +1,24 @@
+"""SIGTERM and Ctrl-C: the first asks for an orderly stop, the second ends the process at once."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def stop_on_signal() -> asyncio.Event:
+    """An event that the first signal sets. Call inside the event loop, in the main thread."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def first() -> None:
+        for number in SIGNALS:
+            loop.remove_signal_handler(number)
+            signal.signal(number, signal.SIG_DFL)
+        stop.set()
+
+    for number in SIGNALS:
+        loop.add_signal_handler(number, first)
+    return stop

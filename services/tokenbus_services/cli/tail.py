@@ -1,0 +1,21 @@
+"""`tokenbus tail`: the events of a topic, of all runs, until Ctrl-C."""
+
+from __future__ import annotations
+
+from tokenbus.bus.keys import PublicTopic
+from tokenbus.errors import SettingsError
+from tokenbus_services.cli import reaching
+from tokenbus_services.cli.presenting import showing
+
+
+async def tail(topic: PublicTopic, *, group: str | None, as_json: bool) -> None:
+    """Show what comes from now on; with a group, what its other workers do not get."""
+    async with reaching.client() as bus:
+        try:
+            subscription = bus.subscribe(topic, group=group) if group else bus.subscribe(topic)
+        except ValueError as e:
+            raise SettingsError("options", "--group", str(e)) from None
+        async with subscription as events:
+            with showing(as_json=as_json, many_runs=True) as show:
+                async for event in events:
+                    show(event)

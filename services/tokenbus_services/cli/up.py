@@ -1,0 +1,94 @@
+"""`tokenbus up`: a server and all services on this machine, until told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from tokenbus.bus.server import parse_url
+from tokenbus.errors import SettingsError
+from tokenbus_services import settings as configuration
+from tokenbus_services.cli import running
+from tokenbus_services.cli.own_server import OwnServer
+from tokenbus_services.cli.services import SERVICES, ServiceName
+from tokenbus_services.cli.stopping import stop_on_signal
+from tokenbus_services.cli.supervisor import Post, Supervisor
+from tokenbus_services.cli.watching import UpWatcher, up_watcher
+from tokenbus_services.settings import Settings
+
+STOP_GRACE_S = 10.0
+"""How long a worker may take to stop, beside its drain time."""
+
+
+def run(*, scales: Sequence[str] = (), services: str | None = None, data: Path | None = None) -> None:
+    """Returns after an orderly stop. Raises SettingsError, ServerUnavailable, ChildGone."""
+    settings = configuration.load()
+    posts = posts_for(parse_services(services), parse_scales(scales))
+    directory = data or Path(settings.data_dir)
+    with running.claim(directory) as claim, up_watcher([post.name for post in posts]) as watcher:
+        asyncio.run(_up(settings, directory.resolve(), posts, claim, watcher))
+
+
+async def _up(
+    settings: Settings, directory: Path, posts: Sequence[Post], claim: running.Claim, watcher: UpWatcher
+) -> None:
+    stop = stop_on_signal()
+    async with AsyncExitStack() as stack:
+        url = settings.redis_url
+        if url is None:
+            server = await stack.enter_async_context(OwnServer(directory / "server", watcher))
+            url = server.url
+        claim.announce(url)
+        watcher.server(parse_url(url).safe)
+        env = {**os.environ, "TOKENBUS_REDIS_URL": url, "TOKENBUS_DATA": str(directory)}
+        supervisor = Supervisor(posts, env=env, watcher=watcher, grace_s=settings.stages.drain_s + STOP_GRACE_S)
+        telling = asyncio.create_task(_tell(supervisor, watcher))
+        try:
+            await supervisor.run(stop)
+        finally:
+            telling.cancel()
+
+
+async def _tell(supervisor: Supervisor, watcher: UpWatcher) -> None:
+    await supervisor.all_ready()
+    watcher.all_ready()
+
+
+def parse_services(text: str | None) -> list[ServiceName]:
+    """The services of ``--services``; all where it is None. Raises SettingsError."""
+    if text is None:
+        return list(SERVICES)
+    return [_service("--services", name.strip()) for name in text.split(",") if name.strip()]
+
+
+def parse_scales(texts: Sequence[str]) -> dict[ServiceName, int]:
+    """``parser=2`` as a service and its number of workers. Raises SettingsError."""
+    scales: dict[ServiceName, int] = {}
+    for text in texts:
+        name, _, number = text.partition("=")
+        if not (number.isascii() and number.isdigit()):
+            raise SettingsError("options", "--scale", f"{text!r} is not SERVICE=N")
+        scales[_service("--scale", name)] = int(number)
+    return scales
+
+
+def posts_for(services: Sequence[ServiceName], scales: dict[ServiceName, int]) -> list[Post]:
+    """The workers to run. The first one of a service has the port of the settings, the others any free one."""
+    posts: list[Post] = []
+    for service in SERVICES:
+        count = scales.get(service, 1) if service in services else 0
+        for i in range(count):
+            name = service if count == 1 else f"{service}-{i + 1}"
+            posts.append(Post(name=name, service=service, arguments=("--port", "0") if i else ()))
+    if not posts:
+        raise SettingsError("options", "--services", "nothing is left to run")
+    return posts
+
+
+def _service(option: str, name: str) -> ServiceName:
+    if name not in SERVICES:
+        raise SettingsError("options", option, f"{name!r} is no service; there are {', '.join(SERVICES)}")
+    return name

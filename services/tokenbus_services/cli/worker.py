@@ -1,0 +1,119 @@
+"""`tokenbus worker`: one service under uvicorn, from its settings to its orderly stop."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import logging
+import socket
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+
+import uvicorn
+from redis.exceptions import RedisError
+
+from tokenbus.bus.server import parse_url
+from tokenbus.errors import ServerUnavailable, SettingsError
+from tokenbus_services import settings as configuration
+from tokenbus_services.cli import services
+from tokenbus_services.cli.lifespan import AsgiApp, Lifespan
+from tokenbus_services.cli.probe import status_of
+from tokenbus_services.cli.reaching import with_server
+from tokenbus_services.cli.services import ServiceName
+from tokenbus_services.cli.stopping import stop_on_signal
+from tokenbus_services.worker import logs
+
+_HTTP_GRACE_S = 3
+"""How long requests in hand may still take at the stop."""
+_ASK_S = 0.05
+_ANY_HOST = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
+
+
+def run(service: ServiceName, *, host: str | None = None, port: int | None = None) -> None:
+    """Run the service until a signal. Raises SettingsError, and ServerError where it cannot work with the server."""
+    settings = with_server(configuration.load())
+    logs.configure(settings.log_level, service=service)
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # below that it writes sentences, not events
+    assert settings.redis_url
+    asked = getattr(settings.http, service) if port is None else port
+    with listening(service, host or settings.http.host, asked) as listener:
+        app = services.create(service, settings)
+        try:
+            with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+                runner.run(serve(service, app, listener))
+        except (RedisError, OSError) as e:
+            raise ServerUnavailable(parse_url(settings.redis_url).safe, str(e) or type(e).__name__) from e
+
+
+@contextmanager
+def listening(service: ServiceName, host: str, port: int) -> Generator[socket.socket]:
+    """The socket of the HTTP pages. Raises SettingsError where the address cannot be had."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        listener = socket.create_server((host, port), family=family, backlog=512)
+    except (OSError, OverflowError) as e:
+        problem = getattr(e, "strerror", None) or str(e)
+        raise SettingsError(
+            "settings", f"http.{service}", f"{host}:{port}: {problem}; give another --port, or 0 for any free one"
+        ) from None
+    with listener:
+        yield listener
+
+
+def url_of(listener: socket.socket) -> str:
+    """Where the pages are, for somebody on this machine."""
+    address: tuple[str, int] = listener.getsockname()[:2]
+    host, port = _ANY_HOST.get(address[0], address[0]), address[1]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+async def serve(service: ServiceName, app: AsgiApp, listener: socket.socket) -> None:
+    """Start the app, say when it is ready, stop it after a signal. Raises what stopped it otherwise."""
+    stop = stop_on_signal()
+    lifespan = Lifespan(app)
+    await lifespan.start()
+    server = _Server(
+        uvicorn.Config(
+            app,
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            ws="none",
+            timeout_graceful_shutdown=_HTTP_GRACE_S,
+        )
+    )
+    url = url_of(listener)
+    ends = [asyncio.create_task(w) for w in (stop.wait(), lifespan.ended(), server.serve(sockets=[listener]))]
+    announcing = asyncio.create_task(_announce(service, url))
+    await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+    announcing.cancel()
+    server.should_exit = True
+    await ends[2]
+    await lifespan.stop()
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its signal handlers, which end the process by the very signal that asked for an orderly stop."""
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None]:
+        yield
+
+
+async def _announce(service: ServiceName, url: str) -> None:
+    while True:
+        try:
+            if await status_of(f"{url}/ready") == 200:
+                break
+        except (OSError, ValueError):
+            pass  # not yet
+        await asyncio.sleep(_ASK_S)
+    print(f"ready {service} {url}", flush=True)
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    if importlib.util.find_spec("uvloop") is None:
+        return None
+    import uvloop
+
+    return uvloop.new_event_loop
