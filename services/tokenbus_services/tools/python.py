@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import inspect
 import traceback
@@ -54,7 +55,9 @@ class CallableTool:
             raise ToolFailure(self._name, "busy", str(e)) from None
         except ToolFailure as e:
             raise ToolFailure(self._name, e.kind, e.problem) from None
-        except (Exception, SystemExit) as e:
+        except (asyncio.CancelledError, GeneratorExit):
+            raise
+        except BaseException as e:  # a SystemExit or KeyboardInterrupt that a tool raises is not meant for the worker
             # Its message may hold anything and does not go into the log.
             _log.warning("tool_raised", run=call.run, tool=self._name, error=type(e).__name__, at=_place(e))
             raise ToolFailure(self._name, "exception", f"{type(e).__name__}: {e}") from None

@@ -88,6 +88,18 @@ async def leave_later() -> None:
     sys.exit(3)
 
 
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+class Exotic(BaseException):
+    """Not even an Exception."""
+
+
+async def exotic_later() -> None:
+    raise Exotic("rare")
+
+
 def stop_iteration() -> None:
     raise StopIteration("odd")
 

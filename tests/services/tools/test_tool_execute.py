@@ -104,6 +104,8 @@ async def test_the_request_may_narrow_a_tool(run: MakeExecutor) -> None:
         ("fail_politely", "the shop is closed on Sundays"),
         ("leave", "SystemExit: 3"),
         ("leave_later", "SystemExit: 3"),
+        ("interrupt", "KeyboardInterrupt: "),
+        ("exotic_later", "Exotic: rare"),
         ("stop_iteration", "RuntimeError: coroutine raised StopIteration"),
         ("cancel_itself", "the tool cancelled itself"),
         ("time_out_itself", "TimeoutError: the far end"),
