@@ -6,7 +6,7 @@ A provider's decoder says what one event means (`_read`) and what the end of the
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Self
+from typing import Any, Self
 
 import msgspec
 
@@ -14,8 +14,11 @@ from tokenbus.errors import Malformed, TooLarge
 from tokenbus.events.failure import ErrorInfo
 from tokenbus.events.normalized import Cut, Failed, FinishReason, Normalized, Terminal
 from tokenbus.providers.failures import http_failure, provider_failure, wire_failure
-from tokenbus.providers.json_reading import Truncated
+from tokenbus.providers.json_reading import is_unfinished, read
 from tokenbus.providers.sse import MAX_EVENT_BYTES, SseDecoder, SseEvent
+
+_DONE = b"[DONE]"
+_anything = msgspec.json.Decoder()
 
 MAX_ERROR_BODY_BYTES = 64 * 2**10
 """Of an error's body so much is kept; the rest is dropped."""
@@ -40,12 +43,13 @@ class ResponseDecoder(msgspec.Struct, kw_only=True):
     """Events that came after the terminal one."""
     error_body: bytearray = msgspec.field(default_factory=bytearray)
     held: int = 0
+    """Bytes of content kept for later."""
 
     @classmethod
-    def of(cls, status: int, headers: Mapping[str, str]) -> Self:
-        """A fresh decoder of a response with this HTTP status and these headers."""
+    def of(cls, status: int, headers: Mapping[str, str], **more: Any) -> Self:
+        """A fresh decoder of a response with this HTTP status and these headers; ``more``: fields of its own."""
         kept = {name.lower(): value for name, value in headers.items()}
-        return cls(status=status, headers=kept)
+        return cls(status=status, headers=kept, **more)
 
     def feed(self, data: bytes) -> list[Normalized]:
         """The events that these bytes complete. Never raises."""
@@ -84,7 +88,7 @@ class ResponseDecoder(msgspec.Struct, kw_only=True):
         raise NotImplementedError
 
     def _hold(self, size: int) -> None:
-        """So many bytes more are kept for later. Raises TooLarge where they are too many."""
+        """So many bytes more are kept for later; less than 0: fewer. Raises TooLarge where they are too many."""
         self.held += size
         if self.held > MAX_HELD_BYTES:
             raise TooLarge("content held back", self.held, MAX_HELD_BYTES)
@@ -92,14 +96,18 @@ class ResponseDecoder(msgspec.Struct, kw_only=True):
     def _take(self, events: list[SseEvent], out: list[Normalized], *, at_end: bool) -> None:
         for number, event in enumerate(events):
             if self.ended:
-                self.dropped += sum(1 for late in events[number:] if late.data != b"[DONE]")
+                self.dropped += sum(1 for late in events[number:] if late.data != _DONE)
                 return
+            if at_end and event.data != _DONE and _DONE.startswith(event.data):
+                continue  # [DONE], broken off
             try:
+                if not event.data.isascii():
+                    _check_text(event.data)
                 terminal = self._read(event, out) if event.name != b"error" else Failed(_error_of(event.data))
-            except Truncated as e:
-                terminal = Cut("the body ended inside of an event") if at_end else Failed(wire_failure(e, event.data))
             except (Malformed, TooLarge) as e:
                 terminal = Failed(wire_failure(e, event.data))
+                if at_end and is_unfinished(event.data):
+                    terminal = Cut("the body ended inside of an event")
             except RecursionError:
                 terminal = Failed(wire_failure(Malformed("event", "it is nested too deep"), event.data))
             if terminal is not None:
@@ -125,12 +133,22 @@ class ResponseDecoder(msgspec.Struct, kw_only=True):
         return http_failure(self.status, events[0].data if events else body, self.headers)
 
 
-def _error_of(data: bytes) -> ErrorInfo:
-    """What an event of the name ``error`` says: the error is in it, whatever its form."""
+def _check_text(data: bytes) -> None:
+    """Raises Malformed where it is no UTF-8; all that is read of an event later may rely on it."""
     try:
-        return provider_failure(msgspec.json.decode(data))
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return provider_failure(data.decode(errors="replace"))
+        data.decode()
+    except UnicodeDecodeError as e:
+        raise Malformed("event", f"it is no UTF-8: {e.reason} at byte {e.start}") from None
+
+
+def _error_of(data: bytes) -> ErrorInfo:
+    """What an event of the name ``error`` says: the error is in it, as JSON or as text. Raises Malformed."""
+    try:
+        return provider_failure(read(_anything, data, "error event"))
+    except Malformed:
+        if is_unfinished(data):
+            raise
+        return provider_failure(data.decode())
 
 
 def finish_of(said: FinishReason, completed_calls: int) -> FinishReason:

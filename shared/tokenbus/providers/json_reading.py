@@ -21,48 +21,50 @@ _ESCAPE = re.compile(
 )
 
 
-class Truncated(Malformed):
-    """JSON that stops in the middle: at the end of a body it means that the body was cut, not that it is wrong."""
-
-
 class _Tagged(msgspec.Struct):
     type: str
 
 
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+("?)', re.DOTALL)
 _any_tag = msgspec.json.Decoder(_Tagged)
 
 
 def read(decoder: msgspec.json.Decoder[T], data: bytes, what: str) -> T:
-    """Decode ``data``. ``what`` names it in errors.
+    """Decode ``data``, which must be UTF-8. ``what`` names it in errors.
 
     Half a surrogate pair, which some providers write where they cut an emoji in two, reads as U+FFFD: it is
-    sound JSON, but no text. Raises Malformed (Truncated) with the place and the problem.
+    sound JSON, but no text. Raises Malformed with the place and the problem.
     """
     try:
         return decoder.decode(data)
     except msgspec.ValidationError as e:
         problem, _, path = str(e).partition(" - at `")
         raise Malformed(f"{what} at {path.rstrip('`')}" if path else what, problem) from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
+    except (msgspec.DecodeError, RecursionError) as e:
         if b"\\ud" in data.lower():
             whole = _ESCAPE.sub(lambda m: rb"\ufffd" if m[1] else m[0], data)
             if whole != data:
                 return read(decoder, whole, what)
-        kind = Truncated if "truncated" in str(e) else Malformed
-        raise kind(what, str(e)) from None
+        raise Malformed(what, str(e)) from None
+
+
+def is_unfinished(data: bytes) -> bool:
+    """Whether JSON stops in the middle: at the end of a body that means a body cut short, not a wrong one."""
+    bones = _STRING.sub(lambda m: b"" if m[1] else b'"', data)
+    return b'"' in bones or sum(bones.count(b) for b in (b"{", b"[")) > sum(bones.count(b) for b in (b"}", b"]"))
 
 
 def tag_of(data: bytes) -> str:
     """The ``type`` of a JSON object; empty where it has none."""
     try:
         return _any_tag.decode(data).type
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except (msgspec.DecodeError, RecursionError):
         return ""
 
 
 def text_of(raw: msgspec.Raw) -> str:
-    """Raw JSON as text. Syntax was checked when it was read; bytes that are no UTF-8 read as U+FFFD."""
-    return bytes(raw).decode(errors="replace")
+    """Raw JSON as text. Its syntax was checked when it was read, and before that its encoding."""
+    return bytes(raw).decode()
 
 
 def is_null(raw: msgspec.Raw) -> bool:

@@ -26,9 +26,9 @@ def count(usage: dict[str, object], *path: str) -> int | None:
         if not isinstance(value, dict):
             return None
         value = cast("dict[str, Any]", value).get(name)
-    if isinstance(value, bool) or not isinstance(value, int | float) or value != value // 1:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 2**63:
         return None
-    return int(value)
+    return int(value) if value == int(value) else None
 
 
 def _is_storable(value: object, depth: int) -> bool:

@@ -13,8 +13,6 @@ What providers.md ("Anthropic Messages") says of real streams holds here. Choice
 
 from __future__ import annotations
 
-from typing import Literal
-
 import msgspec
 
 from tokenbus.errors import Malformed, TooLarge
@@ -39,9 +37,10 @@ from tokenbus.events.normalized import (
 )
 from tokenbus.events.usage import Usage
 from tokenbus.providers.anthropic import wire
+from tokenbus.providers.anthropic.blocks import OpenBlock, fields_of, further_fields
 from tokenbus.providers.decoding import MAX_OPEN_BLOCKS, ResponseDecoder, finish_of
 from tokenbus.providers.failures import provider_failure
-from tokenbus.providers.json_reading import is_json, is_null, read, tag_of, text_of
+from tokenbus.providers.json_reading import is_null, tag_of, text_of
 from tokenbus.providers.sse import SseEvent
 from tokenbus.providers.usage_counts import count, latest
 
@@ -54,36 +53,6 @@ FINISH: dict[str, FinishReason] = {
     "refusal": "content_filter",
     "pause_turn": "pause",
 }
-
-_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_encode = msgspec.json.encode
-
-
-class OpenBlock(msgspec.Struct):
-    """A content block between its start and its stop."""
-
-    kind: Literal["text", "thinking", "tool", "item"]
-    ordinal: int = -1
-    """-1 while a text block has no text."""
-    whole: bool = False
-    """It came complete inside of a message, and no stop needs to follow."""
-    prefilled: str = ""
-    """tool: the input of its start, which holds only where no delta follows."""
-    streamed: bool = False
-    """tool: a delta brought input."""
-    name: str = ""
-    """item: its type."""
-    item: str = ""
-    """item: its JSON as it began."""
-    fields: dict[str, str] = {}
-    """item: the JSON of fields that deltas brought."""
-    pieces: list[str] = []
-    """item: fragments of its input. text: its citations."""
-
-    @property
-    def shown(self) -> int:
-        """The ordinal under which a reader knows it as a block; -1 for none."""
-        return -1 if self.kind == "item" else self.ordinal
 
 
 class AnthropicDecoder(ResponseDecoder, kw_only=True):
@@ -132,7 +101,7 @@ class AnthropicDecoder(ResponseDecoder, kw_only=True):
             case wire.OddDelta():
                 self._odd_delta(said, out)
             case wire.Unknown():
-                self._extra(said.type, event.data.decode(errors="replace"), out)
+                self._extra(said.type, event.data.decode(), out)
         return None
 
     def _closed(self, out: list[Normalized]) -> Terminal:
@@ -150,15 +119,15 @@ class AnthropicDecoder(ResponseDecoder, kw_only=True):
             self.last_index = -1
             self.calls = self.held = 0
             self.stop_reason = self.stop_sequence = ""
-        self.message_id = message.id
-        out.append(Start(message.model, message.id, self.next_ordinal))
+        self.message_id = message.id or ""
+        out.append(Start(message.model or "", self.message_id, self.next_ordinal))
         self._stopped(message, out)
         self._count(message.usage, out)
-        for index, block in enumerate(message.content):
+        for index, block in enumerate(message.content or ()):
             self._open(index, bytes(block), out, whole=True)
 
     def _whole(self, message: wire.WholeMessage, out: list[Normalized]) -> Terminal:
-        content, message.content = message.content, []
+        content, message.content = message.content or [], None
         self._begin(message, out)
         for index, block in enumerate(content):
             self._open(index, bytes(block), out)
@@ -202,7 +171,7 @@ class AnthropicDecoder(ResponseDecoder, kw_only=True):
         said = wire.read_block(data)
         if isinstance(said, wire.TextBlock):
             self.blocks[index] = block = OpenBlock("text", whole=whole)
-            self._text(block, said.text, out)
+            self._text(block, said.text or "", out)
             for citation in said.citations or []:
                 self._cite(block, citation, out)
             return
@@ -225,12 +194,11 @@ class AnthropicDecoder(ResponseDecoder, kw_only=True):
                 prefilled = "" if is_null(said.input) else text_of(said.input)
                 self.blocks[index] = OpenBlock("tool", ordinal, whole, prefilled)
                 out.append(ToolCallStart(ordinal, said.id or f"call_{ordinal}", said.name))
-                if fields := _further_fields(data):
+                if fields := further_fields(data):
                     out.append(Opaque(ordinal, "fields", fields))
             case wire.Unknown():
-                self._hold(len(data))
-                item = data.decode(errors="replace")
-                self.blocks[index] = OpenBlock("item", ordinal, whole, name=said.type, item=item)
+                self.blocks[index] = block = OpenBlock("item", ordinal, whole, name=said.type, item=data.decode())
+                self._hold_for(block, len(data))
 
     def _delta(self, said: wire.BlockDelta, out: list[Normalized]) -> None:
         delta = said.delta
@@ -250,25 +218,25 @@ class AnthropicDecoder(ResponseDecoder, kw_only=True):
                     block.streamed = True
                     out.append(ToolCallDelta(block.ordinal, delta.partial_json))
             case wire.InputDelta() if block.kind == "item":
-                self._hold(len(delta.partial_json) + 64)
+                self._hold_for(block, len(delta.partial_json))
                 block.pieces.append(delta.partial_json)
             case wire.SignatureDelta() if block.kind == "thinking":
                 out.append(Opaque(block.ordinal, "signature", delta.signature))
             case wire.CitationsDelta() if block.kind == "text":
                 self._cite(block, delta.citation, out)
             case _:
-                self._extra(str(delta.__struct_config__.tag), _encode(delta).decode(), out, block.shown)
+                self._extra(str(delta.__struct_config__.tag), msgspec.json.encode(delta).decode(), out, block.shown)
         return None
 
     def _odd_delta(self, said: wire.OddDelta, out: list[Normalized]) -> None:
         """A delta of no known type. One named after its block's type (compaction) brings the block's fields."""
         block = self.blocks.get(said.index)
-        fields = read(_fields, bytes(said.delta), "content_block_delta")
+        fields = fields_of(bytes(said.delta))
         name = tag_of(bytes(said.delta))
         if block and block.kind == "item" and name == f"{block.name}_delta":
             for field, value in fields.items():
                 if field != "type" and not is_null(value):
-                    self._hold(len(bytes(value)))
+                    self._hold_for(block, len(bytes(value)))
                     block.fields[field] = text_of(value)
         else:
             self._extra(name, text_of(said.delta), out, block.shown if block else -1)
@@ -284,12 +252,13 @@ class AnthropicDecoder(ResponseDecoder, kw_only=True):
                 out.append(ToolCallDone(block.ordinal))
                 self.calls += 1
             case "item":
-                out.append(Extra(f"anthropic.{block.name}", _completed(block), ordinal=block.ordinal))
+                out.append(Extra(f"anthropic.{block.name}", block.completed(), ordinal=block.ordinal))
             case "text" | "thinking":
                 if block.pieces:
                     out.append(Opaque(block.ordinal, "citations", f"[{','.join(block.pieces)}]"))
                 if block.ordinal >= 0:
                     out.append(BlockStop(block.ordinal))
+        self._hold(-block.held)
         self.last_index, self.last_ordinal = index, block.shown
 
     def _text(self, block: OpenBlock, text: str, out: list[Normalized]) -> None:
@@ -300,7 +269,7 @@ class AnthropicDecoder(ResponseDecoder, kw_only=True):
     def _cite(self, block: OpenBlock, citation: msgspec.Raw, out: list[Normalized]) -> None:
         """A citation is shown at once; it goes back with its block."""
         json = text_of(citation)
-        self._hold(len(json) + 64)
+        self._hold_for(block, len(json))
         block.pieces.append(json)
         self._appear(block, out)
         self._extra("citation", json, out, block.ordinal)
@@ -310,6 +279,11 @@ class AnthropicDecoder(ResponseDecoder, kw_only=True):
         if block.ordinal < 0:
             block.ordinal = self._take_ordinal()
             out.append(BlockStart(block.ordinal, "text"))
+
+    def _hold_for(self, block: OpenBlock, size: int) -> None:
+        size += 64  # what a small piece costs in memory
+        block.held += size
+        self._hold(size)
 
     def _take_ordinal(self) -> int:
         self.next_ordinal += 1
@@ -329,22 +303,3 @@ def usage_of(raw: dict[str, object]) -> Usage:
         cache_write=count(raw, "cache_creation_input_tokens"),
         raw=raw,
     )
-
-
-def _further_fields(data: bytes) -> str:
-    """The fields of a tool_use block that have no name here (its caller, say), as JSON; empty where there are none."""
-    named = ("type", "id", "name", "input")
-    said = read(_fields, data, "content block")
-    fields = {name: value for name, value in said.items() if name not in named and not is_null(value)}
-    return _encode(fields).decode() if fields else ""
-
-
-def _completed(block: OpenBlock) -> str:
-    """An item with what its deltas brought. Input that is no JSON was cut: the item stays without it."""
-    brought: dict[str, msgspec.Raw] = {name: msgspec.Raw(value) for name, value in block.fields.items()}
-    streamed = "".join(block.pieces)
-    if streamed and is_json(streamed):
-        brought["input"] = msgspec.Raw(streamed)
-    if not brought:
-        return block.item
-    return _encode({**read(_fields, block.item.encode(), "content block"), **brought}).decode()

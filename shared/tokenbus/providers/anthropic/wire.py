@@ -5,6 +5,8 @@ The JSON `type` decides, never the event's name, which may be missing.
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import msgspec
 from msgspec import Raw
 
@@ -18,9 +20,9 @@ NOTHING = Raw(b"")
 class Message(msgspec.Struct):
     """The message of `message_start`: mostly empty, but content may be in it already."""
 
-    id: str = ""
-    model: str = ""
-    content: list[Raw] = []
+    id: str | None = None
+    model: str | None = None
+    content: list[Raw] | None = None
     stop_reason: str | None = None
     stop_sequence: str | None = None
     stop_details: Raw = NOTHING
@@ -119,12 +121,12 @@ Event = MessageStart | BlockStart | BlockDelta | BlockStop | MessageDelta | Mess
 
 
 class TextBlock(_Event, tag="text"):
-    text: str = ""
+    text: str | None = None
     citations: list[Raw] | None = None
 
 
 class ThinkingBlock(_Event, tag="thinking"):
-    thinking: str = ""
+    thinking: str | None = None
     signature: str | None = None
 
 
@@ -142,7 +144,7 @@ Block = TextBlock | ThinkingBlock | RedactedBlock | ToolUseBlock
 
 
 class Unknown(msgspec.Struct):
-    """Something whose `type` has no struct here; empty where it has no type."""
+    """Something whose `type` has no struct here."""
 
     type: str
 
@@ -173,8 +175,9 @@ def read_event(data: bytes) -> Event | OddDelta | BareError | Unknown:
             if tag_of(bytes(odd.delta)) not in {"", *_delta_tags}:
                 return odd
         if not kind:
-            return read(_bare_error, data, "event")
-        if kind in _event_tags:
+            with suppress(Malformed):
+                return read(_bare_error, data, "event")
+        if kind in _event_tags or not kind:
             raise
         return Unknown(kind)
 

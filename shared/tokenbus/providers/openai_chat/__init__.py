@@ -34,7 +34,7 @@ class OpenAIChat:
 
     def decoder(self, *, status: int, headers: Mapping[str, str], stream: bool, quirks: Quirks) -> Decoder:
         """See `Provider.decoder`. A whole response has a `message` where a chunk has a `delta`."""
-        return ChatDecoder.speaking(status, headers, quirks.reasoning_fields)
+        return ChatDecoder.of(status, headers, reasoning_fields=quirks.reasoning_fields)
 
     def restore(self, state: bytes) -> Decoder:
         """See `Provider.restore`."""

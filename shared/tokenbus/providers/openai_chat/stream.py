@@ -13,9 +13,6 @@ What providers.md ("OpenAI Chat Completions") says of real streams holds here. C
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Self
-
 import msgspec
 
 from tokenbus.errors import Malformed
@@ -66,6 +63,7 @@ class ChatDecoder(ResponseDecoder, kw_only=True):
     """One response of Chat Completions; see `tokenbus.providers.api.Decoder`."""
 
     reasoning_fields: tuple[str, ...]
+    """Where the vendor may have its reasoning."""
     reasoning_field: str = ""
     """The first of them that held text: often several hold the same, so only one is read."""
     started: bool = False
@@ -80,12 +78,6 @@ class ChatDecoder(ResponseDecoder, kw_only=True):
     stop_string: str = ""
     usage: dict[str, object] | None = None
 
-    @classmethod
-    def speaking(cls, status: int, headers: Mapping[str, str], reasoning_fields: tuple[str, ...]) -> Self:
-        """A fresh decoder for a vendor that has its reasoning in these fields."""
-        kept = {name.lower(): value for name, value in headers.items()}
-        return cls(status=status, headers=kept, reasoning_fields=reasoning_fields)
-
     def _read(self, event: SseEvent, out: list[Normalized]) -> Terminal | None:
         data = event.data
         if data.startswith(b"[DONE]"):
@@ -93,18 +85,23 @@ class ChatDecoder(ResponseDecoder, kw_only=True):
         chunk = read(wire.chunk_decoder(self.reasoning_fields), data, "chunk")
         if chunk.error or chunk.object == "error":
             return Failed(provider_failure(read(wire.anything, data, "chunk")))
-        if not self.started and (chunk.model or chunk.choices):
+        usage = chunk.usage or (chunk.x_groq and chunk.x_groq.usage)
+        if not self.started and (chunk.model or chunk.choices or usage):
             self.started = True
             out.append(Start(chunk.model or "", chunk.id or ""))
+        others: list[int] = []
         for place, choice in enumerate(chunk.choices or ()):
             if choice.index:
-                raw = read(wire.raw_choices, data, "chunk").choices or []
-                out.append(Extra("openai-chat.choice", text_of(raw[place])))
+                others.append(place)
             else:
                 self._choice(choice, out)
-        self._count(chunk, out)
-        if chunk.choices is msgspec.UNSET and not chunk.usage and self.started:
-            out.append(Extra("openai-chat.event", data.decode(errors="replace")))
+        if others:
+            raw = read(wire.raw_choices, data, "chunk").choices or []
+            out += [Extra("openai-chat.choice", text_of(raw[place])) for place in others]
+        if usage:
+            self._count(usage, out)
+        elif chunk.choices is msgspec.UNSET and self.started:
+            out.append(Extra("openai-chat.event", data.decode()))
         return None
 
     def _closed(self, out: list[Normalized]) -> Terminal:
@@ -129,7 +126,8 @@ class ChatDecoder(ResponseDecoder, kw_only=True):
                 self._call(call, out)
             if delta.function_call:
                 self._call(wire.CallDelta(index=0, function=delta.function_call), out)
-            self._further(delta, out)
+            if not (delta.annotations is delta.executed_tools is delta.audio is delta.images is wire.NOTHING):
+                self._further(delta, out)
         if choice.finish_reason:
             self.finish = choice.finish_reason
             stop = choice.stop_reason or choice.matched_stop
@@ -190,9 +188,9 @@ class ChatDecoder(ResponseDecoder, kw_only=True):
         """What an answer may have beside text and calls."""
         for name in ("annotations", "executed_tools", "audio"):
             value: msgspec.Raw = getattr(delta, name)
-            if value is not wire.NOTHING and bytes(value) not in (b"null", b"[]"):
+            if not is_null(value) and bytes(value) != b"[]":
                 out.append(Extra(f"openai-chat.{name}", text_of(value), self._open_or_none()))
-        if delta.images is not wire.NOTHING and not is_null(delta.images):
+        if not is_null(delta.images):
             for raw in read(wire.raw_items, bytes(delta.images), "images"):
                 self._image(raw, out)
 
@@ -232,9 +230,8 @@ class ChatDecoder(ResponseDecoder, kw_only=True):
         self.next_ordinal += 1
         return self.next_ordinal - 1
 
-    def _count(self, chunk: wire.Chunk, out: list[Normalized]) -> None:
-        said = chunk.usage or (chunk.x_groq and chunk.x_groq.usage)
-        if said and (raw := latest(self.usage, said)) != self.usage:
+    def _count(self, usage: dict[str, object], out: list[Normalized]) -> None:
+        if (raw := latest(self.usage, usage)) != self.usage:
             self.usage = raw
             out.append(UsageSeen(usage_of(raw)))
 

@@ -1,0 +1,45 @@
+"""The recorded streams, where they are: ../shared/corpus, or where TOKENBUS_CORPUS says. Never part of the project."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from tokenbus.events.vendor import ApiName
+
+CORPUS = Path(os.environ.get("TOKENBUS_CORPUS", Path(__file__).parents[4] / "shared" / "corpus"))
+
+needs_corpus = pytest.mark.skipif(
+    not CORPUS.exists(), reason="no corpus: it lies beside the project, or where TOKENBUS_CORPUS says"
+)
+
+
+class Recording(msgspec.Struct):
+    """A row of the manifest: a stream, and what it says."""
+
+    file: str
+    api: str
+    provenance: str
+    bytes: int
+    expected: dict[str, Any]
+
+    @property
+    def api_name(self) -> ApiName:
+        return "openai-chat" if self.api == "openai_chat" else "anthropic"
+
+    @property
+    def data(self) -> Any:
+        return (CORPUS / self.file).read_bytes()
+
+
+def recordings(*apis: str) -> list[Recording]:
+    """The rows of these APIs; none where there is no corpus."""
+    manifest = CORPUS / "manifest.jsonl"
+    if not manifest.exists():
+        return []
+    rows = [msgspec.json.decode(line, type=Recording) for line in manifest.read_bytes().splitlines()]
+    return [row for row in rows if row.api in apis]

@@ -1,0 +1,161 @@
+"""Read a response with a decoder, however its bytes are cut, and tell what came out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+
+import msgspec
+
+from tokenbus.events.normalized import (
+    BlockStart,
+    BlockStop,
+    Extra,
+    Normalized,
+    RefusalDelta,
+    Start,
+    Terminal,
+    TextDelta,
+    ThinkingDelta,
+    ToolCallDelta,
+    ToolCallDone,
+    ToolCallStart,
+)
+from tokenbus.events.vendor import ApiName, Quirks
+from tokenbus.providers import registry
+from tokenbus.providers.api import Decoder
+
+
+def decoder(api: ApiName, *, status: int = 200, stream: bool = True, quirks: Quirks | None = None) -> Decoder:
+    return registry.get(api).decoder(status=status, headers={}, stream=stream, quirks=quirks or Quirks())
+
+
+def read(
+    api: ApiName, data: bytes, *, status: int = 200, stream: bool = True, quirks: Quirks | None = None
+) -> list[Normalized]:
+    """The events of a whole response, given in one piece."""
+    reader = decoder(api, status=status, stream=stream, quirks=quirks)
+    return reader.feed(data) + reader.end()
+
+
+def read_pieces(api: ApiName, pieces: Iterable[bytes], *, restored: bool = False) -> list[Normalized]:
+    """The events of a response in pieces; ``restored``: between any two the decoder is saved and loaded."""
+    reader = decoder(api)
+    events: list[Normalized] = []
+    for piece in pieces:
+        events += reader.feed(piece)
+        if restored:
+            reader = registry.get(api).restore(msgspec.msgpack.encode(reader))
+    return events + reader.end()
+
+
+def cut(data: bytes, places: Sequence[int]) -> list[bytes]:
+    """The bytes, cut at these places."""
+    edges = [0, *sorted(places), len(data)]
+    return [data[a:b] for a, b in pairwise(edges)]
+
+
+def sse(*events: object) -> bytes:
+    """A stream of events with JSON data; bytes stand for themselves."""
+    framed = [e if isinstance(e, bytes) else b"data: " + msgspec.json.encode(e) + b"\n\n" for e in events]
+    return b"".join(framed)
+
+
+class Answer(msgspec.Struct):
+    """What an attempt's events amount to, the void part left out."""
+
+    model: str | None
+    text: str
+    thinking: str
+    refusal: str
+    calls: list[tuple[str, str, str]]
+    """Id, name, raw arguments."""
+    done_calls: int
+    kinds: list[str]
+    """Blocks and items in the order of their ordinals."""
+    open: set[int]
+    """Blocks without their end."""
+    terminal: Terminal
+
+
+def answer(events: list[Normalized]) -> Answer:
+    """Fold the events. Checks on the way what every reader of them relies on."""
+    *before, terminal = events
+    assert isinstance(terminal, Terminal), terminal
+    assert not any(isinstance(event, Terminal) for event in before), "more than one terminal event"
+    if before:
+        assert isinstance(before[0], Start), "Start comes first"
+    model = None
+    kinds: dict[int, str] = {}
+    texts: dict[int, list[tuple[type, str]]] = {}
+    calls: dict[int, tuple[str, str]] = {}
+    opened: set[int] = set()
+    done = 0
+    for event in before:
+        match event:
+            case Start():
+                model = event.model
+                for void in [ordinal for ordinal in kinds if ordinal < event.void_before]:
+                    kinds.pop(void)
+                    calls.pop(void, None)
+                    opened.discard(void)
+                done = 0
+            case BlockStart():
+                assert event.block not in kinds
+                kinds[event.block] = event.kind
+                opened.add(event.block)
+            case ToolCallStart():
+                assert event.block not in kinds
+                assert event.tool_id
+                assert event.name
+                kinds[event.block] = "tool_call"
+                calls[event.block] = (event.tool_id, event.name)
+                opened.add(event.block)
+            case TextDelta() | ThinkingDelta() | RefusalDelta() | ToolCallDelta():
+                text = event.fragment if isinstance(event, ToolCallDelta) else event.text
+                assert text, "a delta is never empty"
+                assert event.block in opened, "a delta belongs to an open block"
+                texts.setdefault(event.block, []).append((type(event), text))
+            case BlockStop():
+                opened.remove(event.block)
+            case ToolCallDone():
+                assert kinds[event.block] == "tool_call"
+                opened.remove(event.block)
+                done += 1
+            case Extra():
+                if event.ordinal >= 0:
+                    assert event.ordinal not in kinds
+                    kinds[event.ordinal] = event.name
+            case _:
+                pass
+
+    def said(kind: type) -> str:
+        return "".join(text for block in sorted(kinds) for k, text in texts.get(block, []) if k is kind)
+
+    arguments = {block: "".join(text for _, text in texts.get(block, [])) for block in calls}
+    return Answer(
+        model=model,
+        text=said(TextDelta),
+        thinking=said(ThinkingDelta),
+        refusal=said(RefusalDelta),
+        calls=[(*calls[block], arguments[block]) for block in sorted(calls)],
+        done_calls=done,
+        kinds=[kinds[block] for block in sorted(kinds)],
+        open=opened,
+        terminal=terminal,
+    )
+
+
+def joined(events: list[Normalized]) -> list[Normalized]:
+    """The events with neighbouring deltas of one block put together: what is the same for a stream and a body."""
+    out: list[Normalized] = []
+    for event in events:
+        last = out[-1] if out else None
+        match event, last:
+            case (ToolCallDelta(), ToolCallDelta()) if event.block == last.block:
+                out[-1] = ToolCallDelta(event.block, last.fragment + event.fragment)
+            case (TextDelta(), TextDelta()) | (ThinkingDelta(), ThinkingDelta()) if event.block == last.block:
+                out[-1] = type(event)(event.block, last.text + event.text)
+            case _:
+                out.append(event)
+    return out

@@ -1,0 +1,510 @@
+"""The Messages API's answers: what providers.md says of them, event by event."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.unit.providers.reading import answer, decoder, joined, read, sse
+from tokenbus.events.normalized import (
+    BlockStart,
+    BlockStop,
+    Cut,
+    Done,
+    Extra,
+    Failed,
+    Normalized,
+    Opaque,
+    Start,
+    TextDelta,
+    ThinkingDelta,
+    ToolCallDelta,
+    ToolCallDone,
+    ToolCallStart,
+    UsageSeen,
+)
+from tokenbus.events.usage import Usage
+from tokenbus.providers.anthropic.stream import AnthropicDecoder
+
+START = {"type": "message_start", "message": {"id": "msg_1", "model": "claude", "content": []}}
+STOP = {"type": "message_stop"}
+
+
+def block(index: int, **fields: Any) -> dict[str, Any]:
+    return {"type": "content_block_start", "index": index, "content_block": fields}
+
+
+def delta(index: int, kind: str, **fields: Any) -> dict[str, Any]:
+    return {"type": "content_block_delta", "index": index, "delta": {"type": kind, **fields}}
+
+
+def end(index: int) -> dict[str, Any]:
+    return {"type": "content_block_stop", "index": index}
+
+
+def stop(reason: str | None, **fields: Any) -> list[dict[str, Any]]:
+    return [{"type": "message_delta", "delta": {"stop_reason": reason, **fields}}, STOP]
+
+
+def text(index: int, *pieces: str) -> list[dict[str, Any]]:
+    return [block(index, type="text", text=""), *(delta(index, "text_delta", text=p) for p in pieces), end(index)]
+
+
+def events_of(*events: Any) -> list[Normalized]:
+    """The normalised events, without the Start."""
+    start, *rest = read("anthropic", sse(START, *events))
+    assert start == Start("claude", "msg_1")
+    return rest
+
+
+def test_text_comes_in_its_pieces_and_an_empty_text_block_is_none() -> None:
+    assert events_of(*text(0), *text(1, "", "Hel", "lo"), *stop("end_turn")) == [
+        BlockStart(0, "text"),
+        TextDelta(0, "Hel"),
+        TextDelta(0, "lo"),
+        BlockStop(0),
+        Done("stop", "end_turn"),
+    ]
+
+
+def test_pings_and_done_markers_are_nothing_wherever_they_come() -> None:
+    ping = {"type": "ping"}
+    noisy = read("anthropic", sse(ping, START, ping, b"data: [DONE]\n\n", *text(0, "a"), ping, *stop("end_turn")))
+    assert noisy == read("anthropic", sse(START, *text(0, "a"), *stop("end_turn")))
+
+
+def test_the_json_type_decides_not_the_event_name() -> None:
+    named = b"event: ping\ndata: " + msgspec.json.encode(START) + b"\n\n"
+    assert read("anthropic", named)[0] == Start("claude", "msg_1")
+
+
+def test_a_signature_belongs_to_its_thinking_which_may_be_empty() -> None:
+    said = events_of(
+        block(0, type="thinking", thinking="", signature=""),
+        delta(0, "thinking_delta", thinking="Hm"),
+        delta(0, "thinking_delta", thinking=""),
+        delta(0, "signature_delta", signature="s0"),
+        end(0),
+        block(1, type="thinking", thinking=""),
+        delta(1, "signature_delta", signature="s1"),
+        end(1),
+        block(2, type="redacted_thinking", data="xyz"),
+        end(2),
+        *stop("end_turn"),
+    )
+    assert said[:-1] == [
+        BlockStart(0, "thinking"),
+        ThinkingDelta(0, "Hm"),
+        Opaque(0, "signature", "s0"),
+        BlockStop(0),
+        BlockStart(1, "thinking"),
+        Opaque(1, "signature", "s1"),
+        BlockStop(1),
+        BlockStart(2, "thinking"),
+        Opaque(2, "redacted", "xyz"),
+        BlockStop(2),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("prefilled", "pieces", "fragments"),
+    [
+        (b"{}", ["", '{"a"', ": 1}"], ['{"a"', ": 1}"]),
+        (b"{}", [""], ["{}"]),
+        (b"{}", [], ["{}"]),
+        (b'{"a":  1.0}', [], ['{"a":  1.0}']),
+        (b'{"a": 1}', ['{"b":2}'], ['{"b":2}']),
+        (b"null", [], []),
+    ],
+)
+def test_a_tool_calls_arguments_are_the_raw_text_of_its_deltas_or_else_of_its_start(
+    prefilled: bytes, pieces: list[str], fragments: list[str]
+) -> None:
+    said = events_of(
+        block(0, type="tool_use", id="t", name="f", input=msgspec.Raw(prefilled)),
+        *(delta(0, "input_json_delta", partial_json=piece) for piece in pieces),
+        end(0),
+        *stop("tool_use"),
+    )
+    assert said == [
+        ToolCallStart(0, "t", "f"),
+        *(ToolCallDelta(0, fragment) for fragment in fragments),
+        ToolCallDone(0),
+        Done("tool_use", "tool_use"),
+    ]
+
+
+def test_further_fields_of_a_call_are_kept_to_be_sent_back() -> None:
+    caller = msgspec.Raw(b'{"type":"code_execution_20250825","tool_id":"s"}')
+    said = events_of(block(0, type="tool_use", id="t", name="f", input={}, caller=caller, other=None), end(0))
+    assert Opaque(0, "fields", '{"caller":{"type":"code_execution_20250825","tool_id":"s"}}') in said
+
+
+def test_a_server_tool_is_never_a_call_but_an_item_at_its_place() -> None:
+    said = events_of(
+        *text(0, "a"),
+        block(1, type="server_tool_use", id="s", name="web_search", input={}),
+        delta(1, "input_json_delta", partial_json='{"q":'),
+        delta(1, "input_json_delta", partial_json=' "x"}'),
+        end(1),
+        block(2, type="web_search_tool_result", tool_use_id="s", content=[{"url": "u"}]),
+        end(2),
+        *text(3, "b"),
+        *stop("end_turn"),
+    )
+    items = [event for event in said if isinstance(event, Extra)]
+    assert items == [
+        Extra(
+            "anthropic.server_tool_use",
+            '{"type":"server_tool_use","id":"s","name":"web_search","input":{"q": "x"}}',
+            ordinal=1,
+        ),
+        Extra(
+            "anthropic.web_search_tool_result",
+            '{"type":"web_search_tool_result","tool_use_id":"s","content":[{"url":"u"}]}',
+            ordinal=2,
+        ),
+    ]
+    assert answer([Start("m"), *said]).kinds == [
+        "text",
+        "anthropic.server_tool_use",
+        "anthropic.web_search_tool_result",
+        "text",
+    ]
+    assert said[-1] == Done("stop", "end_turn")
+
+
+def test_a_server_tools_input_that_was_cut_stays_out_of_its_item() -> None:
+    said = events_of(
+        block(0, type="server_tool_use", id="s", name="f", input={}),
+        delta(0, "input_json_delta", partial_json='{"q":'),
+        end(0),
+        *stop("max_tokens"),
+    )
+    assert said[0] == Extra(
+        "anthropic.server_tool_use", '{"type":"server_tool_use","id":"s","name":"f","input":{}}', ordinal=0
+    )
+
+
+def test_server_tools_may_give_more_in_all_than_one_may_give() -> None:
+    def page(index: int) -> list[dict[str, Any]]:
+        return [block(index, type="web_fetch_tool_result", content="x" * 1_000_000), end(index)]
+
+    said = events_of(*(event for index in range(12) for event in page(index)), *stop("end_turn"))
+    assert len(said) == 13
+    assert said[-1] == Done("stop", "end_turn")
+
+
+def test_a_compaction_is_an_item_with_what_its_deltas_brought() -> None:
+    said = events_of(
+        block(0, type="compaction", content=None),
+        delta(0, "compaction_delta", content=None),
+        delta(0, "compaction_delta", content="Sum", encrypted_content="e"),
+        end(0),
+        *stop("end_turn"),
+    )
+    json = '{"type":"compaction","content":"Sum","encrypted_content":"e"}'
+    assert said[0] == Extra("anthropic.compaction", json, ordinal=0)
+
+
+def test_citations_are_shown_at_once_and_go_back_with_their_block() -> None:
+    said = events_of(
+        block(0, type="text", text=""),
+        delta(0, "citations_delta", citation={"url": "u"}),
+        delta(0, "text_delta", text="a"),
+        delta(0, "citations_delta", citation={"url": "v"}),
+        end(0),
+        delta(0, "citations_delta", citation={"url": "late"}),
+        *stop("end_turn"),
+    )
+    assert said[:-1] == [
+        BlockStart(0, "text"),
+        Extra("anthropic.citation", '{"url":"u"}', 0),
+        TextDelta(0, "a"),
+        Extra("anthropic.citation", '{"url":"v"}', 0),
+        Opaque(0, "citations", '[{"url":"u"},{"url":"v"}]'),
+        BlockStop(0),
+        Extra("anthropic.citation", '{"url":"late"}', 0),
+    ]
+
+
+def test_blocks_may_be_open_at_once() -> None:
+    said = answer(
+        read(
+            "anthropic",
+            sse(
+                START,
+                block(0, type="tool_use", id="a", name="f", input={}),
+                block(1, type="tool_use", id="b", name="g", input={}),
+                delta(1, "input_json_delta", partial_json="{"),
+                delta(0, "input_json_delta", partial_json="{}"),
+                delta(1, "input_json_delta", partial_json="}"),
+                end(1),
+                end(0),
+                *stop("tool_use"),
+            ),
+        )
+    )
+    assert said.calls == [("a", "f", "{}"), ("b", "g", "{}")]
+    assert said.done_calls == 2
+
+
+def test_what_has_no_name_stays_visible() -> None:
+    said = events_of(
+        {"type": "weather", "sun": True},
+        block(0, type="text", text=""),
+        delta(0, "signature_delta", signature="x"),
+        delta(0, "mood_delta", mood="good"),
+        delta(0, "text_delta", text="a"),
+        end(0),
+        {"type": "message_delta", "delta": {"stop_reason": "tired", "stop_details": {"a": 1}}},
+        STOP,
+    )
+    assert said == [
+        Extra("anthropic.weather", '{"type":"weather","sun":true}'),
+        Extra("anthropic.signature_delta", '{"type":"signature_delta","signature":"x"}'),
+        Extra("anthropic.mood_delta", '{"type":"mood_delta","mood":"good"}'),
+        BlockStart(0, "text"),
+        TextDelta(0, "a"),
+        BlockStop(0),
+        Extra("anthropic.stop_details", '{"a":1}'),
+        Done("unknown", "tired"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("reason", "finish"),
+    [
+        ("end_turn", "stop"),
+        ("stop_sequence", "stop"),
+        ("max_tokens", "length"),
+        ("model_context_window_exceeded", "length"),
+        ("refusal", "content_filter"),
+        ("pause_turn", "pause"),
+        ("something_new", "unknown"),
+        ("tool_use", "unknown"),  # with no call there is nothing to use
+        (None, "unknown"),
+    ],
+)
+def test_stop_reasons_map_to_one_set_and_keep_their_raw_value(reason: str | None, finish: str) -> None:
+    assert events_of(*stop(reason)) == [Done(finish, reason or "")]  # pyright: ignore[reportArgumentType]
+
+
+def test_the_stop_string_is_told() -> None:
+    assert events_of(*stop("stop_sequence", stop_sequence="END")) == [Done("stop", "stop_sequence", stop_string="END")]
+
+
+def test_complete_calls_make_a_stop_a_tool_use_but_never_a_length() -> None:
+    call = [block(0, type="tool_use", id="t", name="f", input={}), end(0)]
+    assert events_of(*call, *stop("end_turn"))[-1] == Done("tool_use", "end_turn")
+    assert events_of(*call, *stop("max_tokens"))[-1] == Done("length", "max_tokens")
+
+
+def test_counts_are_the_last_that_are_not_null_and_never_a_sum() -> None:
+    first = {"input_tokens": 5, "output_tokens": 1, "cache_read_input_tokens": 2, "service_tier": "standard"}
+    last = {"input_tokens": 7, "output_tokens": 9, "cache_read_input_tokens": None}
+    last |= {"output_tokens_details": {"thinking_tokens": 4}, "cache_creation_input_tokens": 3}
+    start = {"type": "message_start", "message": {"id": "m", "model": "c", "usage": first}}
+    said = read("anthropic", sse(start, {"type": "message_delta", "delta": {}, "usage": last}, STOP))
+    raw = {**first, **last, "cache_read_input_tokens": 2}
+    usage = Usage(input=7, output=9, reasoning=4, cache_read=2, cache_write=3, raw=raw)
+    assert said[1] == UsageSeen(Usage(input=5, output=1, cache_read=2, raw=first))
+    assert said[2:] == [UsageSeen(usage), Done("unknown", "", usage)]
+
+
+def test_a_message_begun_anew_voids_what_came_before() -> None:
+    anew = {"type": "message_start", "message": {"id": "msg_2", "model": "claude"}}
+    said = events_of(
+        *text(0, "old"),
+        block(1, type="tool_use", id="old", name="f", input={}),
+        delta(1, "input_json_delta", partial_json='{"half'),
+        anew,
+        *text(0, "new"),
+        *stop("end_turn"),
+    )
+    again = said.index(Start("claude", "msg_2", 2))
+    assert said[again + 1 :] == [
+        BlockStart(2, "text"),
+        TextDelta(2, "new"),
+        BlockStop(2),
+        Done("stop", "end_turn"),
+    ]
+
+
+def test_the_same_message_begun_twice_is_nothing() -> None:
+    assert events_of(*text(0, "a"), START, *text(1, "b"), *stop("end_turn")) == events_of(
+        *text(0, "a"), *text(1, "b"), *stop("end_turn")
+    )
+
+
+def test_content_inside_of_message_start_counts() -> None:
+    message = {
+        "id": "m",
+        "model": "c",
+        "stop_reason": "tool_use",
+        "content": [{"type": "tool_use", "id": "t", "name": "f", "input": {"a": 1}}],
+    }
+    assert read("anthropic", sse({"type": "message_start", "message": message}, STOP)) == [
+        Start("c", "m"),
+        ToolCallStart(0, "t", "f"),
+        ToolCallDelta(0, '{"a":1}'),
+        ToolCallDone(0),
+        Done("tool_use", "tool_use"),
+    ]
+
+
+def test_a_call_whose_stop_never_came_is_not_done() -> None:
+    said = answer(
+        read(
+            "anthropic",
+            sse(
+                START,
+                block(0, type="tool_use", id="t", name="f", input={}),
+                delta(0, "input_json_delta", partial_json="{}"),
+                block(1, type="text", text="left open"),
+                *stop("tool_use"),
+            ),
+        )
+    )
+    assert said.done_calls == 0
+    assert said.open == {0}
+    assert said.terminal == Done("unknown", "tool_use")
+
+
+@pytest.mark.parametrize(
+    ("stream", "where"),
+    [
+        (sse(START, b"data: {nonsense}\n\n"), "event"),
+        (sse(START, b'data: {"type":"ping"\n\n'), "event"),
+        (sse(START, b"data: 5\n\n"), "event"),
+        (sse(START, {"no": "type"}), "event"),
+        (sse(START, {"type": "content_block_stop"}), "event"),
+        (sse(START, block(0, type="text", text=7)), "content block at $.text"),
+        (sse(START, block(0, type="tool_use", id="t")), "content block"),
+        (sse(START, block(0, type="tool_use", id="t", name="")), "content_block_start"),
+        (sse(START, block(0, type="text"), block(0, type="text")), "content_block_start"),
+        (sse(START, delta(3, "text_delta", text="lost")), "content_block_delta"),
+        (sse(START, block(0, type="text"), delta(0, "text_delta")), "event at $.delta"),
+        (sse(START, *text(0, "a"), delta(0, "text_delta", text="late")), "content_block_delta"),
+        (sse(block(0, type="text")), "event"),
+        (sse(STOP), "event"),
+        (sse(START, {"type": "message_delta", "delta": {}, "usage": {"input_tokens": 10**30}}), "usage"),
+    ],
+)
+def test_a_broken_event_ends_the_attempt_and_names_its_place(stream: bytes, where: str) -> None:
+    terminal = read("anthropic", stream + sse(STOP))[-1]
+    assert isinstance(terminal, Failed)
+    assert (terminal.error.code, terminal.error.kind, terminal.error.where) == ("malformed", "protocol", where)
+    assert terminal.error.raw
+    assert not terminal.error.retryable
+
+
+def test_an_event_without_a_type_is_said_to_lack_it() -> None:
+    terminal = read("anthropic", sse(START, {"no": "type"}))[-1]
+    assert isinstance(terminal, Failed)
+    assert "`type`" in terminal.error.message
+
+
+@pytest.mark.parametrize(
+    ("stream", "kind", "code"),
+    [
+        (
+            sse({"type": "error", "error": {"type": "overloaded_error", "message": "O"}}),
+            "overloaded",
+            "overloaded_error",
+        ),
+        (sse({"error": {"type": "api_error", "message": "O"}}), "server", "api_error"),
+        (sse(b'event: error\ndata: {"type":"error","error":{"type":"rate_limit_error"}}\n\n'), "rate_limit", None),
+        (sse(b'error: {"code":503,"message":"down"}\n\n'), "overloaded", None),
+        (b'[{\n  "error": {\n    "code": 429,\n    "message": "m"\n  }\n}\n]\n', "rate_limit", "http_429"),
+        (sse(b"event: error\ndata: gone\n\n"), "unknown", "provider_error"),
+    ],
+)
+def test_an_error_in_a_sound_answer_ends_the_attempt_first_or_later(stream: bytes, kind: str, code: str | None) -> None:
+    for before in (b"", sse(START, *text(0, "partial"))):
+        terminal = read("anthropic", before + stream + sse(*stop("end_turn")))[-1]
+        assert isinstance(terminal, Failed)
+        assert terminal.error.kind == kind
+        assert code in (None, terminal.error.code)
+
+
+def test_an_error_leaves_open_blocks_open() -> None:
+    said = answer(
+        read(
+            "anthropic", sse(START, block(0, type="text", text="a"), {"type": "error", "error": {"type": "api_error"}})
+        )
+    )
+    assert said.text == "a"
+    assert said.open == {0}
+
+
+@pytest.mark.parametrize(
+    ("stream", "reason"),
+    [
+        (b"", "the body held no message"),
+        (sse(START), "the stream ended before message_stop"),
+        (sse(START) + b'data: {"type":"mess', "the body ended inside of an event"),
+        (b"<html>502</html>", "the body held no message"),
+    ],
+)
+def test_a_body_without_its_end_is_cut(stream: bytes, reason: str) -> None:
+    assert read("anthropic", stream)[-1] == Cut(reason)
+
+
+def test_nothing_comes_after_the_terminal_event_but_is_counted() -> None:
+    reader = decoder("anthropic")
+    assert isinstance(reader.feed(sse(START, STOP, START, *text(0, "late")))[-1], Done)
+    assert reader.feed(sse(STOP)) + reader.end() + reader.end() == []
+    assert isinstance(reader, AnthropicDecoder)
+    assert reader.dropped == 5
+
+
+def test_a_whole_message_gives_the_events_of_the_stream_with_one_delta_a_block() -> None:
+    usage = {"input_tokens": 3, "output_tokens": 4}
+    whole = {
+        "id": "msg_1",
+        "type": "message",
+        "role": "assistant",
+        "model": "claude",
+        "content": [
+            {"type": "thinking", "thinking": "Hmm", "signature": "s"},
+            {"type": "text", "text": "Look", "citations": [{"url": "u"}]},
+            {"type": "server_tool_use", "id": "s", "name": "web", "input": {"q": 1}},
+            {"type": "tool_use", "id": "t", "name": "f", "input": {"a": 1}},
+        ],
+        "stop_reason": "tool_use",
+        "stop_sequence": None,
+        "usage": usage,
+    }
+    start = {"type": "message_start", "message": {"id": "msg_1", "model": "claude", "usage": usage}}
+    streamed = sse(
+        start,
+        block(0, type="thinking", thinking=""),
+        delta(0, "thinking_delta", thinking="H"),
+        delta(0, "thinking_delta", thinking="mm"),
+        delta(0, "signature_delta", signature="s"),
+        end(0),
+        block(1, type="text", text=""),
+        delta(1, "text_delta", text="Lo"),
+        delta(1, "text_delta", text="ok"),
+        delta(1, "citations_delta", citation={"url": "u"}),
+        end(1),
+        block(2, type="server_tool_use", id="s", name="web", input={}),
+        delta(2, "input_json_delta", partial_json='{"q":1}'),
+        end(2),
+        block(3, type="tool_use", id="t", name="f", input={}),
+        delta(3, "input_json_delta", partial_json='{"a'),
+        delta(3, "input_json_delta", partial_json='":1}'),
+        end(3),
+        *stop("tool_use"),
+    )
+    body = msgspec.json.encode(whole)
+    assert read("anthropic", body, stream=False) == joined(read("anthropic", streamed))
+
+
+def test_half_a_surrogate_pair_is_read_as_a_replacement_character() -> None:
+    halves = msgspec.Raw(b'"a\\ud83d \\\\ud83d \\ud83d\\ude00"')
+    said = answer(read("anthropic", sse(START, block(0, type="text", text=halves), end(0), *stop("end_turn"))))
+    assert said.text == "a\ufffd \\ud83d 😀"

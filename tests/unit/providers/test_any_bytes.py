@@ -1,0 +1,189 @@
+"""Whatever the bytes: no exception, exactly one terminal event, events and state that travel, bounded memory."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.unit.providers.corpus import recordings
+from tests.unit.providers.reading import answer, cut, decoder, read, read_pieces, sse
+from tokenbus.events.normalized import Failed, Normalized
+from tokenbus.events.vendor import ApiName
+from tokenbus.providers import registry
+from tokenbus.providers.decoding import MAX_HELD_BYTES, MAX_OPEN_BLOCKS
+
+APIS: list[ApiName] = ["anthropic", "openai-chat"]
+api_names = st.sampled_from(APIS)
+
+SEEDS = [row.data for row in recordings("anthropic", "openai_chat") if row.bytes < 5000] or [b"data: {}\n\n"]
+
+ANTHROPIC_KEYS = ["type", "index", "delta", "content_block", "message", "text", "id", "name", "input", "usage", "error"]
+CHAT_KEYS = ["choices", "delta", "message", "content", "tool_calls", "function", "index", "finish_reason", "usage"]
+TAGS = [
+    "message_start",
+    "message",
+    "content_block_start",
+    "content_block_delta",
+    "content_block_stop",
+    "message_delta",
+    "message_stop",
+    "error",
+    "text",
+    "text_delta",
+    "input_json_delta",
+    "citations_delta",
+    "tool_use",
+    "server_tool_use",
+    "thinking",
+    "odd",
+]
+leaves = (
+    st.none()
+    | st.booleans()
+    | st.integers(-2, 3)
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=6)
+    | st.sampled_from(TAGS)
+)
+objects = st.recursive(
+    leaves,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(ANTHROPIC_KEYS + CHAT_KEYS) | st.text(max_size=4), inner, max_size=5)
+    ),
+    max_leaves=12,
+)
+anthropic_events = st.builds(
+    lambda tag, index, inner_tag, more: {
+        "type": tag,
+        "index": index,
+        "message": {"id": str(index), "content": []},
+        "content_block": {"type": inner_tag, "id": "i", "name": "n", **more},
+        "delta": {"type": inner_tag, "text": "t", "partial_json": "{", "thinking": "", "citation": more, **more},
+    },
+    st.sampled_from(TAGS),
+    st.integers(0, 2),
+    st.sampled_from(TAGS),
+    st.dictionaries(st.sampled_from(ANTHROPIC_KEYS), leaves, max_size=2),
+)
+
+
+damage = st.binary(max_size=4) | st.sampled_from([b"null", b"{", b'"', b"\n\n"])
+
+
+def sound(api: ApiName, events: list[Normalized]) -> None:
+    """One terminal event, the last; every event can travel."""
+    answer(events)
+    for event in events:
+        msgspec.msgpack.encode(event)
+
+
+@settings(max_examples=150, deadline=None)
+@given(api_names, st.binary(max_size=300), st.booleans(), st.sampled_from([200, 400, 503]))
+def test_random_bytes_end_in_one_terminal_event(api: ApiName, data: bytes, stream: bool, status: int) -> None:
+    sound(api, read(api, data, stream=stream, status=status))
+
+
+@settings(max_examples=250, deadline=None)
+@given(api_names, st.lists(objects | anthropic_events, max_size=8), st.data())
+def test_random_events_end_in_one_terminal_event_however_they_are_cut(
+    api: ApiName, events: list[object], draw: st.DataObject
+) -> None:
+    start = {"type": "message_start", "message": {"model": "m"}}
+    data = sse(start, *events, {"type": "message_stop"}, b"data: [DONE]\n\n")
+    whole = read(api, data)
+    sound(api, whole)
+    places = draw.draw(st.lists(st.integers(0, len(data)), max_size=4))
+    assert read_pieces(api, cut(data, places), restored=True) == whole
+
+
+@settings(max_examples=250, deadline=None)
+@given(st.sampled_from(SEEDS), st.data())
+def test_a_damaged_stream_ends_in_one_terminal_event_however_it_is_cut(data: bytes, draw: st.DataObject) -> None:
+    api = draw.draw(api_names)
+    for _ in range(draw.draw(st.integers(1, 4))):
+        at = draw.draw(st.integers(0, len(data)))
+        length = draw.draw(st.integers(0, 40))
+        data = data[:at] + draw.draw(damage) + data[at + length :]
+    whole = read(api, data)
+    sound(api, whole)
+    places = draw.draw(st.lists(st.integers(0, len(data)), max_size=4))
+    assert read_pieces(api, cut(data, places), restored=True) == whole
+
+
+def state_size(api: ApiName, stream: bytes) -> tuple[int, list[Normalized]]:
+    reader = decoder(api)
+    events = reader.feed(stream)
+    return len(msgspec.msgpack.encode(reader)), events + reader.end()
+
+
+BLOCK = b'data: {"type":"content_block_start","index":%d,"content_block":{"type":"tool_use","id":"i","name":"n"}}\n\n'
+START = b'data: {"type":"message_start","message":{}}\n\n'
+ITEM = b'data: {"type":"content_block_start","index":0,"content_block":{"type":"server_tool_use"}}\n\n'
+TEXT = b'data: {"type":"content_block_start","index":0,"content_block":{"type":"text","text":"a"}}\n\n'
+PIECE = b"x" * 1000
+GREEDY: dict[str, tuple[ApiName, bytes]] = {
+    "an endless event": ("anthropic", START + b"data: " + b"x" * (MAX_HELD_BYTES + 1000)),
+    "endless blocks": ("anthropic", START + b"".join(BLOCK % i for i in range(MAX_OPEN_BLOCKS + 1))),
+    "an endless server tool's input": (
+        "anthropic",
+        START
+        + ITEM
+        + b'data: {"type":"content_block_delta","index":0,"delta":{"type":"input_json_delta","partial_json":"%s"}}\n\n'
+        % PIECE
+        * 9000,
+    ),
+    "endless citations": (
+        "anthropic",
+        START
+        + TEXT
+        + b'data: {"type":"content_block_delta","index":0,"delta":{"type":"citations_delta","citation":"%s"}}\n\n'
+        % PIECE
+        * 9000,
+    ),
+    "endless calls": (
+        "openai-chat",
+        b"".join(
+            b'data: {"choices":[{"delta":{"tool_calls":[{"index":%d,"function":{"name":"n"}}]}}]}\n\n' % i
+            for i in range(MAX_OPEN_BLOCKS + 1)
+        ),
+    ),
+    "endless arguments of a call without a name": (
+        "openai-chat",
+        b'data: {"choices":[{"delta":{"tool_calls":[{"index":0,"function":{"arguments":"%s"}}]}}]}\n\n' % PIECE * 9000,
+    ),
+    "endless reasoning details": (
+        "openai-chat",
+        b'data: {"choices":[{"delta":{"reasoning_details":[{"type":"t","text":"%s"}]}}]}\n\n' % PIECE * 9000,
+    ),
+}
+
+
+@pytest.mark.parametrize("greed", GREEDY)
+def test_what_is_held_back_is_bounded_and_its_limit_is_a_named_error(greed: str) -> None:
+    api, stream = GREEDY[greed]
+    size, events = state_size(api, stream)
+    assert size < MAX_HELD_BYTES + 100_000
+    terminal = events[-1]
+    assert isinstance(terminal, Failed)
+    assert (terminal.error.code, terminal.error.kind) == ("too_large", "limit")
+
+
+def test_an_errors_endless_body_is_kept_in_part() -> None:
+    reader = decoder("anthropic", status=500)
+    for _ in range(100):
+        assert reader.feed(b"x" * 10_000) == []
+    assert len(msgspec.msgpack.encode(reader)) < 70_000
+    [terminal] = reader.end()
+    assert isinstance(terminal, Failed)
+    assert len(terminal.error.message) + len(terminal.error.raw or "") < 10_000
+
+
+def test_a_decoder_is_restored_by_its_provider() -> None:
+    for api in APIS:
+        reader = decoder(api)
+        again = registry.get(api).restore(msgspec.msgpack.encode(reader))
+        assert again == reader

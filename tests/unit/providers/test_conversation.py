@@ -1,0 +1,163 @@
+"""The history that a request is built from: checked, and every tool call with its result."""
+
+from __future__ import annotations
+
+import pytest
+
+from tokenbus.errors import RequestInvalid
+from tokenbus.events.requests import (
+    BlobSource,
+    ContentPart,
+    ExtraPart,
+    Generate,
+    ImagePart,
+    Message,
+    TextPart,
+    ThinkingPart,
+    ToolCallPart,
+    ToolResultPart,
+)
+from tokenbus.providers.conversation import NO_RESULT, Spoken, conversation, own_extra
+
+
+def spoken(*messages: Message, history: list[Message] | None = None) -> tuple[list[Spoken], tuple[str, ...]]:
+    return conversation(Generate(provider="p", model="m", messages=list(messages)), history or [])
+
+
+def said(role: str, *parts: ContentPart | str) -> Message:
+    content = [TextPart(text=part) if isinstance(part, str) else part for part in parts]
+    return Message(role=role, content=content)  # pyright: ignore[reportArgumentType]
+
+
+def call(tool_id: str) -> ToolCallPart:
+    return ToolCallPart(tool_id=tool_id, tool_name="f", arguments="{}")
+
+
+def result(tool_id: str, content: str = "ok") -> ToolResultPart:
+    return ToolResultPart(tool_id=tool_id, content=content)
+
+
+def shape(messages: list[Spoken]) -> list[tuple[str, list[str]]]:
+    """Roles, and the parts in a word each."""
+
+    def word(part: ContentPart) -> str:
+        match part:
+            case TextPart():
+                return part.text
+            case ToolCallPart():
+                return f"call {part.tool_id}"
+            case ToolResultPart():
+                return f"result {part.tool_id}: {part.content}"
+            case _:
+                return type(part).__name__
+
+    return [(message.role, [word(part) for part in message.parts]) for message in messages]
+
+
+def test_a_sound_history_stays_as_it_is() -> None:
+    messages, notes = spoken(
+        Message(role="system", content="Be brief."),
+        Message(role="user", content="Hi", participant="Ann"),
+        history=[
+            said("assistant", ThinkingPart(text="Hm"), "Wait.", call("a"), call("b")),
+            said("tool", result("a"), result("b")),
+        ],
+    )
+    assert shape(messages) == [
+        ("system", ["Be brief."]),
+        ("user", ["Hi"]),
+        ("assistant", ["ThinkingPart", "Wait.", "call a", "call b"]),
+        ("tool", ["result a: ok", "result b: ok"]),
+    ]
+    assert [message.where for message in messages] == ["messages[0]", "messages[1]", "history[0]", "history[0]"]
+    assert messages[1].participant == "Ann"
+    assert notes == ()
+
+
+def test_results_stand_in_the_order_of_their_calls_whatever_message_brought_them() -> None:
+    messages, notes = spoken(
+        said("assistant", call("a"), call("b")), said("tool", result("b")), said("user", result("a"), "go on")
+    )
+    assert shape(messages) == [
+        ("assistant", ["call a", "call b"]),
+        ("tool", ["result a: ok", "result b: ok"]),
+        ("user", ["go on"]),
+    ]
+    assert notes == ()
+
+
+def test_a_call_without_a_result_gets_an_error_result_and_a_note() -> None:
+    messages, notes = spoken(said("assistant", call("a"), call("b")), said("tool", result("b")), said("user", "So?"))
+    assert shape(messages)[1] == ("tool", [f"result a: {NO_RESULT}", "result b: ok"])
+    put_in = messages[1].parts[0]
+    assert isinstance(put_in, ToolResultPart)
+    assert put_in.is_error
+    assert notes == ("messages[0]: the call a of f has no result; one was put in",)
+
+
+def test_a_result_without_a_call_is_left_out_with_a_note() -> None:
+    messages, notes = spoken(said("tool", result("x")), said("user", "Hi", result("y")))
+    assert shape(messages) == [("user", ["Hi"])]
+    assert notes == (
+        "messages[0]: the result of call x has no call before it and was left out",
+        "messages[1]: the result of call y has no call before it and was left out",
+    )
+
+
+def test_a_second_result_of_a_call_is_left_out() -> None:
+    messages, notes = spoken(said("assistant", call("a")), said("tool", result("a", "1"), result("a", "2")))
+    assert shape(messages)[1] == ("tool", ["result a: 1"])
+    assert len(notes) == 1
+
+
+def test_a_result_that_comes_late_is_moved_to_its_call_with_a_note() -> None:
+    messages, notes = spoken(said("assistant", call("a")), said("user", "Hurry"), said("tool", result("a")))
+    assert shape(messages) == [("assistant", ["call a"]), ("tool", ["result a: ok"]), ("user", ["Hurry"])]
+    assert notes == ("messages[2]: the result of call a was moved to its call",)
+
+
+def test_an_id_may_be_used_again_in_a_later_turn() -> None:
+    messages, notes = spoken(
+        said("assistant", call("a")),
+        said("tool", result("a", "first")),
+        said("assistant", call("a")),
+        said("tool", result("a", "second")),
+    )
+    assert shape(messages)[1] == ("tool", ["result a: first"])
+    assert shape(messages)[3] == ("tool", ["result a: second"])
+    assert notes == ()
+
+
+def test_empty_texts_and_empty_messages_vanish() -> None:
+    messages, _ = spoken(said("user", "", "Hi"), said("assistant", ""), Message(role="user", content=""))
+    assert shape(messages) == [("user", ["Hi"])]
+
+
+@pytest.mark.parametrize(
+    ("message", "where"),
+    [
+        (said("user", call("a")), "messages[0].content[0]"),
+        (said("user", "x", ThinkingPart()), "messages[0].content[1]"),
+        (said("assistant", result("a")), "messages[0].content[0]"),
+        (said("system", ImagePart(source=BlobSource(blob_id="b", media_type="image/png"))), "messages[0].content[0]"),
+        (Message(role="tool", content="ok"), "messages[0]"),
+        (said("user", ImagePart(source=BlobSource(blob_id="b", media_type="image/png"))), "messages[0].content[0]"),
+        (Message(role="user", content=""), "messages"),
+    ],
+)
+def test_what_no_provider_could_take_is_refused_with_its_place(message: Message, where: str) -> None:
+    with pytest.raises(RequestInvalid) as refused:
+        spoken(message)
+    assert refused.value.where == where
+
+
+def test_a_providers_own_item_goes_back_to_that_provider_alone() -> None:
+    item = ExtraPart(name="anthropic.server_tool_use", json='{"a": 1}')
+    own = own_extra(item, "anthropic", "here")
+    assert own is not None
+    assert bytes(own) == b'{"a": 1}'
+    assert own_extra(item, "openai-chat", "here") is None
+    by_hand = own_extra(ExtraPart(name="input_audio", json="{}"), "openai-chat", "here")
+    assert by_hand is not None
+    with pytest.raises(RequestInvalid):
+        own_extra(ExtraPart(name="x", json="{"), "openai-chat", "here")

@@ -1,0 +1,131 @@
+"""Errors by status, type and code: their class, whether to try again, and when."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from tests.unit.providers.reading import read
+from tokenbus.errors import Malformed, TooLarge
+from tokenbus.events.failure import RETRYABLE
+from tokenbus.events.normalized import Failed
+from tokenbus.providers.failures import MAX_RAW_CHARS, http_failure, provider_failure, wire_failure
+
+
+def anthropic(kind: str) -> bytes:
+    return msgspec.json.encode({"type": "error", "error": {"type": kind, "message": "m"}, "request_id": "r"})
+
+
+def openai(kind: str | None, code: str | int | None) -> bytes:
+    return msgspec.json.encode({"error": {"message": "m", "type": kind, "param": None, "code": code}})
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "kind", "code"),
+    [
+        (400, anthropic("invalid_request_error"), "invalid_request", "invalid_request_error"),
+        (401, anthropic("authentication_error"), "auth", "authentication_error"),
+        (403, anthropic("permission_error"), "auth", "permission_error"),
+        (404, anthropic("not_found_error"), "not_found", "not_found_error"),
+        (413, anthropic("request_too_large"), "invalid_request", "request_too_large"),
+        (429, anthropic("rate_limit_error"), "rate_limit", "rate_limit_error"),
+        (500, anthropic("api_error"), "server", "api_error"),
+        (504, anthropic("timeout_error"), "timeout", "timeout_error"),
+        (529, anthropic("overloaded_error"), "overloaded", "overloaded_error"),
+        (401, openai("invalid_request_error", "invalid_api_key"), "auth", "invalid_api_key"),
+        (401, openai("invalid_request_error", None), "auth", "invalid_request_error"),
+        (404, openai("invalid_request_error", "model_not_found"), "not_found", "model_not_found"),
+        (400, openai("invalid_request_error", "context_length_exceeded"), "invalid_request", "context_length_exceeded"),
+        (400, openai(None, "content_filter"), "content_filter", "content_filter"),
+        (429, openai("tokens", "rate_limit_exceeded"), "rate_limit", "rate_limit_exceeded"),
+        (429, openai("requests", None), "rate_limit", "requests"),
+        (503, openai("server_error", None), "server", "server_error"),
+        (422, b'{"detail":"bad"}', "invalid_request", "http_422"),
+        (503, b"<html>upstream</html>", "overloaded", "http_503"),
+        (502, b"", "server", "http_502"),
+        (429, b'[{"error":{"code":429,"message":"m","status":"X"}}]', "rate_limit", "x"),
+        (302, b"", "unknown", "http_302"),
+    ],
+)
+def test_the_class_of_an_error_comes_from_its_status_type_and_code(
+    status: int, body: bytes, kind: str, code: str
+) -> None:
+    error = http_failure(status, body, {})
+    assert (error.kind, error.code, error.status) == (kind, code, status)
+    assert error.retryable == (kind in RETRYABLE)
+
+
+def test_the_words_of_a_message_never_decide() -> None:
+    misleading = msgspec.json.encode({"error": {"message": "rate limit, overloaded, timeout, invalid api key"}})
+    assert http_failure(400, misleading, {}).kind == "invalid_request"
+    assert provider_failure(msgspec.json.decode(misleading)).kind == "unknown"
+
+
+def test_a_quota_that_is_used_up_is_not_tried_again() -> None:
+    error = http_failure(429, openai("insufficient_quota", "insufficient_quota"), {"retry-after": "3"})
+    assert error.kind == "rate_limit"
+    assert not error.retryable
+    assert error.retry_after_s is None
+
+
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [
+        ({"retry-after": "12"}, 12.0),
+        ({"Retry-After": "0.5"}, 0.5),
+        ({"retry-after-ms": "250", "retry-after": "1"}, 0.25),
+        (
+            {"retry-after": "Wed, 21 Oct 2026 07:28:30 GMT", "date": "Wed, 21 Oct 2026 07:28:00 GMT"},
+            30.0,
+        ),
+        ({"retry-after": "Wed, 21 Oct 2026 07:28:00 GMT", "date": "Wed, 21 Oct 2026 07:28:30 GMT"}, 0.0),
+        ({"retry-after": "Wed, 21 Oct 2026 07:28:30 GMT"}, None),
+        ({"retry-after": "Wed, 21 Oct 2026 07:28:30 GMT", "date": "Wed, 21 Oct 2026 07:28:00"}, None),
+        ({"retry-after": "soon", "date": "x"}, None),
+        ({"retry-after": "-1"}, None),
+        ({"retry-after": "inf"}, None),
+        ({}, None),
+    ],
+)
+def test_how_long_to_wait_is_told_in_seconds_or_as_a_date_against_the_answers_own(
+    headers: dict[str, str], seconds: float | None
+) -> None:
+    assert http_failure(429, b"", headers).retry_after_s == seconds
+
+
+def test_a_provider_that_says_whether_to_try_again_is_believed() -> None:
+    assert not http_failure(529, b"", {"x-should-retry": "false", "retry-after": "1"}).retryable
+    assert http_failure(400, b"", {"x-should-retry": "true", "retry-after": "1"}).retry_after_s == 1
+    assert provider_failure({"type": "overloaded_error"}, headers={"x-should-retry": "false"}).retryable
+
+
+def test_a_refused_key_is_never_repeated() -> None:
+    error = http_failure(
+        401, b'{"error":{"message":"Incorrect API key provided: sk-abc","code":"invalid_api_key"}}', {}
+    )
+    assert b"sk-abc" not in msgspec.json.encode(error)
+    assert error.code == "invalid_api_key"
+
+
+def test_the_providers_own_object_is_kept_bounded() -> None:
+    error = http_failure(400, msgspec.json.encode({"error": {"message": "m" * 10_000, "param": "p"}}), {})
+    assert error.raw
+    assert error.raw.startswith('{"message":"mmm')
+    assert len(error.raw) == MAX_RAW_CHARS
+
+
+def test_broken_bytes_are_of_class_protocol_and_limits_of_class_limit() -> None:
+    broken = wire_failure(Malformed("event at $.x", "wrong"), b'{"x":\xff}')
+    assert (broken.code, broken.kind, broken.where) == ("malformed", "protocol", "event at $.x")
+    assert broken.raw == '{"x":\ufffd}'
+    large = wire_failure(TooLarge("server-sent event", 11, 10))
+    assert (large.code, large.kind, large.where, large.raw) == ("too_large", "limit", "server-sent event", None)
+    assert not large.retryable
+
+
+@pytest.mark.parametrize("framing", [b"%s", b"data: %s\n\n", b"error: %s\n"])
+@pytest.mark.parametrize("stream", [True, False])
+def test_an_answer_with_the_status_of_an_error_is_that_error_whatever_its_framing(framing: bytes, stream: bool) -> None:
+    [failed] = read("anthropic", framing % anthropic("overloaded_error"), status=529, stream=stream)
+    assert isinstance(failed, Failed)
+    assert (failed.error.code, failed.error.status, failed.error.message) == ("overloaded_error", 529, "m")

@@ -1,0 +1,39 @@
+"""The providers by the name of their API."""
+
+from __future__ import annotations
+
+import pytest
+
+from tokenbus.errors import SettingsError
+from tokenbus.events.vendor import ApiName
+from tokenbus.providers import registry
+
+
+@pytest.mark.parametrize("api", ["anthropic", "openai-chat"])
+def test_a_provider_is_found_by_the_api_that_it_speaks(api: ApiName) -> None:
+    provider = registry.get(api)
+    assert provider.name == api
+    name, form = provider.key_header
+    assert name == name.lower()
+    assert form.format("k").endswith("k")
+
+
+def test_an_api_that_is_not_built_is_a_settings_error() -> None:
+    with pytest.raises(SettingsError, match="fax is not built"):
+        registry.get("fax")  # pyright: ignore[reportArgumentType]
+
+
+def test_block_boundaries_and_the_end_of_the_stream_are_urgent_and_plain_text_is_not() -> None:
+    def urgent(api: ApiName, data: bytes) -> bool:
+        return any(mark in data for mark in registry.get(api).urgent)
+
+    assert all(
+        urgent("anthropic", b'data: {"type":"%s"}' % kind)
+        for kind in (b"message_start", b"content_block_start", b"content_block_stop", b"message_stop")
+    )
+    assert not urgent("anthropic", b'data: {"type":"content_block_delta","delta":{"type":"text_delta","text":"a"}}')
+    assert urgent("openai-chat", b'data: {"choices":[{"delta":{},"finish_reason":"stop"}]}')
+    assert urgent("openai-chat", b"data: [DONE]")
+    assert not urgent("openai-chat", b'data: {"choices":[{"delta":{"content":"a"},"finish_reason":null}]}')
+    assert urgent("anthropic", b'data: {"error":{"message":"m"}}')
+    assert urgent("openai-chat", b'data: {"error":{"message":"m"}}')
