@@ -25,6 +25,7 @@ from redis.exceptions import ClusterError, RedisClusterException, RedisError, Re
 from redis.exceptions import ConnectionError as ConnectionLost
 from redis.exceptions import TimeoutError as NoReply
 
+from tokenbus.bus.connection import prompt
 from tokenbus.bus.keys import WIRE_VERSION, Keys
 from tokenbus.bus.url import ServerUrl, Topology, parse_url
 from tokenbus.errors import DeploymentMismatch, ServerFull, ServerTooOld, ServerUnavailable, SettingsError
@@ -134,15 +135,30 @@ class Server:
             "max_connections": MAX_CONNECTIONS,
         }
         if url.topology == "cluster":
-            return _Cluster(startup_nodes=[ClusterNode(host, port) for host, port in url.nodes], **pool, **login)
+            nodes = [ClusterNode(host, port) for host, port in url.nodes]
+            return _prompt_cluster(_Cluster(startup_nodes=nodes, **pool, **login))
         if url.topology == "sentinel":
             group: Any = Sentinel(url.nodes, sentinel_kwargs=pool)
             self._sentinel = group
-            return group.master_for(url.master, db=url.db, **pool, **login)
+            return _prompt(group.master_for(url.master, db=url.db, **pool, **login))
         if url.path is not None:
-            return Redis(unix_socket_path=url.path, db=url.db, **pool, **login)
+            return _prompt(Redis(unix_socket_path=url.path, db=url.db, **pool, **login))
         host, port = url.nodes[0]
-        return Redis(host=host, port=port, db=url.db, **pool, **login)
+        return _prompt(Redis(host=host, port=port, db=url.db, **pool, **login))
+
+
+def _prompt(client: Any) -> Redis:
+    pool = client.connection_pool
+    pool.connection_class = prompt(pool.connection_class)
+    return client
+
+
+def _prompt_cluster(client: Any) -> RedisCluster:
+    kind = prompt(client.connection_kwargs["connection_class"])
+    client.connection_kwargs["connection_class"] = kind  # of the nodes that it will find
+    for node in client.startup_nodes:
+        node.connection_class = kind
+    return client
 
 
 class _Cluster(RedisCluster):

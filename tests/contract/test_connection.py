@@ -1,0 +1,42 @@
+"""What the connections of ours do that redis-py's own do not."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from tests.servers import cluster, sentinel_group
+from tokenbus.bus.connection import prompt
+from tokenbus.bus.server import Server
+
+
+async def ends(server: Server, steps: int) -> bool:
+    """Whether a blocking read ends when it is cancelled after so many steps of the event loop."""
+    await server.client.exists("nothing")  # now there is a connection to the node
+    task = asyncio.create_task(server.client.xread({"nothing": "0-0"}, block=2000))
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    task.cancel()
+    done, _ = await asyncio.wait({task}, timeout=1)
+    return bool(done)
+
+
+@pytest.mark.parametrize("steps", range(1, 30))
+async def test_a_command_ends_at_whatever_moment_its_task_is_cancelled(server: Server, steps: int):
+    assert await ends(server, steps)
+
+
+async def test_so_it_does_in_a_cluster():
+    with cluster() as url:
+        async with Server(url) as server:
+            assert [steps for steps in range(1, 30) if not await ends(server, steps)] == []
+
+
+async def test_the_connections_to_a_master_behind_sentinels_are_ours_too(tmp_path: Path):
+    with sentinel_group(tmp_path) as group:
+        async with Server(group.url) as server:
+            assert await ends(server, 3)
+            kind = server.client.connection_pool.connection_class
+            assert kind is prompt(kind.__mro__[1])
