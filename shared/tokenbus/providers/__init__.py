@@ -1,4 +1,6 @@
-"""One module per provider API: build its request, decode its stream. No IO here.
+"""One package per provider API: build its request, decode its stream. No IO here.
 
-What an HTTP status or a framing rule means for one provider lives with it; who calls it lives in the services.
+What all share has rooms of its own: framing (sse), the life of a response (decoding), errors (failures), the
+conversation with every call answered (conversation), request rules (building). Who calls a provider lives in the
+services.
 """
