@@ -214,7 +214,7 @@ class Run:
                 )
                 self._broke(error, at_ms, cut=event.reason)
             case ToolReturned():
-                self._returned(event, at_ms)
+                self._returned(event)
             case CancelAsked():
                 self._cancelled(event, at_ms)
             case Rejected():
@@ -375,29 +375,37 @@ class Run:
         self.effects.append(NextTurn(TurnWork(s.run, s.turn, s.attempt), history))
 
     def _call_tools(self) -> None:
+        """Hand the calls out, but for those to tools that the request does not list: they have their answer."""
         s = self.state
         s.phase = "tools"
         s.tool_turns += 1
-        s.calls = [PendingCall(call) for call in s.blocks.calls]
+        s.calls = [PendingCall(call, self._unlisted(call)) for call in s.blocks.calls]
         s.history = [Message(role="assistant", content=s.blocks.message_parts())]
-        self.effects.append(
-            RunTools(
-                [
-                    ToolWork(
-                        s.run, s.turn, s.attempt, c.block, c.tool_id, c.name, c.arguments, s.accepted.tool_timeout_s
-                    )
-                    for c in s.blocks.calls
-                ]
-            )
-        )
+        timeout_s = s.accepted.tool_timeout_s
+        work = [
+            ToolWork(s.run, s.turn, s.attempt, c.block, c.tool_id, c.name, c.arguments, timeout_s)
+            for c in (p.call for p in s.calls if p.result is None)
+        ]
+        if work:
+            self.effects.append(RunTools(work))
+        self._tell_results()
 
-    def _returned(self, event: ToolReturned, at_ms: int) -> None:
-        s = self.state
-        if s.phase != "tools":
+    def _unlisted(self, call: ToolCall) -> ToolReturned | None:
+        if call.name in self.state.accepted.tools:
+            return None
+        return ToolReturned(call.block, f"there is no tool {call.name!r} here", is_error=True)
+
+    def _returned(self, event: ToolReturned) -> None:
+        if self.state.phase != "tools":
             return
-        for pending in s.calls:
+        for pending in self.state.calls:
             if pending.call.block == event.block and pending.result is None:
                 pending.result = event
+        self._tell_results()
+
+    def _tell_results(self) -> None:
+        """Tell the results that are due, in the order of the calls; after the last one the next turn begins."""
+        s = self.state
         for pending in s.calls:
             if pending.result is None:
                 return

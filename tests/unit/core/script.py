@@ -23,7 +23,7 @@ def accepted(**changes: Any) -> Accepted:
         "on_failure": "before_first_visible",
         "max_tool_depth": 10,
         "rules": Rules(),
-        "tools": ["weather"],
+        "tools": ["weather", "f", "g"],
     }
     return Accepted(**{**fields, **changes})
 

@@ -134,6 +134,23 @@ def test_calls_are_handed_out_and_their_results_lead_to_the_next_turn() -> None:
     assert after[-1].turn == 1
 
 
+def test_a_call_to_a_tool_that_the_request_does_not_list_never_runs() -> None:
+    story = Story()
+    story.provider(*call(0, "a", "rm_rf"), *call(1, "b", "weather"), n.Done("tool_use"))
+    [handed] = of_type(story.effects, RunTools)  # pyright: ignore[reportArgumentType]
+    assert [w.tool_id for w in handed.work] == ["b"]
+    story.control(ToolReturned(1, "sunny", False))
+    results = [(e.tool_id, e.is_error) for e in of_type(story.events, BlockComplete) if e.kind == "tool_result"]
+    assert results == [("a", True), ("b", None)]
+    assert isinstance(story.effects[-1], NextTurn)
+
+
+def test_when_no_call_may_run_the_model_is_told_at_once() -> None:
+    story = Story()
+    story.provider(*call(0, "a", "rm_rf"), n.Done("tool_use"))
+    assert [type(e) for e in story.effects] == [NextTurn]
+
+
 def test_a_second_result_for_a_call_is_ignored() -> None:
     story = Story()
     story.provider(*call(0, "a", "f"), *call(1, "b", "f"), n.Done("tool_use"))
