@@ -110,18 +110,19 @@ async def _pass_on(
     headers = {name: response.headers[name] for name in PASSED_HEADERS if name in response.headers}
     quirks = endpoint.settings.quirks
     await writer.write(Opened(endpoint.settings.api, response.status_code, headers, stream, quirks))
-    urgent = endpoint.api.urgent
+    marks = endpoint.api.urgent
     # Undecoded reads come as they are; only a provider that compresses all the same is decoded here.
     body = response.aiter_bytes() if "content-encoding" in response.headers else response.aiter_raw()
     first = True
     async for data in body:
+        urgent = first or any(mark in data for mark in marks)
         if first:
             first = False
             seconds = endpoint.settings.idle_timeout_s
             silence.allow(seconds, "idle_timeout", f"the stream was silent for {seconds:g} s")
         else:
             silence.heard()
-        await writer.write(Data(data), urgent=any(mark in data for mark in urgent))
+        await writer.write(Data(data), urgent=urgent)
 
 
 def _network(endpoint: Endpoint, error: httpx.TransportError) -> ErrorInfo:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from pathlib import Path
+
 from faststream.asgi import AsgiFastStream
 from prometheus_client import CollectorRegistry, Gauge
 
@@ -13,7 +17,14 @@ from tokenbus_services.worker.source import attach
 
 
 def create(settings: Settings) -> AsgiFastStream:
-    """One tool executor. Raises SettingsError for a declared tool that is none."""
+    """One tool executor. Raises SettingsError for a declared tool that is none.
+
+    Python tools may lie beside the settings file, or in the working directory.
+    """
+    config = os.environ.get("TOKENBUS_CONFIG")
+    beside = str(Path(config).resolve().parent if config else Path.cwd())
+    if beside not in sys.path:
+        sys.path.append(beside)
     registry = CollectorRegistry()
     broker = make_broker(settings, registry)
     service = ToolService(settings, Executor.from_settings(settings))
