@@ -1,0 +1,65 @@
+"""`python -m tests.bench [--only NAME …] [--json]`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from typing import Never
+
+from tests.bench.figures import NAMES, SECTIONS, WARM, Figure, decoded, measured
+from tests.bench.measure import Meter
+from tests.bench.report import Report, as_json, as_table, machine
+from tests.bench.stack import running
+
+
+def main() -> None:
+    """Measure what is asked for, and print it."""
+    parser = argparse.ArgumentParser(prog="python -m tests.bench", description="What a chunk costs.")
+    parser.add_argument("--only", action="append", choices=NAMES, help="measure this alone; may be repeated")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    options = parser.parse_args()
+    signal.signal(signal.SIGTERM, _stop)
+    try:
+        report = bench(options.only or NAMES)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    print(as_json(report) if options.json else as_table(report))
+
+
+def bench(names: Sequence[str]) -> Report:
+    """Measure these sections. Everything that was started is stopped, however this ends."""
+    load_before, begin = os.getloadavg()[0], time.monotonic()
+    figures: list[Figure] = []
+    if "decode" in names:
+        _say("decode")
+        figures += decoded()
+    server = "no server"
+    chosen = [name for name in names if name != "decode"]
+    if chosen:
+        _say("starting the services")
+        loads = [WARM, *(SECTIONS[name].load for name in chosen if name in SECTIONS)]
+        with running(loads) as stack:
+            server = stack.server
+            meter = Meter(stack)
+            meter.services(WARM)
+            meter.bare(WARM)
+            for name in chosen:
+                _say(name)
+                figures += measured(meter, name)
+    return Report(machine(server, load_before), time.monotonic() - begin, figures)
+
+
+def _say(what: str) -> None:
+    print(f"bench: {what}", file=sys.stderr, flush=True)
+
+
+def _stop(number: int, frame: object) -> Never:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    main()

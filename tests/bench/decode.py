@@ -1,0 +1,58 @@
+"""The decoder alone, without any IO: a provider's stream into normalised events, beside a bare split and json.loads."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from statistics import median
+
+from tokenbus.events.vendor import Quirks
+from tokenbus.providers import registry
+from tokenbus.providers.api import ApiName
+from tokenbus_services.replay import Reply
+from tokenbus_services.replay.anthropic import dialect as anthropic
+from tokenbus_services.replay.asked import Asked
+from tokenbus_services.replay.dialect import Composer
+from tokenbus_services.replay.openai_chat import dialect as openai_chat
+
+CHUNKS = 5_000
+ROUNDS = 7
+_DIALECTS: dict[ApiName, Composer] = {"anthropic": anthropic, "openai-chat": openai_chat}
+
+
+def decoding(api: ApiName) -> tuple[float, float]:
+    """Chunks a second: our decoder fed event by event, as a network gives them, and the bare loop over the whole."""
+    stream = _stream(api)
+    reads = [event + b"\n\n" for event in stream.split(b"\n\n") if event]
+
+    def ours() -> None:
+        decoder = registry.get(api).decoder(status=200, headers={}, stream=True, quirks=Quirks())
+        for read in reads:
+            decoder.feed(read)
+        decoder.end()
+
+    def bare() -> None:
+        for event in stream.split(b"\n\n"):
+            _, found, data = event.partition(b"data: ")
+            if found and data != b"[DONE]":
+                json.loads(data)
+
+    # In turn, so that a busy moment of the machine falls on both.
+    times = [(_seconds(ours), _seconds(bare)) for _ in range(ROUNDS)]
+    return CHUNKS / median(t[0] for t in times), CHUNKS / median(t[1] for t in times)
+
+
+def _stream(api: ApiName) -> bytes:
+    reply = Reply(text=" word" * CHUNKS)
+    asked = Asked(
+        api=api, headers={}, body={"model": "m", "messages": [{"role": "user", "content": "Go"}], "stream": True},
+        model="m", stream=True, turn=0, user_text="Go", tool_results=(), key="0" * 32,
+    )  # fmt: skip
+    return _DIALECTS[api].stream(reply, asked)
+
+
+def _seconds(work: Callable[[], None]) -> float:
+    begin = time.process_time()
+    work()
+    return time.process_time() - begin

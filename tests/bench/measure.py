@@ -1,0 +1,165 @@
+"""One load through the services or through the bare chain: its latencies, its rate, its CPU and its commands."""
+
+from __future__ import annotations
+
+import time
+from array import array
+from typing import Any
+from uuid import uuid4
+
+import msgspec
+
+from tests.bench import bare, subscriber
+from tests.bench.jobs import CHAIN, Heard, Listen, Load
+from tests.bench.procs import cpu_s
+from tests.bench.stack import PROVIDER, SERVICES, Stack
+
+SERVICES_COUNTED = (*SERVICES, "server", subscriber.NAME)
+"""The processes on a chunk's way. The replay provider stands for the world outside, and is not counted."""
+BARE_COUNTED = (*CHAIN, "server", subscriber.NAME)
+
+ONLY_FROM_CLIENTS = frozenset(
+    {"eval", "evalsha", "xread", "xreadgroup", "xautoclaim", "xgroup|delconsumer", "xinfo|consumers", "publish"}
+)
+"""Commands that no script of ours calls. The server's statistics count those that a script calls like any other."""
+OF_THE_BENCH = frozenset({"blpop", "rpush", "info", "del", "client|setinfo", "hello", "select", "config|resetstat"})
+
+
+class Sample(msgspec.Struct, frozen=True):
+    """What one load gave."""
+
+    chunks: int
+    seconds: float
+    """From the first chunk sent to the last one received."""
+    latencies_ms: list[float]
+    """Sorted."""
+    cpu: dict[str, float]
+    """Seconds by process, from before the load to after it."""
+    counted: tuple[str, ...]
+    """The processes on a chunk's way."""
+    sent: dict[str, int]
+    """Commands that clients sent, by name; a script counts as one."""
+    inside: dict[str, int]
+    """Commands that scripts called."""
+
+    def latency_ms(self, share: float) -> float:
+        """The latency that this share of the chunks keeps."""
+        return self.latencies_ms[min(len(self.latencies_ms) - 1, int(share * len(self.latencies_ms)))]
+
+    def per_second(self) -> float:
+        """Chunks received a second."""
+        return self.chunks / self.seconds
+
+    def cpu_us(self) -> float:
+        """Microseconds of CPU a chunk, of all processes on its way."""
+        return sum(self.cpu_us_of(name) for name in self.counted)
+
+    def cpu_us_of(self, name: str) -> float:
+        """Those of one process."""
+        return self.cpu[name] * 1e6 / self.chunks
+
+    def sent_per_chunk(self) -> float:
+        """Commands sent a chunk."""
+        return sum(self.sent.values()) / self.chunks
+
+    def inside_per_chunk(self) -> float:
+        """Commands that scripts called a chunk."""
+        return sum(self.inside.values()) / self.chunks
+
+
+class Meter:
+    """Measures one load after the other on a running stack."""
+
+    def __init__(self, stack: Stack) -> None:
+        self._stack = stack
+
+    def services(self, load: Load) -> Sample:
+        """The load as requests through the services."""
+        stack = self._stack
+        streams = [stack.keys.topic(p, "visible") for p in range(stack.keys.partitions)]
+        ready = self._listen(streams, load)
+        before = self._state()
+        runs = self._publish(load)
+        heard = self._heard(ready, load)
+        self._ended(runs)
+        sample = self._sample(heard, load, before, SERVICES_COUNTED)
+        stack.client.delete(*streams, *(stack.keys.log(run) for run in runs))
+        return sample
+
+    def bare(self, load: Load) -> Sample:
+        """The load through the bare chain."""
+        stack = self._stack
+        ready = self._listen([bare.STREAMS[-1]], load)
+        before = self._state()
+        stack.desk.give("source", load)
+        heard = self._heard(ready, load)
+        stack.desk.answer("source", bool, load.timeout_s)
+        sample = self._sample(heard, load, before, BARE_COUNTED)
+        stack.client.delete(*bare.STREAMS)
+        return sample
+
+    def idle(self, seconds: float) -> dict[str, float]:
+        """CPU of each idle worker, in percent of a core."""
+        pids = {name: self._stack.pids[name] for name in SERVICES}
+        begin, before = time.monotonic(), {name: cpu_s(pid) for name, pid in pids.items()}
+        time.sleep(seconds)
+        took = time.monotonic() - begin
+        return {name: (cpu_s(pid) - before[name]) / took * 100 for name, pid in pids.items()}
+
+    # --- steps ------------------------------------------------------------------------------------------------
+
+    def _listen(self, streams: list[str], load: Load) -> float:
+        self._stack.desk.give(subscriber.NAME, Listen(streams, load.total, load.timeout_s))
+        self._stack.desk.answer(subscriber.NAME, bool, timeout_s=30)
+        return time.monotonic()
+
+    def _publish(self, load: Load) -> list[str]:
+        """Publish the requests as any program would, so that their chunks come evenly over the time."""
+        runs = [f"bench-{uuid4().hex}" for _ in range(load.runs)]
+        begin = time.monotonic()
+        for number, run in enumerate(runs):
+            time.sleep(max(0.0, begin + number * load.stagger_s - time.monotonic()))
+            messages = [{"role": "user", "content": f"Run {number}"}]
+            request = {"type": "generate", "id": run, "provider": PROVIDER, "model": load.name, "messages": messages}
+            self._stack.client.xadd(self._stack.keys.requests, {"__data__": msgspec.json.encode(request)})
+        return runs
+
+    def _heard(self, begin: float, load: Load) -> Heard:
+        heard = self._stack.desk.answer(subscriber.NAME, Heard, load.timeout_s + 10)
+        if (came := len(heard.sent) // 8) != load.total:
+            took = time.monotonic() - begin
+            raise TimeoutError(f"{came} of {load.total} chunks came within {took:.0f} s")
+        return heard
+
+    def _ended(self, runs: list[str]) -> None:
+        """Wait until all runs are over, so that what ends them is counted too and the next load begins in peace."""
+        deadline = time.monotonic() + 30
+        for run in runs:
+            while (status := self._stack.client.hget(self._stack.keys.run(run), "status")) != b"completed":
+                if time.monotonic() > deadline or status not in (None, b"open"):
+                    raise RuntimeError(f"run {run} is {status}, not completed")
+                time.sleep(0.01)
+
+    def _state(self) -> tuple[dict[str, float], dict[str, int]]:
+        calls: dict[str, Any] = self._stack.client.info("commandstats")
+        counts = {name.removeprefix("cmdstat_"): stats["calls"] for name, stats in calls.items()}
+        return {name: cpu_s(pid) for name, pid in self._stack.pids.items()}, counts
+
+    def _sample(
+        self, heard: Heard, load: Load, before: tuple[dict[str, float], dict[str, int]], counted: tuple[str, ...]
+    ) -> Sample:
+        after = self._state()
+        sent, arrived = array("q", heard.sent), array("q", heard.arrived)
+        made = {name: n - before[1].get(name, 0) for name, n in after[1].items() if name not in OF_THE_BENCH}
+        made = {name: n for name, n in made.items() if n}
+        scripts = counted is SERVICES_COUNTED  # the bare chain has none
+        inside = {name: n for name, n in made.items() if scripts and name not in ONLY_FROM_CLIENTS}
+        return Sample(
+            chunks=load.total,
+            seconds=(max(arrived) - min(sent)) / 1e9,
+            latencies_ms=sorted((there - here) / 1e6 for here, there in zip(sent, arrived, strict=True)),
+            cpu={name: s - before[0][name] for name, s in after[0].items()},
+            counted=counted,
+            sent={name: n for name, n in made.items() if name not in inside},
+            inside=inside,
+        )

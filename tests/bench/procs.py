@@ -1,0 +1,129 @@
+"""The processes of a bench: started, waited for, their CPU read, all stopped however the bench ends.
+
+Each runs under `tokenbus_services.guard`, which ends it when the bench is gone, after a `kill -9` too.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from tokenbus_services import guard
+
+ROOT = Path(__file__).parents[2]
+START_S = 60.0
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def cpu_s(pid: int) -> float:
+    """User and system time of a process so far (proc(5), fields 14 and 15 of stat)."""
+    stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+    after_name = stat.rpartition(")")[2].split()
+    return (int(after_name[11]) + int(after_name[12])) / _TICKS
+
+
+class Process:
+    """One child and its log."""
+
+    def __init__(self, name: str, guarding: subprocess.Popen[bytes], log: Path) -> None:
+        assert guarding.stdout
+        self.name = name
+        self.log = log
+        self.pid = int(guarding.stdout.readline() or 0)
+        self._guard = guarding
+
+    def check(self) -> None:
+        """Raises RuntimeError, with the end of its log, where it is gone."""
+        if self._guard.poll() is not None:
+            raise RuntimeError(f"{self.name} ended:\n{self.log.read_text(errors='replace')[-3000:]}")
+
+    def end(self) -> None:
+        """Ask it to end."""
+        assert self._guard.stdin
+        self._guard.stdin.close()
+
+    def wait(self) -> None:
+        """Until it has ended; its guard kills it where asking does not help."""
+        self._guard.wait()
+        assert self._guard.stdout
+        self._guard.stdout.close()
+
+
+class Processes:
+    """All children; a context manager that leaves none behind."""
+
+    def __init__(self, logs: Path) -> None:
+        self._logs = logs
+        self._all: list[Process] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for process in self._all:
+            process.end()
+        for process in self._all:
+            process.wait()
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """Process ids by name."""
+        return {process.name: process.pid for process in self._all}
+
+    def start(self, name: str, module: str, *arguments: str, env: Mapping[str, str] | None = None) -> None:
+        """Run a Python module under its guard."""
+        log = self._logs / f"{name}.log"
+        with log.open("wb") as errors:
+            guarding = subprocess.Popen(
+                [sys.executable, "-I", "-S", guard.__file__, sys.executable, "-m", module, *arguments],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                env={**os.environ, **(env or {})},
+                cwd=ROOT,
+                start_new_session=True,  # Ctrl-C is for the bench, which stops the others in order
+            )
+        self._all.append(Process(name, guarding, log))
+
+    def check(self) -> None:
+        """Raises RuntimeError where a process has ended."""
+        for process in self._all:
+            process.check()
+
+    def until(self, condition: Callable[[], bool], what: str, timeout_s: float = START_S) -> None:
+        """Wait for a condition. Raises RuntimeError where a process ends meanwhile, TimeoutError after too long."""
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            self.check()
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{what}: not within {timeout_s:g} s")
+            time.sleep(0.02)
+
+
+def answers(url: str) -> bool:
+    """Whether an HTTP GET gives 200."""
+    try:
+        with urllib.request.urlopen(url, timeout=2) as response:
+            return bool(response.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def listens(port: int) -> bool:
+    """Whether somebody takes connections on this port of 127.0.0.1."""
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=2):
+            return True
+    except OSError:
+        return False

@@ -1,0 +1,80 @@
+"""The bench's result, as a table for people and as JSON for programs."""
+
+from __future__ import annotations
+
+import os
+import platform
+
+import msgspec
+
+from tests.bench.figures import Figure
+
+_HEAD = ("", "tokenbus", "bare", "ratio", "aim", "")
+
+
+class Machine(msgspec.Struct, frozen=True):
+    """Where it was measured. Were its cores busy before the bench began, then all of this is doubtful."""
+
+    cores: int
+    python: str
+    server: str
+    load_before: float
+    load_after: float
+
+
+class Report(msgspec.Struct, frozen=True):
+    """Everything."""
+
+    machine: Machine
+    seconds: float
+    figures: list[Figure]
+
+
+def machine(server: str, load_before: float) -> Machine:
+    """This machine, now."""
+    return Machine(os.cpu_count() or 0, platform.python_version(), server, load_before, os.getloadavg()[0])
+
+
+def as_json(report: Report) -> str:
+    """One JSON object."""
+    return msgspec.json.format(msgspec.json.encode(report)).decode()
+
+
+def as_table(report: Report) -> str:
+    """Aligned columns, one figure a line."""
+    rows = [_HEAD, *(_row(figure) for figure in report.figures)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEAD))]
+    lines = [_line(row, widths) for row in rows]
+    m = report.machine
+    lines += [
+        "",
+        "bare: three hops over streams in plain redis-py on the same server, as many processes, one entry an event.",
+        "CPU: user and system time of the services, the server and one subscriber; the provider is shown apart.",
+        "commands: a script counts as one command sent; what it calls on the server is shown as inside scripts.",
+        f"{m.cores} cores, Python {m.python}, {m.server}; load average {m.load_before:.2f} before and"
+        f" {m.load_after:.2f} after; {report.seconds:.0f} s",
+    ]
+    return "\n".join(lines)
+
+
+def _line(row: tuple[str, ...], widths: list[int]) -> str:
+    """Text to the left, amounts to the right."""
+    cells = zip(row, widths, (str.ljust, str.rjust, str.rjust, str.rjust, str.ljust, str.ljust), strict=True)
+    return "  ".join(justify(cell, width) for cell, width, justify in cells).rstrip()
+
+
+def _row(figure: Figure) -> tuple[str, ...]:
+    verdict = "" if figure.met is None else "met" if figure.met else "NOT MET"
+    return (
+        figure.name,
+        _amount(figure.value, figure.unit),
+        "" if figure.bare is None else _amount(figure.bare, figure.unit),
+        "" if figure.ratio is None else f"{figure.ratio:.2f}",
+        figure.aim,
+        verdict,
+    )
+
+
+def _amount(value: float, unit: str) -> str:
+    digits = 0 if value >= 100 else 1 if value >= 10 else 2
+    return f"{value:,.{digits}f} {unit}".rstrip()
