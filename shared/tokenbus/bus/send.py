@@ -32,16 +32,21 @@ async def send_many(server: Server, calls: Sequence[Call]) -> list[Any]:
     if len(calls) == 1:
         return [await send(server, calls[0])]
     if server.topology == "cluster":
-        results: list[Any] = await asyncio.gather(*(send(server, c) for c in calls), return_exceptions=True)
+        results = await _side_by_side(server, calls)
     else:
         pipe = server.client.pipeline(transaction=False)
         for call in calls:
             pipe.execute_command("EVALSHA", call.script.sha, len(call.keys), *call.keys, *call.args)
-        results = await pipe.execute(raise_on_error=False)
-        for i, result in enumerate(results):
-            if isinstance(result, NoScriptError):
-                results[i] = await send(server, calls[i])
+        results: list[Any] = await pipe.execute(raise_on_error=False)
+        unknown = [i for i, result in enumerate(results) if isinstance(result, NoScriptError)]
+        if unknown:
+            for i, result in zip(unknown, await _side_by_side(server, [calls[i] for i in unknown]), strict=True):
+                results[i] = result
     for result in results:
         if isinstance(result, BaseException):
             raise result
     return results
+
+
+async def _side_by_side(server: Server, calls: Sequence[Call]) -> list[Any]:
+    return await asyncio.gather(*(send(server, call) for call in calls), return_exceptions=True)

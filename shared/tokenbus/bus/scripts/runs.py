@@ -127,7 +127,7 @@ for k = 0, n - 1 do
     fields[#fields + 1] = run
     fields[#fields + 1] = data
     size = size + #data
-    writes[#writes + 1] = {key, h[3] + 1, final, attempt}
+    writes[#writes + 1] = {key, frame == '-1' and h[3] or h[3] + 1, final, attempt}
   end
 end
 if size > 0 then

@@ -1,0 +1,144 @@
+"""Stops a worker at any one command of its: so "between any two steps" can be tried for all of them in turn.
+
+The worker runs in a thread and an event loop of its own, as a process would. At the fault nothing of it gets on, its
+heartbeats neither. A pipeline counts as the commands in it: it may be cut off in the middle.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any, Literal
+
+from redis.exceptions import ConnectionError as ConnectionLost
+from redis.exceptions import RedisError
+
+from tests.contract.bus.toys import work
+from tokenbus.bus.scripts import present, renew
+from tokenbus.bus.server import Server
+from tokenbus.bus.stage import Stage
+
+Fault = Literal["dies before", "dies after", "freezes before", "freezes after", "is not sent", "loses its reply"]
+"""What happens at the chosen command."""
+
+_UNCOUNTED = {present("", member="", ttl_ms=0).script.sha, renew("", "", token=0, ttl_ms=0).script.sha}
+"""What comes when time has passed, whatever the worker does."""
+
+
+class Doomed:
+    """A worker that meets ``fault`` at its command number ``at``, counted from 0."""
+
+    def __init__(self, url: str, fault: Fault, at: int) -> None:
+        self.reached = threading.Event()
+        """The fault has happened."""
+        self.commands = 0
+        self._url = url
+        self.fault: Fault = fault
+        self._at = at
+        self._stopped: asyncio.Event | None = None
+        """While it is there and not set, no command of this worker gets on."""
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def run(self, stage: Callable[[Server], Stage], until: Callable[[Server], Awaitable[bool]]) -> None:
+        """Work until the worker is dead, or ``until`` is true; a frozen one has to be thawed for that."""
+        await asyncio.to_thread(asyncio.run, self._run(stage, until))
+
+    def thaw(self) -> None:
+        """A frozen worker goes on where it stood."""
+        assert self._loop
+        assert self._stopped
+        self._loop.call_soon_threadsafe(self._stopped.set)
+
+    async def _run(self, make: Callable[[Server], Stage], until: Callable[[Server], Awaitable[bool]]) -> None:
+        self._loop = asyncio.get_running_loop()
+        async with Server(self._url) as server, Server(self._url) as observer:
+            self._arm(server.client)
+            stage = make(server)
+            worker = asyncio.create_task(self._work(stage))
+            while not await until(observer) or self._is_stopped():
+                if self._is_stopped() and self.fault.startswith("dies"):
+                    return  # and asyncio.run drops all that the worker has going on
+                await asyncio.sleep(0.002)
+            await stage.close()
+            worker.cancel()
+            await asyncio.wait([worker])
+
+    @staticmethod
+    async def _work(stage: Stage) -> None:
+        while True:
+            try:
+                await stage.open()
+                break
+            except (RedisError, OSError):  # then the process ends, and is started again
+                await asyncio.sleep(0.01)
+        await work(stage)
+
+    def _is_stopped(self) -> bool:
+        return self._stopped is not None and not self._stopped.is_set()
+
+    # --- between the worker and its server ------------------------------------------------------------------------
+
+    def _arm(self, client: Any) -> None:
+        command, pipeline = client.execute_command, client.pipeline
+
+        async def execute_command(*args: Any, **options: Any) -> Any:
+            return await self._one(args, lambda: command(*args, **options))
+
+        def faulty_pipeline(**options: Any) -> Any:
+            pipe = pipeline(**options)
+            whole = pipe.execute
+
+            async def execute(**options: Any) -> Any:
+                return await self._many(pipe, lambda: whole(**options))
+
+            pipe.execute = execute
+            return pipe
+
+        client.execute_command = execute_command
+        client.pipeline = faulty_pipeline
+
+    async def _one(self, args: tuple[Any, ...], send: Callable[[], Awaitable[Any]]) -> Any:
+        await self._go_on()
+        if not self._is_due(args):
+            return await send()
+        if self.fault in ("dies before", "freezes before", "is not sent"):
+            await self._meet()
+            return await send()
+        reply = await send()
+        await self._meet()
+        return reply
+
+    async def _many(self, pipe: Any, send: Callable[[], Awaitable[list[Any]]]) -> list[Any]:
+        await self._go_on()
+        commands: list[Any] = pipe.command_stack
+        due = [self._is_due(args) for args, _ in commands]
+        if True not in due:
+            return await send()
+        cut = due.index(True) + (self.fault in ("dies after", "freezes after", "loses its reply"))
+        replies: list[Any] = []
+        for part in (commands[:cut], commands[cut:]):
+            pipe.command_stack = part
+            replies += await send() if part else []
+            if not self.reached.is_set():
+                await self._meet()
+        return replies
+
+    def _is_due(self, args: tuple[Any, ...]) -> bool:
+        if len(args) > 1 and args[1] in _UNCOUNTED:
+            return False
+        self.commands += 1
+        return self.commands == self._at + 1
+
+    async def _go_on(self) -> None:
+        if self._stopped:
+            await self._stopped.wait()
+
+    async def _meet(self) -> None:
+        """The fault, now. Returns where the worker gets on after it."""
+        if self.fault in ("is not sent", "loses its reply"):
+            self.reached.set()
+            raise ConnectionLost("the connection was cut, says the test")
+        self._stopped = asyncio.Event()
+        self.reached.set()
+        await self._stopped.wait()

@@ -1,0 +1,244 @@
+"""The commit of an ordered stage: everything at once or nothing, once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.contract.bus.state import everything
+from tokenbus.bus import scripts
+from tokenbus.bus.keys import Keys
+from tokenbus.bus.scripts import Arg, Commit
+from tokenbus.bus.scripts.call import MAX_VALUES
+from tokenbus.bus.send import send
+from tokenbus.bus.server import Server
+
+GROUP = "g"
+
+
+class Scene:
+    """One partition of a group, with its lease taken."""
+
+    def __init__(self, server: Server, keys: Keys) -> None:
+        self.server = server
+        self.keys = keys
+        self.lease = keys.lease(0, GROUP)
+        self.stream = keys.topic(0, "raw")
+        self.run = next(f"r{i}" for i in range(100) if keys.partition_of(f"r{i}") == 0)
+        self.token = 0
+
+    async def acquire(self, owner: str = "a", ttl_ms: int = 60_000) -> None:
+        call = scripts.acquire(self.lease, self.stream, owner=owner, ttl_ms=ttl_ms, mirror=GROUP)
+        self.token = (await send(self.server, call))[0]
+
+    async def feed(self, number: int) -> list[str]:
+        return [(await self.server.client.xadd(self.stream, {"r": "1234"})).decode() for _ in range(number)]
+
+    def writes(self) -> Commit:
+        """One write of each kind."""
+        keys, commit = self.keys, Commit(self.lease, self.stream)
+        commit.publish(keys.log(self.run), "1-0", b'{"n":1}', [keys.topic(0, "visible"), keys.topic(0, "chunks")])
+        commit.publish(keys.log(self.run), "1-1", b'{"n":2}', [])
+        commit.append(keys.topic(0, "events"), [self.run, b"frame"])
+        commit.arrived(keys.lease(0, "next"), 5)
+        commit.put(keys.run(self.run), "status", "open", "attempt", 1)
+        commit.put(keys.run(self.run), "gone", 1)
+        commit.drop(keys.run(self.run), "gone")
+        commit.expire(keys.run(self.run), 60_000)
+        commit.expire(keys.log(self.run), 60_000)
+        self.close(commit)
+        return commit
+
+    def close(self, commit: Commit, attempt: int = 1) -> None:
+        raw, lease = self.keys.topic(0, "raw"), self.keys.lease(0, "norm")
+        commit.close_attempt(self.keys.run(self.run), attempt, raw, lease, run=self.run, lost=b"lost")
+
+    async def commit(self, commit: Commit | None = None, *, begin: str = "0-0", end: str, **options: Any) -> list[Any]:
+        commit = commit or Commit(self.lease, self.stream)
+        standard: dict[str, Any] = {
+            "token": self.token,
+            "ttl_ms": 60_000,
+            "watermark": end,
+            "entries": 1,
+            "size": 4,
+            "mirror": GROUP,
+            "entries_read": True,
+            "topic_entries": 1000,
+        }
+        return await send(self.server, commit.call(begin=begin, end=end, **(standard | options)))
+
+    async def lag(self) -> int:
+        [group] = [g for g in await self.server.client.xinfo_groups(self.stream) if g["name"] == GROUP.encode()]
+        return group["lag"]
+
+
+@pytest.fixture
+async def scene(server: Server, keys: Keys) -> Scene:
+    scene = Scene(server, keys)
+    await scene.acquire()
+    return scene
+
+
+async def test_a_commit_writes_outputs_offset_watermark_and_counters_at_once(scene: Scene):
+    client, keys, run = scene.server.client, scene.keys, scene.run
+    first, second = await scene.feed(2)
+    await client.hset(keys.lease(0, "next"), mapping={"arrived": 100, "done": 70})
+    reply = await scene.commit(scene.writes(), end=second, watermark=first, entries=2, size=8)
+    assert reply == [b"ok", second.encode(), 35]
+    log = await client.xrange(keys.log(run))
+    assert log == [(b"1-0", {b"__data__": b'{"n":1}'}), (b"1-1", {b"__data__": b'{"n":2}'})]
+    for topic in ("visible", "chunks"):
+        assert [f for _, f in await client.xrange(keys.topic(0, topic))] == [{b"__data__": b'{"n":1}'}]
+    assert [f for _, f in await client.xrange(keys.topic(0, "events"))] == [{run.encode(): b"frame"}]
+    assert await client.hgetall(keys.run(run)) == {b"status": b"open", b"attempt": b"1", b"closed": b"1"}
+    assert await client.pttl(keys.run(run)) > 0
+    assert await client.pttl(keys.log(run)) > 0
+    assert (await client.xrevrange(scene.stream, count=1))[0][1] == {run.encode(): b"lost"}
+    assert await client.hget(keys.lease(0, "norm"), "arrived") == b"4"
+    lease = await client.hmget(scene.lease, "offset", "watermark", "entries", "done")
+    assert lease == [second.encode(), first.encode(), b"2", b"8"]
+
+
+async def test_the_same_commit_again_writes_nothing(scene: Scene):
+    [end] = await scene.feed(1)
+    await scene.commit(scene.writes(), end=end)
+    before = await everything(scene.server, scene.keys)
+    assert await scene.commit(scene.writes(), end=end) == [b"already", end.encode()]
+    assert await everything(scene.server, scene.keys) == before
+
+
+async def test_an_older_token_is_fenced_and_writes_nothing(scene: Scene):
+    [end] = await scene.feed(1)
+    old = scene.token
+    await send(scene.server, scripts.release(scene.lease, token=old))
+    await scene.acquire("b")
+    before = await everything(scene.server, scene.keys)
+    assert await scene.commit(scene.writes(), end=end, token=old) == [b"fenced", str(scene.token).encode()]
+    assert await everything(scene.server, scene.keys) == before
+
+
+async def test_a_commit_to_a_server_that_lost_its_data_is_fenced(scene: Scene):
+    await scene.server.client.delete(scene.lease)
+    before = await everything(scene.server, scene.keys)
+    assert await scene.commit(scene.writes(), end="1-1") == [b"fenced", b"0"]
+    assert await everything(scene.server, scene.keys) == before
+
+
+async def test_a_commit_that_begins_elsewhere_than_the_offset_writes_nothing(scene: Scene):
+    first, second, third = await scene.feed(3)
+    await scene.commit(end=first)
+    before = await everything(scene.server, scene.keys)
+    assert await scene.commit(scene.writes(), begin=second, end=third) == [b"moved", first.encode()]
+    assert await scene.commit(scene.writes(), begin="0-0", end=third) == [b"moved", first.encode()]
+    assert await everything(scene.server, scene.keys) == before
+
+
+async def test_a_commit_keeps_the_lease_like_a_renewal(scene: Scene):
+    await scene.acquire(ttl_ms=0)
+    [end] = await scene.feed(1)
+    await scene.commit(end=end)
+    assert (await send(scene.server, scripts.acquire(scene.lease, scene.stream, owner="b", ttl_ms=1)))[0] == 0
+
+
+async def test_an_attempt_is_closed_once(scene: Scene):
+    first, second, third = await scene.feed(3)
+    for begin, end in (("0-0", first), (first, second)):
+        commit = Commit(scene.lease, scene.stream)
+        scene.close(commit)
+        commit.expire(scene.keys.run(scene.run), 60_000)
+        await scene.commit(commit, begin=begin, end=end, watermark="0-0")
+    assert await scene.server.client.xlen(scene.stream) == 4
+    commit = Commit(scene.lease, scene.stream)
+    scene.close(commit, attempt=2)
+    await scene.commit(commit, begin=second, end=third, watermark="0-0")
+    assert await scene.server.client.xlen(scene.stream) == 5
+    assert await scene.server.client.hget(scene.keys.lease(0, "norm"), "arrived") == b"8"
+
+
+async def test_an_event_that_the_log_is_past_already_stops_no_commit_midway(scene: Scene):
+    client, log = scene.server.client, scene.keys.log(scene.run)
+    await client.xadd(log, {"__data__": "later"}, id="1-5")
+    [end] = await scene.feed(1)
+    assert (await scene.commit(scene.writes(), end=end))[0] == b"ok"
+    assert [entry_id for entry_id, _ in await client.xrange(log)] == [b"1-5"]
+    assert await client.xlen(scene.keys.topic(0, "visible")) == 1
+    assert await client.hget(scene.lease, "offset") == end.encode()
+
+
+async def test_the_mirror_shows_the_exact_lag(scene: Scene):
+    ids = await scene.feed(7)
+    begin = "0-0"
+    for end, entries in ((ids[2], 3), (ids[3], 1), (ids[6], 3)):
+        await scene.commit(begin=begin, end=end, entries=entries)
+        assert await scene.lag() == 6 - ids.index(end)
+        begin = end
+    late = await scene.feed(2)
+    assert await scene.lag() == 2
+    await scene.commit(begin=begin, end=late[1], entries=2)
+    assert await scene.lag() == 0
+
+
+async def test_the_mirror_follows_on_a_server_without_entries_read(scene: Scene):
+    first, _ = await scene.feed(2)
+    await scene.commit(end=first, entries_read=False)
+    [group] = await scene.server.client.xinfo_groups(scene.stream)
+    assert group["last-delivered-id"] == first.encode()
+
+
+async def test_a_mirror_that_somebody_removed_stops_no_commit(scene: Scene):
+    [end] = await scene.feed(1)
+    await scene.server.client.xgroup_destroy(scene.stream, GROUP)
+    assert (await scene.commit(end=end))[0] == b"ok"
+
+
+async def test_input_is_trimmed_up_to_the_watermark_and_never_past_it(scene: Scene):
+    ids = await scene.feed(500)
+    await scene.commit(end=ids[-1], watermark=ids[250], entries=500)
+    kept = [entry_id.decode() for entry_id, _ in await scene.server.client.xrange(scene.stream)]
+    assert len(kept) < 500
+    assert set(ids[250:]) <= set(kept)
+
+
+async def test_without_a_mirror_the_input_is_left_alone(scene: Scene):
+    ids = await scene.feed(300)
+    await scene.commit(end=ids[-1], mirror="")
+    assert await scene.server.client.xlen(scene.stream) == 300
+
+
+async def test_public_topics_keep_about_as_many_entries_as_asked(scene: Scene):
+    topic, begin = scene.keys.topic(0, "chunks"), "0-0"
+    for end in await scene.feed(10):
+        commit = Commit(scene.lease, scene.stream)
+        for _ in range(50):
+            commit.publish(scene.keys.log(scene.run), "1-0", b"{}", [topic])
+        commit.expire(scene.keys.log(scene.run), 60_000)
+        await scene.commit(commit, begin=begin, end=end, topic_entries=100)
+        begin = end
+    assert 100 <= await scene.server.client.xlen(topic) < 300
+
+
+async def test_an_entry_may_have_as_many_values_as_lua_can_take(scene: Scene):
+    [end] = await scene.feed(1)
+    commit = Commit(scene.lease, scene.stream)
+    fields: list[Arg] = [str(i) for i in range(MAX_VALUES)]
+    commit.append(scene.keys.topic(0, "events"), fields)
+    with pytest.raises(AssertionError):
+        commit.append(scene.keys.topic(0, "events"), [*fields, "a", "b"])
+    assert (await scene.commit(commit, end=end))[0] == b"ok"
+    [(_, written)] = await scene.server.client.xrange(scene.keys.topic(0, "events"))
+    assert len(written) == MAX_VALUES // 2
+
+
+async def test_a_full_server_refuses_a_commit_whole(scene: Scene):
+    [end] = await scene.feed(1)
+    client = scene.server.client
+    before = await everything(scene.server, scene.keys)
+    await client.config_set("maxmemory", 1)
+    try:
+        with pytest.raises(Exception, match="OOM|maxmemory"):
+            await scene.commit(scene.writes(), end=end)
+    finally:
+        await client.config_set("maxmemory", 0)
+    assert await everything(scene.server, scene.keys) == before
+    assert (await scene.commit(scene.writes(), end=end))[0] == b"ok"

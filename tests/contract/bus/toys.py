@@ -1,0 +1,244 @@
+"""A toy stage: small enough that its outputs can be told without it, and with all that a real one does.
+
+A frame ``+5`` adds to the run's sum and says the sum; ``end`` says it for the last time and closes the run; any other
+frame is poison. Each saying goes to the run's log, to `runs` and to `events`. It is numbered when it is committed,
+as the parser does it: so a replay cannot know the number reached.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+import msgspec
+from redis.exceptions import RedisError
+
+from tests.waiting import eventually
+from tokenbus.bus.keys import DATA_FIELD, Keys
+from tokenbus.bus.scripts import Commit
+from tokenbus.bus.server import Server
+from tokenbus.bus.stage import Stage
+from tokenbus.events.failure import ErrorInfo
+
+GROUP = "toy"
+NEXT = "next"
+"""The group that reads the toy's `events`."""
+TTL_MS = 60_000
+
+Frames = dict[str, bytes]
+
+
+class Tally(msgspec.Struct, array_like=True):
+    """The state of a run."""
+
+    total: int = 0
+    frames: int = 0
+    seq: int = 0
+
+
+class ToyLogic:
+    """`Logic` of the toy stage."""
+
+    def __init__(self, partition: int, keys: Keys) -> None:
+        self.runs: dict[str, Tally] = {}
+        self._keys = keys
+        self._partition = partition
+        self._said: list[tuple[str, Tally, int | str]] = []
+
+    def take(self, run: str, frame: bytes) -> None:
+        if frame == b"end":
+            if run in self.runs:
+                self._say(run, "end")
+                del self.runs[run]
+            return
+        value = int(frame)
+        tally = self.runs.setdefault(run, Tally())
+        tally.total += value
+        tally.frames += 1
+        self._say(run, tally.total)
+
+    def fail(self, run: str, error: ErrorInfo) -> None:
+        if run in self.runs:
+            self._say(run, error.code)
+            del self.runs[run]
+
+    def is_open(self, run: str) -> bool:
+        return run in self.runs
+
+    def flush(self, commit: Commit) -> None:
+        said, size = self._said, 0
+        self.mute()
+        for run, tally, what in said:
+            data = saying(run, tally.seq, what)
+            size += len(data)
+            commit.publish(
+                self._keys.log(run), f"1-{tally.seq}", data, [self._keys.topic(self._partition, "runs")]
+            )
+            commit.append(self._keys.topic(self._partition, "events"), [run, data])
+            tally.seq += 1
+            commit.put(self._keys.run(run), "seq", tally.seq)
+            commit.expire(self._keys.run(run), TTL_MS)
+            commit.expire(self._keys.log(run), TTL_MS)
+        if size:
+            commit.arrived(self._keys.lease(self._partition, NEXT), size)
+
+    def mute(self) -> None:
+        self._said = []
+
+    def snapshot(self, run: str) -> bytes:
+        return msgspec.msgpack.encode(self.runs[run])
+
+    def restore(self, run: str, state: bytes) -> None:
+        self.runs[run] = msgspec.msgpack.decode(state, type=Tally)
+
+    def recall(self, run: str, seq: int) -> None:
+        self.runs[run].seq = seq
+
+    def _say(self, run: str, what: int | str) -> None:
+        self._said.append((run, self.runs[run], what))
+
+
+def saying(run: str, seq: int, what: int | str) -> bytes:
+    return msgspec.json.encode({"run": run, "seq": seq, "says": what})
+
+
+@dataclass
+class Outputs:
+    """What the stage wrote to one partition, and must write whatever happens."""
+
+    topic: list[bytes] = field(default_factory=list)
+    events: list[tuple[str, bytes]] = field(default_factory=list)
+    logs: dict[str, list[tuple[str, bytes]]] = field(default_factory=lambda: defaultdict(list))
+
+    @classmethod
+    def expected(cls, entries: Sequence[Frames]) -> Outputs:
+        """Of these entries, from the first on."""
+        self, sums = cls(), dict[str, int]()
+        for run, frame in (pair for entry in entries for pair in entry.items()):
+            if frame.startswith(b"+"):
+                sums[run] = sums.get(run, 0) + int(frame)
+                self._say(run, sums[run])
+            elif run in sums:
+                del sums[run]
+                self._say(run, "end" if frame == b"end" else "poison")
+        return self
+
+    def _say(self, run: str, what: int | str) -> None:
+        seq = len(self.logs[run])
+        data = saying(run, seq, what)
+        self.topic.append(data)
+        self.events.append((run, data))
+        self.logs[run].append((f"1-{seq}", data))
+
+    @classmethod
+    async def of(cls, server: Server, keys: Keys, partition: int) -> Outputs:
+        """What lies on the server."""
+        self, client = cls(), server.client
+        for _, fields in await client.xrange(keys.topic(partition, "runs")):
+            self.topic.append(fields[DATA_FIELD.encode()])
+        for _, fields in await client.xrange(keys.topic(partition, "events")):
+            self.events += [(run.decode(), data) for run, data in fields.items()]
+        for run in {run for run, _ in self.events}:
+            log = await client.xrange(keys.log(run))
+            self.logs[run] = [(entry_id.decode(), fields[DATA_FIELD.encode()]) for entry_id, fields in log]
+        return self
+
+
+class Bench:
+    """A group of toy workers over a few partitions: feeds them, and says when they are through."""
+
+    def __init__(self, server: Server, keys: Keys) -> None:
+        self.server = server
+        self.keys = keys
+        self.entries: dict[int, list[Frames]] = {p: [] for p in range(keys.partitions)}
+        self.last: dict[int, str] = {p: "0-0" for p in range(keys.partitions)}
+
+    def runs(self, partition: int, number: int, prefix: str = "r") -> list[str]:
+        """Names of so many runs of this partition."""
+        names = (f"{prefix}{i}" for i in count())
+        of_partition = (name for name in names if self.keys.partition_of(name) == partition)
+        return [name for name, _ in zip(of_partition, range(number), strict=False)]
+
+    async def feed(self, partition: int, *entries: Frames) -> None:
+        """Write input, and count it as arrived."""
+        pipe = self.server.client.pipeline(transaction=True)
+        for entry in entries:
+            pipe.xadd(self.keys.topic(partition, "raw"), entry)
+        size = sum(len(frame) for entry in entries for frame in entry.values())
+        pipe.hincrby(self.keys.lease(partition, GROUP), "arrived", size)
+        *ids, _ = await pipe.execute()
+        self.last[partition] = ids[-1].decode()
+        self.entries[partition] += entries
+
+    def stage(self, worker: str, server: Server | None = None, **options: Any) -> Stage:
+        """A worker, not open yet; quick to notice a dead one."""
+        logics: dict[int, ToyLogic] = options.pop("logics", {})
+
+        def logic(partition: int) -> ToyLogic:
+            made = logics[partition] = ToyLogic(partition, self.keys)
+            return made
+
+        return Stage(
+            server or self.server,
+            self.keys,
+            group=GROUP,
+            topic="raw",
+            worker=worker,
+            logic=logic,
+            downstream=NEXT,
+            **{"lease_s": 0.4, "tick_s": 0.02, "max_records": 3} | options,
+        )
+
+    async def offset(self, partition: int, server: Server | None = None) -> str:
+        found = await (server or self.server).client.hget(self.keys.lease(partition, GROUP), "offset")
+        return found.decode() if found else "0-0"
+
+    async def through(self, server: Server | None = None) -> bool:
+        """Whether all that was fed is committed."""
+        for partition, last in self.last.items():
+            if await self.offset(partition, server) != last:
+                return False
+        return True
+
+    async def finish(self, worker: str = "last", **options: Any) -> None:
+        """Let a worker do what is left."""
+        async with working(self.stage(worker, **options)):
+            await eventually(self.through)
+
+    async def bury(self) -> None:
+        """The time in which dead workers' leases run out, made short."""
+        await self.server.client.delete(self.keys.members(GROUP))
+        for partition in range(self.keys.partitions):
+            await self.server.client.hset(self.keys.lease(partition, GROUP), "until", 0)
+
+    async def check(self) -> None:
+        """The outputs are those of an undisturbed stage."""
+        for partition, entries in self.entries.items():
+            assert await Outputs.of(self.server, self.keys, partition) == Outputs.expected(entries)
+
+
+@asynccontextmanager
+async def working(stage: Stage) -> AsyncGenerator[Stage]:
+    """The stage at work until the block ends; then closed in order."""
+    await stage.open()
+    task = asyncio.create_task(work(stage))
+    try:
+        yield stage
+    finally:
+        await stage.close()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def work(stage: Stage) -> None:
+    """What a service does with it."""
+    while True:
+        try:
+            await stage.process(await stage.read())
+        except (RedisError, OSError):
+            await asyncio.sleep(0.01)
