@@ -1,0 +1,98 @@
+"""Which deployment a client talks to: the server, and the keys as the deployment itself has agreed on them."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Mapping
+from typing import Any
+
+from tokenbus.bus.keys import DEFAULT_PARTITIONS, WIRE_VERSION, Keys
+from tokenbus.bus.server import Server, translated
+from tokenbus.errors import DeploymentMismatch, ServerUnavailable, SettingsError
+
+FIRST_PAUSE_S = 0.05
+LONGEST_PAUSE_S = 1.0
+
+
+class Deployment:
+    """A server and the key names on it. A client may be there before the deployment: then it asks again each time."""
+
+    def __init__(self, server: Server, prefix: str, partitions: int | None) -> None:
+        """``partitions``: what the user said, None for what the deployment has. Raises SettingsError."""
+        self.server = server
+        self.closed = False
+        self._wanted = partitions
+        self._agreed = False
+        try:
+            self._keys = Keys(prefix, DEFAULT_PARTITIONS if partitions is None else partitions)
+        except ValueError as e:
+            raise SettingsError("client", "prefix or partitions", str(e)) from None
+
+    async def keys(self) -> Keys:
+        """The names of the keys. Raises DeploymentMismatch, ServerUnavailable; RuntimeError after the client's end."""
+        if self.closed:
+            raise RuntimeError("the client is closed")
+        if not self._agreed:
+            with translated(self.server):
+                found: list[bytes | None] = await self.server.client.hmget(
+                    self._keys.meta, ["partitions", "wire_version"]
+                )
+            if found[0] is not None and found[1] is not None:
+                self._agree(found[0].decode(), found[1].decode())
+        return self._keys
+
+    async def still(self, keys: Keys) -> None:
+        """Raises DeploymentMismatch where ``keys`` were guessed before the deployment was there, and guessed wrong."""
+        now = await self.keys()
+        if now != keys:
+            raise DeploymentMismatch("partitions", str(keys.partitions), str(now.partitions))
+
+    def _agree(self, partitions: str, wire_version: str) -> None:
+        if wire_version != str(WIRE_VERSION):
+            raise DeploymentMismatch("wire_version", str(WIRE_VERSION), wire_version)
+        if self._wanted is not None and partitions != str(self._wanted):
+            raise DeploymentMismatch("partitions", str(self._wanted), partitions)
+        self._keys = Keys(self._keys.prefix, int(partitions))
+        self._agreed = True
+
+
+class Outage:
+    """How long a reader puts up with a server that is away: pauses that grow, up to ``bound_s`` in all."""
+
+    def __init__(self, bound_s: float) -> None:
+        self._bound_s = bound_s
+        self._since: float | None = None
+        self._pause_s = FIRST_PAUSE_S
+
+    async def wait(self, error: ServerUnavailable) -> None:
+        """Pause before another try. Raises ``error`` when the server has been away for too long."""
+        now = asyncio.get_running_loop().time()
+        self._since = now if self._since is None else self._since
+        if now - self._since >= self._bound_s:
+            raise error
+        await asyncio.sleep(self._pause_s * random.uniform(0.5, 1.0))
+        self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
+
+    def over(self) -> None:
+        """The server answered."""
+        self._since = None
+        self._pause_s = FIRST_PAUSE_S
+
+
+def partitions_in(env: Mapping[str, str]) -> int | None:
+    """What `TOKENBUS_PARTITIONS` says. Raises SettingsError."""
+    text: Any = env.get("TOKENBUS_PARTITIONS")
+    if not text:
+        return None
+    if not (text.isascii() and text.isdigit()):
+        raise SettingsError("environment", "TOKENBUS_PARTITIONS", f"{text!r} is not a number")
+    return int(text)
+
+
+def url_in(env: Mapping[str, str]) -> str:
+    """What `TOKENBUS_REDIS_URL` says. Raises SettingsError where it says nothing."""
+    url = env.get("TOKENBUS_REDIS_URL")
+    if not url:
+        raise SettingsError("environment", "TOKENBUS_REDIS_URL", "not set, and Client was given no url")
+    return url

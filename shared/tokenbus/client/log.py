@@ -1,0 +1,133 @@
+"""Reads one run's log from a cursor on: every event once, in order, none left out.
+
+The log is a stream with entry ids ``<attempt>-<seq>``. A cursor is a ``seq`` alone; where its entry lies is found
+among the attempts with one pipeline, and from then on the entry ids themselves are the position. So a connection
+may break between any two reads.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator
+
+from tokenbus.bus.keys import Keys
+from tokenbus.bus.reader import MAX_BLOCK_MS, Entry, id_key
+from tokenbus.bus.server import translated
+from tokenbus.client.deployment import Deployment, Outage
+from tokenbus.client.entries import public_event
+from tokenbus.errors import CursorTrimmed, RunNotFound, ServerUnavailable
+from tokenbus.events.public import TERMINAL, PublicEvent
+
+COUNT = 256
+_LAST = 2**64 - 1
+_OPEN = (b"open", b"cancelling", b"awaited")
+
+
+async def follow(
+    deployment: Deployment, run: str, *, after: int, wait_s: float | None, reconnect_s: float
+) -> AsyncGenerator[PublicEvent]:
+    """The run's events after a cursor, up to the terminal one; see `LogReader`. Outlasts a server that is away for
+    less than ``reconnect_s``."""
+    reader = LogReader(deployment, run, after=after, wait_s=wait_s)
+    outage = Outage(reconnect_s)
+    while not reader.ended:
+        try:
+            events = await reader.read()
+        except ServerUnavailable as e:
+            await outage.wait(e)
+            continue
+        outage.over()
+        for event in events:
+            yield event
+
+
+class LogReader:
+    """One reader of one run. Call `read` until `ended`."""
+
+    def __init__(self, deployment: Deployment, run: str, *, after: int, wait_s: float | None) -> None:
+        """``after``: the last seq that is known already. ``wait_s``: how long a run may be unknown to a server that
+        answers; None: for ever."""
+        self._deployment = deployment
+        self._run = run
+        self._seq: int = after
+        self._position: str | None = None
+        self._wait_s = wait_s
+        self._waited_s = 0.0
+        self._known = False
+        self.ended = False
+        """The terminal event was given, or lies at or before the cursor."""
+
+    async def read(self) -> list[PublicEvent]:
+        """The next events, at most 256; empty when none came for 2 seconds.
+
+        Raises CursorTrimmed where events after the cursor are gone, RunNotFound where the run is not known or no
+        longer, Malformed for an entry that is no event, ServerUnavailable. After that one it may be called again.
+        """
+        keys = await self._deployment.keys()
+        log, server = keys.log(self._run), self._deployment.server
+        with translated(server):
+            if self._position is None:
+                self._position = await self._locate(log)
+                if self.ended:
+                    return []
+            asked = time.monotonic()
+            reply: list[tuple[bytes, list[Entry]]] = await server.client.xread(
+                {log: self._position}, count=COUNT, block=self._block_ms()
+            )
+            if not reply:
+                self._waited_s += time.monotonic() - asked
+                await self._look_for_run(keys)
+                return []
+        self._known = True
+        return self._in_order(log, reply[0][1])
+
+    async def _locate(self, log: str) -> str:
+        """The id after which to read: of the last entry whose seq is not after the cursor, or close before it."""
+        if self._seq < 0:
+            return "0-0"
+        client = self._deployment.server.client
+        last: list[Entry] = await client.xrevrange(log, count=1)
+        if not last:
+            return "0-0"  # what comes up to the cursor will be left out
+        last_attempt, last_seq = id_key(last[0][0].decode())
+        if last_seq <= self._seq:
+            self.ended = isinstance(public_event(log, last[0]), TERMINAL)
+            return f"{last_attempt}-{last_seq}"
+        first: list[Entry] = await client.xrange(log, count=1)
+        pipe = client.pipeline(transaction=False)
+        for attempt in range(id_key(first[0][0].decode())[0], last_attempt + 1):
+            pipe.xrange(log, f"{attempt}-{self._seq + 1}", f"{attempt}-{_LAST}", count=1)
+        found: list[list[Entry]] = await pipe.execute()
+        places = [id_key(entries[0][0].decode()) for entries in found if entries]
+        attempt, seq = min(places, key=lambda place: place[1], default=(0, 1))
+        return f"{attempt}-{seq - 1}"
+
+    def _in_order(self, log: str, entries: list[Entry]) -> list[PublicEvent]:
+        events: list[PublicEvent] = []
+        for entry in entries:
+            event = public_event(log, entry)
+            if event.seq > self._seq:
+                if event.seq != self._seq + 1:
+                    if events:
+                        break  # what came before the gap goes out first; the next read stands before it again
+                    raise CursorTrimmed(log, str(self._seq), str(event.seq))
+                events.append(event)
+                self._seq = event.seq
+                self.ended = isinstance(event, TERMINAL)
+            self._position = entry[0].decode()
+        return events
+
+    def _block_ms(self) -> int:
+        if self._known or self._wait_s is None:
+            return MAX_BLOCK_MS
+        return max(1, min(MAX_BLOCK_MS, round((self._wait_s - self._waited_s) * 1000)))
+
+    async def _look_for_run(self, keys: Keys) -> None:
+        """Nothing came: is there a run at all, and may anything still come of it?"""
+        client = self._deployment.server.client
+        status: bytes | None = await client.hget(keys.run(self._run), "status")
+        if status in _OPEN or await client.exists(keys.log(self._run)):
+            self._known = True
+            return
+        if self._known or status is not None or (self._wait_s is not None and self._waited_s >= self._wait_s):
+            raise RunNotFound(self._run)

@@ -1,0 +1,38 @@
+"""The handle of one run that was published."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import TYPE_CHECKING
+
+from tokenbus.client.result import Result
+from tokenbus.events.public import PublicEvent
+
+if TYPE_CHECKING:
+    from tokenbus.client.client import Client
+
+PUBLISHED_WAIT_S = 60.0
+"""How long a published request may wait until intake takes it, before its reader is told that no such run is known."""
+
+
+class Run:
+    """One run, as `Client.publish` gives it: its id and what can be done with it while the client is open."""
+
+    def __init__(self, run: str, client: Client) -> None:
+        self.id = run
+        self._client = client
+
+    def __repr__(self) -> str:
+        return f"Run({self.id!r})"
+
+    def events(self, *, after: int = -1, wait_s: float | None = PUBLISHED_WAIT_S) -> AsyncGenerator[PublicEvent]:
+        """See `Client.follow`."""
+        return self._client.follow(self, after=after, wait_s=wait_s)
+
+    async def result(self, *, wait_s: float | None = PUBLISHED_WAIT_S) -> Result:
+        """See `Client.result`."""
+        return await self._client.result(self, wait_s=wait_s)
+
+    async def cancel(self, reason: str | None = None, *, heard_through: int | None = None) -> None:
+        """See `Client.cancel`."""
+        await self._client.cancel(self, reason, heard_through=heard_through)

@@ -1,0 +1,93 @@
+"""The client on a Cluster: partitions on different nodes, and no read may span them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Generator
+from uuid import uuid4
+
+import pytest
+
+from tests.contract.client.writer import Writer
+from tests.servers import cluster
+from tests.waiting import eventually
+from tokenbus import Client, Cursor, Generate, Message
+from tokenbus.bus.keys import Keys
+from tokenbus.bus.server import Server
+from tokenbus.errors import CursorTrimmed
+
+
+@pytest.fixture(scope="module")
+def cluster_url() -> Generator[str]:
+    with cluster() as url:
+        yield url
+
+
+@pytest.fixture
+def keys() -> Keys:
+    return Keys(f"t{uuid4().hex[:12]}", 4)
+
+
+@pytest.fixture
+async def clustered(cluster_url: str) -> AsyncGenerator[Server]:
+    async with Server(cluster_url) as server:
+        yield server
+
+
+@pytest.fixture
+async def bus(cluster_url: str, keys: Keys) -> AsyncGenerator[Client]:
+    async with Client(cluster_url, prefix=keys.prefix, partitions=4) as bus:
+        yield bus
+
+
+async def test_a_request_is_published_and_its_run_followed(bus: Client, clustered: Server, keys: Keys):
+    run = await bus.publish(Generate(provider="p", model="m", messages=[Message(role="user", content="Hi")]))
+    writer = Writer(clustered, keys, run.id)
+    task = asyncio.create_task(run.result())
+    await writer.start()
+    await writer.block("Hello")
+    await writer.retry()
+    await writer.complete()
+    assert (await task).events == 6
+    assert [e.seq async for e in bus.follow(run, after=2)] == [3, 4, 5]
+
+
+async def test_a_subscription_has_the_runs_of_all_nodes(bus: Client, clustered: Server, keys: Keys):
+    writers = [Writer(clustered, keys, f"r{i}") for i in range(12)]
+    async with bus.subscribe("visible") as events:
+        begin = events.cursor
+        for writer in writers:
+            await writer.say("a", "b")
+        seen = [await anext(events) for _ in range(24)]
+    assert {(e.run, e.seq) for e in seen} == {(w.run, e.seq) for w in writers for e in w.events}
+    async with bus.subscribe("visible", after=Cursor.parse(str(begin))) as events:
+        assert len([await anext(events) for _ in range(24)]) == 24
+
+
+async def test_trimming_is_noticed(bus: Client, clustered: Server, keys: Keys):
+    writer = Writer(clustered, keys, "r", topic_entries=3)
+    async with bus.subscribe("visible") as events:
+        await writer.say("a")
+        await anext(events)
+        cursor = events.cursor
+    await writer.say("b", "c", "d", "e")
+    async with bus.subscribe("visible", after=cursor) as events:
+        with pytest.raises(CursorTrimmed):
+            await anext(events)
+        assert await anext(events) == writer.events[2]
+
+
+async def test_a_group_shares_the_partitions_and_goes_on_where_it_stood(bus: Client, clustered: Server, keys: Keys):
+    writers = [Writer(clustered, keys, f"r{i}") for i in range(12)]
+    async with (
+        bus.subscribe("visible", group="tts", after="oldest") as one,
+        bus.subscribe("visible", group="tts", after="oldest") as two,
+    ):
+        waiting = asyncio.ensure_future(anext(two))
+        await eventually(lambda: len(one.partitions) == len(two.partitions) == 2)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+    for writer in writers:
+        await writer.say("a")
+    async with bus.subscribe("visible", group="tts") as events:
+        assert {(await anext(events)).run for _ in range(12)} == {w.run for w in writers}

@@ -1,0 +1,273 @@
+"""Following one run: stored events, then live ones, whatever happens to the connection."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from pathlib import Path
+
+import pytest
+
+from tests.contract.client.writer import Writer
+from tests.waiting import eventually
+from tokenbus import Chunk, Client, PublicEvent
+from tokenbus.bus.keys import Keys
+from tokenbus.bus.server import Server
+from tokenbus.errors import CursorTrimmed, Malformed, RequestInvalid, RunNotFound, ServerUnavailable
+from tokenbus_services.embedded import EmbeddedServer
+
+
+async def readers(server: Server) -> list[dict[str, str]]:
+    """The connections that wait in a blocking read."""
+    found: list[dict[str, str]] = await server.client.client_list()
+    return [c for c in found if c["cmd"] == "xread" and "b" in c["flags"]]
+
+
+async def collect(events: AsyncIterator[PublicEvent], into: list[PublicEvent]) -> None:
+    async for event in events:
+        into.append(event)  # noqa: PERF401 - what came so far is looked at meanwhile
+
+
+async def all_of(events: AsyncIterator[PublicEvent]) -> list[PublicEvent]:
+    return [event async for event in events]
+
+
+async def test_a_finished_run_is_replayed_whole(bus: Client, server: Server, keys: Keys):
+    writer = Writer(server, keys, "r")
+    await writer.start()
+    await writer.say(*(f"{i} " for i in range(600)))
+    await writer.complete()
+    assert await all_of(bus.follow("r")) == writer.events
+
+
+async def test_a_run_is_followed_from_before_it_is_known_to_its_end(bus: Client, server: Server, keys: Keys):
+    seen: list[PublicEvent] = []
+    task = asyncio.create_task(collect(bus.follow("r"), seen))
+    await eventually(lambda: readers(server))
+    assert not seen
+    writer = Writer(server, keys, "r")
+    await writer.accept()
+    await writer.start()
+    await eventually(lambda: seen == writer.events)
+    for text in ("one ", "two ", "three"):
+        await writer.say(text)
+        await eventually(lambda: seen == writer.events)
+    await writer.complete()
+    await task
+    assert seen == writer.events
+
+
+async def test_every_seq_is_a_cursor_to_resume_from_over_attempts_too(bus: Client, server: Server, keys: Keys):
+    writer = Writer(server, keys, "r")
+    await writer.start()
+    for text in ("a", "b", "c"):
+        await writer.say(text, text)
+        await writer.retry()
+    writer.attempt += 5  # attempts that were lost before they wrote anything
+    await writer.say("d")
+    await writer.complete()
+    for after in range(-1, len(writer.events) + 1):
+        assert await all_of(bus.follow("r", after=after)) == writer.events[after + 1 :]
+
+
+async def test_resuming_in_a_live_run_hands_over_without_gap_or_double(bus: Client, server: Server, keys: Keys):
+    writer = Writer(server, keys, "r")
+    await writer.start()
+    await writer.say("a", "b")
+    await writer.retry()
+    follower: list[PublicEvent] = []
+    ahead: list[PublicEvent] = []
+    tasks = [
+        asyncio.create_task(collect(bus.follow("r", after=1), follower)),
+        asyncio.create_task(collect(bus.follow("r", after=6), ahead)),
+    ]
+    await eventually(lambda: follower == writer.events[2:])
+    for i in range(50):
+        await writer.say(str(i))
+    await writer.complete()
+    await asyncio.gather(*tasks)
+    assert follower == writer.events[2:]
+    assert ahead == writer.events[7:]
+
+
+async def test_a_cursor_at_the_terminal_event_gives_nothing_and_ends(bus: Client, server: Server, keys: Keys):
+    writer = Writer(server, keys, "r")
+    await writer.start()
+    await writer.complete()
+    assert await all_of(bus.follow("r", after=1)) == []
+
+
+async def test_a_killed_connection_costs_no_event_and_repeats_none(bus: Client, server: Server, keys: Keys):
+    writer = Writer(server, keys, "r")
+    await writer.start()
+    seen: list[PublicEvent] = []
+    task = asyncio.create_task(collect(bus.follow("r"), seen))
+    for i in range(10):
+        await eventually(lambda: _count(server, 1))
+        [reader] = await readers(server)
+        await server.client.client_kill_filter(_id=reader["id"])
+        await writer.say(str(i))
+        await eventually(lambda: seen == writer.events)
+    await writer.complete()
+    await task
+    assert seen == writer.events
+
+
+async def test_a_log_whose_beginning_was_trimmed_is_an_error(bus: Client, server: Server, keys: Keys):
+    writer = Writer(server, keys, "r")
+    await writer.start()
+    await writer.say("a", "b", "c")
+    await writer.complete()
+    await server.client.xtrim(writer.log, minid="1-2", approximate=False)
+    for after in (-1, 0):
+        with pytest.raises(CursorTrimmed) as caught:
+            await all_of(bus.follow("r", after=after))
+        assert (caught.value.key, caught.value.cursor, caught.value.oldest) == (writer.log, str(after), "2")
+    assert await all_of(bus.follow("r", after=1)) == writer.events[2:]
+
+
+async def test_a_gap_in_the_middle_is_an_error_after_what_came_before_it(bus: Client, server: Server, keys: Keys):
+    writer = Writer(server, keys, "r")
+    await writer.start()
+    await writer.say("a", "b", "c")
+    await server.client.xdel(writer.log, "1-2")
+    seen: list[PublicEvent] = []
+    with pytest.raises(CursorTrimmed):
+        await collect(bus.follow("r"), seen)
+    assert seen == writer.events[:2]
+
+
+async def test_a_slow_reader_misses_nothing(bus: Client, server: Server, keys: Keys):
+    writer = Writer(server, keys, "r")
+    await writer.start()
+    seen: list[PublicEvent] = []
+    async with aclosing(bus.follow("r")) as events:
+        async for event in events:
+            seen.append(event)
+            if len(writer.events) < 1000:
+                await writer.say("x", "y", "z")  # always three ahead of each one read
+            elif len(seen) == 1000:
+                await writer.complete()
+    assert seen == writer.events
+
+
+async def test_a_run_that_nobody_knows_is_not_found_in_time(bus: Client):
+    loop = asyncio.get_running_loop()
+    asked = loop.time()
+    with pytest.raises(RunNotFound) as caught:
+        await all_of(bus.follow("nobody", wait_s=0.3))
+    assert caught.value.run == "nobody"
+    assert 0.3 <= loop.time() - asked < 2
+
+
+async def test_a_known_run_that_waits_for_a_worker_is_waited_for(bus: Client, server: Server, keys: Keys):
+    writer = Writer(server, keys, "r")
+    await writer.accept()
+    seen: list[PublicEvent] = []
+    task = asyncio.create_task(collect(bus.follow("r", wait_s=0.05), seen))
+    done, _ = await asyncio.wait({task}, timeout=0.3)
+    assert not done
+    await writer.start()
+    await writer.complete()
+    await task
+    assert seen == writer.events
+
+
+async def test_a_run_whose_records_expire_meanwhile_is_not_found(bus: Client, server: Server, keys: Keys):
+    writer = Writer(server, keys, "r")
+    await writer.start()
+    seen: list[PublicEvent] = []
+    task = asyncio.create_task(collect(bus.follow("r"), seen))
+    await eventually(lambda: seen)
+    await server.client.unlink(writer.log, keys.run("r"))
+    with pytest.raises(RunNotFound):
+        await task
+
+
+async def test_an_entry_that_is_no_event_is_named(bus: Client, server: Server, keys: Keys):
+    writer = Writer(server, keys, "r")
+    await writer.start()
+    await server.client.xadd(writer.log, {"__data__": "{}"}, id="1-1")
+    with pytest.raises(Malformed, match=r"log:r 1-1"):
+        await all_of(bus.follow("r"))
+
+
+async def test_an_id_that_no_run_can_have_is_refused(bus: Client):
+    with pytest.raises(RequestInvalid):
+        bus.follow("a b")
+
+
+async def test_cancelling_a_follower_leaves_no_connection_and_no_task(
+    server_url: str, bus: Client, server: Server, keys: Keys
+):
+    tasks = asyncio.all_tasks()
+    connections = len(await server.client.client_list())
+    async with Client(server_url, prefix=keys.prefix, partitions=4) as other:
+        followers = [asyncio.create_task(all_of(other.follow(f"r{i}"))) for i in range(20)]
+        await eventually(lambda: _count(server, 20))
+        for follower in followers:
+            follower.cancel()
+        await asyncio.gather(*followers, return_exceptions=True)
+        assert asyncio.all_tasks() == tasks
+        await eventually(lambda: _count(server, 0))
+    await eventually(lambda: _connections(server, connections))
+
+
+async def _count(server: Server, expected: int) -> bool:
+    return len(await readers(server)) == expected
+
+
+async def _connections(server: Server, expected: int) -> bool:
+    return len(await server.client.client_list()) == expected
+
+
+async def test_a_reader_that_leaves_early_can_take_the_run_up_again(bus: Client, server: Server, keys: Keys):
+    writer = Writer(server, keys, "r")
+    await writer.start()
+    await writer.say("a", "b")
+    async with aclosing(bus.follow("r")) as events:
+        async for event in events:
+            if isinstance(event, Chunk):
+                break
+    await writer.complete()
+    assert await all_of(bus.follow("r", after=1)) == writer.events[2:]
+
+
+async def test_a_follower_outlasts_a_server_that_restarts(tmp_path: Path):
+    with EmbeddedServer(tmp_path, appendonly=True) as process:
+        async with Server(process.url) as server, Client(process.url, prefix="restart", reconnect_s=20) as bus:
+            writer = Writer(server, Keys("restart", 8), "r")
+            await writer.start()
+            seen: list[PublicEvent] = []
+            task = asyncio.create_task(collect(bus.follow("r"), seen))
+            await eventually(lambda: seen)
+            await asyncio.to_thread(process.stop)
+            await asyncio.to_thread(process.start)
+            await writer.say("after")
+            await eventually(lambda: seen == writer.events)
+            await writer.complete()
+            await task
+
+
+async def test_a_server_that_stays_away_is_an_error_in_time():
+    with EmbeddedServer() as process:
+        async with Server(process.url) as server, Client(process.url, prefix="away", reconnect_s=0.3) as bus:
+            writer = Writer(server, Keys("away", 8), "r")
+            await writer.start()
+            seen: list[PublicEvent] = []
+            task = asyncio.create_task(collect(bus.follow("r"), seen))
+            await eventually(lambda: seen)
+            await asyncio.to_thread(process.stop)
+            with pytest.raises(ServerUnavailable):
+                await task
+
+
+async def test_an_iterator_that_outlives_its_client_says_so(server_url: str, server: Server, keys: Keys):
+    writer = Writer(server, keys, "r")
+    await writer.start()
+    async with Client(server_url, prefix=keys.prefix, partitions=4) as bus:
+        events = bus.follow("r")
+        assert await anext(events) == writer.events[0]
+    with pytest.raises(RuntimeError, match="the client is closed"):
+        await anext(events)
