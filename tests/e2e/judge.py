@@ -23,7 +23,7 @@ def _check_blocks(log: Log) -> None:
     written: dict[int, str] = {}
     done: set[int] = set()
     for event in log:
-        number = event.get("block")
+        number: int = event.get("block", -1)
         match event["type"]:
             case "block_start":
                 assert number == len(written), "blocks are numbered without a gap"

@@ -25,7 +25,8 @@ async def follow(url: str, streams: list[str], events: list[dict[str, Any]], end
     client = redis.from_url(url)
     last: dict[str, str] = dict.fromkeys(streams, "0-0")
     while not end.is_set():
-        for name, entries in await client.xread(last, block=200, count=100):  # pyright: ignore[reportArgumentType]
+        found: Any = await client.xread(last, block=200, count=100)  # pyright: ignore[reportArgumentType]
+        for name, entries in found:
             for entry_id, fields in entries:
                 last[name.decode()] = entry_id.decode()
                 events.append(json.loads(fields[b"__data__"]))

@@ -90,7 +90,8 @@ def attach(
 ) -> None:
     """Let ``handle`` work on what ``read`` gives: a FastStream handler of ``stream``, as the AsyncAPI page calls it."""
     subscriber = SourceSubscriber(broker, StreamSub(stream, batch=True), title, description, read)
-    Registrator.subscriber(broker, subscriber)  # pyright: ignore[reportArgumentType, reportAbstractUsage]
+    register: Any = Registrator.subscriber  # RedisBroker's own takes a stream and makes the subscriber itself
+    register(broker, subscriber)
     subscriber.add_call(parser_=_parse, decoder_=_decode, dependencies_=())
 
     async def handler(delivery: Any) -> None:

@@ -1,0 +1,169 @@
+"""What providers do wrong, through the running services: tried again where nobody heard, told where somebody did."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e import judge
+from tests.e2e.conftest import WEATHER, Send
+from tests.e2e.fleet import PIPELINE, WITH_TOOLS, ended, fleet
+from tokenbus.bus.keys import Keys
+from tokenbus.bus.server import Server
+from tokenbus_services.replay import (
+    CutOff,
+    Delivery,
+    ErrorEvent,
+    HangUp,
+    Random,
+    ReplayServer,
+    Reply,
+    Script,
+    Stall,
+    Status,
+    ToolCall,
+    Turn,
+)
+
+SAID = "It was said in full, and only once."
+THOUGHT = "Let me think of it first."
+REPLY = Reply(thinking=THOUGHT, text=SAID)
+BEFORE_TEXT = {
+    "rate limit": Status(status=429, headers={"retry-after": "0.2"}),
+    "overloaded": Status(status=529),
+    "overloaded event": ErrorEvent(status=529, after_text="think"),
+    "hang up": HangUp(),
+    "cut in thinking": CutOff(after_text="think"),
+    "reset in thinking": CutOff(after_text="think", reset=True),
+    "stall in thinking": Stall(after_text="think"),
+}
+IN_TEXT = {
+    "error": (ErrorEvent(status=529, after_text="full"), "failed"),
+    "cut": (CutOff(after_text="full"), "incomplete"),
+    "stall": (Stall(after_text="full"), "incomplete"),
+}
+QUICK = """
+[retry]
+base_delay_s = 0.05
+"""
+
+
+def named(name: str) -> str:
+    return name.replace(" ", "-")
+
+
+@pytest.mark.timeout(90)
+@pytest.mark.parametrize("api", ["anthropic", "openai-chat"])
+async def test_a_failure_is_tried_again_unless_somebody_heard(
+    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path, api: str
+) -> None:
+    once = [Script(name=named(name), turns=(Turn(says=REPLY, first=(fault,)),)) for name, fault in BEFORE_TEXT.items()]
+    heard = [Script(name=named(name), turns=(Turn(says=REPLY, fault=fault),)) for name, (fault, _) in IN_TEXT.items()]
+    base = "" if api == "anthropic" else "/v1"
+    async with ReplayServer([*once, *heard]) as provider:
+        toml = f"""{QUICK}
+[providers.impatient]
+api = "{api}"
+base_url = "{provider.url}{base}"
+api_key_env = ""
+idle_timeout_s = 0.5
+"""
+        async with fleet(tmp_path, server_url, keys, provider.url, PIPELINE, toml):
+            again = [await send(named(name), name, provider="impatient", id=named(name)) for name in BEFORE_TEXT]
+            told = [await send(named(name), name, provider="impatient", id=named(name)) for name in IN_TEXT]
+            logs: Any = await ended(server.client, keys, again + told)
+    for run in again:
+        log = logs[run]
+        judge.check(log)
+        assert log[-1]["type"] == "completed", log[-1]
+        assert [e["type"] for e in log].count("retrying") == 1, run
+        assert judge.blocks(log) == [("thinking", THOUGHT), ("text", SAID)], run
+        assert judge.text(log) == SAID, run
+    for run, (_, end) in zip(told, IN_TEXT.values(), strict=True):
+        log = logs[run]
+        judge.check(log)
+        assert log[-1]["type"] == end
+        assert log[-1]["error"]["retryable"]
+        assert SAID.startswith(judge.text(log))
+        assert judge.text(log).endswith("full,"), "what was heard stays, and nothing is heard twice"
+
+
+@pytest.mark.timeout(90)
+async def test_restart_says_it_again_and_tells_which_blocks_are_void(
+    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+) -> None:
+    script = Script(name="again", turns=(Turn(says=REPLY, first=(CutOff(after_text="full"),)),))
+    async with ReplayServer([script]) as provider, fleet(tmp_path, server_url, keys, provider.url, PIPELINE, QUICK):
+        run = await send("again", on_failure="restart")
+        log: Any = (await ended(server.client, keys, [run]))[run]
+    judge.check(log)
+    [restarted] = [e for e in log if e["type"] == "restarted"]
+    assert (restarted["drop_from"], restarted["next_attempt"]) == (0, 2)
+    assert judge.blocks(log) == [("thinking", THOUGHT), ("text", SAID)]
+
+
+@pytest.mark.timeout(90)
+async def test_a_deadline_ends_the_run_and_closes_the_socket(
+    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+) -> None:
+    script = Script(name="slow", turns=(Turn(says=REPLY, fault=Stall(after_text="think")),))
+    async with ReplayServer([script]) as provider, fleet(tmp_path, server_url, keys, provider.url, PIPELINE):
+        run = await send("slow", deadline_s=0.5)
+        log: Any = (await ended(server.client, keys, [run]))[run]
+        await provider.disconnected(provider.requests[0])
+    judge.check(log)
+    assert (log[-1]["error"]["code"], log[-1]["error"]["class"]) == ("deadline", "timeout")
+
+
+@pytest.mark.timeout(90)
+@pytest.mark.parametrize("api", ["anthropic", "openai-chat"])
+async def test_a_call_that_does_not_stream_gives_the_same_blocks_with_one_chunk_each(
+    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path, api: str
+) -> None:
+    turns = (
+        Turn(says=Reply(text=SAID, tool_calls=(ToolCall(name="weather", arguments={"city": "Bern"}),))),
+        Turn(says=Reply(text="Take it along."), delivery=Delivery(cuts=Random(seed=1, largest=9))),
+    )
+    async with (
+        ReplayServer([Script(name="both", turns=turns)]) as provider,
+        fleet(tmp_path, server_url, keys, provider.url, WITH_TOOLS),
+    ):
+        runs = [await send("both", provider=api, tools=[WEATHER], stream=stream) for stream in (True, False)]
+        logs: Any = await ended(server.client, keys, runs)
+    streamed, whole = (logs[run] for run in runs)
+    judge.check(streamed)
+    judge.check(whole)
+    assert judge.blocks(whole) == judge.blocks(streamed)
+    for number in {e["block"] for e in whole if e["type"] == "block_start"}:
+        parts = [e.get("tool_call_part") for e in whole if e["type"] == "chunk" and e["block"] == number]
+        assert parts in ([None], ["name", "id", "input"]), "one chunk a block, a call's three parts apart"
+
+
+@pytest.mark.timeout(90)
+async def test_what_a_tool_cannot_do_the_model_is_told(
+    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+) -> None:
+    calls = (
+        ToolCall(name="weather", arguments='{"city": '),
+        ToolCall(name="weather", arguments={"town": "Bern"}),
+        ToolCall(name="unknown", arguments={}),
+        ToolCall(name="weather", arguments={"city": "Bern"}),
+    )
+    turns = (Turn(says=Reply(tool_calls=calls)), Turn(says=Reply(text="I see.")))
+    async with (
+        ReplayServer([Script(name="calls", turns=turns)]) as provider,
+        fleet(tmp_path, server_url, keys, provider.url, WITH_TOOLS),
+    ):
+        run = await send("calls", tools=[WEATHER, {"name": "unknown", "parameters": {"type": "object"}}])
+        log: Any = (await ended(server.client, keys, [run]))[run]
+        body = provider.requests[-1].received.body
+    judge.check(log)
+    assert log[-1]["type"] == "completed"
+    results = [e for e in log if e["type"] == "block_complete" and e["kind"] == "tool_result"]
+    assert [e.get("is_error", False) for e in results] == [True, True, True, False]
+    assert "JSON" in results[0]["content"]
+    assert "city" in results[1]["content"]
+    assert "unknown" in results[2]["content"]
+    assert body.count(b'"is_error":true') == 3, "the model sees each error"
