@@ -104,8 +104,9 @@ class RetentionSettings(_Table, frozen=True, kw_only=True):
     open_run_s: Seconds = 86_400.0
     """Longest life of a run's keys without a new turn."""
     finished_run_s: Seconds = 3_600.0
-    topic_entries: Count = 50_000
-    """Entries kept of each public topic in each partition, about."""
+    topic_entries: Annotated[int, Meta(ge=1000)] = 50_000
+    """Entries kept of each public topic in each partition, about. More than a subscriber reads at once, so that it
+    can tell when what it had not read was trimmed."""
     dead_entries: Count = 10_000
 
 

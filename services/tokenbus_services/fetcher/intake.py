@@ -19,6 +19,7 @@ from tokenbus.bus.outage import outlast
 from tokenbus.bus.queue import Item, Queue
 from tokenbus.bus.send import send_many
 from tokenbus.bus.server import Server
+from tokenbus.core.ids import id_of_entry
 from tokenbus.core.intake import check_request, decode_request, rejected_run_id
 from tokenbus.errors import RequestInvalid, TokenbusError
 from tokenbus.events.failure import ErrorInfo
@@ -107,7 +108,7 @@ class Intake:
 
     def _accept(self, request: Generate, item: Item) -> scripts.Call:
         # Without an id of its own the request takes the entry's, so that a second delivery is the same run.
-        run = request.id or f"r-{item.entry_id}"
+        run = request.id or id_of_entry(item.stream, item.entry_id)
         now = time.time_ns() // 1_000_000
         accepted = Accepted(
             request.provider,

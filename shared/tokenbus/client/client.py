@@ -106,7 +106,7 @@ class Client:
     async def stream(
         self, request: Generate | Mapping[str, object], *, wait_s: float | None = PUBLISHED_WAIT_S
     ) -> AsyncGenerator[PublicEvent]:
-        """Publish a request and give all its events, the terminal one last.
+        """Publish a request, when first iterated, and give all its events, the terminal one last.
 
         However the run ended, the iteration ends normally: look at the last event's type (`Completed`, `Incomplete`,
         `RunFailedEvent`, `Cancelled`), or take `result`, which raises. A caller that stops iterating does not stop

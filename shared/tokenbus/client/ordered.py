@@ -25,7 +25,8 @@ class OrderedSubscription(Generic[E]):
     with what comes from then on. Iterating raises
 
     - CursorTrimmed where events after the position are gone, because they were trimmed before this reader had
-      them. Iterating again goes on at the oldest that is kept;
+      them. Iterating again goes on at the oldest that is kept (Redis 6.2 cannot tell for a topic that was empty at
+      the position);
     - ServerUnavailable when the server was away for longer than the client's ``reconnect_s``; until then the
       subscription waits, and goes on where it stood. Iterating again tries again;
     - Malformed for an entry that is no event. Iterating again leaves it out.

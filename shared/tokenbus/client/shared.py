@@ -54,8 +54,8 @@ class SharedSubscription(Generic[E]):
 
     Taking the next event says that the one before is done. Done events are acknowledged when the worker runs out
     of events or a second has passed, and when the subscription is closed; a worker that dies gives out again what it
-    had not acknowledged, so ``(event.run, event.seq)`` may come twice. Leaving ``async with`` by an exception
-    leaves the event in hand not done; leaving it otherwise, or `aclose`, makes it done.
+    had not acknowledged, so ``(event.run, event.seq)`` may come twice. The last event taken is done when ``async with``
+    is left in order; it is not when that is left by an exception, or `aclose` ends the iteration.
 
     A new group begins with what comes from then on, or at the oldest entry that is kept. The group goes on where
     it stood when nobody was there. At most as many workers as there are partitions have something to do. A
@@ -111,7 +111,7 @@ class SharedSubscription(Generic[E]):
 
         Where the server is away nothing is acknowledged: those events come again.
         """
-        self._let_go(done=True)
+        self._let_go(done=False)
         self._closed = True
         self._pending.clear()
         if self._opened:

@@ -21,7 +21,7 @@ from tokenbus.client.cursor import OLDEST
 from tokenbus.errors import CursorTrimmed
 
 COUNT = 256
-"""Most entries of one partition in one read. Settings keep at least this many of a topic."""
+"""Most entries of one partition in one read. The settings let no topic keep as few."""
 LATE_S = 1.0
 
 

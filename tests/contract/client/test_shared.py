@@ -152,6 +152,18 @@ asyncio.run(main(*sys.argv[1:]))
 """
 
 
+async def test_an_event_that_is_being_handled_when_the_client_closes_comes_again(
+    bus: Client, server: Server, server_url: str, keys: Keys
+):
+    writer = Writer(server, keys, "r")
+    async with Client(server_url, prefix=keys.prefix, partitions=4) as other:
+        events = other.subscribe("visible", group="tts", after="oldest")
+        await writer.say("a", "b")
+        assert (await anext(events)).text == "a"
+    async with bus.subscribe("visible", group="tts") as again:
+        assert (await anext(again)).text == "a"
+
+
 async def test_what_a_killed_worker_had_not_acknowledged_comes_again_and_nothing_is_lost(
     bus: Client, server: Server, server_url: str, keys: Keys
 ):
