@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from jsonschema import validate
+from jsonschema_rs import validate
 
 from tests.services.replay.asking import CHAT, MESSAGES, asking, serving
 from tokenbus_services.replay import Reply
@@ -29,5 +29,5 @@ def test_the_call_of_the_demo_suits_its_tool() -> None:
     assert isinstance(said, Reply)
     (call,) = said.tool_calls
     arguments = msgspec.json.decode(call.raw)
-    validate(arguments, WEATHER_PARAMETERS)
+    validate(WEATHER_PARAMETERS, arguments)
     assert (call.name, weather(**arguments)["city"]) == ("weather", "Zürich")
