@@ -49,6 +49,7 @@ class Child:
         self.pid = pid
         """Of the program itself; 0 where it could not be started."""
         self._guarding = guarding
+        self._unheard: Exception | None = None
         self._life = asyncio.create_task(self._live(heard), name=f"life of {pid}")
 
     @classmethod
@@ -67,7 +68,7 @@ class Child:
         return cls(guarding, int(await guarding.stdout.readline() or 0), heard)
 
     async def ended(self) -> int:
-        """Wait for the program's end. The exit code, as a shell would give it."""
+        """Wait for the program's end. The exit code, as a shell would give it. Raises what ``heard`` raised."""
         return await asyncio.shield(self._life)
 
     async def stop(self, grace_s: float) -> int:
@@ -92,6 +93,8 @@ class Child:
             {listening}, timeout=_LAST_WORDS_S
         )  # a process that the program left behind may hold the pipe
         listening.cancel()
+        if self._unheard:
+            raise self._unheard
         return code if code >= 0 else 128 - code
 
     async def _listen(self, heard: Callable[[str], None]) -> None:
@@ -104,4 +107,9 @@ class Child:
                 continue  # a longer line than any log has; the reader has dropped it
             if not line:
                 return
-            heard(line.decode(errors="replace").rstrip())
+            if self._unheard is None:
+                try:
+                    heard(line.decode(errors="replace").rstrip())
+                except Exception as e:  # our own stdout is gone, say: nobody watches any more
+                    self._unheard = e
+                    self._send(signal.SIGTERM)

@@ -14,10 +14,10 @@ from tokenbus_services.cli.watching import StartTable
 
 
 class DemoWatcher(Watcher, Protocol):
-    """What the demo tells beside what its children do."""
+    """What the demo tells beside what its services do."""
 
     def asked(self, request: Generate) -> None:
-        """All are ready, and the request is on its way."""
+        """The request is on its way."""
         ...
 
 
@@ -42,6 +42,9 @@ class _Logs:
         with (self._directory / f"{name}.log").open("a", encoding="utf-8") as log:
             log.write(f"{line}\n")
 
+    def stopping(self) -> None:
+        """Nothing to see: the answer is there."""
+
 
 class PlainDemo(_Logs):
     """Marked lines, as `plain.PlainText` writes them."""
@@ -51,6 +54,9 @@ class PlainDemo(_Logs):
 
     def died(self, name: str, how: str, pause_s: float) -> None:
         print(f"[died] {name} {how}", flush=True)
+
+    def all_ready(self) -> None:
+        """The lines of each have told it."""
 
     def asked(self, request: Generate) -> None:
         print(f"[user] {_question(request)}", flush=True)
@@ -69,10 +75,12 @@ class ShownDemo(_Logs):
     def died(self, name: str, how: str, pause_s: float) -> None:
         self._table.died(name, how, pause_s)
 
+    def all_ready(self) -> None:
+        self._table.stop()
+
     def asked(self, request: Generate) -> None:
         from rich.panel import Panel
 
-        self._table.stop()
         self._table.console.print(Panel(_question(request), title="user", title_align="left", border_style="yellow"))
 
 

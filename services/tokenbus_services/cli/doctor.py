@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 from redis.exceptions import ResponseError
 
-from tokenbus.bus.dead import DeadEntry
 from tokenbus.bus.keys import DATA_FIELD, InternalTopic, Keys
 from tokenbus.bus.server import Server, translated
 from tokenbus.errors import ServerError, SettingsError
@@ -35,6 +34,13 @@ local h = redis.call('HMGET', KEYS[1], 'owner', 'until', 'arrived', 'done')
 local owned = h[1] and tonumber(h[2] or '0') > now
 return {owned and 1 or 0, tonumber(h[3] or '0') - tonumber(h[4] or '0')}
 """
+
+
+class _Dead(msgspec.Struct):
+    """What is told of a `DeadEntry`."""
+
+    stage: str
+    reason: str
 
 
 def run(*, as_json: bool) -> int:
@@ -144,7 +150,7 @@ async def _dead(server: Server, keys: Keys) -> DeadFacts:
     newest: list[tuple[bytes, dict[bytes, bytes]]] = await server.client.xrevrange(keys.dead, count=1)
     if not newest:
         return DeadFacts(entries=0)
-    entry = msgspec.json.decode(newest[0][1][DATA_FIELD.encode()], type=DeadEntry)
+    entry = msgspec.json.decode(newest[0][1][DATA_FIELD.encode()], type=_Dead)
     return DeadFacts(entries=await server.client.xlen(keys.dead), newest=f"{entry.stage}: {entry.reason}")
 
 

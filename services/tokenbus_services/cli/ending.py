@@ -20,6 +20,7 @@ from tokenbus.errors import (
     SettingsError,
     TokenbusError,
 )
+from tokenbus_services.cli.terminal import safe
 
 OTHER: Final = 1
 USAGE: Final = 2
@@ -67,7 +68,7 @@ def report(error: Exception) -> int:
 
 def complain(problem: str) -> None:
     """The line of an error."""
-    print(f"error: {problem}", file=sys.stderr, flush=True)
+    print(f"error: {safe(problem)}", file=sys.stderr, flush=True)
 
 
 def abandon_stdout() -> int:

@@ -36,9 +36,9 @@ class Lifespan:
             await self._task
 
     async def ended(self) -> None:
-        """Wait until the app has ended, told or not. Raises what stopped it."""
+        """Wait until the app has ended, told or not; `stop` then raises what ended it."""
         assert self._task
-        await asyncio.shield(self._task)
+        await asyncio.wait({self._task})
 
     async def stop(self) -> None:
         """Stop the app; returns when it has stopped. Raises what stopped it."""

@@ -36,10 +36,10 @@ def _show_json(event: PublicEvent) -> None:
 
 
 def _show_line(event: PublicEvent) -> None:
-    print(wording.one_line(event), flush=True)
+    _write(wording.one_line(event) + "\n")
 
 
 def _write(text: str) -> None:
     if text:
-        sys.stdout.write(text)
+        sys.stdout.write(terminal.safe(text) if sys.stdout.isatty() else text)
         sys.stdout.flush()

@@ -13,12 +13,15 @@ def stop_on_signal() -> asyncio.Event:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
 
+    # Under nohup a closed terminal shall not stop anything.
+    heeded = [n for n in SIGNALS if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
+
     def first() -> None:
-        for number in SIGNALS:
+        for number in heeded:
             loop.remove_signal_handler(number)
             signal.signal(number, signal.SIG_DFL)
         stop.set()
 
-    for number in SIGNALS:
+    for number in heeded:
         loop.add_signal_handler(number, first)
     return stop

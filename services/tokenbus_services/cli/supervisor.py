@@ -40,8 +40,16 @@ class Watcher(Protocol):
         """A child says that it can do its work."""
         ...
 
+    def all_ready(self) -> None:
+        """Every child was ready once."""
+        ...
+
     def died(self, name: str, how: str, pause_s: float) -> None:
         """A child ended by itself; it is started again after ``pause_s``."""
+        ...
+
+    def stopping(self) -> None:
+        """All are being stopped."""
         ...
 
 
@@ -69,6 +77,7 @@ class Supervisor:
             await asyncio.wait({stopped, *keeping.values()}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             stopped.cancel()
+            self._watcher.stopping()
             for service in STOP_ORDER:
                 names = [post.name for post in self._posts if post.service == service]
                 for name in names:
@@ -77,13 +86,12 @@ class Supervisor:
         for task in keeping.values():
             task.result()
 
-    async def all_ready(self, *, timeout_s: float | None = None) -> None:
+    async def all_ready(self, *, timeout_s: float) -> None:
         """Wait until every worker was ready once. Raises ChildrenSlow, which names those that were not."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._all_ready.wait()
         except TimeoutError:
-            assert timeout_s
             raise ChildrenSlow(sorted(self._waiting_for), timeout_s) from None
 
     async def _keep(self, post: Post, stop: asyncio.Event) -> None:
@@ -112,7 +120,8 @@ class Supervisor:
         term.ready_at = time.monotonic()
         self._watcher.ready(post.name, line.split()[2])
         self._waiting_for.discard(post.name)
-        if not self._waiting_for:
+        if not self._waiting_for and not self._all_ready.is_set():
+            self._watcher.all_ready()
             self._all_ready.set()
 
 

@@ -45,16 +45,7 @@ async def _up(
         watcher.server(parse_url(url).safe)
         env = {**os.environ, "TOKENBUS_REDIS_URL": url, "TOKENBUS_DATA": str(directory)}
         supervisor = Supervisor(posts, env=env, watcher=watcher, grace_s=settings.stages.drain_s + STOP_GRACE_S)
-        telling = asyncio.create_task(_tell(supervisor, watcher))
-        try:
-            await supervisor.run(stop)
-        finally:
-            telling.cancel()
-
-
-async def _tell(supervisor: Supervisor, watcher: UpWatcher) -> None:
-    await supervisor.all_ready()
-    watcher.all_ready()
+        await supervisor.run(stop)
 
 
 def parse_services(text: str | None) -> list[ServiceName]:

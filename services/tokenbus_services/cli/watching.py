@@ -19,14 +19,10 @@ if TYPE_CHECKING:
 
 
 class UpWatcher(Watcher, Protocol):
-    """What `tokenbus up` tells beside what its children do."""
+    """What `tokenbus up` tells beside what its services do."""
 
     def server(self, url: str) -> None:
         """The server is there."""
-        ...
-
-    def all_ready(self) -> None:
-        """Every service is ready."""
         ...
 
 
@@ -55,6 +51,9 @@ class PlainWatcher:
 
     def died(self, name: str, how: str, pause_s: float) -> None:
         print(f"died {name} {how}; starting again in {pause_s:g} s", flush=True)
+
+    def stopping(self) -> None:
+        print("stopping", flush=True)
 
     def heard(self, name: str, line: str) -> None:
         print(f"{name} | {line}", file=sys.stderr, flush=True)
@@ -103,6 +102,10 @@ class StartTable:
 
     def died(self, name: str, how: str, pause_s: float) -> None:
         self.console.print(f"{name} {how}; starting again in {pause_s:g} s", style="yellow")
+
+    def stopping(self) -> None:
+        self.stop()
+        self.console.print("stopping", style="dim")
 
     def heard(self, name: str, line: str) -> None:
         self.console.print(log_line(name, line))

@@ -82,14 +82,15 @@ async def serve(service: ServiceName, app: AsgiApp, listener: socket.socket) -> 
             timeout_graceful_shutdown=_HTTP_GRACE_S,
         )
     )
-    url = url_of(listener)
-    ends = [asyncio.create_task(w) for w in (stop.wait(), lifespan.ended(), server.serve(sockets=[listener]))]
-    announcing = asyncio.create_task(_announce(service, url))
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    ends = asyncio.create_task(stop.wait()), asyncio.create_task(lifespan.ended()), serving
+    announcing = asyncio.create_task(_announce(service, url_of(listener)))
     await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-    announcing.cancel()
     server.should_exit = True
-    await ends[2]
+    announcing.cancel()
+    await asyncio.wait({serving, announcing})
     await lifespan.stop()
+    serving.result()
 
 
 class _Server(uvicorn.Server):

@@ -1,0 +1,132 @@
+"""`tokenbus demo`: what a person sees who has just cloned the repository, and what is left of it: nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pty
+import re
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tests.services.cli.process import TOKENBUS, descendants, environment, run
+from tokenbus_services.replay import ReplayServer, Reply, Status, Turn
+from tokenbus_services.replay.demo import DEMO_PROMPT, demo_scripts
+
+pytestmark = pytest.mark.timeout(120)
+
+KEY = {"anthropic": "ANTHROPIC_API_KEY", "openai-chat": "OPENAI_API_KEY"}
+BASE_URL = {"anthropic": "ANTHROPIC_BASE_URL", "openai-chat": "OPENAI_BASE_URL"}
+
+
+@pytest.fixture
+def temporary(tmp_path: Path) -> dict[str, str]:
+    """An environment in which the demo's directory and all its processes can be found."""
+    directory = tmp_path / "temporary"
+    directory.mkdir()
+    return {"TMPDIR": str(directory)}
+
+
+def nothing_left(temporary: dict[str, str]) -> bool:
+    directory = Path(temporary["TMPDIR"])
+    assert not list(directory.iterdir())
+    assert not descendants(directory)
+    return True
+
+
+def said() -> list[Reply]:
+    """What the model says in the demo's turns."""
+    [script] = demo_scripts()
+    replies = [turn.says for turn in script.turns]
+    return [reply for reply in replies if isinstance(reply, Reply)]
+
+
+async def test_the_demo_tells_thinking_text_and_the_tools_turn_and_leaves_nothing(temporary: dict[str, str]):
+    first, second = said()
+    ended = await run("demo", **temporary)
+    assert ended.code == 0, ended.err
+    assert ended.err == ""
+    in_order = [
+        f"[user] {DEMO_PROMPT}\n",
+        f"[thinking] {first.thinking}\n",
+        f"{first.text}\n",
+        '[tool call weather] {"city":"Zürich"}\n',
+        "[tool result weather] {",
+        f"{second.text}\n",
+        "[completed] stop\n",
+        "[usage] ",
+        "[timing] ",
+    ]
+    places = [ended.out.find(part) for part in in_order]
+    assert -1 not in places, ended.out
+    assert places == sorted(places)
+    assert nothing_left(temporary)
+
+
+async def test_on_a_terminal_the_blocks_are_in_panels(temporary: dict[str, str]):
+    ours, its = pty.openpty()
+    os.set_blocking(ours, False)
+    size = {"TERM": "xterm-256color", "COLUMNS": "100", "LINES": "40"}
+    process = await asyncio.create_subprocess_exec(
+        *TOKENBUS, "demo", stdin=its, stdout=its, stderr=its, env=environment(**temporary, **size)
+    )
+    os.close(its)
+    screen = bytearray()
+
+    def read() -> None:
+        with suppress(OSError):
+            screen.extend(os.read(ours, 65_536))
+
+    loop = asyncio.get_running_loop()
+    loop.add_reader(ours, read)
+    code = await process.wait()
+    loop.remove_reader(ours)
+    read()
+    os.close(ours)
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.decode())
+    assert code == 0, text
+    for title in ("user", "thinking", "text", "tool call weather", "tool result weather"):
+        assert f"╭─ {title} ─" in text
+    assert "starting" in text, "progress while services start"
+    assert "\x1b[?25h" in screen.decode(), "the cursor is there again"
+    assert nothing_left(temporary)
+
+
+@pytest.mark.parametrize("api", ["anthropic", "openai-chat"])
+async def test_a_real_provider_is_asked_with_its_key_and_the_chosen_model(api: str, temporary: dict[str, str]):
+    [script] = demo_scripts()
+    choose: Callable[..., Turn] = lambda asked: script.turns[asked.turn]  # noqa: E731
+    async with ReplayServer(choose=choose) as provider:
+        base_url = provider.url + ("/v1" if api == "openai-chat" else "")
+        env = {KEY[api]: "sk-real", BASE_URL[api]: base_url, **temporary}
+        ended = await run("demo", "--provider", api, "--model", "chosen", **env)
+        asked = [exchange.asked for exchange in provider.requests]
+    assert ended.code == 0, ended.err
+    assert said()[-1].text in ended.out
+    assert [a.model for a in asked if a] == ["chosen", "chosen"]
+    assert all("sk-real" in " ".join(a.headers.values()) for a in asked if a)
+    assert "sk-real" not in ended.out
+    assert nothing_left(temporary)
+
+
+async def test_a_key_that_the_provider_refuses_is_the_error_and_what_is_kept_tells_of_it(temporary: dict[str, str]):
+    refusing = Turn(says=Reply(text=""), fault=Status(status=401))
+    async with ReplayServer(choose=lambda asked: refusing) as provider:
+        env = {KEY["anthropic"]: "sk-wrong", BASE_URL["anthropic"]: provider.url, **temporary}
+        ended = await run("demo", "--provider", "anthropic", "--keep", **env)
+    assert ended.code == 5
+    assert "failed" in ended.error
+    assert "sk-wrong" not in ended.out + ended.err
+    kept = Path(ended.out.splitlines()[-1].removeprefix("[kept] "))
+    assert {"tokenbus.toml", "fetcher.log", "parser.log"} <= set(os.listdir(kept))
+    assert not descendants(kept)
+
+
+async def test_without_its_key_a_real_provider_is_not_tried(temporary: dict[str, str]):
+    ended = await run("demo", "--provider", "anthropic", **{**temporary, KEY["anthropic"]: ""})
+    assert ended.code == 2
+    assert KEY["anthropic"] in ended.error
+    assert nothing_left(temporary)

@@ -1,0 +1,118 @@
+"""`tokenbus` as a process, as a person or a script would run it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+TOKENBUS = (sys.executable, "-m", "tokenbus_services.cli")
+
+
+class Ended(NamedTuple):
+    """What a command left."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def error(self) -> str:
+        """The one line of its error."""
+        [line] = self.err.splitlines()
+        assert line.startswith("error: ")
+        return line
+
+
+class Command:
+    """A command that runs, and what it has written to stdout so far."""
+
+    def __init__(self, process: Process, log: Path) -> None:
+        self.process = process
+        self.log = log
+        self.seen: list[str] = []
+
+    async def says(self, beginning: str) -> str:
+        """The next line of stdout that begins so."""
+        assert self.process.stdout
+        async for raw in self.process.stdout:
+            line = raw.decode().rstrip("\n")
+            self.seen.append(line)
+            if line.startswith(beginning):
+                return line
+        raise AssertionError(f"it ended without {beginning!r}; it said {self.seen}, and {self.log.read_text()}")
+
+    async def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
+        """Send the signal and wait. The exit code."""
+        if self.process.returncode is None:
+            self.process.send_signal(number)
+        return await self.process.wait()
+
+
+def environment(**env: str) -> dict[str, str]:
+    """This process's environment without any deployment's settings, and these."""
+    return {**{k: v for k, v in os.environ.items() if not k.startswith("TOKENBUS_")}, **env}
+
+
+async def run(*arguments: str, **env: str) -> Ended:
+    """Run a command to its end."""
+    return await fed(b"", *arguments, **env)
+
+
+async def fed(stdin: bytes, *arguments: str, **env: str) -> Ended:
+    """Run a command to its end with this on stdin."""
+    process = await asyncio.create_subprocess_exec(
+        *TOKENBUS, *arguments, stdin=PIPE, stdout=PIPE, stderr=PIPE, env=environment(**env)
+    )
+    out, err = await process.communicate(stdin)
+    assert process.returncode is not None
+    return Ended(process.returncode, out.decode(), err.decode())
+
+
+@asynccontextmanager
+async def running(log: Path, *arguments: str, **env: str) -> AsyncGenerator[Command]:
+    """A command while it runs; killed at the end where it did not end by itself. Its stderr goes to ``log``."""
+    with log.open("wb") as errors:
+        process = await asyncio.create_subprocess_exec(
+            *TOKENBUS, *arguments, stdout=PIPE, stderr=errors, env=environment(**env)
+        )
+    command = Command(process, log)
+    try:
+        yield command
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+def descendants(directory: Path) -> dict[int, str]:
+    """Processes that have this directory in their environment or work in it: id and command line.
+
+    Such a one was started by the test; a Redis server writes its title over its environment. Finds none but on Linux.
+    """
+    mark = str(directory)
+    if not sys.platform.startswith("linux"):
+        return {}
+    found: dict[int, str] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                here = (entry / "cwd").readlink().is_relative_to(directory)
+                if here or mark.encode() in (entry / "environ").read_bytes():
+                    found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            except OSError:
+                continue  # it ended meanwhile, or is another user's
+    return found
+
+
+def settings_file(directory: Path, text: str = "") -> str:
+    """A settings file whose services take any free port. Its path, for TOKENBUS_CONFIG."""
+    path = directory / "tokenbus.toml"
+    path.write_text(f"{text}\n[http]\nfetcher = 0\nnormalizer = 0\nparser = 0\ntools = 0\nblobs = 0\n")
+    return str(path)

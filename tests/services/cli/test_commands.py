@@ -1,0 +1,54 @@
+"""The command line itself: what it says and how it ends."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from tests.services.cli.process import run
+from tokenbus import __version__
+
+
+async def test_the_version_is_the_packages():
+    assert await run("--version") == (0, f"tokenbus {__version__}\n", "")
+
+
+async def test_a_wrong_option_is_one_line_and_exit_code_2():
+    ended = await run("worker", "nobody")
+    assert ended.code == 2
+    assert "nobody" in ended.error
+    assert "tokenbus worker --help" in ended.error
+
+
+async def test_without_a_server_to_talk_to_it_says_what_to_set(tmp_path: Path):
+    ended = await run("tail", "visible", TOKENBUS_DATA=str(tmp_path))
+    assert ended.code == 2
+    assert "TOKENBUS_REDIS_URL" in ended.error
+    assert "tokenbus up" in ended.error
+
+
+async def test_wrong_settings_are_named_with_file_and_key(tmp_path: Path):
+    config = tmp_path / "t.toml"
+    config.write_text('[http]\nfetcher = "x"\n')
+    ended = await run("send", "--provider", "p", "--model", "m", "--text", "t", TOKENBUS_CONFIG=str(config))
+    assert ended.code == 2
+    assert f"{config}: $.http.fetcher" in ended.error
+
+
+@pytest.mark.parametrize("command", [("tail", "runs"), ("follow", "r"), ("cancel", "r")])
+async def test_a_server_that_is_down_is_exit_code_3(command: tuple[str, ...]):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    ended = await run(*command, TOKENBUS_REDIS_URL=f"redis://:secret@127.0.0.1:{port}")
+    assert ended.code == 3
+    assert f"127.0.0.1:{port}" in ended.error
+    assert "secret" not in ended.error
+
+
+async def test_where_an_error_came_from_is_shown_only_when_asked(tmp_path: Path):
+    ended = await run("--verbose", "tail", "visible", TOKENBUS_DATA=str(tmp_path))
+    assert ended.code == 2
+    assert "Traceback" in ended.err
+    assert ended.err.splitlines()[-1].startswith("error: ")

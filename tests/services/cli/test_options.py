@@ -1,0 +1,73 @@
+"""What options become before anything is started or sent."""
+
+from __future__ import annotations
+
+import pytest
+
+from tokenbus.errors import RequestInvalid, SettingsError
+from tokenbus_services.cli.send import from_file, from_options
+from tokenbus_services.cli.services import SERVICES, STOP_ORDER
+from tokenbus_services.cli.up import parse_scales, parse_services, posts_for
+
+
+def test_up_runs_one_worker_of_each_service():
+    posts = posts_for(parse_services(None), {})
+    assert [post.name for post in posts] == list(SERVICES)
+    assert not any(post.arguments for post in posts), "each on the port of the settings"
+
+
+def test_further_workers_of_a_service_take_any_free_port():
+    posts = posts_for(parse_services("parser, fetcher"), parse_scales(["parser=3", "fetcher=1"]))
+    assert [(post.name, post.arguments) for post in posts] == [
+        ("fetcher", ()),
+        ("parser-1", ()),
+        ("parser-2", ("--port", "0")),
+        ("parser-3", ("--port", "0")),
+    ]
+
+
+def test_a_service_scaled_to_nothing_does_not_run():
+    assert "tools" not in [post.service for post in posts_for(parse_services(None), parse_scales(["tools=0"]))]
+
+
+@pytest.mark.parametrize("text", ["parser", "parser=", "parser=two", "parser=-1", "nobody=2"])
+def test_a_scale_that_is_none_is_refused(text: str):
+    with pytest.raises(SettingsError, match="--scale"):
+        parse_scales([text])
+
+
+def test_unknown_services_and_none_at_all_are_refused():
+    with pytest.raises(SettingsError, match="nobody"):
+        parse_services("parser,nobody")
+    with pytest.raises(SettingsError, match="--services"):
+        posts_for([], {})
+
+
+def test_every_service_has_its_place_in_the_order_of_stopping():
+    assert sorted(STOP_ORDER) == sorted(SERVICES)
+    assert STOP_ORDER[0] == "fetcher"
+
+
+def test_options_make_a_request():
+    request = from_options({"provider": "p", "model": "m", "text": "hi", "id": None, "max_tokens": 9}, ["weather"])
+    assert request == {
+        "type": "generate",
+        "provider": "p",
+        "model": "m",
+        "messages": [{"role": "user", "content": "hi"}],
+        "max_tokens": 9,
+        "tools": [{"name": "weather"}],
+    }
+
+
+@pytest.mark.parametrize("missing", ["provider", "model", "text"])
+def test_an_option_that_is_needed_is_asked_for_by_name(missing: str):
+    options = {"provider": "p", "model": "m", "text": "hi", missing: None}
+    with pytest.raises(RequestInvalid, match=f"--{missing}"):
+        from_options(options)
+
+
+@pytest.mark.parametrize("data", [b"{", b"[]", b"\xff"])
+def test_a_file_that_holds_no_json_object_is_named(data: bytes):
+    with pytest.raises(RequestInvalid, match=r"ask\.json"):
+        from_file("ask.json", data)

@@ -1,0 +1,75 @@
+"""A run as plain text, and single events on a line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tests.services.cli.events import Told
+from tokenbus.events.public import PublicEvent
+from tokenbus_services.cli.plain import PlainText
+from tokenbus_services.cli.wording import one_line
+
+
+def written(events: Iterable[PublicEvent]) -> str:
+    text = PlainText()
+    return "".join(text.feed(event) for event in events)
+
+
+def test_visible_text_comes_as_it_is_and_all_else_on_marked_lines():
+    told = Told()
+    events = [
+        told.started(),
+        told.opens(0, "thinking"),
+        told.chunk(0, "hm", "thinking"),
+        told.block(0, "thinking", content="hm,\nwell"),
+        told.chunk(1, "Hel"),
+        told.chunk(1, "lo\nyou"),
+        told.block(1, "text", content="Hello\nyou"),
+        told.block(2, "tool_call", tool_name="weather", tool_id="t", arguments='{"city":"Zürich"}', input={}),
+        told.block(3, "tool_result", tool_name="weather", content="no rain", is_error=True),
+        told.chunk(4, "Bye."),
+        told.completed(),
+    ]
+    assert written(events) == (
+        "[started] anthropic m\n"
+        "[thinking] hm,\n"
+        "[thinking] well\n"
+        "Hello\nyou\n"
+        '[tool call weather] {"city":"Zürich"}\n'
+        "[tool result weather error] no rain\n"
+        "Bye.\n"
+        "[completed] stop\n"
+        "[usage] input 7, output 3\n"
+        "[timing] first byte 5 ms, first text 12 ms, all 40 ms\n"
+    )
+
+
+def test_each_piece_is_written_when_it_comes():
+    told, text = Told(), PlainText()
+    assert [text.feed(told.chunk(0, piece)) for piece in ("a", "b", "\n", "c")] == ["a", "b", "\n", "c"]
+
+
+def test_two_text_blocks_do_not_run_into_each_other():
+    told = Told()
+    assert written([told.chunk(0, "one"), told.chunk(1, "two"), told.chunk(2, "")]) == "one\ntwo\n"
+
+
+def test_a_retry_says_why_and_when():
+    [line] = written([Told().retrying(0)]).splitlines()
+    assert line == "[retrying] attempt 2 in 500 ms, after overloaded_error: come back later (HTTP 529)"
+
+
+def test_every_event_fits_on_one_line_whatever_it_holds():
+    told = Told()
+    for event in (
+        told.chunk(0, "a\nb\x1b[2J"),
+        told.block(0, "text", content="a\nb"),
+        told.restarted(0),
+        told.failed(),
+        told.cancelled(),
+        told.incomplete(),
+    ):
+        line = one_line(event)
+        assert line.startswith(f"r1 {event.seq} ")
+        assert "\n" not in line
+        assert "\x1b" not in line

@@ -1,0 +1,33 @@
+"""When a dead child is started again."""
+
+from __future__ import annotations
+
+from tokenbus_services.cli import ending
+from tokenbus_services.cli.restarts import FIRST_PAUSE_S, HEALTHY_S, LONGEST_PAUSE_S, Restarts, hopeless, how_it_ended
+
+
+def test_pauses_double_up_to_their_bound():
+    restarts = Restarts()
+    pauses = [restarts.pause_s(ready_for_s=None) for _ in range(12)]
+    assert pauses[:3] == [FIRST_PAUSE_S, 2 * FIRST_PAUSE_S, 4 * FIRST_PAUSE_S]
+    assert pauses[-1] == max(pauses) == LONGEST_PAUSE_S
+
+
+def test_a_healthy_minute_forgets_earlier_deaths():
+    restarts = Restarts()
+    for _ in range(5):
+        restarts.pause_s(ready_for_s=None)
+    assert restarts.pause_s(ready_for_s=HEALTHY_S) == FIRST_PAUSE_S
+    assert restarts.pause_s(ready_for_s=HEALTHY_S - 1) == 2 * FIRST_PAUSE_S, "a shorter time does not"
+
+
+def test_only_a_child_that_never_worked_and_blames_its_settings_is_given_up():
+    assert hopeless(ending.USAGE, was_ready=False)
+    assert not hopeless(ending.USAGE, was_ready=True)
+    assert not hopeless(ending.SERVER, was_ready=False)
+
+
+def test_an_end_by_signal_is_told_by_its_name():
+    assert how_it_ended(137) == "was ended by SIGKILL"
+    assert how_it_ended(3) == "ended with exit code 3"
+    assert how_it_ended(255) == "ended with exit code 255"

@@ -1,0 +1,125 @@
+"""Runs on a terminal: what the fold makes of events, and what of it reaches the screen."""
+
+from __future__ import annotations
+
+from io import StringIO
+
+from rich.console import Console
+
+from tests.services.cli.events import Told
+from tokenbus.events.public import PublicEvent
+from tokenbus_services.cli.show import Block, Fold, Screen, panel
+
+
+def on_screen(*events: PublicEvent, many_runs: bool = False, height: int = 24) -> str:
+    """What stays on a terminal of 60 columns after these events."""
+    out = StringIO()
+    console = Console(file=out, force_terminal=True, width=60, height=height, color_system=None, legacy_windows=False)
+    with Screen(console, many_runs=many_runs) as screen:
+        for event in events:
+            screen.feed(event)
+    return out.getvalue()
+
+
+def test_a_block_grows_while_it_is_open_and_is_done_once_complete():
+    told, fold = Told(), Fold()
+    assert fold.feed(told.opens(0, "text")) == []
+    assert fold.feed(told.chunk(0, "Hel")) == []
+    assert fold.feed(told.chunk(0, "lo")) == []
+    [growing] = fold.open
+    assert growing.text == "Hello"
+    [done] = fold.feed(told.block(0, "text", content="Hello"))
+    assert isinstance(done, Block)
+    assert (done.kind, done.text) == ("text", "Hello")
+    assert fold.open == ()
+
+
+def test_of_a_tool_call_only_its_input_is_content():
+    told, fold = Told(), Fold()
+    fold.feed(told.chunk(0, "weather", "tool_call", tool_call_part="name", tool_name="weather"))
+    fold.feed(told.chunk(0, "toolu_1", "tool_call", tool_call_part="id"))
+    fold.feed(told.chunk(0, '{"city":', "tool_call", tool_call_part="input"))
+    [growing] = fold.open
+    assert (growing.title, growing.text) == ("tool call weather", '{"city":')
+
+
+def test_blocks_of_a_lost_attempt_are_void():
+    told, fold = Told(), Fold()
+    fold.feed(told.chunk(0, "kept"))
+    fold.feed(told.chunk(1, "lost"))
+    [void, event] = fold.feed(told.restarted(1))
+    assert isinstance(void, Block)
+    assert (void.text, void.void) == ("lost", True)
+    assert not isinstance(event, Block)
+    assert [block.text for block in fold.open] == ["kept"]
+
+
+def test_the_end_of_a_run_leaves_none_of_its_blocks_open():
+    one, two, fold = Told("one"), Told("two"), Fold()
+    fold.feed(one.chunk(0, "a"))
+    fold.feed(two.chunk(0, "b"))
+    [cut, _] = fold.feed(one.failed())
+    assert isinstance(cut, Block)
+    assert cut.text == "a"
+    assert [block.run for block in fold.open] == ["two"]
+
+
+def test_blocks_that_never_end_give_way_to_newer_ones():
+    fold = Fold(most_open=2)
+    runs = [Told(f"r{i}") for i in range(3)]
+    assert fold.feed(runs[0].chunk(0, "a")) == []
+    assert fold.feed(runs[1].chunk(0, "b")) == []
+    assert fold.feed(runs[0].chunk(0, "c")) == []
+    [gone] = fold.feed(runs[2].chunk(0, "d"))
+    assert isinstance(gone, Block)
+    assert gone.run == "r1", "the one that grew longest ago"
+
+
+def test_every_block_is_in_a_panel_and_the_end_tells_usage_and_time():
+    told = Told()
+    screen = on_screen(
+        told.started(),
+        told.block(0, "thinking", content="let me see"),
+        told.block(1, "tool_call", tool_name="weather", arguments='{"city":"Zürich"}'),
+        told.block(2, "tool_result", tool_name="weather", content="light rain"),
+        told.block(3, "text", content="Take it along."),
+        told.completed(),
+    )
+    for shown in ("─ thinking ─", "─ tool call weather ─", '{"city":"Zürich"}', "light rain", "Take it along."):
+        assert shown in screen
+    assert "input 7, output 3" in screen
+    assert "all 40 ms" in screen
+
+
+def test_a_block_that_was_open_at_the_end_stays_on_the_screen():
+    assert "half a senten" in on_screen(Told().chunk(0, "half a senten"))
+
+
+def test_with_many_runs_each_panel_names_its_run():
+    assert "run-7 · text" in on_screen(Told("run-7").block(0, "text", content="x"), many_runs=True)
+
+
+def test_a_model_cannot_control_the_terminal():
+    told = Told()
+    attack = "\x1b]0;owned\x07\x1b[2Jbye\r\x9b2J"
+    screen = on_screen(
+        told.block(0, "text", content=attack),
+        told.block(1, "tool_call", tool_name="\x1b[31mt", arguments=attack),
+        told.chunk(2, attack),
+    )
+    for control in ("\x1b]0;owned", "\x1b[2J", "\x07", "\x9b", "\x1b[31m"):
+        assert control not in screen
+    assert "␛]0;owned␇␛[2Jbye␍" in screen
+
+
+def test_markup_in_text_is_text():
+    assert "[bold]x[/bold] :smile:" in on_screen(Told().block(0, "text", content="[bold]x[/bold] :smile:"))
+
+
+def test_a_live_panel_shows_the_end_of_what_does_not_fit():
+    console = Console(file=StringIO(), width=20, color_system=None)
+    with console.capture() as capture:
+        console.print(panel(Block("r", 0, "text", "text", [f"line {i}\n" for i in range(50)]), False, last_lines=3))
+    shown = capture.get()
+    assert "line 49" in shown
+    assert "line 46" not in shown

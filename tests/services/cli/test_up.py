@@ -1,0 +1,116 @@
+"""`tokenbus up` as a process: it brings all up, keeps all up, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+import redis.asyncio
+
+from tests.services.cli.process import Command, descendants, run, running, settings_file
+from tests.waiting import eventually
+
+pytestmark = [
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="finds the children in /proc"),
+    pytest.mark.timeout(90),
+]
+
+
+def pid_of(directory: Path, command: str) -> int:
+    """The one child that runs this command, guards left out."""
+    found = [p for p, line in descendants(directory).items() if command in line and "guard.py" not in line]
+    assert len(found) == 1, found
+    return found[0]
+
+
+def all_gone(directory: Path) -> bool:
+    left = descendants(directory)
+    assert not left, left
+    return True
+
+
+async def redis_url(up: Command) -> str:
+    return (await up.says("server ")).split()[1]
+
+
+async def test_up_brings_all_up_and_stops_all(tmp_path: Path):
+    config = settings_file(tmp_path)
+    env = {"TOKENBUS_CONFIG": config, "TOKENBUS_DATA": str(tmp_path / "data")}
+    async with running(tmp_path / "err", "up", "--scale", "parser=2", **env) as up:
+        await redis_url(up)
+        while up.seen[-1] != "ready":
+            await up.says("ready")
+        names = {line.split()[1] for line in up.seen if line.startswith("ready ")}
+        assert names == {"fetcher", "normalizer", "parser-1", "parser-2", "tools", "blobs"}
+
+        findings = {f["about"]: f for f in json.loads((await run("doctor", "--json", **env)).out)}
+        assert findings["parser"]["says"].startswith("2 at work, all 8 partitions owned"), "found by its directory"
+
+        second = await run("up", **env)
+        assert second.code == 2
+        assert f"process {up.process.pid} runs" in second.error
+
+        assert await up.stop() == 0
+        await up.says("stopping")
+    assert all_gone(tmp_path)
+    log = up.log.read_text()
+    stopped = [line.split(" ")[0] for line in log.splitlines() if '"stopped"' in line]
+    assert stopped[0] == "fetcher"
+    assert stopped[-1] == "blobs"
+    assert "Traceback" not in log
+
+
+async def test_what_dies_is_started_again(tmp_path: Path):
+    env = {"TOKENBUS_CONFIG": settings_file(tmp_path), "TOKENBUS_DATA": str(tmp_path / "data")}
+    async with running(tmp_path / "err", "up", "--services", "normalizer", **env) as up:
+        url = await redis_url(up)
+        await up.says("ready normalizer")
+        first = pid_of(tmp_path, "worker normalizer")
+        os.kill(first, signal.SIGKILL)
+        assert "was ended by SIGKILL; starting again in 0.25 s" in await up.says("died normalizer")
+        await up.says("ready normalizer")
+        assert pid_of(tmp_path, "worker normalizer") != first
+
+        async with redis.asyncio.Redis.from_url(url) as client:
+            await client.set("kept", "yes")
+        os.kill(pid_of(tmp_path, f"-server 127.0.0.1:{url.rpartition(chr(58))[2]}"), signal.SIGKILL)
+        assert (await up.says("ready server")).endswith(url), "where it was"
+        async with redis.asyncio.Redis.from_url(url) as client:
+            assert await client.get("kept") == b"yes"
+        assert await up.stop(signal.SIGINT) == 0
+    assert all_gone(tmp_path)
+
+
+async def test_children_end_with_up_however_it_ends(tmp_path: Path):
+    env = {"TOKENBUS_CONFIG": settings_file(tmp_path), "TOKENBUS_DATA": str(tmp_path / "data")}
+    async with running(tmp_path / "err", "up", "--services", "parser,blobs", **env) as up:
+        await up.says("ready parser")
+        up.process.kill()
+    await eventually(lambda: all_gone(tmp_path), timeout=20)
+
+
+async def test_a_service_that_is_set_up_wrongly_ends_all_with_its_error(tmp_path: Path):
+    config = settings_file(tmp_path, '[tools.broken]\nkind = "python"\ncall = "no_such_module:function"')
+    data = str(tmp_path / "data")
+    ended = await run("up", "--services", "tools,blobs", TOKENBUS_CONFIG=config, TOKENBUS_DATA=data)
+    assert ended.code == 2
+    assert ended.err.splitlines()[-1].startswith("error: tools ended with exit code 2: ")
+    assert "no_such_module" in ended.err.splitlines()[-1]
+    assert all_gone(tmp_path)
+
+
+async def test_a_server_that_is_down_is_waited_for(tmp_path: Path):
+    config = settings_file(tmp_path)
+    env = {"TOKENBUS_CONFIG": config, "TOKENBUS_DATA": str(tmp_path / "data")}
+    url = "redis://127.0.0.1:1"
+    async with running(tmp_path / "err", "up", "--services", "parser", TOKENBUS_REDIS_URL=url, **env) as up:
+        for pause in ("0.25", "0.5", "1"):
+            assert f"exit code 3; starting again in {pause} s" in await up.says("died parser")
+        async with asyncio.timeout(10):
+            assert await up.stop() == 0
+    assert f"parser | error: server {url} is unavailable" in up.log.read_text()
