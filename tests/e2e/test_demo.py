@@ -6,13 +6,14 @@ import asyncio
 import os
 import pty
 import re
+import signal
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from tests.services.cli.process import TOKENBUS, descendants, environment, run
+from tests.services.cli.process import TOKENBUS, descendants, environment, run, running
 from tokenbus_services.replay import ReplayServer, Reply, Status, Turn
 from tokenbus_services.replay.demo import DEMO_PROMPT, demo_scripts
 
@@ -123,6 +124,15 @@ async def test_a_key_that_the_provider_refuses_is_the_error_and_what_is_kept_tel
     kept = Path(ended.out.splitlines()[-1].removeprefix("[kept] "))
     assert {"tokenbus.toml", "fetcher.log", "parser.log"} <= set(os.listdir(kept))
     assert not descendants(kept)
+
+
+@pytest.mark.parametrize("moment", ["[ready] server", "[user]"])
+async def test_ctrl_c_at_any_moment_leaves_nothing(moment: str, temporary: dict[str, str], tmp_path: Path):
+    async with running(tmp_path / "err", "demo", **temporary) as demo:
+        await demo.says(moment)
+        assert await demo.stop(signal.SIGINT) == 130
+    assert demo.log.read_text() == ""
+    assert nothing_left(temporary)
 
 
 async def test_without_its_key_a_real_provider_is_not_tried(temporary: dict[str, str]):

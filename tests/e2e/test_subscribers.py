@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import redis.asyncio as redis
-from faststream.redis import RedisBroker, StreamSub
 
 from tests.e2e import judge
 from tests.e2e.conftest import WEATHER, Send
@@ -33,29 +35,40 @@ async def follow(url: str, streams: list[str], events: list[dict[str, Any]], end
     await client.aclose()
 
 
+@asynccontextmanager
+async def faststream_listener(url: str, keys: Keys) -> AsyncGenerator[asyncio.subprocess.Process]:
+    """A FastStream service beside ours."""
+    script = str(Path(__file__).parent / "faststream_listener.py")
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        script,
+        url,
+        keys.prefix,
+        str(keys.partitions),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        await process.wait()
+
+
 async def test_plain_subscribers_follow_visible_and_blocks(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:
     visible: list[dict[str, Any]] = []
     blocks: list[dict[str, Any]] = []
-    by_faststream: list[dict[str, Any]] = []
     end = asyncio.Event()
     topics = {t: [f"{keys.prefix}:{{{n}}}:{t}" for n in range(keys.partitions)] for t in ("visible", "blocks")}
-    broker = RedisBroker(server_url)
-    for stream in topics["visible"]:
-
-        @broker.subscriber(stream=StreamSub(stream, last_id="0-0"))
-        async def heard(event: dict[str, Any]) -> None:
-            by_faststream.append(event)
-
     [demo] = demo_scripts()
     cut = [Turn(says=turn.says, delivery=Delivery(cuts=Fixed(size=23))) for turn in demo.turns]
     async with (
         ReplayServer([Script(name=DEMO_MODEL, turns=tuple(cut))]) as provider,
         fleet(tmp_path, server_url, keys, provider.url, WITH_TOOLS),
-        broker,
+        faststream_listener(server_url, keys) as listener,
     ):
-        await broker.start()
         readers = [
             asyncio.create_task(follow(server_url, topics["visible"], visible, end)),
             asyncio.create_task(follow(server_url, topics["blocks"], blocks, end)),
@@ -63,13 +76,15 @@ async def test_plain_subscribers_follow_visible_and_blocks(
         run = await send(DEMO_MODEL, DEMO_PROMPT, tools=[WEATHER])
         [log] = (await ended(server.client, keys, [run])).values()
         wanted = [e for e in log if e["type"] == "chunk" and e["visible"]]
-        await eventually(lambda: len(visible) >= len(wanted) and len(by_faststream) >= len(wanted))
+        assert listener.stdout
+        by_faststream = [(await listener.stdout.readline()).decode().strip() for _ in wanted]
+        await eventually(lambda: len(visible) >= len(wanted))
         end.set()
         await asyncio.gather(*readers)
     judge.check(log)  # pyright: ignore[reportArgumentType]
     assert log[-1]["type"] == "completed"
     assert visible == wanted
-    assert by_faststream == wanted
+    assert by_faststream == [f"{e['seq']} {e['text']!r}" for e in wanted]
     assert blocks == [e for e in log if e["type"] in ("block_start", "block_complete")]
     assert [e["kind"] for e in blocks if e["type"] == "block_complete"] == [
         "thinking",
