@@ -98,14 +98,14 @@ def up(scales: tuple[str, ...], services: str | None, data: Path | None) -> None
 @click.option("--provider", help="Use the real API (anthropic, openai-chat) with the key in the environment.")
 @click.option("--model", help="Its model; each API has a default.")
 @click.option("--keep", is_flag=True, help="Keep the directory with settings, logs and data, and say where it is.")
-def demo(provider: str | None, model: str | None, keep: bool) -> None:
+def demo(provider: str | None, model: str | None, keep: bool) -> int:
     """Everything on this machine: one request with a tool, its text as it streams, then stop.
 
     Needs no key: a replay provider answers.
     """
     from tokenbus_services.cli.demo import run
 
-    run(provider=provider, model=model, keep=keep)
+    return run(provider=provider, model=model, keep=keep)
 
 
 @tokenbus.command()

@@ -98,11 +98,13 @@ async def _one_run(plan: DemoPlan, url: str) -> int:
 @asynccontextmanager
 async def _server(directory: Path, watcher: DemoWatcher) -> AsyncGenerator[str]:
     server = EmbeddedServer(directory / SERVER)
+    starting = asyncio.create_task(asyncio.to_thread(server.start))
     try:
-        await asyncio.to_thread(server.start)
+        await asyncio.shield(starting)
         watcher.ready(SERVER, server.url)
         yield server.url
     finally:
+        await asyncio.wait({starting})  # a start goes on in its thread, whatever happens here
         await asyncio.to_thread(server.stop)
 
 

@@ -89,7 +89,7 @@ class Fold:
         key = chunk.run, chunk.block
         block = self._open.pop(key, None) or Block(*key, chunk.kind, chunk.kind.replace("_", " "))
         if chunk.tool_name:
-            block.title = f"tool call {chunk.tool_name}"
+            block.title = f"{chunk.kind.replace('_', ' ')} {chunk.tool_name}"
         if chunk.tool_call_part in (None, "input"):
             block.pieces.append(chunk.text)
         self._open[key] = block

@@ -25,7 +25,7 @@ from tokenbus_services.worker import logs
 
 _HTTP_GRACE_S = 3
 """How long requests in hand may still take at the stop."""
-_ASK_S = 0.05
+_FIRST_ASK_S, _LONGEST_ASK_S = 0.02, 0.5
 _ANY_HOST = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
 
 
@@ -41,7 +41,7 @@ def run(service: ServiceName, *, host: str | None = None, port: int | None = Non
         try:
             with asyncio.Runner(loop_factory=_loop_factory()) as runner:
                 runner.run(serve(service, app, listener))
-        except (RedisError, OSError) as e:
+        except (RedisError, ConnectionError, TimeoutError) as e:
             raise ServerUnavailable(parse_url(settings.redis_url).safe, str(e) or type(e).__name__) from e
 
 
@@ -102,13 +102,15 @@ class _Server(uvicorn.Server):
 
 
 async def _announce(service: ServiceName, url: str) -> None:
+    pause_s = _FIRST_ASK_S
     while True:
         try:
             if await status_of(f"{url}/ready") == 200:
                 break
         except (OSError, ValueError):
             pass  # not yet
-        await asyncio.sleep(_ASK_S)
+        await asyncio.sleep(pause_s)
+        pause_s = min(2 * pause_s, _LONGEST_ASK_S)
     print(f"ready {service} {url}", flush=True)
 
 

@@ -39,8 +39,11 @@ def test_of_a_tool_call_only_its_input_is_content():
     fold.feed(told.chunk(0, "weather", "tool_call", tool_call_part="name", tool_name="weather"))
     fold.feed(told.chunk(0, "toolu_1", "tool_call", tool_call_part="id"))
     fold.feed(told.chunk(0, '{"city":', "tool_call", tool_call_part="input"))
-    [growing] = fold.open
-    assert (growing.title, growing.text) == ("tool call weather", '{"city":')
+    fold.feed(told.chunk(1, "rain", "tool_result", tool_name="weather"))
+    assert [(block.title, block.text) for block in fold.open] == [
+        ("tool call weather", '{"city":'),
+        ("tool result weather", "rain"),
+    ]
 
 
 def test_blocks_of_a_lost_attempt_are_void():
