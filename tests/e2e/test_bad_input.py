@@ -35,6 +35,11 @@ REJECTED: dict[str, tuple[dict[str, Any], str, str]] = {
         "request_invalid",
         "tools[0].parameters",
     ),
+    "no schema of the answer": (
+        {**GOOD, "output_schema": {"schema": {"type": "no"}}},
+        "request_invalid",
+        "output_schema.schema",
+    ),
     "too large": ({**GOOD, "system": "x" * 10 * 2**20}, "request_too_large", ""),
 }
 

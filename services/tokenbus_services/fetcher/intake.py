@@ -36,7 +36,7 @@ from tokenbus.events.frames import (
 )
 from tokenbus.events.requests import Cancel, Generate, Tool
 from tokenbus_services.settings import Settings
-from tokenbus_services.tools.schemas import check_tools
+from tokenbus_services.tools.schemas import check_output, check_tools
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -99,6 +99,7 @@ class Intake:
             raise RequestInvalid("provider", str(e)) from None
         request = self._with_tools(request)
         check_tools(request.tools)
+        check_output(request.output_schema)
         return self._accept(request, item)
 
     def _with_tools(self, request: Generate) -> Generate:

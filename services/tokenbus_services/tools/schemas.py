@@ -1,4 +1,4 @@
-"""JSON schemas of tools: is it one, and do arguments meet it.
+"""JSON schemas of tools and answers: is it one, and do a tool's arguments meet it.
 
 Schemas come from clients and arguments from models, so neither may cost more than it is worth: a schema has the bounds
 of `unfolding`, nothing is ever fetched for it, and its patterns run without backtracking, or with a bounded amount of
@@ -16,7 +16,7 @@ import msgspec
 from jsonschema_rs import FancyRegexOptions, ReferencingError, ValidationError, Validator, validator_for
 
 from tokenbus.errors import RequestInvalid
-from tokenbus.events.requests import Tool
+from tokenbus.events.requests import OutputSchema, Tool
 from tokenbus_services.tools.unfolding import MAX_SCHEMA_DEPTH, Json, SchemaError, deeper_than, objects, unfold
 
 MAX_SCHEMA_BYTES = 256 * 2**10
@@ -70,6 +70,15 @@ def check_tools(tools: Sequence[Tool]) -> None:
                 raise SchemaError(f"the tools of a request may have {MAX_PATTERNS} patterns")
         except SchemaError as e:
             raise RequestInvalid(f"tools[{i}].parameters", str(e)) from None
+
+
+def check_output(output: OutputSchema | None) -> None:
+    """Whether the ``schema`` of the answer is a JSON schema. Raises RequestInvalid at ``output_schema.schema``."""
+    try:
+        if output:
+            compile_schema(output.schema)
+    except SchemaError as e:
+        raise RequestInvalid("output_schema.schema", str(e)) from None
 
 
 def compile_schema(parameters: dict[str, object]) -> Schema:

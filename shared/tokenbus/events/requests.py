@@ -128,6 +128,16 @@ class ToolChoice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     name: Name
 
 
+class OutputSchema(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The answer must be JSON that meets ``schema``. Each provider takes some of JSON Schema, and refuses the rest."""
+
+    schema: dict[str, object]
+    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}$(?!\n)")] = "answer"
+    """What the model reads as the name of the format, where its API has one."""
+    strict: bool | None = None
+    """Whether the API is to enforce the schema to the letter; None: as it does by itself. Some always do."""
+
+
 class Generate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="generate", tag_field="type"):
     """One generation request. A repeated ``id`` is the same run."""
 
@@ -145,6 +155,7 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, ta
     top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     stop: list[Annotated[str, Meta(min_length=1)]] = []
     thinking: Thinking | None = None
+    output_schema: OutputSchema | None = None
     stream: bool = True
     max_tool_depth: Annotated[int, Meta(ge=0, le=1000)] = 10
     """The most tool turns of the run; 0: calls are reported and never run."""

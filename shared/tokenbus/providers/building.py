@@ -7,7 +7,7 @@ from typing import cast
 from zlib import crc32
 
 from tokenbus.errors import RequestInvalid
-from tokenbus.events.requests import Base64Source, Generate, UrlSource
+from tokenbus.events.requests import Base64Source, Generate, OutputSchema, UrlSource
 
 
 def fitted_id(tool_id: str, pattern: re.Pattern[str], max_length: int) -> str:
@@ -49,6 +49,12 @@ def needs_tools(request: Generate) -> bool:
 def schema_of(parameters: dict[str, object]) -> dict[str, object]:
     """A tool's parameters; a tool without any takes an empty object."""
     return parameters or {"type": "object", "properties": {}}
+
+
+def named_schema(output: OutputSchema) -> dict[str, object]:
+    """The schema of the answer, as both of OpenAI's APIs take it."""
+    said: dict[str, object] = {"name": output.name, "schema": output.schema}
+    return said if output.strict is None else said | {"strict": output.strict}
 
 
 def data_url(source: Base64Source | UrlSource) -> str:

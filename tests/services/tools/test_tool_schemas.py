@@ -8,11 +8,12 @@ import time
 import pytest
 
 from tokenbus.errors import RequestInvalid
-from tokenbus.events.requests import Tool
+from tokenbus.events.requests import OutputSchema, Tool
 from tokenbus_services.tools.schemas import (
     MAX_ARGUMENT_DEPTH,
     MAX_PATTERNS,
     MAX_SCHEMA_BYTES,
+    check_output,
     check_tools,
     compile_schema,
 )
@@ -223,3 +224,16 @@ def test_arguments_nested_beyond_all_measure_are_a_problem_and_not_a_crash() -> 
     for _ in range(100_000):
         deep = {"left": deep}
     assert schema.problems(deep) == [f"arguments: nested deeper than {MAX_ARGUMENT_DEPTH} levels"]
+
+
+@pytest.mark.parametrize("schema", [{"type": "banana"}, {"pattern": "("}, {"$ref": "https://example.org/a.json"}])
+def test_a_schema_of_the_answer_that_is_none_is_refused_by_name(schema: dict[str, object]) -> None:
+    with pytest.raises(RequestInvalid) as caught:
+        check_output(OutputSchema(schema=schema))
+    assert caught.value.where == "output_schema.schema"
+
+
+def test_an_answer_may_have_any_schema_or_none() -> None:
+    check_output(None)
+    check_output(OutputSchema(schema=WEATHER))
+    check_output(OutputSchema(schema={"type": "array", "items": {"enum": [1, 2]}}))

@@ -16,6 +16,7 @@ from tokenbus.events.requests import (
     Generate,
     ImagePart,
     Message,
+    OutputSchema,
     Request,
     TextPart,
     Thinking,
@@ -77,6 +78,7 @@ GOLDEN: list[tuple[Request, str]] = [
             top_p=0.9,
             stop=["END"],
             thinking=Thinking(enabled=False, budget_tokens=1024, effort="low"),
+            output_schema=OutputSchema(schema={"type": "object"}, name="city", strict=True),
             stream=False,
             max_tool_depth=3,
             tool_timeout_s=5,
@@ -101,7 +103,8 @@ GOLDEN: list[tuple[Request, str]] = [
         '"id":"r1","mode":"prefill","system":[{"type":"text","text":"You are Ada."}],'
         '"tools":[{"name":"weather","description":"d","parameters":{"type":"object"}}],'
         '"tool_choice":{"name":"weather"},"max_tokens":100,"temperature":0.5,"top_p":0.9,"stop":["END"],'
-        '"thinking":{"enabled":false,"budget_tokens":1024,"effort":"low"},"stream":false,"max_tool_depth":3,'
+        '"thinking":{"enabled":false,"budget_tokens":1024,"effort":"low"},'
+        '"output_schema":{"schema":{"type":"object"},"name":"city","strict":true},"stream":false,"max_tool_depth":3,'
         '"tool_timeout_s":5,"on_failure":"continue","deadline_s":60,"participant":"Ada","metadata":{"call":7},'
         '"extra":{"service_tier":"auto"}}',
     ),
@@ -129,6 +132,12 @@ def test_what_a_bare_request_leaves_out_has_these_defaults():
     assert bare.id is None
     assert (bare.mode, bare.stream, bare.on_failure, bare.max_tool_depth) == ("chat", True, "before_first_visible", 10)
     assert (bare.tools, bare.stop, bare.tool_choice, bare.deadline_s) == ([], [], None, None)
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a\n", "ä", "x" * 65])
+def test_a_name_of_an_output_schema_that_an_api_refuses_is_refused(name: str):
+    with pytest.raises(msgspec.ValidationError, match=r"\$\.name"):
+        msgspec.convert({"schema": {}, "name": name}, OutputSchema)
 
 
 @pytest.mark.parametrize("golden", [golden for _, golden in GOLDEN])

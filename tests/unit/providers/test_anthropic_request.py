@@ -15,6 +15,7 @@ from tokenbus.events.requests import (
     Generate,
     ImagePart,
     Message,
+    OutputSchema,
     TextPart,
     Thinking,
     ThinkingPart,
@@ -268,6 +269,15 @@ def test_thinking_is_asked_for_by_budget_or_by_effort(
 ) -> None:
     said = body(thinking=thinking, max_tokens=max_tokens)
     assert {name: said[name] for name in ("max_tokens", "thinking", "output_config") if name in said} == sent
+
+
+def test_the_schema_of_the_answer_stands_beside_the_effort() -> None:
+    city = {"type": "object", "properties": {"city": {"type": "string"}}, "additionalProperties": False}
+    said = body(output_schema=OutputSchema(schema=city, name="city", strict=True), thinking=Thinking(effort="low"))
+    assert said["output_config"] == {"effort": "low", "format": {"type": "json_schema", "schema": city}}
+    assert body(output_schema=OutputSchema(schema=city))["output_config"] == {
+        "format": {"type": "json_schema", "schema": city}
+    }
 
 
 @pytest.mark.parametrize(

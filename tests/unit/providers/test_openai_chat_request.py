@@ -15,6 +15,7 @@ from tokenbus.events.requests import (
     Generate,
     ImagePart,
     Message,
+    OutputSchema,
     TextPart,
     Thinking,
     ThinkingPart,
@@ -236,6 +237,16 @@ def test_a_participant_is_named_where_the_api_takes_the_name(participant: str, n
 )
 def test_thinking_is_asked_for_by_effort(thinking: Thinking, effort: str | None) -> None:
     assert body(thinking=thinking).get("reasoning_effort") == effort
+
+
+@pytest.mark.parametrize(("strict", "said"), [(None, {}), (True, {"strict": True}), (False, {"strict": False})])
+def test_the_schema_of_the_answer_is_named(strict: bool | None, said: dict[str, Any]) -> None:
+    city = {"type": "object", "properties": {"city": {"type": "string"}}}
+    asked = body(output_schema=OutputSchema(schema=city, name="city", strict=strict))
+    assert asked["response_format"] == {
+        "type": "json_schema",
+        "json_schema": {"name": "city", "schema": city, **said},
+    }
 
 
 @pytest.mark.parametrize(("choice", "sent"), [("auto", "auto"), ("any", "required"), ("none", "none"), (None, None)])

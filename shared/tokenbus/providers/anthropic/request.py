@@ -72,8 +72,9 @@ def build(request: Generate, history: list[Message], quirks: Quirks) -> Built:
 
 
 def _limits(request: Generate, quirks: Quirks) -> dict[str, object]:
-    """Output limit, thinking, sampling and stop strings."""
+    """Output limit and form, thinking, sampling and stop strings."""
     said: dict[str, object] = {}
+    output: dict[str, object] = {}
     thinking = request.thinking
     budget = thinking.budget_tokens if thinking and thinking.enabled else None
     said["max_tokens"] = request.max_tokens or quirks.default_max_tokens + (budget or 0)
@@ -85,7 +86,11 @@ def _limits(request: Generate, quirks: Quirks) -> dict[str, object]:
         # Models up to 4.5 think within a budget; newer ones refuse a budget and take an effort.
         said["thinking"] = {"type": "enabled", "budget_tokens": budget} if budget else {"type": "adaptive"}
         if thinking.effort:
-            said["output_config"] = {"effort": "low" if thinking.effort == "minimal" else thinking.effort}
+            output["effort"] = "low" if thinking.effort == "minimal" else thinking.effort
+    if request.output_schema:
+        output["format"] = {"type": "json_schema", "schema": request.output_schema.schema}
+    if output:
+        said["output_config"] = output
     if request.temperature is not None:
         said["temperature"] = request.temperature
     if request.top_p is not None:

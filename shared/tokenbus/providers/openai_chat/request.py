@@ -29,6 +29,7 @@ from tokenbus.providers.building import (
     chat_only,
     data_url,
     fitted_id,
+    named_schema,
     needs_tools,
     schema_of,
     stop_strings,
@@ -66,7 +67,7 @@ def build(request: Generate, history: list[Message], quirks: Quirks) -> Built:
 
 
 def _limits(request: Generate, quirks: Quirks) -> dict[str, object]:
-    """Output limit, reasoning effort, sampling and stop strings. The API knows no thinking budget."""
+    """Output limit and form, reasoning effort, sampling and stop strings. The API knows no thinking budget."""
     said: dict[str, object] = {}
     if request.max_tokens is not None:
         said[quirks.max_tokens_field] = request.max_tokens
@@ -74,6 +75,8 @@ def _limits(request: Generate, quirks: Quirks) -> dict[str, object]:
         said["reasoning_effort"] = "none"
     elif request.thinking and request.thinking.effort:
         said["reasoning_effort"] = request.thinking.effort
+    if request.output_schema:
+        said["response_format"] = {"type": "json_schema", "json_schema": named_schema(request.output_schema)}
     if request.temperature is not None:
         said["temperature"] = request.temperature
     if request.top_p is not None:
