@@ -8,7 +8,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from tokenbus.errors import RequestInvalid
+from tokenbus.errors import RequestInvalid, SettingsError
 from tokenbus_services.cli import reaching
 from tokenbus_services.cli.follow import show_run
 from tokenbus_services.cli.presenting import showing
@@ -25,6 +25,8 @@ async def send(
     as_json: bool,
 ) -> int:
     """Publish, tell the run's id, and with ``follow`` show the run. The exit code."""
+    if file and (tools or any(value is not None for value in options.values())):
+        raise SettingsError("options", "FILE", "holds the whole request: leave the options that make one")
     request = from_file(file.name, file.read()) if file else from_options(options, tools)
     async with reaching.client() as bus:
         run = await bus.publish(request)

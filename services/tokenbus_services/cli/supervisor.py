@@ -77,12 +77,14 @@ class Supervisor:
             await asyncio.wait({stopped, *keeping.values()}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             stopped.cancel()
-            self._watcher.stopping()
-            for service in STOP_ORDER:
-                names = [post.name for post in self._posts if post.service == service]
-                for name in names:
-                    stops[name].set()
-                await asyncio.gather(*(keeping[name] for name in names), return_exceptions=True)
+            try:
+                self._watcher.stopping()
+            finally:
+                for service in STOP_ORDER:
+                    names = [post.name for post in self._posts if post.service == service]
+                    for name in names:
+                        stops[name].set()
+                    await asyncio.gather(*(keeping[name] for name in names), return_exceptions=True)
         for task in keeping.values():
             task.result()
 

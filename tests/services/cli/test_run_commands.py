@@ -111,6 +111,12 @@ async def test_a_request_that_cannot_be_is_refused_before_it_is_sent(server: Ser
     assert await requests(server, keys) == []
 
 
+async def test_a_file_and_options_do_not_mix(server: Server, keys: Keys, config: str):
+    ended = await fed(b"{}", "send", "-", "--model", "m", TOKENBUS_CONFIG=config)
+    assert ended.code == 2
+    assert "FILE" in ended.error
+
+
 async def test_cancel_asks_for_the_end_with_the_reason(server: Server, keys: Keys, config: str):
     assert (await run("cancel", "r1", "--reason", "enough", TOKENBUS_CONFIG=config)).code == 0
     assert await requests(server, keys) == [{"type": "cancel", "run": "r1", "reason": "enough"}]
