@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import builtins
+
 import msgspec
 
 from tokenbus.bus.keys import DATA_FIELD, Keys
@@ -18,7 +20,7 @@ class DeadEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     stream: str
     entry: str
     """The entry's id in ``stream``."""
-    bytes: bytes
+    bytes: builtins.bytes
     run: str | None = None
 
 
