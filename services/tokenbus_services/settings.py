@@ -81,6 +81,39 @@ class HttpTool(_Table, frozen=True, kw_only=True, tag="http", tag_field="kind"):
 ToolSettings = PythonTool | HttpTool
 
 
+class McpStdio(_Table, frozen=True, kw_only=True, tag="stdio", tag_field="kind"):
+    """An MCP server that runs as a child of each tool executor."""
+
+    command: str
+    args: tuple[str, ...] = ()
+    env_pass: tuple[str, ...] = ()
+    """Environment variables that it gets, beside PATH, HOME and their like."""
+    prefix: str | None = None
+    """What its tools' names begin with; None: the table's name and `__`."""
+    connect_timeout_s: Seconds = 30.0
+    """To start and list its tools."""
+    timeout_s: Seconds | None = None
+    """For each call."""
+
+
+class McpHttp(_Table, frozen=True, kw_only=True, tag="http", tag_field="kind"):
+    """An MCP server behind Streamable HTTP."""
+
+    url: str
+    headers: dict[str, str] = {}
+    header_env: dict[str, str] = {}
+    """Header name to the environment variable that holds its value (a token, say)."""
+    prefix: str | None = None
+    """What its tools' names begin with; None: the table's name and `__`."""
+    connect_timeout_s: Seconds = 30.0
+    """To connect and list its tools."""
+    timeout_s: Seconds | None = None
+    """For each call."""
+
+
+McpSettings = McpStdio | McpHttp
+
+
 class LimitSettings(_Table, frozen=True, kw_only=True):
     """Bounds; each has a named error."""
 
@@ -94,6 +127,8 @@ class LimitSettings(_Table, frozen=True, kw_only=True):
     tool_calls_per_worker: Count = 64
     tool_result_bytes: Bytes = 64 * 2**10
     """A larger result goes to the blob store; the model and the bus see its beginning and the blob's id."""
+    mcp_message_bytes: Bytes = 8 * 2**20
+    """One message of an MCP server."""
     lag_bytes: Bytes = 8 * 2**20
     """Per partition and hop: a fetcher stops reading sockets while a later stage is this far behind."""
 
@@ -160,6 +195,8 @@ class Settings(_Table, frozen=True, kw_only=True):
     """How much is logged (TOKENBUS_LOG_LEVEL)."""
     providers: dict[str, ProviderSettings] = {}
     tools: dict[str, ToolSettings] = {}
+    mcp: dict[str, McpSettings] = {}
+    """MCP servers whose tools may be called."""
     retry: RetrySettings = RetrySettings()
     limits: LimitSettings = LimitSettings()
     retention: RetentionSettings = RetentionSettings()
@@ -179,6 +216,11 @@ class Settings(_Table, frozen=True, kw_only=True):
             Tool(name=name, description=tool.description or None, parameters=tool.parameters)
             for name, tool in self.tools.items()
         ]
+
+    @property
+    def mcp_prefixes(self) -> dict[str, str]:
+        """What the names of each MCP server's tools begin with."""
+        return {name: f"{name}__" if server.prefix is None else server.prefix for name, server in self.mcp.items()}
 
 
 DEFAULT_PROVIDERS: dict[str, ProviderSettings] = {

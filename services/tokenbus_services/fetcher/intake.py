@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import msgspec
 import structlog
@@ -37,6 +38,7 @@ from tokenbus.events.frames import (
 from tokenbus.events.requests import Cancel, Generate, Tool
 from tokenbus_services.settings import Settings
 from tokenbus_services.tools.schemas import check_output, check_tools
+from tokenbus_services.worker.listed_tools import ListedTools
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -57,13 +59,15 @@ class Intake:
         tools: Sequence[Tool],
     ) -> None:
         """``providers`` raises SettingsError for a name that is not configured; ``tools`` are those that the
-        deployment runs: a request may name one without repeating its schema."""
+        deployment declares: a request may name one, or one that an MCP server lists, without repeating its schema."""
         self._server = server
         self._settings = settings
         self._keys: Keys = settings.keys
         self._queue = queue
         self._providers = providers
         self._tools = {tool.name: tool for tool in tools}
+        self._mcp_prefixes = settings.mcp_prefixes
+        self._listed = ListedTools(server, settings.keys)
         limits, retry = settings.limits, settings.retry
         self._rules = Rules(
             retry.max_attempts,
@@ -79,7 +83,7 @@ class Intake:
         calls: list[scripts.Call] = []
         for item in items:
             try:
-                calls.append(self._call(item))
+                calls.append(await self._call(item))
             except TokenbusError as e:
                 if call := self._reject(item, e):
                     calls.append(call)
@@ -88,7 +92,7 @@ class Intake:
             await outlast(lambda: send_many(self._server, calls), what="intake")
         await self._queue.finish(items)
 
-    def _call(self, item: Item) -> scripts.Call:
+    async def _call(self, item: Item) -> scripts.Call:
         request = decode_request(item.fields, limit=self._settings.limits.request_bytes)
         if isinstance(request, Cancel):
             return self._cancel(request)
@@ -97,15 +101,32 @@ class Intake:
             self._providers(request.provider)
         except TokenbusError as e:
             raise RequestInvalid("provider", str(e)) from None
-        request = self._with_tools(request)
+        request = await self._with_tools(request)
         check_tools(request.tools)
         check_output(request.output_schema)
         return self._accept(request, item)
 
-    def _with_tools(self, request: Generate) -> Generate:
+    async def _with_tools(self, request: Generate) -> Generate:
         """Tools that the request only names, with the description and schema that the deployment has for them."""
-        known = [self._tools[t.name] if not t.parameters and t.name in self._tools else t for t in request.tools]
+        known = [t if t.parameters else await self._tool(t, f"tools[{i}]") for i, t in enumerate(request.tools)]
         return msgspec.structs.replace(request, tools=known)
+
+    async def _tool(self, tool: Tool, where: str) -> Tool:
+        """What the deployment knows of this tool. Raises RequestInvalid for one that its MCP server does not list."""
+        if tool.name in self._tools:
+            return self._tools[tool.name]
+        problem = None
+        for server, prefix in self._mcp_prefixes.items():
+            if tool.name.startswith(prefix):
+                listed = await outlast(partial(self._listed.read, server), what="tools of MCP servers")
+                if listed and tool.name in listed:
+                    return listed[tool.name]
+                if prefix:
+                    lists = f"lists no tool {tool.name[len(prefix) :]!r}" if listed else "has listed no tools yet"
+                    problem = f"the MCP server {server!r} {lists}"
+        if problem:
+            raise RequestInvalid(where, problem)
+        return tool
 
     def _accept(self, request: Generate, item: Item) -> scripts.Call:
         # Without an id of its own the request takes the entry's, so that a second delivery is the same run.

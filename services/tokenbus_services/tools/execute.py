@@ -6,7 +6,7 @@ import asyncio
 import os
 import time
 from collections.abc import Coroutine, Mapping
-from typing import TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import msgspec
 import structlog
@@ -15,10 +15,14 @@ from tokenbus.errors import ToolFailure
 from tokenbus_services.blobs.client import BlobLoader, HttpBlobs
 from tokenbus_services.settings import LimitSettings, Settings
 from tokenbus_services.tools.calls import Text, ToolCall, ToolContext, ToolOutcome
-from tokenbus_services.tools.registry import Declared, ToolRegistry
+from tokenbus_services.tools.declared import Declared
+from tokenbus_services.tools.registry import ToolRegistry
 from tokenbus_services.tools.results import Results
 from tokenbus_services.tools.schemas import compile_schema
 from tokenbus_services.tools.unfolding import SchemaError
+
+if TYPE_CHECKING:
+    from tokenbus_services.tools.mcp.servers import McpServers
 
 __all__ = ["Executor", "ToolCall", "ToolContext", "ToolOutcome"]
 
@@ -48,11 +52,23 @@ class Executor:
     def from_settings(cls, settings: Settings, env: Mapping[str, str] = os.environ) -> Executor:
         """The executor of a deployment. Raises SettingsError for a declared tool that is none."""
         limits, blobs = settings.limits, settings.blobs
-        registry = ToolRegistry(settings.tools, env=env, calls_at_once=limits.tool_calls_per_worker)
+        registry = ToolRegistry(
+            settings.tools,
+            settings.mcp,
+            env=env,
+            calls_at_once=limits.tool_calls_per_worker,
+            message_bytes=limits.mcp_message_bytes,
+        )
         return cls(registry, limits, HttpBlobs(blobs.service_url, max_bytes=blobs.max_bytes))
 
+    @property
+    def mcp(self) -> McpServers | None:
+        """The MCP servers, where there are any."""
+        return self._registry.mcp
+
     async def open(self) -> None:
-        """Tell which tools are ready. Connections are made by the first call that needs one."""
+        """Start the MCP servers and tell which tools are ready. An HTTP tool's first call connects."""
+        await self._registry.open()
         _log.info("tools_ready", tools=self._registry.names)
 
     async def close(self) -> None:

@@ -9,7 +9,7 @@ import msgspec
 
 from tokenbus.blobs import DEFAULT_MEDIA_TYPE, parse_media_type
 from tokenbus.errors import BlobRefused, ToolFailure
-from tokenbus_services.settings import HttpTool
+from tokenbus_services.settings import HttpTool, McpHttp
 from tokenbus_services.tools.calls import ToolCall, ToolContext, ToolOutcome
 from tokenbus_services.tools.results import Results
 
@@ -27,8 +27,8 @@ class EndpointTool:
         """Raises ValueError, saying what is wrong with the settings."""
         self._name = name
         self._method = settings.method
-        self._url = _endpoint(settings.url)
-        self._headers = _headers(settings, env)
+        self._url = endpoint_url(settings.url)
+        self._headers = headers_of(settings, env)
         self._client = client
 
     async def run(
@@ -81,7 +81,8 @@ class EndpointTool:
         return ToolFailure(self._name, "network", f"{type(e).__name__}: {e}".removesuffix(": "))
 
 
-def _endpoint(text: str) -> httpx.URL:
+def endpoint_url(text: str) -> httpx.URL:
+    """An url of the settings. Raises ValueError."""
     try:
         url = httpx.URL(text)
     except httpx.InvalidURL as e:
@@ -91,7 +92,8 @@ def _endpoint(text: str) -> httpx.URL:
     return url
 
 
-def _headers(settings: HttpTool, env: Mapping[str, str]) -> dict[str, str]:
+def headers_of(settings: HttpTool | McpHttp, env: Mapping[str, str]) -> dict[str, str]:
+    """The headers that settings ask for, secrets included. Raises ValueError."""
     headers = dict(settings.headers)
     for header, variable in settings.header_env.items():
         if not (value := env.get(variable)):

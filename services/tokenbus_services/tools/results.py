@@ -48,6 +48,10 @@ class Results:
             return ToolOutcome(content.decode())
         return await self._cut(result.text, _once(content), result.media_type)
 
+    async def blob(self, content: bytes, media_type: str) -> ToolOutcome:
+        """A note in place of what is no text; the content goes to the blob store whatever its size."""
+        return await self._cut(None, _once(content), media_type)
+
     async def stream(self, chunks: AsyncIterator[bytes], media_type: str, charset: str) -> ToolOutcome:
         """The outcome for a result that still arrives; at most a little over the limit of it is held in memory.
 

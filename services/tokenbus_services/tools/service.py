@@ -19,8 +19,10 @@ from tokenbus.bus.server import Server, join_deployment
 from tokenbus.events.frames import CONTROL_ATTEMPT, Control, EventFrame, ToolReturned, ToolWork, encode, tool_decoder
 from tokenbus_services.settings import Settings
 from tokenbus_services.tools.execute import Executor, ToolCall, ToolOutcome
+from tokenbus_services.tools.lists import McpLists
 from tokenbus_services.worker.app import worker_name
 from tokenbus_services.worker.inflight import InFlight, bury_item
+from tokenbus_services.worker.listed_tools import ListedTools
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -55,6 +57,7 @@ class ToolService:
             poisoned=self._poisoned,
         )
         self._control = ControlListener(server, keys, self._told)
+        self._lists = McpLists(executor.mcp, ListedTools(server, keys)) if executor.mcp else None
 
     @property
     def ready(self) -> bool:
@@ -64,6 +67,8 @@ class ToolService:
         await self._server.check()
         await join_deployment(self._server, self._settings.keys)
         await self._executor.open()
+        if self._lists:
+            await self._lists.open()
         await self._control.open()
         await self._queue.open()
 
@@ -73,6 +78,8 @@ class ToolService:
         await self.calls.stop()
         await self._queue.close()
         await self._control.close()
+        if self._lists:
+            await self._lists.close()
         await self._executor.close()
         await self._server.aclose()
 

@@ -49,6 +49,10 @@ class Keys(msgspec.Struct, frozen=True):
         """Stream of poison entries."""
         return f"{self.prefix}:dead"
 
+    def mcp(self, server: str) -> str:
+        """JSON: the tools that this MCP server listed."""
+        return f"{self.prefix}:mcp:{server}"
+
     def members(self, group: str) -> str:
         """Sorted set: live workers of a group by the server time of their last sign of life, in ms."""
         return f"{self.prefix}:members:{group}"

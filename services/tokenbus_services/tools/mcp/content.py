@@ -1,0 +1,69 @@
+"""From the result of an MCP call to what the model sees: texts as they are, all else as blobs with a note in place."""
+
+from __future__ import annotations
+
+import binascii
+from base64 import b64decode
+
+import mcp_types as types
+import msgspec
+
+from tokenbus.blobs import DEFAULT_MEDIA_TYPE, parse_media_type
+from tokenbus.errors import BlobRefused, ToolFailure
+from tokenbus_services.tools.calls import Text, ToolOutcome
+from tokenbus_services.tools.results import Results
+
+MAX_BLOBS = 16
+"""Of one result; what is beyond is only named."""
+
+
+async def outcome_of(tool: str, result: types.CallToolResult, results: Results) -> ToolOutcome:
+    """The parts in their order, each on lines of its own. Raises ToolFailure for one that says it is an error."""
+    parts: list[ToolOutcome] = []
+    kept = 0
+    for part in result.content:
+        match part:
+            case types.ImageContent() | types.AudioContent():
+                content, media_type = part.data, part.mime_type
+            case types.EmbeddedResource(resource=types.BlobResourceContents() as resource):
+                content, media_type = resource.blob, resource.mime_type
+            case _:
+                parts.append(ToolOutcome(_text(part)))
+                continue
+        kept += 1
+        if kept > MAX_BLOBS:
+            parts.append(ToolOutcome(f"[{(media_type or 'content')[:80]}, not kept: over {MAX_BLOBS} in one result]"))
+        else:
+            parts.append(await _blob(tool, content, media_type, results))
+    if not parts and result.structured_content is not None:
+        parts.append(ToolOutcome(msgspec.json.encode(result.structured_content).decode()))
+    whole = "\n".join(part.content for part in parts)
+    if result.is_error:
+        raise ToolFailure(tool, "tool_error", whole or "the tool ended in an error and does not say which")
+    if len(parts) == 1 and parts[0].blob_id:
+        return parts[0]
+    return await results.text(Text(whole))
+
+
+def _text(part: types.ContentBlock) -> str:
+    match part:
+        case types.TextContent():
+            return part.text
+        case types.EmbeddedResource(resource=types.TextResourceContents() as resource):
+            return resource.text
+        case types.ResourceLink():
+            return f"[resource {part.name}: {part.uri}]"
+        case _:
+            return f"[{part.type}]"
+
+
+async def _blob(tool: str, data: str, media_type: str | None, results: Results) -> ToolOutcome:
+    try:
+        content = b64decode(data, validate=True)
+    except (binascii.Error, ValueError):
+        raise ToolFailure(tool, "bad_result", "the result holds what is not valid base64") from None
+    try:
+        known = parse_media_type(media_type or DEFAULT_MEDIA_TYPE)
+    except BlobRefused:
+        known = DEFAULT_MEDIA_TYPE
+    return await results.blob(content, known)

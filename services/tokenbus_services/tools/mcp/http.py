@@ -1,0 +1,59 @@
+"""Streamable HTTP to an MCP server, with every answer bounded."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import httpx2
+from mcp.client.streamable_http import streamable_http_client
+
+if TYPE_CHECKING:
+    # Not public, so never imported when this runs.
+    from mcp.client._transport import TransportStreams
+
+CONNECT_S = 10.0
+
+
+@asynccontextmanager
+async def endpoint(url: str, headers: Mapping[str, str], *, message_bytes: int) -> AsyncGenerator[TransportStreams]:
+    """The transport. Redirects stay within the url's origin; a longer message ends the request that it answers."""
+
+    async def bound(response: httpx2.Response) -> None:
+        # Events are bounded by the package; an answer in one piece is not, nor is what a decoder makes of it.
+        if response.headers.get("content-encoding", "identity") != "identity":
+            raise httpx2.DecodingError("the answer is compressed although that was not asked for")
+        if not response.headers.get("content-type", "").lower().startswith("text/event-stream"):
+            assert isinstance(response.stream, httpx2.AsyncByteStream)
+            response.stream = _Bounded(response.stream, message_bytes)
+
+    async with (
+        httpx2.AsyncClient(
+            headers={**headers, "Accept-Encoding": "identity"},
+            # A call as a whole has a timeout of its own, and a stream of events may be silent for long.
+            timeout=httpx2.Timeout(None, connect=CONNECT_S),
+            event_hooks={"response": [bound]},
+        ) as client,
+        streamable_http_client(url, http_client=client, max_sse_event_size=message_bytes) as streams,
+    ):
+        yield streams
+
+
+class _Bounded(httpx2.AsyncByteStream):
+    """A body that ends in an error when it goes on for longer."""
+
+    def __init__(self, body: httpx2.AsyncByteStream, limit: int) -> None:
+        self._body = body
+        self._limit = limit
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        left = self._limit
+        async for chunk in self._body:
+            left -= len(chunk)
+            if left < 0:
+                raise httpx2.StreamError(f"over {self._limit} bytes")
+            yield chunk
+
+    async def aclose(self) -> None:
+        await self._body.aclose()

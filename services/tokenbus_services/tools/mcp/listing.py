@@ -1,0 +1,72 @@
+"""From what an MCP server lists to tools that a model may be told of. A server may list anything: all is bounded."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import mcp_types as types
+import msgspec
+import structlog
+
+from tokenbus.events.requests import Tool
+from tokenbus_services.tools.declared import NAME
+from tokenbus_services.tools.schemas import Schema, compile_schema
+from tokenbus_services.tools.unfolding import SchemaError
+
+MAX_TOOLS = 256
+"""Of one server."""
+MAX_LISTED_BYTES = 2**20
+"""All definitions of one server, as JSON."""
+MAX_DESCRIPTION_CHARS = 8000
+
+_NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9_-]")
+
+_log = structlog.stdlib.get_logger()
+
+
+class Listed(NamedTuple):
+    """One tool of a server."""
+
+    definition: Tool
+    """As a request would list it."""
+    remote_name: str
+    """What the server calls it."""
+    schema: Schema
+
+
+def usable(server: str, prefix: str, tools: Iterable[types.Tool]) -> dict[str, Listed]:
+    """The tools by the names that models see. One that cannot be told to a model is left out, and the log says why.
+
+    A name is the prefix and the server's own name, in which `_` stands for what providers take in no name.
+    """
+    found: dict[str, Listed] = {}
+    room = MAX_LISTED_BYTES
+    for tool in tools:
+        name = prefix + _NOT_IN_A_NAME.sub("_", tool.name)
+        description = (tool.description or tool.title or "")[:MAX_DESCRIPTION_CHARS]
+        definition = Tool(name=name, description=description or None, parameters=tool.input_schema)
+        try:
+            schema = _check(definition, known=found)
+            size = len(msgspec.json.encode(definition))
+            if len(found) >= MAX_TOOLS or size > room:
+                raise ValueError(f"over {MAX_TOOLS} tools or {MAX_LISTED_BYTES} bytes of definitions")
+        except ValueError as e:
+            _log.warning("mcp_tool_left_out", server=server, tool=tool.name[:80], problem=str(e))
+            continue
+        room -= size
+        found[name] = Listed(definition, tool.name, schema)
+    return found
+
+
+def _check(definition: Tool, known: dict[str, Listed]) -> Schema:
+    """The schema of a tool that may be told. Raises ValueError."""
+    if not NAME.fullmatch(definition.name):
+        raise ValueError("with its prefix, the name is not 1 to 64 letters, digits, _ and -")
+    if definition.name in known:
+        raise ValueError("another tool of the server has the same name for models")
+    try:
+        return compile_schema(definition.parameters)
+    except SchemaError as e:
+        raise ValueError(f"inputSchema: {e}") from None

@@ -1,0 +1,217 @@
+"""One MCP server, kept connected: started, listened to, and after a loss started again, later each time it fails.
+
+A connection lives in one task from beginning to end, for the package's task groups must be left by the task that
+entered them. Calls come from other tasks and only use it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from contextlib import AsyncExitStack, suppress
+from typing import cast
+
+import mcp_types as types
+import structlog
+from mcp import Client, MCPError
+from mcp.client import Transport
+from mcp.client.session import IncomingMessage
+from mcp.client.subscriptions import ToolsListChanged
+from mcp.shared.dispatcher import ProgressFnT
+from pydantic import TypeAdapter
+
+from tokenbus.errors import ToolFailure
+from tokenbus_services.tools.mcp.listing import Listed, usable
+
+RELIST_S = 60.0
+"""Listed again so often unasked: a server may change without a word, and one behind HTTP may be gone without one."""
+LIST_GAP_S = 1.0
+"""At least so long between two listings, however often the server says that they changed."""
+FIRST_PAUSE_S = 0.25
+LONGEST_PAUSE_S = 30.0
+STEADY_S = 10.0
+"""A connection that held for so long was none that failed: the next pause is the first again."""
+MOST_PAGES = 64
+
+_CALL_RESULT = TypeAdapter[types.CallToolResult | types.InputRequiredResult](
+    types.CallToolResult | types.InputRequiredResult
+)
+
+Connect = Callable[[Callable[[str], None]], Transport]
+"""Makes the transport of one connection; it may tell that the connection is lost."""
+
+_log = structlog.stdlib.get_logger()
+
+
+class ConnectionLost(Exception):
+    """The server cannot be talked to any more."""
+
+
+class McpServer:
+    """Its tools, and its calls. All methods are for one event loop."""
+
+    def __init__(
+        self, name: str, prefix: str, connect: Connect, *, connect_timeout_s: float, listed: Callable[[], None]
+    ) -> None:
+        """``listed`` is told after each listing."""
+        self.name = name
+        self.tools: dict[str, Listed] | None = None
+        """As last listed, kept while the server is away; None before the first listing."""
+        self.tried = asyncio.Event()
+        """Set once the first attempt to connect has ended, well or not."""
+        self._prefix = prefix
+        self._connect = connect
+        self._connect_timeout_s = connect_timeout_s
+        self._listed = listed
+        self._client: Client | None = None
+        self._connected_at: float | None = None
+        self._problem = "it has not been started"
+        self._wake = asyncio.Event()
+        """Set when one of the next two changes."""
+        self._lost: str | None = None
+        self._changed = False
+
+    async def keep(self) -> None:
+        """Be connected until cancelled."""
+        pause = FIRST_PAUSE_S
+        clock = asyncio.get_running_loop().time
+        while True:
+            self._connected_at = None
+            try:
+                await self._connection()
+            except Exception as e:
+                self._problem = _told(e)
+            self.tried.set()
+            if self._connected_at is not None and clock() - self._connected_at >= STEADY_S:
+                pause = FIRST_PAUSE_S
+            _log.warning("mcp_server_away", server=self.name, problem=self._problem, again_in_s=round(pause, 2))
+            await asyncio.sleep(pause * random.uniform(0.8, 1.2))
+            pause = min(pause * 2, LONGEST_PAUSE_S)
+
+    async def call(
+        self, tool: str, remote_name: str, arguments: dict[str, object], progress: ProgressFnT
+    ) -> types.CallToolResult:
+        """The result. Raises ToolFailure; cancelled, it tells the server so."""
+        client = self._client
+        if client is None:
+            problem = f"the MCP server {self.name!r} is not running and will be started again: {self._problem}"
+            raise ToolFailure(tool, "unavailable", problem)
+        params = types.CallToolRequestParams(name=remote_name, arguments=arguments)
+        try:
+            # Not `Client.call_tool`, which checks results with a validator whose patterns may backtrack for ever.
+            result = await client.session.send_request(
+                types.CallToolRequest(params=params), _CALL_RESULT, progress_callback=progress
+            )
+        except MCPError as e:
+            if e.code == types.CONNECTION_CLOSED or e.message == "Session terminated":
+                self._lose(client, e.message)
+                raise ToolFailure(tool, "unavailable", f"the MCP server was lost in the call: {e.message}") from None
+            raise ToolFailure(tool, "mcp_error", f"MCP error {e.code}: {e.message}") from None
+        except ValueError as e:  # pydantic's ValidationError is one; its text holds what the server sent
+            problem = f"the server's answer is no result of a call: {type(e).__name__}"
+            raise ToolFailure(tool, "bad_result", problem) from None
+        except Exception as e:
+            self._lose(client, _told(e))
+            raise ToolFailure(tool, "unavailable", f"the MCP server was lost in the call: {_told(e)}") from None
+        if isinstance(result, types.InputRequiredResult):
+            raise ToolFailure(tool, "bad_result", "the tool asks for input that nobody can give it here")
+        return result
+
+    async def _connection(self) -> None:
+        """One connection from start to loss. Raises what ended it."""
+        self._lost, self._changed = None, False
+        self._wake.clear()
+        async with AsyncExitStack() as stack:
+            # No scope of anyio here: the client's own would outlive it.
+            async with asyncio.timeout(self._connect_timeout_s):
+                transport = self._connect(self._tell_lost)
+                client = await stack.enter_async_context(
+                    Client(transport, cache=None, message_handler=self._told_something)
+                )
+                await self._list(client)
+            self._client = client
+            self._connected_at = asyncio.get_running_loop().time()
+            self.tried.set()
+            listening = asyncio.create_task(self._listen(client), name=f"mcp listen {self.name}")
+            try:
+                await self._watch(client)
+            finally:
+                self._client = None
+                listening.cancel()
+                await asyncio.wait({listening})
+
+    async def _watch(self, client: Client) -> None:
+        """List again when it is due. Raises ConnectionLost, or what a listing raises."""
+        clock = asyncio.get_running_loop().time
+        last = clock()
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(last + (LIST_GAP_S if self._changed else RELIST_S)):
+                    await self._wake.wait()
+            self._wake.clear()
+            if self._lost is not None:
+                raise ConnectionLost(self._lost)
+            if clock() - last >= (LIST_GAP_S if self._changed else RELIST_S):
+                self._changed = False
+                async with asyncio.timeout(self._connect_timeout_s):
+                    await self._list(client)
+                last = clock()
+
+    async def _list(self, client: Client) -> None:
+        tools: list[types.Tool] = []
+        cursor: str | None = None
+        for _ in range(MOST_PAGES):
+            page = await client.list_tools(cursor=cursor)
+            tools += page.tools
+            cursor = page.next_cursor
+            if cursor is None:
+                break
+        found = usable(self.name, self._prefix, tools)
+        if found.keys() != (self.tools or {}).keys():
+            _log.info("mcp_tools_listed", server=self.name, tools=sorted(found))
+        self.tools = found
+        self._listed()
+
+    async def _listen(self, client: Client) -> None:
+        """Hear of changes where the server tells them only to who asks (from protocol version 2026-07-28 on)."""
+        capability = client.server_capabilities.tools
+        if not (capability and capability.list_changed):
+            return
+        # A server that cannot be listened to is listed every RELIST_S as any other.
+        with suppress(Exception):
+            async with client.listen(tools_list_changed=True) as events:
+                async for event in events:
+                    if isinstance(event, ToolsListChanged):
+                        self._tell_changed()
+
+    async def _told_something(self, message: IncomingMessage) -> None:
+        if isinstance(message, types.ToolListChangedNotification):
+            self._tell_changed()
+
+    def _tell_changed(self) -> None:
+        self._changed = True
+        self._wake.set()
+
+    def _tell_lost(self, problem: str) -> None:
+        self._lost = problem
+        self._wake.set()
+
+    def _lose(self, client: Client, problem: str) -> None:
+        """The connection of a call that failed is of no more use, unless there is a newer one by now."""
+        if self._client is client:
+            self._client = None
+            self._problem = problem
+            self._tell_lost(problem)
+
+
+def _told(error: Exception) -> str:
+    """The first cause in words: the package wraps what broke in groups."""
+    cause = error
+    while isinstance(cause, ExceptionGroup):
+        cause = cast("ExceptionGroup[Exception]", cause).exceptions[0]
+    if isinstance(cause, TimeoutError):
+        return "it did not answer in time"
+    if isinstance(cause, ConnectionLost):
+        return str(cause)
+    return f"{type(cause).__name__}: {cause}".removesuffix(": ")[:500]

@@ -1,0 +1,50 @@
+"""An MCP server of 2025-06-18 for tests, written by hand: knows nothing of what came later."""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+TOOLS = [{"name": "wait", "inputSchema": {"type": "object"}}]
+
+
+def note(text: str) -> None:
+    with Path(os.environ["NOTES"]).open("a") as file:
+        file.write(text + "\n")
+
+
+def tell(**message: Any) -> None:
+    print(json.dumps({"jsonrpc": "2.0", **message}), flush=True)
+
+
+def answer(request: dict[str, Any]) -> None:
+    result: dict[str, Any]
+    match request["method"]:
+        case "initialize":
+            capabilities = {"tools": {"listChanged": True}}
+            info = {"name": "older", "version": "1"}
+            result = {"protocolVersion": "2025-06-18", "capabilities": capabilities, "serverInfo": info}
+        case "tools/list" if "cursor" in request.get("params", {}):
+            result = {"tools": TOOLS[1:]}
+        case "tools/list":
+            result = {"tools": TOOLS[:1], "nextCursor": "1"}
+        case "tools/call" if request["params"]["name"] == "wait":
+            TOOLS.append({"name": "late", "inputSchema": {"type": "object"}})
+            tell(method="notifications/tools/list_changed")
+            return  # never answered
+        case "tools/call":
+            result = {"content": [], "structuredContent": {"degrees": 7}}
+        case _:
+            tell(id=request["id"], error={"code": -32601, "message": "Method not found"})
+            return
+    tell(id=request["id"], result=result)
+
+
+note(f"pid {os.getpid()}")
+for line in sys.stdin:
+    message = json.loads(line)
+    if "id" in message:
+        answer(message)
+    else:
+        note(message["method"])
