@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
 
 ApiName = Literal["anthropic", "openai-chat", "openai-responses", "gemini"]
+
+
+TagName = Annotated[str, Meta(pattern=r"^[A-Za-z][A-Za-z0-9_:.-]{0,63}$(?!\n)")]
 
 
 class Quirks(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -25,6 +29,18 @@ class Quirks(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     beside its tool calls); empty: it does not, but for `reasoning_details`."""
     cache_marks: bool = False
     """Chat Completions: send cache marks as `cache_control` (OpenRouter); others refuse the field."""
+    effort_field: str = "reasoning_effort"
+    """Chat Completions: where the effort goes (`reasoning.effort`: into an object); empty: nowhere."""
+    budget_field: str = ""
+    """Chat Completions: where the thinking budget goes, in the same way."""
+    thinking_on: dict[str, object] = {}
+    """Chat Completions: what the body of a request holds besides that asks for thinking."""
+    thinking_off: dict[str, object] = {}
+    """Chat Completions: what the body of a request holds that wants none; empty: the effort `none`."""
+    inline_thinking: tuple[TagName, ...] = ()
+    """Names of the tags in which a model writes its thinking into the text (`think`)."""
+    inline_thinking_opened: bool = False
+    """The prompt's template opens the first of these tags, so that an answer begins inside of it."""
     max_stop_strings: int | None = None
     """None: the API's own limit."""
     default_max_tokens: int = 8192

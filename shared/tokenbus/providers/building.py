@@ -69,19 +69,20 @@ def with_extra(body: dict[str, object], extra: dict[str, object] | None) -> dict
     """
     if extra and "stream" in extra:
         raise RequestInvalid("extra.stream", "set the request's own field `stream`")
-    merged = _merged(body, extra or {})
+    merged = deep_merged(body, extra or {})
     tools, more = body.get("tools"), (extra or {}).get("tools")
     if isinstance(tools, list) and isinstance(more, list):
         merged["tools"] = [*cast("list[object]", tools), *cast("list[object]", more)]
     return merged
 
 
-def _merged(body: dict[str, object], extra: dict[str, object]) -> dict[str, object]:
+def deep_merged(body: dict[str, object], extra: dict[str, object]) -> dict[str, object]:
+    """Both, objects key by key, all else as ``extra`` has it."""
     merged = dict(body)
     for name, value in extra.items():
         ours = merged.get(name)
         if isinstance(ours, dict) and isinstance(value, dict):
-            merged[name] = _merged(cast("dict[str, object]", ours), cast("dict[str, object]", value))
+            merged[name] = deep_merged(cast("dict[str, object]", ours), cast("dict[str, object]", value))
         else:
             merged[name] = value
     return merged
