@@ -15,6 +15,7 @@ from tokenbus.events.requests import (
     Generate,
     ImagePart,
     Message,
+    OutputSchema,
     TextPart,
     Thinking,
     ThinkingPart,
@@ -62,7 +63,7 @@ def call(tool_id: str = "t", arguments: str = "{}", **opaque: str) -> ToolCallPa
 def test_the_smallest_request() -> None:
     built = build(Generate(provider="p", model="gemini-3-pro", messages=[HI]))
     assert (built.call.path, built.call.query) == (
-        "/v1beta/models/gemini-3-pro:streamGenerateContent",
+        "/models/gemini-3-pro:streamGenerateContent",
         {"alt": "sse"},
     )
     assert built.call.headers == {"content-type": "application/json"}
@@ -72,10 +73,10 @@ def test_the_smallest_request() -> None:
 @pytest.mark.parametrize(
     ("model", "path"),
     [
-        ("gemini", "/v1beta/models/gemini:generateContent"),
-        ("models/gemini", "/v1beta/models/gemini:generateContent"),
-        ("tunedModels/mine", "/v1beta/tunedModels/mine:generateContent"),
-        ("a b?c:d", "/v1beta/models/a%20b%3Fc%3Ad:generateContent"),
+        ("gemini", "/models/gemini:generateContent"),
+        ("models/gemini", "/models/gemini:generateContent"),
+        ("tunedModels/mine", "/tunedModels/mine:generateContent"),
+        ("a b?c:d", "/models/a%20b%3Fc%3Ad:generateContent"),
     ],
 )
 def test_the_model_is_part_of_the_path(model: str, path: str) -> None:
@@ -255,6 +256,14 @@ def test_a_provider_item_of_another_api_and_unsigned_thoughts_are_left_out() -> 
 )
 def test_thinking_is_asked_for_by_budget_or_level(thinking: Thinking, config: Any) -> None:
     assert body(thinking=thinking)["generationConfig"] == {"thinkingConfig": config}
+
+
+def test_the_schema_of_the_answer_makes_it_json() -> None:
+    city = {"type": "object", "properties": {"city": {"type": "string"}}}
+    assert body(output_schema=OutputSchema(schema=city, name="city", strict=True))["generationConfig"] == {
+        "responseMimeType": "application/json",
+        "responseJsonSchema": city,
+    }
 
 
 @pytest.mark.parametrize(("choice", "mode"), [("auto", "AUTO"), ("any", "ANY"), ("none", "NONE")])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from typing import get_args
 
 import msgspec
 import pytest
@@ -318,7 +319,20 @@ STREAMS: dict[ApiName, bytes] = {
         {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]},
         b"data: [DONE]\n\n",
     ),
+    "openai-responses": sse(
+        {"type": "response.created", "response": {"id": "r", "model": "m"}},
+        *({"type": "response.output_text.delta", "output_index": 0, "content_index": 0, "delta": c} for c in TEXT),
+        {"type": "response.completed", "response": {"status": "completed"}},
+    ),
+    "gemini": sse(
+        *({"modelVersion": "m", "candidates": [{"content": {"parts": [{"text": c}]}}]} for c in TEXT),
+        {"candidates": [{"finishReason": "STOP"}]},
+    ),
 }
+
+
+def test_every_api_is_among_them() -> None:
+    assert set(STREAMS) == set(get_args(ApiName))
 
 
 @pytest.mark.parametrize("api", STREAMS)

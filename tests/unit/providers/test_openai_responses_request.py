@@ -15,6 +15,7 @@ from tokenbus.events.requests import (
     Generate,
     ImagePart,
     Message,
+    OutputSchema,
     TextPart,
     Thinking,
     ThinkingPart,
@@ -291,6 +292,13 @@ def test_long_ids_are_made_to_fit_for_call_and_result_alike() -> None:
 )
 def test_thinking_is_asked_for_by_effort(thinking: Thinking | None, reasoning: Any) -> None:
     assert body(thinking=thinking).get("reasoning") == reasoning
+
+
+@pytest.mark.parametrize(("strict", "said"), [(None, {}), (True, {"strict": True}), (False, {"strict": False})])
+def test_the_schema_of_the_answer_is_named(strict: bool | None, said: dict[str, Any]) -> None:
+    city = {"type": "object", "properties": {"city": {"type": "string"}}}
+    asked = body(output_schema=OutputSchema(schema=city, name="city", strict=strict))
+    assert asked["text"] == {"format": {"type": "json_schema", "name": "city", "schema": city, **said}}
 
 
 @pytest.mark.parametrize(("choice", "sent"), [("auto", "auto"), ("any", "required"), ("none", "none"), (None, None)])

@@ -45,7 +45,7 @@ def build(request: Generate, history: list[Message], quirks: Quirks) -> Built:
     place = model if "/" in model else f"models/{model}"
     method, query = ("streamGenerateContent", {"alt": "sse"}) if request.stream else ("generateContent", {})
     call = HttpCall(
-        path=f"/v1beta/{quote(place, safe='/')}:{method}",
+        path=f"/{quote(place, safe='/')}:{method}",
         query=query,
         body=msgspec.json.encode(with_extra(body, request.extra)),
         headers={"content-type": "application/json"},
@@ -58,8 +58,10 @@ def _texts(system: str | list[TextPart]) -> list[str]:
 
 
 def _generation(request: Generate, quirks: Quirks) -> dict[str, object]:
-    """Output limit, thinking, sampling and stop strings."""
+    """Output limit and form, thinking, sampling and stop strings."""
     said: dict[str, object] = {}
+    if request.output_schema:
+        said |= {"responseMimeType": "application/json", "responseJsonSchema": request.output_schema.schema}
     if request.max_tokens is not None:
         said["maxOutputTokens"] = request.max_tokens
     if request.temperature is not None:

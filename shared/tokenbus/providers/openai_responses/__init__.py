@@ -8,6 +8,7 @@ import msgspec
 
 from tokenbus.events.requests import Generate, Message
 from tokenbus.providers.api import ApiName, Built, Decoder, Provider, Quirks
+from tokenbus.providers.inline_thinking import InlineThinking
 from tokenbus.providers.openai_responses.request import build
 from tokenbus.providers.openai_responses.stream import ResponsesDecoder
 
@@ -35,7 +36,7 @@ class OpenAIResponses:
 
     def decoder(self, *, status: int, headers: Mapping[str, str], stream: bool, quirks: Quirks) -> Decoder:
         """See `Provider.decoder`. A whole response says by its `object` that it is one, whatever was asked for."""
-        return ResponsesDecoder.of(status, headers)
+        return ResponsesDecoder.of(status, headers, inline=InlineThinking.of(quirks))
 
     def restore(self, state: bytes) -> Decoder:
         """See `Provider.restore`."""

@@ -11,7 +11,7 @@ import msgspec
 
 from tokenbus.events.requests import Generate, Message, TextPart, ToolChoice
 from tokenbus.providers.api import Built, HttpCall, Quirks
-from tokenbus.providers.building import chat_only, needs_tools, schema_of, stop_strings, with_extra
+from tokenbus.providers.building import chat_only, named_schema, needs_tools, schema_of, stop_strings, with_extra
 from tokenbus.providers.conversation import conversation
 from tokenbus.providers.openai_responses.input import Input, text_part
 
@@ -47,7 +47,7 @@ def _instructions(system: str | list[TextPart] | None) -> str:
 
 
 def _limits(request: Generate, quirks: Quirks) -> dict[str, object]:
-    """Output limit, reasoning and sampling. The API itself takes no stop strings."""
+    """Output limit and form, reasoning and sampling. The API itself takes no stop strings."""
     said: dict[str, object] = {}
     if request.max_tokens is not None:
         said["max_output_tokens"] = request.max_tokens
@@ -56,6 +56,8 @@ def _limits(request: Generate, quirks: Quirks) -> dict[str, object]:
         said["reasoning"] = {"effort": "none"}
     elif thinking:
         said["reasoning"] = {"summary": "auto"} | ({"effort": thinking.effort} if thinking.effort else {})
+    if request.output_schema:
+        said["text"] = {"format": {"type": "json_schema", **named_schema(request.output_schema)}}
     if request.temperature is not None:
         said["temperature"] = request.temperature
     if request.top_p is not None:
