@@ -76,8 +76,9 @@ _CLASS_OF_NAME: dict[str, ErrorClass] = {
 _HOPELESS = {"insufficient_quota", "exceeded_current_quota_error"}
 """Of a retryable class by status, but no waiting helps."""
 
-_VAGUE = {"invalid_request_error", "api_error", "invalid_argument"}
-"""Types that OpenAI and Gemini give to nearly every error of a class of statuses: something else says more."""
+_VAGUE = {"invalid_request_error", "api_error", "invalid_argument", "server_error", "internal_server_error", "internal"}
+"""Types that OpenAI and Gemini give to nearly every error of a class of statuses: something else says more. A 503 of
+OpenAI, say, means overloaded, and its type is `server_error`."""
 
 _CLASS_OF_STATUS: dict[int, ErrorClass] = {
     401: "auth",
