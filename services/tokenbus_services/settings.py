@@ -21,6 +21,8 @@ from tokenbus.providers.api import ApiName, Quirks
 Seconds = Annotated[float, Meta(gt=0)]
 Count = Annotated[int, Meta(ge=1)]
 Bytes = Annotated[int, Meta(ge=1)]
+HttpUrl = Annotated[str, Meta(pattern=r"^https?://[^/?#\s]+[^?#\s]*$(?!\n)")]
+HeaderName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9!#$%&'*+.^_`|~-]+$(?!\n)")]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 
@@ -39,21 +41,38 @@ class RetrySettings(_Table, frozen=True, kw_only=True):
     max_delay_s: Seconds = 30.0
 
 
+class QuirkSettings(Quirks, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Quirks as the file has them: an unknown one is an error too."""
+
+
 class ProviderSettings(_Table, frozen=True, kw_only=True):
-    """One configured provider: what a request's `provider` names."""
+    """One configured provider: what a request's `provider` names. What is left out is as its API has it."""
 
     api: ApiName
-    base_url: str | None = None
+    base_url: HttpUrl | None = None
+    path: str | None = None
+    """In place of the API's own, beneath `base_url`; `{model}` in it stands for the request's model. Not for `gemini`,
+    whose path says whether the answer streams."""
+    query: dict[str, str] = {}
+    """Parameters of each call's URL. Not for secrets."""
     api_key_env: str | None = None
     """Environment variable that holds the key; empty text: the provider needs none."""
-    headers: dict[str, str] = {}
+    key_header: HeaderName | None = None
+    """Header that carries the key."""
+    key_format: Annotated[str, Meta(pattern=r"^[^{}]*\{\}[^{}]*$")] | None = None
+    """What that header holds, with `{}` for the key. None: with `key_header` the key alone, else as the API has it."""
+    headers: dict[HeaderName, str] = {}
     """Sent with each call. Not for secrets."""
     connect_timeout_s: Seconds = 10.0
     first_event_timeout_s: Seconds = 120.0
     idle_timeout_s: Seconds = 60.0
     """Longest silence inside a stream."""
     max_connections: Count = 256
-    quirks: Quirks = Quirks()
+    quirks: QuirkSettings = QuirkSettings()
+
+    def __post_init__(self) -> None:
+        if self.path is not None and self.api == "gemini":
+            raise ValueError("gemini takes no path: it says whether the answer streams; base_url may have one")
 
 
 class PythonTool(_Table, frozen=True, kw_only=True, tag="python", tag_field="kind"):

@@ -19,7 +19,20 @@ from tokenbus.bus.keys import Keys
 Kind = Literal["fetcher", "normalizer", "parser", "tools", "blobs"]
 PIPELINE: tuple[Kind, ...] = ("fetcher", "normalizer", "parser")
 WITH_TOOLS: tuple[Kind, ...] = (*PIPELINE, "tools")
+BASE_PATHS = {"anthropic": "", "openai-chat": "/v1", "openai-responses": "/v1", "gemini": "/v1beta"}
+"""Of each provider API, beneath the replay provider's address."""
 LAUNCH = "from tokenbus_services.cli import main; main()"
+
+
+def provider_table(name: str, api: str, url: str, more: str = "") -> str:
+    """A table of the settings: this API of the replay provider."""
+    return f'''
+[providers.{name}]
+api = "{api}"
+base_url = "{url}{BASE_PATHS[api]}"
+api_key_env = ""
+{more}
+'''
 
 
 class Worker:
@@ -73,16 +86,7 @@ prefix = "{keys.prefix}"
 partitions = {keys.partitions}
 data_dir = "{directory}"
 
-[providers.anthropic]
-api = "anthropic"
-base_url = "{provider_url}"
-api_key_env = ""
-
-[providers.openai-chat]
-api = "openai-chat"
-base_url = "{provider_url}/v1"
-api_key_env = ""
-
+{"".join(provider_table(api, api, provider_url) for api in BASE_PATHS)}
 [tools.weather]
 kind = "python"
 call = "tokenbus_services.replay.demo:weather"

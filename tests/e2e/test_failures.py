@@ -9,7 +9,7 @@ import pytest
 
 from tests.e2e import judge
 from tests.e2e.conftest import WEATHER, Send
-from tests.e2e.fleet import PIPELINE, WITH_TOOLS, ended, fleet
+from tests.e2e.fleet import BASE_PATHS, PIPELINE, WITH_TOOLS, ended, fleet, provider_table
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server import Server
 from tokenbus_services.replay import (
@@ -26,24 +26,33 @@ from tokenbus_services.replay import (
     ToolCall,
     Turn,
 )
+from tokenbus_services.replay.script import Fault
 
 SAID = "It was said in full, and only once."
 THOUGHT = "Let me think of it first."
 REPLY = Reply(thinking=THOUGHT, text=SAID)
-BEFORE_TEXT = {
-    "rate limit": Status(status=429, headers={"retry-after": "0.2"}),
-    "overloaded": Status(status=529),
-    "overloaded event": ErrorEvent(status=529, after_text="think"),
-    "hang up": HangUp(),
-    "cut in thinking": CutOff(after_text="think"),
-    "reset in thinking": CutOff(after_text="think", reset=True),
-    "stall in thinking": Stall(after_text="think"),
+APIS = [*BASE_PATHS]
+BEFORE_TEXT: dict[str, tuple[Fault, str]] = {
+    "rate limit": (Status(status=429, headers={"retry-after": "0.2"}), "rate_limit"),
+    "overloaded": (Status(status=529), "overloaded"),
+    "hang up": (HangUp(), "network"),
+    "cut in thinking": (CutOff(after_text="think"), "network"),
+    "reset in thinking": (CutOff(after_text="think", reset=True), "network"),
+    "stall in thinking": (Stall(after_text="think"), "timeout"),
 }
-IN_TEXT = {
-    "error": (ErrorEvent(status=529, after_text="full"), "failed"),
-    "cut": (CutOff(after_text="full"), "incomplete"),
-    "stall": (Stall(after_text="full"), "incomplete"),
+"""What goes wrong, and the class of the error."""
+IN_TEXT: dict[str, tuple[Fault, str, str]] = {
+    "cut": (CutOff(after_text="full"), "network", "incomplete"),
+    "stall": (Stall(after_text="full"), "timeout", "incomplete"),
 }
+"""The same, and how the run ends."""
+ERROR_EVENT = {
+    "anthropic": (529, "overloaded"),
+    "openai-chat": (500, "server"),
+    "openai-responses": (500, "server"),
+    "gemini": (503, "overloaded"),
+}
+"""What each API says of itself inside of a stream that began with status 200; OpenAI's have no word for overloaded."""
 QUICK = """
 [retry]
 base_delay_s = 0.05
@@ -55,36 +64,35 @@ def named(name: str) -> str:
 
 
 @pytest.mark.timeout(90)
-@pytest.mark.parametrize("api", ["anthropic", "openai-chat"])
+@pytest.mark.parametrize("api", APIS)
 async def test_a_failure_is_tried_again_unless_somebody_heard(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path, api: str
 ) -> None:
-    once = [Script(name=named(name), turns=(Turn(says=REPLY, first=(fault,)),)) for name, fault in BEFORE_TEXT.items()]
-    heard = [Script(name=named(name), turns=(Turn(says=REPLY, fault=fault),)) for name, (fault, _) in IN_TEXT.items()]
-    base = "" if api == "anthropic" else "/v1"
+    status, said = ERROR_EVENT[api]
+    before_text = {**BEFORE_TEXT, "error in thinking": (ErrorEvent(status=status, after_text="think"), said)}
+    in_text = {**IN_TEXT, "error": (ErrorEvent(status=status, after_text="full"), said, "failed")}
+    once = [Script(name=named(n), turns=(Turn(says=REPLY, first=(fault,)),)) for n, (fault, _) in before_text.items()]
+    heard = [Script(name=named(n), turns=(Turn(says=REPLY, fault=fault),)) for n, (fault, _, _) in in_text.items()]
     async with ReplayServer([*once, *heard]) as provider:
-        toml = f"""{QUICK}
-[providers.impatient]
-api = "{api}"
-base_url = "{provider.url}{base}"
-api_key_env = ""
-idle_timeout_s = 0.5
-"""
+        toml = QUICK + provider_table("impatient", api, provider.url, "idle_timeout_s = 0.5")
         async with fleet(tmp_path, server_url, keys, provider.url, PIPELINE, toml):
-            again = [await send(named(name), name, provider="impatient", id=named(name)) for name in BEFORE_TEXT]
-            told = [await send(named(name), name, provider="impatient", id=named(name)) for name in IN_TEXT]
+            again = [await send(named(name), name, provider="impatient", id=named(name)) for name in before_text]
+            told = [await send(named(name), name, provider="impatient", id=named(name)) for name in in_text]
             logs: Any = await ended(server.client, keys, again + told)
-    for run in again:
+    for run, (_, kind) in zip(again, before_text.values(), strict=True):
         log = logs[run]
         judge.check(log)
         assert log[-1]["type"] == "completed", log[-1]
-        assert [e["type"] for e in log].count("retrying") == 1, run
+        [retrying] = [e for e in log if e["type"] == "retrying"]
+        assert retrying["error"]["class"] == kind, run
+        assert retrying["delay_ms"] >= 1000 * retrying["error"].get("retry_after_s", 0), run
         assert judge.blocks(log) == [("thinking", THOUGHT), ("text", SAID)], run
         assert judge.text(log) == SAID, run
-    for run, (_, end) in zip(told, IN_TEXT.values(), strict=True):
+    assert logs[named("rate limit")][1]["error"]["retry_after_s"] == 0.2
+    for run, (_, kind, end) in zip(told, in_text.values(), strict=True):
         log = logs[run]
         judge.check(log)
-        assert log[-1]["type"] == end
+        assert (log[-1]["type"], log[-1]["error"]["class"]) == (end, kind)
         assert log[-1]["error"]["retryable"]
         assert SAID.startswith(judge.text(log))
         assert judge.text(log).endswith("full,"), "what was heard stays, and nothing is heard twice"
@@ -118,7 +126,7 @@ async def test_a_deadline_ends_the_run_and_closes_the_socket(
 
 
 @pytest.mark.timeout(90)
-@pytest.mark.parametrize("api", ["anthropic", "openai-chat"])
+@pytest.mark.parametrize("api", APIS)
 async def test_a_call_that_does_not_stream_gives_the_same_blocks_with_one_chunk_each(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path, api: str
 ) -> None:

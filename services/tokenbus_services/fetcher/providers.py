@@ -1,15 +1,18 @@
-"""The configured providers: for each its API, its HTTP pool, and its key, which never leaves this process."""
+"""The configured providers: where and how each is called, and its key, which never leaves this process."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from urllib.parse import quote
 
 import httpx
+import msgspec
 
-from tokenbus.errors import SettingsError
+from tokenbus.errors import RequestInvalid, SettingsError
+from tokenbus.events.requests import Generate, Message
 from tokenbus.providers import registry
-from tokenbus.providers.api import HttpCall, Provider
+from tokenbus.providers.api import Built, HttpCall, Provider
 from tokenbus_services.settings import ProviderSettings, Settings
 
 MAX_REQUEST_S = 30.0
@@ -28,14 +31,24 @@ class Endpoint:
     """One configured provider, ready to be called."""
 
     def __init__(self, name: str, settings: ProviderSettings, env: Mapping[str, str]) -> None:
+        """Raises SettingsError for an address that is none."""
         self.name = name
         self.settings = settings
         self.api: Provider = registry.get(settings.api)
         variable = self.api.default_key_env if settings.api_key_env is None else settings.api_key_env
         self._variable = variable
         self._key = env.get(variable, "") if variable else ""
+        header, form = self.api.key_header
+        if settings.key_header is not None:
+            header, form = settings.key_header, "{}"
+        self._key_header = header
+        self._key_value = (settings.key_format or form).replace("{}", self._key)
+        try:
+            base_url = httpx.URL(settings.base_url or self.api.default_base_url)
+        except httpx.InvalidURL as e:
+            raise SettingsError("providers", f"{name}.base_url", str(e)) from None
         self._client = httpx.AsyncClient(
-            base_url=settings.base_url or self.api.default_base_url,
+            base_url=base_url,
             headers=settings.headers,
             # Silence inside a stream is watched by the call itself, which knows how far the answer is.
             timeout=httpx.Timeout(None, connect=settings.connect_timeout_s, write=MAX_REQUEST_S),
@@ -46,6 +59,16 @@ class Endpoint:
             trust_env=True,
         )
 
+    def build(self, request: Generate, history: list[Message]) -> Built:
+        """The call for the request's next turn, as this vendor takes it. Raises RequestInvalid, naming the field."""
+        settings = self.settings
+        built = self.api.build(request, history, settings.quirks)
+        path = built.call.path
+        if settings.path is not None:
+            path = settings.path.replace("{model}", _segment(request.model))
+        call = msgspec.structs.replace(built.call, path=path, query={**built.call.query, **settings.query})
+        return msgspec.structs.replace(built, call=call)
+
     def request(self, call: HttpCall) -> httpx.Request:
         """The HTTP request with the key in its header. Raises KeyMissing."""
         if self._variable and not self._key:
@@ -53,8 +76,7 @@ class Endpoint:
         # Compressed, a provider's small events would come in larger clumps, and later.
         headers = {"accept-encoding": "identity", **call.headers}
         if self._key:
-            name, form = self.api.key_header
-            headers[name] = form.format(self._key)
+            headers[self._key_header] = self._key_value
         return self._client.build_request("POST", call.path, content=call.body, headers=headers, params=call.query)
 
     async def send(self, request: httpx.Request) -> httpx.Response:
@@ -64,6 +86,13 @@ class Endpoint:
     async def close(self) -> None:
         """Close the pool."""
         await self._client.aclose()
+
+
+def _segment(model: str) -> str:
+    """A model's name as one part of a path. Raises RequestInvalid where it would lead elsewhere."""
+    if model in (".", ".."):
+        raise RequestInvalid("model", "it is no name")
+    return quote(model, safe="")
 
 
 class Providers:

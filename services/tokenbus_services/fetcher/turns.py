@@ -78,7 +78,7 @@ class Turns:
     ) -> None:
         try:
             endpoint: Endpoint = self._providers.get(request.provider)
-            built = endpoint.api.build(request, history, endpoint.settings.quirks)
+            built = endpoint.build(request, history)
         except (RequestError, SettingsError) as e:
             where = getattr(e, "where", None)
             await writer.end(Ended(ErrorInfo(code=e.code, kind="invalid_request", message=str(e), where=where)))

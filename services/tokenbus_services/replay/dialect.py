@@ -1,10 +1,10 @@
-"""What the server needs of each provider API: read its requests, write its errors and, where it can, its replies."""
+"""What the server needs of each provider API: read its requests, write its errors and its replies."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from tokenbus.providers.api import ApiName
 from tokenbus_services.replay.asked import Asked, Heard
@@ -14,7 +14,19 @@ CREATED = 1_750_000_000
 """Unix time that composed replies claim for their creation: the same request gets the same bytes."""
 
 
-class Dialect(Protocol):
+class Composer(Protocol):
+    """Writes a `Reply` in the wire form of an API."""
+
+    def stream(self, reply: Reply, asked: Asked) -> bytes:
+        """The server-sent events of a streamed answer."""
+        ...
+
+    def body(self, reply: Reply, asked: Asked) -> bytes:
+        """The JSON body of an answer that is not streamed."""
+        ...
+
+
+class Dialect(Composer, Protocol):
     """One provider API, as its module gives it (a module-level object named ``dialect``)."""
 
     name: ApiName
@@ -33,17 +45,4 @@ class Dialect(Protocol):
 
     def error_event(self, status: int, message: str) -> bytes:
         """The same error as an event in mid-stream."""
-        ...
-
-
-@runtime_checkable
-class Composer(Protocol):
-    """A dialect that can also write a `Reply` in its wire form; without it, an API serves recordings only."""
-
-    def stream(self, reply: Reply, asked: Asked) -> bytes:
-        """The server-sent events of a streamed answer."""
-        ...
-
-    def body(self, reply: Reply, asked: Asked) -> bytes:
-        """The JSON body of an answer that is not streamed."""
         ...

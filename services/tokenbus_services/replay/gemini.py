@@ -1,4 +1,7 @@
-"""Gemini: recordings only. Source: "Generating content" and "Errors" of the Gemini API reference."""
+"""Gemini, with ids of calls, and a signature where there was thinking, as Gemini 3 has them.
+
+Source: "Generating content", "Thought signatures" and "Errors" of the Gemini API reference.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,15 @@ import msgspec
 from msgspec import Meta
 
 from tokenbus.providers.api import ApiName
-from tokenbus_services.replay.asked import Heard, Refused, Said, joined, read_as
+from tokenbus_services.replay.asked import Asked, Heard, Refused, Said, joined, read_as
+from tokenbus_services.replay.reply import Finish, Reply, ToolCall
 
+_FINISH_REASONS: dict[Finish, str] = {
+    "stop": "STOP",
+    "length": "MAX_TOKENS",
+    "tool_use": "STOP",
+    "content_filter": "SAFETY",
+}
 _STATUSES = {
     400: "INVALID_ARGUMENT",
     401: "UNAUTHENTICATED",
@@ -24,6 +34,8 @@ _STATUSES = {
 }
 
 _encode = msgspec.json.Encoder().encode
+
+Json = dict[str, object]
 
 
 class _FunctionCall(msgspec.Struct):
@@ -54,7 +66,7 @@ class Gemini:
     """The generateContent and streamGenerateContent methods."""
 
     name: ApiName = "gemini"
-    route = re.compile(r"/v1beta/models/(?P<model>[^/:]+):(?P<method>generateContent|streamGenerateContent)")
+    route = re.compile(r"/v1(?:beta)?/models/(?P<model>[^/:]+):(?P<method>generateContent|streamGenerateContent)")
 
     def hear(
         self, route: re.Match[str], query: Mapping[str, str], headers: Mapping[str, str], body: Mapping[str, Any]
@@ -72,6 +84,22 @@ class Gemini:
     def error_event(self, status: int, message: str) -> bytes:
         return b"data: %b\r\n\r\n" % self.error(status, message)
 
+    def stream(self, reply: Reply, asked: Asked) -> bytes:
+        parts: list[Json] = [{"text": piece, "thought": True} for piece in reply.pieces(reply.thinking)]
+        parts.extend({"text": piece} for piece in reply.pieces(reply.text))
+        parts += _calls(reply, asked)
+        chunks = [_chunk(asked, [part], _usage_so_far(reply)) for part in parts]
+        # The last chunk of a real stream has an empty text, and the signature of a text before it.
+        last = _chunk(asked, [{"text": ""} | _signature_of_text(reply)], _usage(reply), _FINISH_REASONS[reply.ending])
+        return b"".join(b"data: %b\r\n\r\n" % _encode(chunk) for chunk in [*chunks, last])
+
+    def body(self, reply: Reply, asked: Asked) -> bytes:
+        parts: list[Json] = [{"text": reply.thinking, "thought": True}] if reply.thinking else []
+        if reply.text:
+            parts.append({"text": reply.text} | _signature_of_text(reply))
+        parts += _calls(reply, asked)
+        return msgspec.json.format(_encode(_chunk(asked, parts, _usage(reply), _FINISH_REASONS[reply.ending])))
+
 
 dialect = Gemini()
 
@@ -87,3 +115,59 @@ def _said(content: _Content) -> Iterator[Said]:
         yield Said(by="tool", text=_encode(result.response).decode(), answers=result.id)
     if len(results) < len(content.parts):
         yield Said(by="user", text=text)
+
+
+def _chunk(asked: Asked, parts: list[Json], usage: Json, finish: str | None = None) -> Json:
+    candidate: Json = {"content": {"parts": parts, "role": "model"}, "index": 0}
+    if finish:
+        candidate["finishReason"] = finish
+    return {
+        "candidates": [candidate],
+        "usageMetadata": usage,
+        "modelVersion": asked.model,
+        "responseId": asked.key[:22],
+    }
+
+
+def _calls(reply: Reply, asked: Asked) -> list[Json]:
+    """The calls, each whole. Of parallel ones the first alone has a signature."""
+    calls: list[Json] = [
+        {"functionCall": {"name": call.name, "args": _parsed(call), "id": call.id or f"{asked.key[:12]}{number:02d}"}}
+        for number, call in enumerate(reply.tool_calls)
+    ]
+    if calls and reply.thinking:
+        calls[0]["thoughtSignature"] = reply.signature
+    return calls
+
+
+def _parsed(call: ToolCall) -> object:
+    """The arguments as the object that the API has; it cannot carry broken JSON."""
+    try:
+        return msgspec.json.decode(call.raw, type=dict[str, object])
+    except (msgspec.DecodeError, msgspec.ValidationError):
+        return {}
+
+
+def _signature_of_text(reply: Reply) -> Json:
+    return {"thoughtSignature": reply.signature} if reply.thinking and not reply.tool_calls else {}
+
+
+def _usage(reply: Reply) -> Json:
+    """Thoughts are beside the candidates' tokens, so those are what is left of the output."""
+    usage = reply.counted
+    given, written, thoughts = usage.input or 0, usage.output or 0, usage.reasoning or 0
+    counts: Json = {
+        "promptTokenCount": given,
+        "candidatesTokenCount": max(0, written - thoughts),
+        "totalTokenCount": given + written if usage.total is None else usage.total,
+    }
+    if thoughts:
+        counts["thoughtsTokenCount"] = thoughts
+    if usage.cache_read:
+        counts["cachedContentTokenCount"] = usage.cache_read
+    return counts
+
+
+def _usage_so_far(reply: Reply) -> Json:
+    given = reply.counted.input or 0
+    return {"promptTokenCount": given, "totalTokenCount": given}

@@ -1,18 +1,28 @@
-"""OpenAI Responses: recordings only. Source: "Responses" and "Streaming events" of the OpenAI API reference."""
+"""OpenAI Responses, with thinking as the summary of a reasoning item.
+
+Source: "Responses" and "Streaming events" of the OpenAI API reference.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
 
 from tokenbus.providers.api import ApiName
-from tokenbus_services.replay.asked import Heard, Refused, Said, joined, read_as
+from tokenbus_services.replay.asked import Asked, Heard, Refused, Said, joined, read_as
+from tokenbus_services.replay.dialect import CREATED
 from tokenbus_services.replay.openai_chat import error_object
+from tokenbus_services.replay.reply import Finish, Reply
+
+_INCOMPLETE: dict[Finish, str] = {"length": "max_output_tokens", "content_filter": "content_filter"}
+_ENCRYPTED = "reasoning.encrypted_content"
 
 _encode = msgspec.json.Encoder().encode
+
+Json = dict[str, object]
 
 
 class _Part(msgspec.Struct):
@@ -33,6 +43,7 @@ class _Request(msgspec.Struct):
     model: str
     input: str | list[_Item]
     stream: bool | None = False
+    include: list[str] | None = None
 
 
 class OpenAIResponses:
@@ -59,8 +70,33 @@ class OpenAIResponses:
         event = {"type": "error", "code": code, "message": message, "param": None, "sequence_number": 0}
         return b"event: error\ndata: %b\n\n" % _encode(event)
 
+    def stream(self, reply: Reply, asked: Asked) -> bytes:
+        begun = _response(asked, "in_progress", output=[], usage=None)
+        events: list[Json] = [{"type": "response.created", "response": begun}]
+        events.append({"type": "response.in_progress", "response": begun})
+        for index, item in enumerate(_items(reply, asked)):
+            events.append({"type": "response.output_item.added", "output_index": index, "item": item.opened})
+            at: Json = {"item_id": item.complete["id"], "output_index": index}
+            events += [{**event, **at} for event in item.events]
+            events.append({"type": "response.output_item.done", "output_index": index, "item": item.complete})
+        ended = _ended(reply, asked)
+        events.append({"type": f"response.{ended['status']}", "response": ended})
+        numbered = ({**event, "sequence_number": number} for number, event in enumerate(events))
+        return b"".join(b"event: %b\ndata: %b\n\n" % (str(e["type"]).encode(), _encode(e)) for e in numbered)
+
+    def body(self, reply: Reply, asked: Asked) -> bytes:
+        return _encode(_ended(reply, asked))
+
 
 dialect = OpenAIResponses()
+
+
+class _Composed(msgspec.Struct):
+    """One item of the output: as it is announced, the events inside of it, and complete."""
+
+    opened: Json
+    events: list[Json]
+    complete: Json
 
 
 def _said(item: _Item) -> tuple[Said, ...]:
@@ -79,3 +115,105 @@ def _said(item: _Item) -> tuple[Said, ...]:
 
 def _text(content: str | list[_Part] | None) -> str:
     return joined(part.text for part in content) if isinstance(content, list) else content or ""
+
+
+def _items(reply: Reply, asked: Asked) -> Iterator[_Composed]:
+    key = asked.key[:24]
+    if reply.thinking:
+        yield _reasoning(reply, asked, f"rs_{key}")
+    if reply.text:
+        yield _message(reply, f"msg_{key}")
+    for number, call in enumerate(reply.tool_calls):
+        head: Json = {
+            "id": f"fc_{key}{number:02d}",
+            "type": "function_call",
+            "call_id": call.id or f"call_{key[:20]}{number:02d}",
+            "name": call.name,
+        }
+        kind = "response.function_call_arguments"
+        deltas: list[Json] = [{"type": f"{kind}.delta", "delta": fragment} for fragment in reply.fragments(call.raw)]
+        yield _Composed(
+            opened={**head, "arguments": "", "status": "in_progress"},
+            events=[*deltas, {"type": f"{kind}.done", "name": call.name, "arguments": call.raw}],
+            complete={**head, "arguments": call.raw, "status": "completed"},
+        )
+
+
+def _reasoning(reply: Reply, asked: Asked, item_id: str) -> _Composed:
+    head: Json = {"id": item_id, "type": "reasoning"}
+    complete: Json = {**head, "summary": [{"type": "summary_text", "text": reply.thinking}]}
+    if _ENCRYPTED in (read_as(asked.body, _Request).include or ()):
+        complete["encrypted_content"] = reply.signature
+    kind, at = "response.reasoning_summary", {"summary_index": 0}
+    return _Composed(
+        opened={**head, "summary": []},
+        events=[
+            {"type": f"{kind}_part.added", **at, "part": {"type": "summary_text", "text": ""}},
+            *({"type": f"{kind}_text.delta", **at, "delta": piece} for piece in reply.pieces(reply.thinking)),
+            {"type": f"{kind}_text.done", **at, "text": reply.thinking},
+            {"type": f"{kind}_part.done", **at, "part": {"type": "summary_text", "text": reply.thinking}},
+        ],
+        complete=complete,
+    )
+
+
+def _message(reply: Reply, item_id: str) -> _Composed:
+    head: Json = {"id": item_id, "type": "message", "role": "assistant"}
+    empty: Json = {"type": "output_text", "annotations": [], "logprobs": [], "text": ""}
+    part: Json = {**empty, "text": reply.text}
+    at, more = {"content_index": 0}, {"logprobs": list[object]()}
+    kind = "response.output_text"
+    return _Composed(
+        opened={**head, "status": "in_progress", "content": []},
+        events=[
+            {"type": "response.content_part.added", **at, "part": empty},
+            *({"type": f"{kind}.delta", **at, "delta": piece, **more} for piece in reply.pieces(reply.text)),
+            {"type": f"{kind}.done", **at, "text": reply.text, **more},
+            {"type": "response.content_part.done", **at, "part": part},
+        ],
+        complete={**head, "status": "incomplete" if reply.ending in _INCOMPLETE else "completed", "content": [part]},
+    )
+
+
+def _ended(reply: Reply, asked: Asked) -> Json:
+    reason = _INCOMPLETE.get(reply.ending)
+    return _response(
+        asked,
+        "incomplete" if reason else "completed",
+        output=[item.complete for item in _items(reply, asked)],
+        usage=_usage(reply),
+        incomplete_details={"reason": reason} if reason else None,
+    )
+
+
+def _response(asked: Asked, status: str, **fields: object) -> Json:
+    """The response object, which repeats the request's settings."""
+    return {
+        "id": f"resp_{asked.key[:28]}",
+        "object": "response",
+        "created_at": CREATED,
+        "status": status,
+        "error": None,
+        "incomplete_details": None,
+        "instructions": asked.body.get("instructions"),
+        "metadata": {},
+        "model": asked.model,
+        "parallel_tool_calls": True,
+        "temperature": asked.body.get("temperature", 1.0),
+        "tool_choice": asked.body.get("tool_choice", "auto"),
+        "tools": asked.body.get("tools", []),
+        "top_p": asked.body.get("top_p", 1.0),
+        **fields,
+    }
+
+
+def _usage(reply: Reply) -> Json:
+    usage = reply.counted
+    given, written = usage.input or 0, usage.output or 0
+    return {
+        "input_tokens": given,
+        "input_tokens_details": {"cached_tokens": usage.cache_read or 0, "cache_write_tokens": usage.cache_write or 0},
+        "output_tokens": written,
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning or 0},
+        "total_tokens": given + written if usage.total is None else usage.total,
+    }

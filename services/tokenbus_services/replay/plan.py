@@ -9,7 +9,7 @@ import msgspec
 
 from tokenbus_services.replay import cuts
 from tokenbus_services.replay.asked import Asked, Refused
-from tokenbus_services.replay.dialect import Composer, Dialect
+from tokenbus_services.replay.dialect import Dialect
 from tokenbus_services.replay.reply import Reply
 from tokenbus_services.replay.script import (
     CutOff,
@@ -94,7 +94,7 @@ def _delivered(turn: Turn, asked: Asked, dialect: Dialect, fault: Fault | None) 
 def _stream(says: Source, asked: Asked, dialect: Dialect) -> bytes:
     match says:
         case Reply():
-            return _composer(dialect).stream(_filled(says, asked), asked)
+            return dialect.stream(_filled(says, asked), asked)
         case Wire():
             return says.stream
         case Recording():
@@ -104,19 +104,13 @@ def _stream(says: Source, asked: Asked, dialect: Dialect) -> bytes:
 def _body(says: Source, asked: Asked, dialect: Dialect) -> bytes:
     match says:
         case Reply():
-            return _composer(dialect).body(_filled(says, asked), asked)
+            return dialect.body(_filled(says, asked), asked)
         case Wire(body=bytes(body)):
             return body
         case Recording(body=str(path)):
             return Path(path).read_bytes()
         case _:
             raise Refused(501, "this recording has no body for a request that does not stream")
-
-
-def _composer(dialect: Dialect) -> Composer:
-    if isinstance(dialect, Composer):
-        return dialect
-    raise Refused(501, f"the replay provider serves {dialect.name} from recordings only")
 
 
 def _filled(reply: Reply, asked: Asked) -> Reply:

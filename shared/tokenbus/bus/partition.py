@@ -114,15 +114,12 @@ class Partition:
 
     def work(self, entries: Sequence[Entry]) -> Work:
         """Take the entries in. Should the logic's `flush` or `snapshot` raise, the partition must be loaded anew."""
-        begin, touched, poison = self.offset, set[str](), list[Poison]()
-        size = sum(self._take(entry, touched, poison) for entry in entries)
+        poison, ended = list[Poison](), set[str]()
+        size = sum(self._take(entry, poison, ended) for entry in entries)
         commit = Commit(self.lease_key, self.stream)
         self.logic.flush(commit)
-        for run in self._follow(touched, begin):
-            if self._saved.pop(run, None) is not None:
-                commit.drop(self.state_key, run)
-        self.offset = entries[-1][0].decode()
-        self._consumed += size
+        for run in ended:
+            commit.drop(self.state_key, run)
         self._checkpoint(commit)
         return Work(commit, size, poison)
 
@@ -141,11 +138,7 @@ class Partition:
     def replay(self, entries: Sequence[Entry]) -> None:
         """Take entries in that were committed by an earlier owner; their outputs are dropped."""
         for entry in entries:
-            touched = set[str]()
-            size = self._take(entry, touched, None)
-            self._follow(touched, self.offset)
-            self.offset = entry[0].decode()
-            self._consumed += size
+            self._take(entry, None, set())
         self.logic.mute()
 
     def settle(self, offset: str) -> list[str]:
@@ -156,8 +149,11 @@ class Partition:
 
     # --- one entry -------------------------------------------------------------------------------------------------
 
-    def _take(self, entry: Entry, touched: set[str], poison: list[Poison] | None) -> int:
-        """Feed the logic; the bytes of the entry's frames. ``poison``: None in a replay, which knows it already."""
+    def _take(self, entry: Entry, poison: list[Poison] | None, ended: set[str]) -> int:
+        """Feed the logic; the bytes of the entry's frames. ``poison``: None in a replay, which knows it already.
+
+        ``ended`` gets the runs whose checkpoint must go, even if they begin again in this batch.
+        """
         entry_id, size = entry[0].decode(), 0
         for name, frame in entry[1].items():
             run = name.decode(errors="replace")
@@ -168,7 +164,6 @@ class Partition:
                 continue
             if poison is None and (kept := self._since.get(run)) and id_key(entry_id) <= id_key(kept[0]):
                 continue  # in a replay: the run's checkpoint holds this entry
-            touched.add(run)
             try:
                 self.logic.take(run, frame)
             except Exception as e:  # whatever a poison frame raises must not stop the partition
@@ -177,20 +172,17 @@ class Partition:
                 self.logic.fail(run, ErrorInfo(code="poison", kind="internal", message=reason, where=where))
                 if poison is not None:
                     poison.append(Poison(run, entry_id, frame, reason))
-        return size
-
-    def _follow(self, touched: set[str], begin: str) -> list[str]:
-        """Keep account of which runs are open since when. Returns those that are not any more."""
-        ended: list[str] = []
-        for run in touched:
             if self.logic.is_open(run):
-                self._since.setdefault(run, (begin, self._consumed))
+                self._since.setdefault(run, (self.offset, self._consumed))
                 self._changed.add(run)
             else:
                 self._since.pop(run, None)
                 self._changed.discard(run)
-                ended.append(run)
-        return ended
+                if self._saved.pop(run, None):
+                    ended.add(run)
+        self.offset = entry_id
+        self._consumed += size
+        return size
 
     def _checkpoint(self, commit: Commit) -> None:
         """Move the watermark on where a replay would grow long, oldest runs first.

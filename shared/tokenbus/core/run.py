@@ -220,7 +220,9 @@ class Run:
             case Rejected():
                 self.fail(event.error, at_ms)
             case Noted():
-                self._remember({"note": event.text})
+                note: dict[str, object] = {"note": event.text}
+                if note not in s.extras:  # every attempt says again what its request had to mend
+                    self._remember(note)
             case Accepted():
                 pass  # a run is accepted once; intake's script sees to it
 

@@ -95,9 +95,7 @@ class ExtraPart(_Part, frozen=True, kw_only=True, tag="extra"):
     json: str
 
 
-ContentPart = (
-    TextPart | ThinkingPart | ImagePart | DocumentPart | ToolCallPart | ToolResultPart | ExtraPart
-)
+ContentPart = TextPart | ThinkingPart | ImagePart | DocumentPart | ToolCallPart | ToolResultPart | ExtraPart
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
 
 ApiName = Literal["anthropic", "openai-chat", "openai-responses", "gemini"]
+
+
+TagName = Annotated[str, Meta(pattern=r"^[A-Za-z][A-Za-z0-9_:.-]{0,63}$(?!\n)")]
 
 
 class Quirks(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -22,9 +26,27 @@ class Quirks(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Chat Completions: the role of system text (`developer` for some)."""
     reasoning_back: str = ""
     """Chat Completions: the field in which a message's thinking goes back (`reasoning_content` where a vendor wants it
-    beside its tool calls); empty: it does not, but for `reasoning_details`."""
+    beside its tool calls); empty: it does not, but for `reasoning_details`. Responses: `reasoning_text` where a vendor
+    wants reasoning in plain words back; empty: only what is encrypted."""
     cache_marks: bool = False
-    """Chat Completions: send cache marks as `cache_control` (OpenRouter); others refuse the field."""
+    """Chat Completions: send cache marks as `cache_control` (OpenRouter); others refuse the field. Responses: send them
+    as `prompt_cache_breakpoint` (models from GPT-5.6 on)."""
+    models_without_reasoning: tuple[str, ...] = ("gpt-3.5", "gpt-4", "chatgpt-")
+    """Responses: how the names of models begin that do not reason, and refuse to be asked for encrypted reasoning."""
+    models_without_signatures: tuple[str, ...] = ("gemini-1", "gemini-2")
+    """Gemini: how the names of models begin that take a call without a signature; others get one that says so."""
+    effort_field: str = "reasoning_effort"
+    """Chat Completions: where the effort goes (`reasoning.effort`: into an object); empty: nowhere."""
+    budget_field: str = ""
+    """Chat Completions: where the thinking budget goes, in the same way."""
+    thinking_on: dict[str, object] = {}
+    """Chat Completions: what the body of a request holds besides that asks for thinking."""
+    thinking_off: dict[str, object] = {}
+    """Chat Completions: what the body of a request holds that wants none; empty: the effort `none`."""
+    inline_thinking: tuple[TagName, ...] = ()
+    """Names of the tags in which a model writes its thinking into the text (`think`)."""
+    inline_thinking_opened: bool = False
+    """The prompt's template opens the first of these tags, so that an answer begins inside of it."""
     max_stop_strings: int | None = None
     """None: the API's own limit."""
     default_max_tokens: int = 8192

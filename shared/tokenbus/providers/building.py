@@ -62,26 +62,30 @@ def data_url(source: Base64Source | UrlSource) -> str:
     return source.url if isinstance(source, UrlSource) else f"data:{source.media_type};base64,{source.data}"
 
 
-def with_extra(body: dict[str, object], extra: dict[str, object] | None) -> dict[str, object]:
-    """The body with the request's `extra` in it: objects merge key by key, lists of tools join, all else is replaced.
+def with_extra(
+    body: dict[str, object], extra: dict[str, object] | None, *, lists: tuple[str, ...] = ("tools",)
+) -> dict[str, object]:
+    """The body with the request's `extra` in it: objects merge key by key, these lists join, all else is replaced.
 
     Raises RequestInvalid for `stream`, which decides how the answer is read.
     """
     if extra and "stream" in extra:
         raise RequestInvalid("extra.stream", "set the request's own field `stream`")
-    merged = _merged(body, extra or {})
-    tools, more = body.get("tools"), (extra or {}).get("tools")
-    if isinstance(tools, list) and isinstance(more, list):
-        merged["tools"] = [*cast("list[object]", tools), *cast("list[object]", more)]
+    merged = deep_merged(body, extra or {})
+    for name in lists:
+        ours, more = body.get(name), (extra or {}).get(name)
+        if isinstance(ours, list) and isinstance(more, list):
+            merged[name] = [*cast("list[object]", ours), *cast("list[object]", more)]
     return merged
 
 
-def _merged(body: dict[str, object], extra: dict[str, object]) -> dict[str, object]:
+def deep_merged(body: dict[str, object], extra: dict[str, object]) -> dict[str, object]:
+    """Both, objects key by key, all else as ``extra`` has it."""
     merged = dict(body)
     for name, value in extra.items():
         ours = merged.get(name)
         if isinstance(ours, dict) and isinstance(value, dict):
-            merged[name] = _merged(cast("dict[str, object]", ours), cast("dict[str, object]", value))
+            merged[name] = deep_merged(cast("dict[str, object]", ours), cast("dict[str, object]", value))
         else:
             merged[name] = value
     return merged

@@ -14,6 +14,7 @@ from tokenbus.errors import Malformed, TooLarge
 from tokenbus.events.failure import ErrorInfo
 from tokenbus.events.normalized import Cut, Failed, FinishReason, Normalized, Terminal
 from tokenbus.providers.failures import http_failure, provider_failure, wire_failure
+from tokenbus.providers.inline_thinking import InlineThinking
 from tokenbus.providers.json_reading import is_unfinished, read
 from tokenbus.providers.sse import MAX_EVENT_BYTES, SseDecoder, SseEvent
 
@@ -44,6 +45,8 @@ class ResponseDecoder(msgspec.Struct, kw_only=True):
     error_body: bytearray = msgspec.field(default_factory=bytearray)
     held: int = 0
     """Bytes of content kept for later."""
+    inline: InlineThinking | None = None
+    """Takes thinking out of the text, where a vendor leaves it there."""
 
     @classmethod
     def of(cls, status: int, headers: Mapping[str, str], **more: Any) -> Self:
@@ -58,7 +61,7 @@ class ResponseDecoder(msgspec.Struct, kw_only=True):
             self.error_body += data[: MAX_ERROR_BODY_BYTES - len(self.error_body)]
         else:
             self._take(self.sse.feed(data), out, at_end=False)
-        return out
+        return out if self.inline is None else self.inline.split(out)
 
     def end(self) -> list[Normalized]:
         """The body ended: the last events, and the terminal one if it has not come before. Never raises."""
@@ -74,7 +77,7 @@ class ResponseDecoder(msgspec.Struct, kw_only=True):
             except Malformed as e:
                 terminal = Failed(wire_failure(e))
             self._close(terminal, out)
-        return out
+        return out if self.inline is None else self.inline.split(out)
 
     def _read(self, event: SseEvent, out: list[Normalized]) -> Terminal | None:
         """One event of the provider: what it means goes to ``out``; the terminal event is returned.

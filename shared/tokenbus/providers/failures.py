@@ -5,6 +5,7 @@ A message of class ``auth`` is ours, and the provider's object is left out: some
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
 from typing import cast
@@ -55,14 +56,29 @@ _CLASS_OF_NAME: dict[str, ErrorClass] = {
     "internal_server_error": "server",
     "internalservererror": "server",
     "timeout": "timeout",
+    # Gemini, `error.status` and the `reason` in its details: https://ai.google.dev/gemini-api/docs/troubleshooting
+    "unauthenticated": "auth",
+    "api_key_invalid": "auth",
+    "not_found": "not_found",
+    "invalid_argument": "invalid_request",
+    "failed_precondition": "invalid_request",
+    "out_of_range": "invalid_request",
+    "unimplemented": "invalid_request",
+    "resource_exhausted": "rate_limit",
+    "unavailable": "overloaded",
+    "deadline_exceeded": "timeout",
+    "internal": "server",
+    "aborted": "server",
+    "cancelled": "server",  # by the provider: when we hang up, nobody reads it
 }
 """In lower case. Names of further APIs are added here: none means two things."""
 
 _HOPELESS = {"insufficient_quota", "exceeded_current_quota_error"}
 """Of a retryable class by status, but no waiting helps."""
 
-_VAGUE = {"invalid_request_error", "api_error"}
-"""Types that OpenAI gives to nearly every error of a class of statuses: the status says more."""
+_VAGUE = {"invalid_request_error", "api_error", "invalid_argument", "server_error", "internal_server_error", "internal"}
+"""Types that OpenAI and Gemini give to nearly every error of a class of statuses: something else says more. A 503 of
+OpenAI, say, means overloaded, and its type is `server_error`."""
 
 _CLASS_OF_STATUS: dict[int, ErrorClass] = {
     401: "auth",
@@ -80,10 +96,14 @@ _CLASS_OF_STATUS: dict[int, ErrorClass] = {
 }
 
 
+_DURATION = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?s")
+
+
 class _Described(msgspec.Struct):
     message: str = ""
     names: tuple[str, ...] = ()
     status: int | None = None
+    retry_after_s: float | None = None
     raw: object = None
 
 
@@ -114,12 +134,13 @@ def provider_failure(
     message, raw = said.message or f"the provider answered {code}", _json(said.raw)
     if kind == "auth":
         message, raw = f"the provider refused the key or what it may do ({code})", None
+    wait_s = _retry_after_s(asked)
     return ErrorInfo(
         code=code,
         kind=kind,
         message=message[:MAX_MESSAGE_CHARS],
         retryable=retryable,
-        retry_after_s=_retry_after_s(asked) if retryable else None,
+        retry_after_s=(said.retry_after_s if wait_s is None else wait_s) if retryable else None,
         status=status,
         raw=raw[:MAX_RAW_CHARS] if raw else None,
     )
@@ -157,7 +178,7 @@ def _class_of(names: tuple[str, ...], status: int | None) -> ErrorClass:
 
 
 def _describe(error: object) -> _Described:
-    """Message, names (code before type, in lower case) and status of an error object."""
+    """Message, names (code before type, in lower case), status and wait of an error object."""
     if isinstance(error, list):
         items = cast("list[object]", error)
         return _describe(items[0]) if items else _Described()
@@ -177,8 +198,22 @@ def _describe(error: object) -> _Described:
             names.append(value.lower()[:128])
         elif isinstance(value, int) and 400 <= value < 600 and status is None:
             status = value
+    reasons, wait_s = _details(fields.get("details"))
     message = next((m for m in (fields.get("message"), fields.get("detail"), inner) if isinstance(m, str) and m), "")
-    return _Described(message, tuple(names), status, fields)
+    return _Described(message, (*names, *reasons), status, wait_s, fields)
+
+
+def _details(details: object) -> tuple[list[str], float | None]:
+    """Gemini's details of an error: the reasons in them, and its RetryInfo in seconds (``"retryDelay": "34.07s"``)."""
+    reasons: list[str] = []
+    wait_s: float | None = None
+    for detail in cast("list[object]", details) if isinstance(details, list) else ():
+        fields = cast("dict[str, object]", detail) if isinstance(detail, dict) else {}
+        if isinstance(reason := fields.get("reason"), str) and reason:
+            reasons.append(reason.lower()[:128])
+        if isinstance(delay := fields.get("retryDelay"), str) and _DURATION.fullmatch(delay):
+            wait_s = float(delay[:-1])
+    return reasons, wait_s
 
 
 def _json(value: object) -> str | None:

@@ -1,6 +1,6 @@
 """Stops a worker at any one command of its: so "between any two steps" can be tried for all of them in turn.
 
-The worker runs in a thread and an event loop of its own, as a process would. At the fault nothing of it gets on, its
+A doomed worker runs in a thread and an event loop of its own, as a process would. At the fault nothing of it gets on, its
 heartbeats neither. A pipeline counts as the commands in it: it may be cut off in the middle.
 """
 
@@ -9,21 +9,72 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from redis.exceptions import ConnectionError as ConnectionLost
 from redis.exceptions import RedisError
 
-from tests.contract.bus.toys import work
 from tokenbus.bus.scripts import present, renew
 from tokenbus.bus.server import Server
-from tokenbus.bus.stage import Stage
 
 Fault = Literal["dies before", "dies after", "freezes before", "freezes after", "is not sent", "loses its reply"]
 """What happens at the chosen command."""
 
 _UNCOUNTED = {present("", member="", ttl_ms=0).script.sha, renew("", "", token=0, ttl_ms=0).script.sha}
 """What comes when time has passed, whatever the worker does."""
+
+
+GIVE_UP_S = 15
+
+
+class Victim(Protocol):
+    """What can be doomed."""
+
+    async def open(self) -> None: ...
+
+    async def work(self) -> None:
+        """Until it is cancelled."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class Gate:
+    """Stands between a worker and its server. While it is shut no command gets through, as if the worker were frozen."""
+
+    def __init__(self, server: Server) -> None:
+        self._open = asyncio.Event()
+        self._open.set()
+        client = server.client
+        command, pipeline = client.execute_command, client.pipeline
+
+        async def execute_command(*args: Any, **options: Any) -> Any:
+            await self._open.wait()
+            reply = await command(*args, **options)
+            await self._open.wait()
+            return reply
+
+        def gated_pipeline(**options: Any) -> Any:
+            pipe = pipeline(**options)
+            whole = pipe.execute
+
+            async def execute(**options: Any) -> Any:
+                await self._open.wait()
+                replies = await whole(**options)
+                await self._open.wait()
+                return replies
+
+            pipe.execute = execute
+            return pipe
+
+        client.execute_command = execute_command
+        client.pipeline = gated_pipeline
+
+    def shut(self) -> None:
+        self._open.clear()
+
+    def open(self) -> None:
+        self._open.set()
 
 
 class Doomed:
@@ -40,9 +91,9 @@ class Doomed:
         """While it is there and not set, no command of this worker gets on."""
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    async def run(self, stage: Callable[[Server], Stage], until: Callable[[Server], Awaitable[bool]]) -> None:
+    async def run(self, make: Callable[[Server], Victim], until: Callable[[Server], Awaitable[bool]]) -> None:
         """Work until the worker is dead, or ``until`` is true; a frozen one has to be thawed for that."""
-        await asyncio.to_thread(asyncio.run, self._run(stage, until))
+        await asyncio.to_thread(asyncio.run, self._run(make, until))
 
     def thaw(self) -> None:
         """A frozen worker goes on where it stood."""
@@ -50,29 +101,39 @@ class Doomed:
         assert self._stopped
         self._loop.call_soon_threadsafe(self._stopped.set)
 
-    async def _run(self, make: Callable[[Server], Stage], until: Callable[[Server], Awaitable[bool]]) -> None:
+    async def _run(self, make: Callable[[Server], Victim], until: Callable[[Server], Awaitable[bool]]) -> None:
         self._loop = asyncio.get_running_loop()
-        async with Server(self._url) as server, Server(self._url) as observer:
+        async with Server(self._url) as server, Server(self._url) as observer, asyncio.timeout(GIVE_UP_S):
             self._arm(server.client)
-            stage = make(server)
-            worker = asyncio.create_task(self._work(stage))
-            while not await until(observer) or self._is_stopped():
-                if self._is_stopped() and self.fault.startswith("dies"):
-                    return  # and asyncio.run drops all that the worker has going on
+            life = asyncio.create_task(self._live(make(server), lambda: until(observer)))
+            while not life.done() and not (self._is_stopped() and self.fault.startswith("dies")):
                 await asyncio.sleep(0.002)
-            await stage.close()
-            worker.cancel()
-            await asyncio.wait([worker])
+            others = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in others:
+                task.cancel()
+            await asyncio.gather(*others, return_exceptions=True)
+            if not life.cancelled():
+                life.result()
+
+    async def _live(self, victim: Victim, until: Callable[[], Awaitable[bool]]) -> None:
+        work = asyncio.create_task(self._work(victim))
+        while not await until() or self._is_stopped():
+            if work.done():
+                work.result()
+            await asyncio.sleep(0.002)
+        await victim.close()
+        work.cancel()
+        await asyncio.wait([work])
 
     @staticmethod
-    async def _work(stage: Stage) -> None:
+    async def _work(victim: Victim) -> None:
         while True:
             try:
-                await stage.open()
+                await victim.open()
                 break
             except (RedisError, OSError):  # then the process ends, and is started again
                 await asyncio.sleep(0.01)
-        await work(stage)
+        await victim.work()
 
     def _is_stopped(self) -> bool:
         return self._stopped is not None and not self._stopped.is_set()

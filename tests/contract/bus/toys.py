@@ -31,6 +31,7 @@ NEXT = "next"
 TTL_MS = 60_000
 
 Frames = dict[str, bytes]
+Says = int | str | list[int | str]
 
 
 class Tally(msgspec.Struct, array_like=True):
@@ -48,7 +49,7 @@ class ToyLogic:
         self.runs: dict[str, Tally] = {}
         self._keys = keys
         self._partition = partition
-        self._said: list[tuple[str, Tally, int | str]] = []
+        self._said: list[tuple[str, Tally, Says]] = []
 
     def take(self, run: str, frame: bytes) -> None:
         if frame == b"end":
@@ -99,11 +100,22 @@ class ToyLogic:
     def recall(self, run: str, seq: int) -> None:
         self.runs[run].seq = seq
 
-    def _say(self, run: str, what: int | str) -> None:
+    def _say(self, run: str, what: Says) -> None:
         self._said.append((run, self.runs[run], what))
 
 
-def saying(run: str, seq: int, what: int | str) -> bytes:
+class JoiningLogic(ToyLogic):
+    """Says once a commit and run what it could say one by one: so its numbers depend on how the input was cut."""
+
+    def flush(self, commit: Commit) -> None:
+        joined: dict[str, tuple[Tally, list[int | str]]] = {}
+        for run, tally, what in self._said:
+            joined.setdefault(run, (tally, []))[1].append(what)
+        self._said = [(run, tally, says) for run, (tally, says) in joined.items()]
+        super().flush(commit)
+
+
+def saying(run: str, seq: int, what: Says) -> bytes:
     return msgspec.json.encode({"run": run, "seq": seq, "says": what})
 
 
@@ -128,7 +140,7 @@ class Outputs:
                 self._say(run, "end" if frame == b"end" else "poison")
         return self
 
-    def _say(self, run: str, what: int | str) -> None:
+    def _say(self, run: str, what: Says) -> None:
         seq = len(self.logs[run])
         data = saying(run, seq, what)
         self.topic.append(data)
@@ -176,11 +188,12 @@ class Bench:
         self.entries[partition] += entries
 
     def stage(self, worker: str, server: Server | None = None, **options: Any) -> Stage:
-        """A worker, not open yet; quick to notice a dead one."""
+        """A worker, not open yet; quick to notice a dead one. ``logics``: where to put what it makes, by partition."""
         logics: dict[int, ToyLogic] = options.pop("logics", {})
+        kind: type[ToyLogic] = options.pop("logic", ToyLogic)
 
         def logic(partition: int) -> ToyLogic:
-            made = logics[partition] = ToyLogic(partition, self.keys)
+            made = logics[partition] = kind(partition, self.keys)
             return made
 
         return Stage(
@@ -221,11 +234,25 @@ class Bench:
         for partition, entries in self.entries.items():
             assert await Outputs.of(self.server, self.keys, partition) == Outputs.expected(entries)
 
+    async def check_joined(self) -> None:
+        """However they are cut, the sayings are those of an undisturbed stage, once each and without a gap."""
+        for partition, entries in self.entries.items():
+            found = await Outputs.of(self.server, self.keys, partition)
+            for run, undisturbed in Outputs.expected(entries).logs.items():
+                ids, written = zip(*found.logs[run], strict=True)
+                assert ids == tuple(f"1-{n}" for n in range(len(ids)))
+                assert [data for name, data in found.events if name == run] == list(written)
+                events = [msgspec.json.decode(data) for data in written]
+                assert [event["seq"] for event in events] == list(range(len(events)))
+                expected = [msgspec.json.decode(data)["says"] for _, data in undisturbed]
+                assert [what for event in events for what in event["says"]] == expected
+
 
 @asynccontextmanager
-async def working(stage: Stage) -> AsyncGenerator[Stage]:
+async def working(stage: Stage, *, opened: bool = False) -> AsyncGenerator[Stage]:
     """The stage at work until the block ends; then closed in order."""
-    await stage.open()
+    if not opened:
+        await stage.open()
     task = asyncio.create_task(work(stage))
     try:
         yield stage
@@ -242,3 +269,15 @@ async def work(stage: Stage) -> None:
             await stage.process(await stage.read())
         except (RedisError, OSError):
             await asyncio.sleep(0.01)
+
+
+class Toiler:
+    """A stage as somebody who can be stopped in the middle of it."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.open = stage.open
+        self.close = stage.close
+        self._stage = stage
+
+    async def work(self) -> None:
+        await work(self._stage)

@@ -46,6 +46,23 @@ def told(
     return Script(name="told", turns=(turn,))
 
 
+PATHS = (MESSAGES, CHAT, RESPONSES, GEMINI)
+"""One of each API, as `post` takes them."""
+
+
+def post(path: str, text: str = "hello", *, model: str = "told", stream: bool = True) -> dict[str, Any]:
+    """A request of one user message to any of the four APIs, as arguments of httpx's `post`."""
+    if path == RESPONSES:
+        return {"url": path, "json": {"model": model, "input": text, "stream": stream}}
+    if path != GEMINI:
+        return {"url": path, "json": asking(text, model=model, stream=stream)}
+    method = "streamGenerateContent?alt=sse" if stream else "generateContent"
+    return {
+        "url": f"/v1beta/models/{model}:{method}",
+        "json": {"contents": [{"role": "user", "parts": [{"text": text}]}]},
+    }
+
+
 def asking(text: str = "hello", **more: Any) -> dict[str, Any]:
     """A request of one user message, for Messages and Chat Completions alike."""
     return {

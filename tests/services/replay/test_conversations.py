@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any
 
 import pytest
 
-from tests.services.replay.asking import CHAT, EVENTS, GEMINI, MESSAGES, RESPONSES, asking, serving, told
+from tests.services.replay.asking import (
+    CHAT,
+    EVENTS,
+    GEMINI,
+    MESSAGES,
+    PATHS,
+    RESPONSES,
+    asking,
+    post,
+    serving,
+    told,
+)
 from tokenbus_services.replay import Asked, ReplayServer, Reply, Script, ToolCall, Turn, Wire
+from tokenbus_services.replay.reply import Finish
 
 TURNS = Script(
     name="told",
@@ -215,11 +228,31 @@ async def test_tool_ids_differ_between_turns_and_runs_and_not_between_tries(path
     assert len(set(ids)) == len(ids) == 6
 
 
-async def test_an_api_without_a_composer_says_that_it_serves_recordings_only() -> None:
-    async with serving(told(Reply(text="hello"))) as (_, client):
-        response = await client.post(RESPONSES, json={"model": "told", "input": "a"})
-    assert response.status_code == 501
-    assert "openai-responses" in response.json()["error"]["message"]
+@pytest.mark.parametrize(("path", "name"), [(RESPONSES, "call_id"), (GEMINI, "id")])
+async def test_tool_ids_of_responses_and_gemini_differ_between_runs_and_not_between_tries(path: str, name: str) -> None:
+    pattern = re.compile(rf'"{name}": ?"([^"]+)"')
+    async with serving(told(Reply(tool_calls=(ToolCall(name="a"), ToolCall(name="b"))))) as (_, client):
+        ids: list[str] = []
+        for text in ("a", "b"):
+            answers = [(await client.post(**post(path, text, stream=False))).text for _ in range(2)]
+            assert answers[0] == answers[1]
+            ids += pattern.findall(answers[0])
+    assert len(set(ids)) == len(ids) == 4
+
+
+ENDINGS: list[tuple[Finish, tuple[str, str, str, str]]] = [
+    ("stop", ("end_turn", "stop", "completed", "STOP")),
+    ("length", ("max_tokens", "length", "max_output_tokens", "MAX_TOKENS")),
+    ("content_filter", ("refusal", "content_filter", "content_filter", "SAFETY")),
+]
+
+
+@pytest.mark.parametrize(("finish", "words"), ENDINGS)
+async def test_how_a_reply_ends_is_told_in_the_words_of_each_api(finish: Finish, words: tuple[str, ...]) -> None:
+    async with serving(told(Reply(text="hello", finish=finish))) as (_, client):
+        for path, word in zip(PATHS, words, strict=True):
+            for stream in (True, False):
+                assert f'"{word}"' in (await client.post(**post(path, stream=stream))).text
 
 
 async def test_the_records_hold_what_was_sent_and_are_bounded() -> None:

@@ -6,21 +6,21 @@ import msgspec
 import pytest
 from jsonschema_rs import validate
 
-from tests.services.replay.asking import CHAT, MESSAGES, asking, serving
+from tests.services.replay.asking import MESSAGES, PATHS, post, serving
 from tokenbus_services.replay import Reply
 from tokenbus_services.replay.demo import DEMO_MODEL, WEATHER_PARAMETERS, demo_scripts, weather
 
 
-@pytest.mark.parametrize(("path", "ping"), [(MESSAGES, True), (CHAT, False)])
-async def test_a_person_sees_it_stream(path: str, ping: bool) -> None:
+@pytest.mark.parametrize("path", PATHS)
+async def test_a_person_sees_it_stream(path: str) -> None:
     (script,) = demo_scripts()
     assert {turn.delivery.pace for turn in script.turns} == {40}
     async with serving(script.paced(None)) as (server, client):
-        body = (await client.post(path, json=asking(model=DEMO_MODEL))).content
+        body = (await client.post(**post(path, model=DEMO_MODEL))).content
     # 40 reads a second: about two seconds a turn.
     assert 40 <= server.requests[0].reads_sent <= 90
     assert "Zür".encode() in body
-    assert (b"event: ping\n" in body) is ping
+    assert (b"event: ping\n" in body) is (path == MESSAGES)
 
 
 def test_the_call_of_the_demo_suits_its_tool() -> None:

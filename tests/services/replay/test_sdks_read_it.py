@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from base64 import b64decode
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.services.replay.asking import serving, told
@@ -87,6 +89,62 @@ async def test_the_openai_sdk_reads_stream_and_body(reply: Reply) -> None:
         assert usage.prompt_tokens_details.cached_tokens == 3
 
 
+async def test_the_openai_sdk_reads_stream_and_body_of_responses(reply: Reply) -> None:
+    openai = pytest.importorskip("openai", reason="the openai SDK is not installed")
+    asking: dict[str, Any] = {"model": "told", "input": "umbrella?", "include": ["reasoning.encrypted_content"]}
+    async with (
+        serving(told(reply, delivery=ANYHOW)) as (server, _),
+        openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        async with client.responses.stream(**asking) as stream:
+            events = [event async for event in stream]
+            streamed = await stream.get_final_response()
+        whole = await client.responses.create(**asking)
+    assert "".join(e.delta for e in events if e.type == "response.output_text.delta") == REPLY.text
+    assert "".join(e.delta for e in events if e.type == "response.reasoning_summary_text.delta") == REPLY.thinking
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    for response in (streamed, whole):
+        reasoning, message, *calls = response.output
+        assert (reasoning.summary[0].text, reasoning.encrypted_content) == (REPLY.thinking, REPLY.signature)
+        assert (message.content[0].text, response.output_text) == (REPLY.text, REPLY.text)
+        assert [(call.type, call.name, call.arguments) for call in calls] == [
+            ("function_call", "weather", '{"city":"Zürich"}'),
+            ("function_call", "weather", '{"city":"東京"}'),
+        ]
+        assert calls[1].call_id == "toolu_own"
+        assert response.status == "completed"
+        usage = response.usage
+        assert (usage.input_tokens, usage.output_tokens, usage.total_tokens) == (7, 21, 28)
+        assert usage.output_tokens_details.reasoning_tokens == 5
+        assert usage.input_tokens_details.cached_tokens == 3
+
+
+async def test_the_google_sdk_reads_stream_and_body(reply: Reply) -> None:
+    genai = pytest.importorskip("google.genai", reason="the google-genai SDK is not installed")
+    asking: dict[str, Any] = {"model": "told", "contents": "umbrella?"}
+    async with serving(told(reply, delivery=ANYHOW)) as (server, http), _google(genai, server.url, http) as client:
+        chunks = [chunk async for chunk in await client.models.generate_content_stream(**asking)]
+        whole = await client.models.generate_content(**asking)
+    for parts in (
+        [part for chunk in chunks for part in chunk.candidates[0].content.parts],
+        whole.candidates[0].content.parts,
+    ):
+        assert "".join(part.text or "" for part in parts if part.thought) == REPLY.thinking
+        assert "".join(part.text or "" for part in parts if not part.thought) == REPLY.text
+        calls = [part for part in parts if part.function_call]
+        assert [(call.function_call.name, call.function_call.args) for call in calls] == [
+            ("weather", {"city": "Zürich"}),
+            ("weather", {"city": "東京"}),
+        ]
+        assert calls[1].function_call.id == "toolu_own"
+        assert [call.thought_signature for call in calls] == [b64decode(REPLY.signature), None]
+    for response in (chunks[-1], whole):
+        assert response.candidates[0].finish_reason == "STOP"
+        usage = response.usage_metadata
+        assert (usage.prompt_token_count, usage.candidates_token_count, usage.thoughts_token_count) == (7, 16, 5)
+        assert (usage.total_token_count, usage.cached_content_token_count) == (28, 3)
+
+
 async def test_without_being_asked_chat_completions_stream_no_usage() -> None:
     openai = pytest.importorskip("openai", reason="the openai SDK is not installed")
     async with (
@@ -121,6 +179,30 @@ async def test_the_sdks_know_the_errors_for_what_they_are() -> None:
         stream = await chat.chat.completions.create(model="told", messages=messages, stream=True)
         with pytest.raises(openai.APIError, match="mid-stream"):
             _ = [chunk async for chunk in stream]
+
+
+async def test_the_sdks_know_the_errors_of_responses_and_gemini_for_what_they_are() -> None:
+    openai = pytest.importorskip("openai", reason="the openai SDK is not installed")
+    genai = pytest.importorskip("google.genai", reason="the google-genai SDK is not installed")
+    script = told(REPLY, first=(Status(status=429, headers={"retry-after": "1"}),), fault=ErrorEvent(after_events=4))
+    async with (
+        serving(script) as (server, http),
+        openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client,
+        _google(genai, server.url, http) as gemini,
+    ):
+        with pytest.raises(openai.RateLimitError):
+            await client.responses.create(model="told", input="umbrella?", stream=True)
+        stream = await client.responses.create(model="told", input="umbrella?", stream=True)
+        *_, last = [event async for event in stream]
+        assert (last.type, last.code) == ("error", "server_error")
+        for error, words in ((genai.errors.ClientError, "RESOURCE_EXHAUSTED"), (genai.errors.APIError, "mid-stream")):
+            stream = await gemini.models.generate_content_stream(model="told", contents="umbrella?")
+            with pytest.raises(error, match=words):
+                _ = [chunk async for chunk in stream]
+
+
+def _google(genai: Any, url: str, http: httpx.AsyncClient) -> Any:
+    return genai.Client(api_key="none", http_options={"base_url": url, "httpx_async_client": http}).aio
 
 
 def _unhurried() -> list[Script]:
@@ -176,3 +258,36 @@ async def test_the_openai_sdk_holds_the_demo_conversation() -> None:
         last = await turn()
     assert last.finish_reason == "stop"
     assert f"{weather('Zürich')['celsius']} °C" in last.message.content
+
+
+async def test_the_openai_sdk_holds_the_demo_conversation_in_responses() -> None:
+    openai = pytest.importorskip("openai", reason="the openai SDK is not installed")
+    items: list[Any] = [{"role": "user", "content": DEMO_PROMPT}]
+    async with (
+        serving(*_unhurried()) as (server, _),
+        openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client,
+    ):
+
+        async def turn() -> Any:
+            async with client.responses.stream(model=DEMO_MODEL, input=items, store=False) as stream:
+                return await stream.get_final_response()
+
+        first = await turn()
+        call = first.output[-1]
+        assert (call.type, call.arguments) == ("function_call", '{"city":"Zürich"}')
+        result = {"type": "function_call_output", "call_id": call.call_id, "output": str(weather("Zürich"))}
+        items += [*first.output, result]
+        last = await turn()
+    assert f"{weather('Zürich')['celsius']} °C" in last.output_text
+
+
+async def test_the_google_sdk_holds_the_demo_conversation() -> None:
+    genai = pytest.importorskip("google.genai", reason="the google-genai SDK is not installed")
+    async with serving(*_unhurried()) as (server, http), _google(genai, server.url, http) as client:
+        chat = client.chats.create(model=DEMO_MODEL)
+        first = [chunk async for chunk in await chat.send_message_stream(DEMO_PROMPT)]
+        [call] = [call for chunk in first for call in chunk.function_calls or ()]
+        assert (call.name, call.args) == ("weather", {"city": "Zürich"})
+        answer = genai.types.FunctionResponse(id=call.id, name=call.name, response=weather("Zürich"))
+        last = [chunk async for chunk in await chat.send_message_stream(genai.types.Part(function_response=answer))]
+    assert f"{weather('Zürich')['celsius']} °C" in "".join(chunk.text or "" for chunk in last)

@@ -9,7 +9,7 @@ from tokenbus.core.retry import WORKER_LOST
 from tokenbus.core.run import EndRun, NextTurn, RunTools
 from tokenbus.events import normalized as n
 from tokenbus.events.failure import ErrorInfo
-from tokenbus.events.frames import CancelAsked, Rules, ToolReturned
+from tokenbus.events.frames import CancelAsked, Noted, Rules, ToolReturned
 from tokenbus.events.public import (
     BlockComplete,
     BlockStarted,
@@ -49,6 +49,15 @@ def test_thinking_is_never_visible() -> None:
     story = Story()
     story.provider(n.BlockStart(0, "thinking"), n.ThinkingDelta(0, "secret"), n.BlockStop(0), *text(1, "said"))
     assert [(c.kind, c.visible) for c in of_type(story.events, Chunk)] == [("thinking", False), ("text", True)]
+
+
+def test_what_a_request_had_to_mend_is_told_once_at_the_runs_end() -> None:
+    story = Story()
+    story.provider(Noted("a call had no result"), Noted("a result had no call"), n.Failed(OVERLOADED))
+    story.provider(Noted("a call had no result"), Noted("a result had no call"), n.Start("m"), n.Done("stop"))
+    end = story.events[-1]
+    assert isinstance(end, Completed)
+    assert end.provider_extra == [{"note": "a call had no result"}, {"note": "a result had no call"}]
 
 
 def test_interleaved_blocks_keep_their_order_and_content() -> None:

@@ -18,6 +18,15 @@ needs_corpus = pytest.mark.skipif(
 )
 
 
+APIS: dict[str, ApiName] = {
+    "anthropic": "anthropic",
+    "openai_chat": "openai-chat",
+    "openai_responses": "openai-responses",
+    "gemini": "gemini",
+}
+"""The corpus's names of the APIs, and ours."""
+
+
 class Recording(msgspec.Struct):
     """A row of the manifest: a stream, and what it says."""
 
@@ -29,7 +38,7 @@ class Recording(msgspec.Struct):
 
     @property
     def api_name(self) -> ApiName:
-        return "openai-chat" if self.api == "openai_chat" else "anthropic"
+        return APIS[self.api]
 
     @property
     def data(self) -> Any:

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.unit.providers.corpus import APIS as CORPUS_APIS
 from tests.unit.providers.corpus import recordings
 from tests.unit.providers.reading import answer, cut, decoder, read, read_pieces, sse
 from tokenbus.events.normalized import Failed, Normalized
@@ -14,12 +15,13 @@ from tokenbus.events.vendor import ApiName
 from tokenbus.providers import registry
 from tokenbus.providers.decoding import MAX_HELD_BYTES, MAX_OPEN_BLOCKS
 
-APIS: list[ApiName] = ["anthropic", "openai-chat"]
+APIS: list[ApiName] = ["anthropic", "openai-chat", "openai-responses", "gemini"]
 api_names = st.sampled_from(APIS)
 
-SEEDS = [row.data for row in recordings("anthropic", "openai_chat") if row.bytes < 5000] or [b"data: {}\n\n"]
+SEEDS = [row.data for row in recordings(*CORPUS_APIS) if row.bytes < 5000] or [b"data: {}\n\n"]
 
 ANTHROPIC_KEYS = ["type", "index", "delta", "content_block", "message", "text", "id", "name", "input", "usage", "error"]
+MORE_KEYS = ["item", "output_index", "response", "output", "arguments", "candidates", "parts", "functionCall", "args"]
 CHAT_KEYS = ["choices", "delta", "message", "content", "tool_calls", "function", "index", "finish_reason", "usage"]
 TAGS = [
     "message_start",
@@ -52,7 +54,9 @@ objects = st.recursive(
     leaves,
     lambda inner: (
         st.lists(inner, max_size=3)
-        | st.dictionaries(st.sampled_from(ANTHROPIC_KEYS + CHAT_KEYS) | st.text(max_size=4), inner, max_size=5)
+        | st.dictionaries(
+            st.sampled_from(ANTHROPIC_KEYS + CHAT_KEYS + MORE_KEYS) | st.text(max_size=4), inner, max_size=5
+        )
     ),
     max_leaves=12,
 )
@@ -71,6 +75,96 @@ anthropic_events = st.builds(
 )
 
 
+RESPONSES_TYPES = [
+    "response.created",
+    "response.completed",
+    "response.incomplete",
+    "response.output_item.added",
+    "response.output_item.done",
+    "response.output_text.delta",
+    "response.output_text.done",
+    "response.output_text.annotation.added",
+    "response.content_part.done",
+    "response.refusal.delta",
+    "response.reasoning_summary_text.delta",
+    "response.reasoning_summary_text.done",
+    "response.reasoning_summary_part.done",
+    "response.reasoning_text.delta",
+    "response.function_call_arguments.delta",
+    "response.function_call_arguments.done",
+    "response.custom_tool_call_input.done",
+    "response.image_generation_call.partial_image",
+    "response.odd",
+]
+ITEM_TYPES = ["message", "reasoning", "function_call", "custom_tool_call", "image_generation_call", "odd_call"]
+items = st.builds(
+    lambda kind, name, whole, more: {
+        "type": kind,
+        "id": "i",
+        "name": name,
+        "content": [{"text": "t", "annotations": [{}]}] if whole else [],
+        "summary": [{"text": "t"}] if whole else [],
+        "arguments": "{" if whole else "",
+        "result": "AAAA" if whole else None,
+        **more,
+    },
+    st.sampled_from(ITEM_TYPES),
+    st.sampled_from(["n", ""]),
+    st.booleans(),
+    st.dictionaries(st.sampled_from(["status", "arguments", "encrypted_content", "phase"]), leaves, max_size=1),
+)
+responses_events = st.builds(
+    lambda tag, index, item, output, more: {
+        "type": tag,
+        "output_index": index,
+        "delta": "t",
+        "text": "T",
+        "arguments": "{}",
+        "input": "x",
+        "annotation": {},
+        "partial_image_b64": "AAAA",
+        "item": item,
+        "response": {"output": output, "usage": {"input_tokens": index}},
+        **more,
+    },
+    st.sampled_from(RESPONSES_TYPES),
+    st.integers(0, 2),
+    items,
+    st.lists(items, max_size=3),
+    st.dictionaries(st.sampled_from(["content_index", "summary_index", "delta"]), leaves, max_size=1),
+)
+parts = st.sampled_from(
+    [
+        {"text": "t"},
+        {"text": "t", "thought": True},
+        {"text": "", "thoughtSignature": "s"},
+        {"text": "t", "thoughtSignature": "s"},
+        {"thoughtSignature": "s"},
+        {"functionCall": {"name": "f", "args": {"a": 1}}},
+        {"functionCall": {"name": "f", "willContinue": True}, "thoughtSignature": "s"},
+        {"functionCall": {"partialArgs": [{"jsonPath": "$.a", "stringValue": "x"}], "willContinue": True}},
+        {"functionCall": {"partialArgs": [{"jsonPath": "$.b[0].c", "numberValue": 1}]}},
+        {"functionCall": {}},
+        {"inlineData": {"mimeType": "image/png", "data": "AAAA"}},
+        {"executableCode": {"code": "1"}},
+    ]
+)
+gemini_events = st.builds(
+    lambda parts, finish, more: {
+        "candidates": [{"content": {"parts": parts}, "finishReason": finish, **more}],
+        "usageMetadata": {"totalTokenCount": len(parts)},
+    },
+    st.lists(parts | objects, max_size=4),
+    st.sampled_from([None, "STOP", "SAFETY"]),
+    st.dictionaries(st.sampled_from(["index", "citationMetadata", "finishMessage"]), leaves, max_size=1),
+)
+STARTS: dict[ApiName, object] = {
+    "anthropic": {"type": "message_start", "message": {"model": "m"}},
+    "openai-chat": {"model": "m"},
+    "openai-responses": {"type": "response.created", "response": {"tools": []}},
+    "gemini": {"modelVersion": "m"},
+}
+
 damage = st.binary(max_size=4) | st.sampled_from([b"null", b"{", b'"', b"\n\n"])
 
 
@@ -87,13 +181,12 @@ def test_random_bytes_end_in_one_terminal_event(api: ApiName, data: bytes, strea
     sound(api, read(api, data, stream=stream, status=status))
 
 
-@settings(max_examples=250, deadline=None)
-@given(api_names, st.lists(objects | anthropic_events, max_size=8), st.data())
+@settings(max_examples=500, deadline=None)
+@given(api_names, st.lists(objects | anthropic_events | responses_events | gemini_events, max_size=8), st.data())
 def test_random_events_end_in_one_terminal_event_however_they_are_cut(
     api: ApiName, events: list[object], draw: st.DataObject
 ) -> None:
-    start = {"type": "message_start", "message": {"model": "m"}}
-    data = sse(start, *events, {"type": "message_stop"}, b"data: [DONE]\n\n")
+    data = sse(STARTS[api], *events, {"type": "message_stop"}, b"data: [DONE]\n\n")
     whole = read(api, data)
     sound(api, whole)
     places = draw.draw(st.lists(st.integers(0, len(data)), max_size=4))
@@ -125,6 +218,9 @@ START = b'data: {"type":"message_start","message":{}}\n\n'
 ITEM = b'data: {"type":"content_block_start","index":0,"content_block":{"type":"server_tool_use"}}\n\n'
 TEXT = b'data: {"type":"content_block_start","index":0,"content_block":{"type":"text","text":"a"}}\n\n'
 PIECE = b"x" * 1000
+ANNOUNCED = (
+    b'data: {"type":"response.output_item.added","output_index":%d,"item":{"type":"function_call","name":"%s"}}\n\n'
+)
 GREEDY: dict[str, tuple[ApiName, bytes]] = {
     "an endless event": ("anthropic", START + b"data: " + b"x" * (MAX_HELD_BYTES + 1000)),
     "endless blocks": ("anthropic", START + b"".join(BLOCK % i for i in range(MAX_OPEN_BLOCKS + 1))),
@@ -158,6 +254,25 @@ GREEDY: dict[str, tuple[ApiName, bytes]] = {
     "endless reasoning details": (
         "openai-chat",
         b'data: {"choices":[{"delta":{"reasoning_details":[{"type":"t","text":"%s"}]}}]}\n\n' % PIECE * 9000,
+    ),
+    "endless items": ("openai-responses", b"".join(ANNOUNCED % (i, b"f") for i in range(MAX_OPEN_BLOCKS + 1))),
+    "endless arguments of a function without a name": (
+        "openai-responses",
+        ANNOUNCED % (0, b"")
+        + b'data: {"type":"response.function_call_arguments.delta","output_index":0,"delta":"%s"}\n\n' % PIECE * 9000,
+    ),
+    "endless annotations": (
+        "openai-responses",
+        b'data: {"type":"response.output_text.annotation.added","output_index":0,"annotation":"%s"}\n\n' % PIECE * 9000,
+    ),
+    "endless keys of streamed arguments": (
+        "gemini",
+        b'data: {"candidates":[{"content":{"parts":[{"functionCall":{"name":"f","willContinue":true}}]}}]}\n\n'
+        + b"".join(
+            b'data: {"candidates":[{"content":{"parts":[{"functionCall":{"willContinue":true,'
+            b'"partialArgs":[{"jsonPath":"$.%s%d","boolValue":true}]}}]}}]}\n\n' % (PIECE, i)
+            for i in range(9000)
+        ),
     ),
 }
 

@@ -20,6 +20,10 @@ def openai(kind: str | None, code: str | int | None) -> bytes:
     return msgspec.json.encode({"error": {"message": "m", "type": kind, "param": None, "code": code}})
 
 
+def gemini(status: str, *details: object) -> bytes:
+    return msgspec.json.encode({"error": {"code": 400, "message": "m", "status": status, "details": details}})
+
+
 @pytest.mark.parametrize(
     ("status", "body", "kind", "code"),
     [
@@ -39,12 +43,18 @@ def openai(kind: str | None, code: str | int | None) -> bytes:
         (400, openai(None, "content_filter"), "content_filter", "content_filter"),
         (429, openai("tokens", "rate_limit_exceeded"), "rate_limit", "rate_limit_exceeded"),
         (429, openai("requests", None), "rate_limit", "requests"),
-        (503, openai("server_error", None), "server", "server_error"),
+        (500, openai("server_error", None), "server", "server_error"),
+        (503, openai("server_error", None), "overloaded", "server_error"),
+        (529, gemini("INTERNAL"), "overloaded", "internal"),
         (422, b'{"detail":"bad"}', "invalid_request", "http_422"),
         (503, b"<html>upstream</html>", "overloaded", "http_503"),
         (502, b"", "server", "http_502"),
         (429, b'[{"error":{"code":429,"message":"m","status":"X"}}]', "rate_limit", "x"),
         (302, b"", "unknown", "http_302"),
+        (429, gemini("RESOURCE_EXHAUSTED"), "rate_limit", "resource_exhausted"),
+        (503, gemini("UNAVAILABLE"), "overloaded", "unavailable"),
+        (400, gemini("INVALID_ARGUMENT", {"reason": "SOMETHING"}), "invalid_request", "invalid_argument"),
+        (400, gemini("INVALID_ARGUMENT", {"reason": "API_KEY_INVALID"}), "auth", "invalid_argument"),
     ],
 )
 def test_the_class_of_an_error_comes_from_its_status_type_and_code(
@@ -91,6 +101,22 @@ def test_how_long_to_wait_is_told_in_seconds_or_as_a_date_against_the_answers_ow
     headers: dict[str, str], seconds: float | None
 ) -> None:
     assert http_failure(429, b"", headers).retry_after_s == seconds
+
+
+@pytest.mark.parametrize(
+    ("details", "seconds"),
+    [
+        ([{"retryDelay": "34.07s"}], 34.07),
+        ([{"reason": "X"}, {"retryDelay": "9s"}], 9.0),
+        ([{"retryDelay": "-9s"}], None),
+        ([{"retryDelay": "soon"}, "odd"], None),
+        ([], None),
+    ],
+)
+def test_how_long_to_wait_is_told_in_the_details_of_gemini(details: list[object], seconds: float | None) -> None:
+    assert http_failure(429, gemini("RESOURCE_EXHAUSTED", *details), {}).retry_after_s == seconds
+    assert http_failure(429, gemini("RESOURCE_EXHAUSTED", *details), {"retry-after": "1"}).retry_after_s == 1
+    assert http_failure(400, gemini("INVALID_ARGUMENT", *details), {}).retry_after_s is None
 
 
 def test_a_provider_that_says_whether_to_try_again_is_believed() -> None:

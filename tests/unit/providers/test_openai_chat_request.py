@@ -239,6 +239,38 @@ def test_thinking_is_asked_for_by_effort(thinking: Thinking, effort: str | None)
     assert body(thinking=thinking).get("reasoning_effort") == effort
 
 
+TYPED: dict[str, Any] = {
+    "thinking_on": {"thinking": {"type": "enabled"}},
+    "thinking_off": {"thinking": {"type": "disabled"}},
+    "effort_field": "",
+}
+NESTED: dict[str, Any] = {
+    "thinking_on": {"reasoning": {"enabled": True}},
+    "thinking_off": {"reasoning": {"enabled": False}},
+    "effort_field": "reasoning.effort",
+    "budget_field": "reasoning.max_tokens",
+}
+
+
+@pytest.mark.parametrize(
+    ("quirks", "thinking", "sent"),
+    [
+        (TYPED, Thinking(effort="high", budget_tokens=5), {"thinking": {"type": "enabled"}}),
+        (TYPED, Thinking(enabled=False), {"thinking": {"type": "disabled"}}),
+        (NESTED, Thinking(effort="high"), {"reasoning": {"enabled": True, "effort": "high"}}),
+        (NESTED, Thinking(budget_tokens=5), {"reasoning": {"enabled": True, "max_tokens": 5}}),
+        (NESTED, Thinking(enabled=False, effort="low"), {"reasoning": {"enabled": False}}),
+        ({"budget_field": "thinking_budget"}, Thinking(budget_tokens=5), {"thinking_budget": 5}),
+    ],
+)
+def test_how_a_vendor_is_asked_for_thinking_is_data(
+    quirks: dict[str, Any], thinking: Thinking, sent: dict[str, Any]
+) -> None:
+    said = body(quirks=quirks, thinking=thinking)
+    usual = body(quirks=quirks)
+    assert {name: value for name, value in said.items() if name not in usual} == sent
+
+
 @pytest.mark.parametrize(("strict", "said"), [(None, {}), (True, {"strict": True}), (False, {"strict": False})])
 def test_the_schema_of_the_answer_is_named(strict: bool | None, said: dict[str, Any]) -> None:
     city = {"type": "object", "properties": {"city": {"type": "string"}}}

@@ -9,7 +9,7 @@ from tokenbus.events.vendor import ApiName
 from tokenbus.providers import registry
 
 
-@pytest.mark.parametrize("api", ["anthropic", "openai-chat"])
+@pytest.mark.parametrize("api", ["anthropic", "openai-chat", "openai-responses", "gemini"])
 def test_a_provider_is_found_by_the_api_that_it_speaks(api: ApiName) -> None:
     provider = registry.get(api)
     assert provider.name == api
@@ -35,5 +35,20 @@ def test_block_boundaries_and_the_end_of_the_stream_are_urgent_and_plain_text_is
     assert urgent("openai-chat", b'data: {"choices":[{"delta":{},"finish_reason":"stop"}]}')
     assert urgent("openai-chat", b"data: [DONE]")
     assert not urgent("openai-chat", b'data: {"choices":[{"delta":{"content":"a"},"finish_reason":null}]}')
-    assert urgent("anthropic", b'data: {"error":{"message":"m"}}')
-    assert urgent("openai-chat", b'data: {"error":{"message":"m"}}')
+    apis: tuple[ApiName, ...] = ("anthropic", "openai-chat", "openai-responses", "gemini")
+    assert all(urgent(api, b'data: {"error":{"message":"m"}}') for api in apis)
+    assert all(
+        urgent("openai-responses", b'data: {"type":"response.%s"}' % kind)
+        for kind in (
+            b"created",
+            b"output_item.added",
+            b"content_part.done",
+            b"output_item.done",
+            b"completed",
+            b"failed",
+        )
+    )
+    assert not urgent("openai-responses", b'data: {"type":"response.output_text.delta","delta":"a"}')
+    assert urgent("gemini", b'data: {"candidates":[{"content":{"parts":[{"functionCall":{}}]}}]}')
+    assert urgent("gemini", b'data: {"candidates":[{"finishReason":"STOP"}]}')
+    assert not urgent("gemini", b'data: {"candidates":[{"content":{"parts":[{"text":"a"}]}}]}')

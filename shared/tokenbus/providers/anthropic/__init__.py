@@ -10,6 +10,7 @@ from tokenbus.events.requests import Generate, Message
 from tokenbus.providers.anthropic.request import build
 from tokenbus.providers.anthropic.stream import AnthropicDecoder
 from tokenbus.providers.api import ApiName, Built, Decoder, Provider, Quirks
+from tokenbus.providers.inline_thinking import InlineThinking
 
 
 class Anthropic:
@@ -28,7 +29,7 @@ class Anthropic:
 
     def decoder(self, *, status: int, headers: Mapping[str, str], stream: bool, quirks: Quirks) -> Decoder:
         """See `Provider.decoder`. A whole message says by its `type` that it is one, whatever was asked for."""
-        return AnthropicDecoder.of(status, headers)
+        return AnthropicDecoder.of(status, headers, inline=InlineThinking.of(quirks))
 
     def restore(self, state: bytes) -> Decoder:
         """See `Provider.restore`."""

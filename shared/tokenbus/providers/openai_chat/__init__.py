@@ -8,6 +8,7 @@ import msgspec
 
 from tokenbus.events.requests import Generate, Message
 from tokenbus.providers.api import ApiName, Built, Decoder, Provider, Quirks
+from tokenbus.providers.inline_thinking import InlineThinking
 from tokenbus.providers.openai_chat.request import build
 from tokenbus.providers.openai_chat.stream import ChatDecoder
 
@@ -34,7 +35,9 @@ class OpenAIChat:
 
     def decoder(self, *, status: int, headers: Mapping[str, str], stream: bool, quirks: Quirks) -> Decoder:
         """See `Provider.decoder`. A whole response has a `message` where a chunk has a `delta`."""
-        return ChatDecoder.of(status, headers, reasoning_fields=quirks.reasoning_fields)
+        return ChatDecoder.of(
+            status, headers, inline=InlineThinking.of(quirks), reasoning_fields=quirks.reasoning_fields
+        )
 
     def restore(self, state: bytes) -> Decoder:
         """See `Provider.restore`."""

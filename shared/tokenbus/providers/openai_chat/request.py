@@ -19,6 +19,7 @@ from tokenbus.events.requests import (
     ImagePart,
     Message,
     TextPart,
+    Thinking,
     ThinkingPart,
     ToolCallPart,
     ToolChoice,
@@ -28,6 +29,7 @@ from tokenbus.providers.api import Built, HttpCall, Quirks
 from tokenbus.providers.building import (
     chat_only,
     data_url,
+    deep_merged,
     fitted_id,
     named_schema,
     needs_tools,
@@ -67,14 +69,12 @@ def build(request: Generate, history: list[Message], quirks: Quirks) -> Built:
 
 
 def _limits(request: Generate, quirks: Quirks) -> dict[str, object]:
-    """Output limit and form, reasoning effort, sampling and stop strings. The API knows no thinking budget."""
+    """Output limit and form, thinking, sampling and stop strings."""
     said: dict[str, object] = {}
     if request.max_tokens is not None:
         said[quirks.max_tokens_field] = request.max_tokens
-    if request.thinking and not request.thinking.enabled:
-        said["reasoning_effort"] = "none"
-    elif request.thinking and request.thinking.effort:
-        said["reasoning_effort"] = request.thinking.effort
+    if request.thinking:
+        said |= _thinking(request.thinking, quirks)
     if request.output_schema:
         said["response_format"] = {"type": "json_schema", "json_schema": named_schema(request.output_schema)}
     if request.temperature is not None:
@@ -85,6 +85,24 @@ def _limits(request: Generate, quirks: Quirks) -> dict[str, object]:
     if stop := stop_strings(request, limit):
         said["stop"] = stop
     return said
+
+
+def _thinking(asked: Thinking, quirks: Quirks) -> dict[str, object]:
+    """The API itself knows an effort and no budget."""
+    if not asked.enabled:
+        return quirks.thinking_off or _placed(quirks.effort_field, "none")
+    said = quirks.thinking_on
+    if asked.effort:
+        said = deep_merged(said, _placed(quirks.effort_field, asked.effort))
+    if asked.budget_tokens:
+        said = deep_merged(said, _placed(quirks.budget_field, asked.budget_tokens))
+    return said
+
+
+def _placed(path: str, value: object) -> dict[str, object]:
+    """``{"a": {"b": value}}`` for the path ``a.b``, and nothing for no path."""
+    name, _, inner = path.partition(".")
+    return {name: _placed(inner, value) if inner else value} if name else {}
 
 
 def _tools(request: Generate) -> dict[str, object]:

@@ -1,0 +1,39 @@
+"""Google's Gemini API: generateContent and streamGenerateContent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from tokenbus.events.requests import Generate, Message
+from tokenbus.providers.api import ApiName, Built, Decoder, Provider, Quirks
+from tokenbus.providers.gemini.request import build
+from tokenbus.providers.gemini.stream import GeminiDecoder
+from tokenbus.providers.inline_thinking import InlineThinking
+
+
+class Gemini:
+    """The Gemini API as a `tokenbus.providers.api.Provider`."""
+
+    name: ApiName = "gemini"
+    key_header: tuple[str, str] = ("x-goog-api-key", "{}")
+    default_base_url = "https://generativelanguage.googleapis.com/v1beta"
+    default_key_env = "GEMINI_API_KEY"
+    # Calls, images and what ends the response. What begins or ends a text cannot be told by a mark.
+    urgent: tuple[bytes, ...] = (b'"functionCall"', b'"inlineData"', b'"finishReason"', b'"blockReason"', b'"error"')
+
+    def build(self, request: Generate, history: list[Message], quirks: Quirks) -> Built:
+        """See `Provider.build`."""
+        return build(request, history, quirks)
+
+    def decoder(self, *, status: int, headers: Mapping[str, str], stream: bool, quirks: Quirks) -> Decoder:
+        """See `Provider.decoder`. A whole response is a stream of one chunk; without `alt=sse` one is an array."""
+        return GeminiDecoder.of(status, headers, inline=InlineThinking.of(quirks))
+
+    def restore(self, state: bytes) -> Decoder:
+        """See `Provider.restore`."""
+        return msgspec.msgpack.decode(state, type=GeminiDecoder)
+
+
+provider: Provider = Gemini()

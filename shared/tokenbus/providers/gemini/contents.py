@@ -1,0 +1,163 @@
+"""The conversation as the contents of a Gemini request: turns of user and model, in parts."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from tokenbus.events.requests import (
+    Base64Source,
+    BlobSource,
+    ContentPart,
+    DocumentPart,
+    ExtraPart,
+    ImagePart,
+    Source,
+    TextPart,
+    ThinkingPart,
+    ToolCallPart,
+    ToolResultPart,
+)
+from tokenbus.providers.conversation import Spoken, own_extra
+from tokenbus.providers.gemini.wire import arguments
+
+FOREIGN_SIGNATURE = "skip_thought_signature_validator"
+"""Gemini 3 refuses a turn whose first call has no signature. This one, in place of it, says that another model made the
+call: https://ai.google.dev/gemini-api/docs/thought-signatures, "How do I transfer history from a different model"."""
+
+Json = dict[str, object]
+Parts = list[Json | msgspec.Raw]
+
+
+_MEDIA_TYPES = {
+    "png": "image/png",
+    "webp": "image/webp",
+    "gif": "image/gif",
+    "heic": "image/heic",
+    "jpg": "image/jpeg",
+    "jpeg": "image/jpeg",
+    "pdf": "application/pdf",
+    "txt": "text/plain",
+    "md": "text/markdown",
+    "csv": "text/csv",
+    "html": "text/html",
+}
+_SUFFIX = re.compile(r"[^?#]*\.(\w+)(?:[?#].*)?", re.DOTALL)
+
+
+class Contents:
+    """The turns so far. ``sign_calls``: the model refuses calls without a signature."""
+
+    def __init__(self, *, sign_calls: bool) -> None:
+        self.said: list[Json] = []
+        self._sign_calls = sign_calls
+        self._parts: Parts = []
+        """Of the latest turn."""
+        self._calls: list[ToolCallPart] = []
+        """Of the latest message of the model, those without a result."""
+
+    def add(self, message: Spoken) -> None:
+        """Append a message. Raises RequestInvalid."""
+        if message.role == "tool":
+            parts = self._results(message)
+        elif message.role == "assistant":
+            parts = self._model(message)
+        else:
+            said = [self._user(part, f"{message.where}.content[{i}]") for i, part in enumerate(message.parts)]
+            parts = [part for part in said if part is not None]
+        if not parts:
+            return
+        role = "model" if message.role == "assistant" else "user"
+        if not (self.said and self.said[-1]["role"] == role):
+            self._parts = []
+            self.said.append({"role": role, "parts": self._parts})
+        self._parts += parts
+
+    def _user(self, part: ContentPart, where: str) -> Json | msgspec.Raw | None:
+        match part:
+            case TextPart():
+                return {"text": part.text}
+            case ImagePart():
+                return _media(part.source, "image/jpeg")
+            case DocumentPart():
+                return _media(part.source, "application/pdf")
+            case ExtraPart():
+                return own_extra(part, "gemini", where)
+            case _:
+                return None  # conversation() lets no other part into a user's message
+
+    def _model(self, message: Spoken) -> Parts:
+        parts: Parts = []
+        calls: list[Json] = []
+        self._calls = [part for part in message.parts if isinstance(part, ToolCallPart)]
+        for i, part in enumerate(message.parts):
+            where = f"{message.where}.content[{i}]"
+            match part:
+                case TextPart():
+                    parts.append({"text": part.text} | _signature(part.opaque))
+                case ThinkingPart():
+                    # Thoughts are for people to read; the model knows its own by their signature alone.
+                    if signature := _signature(part.opaque):
+                        parts.append({"text": part.text, "thought": True} | signature)
+                case ToolCallPart():
+                    calls.append(self._call(part))
+                    parts.append(calls[-1])
+                case ExtraPart():
+                    if (raw := own_extra(part, "gemini", where)) is not None:
+                        parts.append(raw)
+                case _:
+                    pass  # conversation() lets no other part into an assistant's message
+        if self._sign_calls and calls and not any("thoughtSignature" in call for call in calls):
+            calls[0]["thoughtSignature"] = FOREIGN_SIGNATURE
+        return parts
+
+    def _call(self, part: ToolCallPart) -> Json:
+        called: Json = {"name": part.tool_name} | _own_id(part)
+        try:
+            arguments.decode(part.arguments or "{}")
+            called["args"] = msgspec.Raw(part.arguments or "{}")
+        except (msgspec.MsgspecError, UnicodeError, RecursionError):
+            # The API takes objects only. The model reads what it wrote, and the error result beside it.
+            called["args"] = {"invalid_arguments": part.arguments}
+        return {"functionCall": called} | _signature(part.opaque)
+
+    def _results(self, message: Spoken) -> Parts:
+        """The results, and then the images in them, which not all models take inside of a result."""
+        results: Parts = []
+        images: Parts = []
+        for part in message.parts:
+            if not isinstance(part, ToolResultPart):
+                continue
+            call = next(call for call in self._calls if call.tool_id == part.tool_id)  # conversation() sees to it
+            self._calls.remove(call)
+            content = [TextPart(text=part.content)] if isinstance(part.content, str) else part.content
+            text = "\n".join(inner.text for inner in content if isinstance(inner, TextPart))
+            result: Json = {"name": call.tool_name, "response": {"error" if part.is_error else "output": text}}
+            results.append({"functionResponse": result | _own_id(call)})
+            shown = [_media(inner.source, "image/jpeg") for inner in content if isinstance(inner, ImagePart)]
+            if shown:
+                images.append({"text": f"Images of the result of {call.tool_name}:"})
+                images += shown
+        return results + images
+
+
+def _own_id(call: ToolCallPart) -> Json:
+    """The provider's id of its call. One that it did not give it, it would not know; then name and order tell."""
+    own = (call.opaque or {}).get("item_id")
+    return {"id": own} if own else {}
+
+
+def _signature(opaque: dict[str, str] | None) -> Json:
+    signature = (opaque or {}).get("thought_signature")
+    return {"thoughtSignature": signature} if signature else {}
+
+
+def _media(source: Source, otherwise: str) -> Json:
+    """Media inside of the request, or by its URL; ``otherwise``: its type where the URL does not tell."""
+    assert not isinstance(source, BlobSource)  # conversation() lets none through
+    if isinstance(source, Base64Source):
+        return {"inlineData": {"mimeType": source.media_type, "data": source.data}}
+    found = _SUFFIX.fullmatch(source.url)
+    media_type = _MEDIA_TYPES.get(found[1].lower(), otherwise) if found else otherwise
+    return {"fileData": {"mimeType": media_type, "fileUri": source.url}}

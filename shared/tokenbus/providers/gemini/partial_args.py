@@ -1,0 +1,116 @@
+"""A call's arguments that come in pieces, as the JSON text that they amount to, written piece by piece.
+
+The API (on Vertex, where `streamFunctionCallArguments` is asked for) names the place of each value by a JSON path
+(RFC 9535) of keys and indexes, and cuts long strings. The pieces come in the order in which the model wrote them: a
+place that was left is not come back to.
+"""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from tokenbus.errors import Malformed
+from tokenbus.providers.gemini.wire import PartialArg
+from tokenbus.providers.json_reading import is_null
+
+MAX_DEPTH = 64
+
+_SEGMENT = re.compile(
+    r"""\.([^.\[\]'"]+)|\[(\d{1,9})\]|\['((?:[^'\\]|\\.)*)'\]|\["((?:[^"\\]|\\.)*)"\]""",
+    re.DOTALL,
+)
+_encode = msgspec.json.encode
+
+Segment = str | int
+"""A key of an object, or an index of an array."""
+
+
+class ArgsWriter(msgspec.Struct):
+    """Where the text stands. Its fields are its whole state."""
+
+    path: list[Segment] = []
+    """The place of the last value: all that it is in is open."""
+    in_string: bool = False
+    """The last value is a string that may go on."""
+    keys: list[set[str]] = []
+    """The keys so far of each open object, for none may come twice; none for an array."""
+
+    def write(self, piece: PartialArg) -> str:
+        """The text that this piece adds. Raises Malformed."""
+        value = _text_of(piece)
+        if value is None:
+            return ""
+        path = parse(piece.json_path)
+        if path == self.path and self.in_string and piece.string_value is not None:
+            return value[1:-1]
+        if path[: len(self.path)] == self.path[: len(path)] and self.path:
+            raise Malformed("partialArgs", f"{piece.json_path} has its value already")
+        common = next((i for i, (a, b) in enumerate(zip(self.path, path, strict=False)) if a != b), 0)
+        text = self._leave(common) + self._enter(path, common)
+        self.path = path
+        self.in_string = piece.string_value is not None
+        return text + (value[:-1] if self.in_string else value)
+
+    def end(self) -> str:
+        """The text that closes what is open."""
+        return self._leave(0) + "}" if self.path else "{}"
+
+    def _leave(self, depth: int) -> str:
+        """Close the last value, and all that it is in down to the container at this depth."""
+        text = '"' if self.in_string else ""
+        for inner in reversed(self.path[depth + 1 :]):
+            text += "}" if isinstance(inner, str) else "]"
+            self.keys.pop()
+        return text
+
+    def _enter(self, path: list[Segment], depth: int) -> str:
+        """The place of the next value, from the open container at this depth on."""
+        text = ""
+        for at in range(depth, len(path)):
+            segment = path[at]
+            new = at > depth or not self.path
+            if new:
+                text += "{" if isinstance(segment, str) else "["
+                self.keys.append(set())
+            elif isinstance(segment, str) is not isinstance(self.path[at], str):
+                raise Malformed("partialArgs", "a place is both an object and an array")
+            else:
+                text += ","
+            if isinstance(segment, str):
+                if segment in self.keys[at]:
+                    raise Malformed("partialArgs", f"the key {segment!r} comes twice")
+                self.keys[at].add(segment)
+                text += f"{_encode(segment).decode()}:"
+            elif segment != (0 if new else int(self.path[at]) + 1):
+                raise Malformed("partialArgs", f"index {segment} is out of order")
+        return text
+
+
+def parse(path: str) -> list[Segment]:
+    """The keys and indexes of a JSON path. Raises Malformed for one that names no single place in an object."""
+    segments: list[Segment] = []
+    at = 1
+    while at < len(path) and len(segments) < MAX_DEPTH and (found := _SEGMENT.match(path, at)):
+        name, index, single, double = found.groups()
+        if index is not None:
+            segments.append(int(index))
+        else:
+            quoted = single if single is not None else double
+            segments.append(name if name is not None else re.sub(r"\\(.)", r"\1", quoted, flags=re.DOTALL))
+        at = found.end()
+    if not path.startswith("$") or at < len(path) or not segments or not isinstance(segments[0], str):
+        raise Malformed("partialArgs", f"the path {path[:100]!r}")
+    return segments
+
+
+def _text_of(piece: PartialArg) -> str | None:
+    """The value as JSON; None where the piece has none."""
+    if piece.string_value is not None:
+        return _encode(piece.string_value).decode()
+    if piece.bool_value is not None:
+        return "true" if piece.bool_value else "false"
+    if not is_null(piece.number_value):
+        return bytes(piece.number_value).decode()
+    return "null" if bytes(piece.null_value) else None

@@ -1,0 +1,105 @@
+"""Build a Gemini request: https://ai.google.dev/api/generate-content.
+
+Neighbouring messages of one role become one. System text of any place goes to `systemInstruction`, for the API has no
+other. It has no fields for a participant's name and for cache marks: it caches by itself.
+"""
+
+from __future__ import annotations
+
+from urllib.parse import quote
+
+import msgspec
+
+from tokenbus.errors import RequestInvalid
+from tokenbus.events.requests import Generate, Message, TextPart, ToolChoice
+from tokenbus.providers.api import Built, HttpCall, Quirks
+from tokenbus.providers.building import chat_only, needs_tools, stop_strings, with_extra
+from tokenbus.providers.conversation import conversation
+from tokenbus.providers.gemini.contents import Contents
+
+MAX_STOP_STRINGS = 5
+
+
+def build(request: Generate, history: list[Message], quirks: Quirks) -> Built:
+    """The HTTP call for the next turn. Raises RequestInvalid, naming the field."""
+    chat_only(request)
+    spoken, notes = conversation(request, history)
+    system = _texts(request.system) if request.system else []
+    model = request.model.removeprefix("models/")
+    contents = Contents(sign_calls=not model.startswith(quirks.models_without_signatures))
+    for message in spoken:
+        if message.role == "system":
+            if contents.said:
+                notes += (f"{message.where}: system text was moved to the front, where the API has its only place",)
+            system += [part.text for part in message.parts if isinstance(part, TextPart)]
+        else:
+            contents.add(message)
+    if not contents.said:
+        raise RequestInvalid("messages", "they hold nothing that this provider takes as a message")
+    body: dict[str, object] = {"contents": contents.said}
+    if system:
+        body["systemInstruction"] = {"parts": [{"text": text} for text in system]}
+    if generation := _generation(request, quirks):
+        body["generationConfig"] = generation
+    body |= _tools(request)
+    place = model if "/" in model else f"models/{model}"
+    method, query = ("streamGenerateContent", {"alt": "sse"}) if request.stream else ("generateContent", {})
+    call = HttpCall(
+        path=f"/{quote(place, safe='/')}:{method}",
+        query=query,
+        body=msgspec.json.encode(with_extra(body, request.extra)),
+        headers={"content-type": "application/json"},
+    )
+    return Built(call=call, notes=notes)
+
+
+def _texts(system: str | list[TextPart]) -> list[str]:
+    return [system] if isinstance(system, str) else [part.text for part in system if part.text]
+
+
+def _generation(request: Generate, quirks: Quirks) -> dict[str, object]:
+    """Output limit and form, thinking, sampling and stop strings."""
+    said: dict[str, object] = {}
+    if request.output_schema:
+        said |= {"responseMimeType": "application/json", "responseJsonSchema": request.output_schema.schema}
+    if request.max_tokens is not None:
+        said["maxOutputTokens"] = request.max_tokens
+    if request.temperature is not None:
+        said["temperature"] = request.temperature
+    if request.top_p is not None:
+        said["topP"] = request.top_p
+    limit = MAX_STOP_STRINGS if quirks.max_stop_strings is None else quirks.max_stop_strings
+    if stop := stop_strings(request, limit):
+        said["stopSequences"] = stop
+    thinking = request.thinking
+    if thinking and not thinking.enabled:
+        said["thinkingConfig"] = {"thinkingBudget": 0}
+    elif thinking:
+        # A budget and a level exclude each other, and models of all generations take a budget.
+        asked: dict[str, object] = {}
+        if thinking.budget_tokens:
+            asked = {"thinkingBudget": thinking.budget_tokens}
+        elif thinking.effort:
+            asked = {"thinkingLevel": thinking.effort.upper()}
+        said["thinkingConfig"] = {"includeThoughts": True, **asked}
+    return said
+
+
+def _tools(request: Generate) -> dict[str, object]:
+    said: dict[str, object] = {}
+    if request.tools:
+        declared = [
+            {"name": tool.name}
+            | ({"description": tool.description} if tool.description else {})
+            | ({"parametersJsonSchema": tool.parameters} if tool.parameters else {})
+            for tool in request.tools
+        ]
+        said["tools"] = [{"functionDeclarations": declared}]
+    choice = request.tool_choice
+    if needs_tools(request) and choice is not None:
+        named = isinstance(choice, ToolChoice)
+        calling: dict[str, object] = {"mode": "ANY" if named else choice.upper()}
+        if named:
+            calling["allowedFunctionNames"] = [choice.name]
+        said["toolConfig"] = {"functionCallingConfig": calling}
+    return said

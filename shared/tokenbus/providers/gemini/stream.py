@@ -1,0 +1,263 @@
+"""The answer of streamGenerateContent, streamed or whole, as normalised events.
+
+What providers.md ("Gemini streamGenerateContent") says of real streams holds here. Choices of our own:
+
+- The end of the body ends the response, if a finish reason came, or a reason why the prompt was blocked: the API has no
+  other terminal event, and a finish reason may come more than once. The last one counts.
+- Text and thinking follow each other: the one ends where the other begins, or anything else.
+- A call's arguments come as an object: its JSON without blanks is the raw argument string, however the body was laid
+  out, for the same call must read the same streamed and whole.
+- A call without an id is called ``call_<ordinal>``. Only an id of the provider's own goes back to it (`item_id`).
+- A signature belongs to the part that it came with; on an empty text or alone, to the text or thinking that is open.
+  Where neither is, or the open one has a signature already, the part is an item that goes back at its place.
+- Every part without a name here (code that the provider runs, its own tools) is an `Extra` with an ordinal, and so is
+  media that is no image. An image of a thought is a preview.
+- Only candidate 0 is the answer; others are shown as `Extra`.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from tokenbus.errors import Malformed
+from tokenbus.events.normalized import (
+    BlockStart,
+    BlockStop,
+    Cut,
+    Done,
+    Extra,
+    Failed,
+    FinishReason,
+    Image,
+    Normalized,
+    Opaque,
+    OpenKind,
+    Start,
+    Terminal,
+    TextDelta,
+    ThinkingDelta,
+    ToolCallDelta,
+    ToolCallDone,
+    ToolCallStart,
+    UsageSeen,
+)
+from tokenbus.events.usage import Usage
+from tokenbus.providers.decoding import ResponseDecoder, finish_of
+from tokenbus.providers.failures import provider_failure
+from tokenbus.providers.gemini import wire
+from tokenbus.providers.gemini.partial_args import ArgsWriter
+from tokenbus.providers.json_reading import is_null, read, text_of
+from tokenbus.providers.sse import SseEvent
+from tokenbus.providers.usage_counts import count, latest
+
+FINISH: dict[str, FinishReason] = {
+    "STOP": "stop",
+    "MAX_TOKENS": "length",
+    "SAFETY": "content_filter",
+    "RECITATION": "content_filter",
+    "BLOCKLIST": "content_filter",
+    "PROHIBITED_CONTENT": "content_filter",
+    "SPII": "content_filter",
+    "MODEL_ARMOR": "content_filter",
+    "IMAGE_SAFETY": "content_filter",
+    "IMAGE_PROHIBITED_CONTENT": "content_filter",
+    "IMAGE_RECITATION": "content_filter",
+    "MALFORMED_FUNCTION_CALL": "error",
+    "UNEXPECTED_TOOL_CALL": "error",
+}
+_OF_A_PART = frozenset({"thought", "thoughtSignature"})
+
+
+class StreamedCall(msgspec.Struct):
+    """A call whose arguments come in pieces."""
+
+    ordinal: int
+    name: str
+    writer: ArgsWriter = msgspec.field(default_factory=ArgsWriter)
+
+
+class GeminiDecoder(ResponseDecoder, kw_only=True):
+    """One response of generateContent or streamGenerateContent; see `tokenbus.providers.api.Decoder`."""
+
+    started: bool = False
+    next_ordinal: int = 0
+    open_kind: OpenKind | None = None
+    open_ordinal: int = -1
+    """The open text or thinking block."""
+    open_signed: bool = False
+    call: StreamedCall | None = None
+    calls: int = 0
+    """Tool calls completed."""
+    finish: str = ""
+    block_reason: str = ""
+    """Why the prompt was blocked."""
+    usage: dict[str, object] | None = None
+
+    def _read(self, event: SseEvent, out: list[Normalized]) -> Terminal | None:
+        data = event.data
+        if data.startswith(b"[DONE]"):
+            return None
+        chunk = read(wire.chunk, data, "chunk")
+        if chunk.error:
+            return Failed(provider_failure(read(wire.anything, data, "chunk")))
+        known = chunk.candidates is not msgspec.UNSET or chunk.usage_metadata or chunk.prompt_feedback
+        if not self.started and (known or chunk.model_version):
+            self.started = True
+            out.append(Start(chunk.model_version or "", chunk.response_id or ""))
+        for place, candidate in enumerate(chunk.candidates or ()):
+            if candidate.index:
+                raw = read(wire.raw_chunk, data, "chunk").candidates or []
+                self._extra("candidate", text_of(raw[place]), out)
+            else:
+                self._candidate(candidate, out)
+        if chunk.prompt_feedback and chunk.prompt_feedback.block_reason:
+            self.block_reason = chunk.prompt_feedback.block_reason
+            self._extra("promptFeedback", text_of(read(wire.raw_chunk, data, "chunk").prompt_feedback), out)
+        if chunk.usage_metadata and (raw := latest(self.usage, chunk.usage_metadata)) != self.usage:
+            self.usage = raw
+            out.append(UsageSeen(usage_of(raw)))
+        if self.started and not known:
+            self._extra("chunk", data.decode(), out)
+        return None
+
+    def _closed(self, out: list[Normalized]) -> Terminal:
+        self._shut(out)
+        usage = usage_of(self.usage) if self.usage else None
+        if self.finish:
+            return Done(finish_of(FINISH.get(self.finish, "unknown"), self.calls), self.finish, usage)
+        if self.block_reason:
+            return Done("content_filter", self.block_reason, usage)
+        return Cut("the stream ended before finishReason" if self.started else "the body held no answer")
+
+    def _candidate(self, candidate: wire.Candidate, out: list[Normalized]) -> None:
+        for part in (candidate.content and candidate.content.parts) or ():
+            self._part(part, out)
+        block = self.open_ordinal if self.open_kind else None
+        for name, value in (
+            ("groundingMetadata", candidate.grounding_metadata),
+            ("citationMetadata", candidate.citation_metadata),
+            ("urlContextMetadata", candidate.url_context_metadata),
+        ):
+            if not is_null(value):
+                self._extra(name, text_of(value), out, block)
+        if candidate.finish_reason:
+            self.finish = candidate.finish_reason
+            if candidate.finish_message:
+                self._extra("finishMessage", msgspec.json.encode(candidate.finish_message).decode(), out)
+            if FINISH.get(self.finish) == "content_filter" and not is_null(candidate.safety_ratings):
+                self._extra("safetyRatings", text_of(candidate.safety_ratings), out)
+
+    # --- parts ------------------------------------------------------------------------------------------------
+
+    def _part(self, raw: msgspec.Raw, out: list[Normalized]) -> None:
+        part = read(wire.part, bytes(raw), "part")
+        if part.function_call is not None:
+            self._call(part.function_call, part.thought_signature, out)
+        elif part.inline_data is not None and part.inline_data.mime_type.startswith("image/"):
+            self._image(part.inline_data, part, out)
+        elif part.text is not None:
+            self._text(part, part.text, raw, out)
+        else:
+            names = [name for name in read(wire.fields, bytes(raw), "part") if name not in _OF_A_PART]
+            if names:
+                self._item(names[0], raw, out)
+            elif part.thought_signature:
+                self._signature(part.thought_signature, self.open_kind, raw, out)
+
+    def _text(self, part: wire.Part, text: str, raw: msgspec.Raw, out: list[Normalized]) -> None:
+        kind = "thinking" if part.thought else "text"
+        signature = part.thought_signature
+        if text:
+            if self.open_kind != kind or (signature and self.open_signed):
+                self._shut(out)
+                self.open_kind, self.open_ordinal = kind, self._take_ordinal()
+                out.append(BlockStart(self.open_ordinal, kind))
+            delta = TextDelta if kind == "text" else ThinkingDelta
+            out.append(delta(self.open_ordinal, text))
+        if signature:
+            self._signature(signature, kind, raw, out)
+
+    def _signature(self, signature: str, kind: OpenKind | None, raw: msgspec.Raw, out: list[Normalized]) -> None:
+        if self.open_kind and self.open_kind == kind and not self.open_signed:
+            self.open_signed = True
+            out.append(Opaque(self.open_ordinal, "thought_signature", signature))
+        else:
+            self._item("thoughtSignature", raw, out)
+
+    def _image(self, blob: wire.Blob, part: wire.Part, out: list[Normalized]) -> None:
+        self._shut(out)
+        ordinal = self._take_ordinal()
+        out.append(BlockStart(ordinal, "image"))
+        out.append(Image(ordinal, blob.mime_type, blob.data, final=not part.thought))
+        if part.thought_signature:
+            out.append(Opaque(ordinal, "thought_signature", part.thought_signature))
+        out.append(BlockStop(ordinal))
+
+    def _item(self, name: str, raw: msgspec.Raw, out: list[Normalized]) -> None:
+        """A part that goes back at its place as it came."""
+        self._shut(out)
+        out.append(Extra(f"gemini.{name}", text_of(raw), ordinal=self._take_ordinal()))
+
+    # --- tool calls -------------------------------------------------------------------------------------------
+
+    def _call(self, said: wire.FunctionCall, signature: str | None, out: list[Normalized]) -> None:
+        streamed = said.will_continue or said.partial_args is not None
+        call = self.call
+        if said.name and not (call and streamed and said.name == call.name):
+            self._shut(out)
+            # Should the call before it not have ended, then it was not completed.
+            call = StreamedCall(self._take_ordinal(), said.name)
+            out.append(ToolCallStart(call.ordinal, said.id or f"call_{call.ordinal}", said.name))
+            if said.id:
+                out.append(Opaque(call.ordinal, "item_id", said.id))
+        if call is None:
+            if streamed or signature or not is_null(said.args):
+                raise Malformed("functionCall", "it has no name")
+            return
+        if signature:
+            out.append(Opaque(call.ordinal, "thought_signature", signature))
+        pieces = [self._piece(call.writer, piece) for piece in said.partial_args or ()]
+        self.call = call if said.will_continue else None
+        if self.call is None:
+            whole = not (call.writer.path or is_null(said.args))
+            pieces.append(_compact(said.args) if whole else call.writer.end())
+        if text := "".join(pieces):
+            out.append(ToolCallDelta(call.ordinal, text))
+        if self.call is None:
+            out.append(ToolCallDone(call.ordinal))
+            self.calls += 1
+
+    def _piece(self, writer: ArgsWriter, piece: wire.PartialArg) -> str:
+        self._hold(len(piece.json_path))
+        return writer.write(piece)
+
+    # ----------------------------------------------------------------------------------------------------------
+
+    def _shut(self, out: list[Normalized]) -> None:
+        if self.open_kind is not None:
+            out.append(BlockStop(self.open_ordinal))
+            self.open_kind, self.open_ordinal, self.open_signed = None, -1, False
+
+    def _extra(self, name: str, json: str, out: list[Normalized], block: int | None = None) -> None:
+        out.append(Extra(f"gemini.{name}", json, block))
+
+    def _take_ordinal(self) -> int:
+        self.next_ordinal += 1
+        return self.next_ordinal - 1
+
+
+def usage_of(raw: dict[str, object]) -> Usage:
+    """The API's counts. Thoughts are beside `output` and not in it."""
+    return Usage(
+        input=count(raw, "promptTokenCount"),
+        output=count(raw, "candidatesTokenCount"),
+        reasoning=count(raw, "thoughtsTokenCount"),
+        cache_read=count(raw, "cachedContentTokenCount"),
+        total=count(raw, "totalTokenCount"),
+        raw=raw,
+    )
+
+
+def _compact(args: msgspec.Raw) -> str:
+    """JSON without blanks between its tokens, which stay as they are."""
+    return msgspec.json.format(bytes(args), indent=-1).decode()

@@ -1,0 +1,46 @@
+"""OpenAI's Responses API, and those who speak it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from tokenbus.events.requests import Generate, Message
+from tokenbus.providers.api import ApiName, Built, Decoder, Provider, Quirks
+from tokenbus.providers.inline_thinking import InlineThinking
+from tokenbus.providers.openai_responses.request import build
+from tokenbus.providers.openai_responses.stream import ResponsesDecoder
+
+
+class OpenAIResponses:
+    """The Responses API as a `tokenbus.providers.api.Provider`."""
+
+    name: ApiName = "openai-responses"
+    key_header: tuple[str, str] = ("authorization", "Bearer {}")
+    default_base_url = "https://api.openai.com/v1"
+    default_key_env = "OPENAI_API_KEY"
+    # Starts and ends of items, of parts and of the response; a text with such a word in it is merely forwarded sooner.
+    urgent: tuple[bytes, ...] = (
+        b"output_item.",
+        b"content_part.",
+        b"response.c",  # created, completed, cancelled
+        b"response.incomplete",
+        b"response.failed",
+        b'"error"',
+    )
+
+    def build(self, request: Generate, history: list[Message], quirks: Quirks) -> Built:
+        """See `Provider.build`."""
+        return build(request, history, quirks)
+
+    def decoder(self, *, status: int, headers: Mapping[str, str], stream: bool, quirks: Quirks) -> Decoder:
+        """See `Provider.decoder`. A whole response says by its `object` that it is one, whatever was asked for."""
+        return ResponsesDecoder.of(status, headers, inline=InlineThinking.of(quirks))
+
+    def restore(self, state: bytes) -> Decoder:
+        """See `Provider.restore`."""
+        return msgspec.msgpack.decode(state, type=ResponsesDecoder)
+
+
+provider: Provider = OpenAIResponses()

@@ -1,0 +1,85 @@
+"""Build a Responses request: https://platform.openai.com/docs/api-reference/responses/create.
+
+The response is not stored, so its reasoning comes encrypted, and goes back so. Models that do not reason refuse to be
+asked for it; `Quirks` has their names. The API has no field for a participant's name, for a thinking budget and for the
+failure of a tool, which the model reads from the result.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from tokenbus.events.requests import Generate, Message, TextPart, ToolChoice
+from tokenbus.providers.api import Built, HttpCall, Quirks
+from tokenbus.providers.building import chat_only, named_schema, needs_tools, schema_of, stop_strings, with_extra
+from tokenbus.providers.conversation import conversation
+from tokenbus.providers.openai_responses.input import Input, text_part
+
+ENCRYPTED_REASONING = "reasoning.encrypted_content"
+
+
+def build(request: Generate, history: list[Message], quirks: Quirks) -> Built:
+    """The HTTP call for the next turn. Raises RequestInvalid, naming the field."""
+    chat_only(request)
+    spoken, notes = conversation(request, history)
+    stored = bool(request.extra and request.extra.get("store"))
+    body: dict[str, object] = {"model": request.model, "stream": request.stream, "store": False}
+    if not (stored or request.model.startswith(quirks.models_without_reasoning)):
+        body["include"] = [ENCRYPTED_REASONING]
+    said = Input(quirks, stored)
+    if isinstance(request.system, list) and quirks.cache_marks and any(part.cache for part in request.system):
+        said.items.append({"role": "system", "content": [text_part(part, quirks) for part in request.system]})
+    elif system := _instructions(request.system):
+        body["instructions"] = system
+    for message in spoken:
+        said.add(message)
+    body["input"] = said.items
+    body |= _limits(request, quirks) | _tools(request)
+    encoded = msgspec.json.encode(with_extra(body, request.extra, lists=("tools", "include")))
+    headers = {"content-type": "application/json"}
+    return Built(call=HttpCall(path="/responses", body=encoded, headers=headers), notes=notes)
+
+
+def _instructions(system: str | list[TextPart] | None) -> str:
+    if isinstance(system, list):
+        return "\n\n".join(part.text for part in system if part.text)
+    return system or ""
+
+
+def _limits(request: Generate, quirks: Quirks) -> dict[str, object]:
+    """Output limit and form, reasoning and sampling. The API itself takes no stop strings."""
+    said: dict[str, object] = {}
+    if request.max_tokens is not None:
+        said["max_output_tokens"] = request.max_tokens
+    thinking = request.thinking
+    if thinking and not thinking.enabled:
+        said["reasoning"] = {"effort": "none"}
+    elif thinking:
+        said["reasoning"] = {"summary": "auto"} | ({"effort": thinking.effort} if thinking.effort else {})
+    if request.output_schema:
+        said["text"] = {"format": {"type": "json_schema", **named_schema(request.output_schema)}}
+    if request.temperature is not None:
+        said["temperature"] = request.temperature
+    if request.top_p is not None:
+        said["top_p"] = request.top_p
+    if stop := stop_strings(request, quirks.max_stop_strings or 0):
+        said["stop"] = stop
+    return said
+
+
+def _tools(request: Generate) -> dict[str, object]:
+    said: dict[str, object] = {}
+    if request.tools:
+        said["tools"] = [
+            # Strict is the API's default, and takes only some of all schemas.
+            {"type": "function", "name": tool.name, "parameters": schema_of(tool.parameters), "strict": False}
+            | ({"description": tool.description} if tool.description else {})
+            for tool in request.tools
+        ]
+    choice = request.tool_choice
+    if needs_tools(request) and choice is not None:
+        if isinstance(choice, ToolChoice):
+            said["tool_choice"] = {"type": "function", "name": choice.name}
+        else:
+            said["tool_choice"] = "required" if choice == "any" else choice
+    return said

@@ -1,0 +1,134 @@
+"""The runtime over a real Cluster of three nodes: partitions lie on different nodes, each read waits for itself."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Generator
+
+import pytest
+
+from tests.contract.bus.toys import Bench, Frames, working
+from tests.servers import cluster
+from tests.waiting import eventually
+from tokenbus.bus import scripts
+from tokenbus.bus.control import ControlListener
+from tokenbus.bus.keys import Keys
+from tokenbus.bus.queue import Queue
+from tokenbus.bus.reader import Reader
+from tokenbus.bus.send import send_many
+from tokenbus.bus.server import Server
+from tokenbus.events.frames import Control, encode
+
+KEYS = Keys("clustered", 6)
+
+
+@pytest.fixture(scope="module")
+def cluster_url() -> Generator[str]:
+    with cluster() as url:
+        yield url
+
+
+@pytest.fixture
+async def clustered(cluster_url: str) -> AsyncGenerator[Server]:
+    async with Server(cluster_url) as server:
+        yield server
+        await server.client.flushall(target_nodes=server.client.PRIMARIES)
+
+
+class ClusterBench(Bench):
+    """Feeds one command at a time: a pipeline may not hold a transaction here."""
+
+    async def feed(self, partition: int, *entries: Frames) -> None:
+        for entry in entries:
+            self.last[partition] = (await self.server.client.xadd(self.keys.topic(partition, "raw"), entry)).decode()
+        self.entries[partition] += entries
+
+
+async def test_the_partitions_lie_on_different_nodes(clustered: Server):
+    await clustered.client.initialize()
+    nodes = {clustered.client.get_node_from_key(KEYS.topic(p, "raw")).name for p in range(KEYS.partitions)}
+    assert len(nodes) == 3
+
+
+async def test_a_stage_works_all_its_partitions_and_hands_them_over(clustered: Server):
+    bench = ClusterBench(clustered, KEYS)
+    runs = {p: bench.runs(p, 2) for p in range(KEYS.partitions)}
+    for partition, (a, b) in runs.items():
+        await bench.feed(partition, {a: b"+1"}, {b: b"+2"}, {a: b"+3"}, {b: b"bad"})
+    async with working(bench.stage("first")) as first:
+        await eventually(bench.through)
+        async with working(bench.stage("second")) as second:
+            await eventually(lambda: len(first.owned) == len(second.owned) == 3)
+            for partition, (a, _) in runs.items():
+                await bench.feed(partition, {a: b"+4"}, {a: b"end"})
+            await eventually(bench.through)
+    await bench.check()
+    assert await clustered.client.xlen(KEYS.dead) == KEYS.partitions
+
+
+async def test_an_entry_in_one_partition_is_read_while_the_others_are_silent(clustered: Server):
+    reader = Reader(clustered, count=10)
+    offsets = {KEYS.topic(p, "raw"): "0-0" for p in range(KEYS.partitions)}
+    for partition in range(KEYS.partitions):
+        reading = asyncio.create_task(reader.read(offsets))
+        stream = KEYS.topic(partition, "raw")
+        entry_id = await clustered.client.xadd(stream, {"n": "1"})
+        [(name, [(found, _)])] = await reading
+        assert (name, found) == (stream, entry_id)
+        offsets[stream] = entry_id.decode()
+    waiting = asyncio.create_task(reader.read(offsets))
+    await asyncio.sleep(0)
+    reader.wake()
+    assert await waiting == []
+    await reader.close()
+
+
+async def test_scripts_run_on_the_node_of_their_keys_even_if_it_forgot_them(clustered: Server):
+    for _ in range(2):
+        await clustered.client.execute_command("SCRIPT FLUSH", target_nodes=clustered.client.PRIMARIES)
+        calls = [
+            scripts.acquire(KEYS.lease(p, "g"), KEYS.topic(p, "raw"), owner="a", ttl_ms=1000)
+            for p in range(KEYS.partitions)
+        ]
+        assert all(token for token, *_ in await send_many(clustered, calls))
+
+
+async def test_a_queue_takes_finishes_and_hands_back_in_all_partitions(clustered: Server):
+    streams = [KEYS.topic(p, "turns") for p in range(KEYS.partitions)]
+
+    def queue(worker: str) -> Queue:
+        return Queue(
+            clustered, group="g", streams=streams, worker=worker, lost=lambda item: None, idle_s=0.3, beat_s=0.05
+        )
+
+    first, second = queue("a"), queue("b")
+    await first.open()
+    for stream in streams:
+        await clustered.client.xadd(stream, {"n": stream})
+    items = [await first.read() for _ in streams]
+    assert {item.stream for item in items} == set(streams)
+    await first.finish(items[:2])
+    await first.hand_back(items[2:4])
+    await second.open()
+    again = [await second.read() for _ in range(2)]
+    assert {item.entry_id for item in again} == {item.entry_id for item in items[2:4]}
+    await first.close()
+    claimed = [await second.read() for _ in range(2)]
+    assert [item.deliveries for item in claimed] == [2, 2]
+    await second.finish(again + claimed)
+    assert [await clustered.client.xlen(stream) for stream in streams] == [0] * len(streams)
+    await second.close()
+
+
+async def test_control_messages_of_all_partitions_are_heard(clustered: Server):
+    heard: list[str] = []
+    listener = ControlListener(clustered, KEYS, lambda message: heard.append(message.run))
+    await listener.open()
+    for round_ in range(3):
+        for partition in range(KEYS.partitions):
+            await clustered.client.xadd(
+                KEYS.topic(partition, "control"), {"r": encode(Control(f"{round_}-{partition}"))}
+            )
+    await eventually(lambda: len(heard) == 18)
+    assert len(set(heard)) == 18
+    await listener.close()

@@ -1,0 +1,398 @@
+"""The work queue: competing consumers at least once, kept alive, claimed, handed back; nothing swallowed (guarantee 4)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from redis.exceptions import RedisError
+
+from tests.contract.bus.faults import Gate
+from tests.waiting import eventually
+from tokenbus.bus.keys import Keys
+from tokenbus.bus.queue import BLOCK_MS, Item, Queue
+from tokenbus.bus.server import Server
+
+GROUP = "g"
+IDLE_S = 0.25
+BEAT_S = 0.05
+
+
+class Scene:
+    """Work queues in four partitions."""
+
+    def __init__(self, server: Server, keys: Keys) -> None:
+        self.server = server
+        self.client = server.client
+        self.streams = [keys.topic(p, "turns") for p in range(keys.partitions)]
+
+    def queue(self, worker: str, server: Server | None = None, **options: Any) -> Queue:
+        return Queue(
+            server or self.server,
+            group=GROUP,
+            streams=self.streams,
+            worker=worker,
+            **{"lost": lambda item: None, "idle_s": IDLE_S, "beat_s": BEAT_S} | options,
+        )
+
+    async def put(self, *names: str, stream: int = 0) -> None:
+        for name in names:
+            await self.client.xadd(self.streams[stream], {"n": name})
+
+    async def left(self) -> int:
+        return sum([await self.client.xlen(stream) for stream in self.streams])
+
+    async def pending(self) -> dict[str, int]:
+        """Consumer -> how many entries it has."""
+        counts: dict[str, int] = {}
+        for stream in self.streams:
+            for consumer in (await self.client.xpending(stream, GROUP))["consumers"]:
+                name = consumer["name"].decode()
+                counts[name] = counts.get(name, 0) + consumer["pending"]
+        return counts
+
+    async def consumers(self) -> set[str]:
+        return {
+            c["name"].decode() for stream in self.streams for c in await self.client.xinfo_consumers(stream, GROUP)
+        }
+
+
+def name(item: Item) -> str:
+    return item.fields[b"n"].decode()
+
+
+@asynccontextmanager
+async def opened(queue: Queue) -> AsyncGenerator[Queue]:
+    await queue.open()
+    try:
+        yield queue
+    finally:
+        await queue.close()
+
+
+@asynccontextmanager
+async def worked(queue: Queue, work: Callable[[Item], Any]) -> AsyncGenerator[None]:
+    """A worker that finishes each item after ``work``."""
+
+    async def run() -> None:
+        while True:
+            for item in await queue.read_ready():
+                work(item)
+                await queue.finish([item])
+
+    async with opened(queue):
+        task = asyncio.create_task(run())
+        try:
+            yield
+        finally:
+            await queue.stop_reading()
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+@pytest.fixture
+def scene(server: Server, keys: Keys) -> Scene:
+    return Scene(server, keys)
+
+
+@pytest.fixture
+async def other(server: Server) -> AsyncGenerator[Server]:
+    """A second connection, for a worker that is to be frozen."""
+    async with Server(server.url) as other:
+        yield other
+
+
+async def test_each_item_goes_to_one_worker_and_is_gone_when_finished(scene: Scene):
+    done: list[str] = []
+    async with (
+        worked(scene.queue("a"), lambda item: done.append(name(item))),
+        worked(scene.queue("b", count=5), lambda item: done.append(name(item))),
+    ):
+        names = [f"{stream}-{n}" for stream in range(4) for n in range(25)]
+        for each in names:
+            await scene.put(each, stream=int(each[0]))
+        await eventually(lambda: len(done) == 100)
+    assert sorted(done) == sorted(names)
+    assert await scene.left() == 0
+
+
+async def test_an_item_tells_its_stream_its_fields_and_that_it_is_new(scene: Scene):
+    async with opened(scene.queue("a")) as queue:
+        await scene.put("x", stream=2)
+        item = await queue.read()
+        assert (item.stream, item.fields, item.deliveries) == (scene.streams[2], {b"n": b"x"}, 1)
+        assert queue.held == 1
+        await queue.finish([item])
+        assert queue.held == 0
+
+
+async def test_no_more_is_taken_than_somebody_waits_for_and_one_read_brings(scene: Scene):
+    async with opened(scene.queue("a", count=2)) as queue:
+        for stream in range(4):
+            await scene.put(*"12345", stream=stream)
+        assert await scene.pending() == {}
+        items = await queue.read_ready()
+        assert len(items) == queue.held == 8
+        await eventually(lambda: _not_blocked(scene))
+        assert await scene.pending() == {"a": 8}
+        await queue.finish(items)
+        for _ in range(12):
+            await queue.finish([await queue.read()])
+
+
+async def test_two_may_wait_at_once_and_both_get_something(scene: Scene):
+    async with opened(scene.queue("a")) as queue:
+        reading = [asyncio.create_task(queue.read()) for _ in range(3)]
+        await scene.put("1", "2", "3")
+        items = await asyncio.wait_for(asyncio.gather(*reading), 5)
+        assert sorted(map(name, items)) == ["1", "2", "3"]
+        await queue.finish(items)
+
+
+async def test_a_read_that_was_cancelled_takes_no_item_along(scene: Scene):
+    async with opened(scene.queue("a")) as queue:
+        reading = asyncio.create_task(queue.read())
+        await asyncio.sleep(0)
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+        await scene.put("1")
+        item = await queue.read()
+        assert name(item) == "1"
+        await queue.finish([item])
+
+
+async def test_a_heartbeat_keeps_what_takes_longer_than_the_idle_time(scene: Scene):
+    lost: list[Item] = []
+    async with opened(scene.queue("a", lost=lost.append)) as a:
+        await scene.put("long")
+        item = await a.read()
+        async with opened(scene.queue("b")) as b:
+            waiting = asyncio.create_task(b.read())
+            beats: set[int] = set()
+
+            async def kept() -> bool:
+                [p] = await scene.client.xpending_range(item.stream, GROUP, "-", "+", 1)
+                assert p["consumer"] == b"a"
+                beats.add(int(p["time_since_delivered"] < IDLE_S * 1000))
+                return asyncio.get_running_loop().time() > begin + 3 * IDLE_S
+
+            begin = asyncio.get_running_loop().time()
+            await eventually(kept)
+            assert beats == {1}
+            assert not waiting.done()
+            waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
+        await a.finish([item])
+    assert lost == []
+
+
+async def test_a_dead_workers_items_go_to_another_and_say_so(scene: Scene, other: Server):
+    gate = Gate(other)
+    dead = scene.queue("dead", other)
+    await dead.open()
+    await scene.put("1", "2")
+    await dead.read()
+    gate.shut()
+    async with opened(scene.queue("b")) as b:
+        found = {name(item): item for item in [await b.read(), await b.read()]}
+        assert found["1"].deliveries == 2
+        await b.finish(list(found.values()))
+    gate.open()
+    await dead.close()
+
+
+async def test_a_zombie_that_wakes_is_told_what_it_lost_and_can_neither_finish_nor_hand_back(
+    scene: Scene, other: Server
+):
+    gate = Gate(other)
+    lost: list[Item] = []
+    zombie = scene.queue("zombie", other, lost=lost.append)
+    async with opened(zombie):
+        await scene.put("x")
+        item = await zombie.read()
+        gate.shut()
+        async with opened(scene.queue("b")) as b:
+            taken = await b.read()
+            assert taken.entry_id == item.entry_id
+            gate.open()
+            await zombie.hand_back([Item(item.stream, item.entry_id, {}, 1)])
+            await zombie.finish([Item(item.stream, item.entry_id, {}, 1)])
+            assert await scene.pending() == {"b": 1}
+            assert await scene.left() == 1
+            await b.finish([taken])
+
+
+async def test_a_zombie_that_only_holds_hears_of_its_loss(scene: Scene, other: Server):
+    gate = Gate(other)
+    lost: list[Item] = []
+    async with opened(scene.queue("zombie", other, lost=lost.append)) as zombie:
+        await scene.put("x")
+        item = await zombie.read()
+        gate.shut()
+        async with opened(scene.queue("b")) as b:
+            taken = await b.read()
+            gate.open()
+            await eventually(lambda: lost == [item])
+            assert zombie.held == 0
+            await b.finish([taken])
+
+
+async def test_a_lost_callback_that_fails_does_not_end_the_heartbeat(scene: Scene):
+    def lost(item: Item) -> None:
+        raise LookupError(item.entry_id)
+
+    async with opened(scene.queue("a", lost=lost)) as a:
+        await scene.put("taken", "kept")
+        taken, kept = await a.read(), await a.read()
+        await scene.client.xclaim(taken.stream, GROUP, "b", 0, [taken.entry_id])
+        await eventually(lambda: a.held == 1)
+        await scene.client.xclaim(kept.stream, GROUP, "a", 0, [kept.entry_id], idle=60_000, justid=True)
+        await eventually(lambda: _idle_below(scene, kept, 1000))
+        await a.finish([kept])
+        await scene.client.xack(taken.stream, GROUP, taken.entry_id)
+
+
+async def _idle_below(scene: Scene, item: Item, limit_ms: int) -> bool:
+    [p] = await scene.client.xpending_range(item.stream, GROUP, item.entry_id, item.entry_id, 1)
+    return p["time_since_delivered"] < limit_ms
+
+
+async def test_what_is_handed_back_another_takes_under_the_same_id_as_if_new(scene: Scene):
+    async with opened(scene.queue("a", idle_s=30.0)) as a, opened(scene.queue("b", idle_s=30.0)) as b:
+        await scene.put("x")
+        item = await a.read()
+        await a.hand_back([item])
+        assert a.held == 0
+        again = await asyncio.wait_for(b.read(), BLOCK_MS / 1000 + 2)
+        assert (again.entry_id, again.deliveries) == (item.entry_id, 1)
+        await b.finish([again])
+
+
+async def test_a_shutdown_gives_back_what_it_took_and_nobody_asked_for(scene: Scene):
+    a = scene.queue("a", count=3)
+    await a.open()
+    await scene.put("1", "2", "3")
+    first = await a.read()
+    await a.stop_reading()
+    assert a.held == 1
+    async with opened(scene.queue("b", idle_s=30.0)) as b:
+        others = [await b.read(), await b.read()]
+        assert sorted(map(name, others)) == ["2", "3"]
+        assert [item.deliveries for item in others] == [1, 1]
+        await b.finish(others)
+    await a.finish([first])
+    await a.close()
+    assert await scene.consumers() <= {"-"}
+
+
+async def test_a_shutdown_swallows_nothing_of_a_read_that_waits(scene: Scene):
+    """The server may answer a blocked read after the worker decided to stop."""
+    for _ in range(5):
+        queue = scene.queue("a")
+        await queue.open()
+        reading = asyncio.create_task(queue.read())
+        await eventually(lambda: _blocked(scene))
+        stopping = asyncio.create_task(queue.stop_reading())
+        await scene.put("x")
+        await stopping
+        if reading.done():
+            await queue.finish([reading.result()])
+        else:
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+        await queue.close()
+        async with opened(scene.queue("b")) as b:
+            while await scene.left():
+                await b.finish([await asyncio.wait_for(b.read(), 5)])
+
+
+async def _blocked(scene: Scene) -> bool:
+    return bool((await scene.client.info("clients"))["blocked_clients"])
+
+
+async def _not_blocked(scene: Scene) -> bool:
+    return not await _blocked(scene)
+
+
+async def test_items_whose_delivery_was_lost_on_the_way_are_not_lost(scene: Scene):
+    """The server gave them to the worker, but the reply never arrived; closing must not delete them with it."""
+    a = scene.queue("a")
+    await a.open()
+    await scene.put("x")
+    await scene.client.xreadgroup(GROUP, "a", dict.fromkeys(scene.streams, ">"))
+    await a.close()
+    async with opened(scene.queue("b")) as b:
+        item = await b.read()
+        assert (name(item), item.deliveries) == ("x", 2)
+        await b.finish([item])
+
+
+async def test_groups_that_vanished_are_made_anew_and_what_came_meanwhile_is_found(scene: Scene):
+    lost: list[Item] = []
+    async with opened(scene.queue("a", lost=lost.append)) as a:
+        await scene.put("old")
+        old = await a.read()
+        await scene.client.delete(*scene.streams)
+        await scene.put("new")
+        item = await a.read()
+        assert name(item) == "new"
+        await a.finish([item])
+        await a.finish([old])
+        await eventually(lambda: a.held == 0)
+        await eventually(lambda: a.healthy)
+
+
+async def test_consumers_that_died_long_ago_are_swept_away_unless_they_have_something(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("tokenbus.bus.queue.DEAD_CONSUMER_MS", 0)
+    async with opened(scene.queue("a", idle_s=60.0)):
+        await scene.put("x")
+        await scene.client.xreadgroup(GROUP, "busy", {scene.streams[0]: ">"})
+        await scene.client.xgroup_createconsumer(scene.streams[1], GROUP, "idle")
+        await eventually(lambda: _are(scene, {"busy"}))
+    await scene.client.xgroup_delconsumer(scene.streams[0], GROUP, "busy")
+
+
+async def _are(scene: Scene, names: set[str]) -> bool:
+    return await scene.consumers() - {"a"} == names
+
+
+async def test_after_an_outage_nobody_counts_as_dead_before_it_could_speak(scene: Scene, other: Server):
+    """While the server was away no heartbeat arrived: what looks idle then is not."""
+    gate = Gate(other)
+    async with opened(scene.queue("slow", other)) as slow:
+        await scene.put("x")
+        item = await slow.read()
+        async with opened(scene.queue("b")) as b:
+            reading = asyncio.create_task(b.read())
+            gate.shut()
+            await scene.client.xclaim(item.stream, GROUP, "slow", 0, [item.entry_id], idle=0, justid=True)
+            await eventually(lambda: _cut(scene, b))
+            await scene.client.xclaim(item.stream, GROUP, "slow", 0, [item.entry_id], idle=60_000, justid=True)
+            gate.open()
+            await eventually(lambda: _idle_below(scene, item, 1000))
+            assert await scene.pending() == {"slow": 1}
+            assert not reading.done()
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+        await slow.finish([item])
+
+
+async def _cut(scene: Scene, queue: Queue) -> bool:
+    """Cut all connections until the queue has noticed."""
+    try:
+        await scene.client.client_kill_filter(_type="normal", skipme=True)
+    except RedisError:
+        return False
+    return not queue.healthy
+
+
+async def test_closing_twice_or_unopened_does_no_harm(scene: Scene):
+    queue = scene.queue("a")
+    await queue.close()
+    async with opened(scene.queue("b")) as b:
+        await b.close()

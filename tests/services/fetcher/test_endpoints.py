@@ -1,0 +1,193 @@
+"""A configured provider as it is called: where, with what key, in what form; and every vendor of docs/providers.md."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+
+from tokenbus.errors import RequestInvalid, SettingsError
+from tokenbus.events.requests import Generate, Message, Thinking
+from tokenbus_services.fetcher.providers import Endpoint
+from tokenbus_services.settings import ProviderSettings, Settings
+
+DOCS = Path(__file__).parents[3] / "docs" / "providers.md"
+SNIPPETS = re.findall(r"^```toml\n(.*?)^```", DOCS.read_text(), re.DOTALL | re.MULTILINE)
+DOCUMENTED = {
+    name: provider
+    for snippet in SNIPPETS
+    for name, provider in msgspec.toml.decode(snippet, type=Settings).providers.items()
+}
+LOCAL = ("", "", "")
+"""No key at all."""
+CALLED: dict[str, tuple[str, tuple[str, str, str]]] = {
+    "NAME": ("https://api.example.org/v1/chat?api-version=1", ("NAME_API_KEY", "api-key", "secret")),
+    "azure": (
+        "https://your-resource.openai.azure.com/openai/v1/chat/completions",
+        ("AZURE_OPENAI_API_KEY", "api-key", "secret"),
+    ),
+    "azure-dated": (
+        "https://your-resource.openai.azure.com/openai/deployments/m/chat/completions?api-version=2024-10-21",
+        ("AZURE_OPENAI_API_KEY", "api-key", "secret"),
+    ),
+    "groq": ("https://api.groq.com/openai/v1/chat/completions", ("GROQ_API_KEY", "authorization", "Bearer secret")),
+    "deepseek": ("https://api.deepseek.com/chat/completions", ("DEEPSEEK_API_KEY", "authorization", "Bearer secret")),
+    "xai": ("https://api.x.ai/v1/responses", ("XAI_API_KEY", "authorization", "Bearer secret")),
+    "mistral": ("https://api.mistral.ai/v1/chat/completions", ("MISTRAL_API_KEY", "authorization", "Bearer secret")),
+    "openrouter": (
+        "https://openrouter.ai/api/v1/chat/completions",
+        ("OPENROUTER_API_KEY", "authorization", "Bearer secret"),
+    ),
+    "zai": ("https://api.z.ai/api/paas/v4/chat/completions", ("ZAI_API_KEY", "authorization", "Bearer secret")),
+    "alibaba": (
+        "https://dashscope-intl.aliyuncs.com/compatible-mode/v1/chat/completions",
+        ("DASHSCOPE_API_KEY", "authorization", "Bearer secret"),
+    ),
+    "moonshot": ("https://api.moonshot.ai/v1/chat/completions", ("MOONSHOT_API_KEY", "authorization", "Bearer secret")),
+    "huggingface": (
+        "https://router.huggingface.co/v1/chat/completions",
+        ("HF_TOKEN", "authorization", "Bearer secret"),
+    ),
+    "cloudflare": (
+        "https://api.cloudflare.com/client/v4/accounts/YOUR-ACCOUNT/ai/v1/chat/completions",
+        ("CLOUDFLARE_API_TOKEN", "authorization", "Bearer secret"),
+    ),
+    "writer": ("https://api.writer.com/v1/chat", ("WRITER_API_KEY", "authorization", "Bearer secret")),
+    "vertex": (
+        "https://aiplatform.googleapis.com/v1/publishers/google/models/m:streamGenerateContent?alt=sse",
+        ("VERTEX_API_KEY", "x-goog-api-key", "secret"),
+    ),
+    "ollama": ("http://localhost:11434/v1/chat/completions", LOCAL),
+    "vllm": ("http://localhost:8000/v1/chat/completions", LOCAL),
+    "lmstudio": ("http://localhost:1234/v1/responses", LOCAL),
+    "gpustack": ("http://your-server/v1/chat/completions", ("GPUSTACK_API_KEY", "authorization", "Bearer secret")),
+    "gpustack-messages": ("http://your-server/v1/messages", ("GPUSTACK_API_KEY", "authorization", "Bearer secret")),
+}
+"""Where each goes for model `m`, and with which key in which header."""
+KEY_HEADERS = ("authorization", "api-key", "x-api-key", "x-goog-api-key")
+
+
+def asked(model: str = "m", **fields: Any) -> Generate:
+    return Generate(provider="p", model=model, messages=[Message(role="user", content="Hi")], **fields)
+
+
+@asynccontextmanager
+async def endpoint(settings: ProviderSettings, env: dict[str, str]) -> AsyncIterator[Endpoint]:
+    made = Endpoint("p", settings, env)
+    try:
+        yield made
+    finally:
+        await made.close()
+
+
+async def call(settings: ProviderSettings, request: Generate, **env: str) -> httpx.Request:
+    async with endpoint(settings, env) as made:
+        return made.request(made.build(request, []).call)
+
+
+@pytest.mark.parametrize("name", [*DOCUMENTED])
+async def test_a_documented_vendor_is_called_where_it_lives_with_its_key(name: str) -> None:
+    url, (variable, header, value) = CALLED[name]
+    settings = DOCUMENTED[name]
+    sent = await call(settings, asked(), **({variable: "secret"} if variable else {}))
+    assert sent.url == httpx.URL(url)
+    assert {key: sent.headers[key] for key in KEY_HEADERS if key in sent.headers} == ({header: value} if header else {})
+    assert (settings.api_key_env or "") == variable
+
+
+def test_the_documents_and_this_test_name_the_same_vendors() -> None:
+    assert set(DOCUMENTED) == set(CALLED)
+
+
+@pytest.mark.parametrize(
+    ("name", "on", "off"),
+    [
+        ("deepseek", {"thinking": {"type": "enabled"}, "reasoning_effort": "low"}, {"thinking": {"type": "disabled"}}),
+        ("zai", {"thinking": {"type": "enabled"}, "reasoning_effort": "low"}, {"thinking": {"type": "disabled"}}),
+        ("alibaba", {"enable_thinking": True, "thinking_budget": 9}, {"enable_thinking": False}),
+        (
+            "openrouter",
+            {"reasoning": {"enabled": True, "effort": "low", "max_tokens": 9}},
+            {"reasoning": {"enabled": False}},
+        ),
+        ("moonshot", {"reasoning_effort": "low"}, {"thinking": {"type": "disabled"}}),
+        ("mistral", {"reasoning_effort": "low"}, {"reasoning_effort": "none"}),
+    ],
+)
+async def test_a_documented_vendor_is_asked_for_thinking_in_its_own_way(
+    name: str, on: dict[str, Any], off: dict[str, Any]
+) -> None:
+    settings = msgspec.structs.replace(DOCUMENTED[name], api_key_env="")
+    usual = msgspec.json.decode((await call(settings, asked())).content)
+    for thinking, wanted in ((Thinking(effort="low", budget_tokens=9), on), (Thinking(enabled=False), off)):
+        said = msgspec.json.decode((await call(settings, asked(thinking=thinking))).content)
+        assert {key: value for key, value in said.items() if key not in usual} == wanted
+
+
+async def test_mistral_gets_no_field_that_it_refuses() -> None:
+    settings = msgspec.structs.replace(DOCUMENTED["mistral"], api_key_env="")
+    said = msgspec.json.decode((await call(settings, asked(max_tokens=7))).content)
+    assert set(said) == {"model", "messages", "stream", "max_tokens"}
+
+
+async def test_a_model_in_the_path_is_one_part_of_it_and_leads_nowhere_else() -> None:
+    settings = ProviderSettings(api="openai-chat", base_url="http://h/v1", path="/of/{model}/chat", api_key_env="")
+    sent = await call(settings, asked("a/../b c?d=é"))
+    assert sent.url.raw_path == b"/v1/of/a%2F..%2Fb%20c%3Fd%3D%C3%A9/chat"
+    for model in (".", ".."):
+        with pytest.raises(RequestInvalid) as error:
+            await call(settings, asked(model))
+        assert error.value.where == "model"
+
+
+async def test_parameters_of_the_url_join_those_of_the_api() -> None:
+    settings = ProviderSettings(api="openai-chat", base_url="http://h", query={"a": "1 2", "b": ""}, api_key_env="")
+    assert (await call(settings, asked())).url == httpx.URL("http://h/chat/completions?a=1+2&b=")
+
+
+@pytest.mark.parametrize(
+    ("header", "form", "sent"),
+    [
+        (None, None, ("x-api-key", "secret")),
+        ("api-key", None, ("api-key", "secret")),
+        ("authorization", "Bearer {}", ("authorization", "Bearer secret")),
+        (None, "key={}", ("x-api-key", "key=secret")),
+    ],
+)
+async def test_the_key_is_where_and_as_the_settings_say(
+    header: str | None, form: str | None, sent: tuple[str, str]
+) -> None:
+    settings = ProviderSettings(api="anthropic", base_url="http://h", key_header=header, key_format=form)
+    headers = (await call(settings, asked(), ANTHROPIC_API_KEY="secret")).headers
+    assert {key: headers[key] for key in KEY_HEADERS if key in headers} == {sent[0]: sent[1]}
+
+
+@pytest.mark.parametrize(
+    ("toml", "where"),
+    [
+        ('api = "openai-chat"\nbase_url = "api.example.org/v1"', "base_url"),
+        ('api = "openai-chat"\nbase_url = "https://h/v1?key=1"', "base_url"),
+        ('api = "openai-chat"\nkey_header = "api key"', "key_header"),
+        ('api = "openai-chat"\nkey_header = "api-key\\n"', "key_header"),
+        ('api = "openai-chat"\nkey_format = "Bearer"', "key_format"),
+        ('api = "openai-chat"\nkey_format = "{}{}"', "key_format"),
+        ('api = "openai-chat"\nheaders = { "a b" = "c" }', "headers"),
+        ('api = "openai-chat"\nquirks = { max_token_field = "max_tokens" }', "quirks"),
+        ('api = "openai-chat"\nquirks = { inline_thinking = ["<think>"] }', "inline_thinking"),
+        ('api = "gemini"\npath = "/x"', "gemini takes no path"),
+    ],
+)
+def test_a_provider_that_cannot_be_is_refused_with_its_place(toml: str, where: str) -> None:
+    with pytest.raises(msgspec.ValidationError, match=where):
+        msgspec.toml.decode(f"[providers.p]\n{toml}", type=Settings)
+
+
+def test_an_address_that_is_none_is_an_error_of_the_settings() -> None:
+    with pytest.raises(SettingsError, match=r"p\.base_url"):
+        Endpoint("p", ProviderSettings(api="openai-chat", base_url="http://h:none/v1"), {})

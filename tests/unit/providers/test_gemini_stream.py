@@ -1,0 +1,417 @@
+"""Gemini's answers: what providers.md says of them, chunk by chunk."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.unit.providers.reading import answer, joined, read, sse
+from tokenbus.events.normalized import (
+    BlockStart,
+    BlockStop,
+    Cut,
+    Done,
+    Extra,
+    Failed,
+    Image,
+    Normalized,
+    Opaque,
+    Start,
+    TextDelta,
+    ThinkingDelta,
+    ToolCallDelta,
+    ToolCallDone,
+    ToolCallStart,
+    UsageSeen,
+)
+from tokenbus.events.usage import Usage
+
+HEAD = {"modelVersion": "gemini", "responseId": "r1"}
+STOPPED = Done("stop", "STOP")
+CALLED = Done("tool_use", "STOP")
+
+
+def chunk(*parts: dict[str, Any], finish: str | None = None, **candidate: Any) -> dict[str, Any]:
+    said = {"content": {"role": "model", "parts": list(parts)}, "index": 0, **candidate}
+    return {**HEAD, "candidates": [said | ({"finishReason": finish} if finish else {})]}
+
+
+def text(piece: str, **fields: Any) -> dict[str, Any]:
+    return {"text": piece, **fields}
+
+
+def function(signature: str | None = None, **call: Any) -> dict[str, Any]:
+    return {"functionCall": call} | ({"thoughtSignature": signature} if signature else {})
+
+
+def events_of(*chunks: Any) -> list[Normalized]:
+    """The normalised events, without the Start."""
+    start, *rest = read("gemini", sse(*chunks))
+    assert start == Start("gemini", "r1")
+    return rest
+
+
+STOP = chunk(text(""), finish="STOP")
+
+
+def test_text_and_thinking_follow_each_other() -> None:
+    thought = {"thought": True}
+    assert events_of(
+        chunk(text("H", **thought)), chunk(text("m", **thought), text("Hel")), chunk(text("lo")), STOP
+    ) == [
+        BlockStart(0, "thinking"),
+        ThinkingDelta(0, "H"),
+        ThinkingDelta(0, "m"),
+        BlockStop(0),
+        BlockStart(1, "text"),
+        TextDelta(1, "Hel"),
+        TextDelta(1, "lo"),
+        BlockStop(1),
+        STOPPED,
+    ]
+
+
+def test_a_finish_reason_is_not_the_end_and_the_last_one_counts() -> None:
+    last = {**HEAD, "candidates": [{"finishReason": "SAFETY"}]}
+    said = events_of(chunk(text("a"), finish="STOP"), chunk(text("b"), finish="STOP"), last)
+    assert said == [
+        BlockStart(0, "text"),
+        TextDelta(0, "a"),
+        TextDelta(0, "b"),
+        BlockStop(0),
+        Done("content_filter", "SAFETY"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("raw", "finish"),
+    [
+        ("STOP", "stop"),
+        ("MAX_TOKENS", "length"),
+        *((raw, "content_filter") for raw in ("SAFETY", "RECITATION", "BLOCKLIST", "PROHIBITED_CONTENT", "SPII")),
+        ("IMAGE_SAFETY", "content_filter"),
+        ("MALFORMED_FUNCTION_CALL", "error"),
+        ("UNEXPECTED_TOOL_CALL", "error"),
+        ("OTHER", "unknown"),
+        ("FAKE_ENUM", "unknown"),
+    ],
+)
+def test_why_it_ended(raw: str, finish: Any) -> None:
+    assert events_of(chunk(finish=raw)) == [Done(finish, raw)]
+
+
+def test_what_a_filter_says_of_its_reasons_is_shown() -> None:
+    ratings = [{"category": "X", "probability": "HIGH"}]
+    said = events_of(chunk(finish="SAFETY", safetyRatings=ratings, finishMessage="No."))
+    assert said == [
+        Extra("gemini.finishMessage", '"No."'),
+        Extra("gemini.safetyRatings", '[{"category":"X","probability":"HIGH"}]'),
+        Done("content_filter", "SAFETY"),
+    ]
+    assert events_of(chunk(finish="STOP", safetyRatings=ratings)) == [STOPPED]
+
+
+def test_a_blocked_prompt_ends_in_content_filter() -> None:
+    feedback = {**HEAD, "promptFeedback": {"blockReason": "SAFETY"}}
+    assert events_of(feedback) == [
+        Extra("gemini.promptFeedback", '{"blockReason":"SAFETY"}'),
+        Done("content_filter", "SAFETY"),
+    ]
+    assert events_of({**feedback, **chunk(finish="PROHIBITED_CONTENT")})[-1] == Done(
+        "content_filter", "PROHIBITED_CONTENT"
+    )
+
+
+def test_a_call_comes_whole_and_its_arguments_are_compact_whatever_the_layout() -> None:
+    laid_out = msgspec.Raw(b'{ "city" : "Bonn",  "n": 1.0, "u": "\\u00fc"}')
+    assert events_of(chunk(text("Wait"), function(id="x", name="f", args=laid_out)), STOP) == [
+        BlockStart(0, "text"),
+        TextDelta(0, "Wait"),
+        BlockStop(0),
+        ToolCallStart(1, "x", "f"),
+        Opaque(1, "item_id", "x"),
+        ToolCallDelta(1, '{"city":"Bonn","n":1.0,"u":"\\u00fc"}'),
+        ToolCallDone(1),
+        CALLED,
+    ]
+
+
+def test_a_call_without_id_or_arguments_gets_both() -> None:
+    said = answer(read("gemini", sse(chunk(function(name="f")), chunk(function(name="f", args=None)), STOP)))
+    assert said.calls == [("call_0", "f", "{}"), ("call_1", "f", "{}")]
+    assert said.done_calls == 2
+
+
+@pytest.mark.parametrize("finish", ["MAX_TOKENS", "SAFETY", "MALFORMED_FUNCTION_CALL", "OTHER"])
+def test_calls_are_no_tool_use_where_the_finish_is_not_sound(finish: str) -> None:
+    terminal = events_of(chunk(function(name="f"), finish=finish))[-1]
+    assert isinstance(terminal, Done)
+    assert terminal.finish != "tool_use"
+
+
+def streamed(*pieces: dict[str, Any]) -> list[Normalized]:
+    return events_of(*(chunk(piece) for piece in pieces), STOP)
+
+
+def test_arguments_in_pieces_are_one_call() -> None:
+    def arg(path: str, value: str, more: bool = True) -> dict[str, Any]:
+        return {"jsonPath": path, "stringValue": value, "willContinue": more}
+
+    assert streamed(
+        function("sig", id="x", name="f", willContinue=True),
+        function(partialArgs=[arg("$.city", "New ")], willContinue=True),
+        function(partialArgs=[arg("$.city", "Delhi"), arg("$.unit", "c", more=False)], willContinue=True),
+        function(),
+        function(),
+        function(name="g"),
+    ) == [
+        ToolCallStart(0, "x", "f"),
+        Opaque(0, "item_id", "x"),
+        Opaque(0, "thought_signature", "sig"),
+        ToolCallDelta(0, '{"city":"New '),
+        ToolCallDelta(0, 'Delhi","unit":"c'),
+        ToolCallDelta(0, '"}'),
+        ToolCallDone(0),
+        ToolCallStart(1, "call_1", "g"),
+        ToolCallDelta(1, "{}"),
+        ToolCallDone(1),
+        CALLED,
+    ]
+
+
+def test_pieces_may_name_their_call_each_time_and_end_with_the_last() -> None:
+    pieces = [
+        function(name="f", partialArgs=[{"jsonPath": "$.a", "numberValue": 1}], willContinue=True),
+        function(name="f", partialArgs=[{"jsonPath": "$.b", "nullValue": None}]),
+    ]
+    said = answer(read("gemini", sse(*(chunk(piece) for piece in pieces), STOP)))
+    assert said.calls == [("call_0", "f", '{"a":1,"b":null}')]
+    assert said.done_calls == 1
+
+
+def test_a_call_whose_arguments_never_end_is_not_completed() -> None:
+    said = answer(read("gemini", sse(chunk(function(name="f", willContinue=True)), STOP)))
+    assert (said.open, said.done_calls, said.terminal) == ({0}, 0, STOPPED)
+
+
+def test_a_signature_belongs_to_its_part() -> None:
+    assert events_of(
+        chunk(text("Hm", thought=True, thoughtSignature="s0")),
+        chunk(text("a"), text("b", thoughtSignature="s1")),
+        chunk(function("s2", name="f", args={})),
+        chunk(function(name="g", args={}), finish="STOP"),
+    ) == [
+        BlockStart(0, "thinking"),
+        ThinkingDelta(0, "Hm"),
+        Opaque(0, "thought_signature", "s0"),
+        BlockStop(0),
+        BlockStart(1, "text"),
+        TextDelta(1, "a"),
+        TextDelta(1, "b"),
+        Opaque(1, "thought_signature", "s1"),
+        BlockStop(1),
+        ToolCallStart(2, "call_2", "f"),
+        Opaque(2, "thought_signature", "s2"),
+        ToolCallDelta(2, "{}"),
+        ToolCallDone(2),
+        ToolCallStart(3, "call_3", "g"),
+        ToolCallDelta(3, "{}"),
+        ToolCallDone(3),
+        CALLED,
+    ]
+
+
+@pytest.mark.parametrize("alone", [{"text": "", "thoughtSignature": "s"}, {"thoughtSignature": "s"}])
+def test_a_signature_on_no_text_is_that_of_the_open_text(alone: dict[str, Any]) -> None:
+    assert events_of(chunk(text("a")), chunk(alone, finish="STOP")) == [
+        BlockStart(0, "text"),
+        TextDelta(0, "a"),
+        Opaque(0, "thought_signature", "s"),
+        BlockStop(0),
+        STOPPED,
+    ]
+
+
+@pytest.mark.parametrize("alone", [{"text": "", "thoughtSignature": "s"}, {"thoughtSignature": "s"}])
+def test_a_signature_where_no_text_is_open_goes_back_at_its_place(alone: dict[str, Any]) -> None:
+    item = Extra("gemini.thoughtSignature", msgspec.json.encode(alone).decode(), ordinal=0)
+    assert events_of(chunk(alone), chunk(text("a"), finish="STOP"))[:2] == [item, BlockStart(1, "text")]
+    after_a_call = events_of(chunk(function("s0", name="f"), alone), STOP)
+    assert Extra("gemini.thoughtSignature", item.json, ordinal=1) in after_a_call
+
+
+def test_two_signatures_of_one_text_are_two_parts() -> None:
+    said = events_of(
+        chunk(text("a", thoughtSignature="s0"), text("b", thoughtSignature="s1"), {"thoughtSignature": "s2"}), STOP
+    )
+    assert said == [
+        BlockStart(0, "text"),
+        TextDelta(0, "a"),
+        Opaque(0, "thought_signature", "s0"),
+        BlockStop(0),
+        BlockStart(1, "text"),
+        TextDelta(1, "b"),
+        Opaque(1, "thought_signature", "s1"),
+        BlockStop(1),
+        Extra("gemini.thoughtSignature", '{"thoughtSignature":"s2"}', ordinal=2),
+        STOPPED,
+    ]
+
+
+def test_what_the_provider_runs_itself_is_an_item_at_its_place() -> None:
+    code = {"executableCode": {"language": "PYTHON", "code": "1"}, "thoughtSignature": "s"}
+    result = {"codeExecutionResult": {"outcome": "OUTCOME_OK", "output": "1"}}
+    assert events_of(chunk(text("a"), code), chunk(result), chunk(text("b")), STOP) == [
+        BlockStart(0, "text"),
+        TextDelta(0, "a"),
+        BlockStop(0),
+        Extra("gemini.executableCode", msgspec.json.encode(code).decode(), ordinal=1),
+        Extra("gemini.codeExecutionResult", msgspec.json.encode(result).decode(), ordinal=2),
+        BlockStart(3, "text"),
+        TextDelta(3, "b"),
+        BlockStop(3),
+        STOPPED,
+    ]
+
+
+def test_images_are_blocks_those_of_thoughts_previews_and_other_media_items() -> None:
+    def blob(kind: str, **fields: Any) -> dict[str, Any]:
+        return {"inlineData": {"mimeType": kind, "data": "AAAA"}, **fields}
+
+    assert events_of(
+        chunk(blob("image/png", thought=True)), chunk(blob("image/png", thoughtSignature="s"), blob("audio/wav")), STOP
+    ) == [
+        BlockStart(0, "image"),
+        Image(0, "image/png", "AAAA", final=False),
+        BlockStop(0),
+        BlockStart(1, "image"),
+        Image(1, "image/png", "AAAA", final=True),
+        Opaque(1, "thought_signature", "s"),
+        BlockStop(1),
+        Extra("gemini.inlineData", '{"inlineData":{"mimeType":"audio/wav","data":"AAAA"}}', ordinal=2),
+        STOPPED,
+    ]
+
+
+def test_sources_are_shown_with_the_text_that_is_open() -> None:
+    said = events_of(
+        chunk(text("a"), citationMetadata={"citations": [1]}),
+        chunk(groundingMetadata={"g": 1}, urlContextMetadata={"u": 1}),
+        STOP,
+    )
+    assert [e for e in said if isinstance(e, Extra)] == [
+        Extra("gemini.citationMetadata", '{"citations":[1]}', 0),
+        Extra("gemini.groundingMetadata", '{"g":1}', 0),
+        Extra("gemini.urlContextMetadata", '{"u":1}', 0),
+    ]
+
+
+def test_only_the_first_candidate_is_the_answer() -> None:
+    other = {"index": 1, "content": {"parts": [{"text": "b"}]}, "finishReason": "SAFETY"}
+    both = {**HEAD, "candidates": [*chunk(text("a"), finish="STOP")["candidates"], other]}
+    said = events_of(both)
+    assert Extra("gemini.candidate", msgspec.json.encode(other).decode()) in said
+    assert (said[1], said[-1]) == (TextDelta(0, "a"), STOPPED)
+
+
+def test_counts_are_the_last_of_each_and_thoughts_are_never_subtracted() -> None:
+    first: dict[str, object] = {
+        "promptTokenCount": 5,
+        "candidatesTokenCount": 1,
+        "thoughtsTokenCount": 9,
+        "totalTokenCount": 15,
+    }
+    second = {"promptTokenCount": 5, "candidatesTokenCount": 4, "totalTokenCount": 18, "cachedContentTokenCount": 2}
+    usage = Usage(input=5, output=1, reasoning=9, total=15, raw=first)
+    last = Usage(input=5, output=4, reasoning=9, total=18, cache_read=2, raw={**first, **second})
+    said = events_of(
+        {**chunk(), "usageMetadata": first}, {**chunk(), "usageMetadata": first}, {**STOP, "usageMetadata": second}
+    )
+    assert said == [UsageSeen(usage), UsageSeen(last), Done("stop", "STOP", last)]
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "kind", "retryable"),
+    [
+        ("UNAUTHENTICATED", 401, "auth", False),
+        ("PERMISSION_DENIED", 403, "auth", False),
+        ("NOT_FOUND", 404, "not_found", False),
+        ("INVALID_ARGUMENT", 400, "invalid_request", False),
+        ("FAILED_PRECONDITION", 400, "invalid_request", False),
+        ("RESOURCE_EXHAUSTED", 429, "rate_limit", True),
+        ("UNAVAILABLE", 503, "overloaded", True),
+        ("DEADLINE_EXCEEDED", 504, "timeout", True),
+        ("INTERNAL", 500, "server", True),
+        ("CANCELLED", 499, "server", True),
+    ],
+)
+@pytest.mark.parametrize("framing", [b"data: %s\n\n", b"data: %s\r\n\r\n", b"%s", b"\n[%s]\n"])
+def test_an_error_in_a_sound_answer_ends_the_attempt_by_its_status(
+    status: str, code: int, kind: str, retryable: bool, framing: bytes
+) -> None:
+    error = msgspec.json.format(
+        msgspec.json.encode({"error": {"code": code, "message": "m", "status": status}}), indent=0
+    )
+    for before in (b"", sse(chunk(text("partial"), finish="STOP"))):
+        terminal = read("gemini", before + framing % error)[-1]
+        assert isinstance(terminal, Failed)
+        assert (terminal.error.code, terminal.error.kind, terminal.error.retryable) == (status.lower(), kind, retryable)
+
+
+def test_line_ends_and_an_array_in_place_of_a_stream_are_no_matter() -> None:
+    chunks = [chunk(text("a")), chunk(text("b"), finish="STOP")]
+    wanted = read("gemini", sse(*chunks))
+    assert read("gemini", sse(*chunks).replace(b"\n", b"\r\n")) == wanted
+    assert read("gemini", msgspec.json.format(msgspec.json.encode(chunks))) == wanted
+    assert read("gemini", sse(*chunks).rstrip()) == wanted
+    assert read("gemini", sse(*chunks, b"data: [DONE]\n\n")) == wanted
+
+
+def test_a_body_without_a_finish_reason_is_cut() -> None:
+    said = answer(read("gemini", sse(chunk(text("a")))))
+    assert (said.text, said.open, said.terminal) == ("a", set(), Cut("the stream ended before finishReason"))
+    assert read("gemini", b"") == [Cut("the body held no answer")]
+    assert read("gemini", sse({**HEAD, "candidates": [{"content": {"missing-parts": True}}]}))[-1] == said.terminal
+
+
+def test_an_unknown_chunk_is_shown() -> None:
+    assert events_of(chunk(), {"odd": 1}, STOP) == [Extra("gemini.chunk", '{"odd":1}'), STOPPED]
+    assert read("gemini", sse({"odd": 1}, STOP)) == [Start("gemini", "r1"), STOPPED]
+
+
+@pytest.mark.parametrize(
+    ("broken", "where"),
+    [
+        (b"data: {no}\n\n", "chunk"),
+        (b"data: [1]\n\n", "chunk"),
+        (chunk(text(5)), "part at $.text"),  # pyright: ignore[reportArgumentType]
+        (chunk(function(args={})), "functionCall"),
+        (chunk(function(partialArgs=[])), "functionCall"),
+        (chunk(function(name="f", partialArgs=[{"jsonPath": "a", "stringValue": "x"}])), "partialArgs"),
+        ({**HEAD, "usageMetadata": {"a": 10**30}}, "usage"),
+        ({**HEAD, "candidates": [{"index": 10**20}]}, "chunk at $.candidates[0].index"),
+    ],
+)
+def test_a_broken_chunk_ends_the_attempt_and_names_its_place(broken: Any, where: str) -> None:
+    terminal = read("gemini", sse(chunk(text("a")), broken, STOP))[-1]
+    assert isinstance(terminal, Failed)
+    assert (terminal.error.code, terminal.error.kind, terminal.error.where) == ("malformed", "protocol", where)
+
+
+def test_a_whole_response_gives_the_events_of_the_stream_with_one_delta_a_block() -> None:
+    usage = {"promptTokenCount": 1, "candidatesTokenCount": 2, "totalTokenCount": 3}
+    call = function("s", id="x", name="f", args={"x": 1})
+    whole = {**chunk(text("Hmm", thought=True), text("Look"), call, finish="STOP"), "usageMetadata": usage}
+    streamed = sse(
+        chunk(text("H", thought=True)),
+        chunk(text("mm", thought=True)),
+        chunk(text("Lo")),
+        chunk(text("ok")),
+        chunk(call),
+        {**chunk(text(""), finish="STOP"), "usageMetadata": usage},
+    )
+    body = msgspec.json.format(msgspec.json.encode(whole))
+    assert read("gemini", body, stream=False) == joined(read("gemini", streamed))
+    assert read("gemini", body, stream=True) == read("gemini", body, stream=False)

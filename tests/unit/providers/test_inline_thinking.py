@@ -1,0 +1,364 @@
+"""Thinking inside of the text: found however the text comes in pieces, never visible, and nothing else is touched."""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import get_args
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.unit.providers.corpus import CORPUS, needs_corpus
+from tests.unit.providers.reading import answer, cut, decoder, joined, read, sse
+from tokenbus.events.normalized import (
+    BlockStart,
+    BlockStop,
+    Cut,
+    Done,
+    Extra,
+    Image,
+    Normalized,
+    Opaque,
+    RefusalDelta,
+    Start,
+    TextDelta,
+    ThinkingDelta,
+    ToolCallDelta,
+    ToolCallDone,
+    ToolCallStart,
+)
+from tokenbus.events.vendor import ApiName, Quirks
+from tokenbus.providers import registry
+from tokenbus.providers.inline_thinking import MAX_ENDED, MAX_HELD_CHARS, InlineThinking
+
+THINK = Quirks(inline_thinking=("think",))
+TWO = Quirks(inline_thinking=("think", "thought"))
+Blocks = list[tuple[str, str]]
+
+
+def made(quirks: Quirks) -> InlineThinking:
+    splitter = InlineThinking.of(quirks)
+    assert splitter
+    return splitter
+
+
+def of_text(*pieces: str, quirks: Quirks = THINK) -> list[Normalized]:
+    """What becomes of one text block that comes in these pieces; between any two the state is saved and loaded."""
+    splitter = made(quirks)
+    out = splitter.split([Start("m"), BlockStart(0, "text")])
+    for piece in pieces:
+        out += splitter.split([TextDelta(0, piece)])
+        splitter = msgspec.msgpack.decode(msgspec.msgpack.encode(splitter), type=InlineThinking)
+    return out + splitter.split([BlockStop(0), Done("stop")])
+
+
+def blocks(events: list[Normalized]) -> Blocks:
+    """The blocks with their content, each whole: begun, written, ended."""
+    answer(events)
+    kinds = {event.block: event.kind for event in events if isinstance(event, BlockStart)}
+    said = dict.fromkeys(kinds, "")
+    for event in events:
+        if isinstance(event, TextDelta | ThinkingDelta):
+            assert isinstance(event, ThinkingDelta) == (kinds[event.block] == "thinking")
+            said[event.block] += event.text
+    assert list(kinds) == list(range(len(kinds)))
+    assert sum(isinstance(event, BlockStop) for event in events) == len(kinds)
+    return [(kinds[block], said[block]) for block in kinds]
+
+
+def plain(text: str, names: tuple[str, ...], inside: str = "") -> Blocks:
+    """The rules on a whole text, in the plainest way: what is between the tags that count, and stray closes gone."""
+    any_tag = re.compile(rf"<(/?)({'|'.join(names)})[ \t\r\n]*>")
+    pieces: Blocks = [("thinking" if inside else "text", "")]
+    at = 0
+    while at < len(text):
+        tag = any_tag.match(text, at)
+        if tag and len(tag[0]) <= 256 and (not inside or (tag[1] and tag[2] == inside)):
+            if inside or not tag[1]:
+                inside = "" if inside else tag[2]
+                pieces.append(("thinking" if inside else "text", ""))
+            at = tag.end()
+        else:
+            pieces[-1] = (pieces[-1][0], pieces[-1][1] + text[at])
+            at += 1
+    return [(kind, said) for kind, said in pieces if said.strip(" \t\r\n") or len(said) > 256]
+
+
+SAID: dict[str, Blocks] = {
+    "<think>a</think>b": [("thinking", "a"), ("text", "b")],
+    "<think \t>a</think\r\n>b": [("thinking", "a"), ("text", "b")],
+    "a<think>b": [("text", "a"), ("thinking", "b")],
+    "<thi<think>a</think>": [("text", "<thi"), ("thinking", "a")],
+    "<<think>a</think>": [("text", "<"), ("thinking", "a")],
+    "<think>a<think>b</think>c": [("thinking", "a<think>b"), ("text", "c")],
+    "<think>a<b</think >c</thi": [("thinking", "a<b"), ("text", "c</thi")],
+    "a</think>b": [("text", "ab")],
+    "\n<think>\n\n</think>\n\nb": [("text", "\n\nb")],
+    "<think>a</think> \n <think>b</think>\n": [("thinking", "a"), ("thinking", "b")],
+    "<think> </think> </think> b": [("text", "  b")],
+    " ": [],
+    "": [],
+    "<Think>a</Think>": [("text", "<Think>a</Think>")],
+    "< think>a": [("text", "< think>a")],
+    "<think x=1>a": [("text", "<think x=1>a")],
+    "<think/>a<thinking>": [("text", "<think/>a<thinking>")],
+    "if a < b": [("text", "if a < b")],
+    "</think": [("text", "</think")],
+    f"<think{' ' * 249}>a": [("thinking", "a")],
+    f"<think{' ' * 250}>a": [("text", f"<think{' ' * 250}>a")],
+    f"<think>{' ' * 256}</think>{' ' * 257}<think>a": [("text", " " * 257), ("thinking", "a")],
+}
+
+
+@pytest.mark.parametrize("text", SAID, ids=repr)
+def test_text_becomes_the_blocks_that_it_holds_whole_or_by_the_character(text: str) -> None:
+    assert blocks(of_text(text)) == SAID[text]
+    assert blocks(of_text(*text)) == SAID[text]
+
+
+def test_each_name_is_a_tag_and_closes_what_it_opened() -> None:
+    text = "<thought>a</think>b</thought>c<think>d"
+    assert blocks(of_text(*text, quirks=TWO)) == [("thinking", "a</think>b"), ("text", "c"), ("thinking", "d")]
+    assert blocks(of_text("<thinking>", quirks=Quirks(inline_thinking=("think", "thinking")))) == []
+
+
+def test_an_answer_may_begin_inside_of_what_the_prompt_opened() -> None:
+    opened = Quirks(inline_thinking=("think",), inline_thinking_opened=True)
+    assert blocks(of_text("a", "</think>", "b", quirks=opened)) == [("thinking", "a"), ("text", "b")]
+
+
+BLANKS = " " * 150
+parts = st.sampled_from(
+    [
+        "<think>",
+        "</think>",
+        "<thought >",
+        "</thought\n>",
+        "<thi",
+        "nk>",
+        "<",
+        ">",
+        "/",
+        "think",
+        " ",
+        "\n",
+        "a",
+        " " * 150,
+    ]
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.lists(parts, max_size=14).map("".join), st.lists(st.integers(0, 200), max_size=8), st.booleans())
+def test_any_cutting_of_any_text_gives_what_the_whole_text_holds(text: str, places: list[int], opened: bool) -> None:
+    quirks = Quirks(inline_thinking=("think", "thought"), inline_thinking_opened=opened)
+    pieces = [text[a:b] for a, b in zip([0, *sorted(places)], [*sorted(places), len(text)], strict=True)]
+    events = of_text(*(piece for piece in pieces if piece), quirks=quirks)
+    assert blocks(events) == plain(text, ("think", "thought"), "think" if opened else "")
+    assert joined(events) == joined(of_text(text, quirks=quirks) if text else of_text(quirks=quirks))
+
+
+@pytest.mark.parametrize(
+    "unit", ["<", "<think", "<think>", "</think>", "<think   ", f"<think{' ' * 300}", " ", "<think>a</think>"]
+)
+def test_hostile_text_costs_time_in_proportion_and_a_bounded_hold(unit: str) -> None:
+    splitter = made(THINK)
+    splitter.split([Start("m"), BlockStart(0, "text")])
+    before = time.process_time()
+    splitter.split([TextDelta(0, unit * (1_000_000 // len(unit)))])
+    assert time.process_time() - before < 3
+    for character in unit * 300:
+        splitter.split([TextDelta(0, character)])
+        held = splitter.open[0]
+        assert len(held.held) < MAX_HELD_CHARS
+        assert len(held.blank) <= MAX_HELD_CHARS
+
+
+# --- beside other events ----------------------------------------------------------------------------------------
+
+
+def split(*events: Normalized) -> list[Normalized]:
+    return made(THINK).split([Start("m"), *events])[1:]
+
+
+def test_other_blocks_are_counted_anew_and_keep_what_belongs_to_them() -> None:
+    events = split(
+        BlockStart(0, "text"),
+        TextDelta(0, "<think>a</think>b"),
+        BlockStop(0),
+        ToolCallStart(1, "t1", "weather"),
+        ToolCallDelta(1, "{}"),
+        Extra("anthropic.item", "{}", ordinal=2),
+        BlockStart(3, "image"),
+        Image(3, "image/png", "AA", final=True),
+        BlockStop(3),
+        ToolCallDone(1),
+        Opaque(1, "extra_content", "{}"),
+        Extra("anthropic.citation", "{}", block=0),
+        Extra("anthropic.event", "{}"),
+    )
+    assert events[6:] == [
+        ToolCallStart(2, "t1", "weather"),
+        ToolCallDelta(2, "{}"),
+        Extra("anthropic.item", "{}", ordinal=3),
+        BlockStart(4, "image"),
+        Image(4, "image/png", "AA", final=True),
+        BlockStop(4),
+        ToolCallDone(2),
+        Opaque(2, "extra_content", "{}"),
+        Extra("anthropic.citation", "{}", block=1),
+        Extra("anthropic.event", "{}"),
+    ]
+
+
+def test_thinking_goes_on_after_a_call_in_between() -> None:
+    events = split(
+        BlockStart(0, "text"),
+        TextDelta(0, "<think>first"),
+        BlockStop(0),
+        ToolCallStart(1, "t1", "weather"),
+        ToolCallDone(1),
+        BlockStart(2, "text"),
+        TextDelta(2, "then</think>said"),
+        BlockStop(2),
+        Done("tool_use"),
+    )
+    said = [event for event in events if isinstance(event, TextDelta | ThinkingDelta)]
+    assert said == [ThinkingDelta(0, "first"), ThinkingDelta(2, "then"), TextDelta(3, "said")]
+
+
+def test_texts_that_are_open_together_are_read_apart() -> None:
+    events = split(
+        BlockStart(0, "text"),
+        BlockStart(1, "text"),
+        TextDelta(0, "<think>a<"),
+        TextDelta(1, "/think>b<think"),
+        TextDelta(0, "/think>c"),
+        BlockStop(0),
+        BlockStop(1),
+    )
+    assert [event for event in events if isinstance(event, TextDelta | ThinkingDelta)] == [
+        ThinkingDelta(0, "a"),
+        TextDelta(1, "/think>b"),
+        TextDelta(2, "c"),
+        TextDelta(1, "<think"),
+    ]
+
+
+@pytest.mark.parametrize("terminal", [Cut("gone"), Done("length")])
+def test_what_was_held_back_is_text_when_the_answer_ends_in_the_middle(terminal: Normalized) -> None:
+    events = split(BlockStart(0, "text"), TextDelta(0, "a <thi"), terminal)
+    assert joined(events) == [BlockStart(0, "text"), TextDelta(0, "a <thi"), terminal]
+
+
+def test_opaque_data_of_a_text_without_a_word_is_kept_with_it() -> None:
+    assert split(BlockStart(0, "text"), Opaque(0, "thought_signature", "s"), BlockStop(0)) == [
+        BlockStart(0, "text"),
+        Opaque(0, "thought_signature", "s"),
+        BlockStop(0),
+    ]
+
+
+def test_opaque_data_of_a_text_that_came_to_nothing_goes_nowhere() -> None:
+    late = Opaque(0, "thought_signature", "s")
+    assert split(BlockStart(0, "text"), TextDelta(0, " "), BlockStop(0), late, Extra("x.y", "{}", block=0)) == [
+        Extra("x.y", "{}")
+    ]
+
+
+def test_a_refusal_is_text_even_inside_of_thinking() -> None:
+    events = split(BlockStart(0, "text"), TextDelta(0, "<think>a<"), RefusalDelta(0, "<think>No."), BlockStop(0))
+    assert joined(events) == [
+        BlockStart(0, "thinking"),
+        ThinkingDelta(0, "a<"),
+        BlockStop(0),
+        BlockStart(1, "text"),
+        RefusalDelta(1, "<think>No."),
+        BlockStop(1),
+    ]
+
+
+def test_a_message_begun_again_voids_all_before_it() -> None:
+    events = split(
+        BlockStart(0, "text"),
+        TextDelta(0, "<think>a</think>b<think>"),
+        Start("m", "2", void_before=1),
+        BlockStart(1, "text"),
+        TextDelta(1, "c"),
+        BlockStop(1),
+    )
+    assert events[-4:] == [Start("m", "2", void_before=2), BlockStart(2, "text"), TextDelta(2, "c"), BlockStop(2)]
+
+
+def test_only_so_much_is_remembered_of_blocks_that_ended() -> None:
+    splitter = made(THINK)
+    for number in range(5 * MAX_ENDED):
+        splitter.split([BlockStart(number, "text"), TextDelta(number, "a"), BlockStop(number)])
+        assert len(splitter.ended) <= 2 * MAX_ENDED
+    assert splitter.split([Opaque(number, "n", "v"), Opaque(0, "n", "v")]) == [Opaque(number, "n", "v")]
+
+
+# --- in a decoder ----------------------------------------------------------------------------------------------
+
+TEXT = "<think>Hm, 🌧️?</think>\n\nTake <b>it</b>."
+WANTED: Blocks = [("thinking", "Hm, 🌧️?"), ("text", "\n\nTake <b>it</b>.")]
+STREAMS: dict[ApiName, bytes] = {
+    "anthropic": sse(
+        {"type": "message_start", "message": {"model": "m"}},
+        {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}},
+        *({"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": c}} for c in TEXT),
+        {"type": "content_block_stop", "index": 0},
+        {"type": "message_delta", "delta": {"stop_reason": "end_turn"}},
+        {"type": "message_stop"},
+    ),
+    "openai-chat": sse(
+        *({"model": "m", "choices": [{"index": 0, "delta": {"content": c}}]} for c in TEXT),
+        {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]},
+        b"data: [DONE]\n\n",
+    ),
+    "openai-responses": sse(
+        {"type": "response.created", "response": {"id": "r", "model": "m"}},
+        *({"type": "response.output_text.delta", "output_index": 0, "content_index": 0, "delta": c} for c in TEXT),
+        {"type": "response.completed", "response": {"status": "completed"}},
+    ),
+    "gemini": sse(
+        *({"modelVersion": "m", "candidates": [{"content": {"parts": [{"text": c}]}}]} for c in TEXT),
+        {"candidates": [{"finishReason": "STOP"}]},
+    ),
+}
+
+
+def test_every_api_is_among_them() -> None:
+    assert set(STREAMS) == set(get_args(ApiName))
+
+
+@pytest.mark.parametrize("api", STREAMS)
+def test_every_api_reads_it_however_its_bytes_are_cut(api: ApiName) -> None:
+    data = STREAMS[api]
+    whole = read(api, data, quirks=THINK)
+    assert blocks(whole) == WANTED
+    for size in (1, 7, 100):
+        reader = decoder(api, quirks=THINK)
+        events: list[Normalized] = []
+        for piece in cut(data, range(size, len(data), size)):
+            events += reader.feed(piece)
+            reader = registry.get(api).restore(msgspec.msgpack.encode(reader))
+        assert events + reader.end() == whole
+
+
+@pytest.mark.parametrize("api", STREAMS)
+def test_without_the_quirk_a_tag_is_text(api: ApiName) -> None:
+    assert decoder(api).inline is None  # pyright: ignore[reportAttributeAccessIssue]
+    assert blocks(read(api, STREAMS[api])) == [("text", TEXT)]
+
+
+@needs_corpus
+def test_a_recorded_stream_of_deepseek_r1_is_thinking_and_then_text() -> None:
+    data = (CORPUS / "openai_chat" / "pydantic-pydantic-ai__test_hf_model_thinking_part_iter.sse").read_bytes()
+    [(_, text)] = blocks(read("openai-chat", data))
+    thought, closed, said = text.removeprefix("<think>").partition("</think>")
+    assert closed
+    assert blocks(read("openai-chat", data, quirks=THINK)) == [("thinking", thought), ("text", said)]

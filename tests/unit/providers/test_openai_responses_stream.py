@@ -1,0 +1,649 @@
+"""The Responses API's answers: what providers.md says of them, event by event."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.unit.providers.reading import answer, joined, read, sse
+from tokenbus.events.normalized import (
+    BlockStart,
+    BlockStop,
+    Cut,
+    Done,
+    Extra,
+    Failed,
+    Image,
+    Normalized,
+    Opaque,
+    RefusalDelta,
+    Start,
+    TextDelta,
+    ThinkingDelta,
+    ToolCallDelta,
+    ToolCallDone,
+    ToolCallStart,
+    UsageSeen,
+)
+from tokenbus.events.usage import Usage
+
+CREATED = {"type": "response.created", "response": {"id": "r1", "model": "gpt", "tools": []}}
+COMPLETED = {"type": "response.completed", "response": {"id": "r1", "status": "completed"}}
+
+
+def added(index: int, kind: str, **fields: Any) -> dict[str, Any]:
+    return {"type": "response.output_item.added", "output_index": index, "item": {"type": kind, **fields}}
+
+
+def done(index: int, kind: str, **fields: Any) -> dict[str, Any]:
+    return {**added(index, kind, **fields), "type": "response.output_item.done"}
+
+
+def event(name: str, index: int, **fields: Any) -> dict[str, Any]:
+    return {"type": f"response.{name}", "output_index": index, **fields}
+
+
+def text(index: int, piece: str, content_index: int = 0) -> dict[str, Any]:
+    return event("output_text.delta", index, content_index=content_index, delta=piece)
+
+
+def ended(status: str = "completed", **response: Any) -> dict[str, Any]:
+    return {"type": f"response.{status}", "response": {"status": status, **response}}
+
+
+def broken_off(reason: str) -> dict[str, Any]:
+    return ended("incomplete", incomplete_details={"reason": reason})
+
+
+def events_of(*events: Any) -> list[Normalized]:
+    """The normalised events, without the Start."""
+    start, *rest = read("openai-responses", sse(CREATED, *events))
+    assert start == Start("gpt", "r1")
+    return rest
+
+
+STOPPED = Done("stop", "completed")
+
+
+def test_text_is_told_apart_by_item_and_part() -> None:
+    said = events_of(
+        added(0, "message", id="m0"),
+        event("content_part.added", 0, content_index=0),
+        text(0, "Hel"),
+        text(0, "lo"),
+        text(0, "", 1),
+        text(0, "again", 1),
+        event("content_part.done", 0, content_index=0),
+        done(0, "message", id="m0", content=[{"type": "output_text", "text": "Hello"}, {"text": "again"}]),
+        added(1, "message", id="m1", phase="final_answer"),
+        text(1, "more"),
+        done(1, "message", id="m1", phase="final_answer"),
+        COMPLETED,
+    )
+    assert said == [
+        BlockStart(0, "text"),
+        TextDelta(0, "Hel"),
+        TextDelta(0, "lo"),
+        BlockStart(1, "text"),
+        TextDelta(1, "again"),
+        BlockStop(0),
+        BlockStop(1),
+        Opaque(0, "item_id", "m0"),
+        Opaque(1, "item_id", "m0"),
+        BlockStart(2, "text"),
+        TextDelta(2, "more"),
+        BlockStop(2),
+        Opaque(2, "item_id", "m1"),
+        Opaque(2, "fields", '{"phase":"final_answer"}'),
+        STOPPED,
+    ]
+
+
+def test_ids_that_change_from_event_to_event_are_no_matter() -> None:
+    said = answer(
+        read(
+            "openai-responses",
+            sse(
+                CREATED,
+                {**added(0, "message", id="a"), "sequence_number": 1},
+                {**text(0, "Hel"), "item_id": "b"},
+                {**text(0, "lo"), "item_id": "c"},
+                done(0, "message", id="d"),
+                COMPLETED,
+            ),
+        )
+    )
+    assert (said.text, said.kinds, said.terminal) == ("Hello", ["text"], STOPPED)
+
+
+def test_what_comes_only_at_the_end_of_a_part_or_item_is_one_delta() -> None:
+    for events in (
+        [added(0, "message"), event("output_text.done", 0, content_index=0, text="whole"), done(0, "message")],
+        [added(0, "message"), done(0, "message", content=[{"text": "whole"}])],
+        [done(0, "message", content=[{"text": "whole"}])],
+    ):
+        assert events_of(*events, COMPLETED) == [BlockStart(0, "text"), TextDelta(0, "whole"), BlockStop(0), STOPPED]
+
+
+def test_what_deltas_said_stands_whatever_the_end_says() -> None:
+    said = answer(
+        read(
+            "openai-responses",
+            sse(
+                CREATED,
+                added(0, "message"),
+                text(0, "said"),
+                event("output_text.done", 0, content_index=0, text="said otherwise"),
+                done(0, "message", content=[{"text": "said otherwise"}]),
+                COMPLETED,
+            ),
+        )
+    )
+    assert said.text == "said"
+
+
+def test_a_reasonings_parts_are_blocks_and_its_encrypted_content_goes_with_the_first() -> None:
+    said = events_of(
+        added(0, "reasoning", id="rs", summary=[], encrypted_content="unfinished"),
+        event("reasoning_summary_part.added", 0, summary_index=0),
+        event("reasoning_summary_text.delta", 0, summary_index=0, delta="One"),
+        event("reasoning_summary_text.done", 0, summary_index=0, text="One"),
+        event("reasoning_summary_part.done", 0, summary_index=0),
+        event("reasoning_summary_text.done", 0, summary_index=1, text="Two"),
+        event("reasoning_summary_part.done", 0, summary_index=1),
+        done(0, "reasoning", id="rs", summary=[{"text": "One"}, {"text": "Two"}], encrypted_content="enc"),
+        COMPLETED,
+    )
+    assert said == [
+        BlockStart(0, "thinking"),
+        ThinkingDelta(0, "One"),
+        BlockStop(0),
+        BlockStart(1, "thinking"),
+        ThinkingDelta(1, "Two"),
+        BlockStop(1),
+        Opaque(0, "encrypted", "enc"),
+        Opaque(0, "item_id", "rs"),
+        Opaque(1, "item_id", "rs"),
+        STOPPED,
+    ]
+
+
+def test_a_reasoning_may_hold_encrypted_content_alone() -> None:
+    said = events_of(
+        added(0, "reasoning", id="rs", summary=[]),
+        done(0, "reasoning", id="rs", summary=[], encrypted_content="enc"),
+        COMPLETED,
+    )
+    assert said == [
+        BlockStart(0, "thinking"),
+        BlockStop(0),
+        Opaque(0, "encrypted", "enc"),
+        Opaque(0, "item_id", "rs"),
+        STOPPED,
+    ]
+
+
+def test_reasoning_in_the_models_own_words_is_marked_and_told_once() -> None:
+    summary = [{"type": "summary_text", "text": "Hm"}]
+    content = [{"type": "reasoning_text", "text": "Hm"}, {"type": "reasoning_text", "text": "so"}]
+    streamed = events_of(
+        added(0, "reasoning"),
+        event("reasoning_text.delta", 0, content_index=0, delta="H"),
+        event("reasoning_text.delta", 0, content_index=0, delta="m"),
+        event("content_part.done", 0, content_index=0),
+        done(0, "reasoning", summary=summary),
+        COMPLETED,
+    )
+    mark = Opaque(0, "fields", '{"type":"reasoning_text"}')
+    assert streamed == [
+        BlockStart(0, "thinking"),
+        mark,
+        ThinkingDelta(0, "H"),
+        ThinkingDelta(0, "m"),
+        BlockStop(0),
+        STOPPED,
+    ]
+    whole = answer(
+        read("openai-responses", sse(CREATED, done(0, "reasoning", summary=summary, content=content), ended()))
+    )
+    assert (whole.thinking, whole.kinds) == ("Hmso", ["thinking", "thinking"])
+
+
+def test_a_call_has_its_name_from_its_announcement_and_its_arguments_from_deltas() -> None:
+    said = events_of(
+        added(0, "function_call", id="fc", call_id="c", name="f", arguments=""),
+        event("function_call_arguments.delta", 0, delta='{"a"'),
+        event("function_call_arguments.delta", 0, delta=": 1}"),
+        event("function_call_arguments.done", 0, arguments='{"a": 1}'),
+        done(0, "function_call", id="fc", call_id="c", name="f", arguments='{"a": 1}', caller={"type": "program"}),
+        COMPLETED,
+    )
+    assert said == [
+        ToolCallStart(0, "c", "f"),
+        ToolCallDelta(0, '{"a"'),
+        ToolCallDelta(0, ": 1}"),
+        Opaque(0, "item_id", "fc"),
+        Opaque(0, "fields", '{"caller":{"type":"program"}}'),
+        ToolCallDone(0),
+        Done("tool_use", "completed"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [
+            added(0, "function_call", call_id="c", name="f"),
+            event("function_call_arguments.done", 0, arguments='{"a":1}'),
+            done(0, "function_call", call_id="c", name="f", arguments='{"a":1}'),
+        ],
+        [
+            added(0, "function_call", call_id="c", name="f"),
+            done(0, "function_call", call_id="c", name="f", arguments='{"a":1}'),
+        ],
+        [done(0, "function_call", call_id="c", name="f", arguments='{"a":1}')],
+        [done(0, "function_call", call_id="c", name="f", arguments={"a": 1})],
+        [
+            added(0, "function_call"),
+            event("function_call_arguments.delta", 0, delta='{"a":1}'),
+            done(0, "function_call", call_id="c", name="f", arguments='{"a":1}'),
+        ],
+        [done(0, "function_call", id="c", name="f", arguments='{"a":1}')],
+    ],
+)
+def test_a_call_is_told_whole_wherever_its_parts_stand(events: list[Any]) -> None:
+    said = answer(read("openai-responses", sse(CREATED, *events, COMPLETED)))
+    assert said.calls == [("c", "f", '{"a":1}')]
+    assert said.done_calls == 1
+    assert said.terminal == Done("tool_use", "completed")
+
+
+def test_calls_that_interleave_and_end_out_of_order_keep_their_arguments() -> None:
+    said = answer(
+        read(
+            "openai-responses",
+            sse(
+                CREATED,
+                added(0, "function_call", call_id="a", name="f"),
+                added(1, "function_call", call_id="b", name="g"),
+                event("function_call_arguments.delta", 1, delta="2"),
+                event("function_call_arguments.delta", 0, delta="1"),
+                done(1, "function_call", call_id="b", name="g"),
+                done(0, "function_call", call_id="a", name="f"),
+                COMPLETED,
+            ),
+        )
+    )
+    assert said.calls == [("a", "f", "1"), ("b", "g", "2")]
+
+
+def custom(*tools: dict[str, Any]) -> list[Normalized]:
+    created = {"type": "response.created", "response": {"tools": list(tools)}}
+    item = {"id": "ctc", "call_id": "c", "name": "sql", "input": ""}
+    return read(
+        "openai-responses",
+        sse(
+            created,
+            added(0, "custom_tool_call", **item),
+            event("custom_tool_call_input.delta", 0, delta="SELECT "),
+            event("custom_tool_call_input.delta", 0, delta="1"),
+            event("custom_tool_call_input.done", 0, input="SELECT 1"),
+            done(0, "custom_tool_call", **{**item, "input": "SELECT 1"}),
+            COMPLETED,
+        ),
+    )
+
+
+def test_a_custom_tools_input_is_its_raw_argument_string() -> None:
+    assert custom({"type": "custom", "name": "sql"})[1:] == [
+        ToolCallStart(0, "c", "sql"),
+        ToolCallDelta(0, "SELECT "),
+        ToolCallDelta(0, "1"),
+        Opaque(0, "item_id", "ctc"),
+        Opaque(0, "fields", '{"type":"custom_tool_call"}'),
+        ToolCallDone(0),
+        Done("tool_use", "completed"),
+    ]
+
+
+def test_a_custom_tool_that_the_request_did_not_have_was_run_by_the_provider() -> None:
+    [extra, terminal] = custom({"type": "x_search"})[1:]
+    assert isinstance(extra, Extra)
+    assert (extra.name, extra.ordinal) == ("openai-responses.custom_tool_call", 0)
+    assert msgspec.json.decode(extra.json)["input"] == "SELECT 1"
+    assert terminal == STOPPED
+
+
+def test_a_server_tool_is_an_item_at_its_place_told_when_it_is_complete() -> None:
+    item = {"id": "ws", "status": "completed", "action": {"query": "q"}}
+    said = events_of(
+        added(0, "web_search_call", id="ws", status="in_progress"),
+        event("web_search_call.searching", 0),
+        added(1, "message"),
+        text(1, "Found"),
+        done(0, "web_search_call", **item),
+        event("web_search_call.completed", 0),
+        done(1, "message"),
+        {"type": "response.odd", "x": 1},
+        COMPLETED,
+    )
+    [raw] = [e.json for e in said if isinstance(e, Extra) and e.ordinal == 0]
+    assert msgspec.json.decode(raw) == {"type": "web_search_call", **item}
+    assert [e for e in said if isinstance(e, Extra)][1:] == [
+        Extra("openai-responses.odd", '{"type":"response.odd","x":1}')
+    ]
+    assert BlockStart(1, "text") in said
+
+
+def test_a_refusal_is_shown_text_and_ends_in_content_filter() -> None:
+    assert events_of(
+        added(0, "message"),
+        event("refusal.delta", 0, content_index=0, delta="I "),
+        event("refusal.delta", 0, content_index=0, delta="won't"),
+        event("refusal.done", 0, content_index=0, refusal="I won't"),
+        done(0, "message", content=[{"type": "refusal", "refusal": "I won't"}]),
+        COMPLETED,
+    ) == [
+        BlockStart(0, "text"),
+        RefusalDelta(0, "I "),
+        RefusalDelta(0, "won't"),
+        BlockStop(0),
+        Done("content_filter", "completed"),
+    ]
+    for events in (
+        [added(0, "message"), event("refusal.done", 0, refusal="No")],
+        [done(0, "message", content=[{"type": "refusal", "refusal": "No"}])],
+    ):
+        said = answer(read("openai-responses", sse(CREATED, *events, COMPLETED)))
+        assert (said.refusal, said.terminal) == ("No", Done("content_filter", "completed"))
+
+
+def test_citations_are_shown_at_once_and_go_back_with_their_block() -> None:
+    def cited(index: int) -> dict[str, Any]:
+        return event(
+            "output_text.annotation.added", 0, content_index=0, annotation_index=index, annotation={"n": index}
+        )
+
+    said = events_of(
+        added(0, "message"),
+        cited(0),
+        text(0, "a"),
+        event("output_text.done", 0, content_index=0, text="a"),
+        cited(1),
+        event("content_part.done", 0, content_index=0),
+        done(0, "message"),
+        cited(2),
+        COMPLETED,
+    )
+    assert said == [
+        BlockStart(0, "text"),
+        Extra("openai-responses.annotation", '{"n":0}', 0),
+        TextDelta(0, "a"),
+        Extra("openai-responses.annotation", '{"n":1}', 0),
+        Opaque(0, "citations", '[{"n":0},{"n":1}]'),
+        BlockStop(0),
+        Extra("openai-responses.annotation", '{"n":2}'),
+        STOPPED,
+    ]
+
+
+def test_an_image_has_previews_and_the_final_one_in_its_item() -> None:
+    final = {"result": "BBBB", "output_format": "webp", "revised_prompt": "a cat", "status": "completed"}
+    said = events_of(
+        added(0, "image_generation_call", status="in_progress"),
+        event("image_generation_call.partial_image", 0, partial_image_b64="AAAA", output_format="webp"),
+        done(0, "image_generation_call", **final),
+        added(1, "image_generation_call"),
+        done(1, "image_generation_call", status="failed"),
+        COMPLETED,
+    )
+    assert said == [
+        BlockStart(0, "image"),
+        Image(0, "image/webp", "AAAA", final=False),
+        Image(0, "image/webp", "BBBB", final=True, revised_prompt="a cat"),
+        BlockStop(0),
+        BlockStart(1, "image"),
+        Extra("openai-responses.image_generation_call", '{"type":"image_generation_call","status":"failed"}', 1),
+        BlockStop(1),
+        STOPPED,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("terminal", "done"),
+    [
+        (ended(), STOPPED),
+        (broken_off("max_output_tokens"), Done("length", "incomplete:max_output_tokens")),
+        (broken_off("content_filter"), Done("content_filter", "incomplete:content_filter")),
+        (broken_off("odd"), Done("unknown", "incomplete:odd")),
+        (ended("incomplete"), Done("unknown", "incomplete")),
+        ({"type": "response.completed", "response": {"status": "in_progress"}}, STOPPED),
+        ({"type": "response.completed", "response": {}}, STOPPED),
+        ({"type": "response.completed", "response": {"status": "incomplete"}}, Done("unknown", "incomplete")),
+    ],
+)
+def test_how_a_response_ends(terminal: Any, done: Done) -> None:
+    [last] = events_of(terminal)
+    assert last == done
+
+
+def test_a_call_in_an_incomplete_response_is_complete_only_if_its_item_is() -> None:
+    late = {"call_id": "b", "name": "g", "arguments": '{"a', "status": "incomplete"}
+    said = answer(
+        read(
+            "openai-responses",
+            sse(
+                CREATED,
+                done(0, "function_call", call_id="a", name="f", arguments="{}", status="completed"),
+                added(1, "function_call", call_id="b", name="g"),
+                event("function_call_arguments.delta", 1, delta='{"a'),
+                done(1, "function_call", **late),
+                ended("incomplete", incomplete_details={"reason": "max_output_tokens"}),
+            ),
+        )
+    )
+    assert said.done_calls == 1
+    assert said.open == {1}
+    assert said.terminal == Done("length", "incomplete:max_output_tokens")
+
+
+def test_items_without_their_end_are_as_the_response_at_its_end_has_them() -> None:
+    output = [
+        {"type": "mcp_list_tools", "tools": [1]},
+        {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+        {"type": "message", "content": [{"text": "other"}]},
+    ]
+    said = events_of(
+        added(0, "mcp_list_tools", tools=[]),
+        added(1, "function_call", call_id="c", name="f"),
+        added(2, "message"),
+        text(2, "open"),
+        ended("completed", output=output),
+    )
+    assert Extra("openai-responses.mcp_list_tools", '{"type":"mcp_list_tools","tools":[1]}', ordinal=0) in said
+    assert [e for e in said if isinstance(e, TextDelta)] == [TextDelta(2, "open")]
+    assert said[-1] == Done("tool_use", "completed")
+    unannounced = answer(read("openai-responses", sse(CREATED, ended("completed", output=output))))
+    assert (unannounced.calls, unannounced.text) == ([("c", "f", "{}")], "other")
+
+
+def test_an_item_that_the_end_of_the_response_does_not_have_is_not_completed() -> None:
+    said = answer(
+        read(
+            "openai-responses",
+            sse(
+                CREATED,
+                added(0, "function_call", call_id="c", name="f"),
+                added(1, "message"),
+                text(1, "a"),
+                added(2, "reasoning"),
+                added(3, "image_generation_call"),
+                added(4, "web_search_call"),
+                ended("completed", output=[{"type": "message", "content": []}]),
+            ),
+        )
+    )
+    assert said.open == {0}
+    assert said.done_calls == 0
+    assert said.terminal == STOPPED
+
+
+def test_counts_come_with_the_end_of_the_response() -> None:
+    raw = {
+        "input_tokens": 5,
+        "input_tokens_details": {"cached_tokens": 2, "cache_write_tokens": 1},
+        "output_tokens": 6,
+        "output_tokens_details": {"reasoning_tokens": 3},
+        "total_tokens": 11,
+    }
+    usage = Usage(input=5, output=6, total=11, cache_read=2, cache_write=1, reasoning=3, raw=raw)
+    assert events_of(ended(usage=raw)) == [UsageSeen(usage), Done("stop", "completed", usage)]
+    [seen, failed] = events_of(ended("failed", usage=raw, error={"code": "server_error", "message": "m"}))
+    assert seen == UsageSeen(usage)
+    assert isinstance(failed, Failed)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "code"),
+    [
+        ({"type": "error", "code": "rate_limit_exceeded", "message": "m"}, "rate_limit", "rate_limit_exceeded"),
+        ({"type": "error", "error": {"type": "server_error", "code": None, "message": "m"}}, "server", "server_error"),
+        (ended("failed", error={"code": "server_error", "message": "m"}), "server", "server_error"),
+        (ended("failed"), "unknown", "response_failed"),
+        ({**COMPLETED, "response": {"status": "failed", "error": {"code": "timeout"}}}, "timeout", "timeout"),
+        (ended("cancelled"), "unknown", "cancelled"),
+        ({"error": {"message": "m", "code": "model_not_found"}}, "not_found", "model_not_found"),
+        (b'event: error\ndata: {"type":"error","code":"invalid_api_key","message":"m"}\n\n', "auth", "invalid_api_key"),
+    ],
+)
+def test_an_error_ends_the_attempt_once(error: Any, kind: str, code: str) -> None:
+    failed_too = ended("failed", error={"code": "server_error", "message": "m"})
+    for before in (b"", sse(CREATED, added(0, "message"), text(0, "partial"))):
+        terminal = answer(read("openai-responses", before + sse(error, failed_too, COMPLETED))).terminal
+        assert isinstance(terminal, Failed)
+        assert (terminal.error.kind, terminal.error.code) == (kind, code)
+
+
+def test_a_stream_without_its_terminal_event_is_cut() -> None:
+    cut = answer(read("openai-responses", sse(CREATED, added(0, "message"), text(0, "a"), b"data: [DONE]\n\n")))
+    assert cut.terminal == Cut("the stream ended before response.completed")
+    assert cut.text == "a"
+    assert read("openai-responses", b"") == [Cut("the body held no response")]
+
+
+def test_what_is_nothing_is_nothing() -> None:
+    quiet = [
+        {"type": "keepalive", "sequence_number": 1},
+        {"type": "ping"},
+        {"type": "response.in_progress", "response": {"id": "other", "model": "other"}},
+        {"type": "response.queued", "response": {}},
+    ]
+    after = [b"data: [DONE]\n\n", text(0, "late")]
+    assert events_of(*quiet, COMPLETED, *after) == [STOPPED]
+    assert read("openai-responses", sse({"type": "response.odd"}, CREATED, COMPLETED)) == [Start("gpt", "r1"), STOPPED]
+
+
+def test_an_item_announced_twice_is_one() -> None:
+    item = added(0, "function_call", call_id="c", name="f")
+    said = events_of(
+        item, item, done(0, "function_call", arguments="{}", name="f"), done(0, "function_call"), COMPLETED
+    )
+    assert said == [
+        ToolCallStart(0, "c", "f"),
+        ToolCallDelta(0, "{}"),
+        ToolCallDone(0),
+        Done("tool_use", "completed"),
+    ]
+
+
+def test_an_output_index_may_be_taken_again_once_its_item_has_ended() -> None:
+    said = answer(
+        read(
+            "openai-responses",
+            sse(
+                CREATED,
+                added(0, "reasoning"),
+                done(0, "reasoning"),
+                added(0, "message"),
+                text(0, "a"),
+                done(0, "message"),
+                COMPLETED,
+            ),
+        )
+    )
+    assert (said.kinds, said.text) == (["thinking", "text"], "a")
+
+
+@pytest.mark.parametrize(
+    ("broken", "where"),
+    [
+        (b"data: {no}\n\n", "event"),
+        (b"data: [1]\n\n", "event"),
+        ({"x": 1}, "event"),
+        ({"type": "response.output_text.delta", "delta": "a"}, "event"),
+        ({"type": "response.output_text.delta", "output_index": 0, "delta": 5}, "event at $.delta"),
+        ({"type": "response.completed"}, "event"),
+        (ended(usage={"a": 10**30}), "usage"),
+        (added(0, "function_call", name=5), "item at $.name"),
+        ({**added(0, "x"), "item": {}}, "item"),
+        (added(1, "message"), "response.output_item.added"),
+        (done(1, "message"), "response.output_item.done"),
+        (done(2, "function_call"), "response.output_item.done"),
+        (text(1, "a"), "event"),
+        (text(3, "a"), "event"),
+        (event("function_call_arguments.delta", 0, delta="a"), "event"),
+        (event("function_call_arguments.delta", 9, delta="a"), "event"),
+    ],
+)
+def test_a_broken_event_ends_the_attempt_and_names_its_place(broken: Any, where: str) -> None:
+    before = [added(0, "message"), text(0, "a"), added(1, "function_call", name="f"), done(3, "message")]
+    terminal = answer(read("openai-responses", sse(CREATED, *before, broken, COMPLETED))).terminal
+    assert isinstance(terminal, Failed)
+    assert (terminal.error.code, terminal.error.kind, terminal.error.where) == ("malformed", "protocol", where)
+
+
+def test_a_whole_response_gives_the_events_of_the_stream_with_one_delta_a_block() -> None:
+    usage = {"input_tokens": 1, "output_tokens": 2, "total_tokens": 3}
+    reasoning = {"id": "rs", "summary": [{"type": "summary_text", "text": "Hmm"}], "encrypted_content": "enc"}
+    message = {
+        "id": "m",
+        "status": "completed",
+        "role": "assistant",
+        "content": [{"type": "output_text", "text": "Look"}],
+    }
+    call = {"id": "fc", "call_id": "c", "name": "f", "arguments": '{"x":1}', "status": "completed"}
+    output = [{"type": "reasoning", **reasoning}, {"type": "message", **message}, {"type": "function_call", **call}]
+    response = {
+        "id": "r1",
+        "object": "response",
+        "model": "gpt",
+        "status": "completed",
+        "output": output,
+        "usage": usage,
+    }
+    streamed = sse(
+        CREATED,
+        added(0, "reasoning", id="rs", summary=[]),
+        event("reasoning_summary_text.delta", 0, summary_index=0, delta="H"),
+        event("reasoning_summary_text.delta", 0, summary_index=0, delta="mm"),
+        done(0, "reasoning", **reasoning),
+        added(1, "message", id="m", content=[]),
+        text(1, "Lo"),
+        text(1, "ok"),
+        done(1, "message", **message),
+        added(2, "function_call", id="fc", call_id="c", name="f", arguments=""),
+        event("function_call_arguments.delta", 2, delta='{"x"'),
+        event("function_call_arguments.delta", 2, delta=":1}"),
+        done(2, "function_call", **call),
+        {"type": "response.completed", "response": response},
+    )
+    body = msgspec.json.format(msgspec.json.encode(response))
+    assert read("openai-responses", body, stream=False) == joined(read("openai-responses", streamed))
+    assert read("openai-responses", body, stream=True) == read("openai-responses", body, stream=False)
+
+
+def test_a_whole_response_that_is_not_complete_says_so() -> None:
+    body = msgspec.json.encode({"object": "response", "model": "gpt", "status": "queued", "output": []})
+    assert read("openai-responses", body, stream=False)[-1] == Cut("the response is queued, and not complete")
