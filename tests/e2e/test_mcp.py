@@ -19,8 +19,6 @@ from tokenbus.bus.keys import Keys
 from tokenbus.bus.server import Server
 from tokenbus_services.replay import ReplayServer, Reply, Script, ToolCall, Turn
 
-pytest.importorskip("mcp", reason="the extra `mcp` is not installed")
-
 SAMPLE = Path(__file__).parent.parent / "services/tools/mcp/sample_server.py"
 
 

@@ -105,14 +105,13 @@ class McpServer:
             )
         except MCPError as e:
             if e.code == types.CONNECTION_CLOSED or e.message == "Session terminated":
-                self._lose(client, e.message)
-                raise ToolFailure(tool, "unavailable", f"the MCP server was lost in the call: {e.message}") from None
+                self._doubt()
             raise ToolFailure(tool, "mcp_error", f"MCP error {e.code}: {e.message}") from None
         except ValueError as e:  # pydantic's ValidationError is one; its text holds what the server sent
             problem = f"the server's answer is no result of a call: {type(e).__name__}"
             raise ToolFailure(tool, "bad_result", problem) from None
         except Exception as e:
-            self._lose(client, _told(e))
+            self._doubt()
             raise ToolFailure(tool, "unavailable", f"the MCP server was lost in the call: {_told(e)}") from None
         if isinstance(result, types.InputRequiredResult):
             raise ToolFailure(tool, "bad_result", "the tool asks for input that nobody can give it here")
@@ -194,15 +193,14 @@ class McpServer:
         self._wake.set()
 
     def _tell_lost(self, problem: str) -> None:
-        self._lost = problem
+        self._client = None
+        self._problem = self._lost = problem
         self._wake.set()
 
-    def _lose(self, client: Client, problem: str) -> None:
-        """The connection of a call that failed is of no more use, unless there is a newer one by now."""
-        if self._client is client:
-            self._client = None
-            self._problem = problem
-            self._tell_lost(problem)
+    def _doubt(self) -> None:
+        """A call failed as it would on a lost connection, or only with a code that servers use for that and for all
+        else: to list the tools again shows which."""
+        self._tell_changed()
 
 
 def _told(error: Exception) -> str:

@@ -18,8 +18,6 @@ from tokenbus_services.settings import LimitSettings, McpSettings, McpStdio
 from tokenbus_services.tools.execute import Executor, ToolOutcome
 from tokenbus_services.tools.registry import ToolRegistry
 
-pytest.importorskip("mcp", reason="the extra `mcp` is not installed")
-
 SAMPLE = Path(__file__).with_name("sample_server.py")
 
 

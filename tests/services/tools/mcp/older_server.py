@@ -33,6 +33,9 @@ def answer(request: dict[str, Any]) -> None:
             TOOLS.append({"name": "late", "inputSchema": {"type": "object"}})
             tell(method="notifications/tools/list_changed")
             return  # never answered
+        case "tools/call" if request["params"].get("arguments"):
+            tell(id=request["id"], error={"code": -32000, "message": "out of order"})
+            return
         case "tools/call":
             result = {"content": [], "structuredContent": {"degrees": 7}}
         case _:
