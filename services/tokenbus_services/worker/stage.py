@@ -16,6 +16,9 @@ from tokenbus_services.worker.app import declare_topics, make_app, make_broker, 
 from tokenbus_services.worker.metrics import StageMetrics
 from tokenbus_services.worker.source import attach
 
+STRETCH_S = 1.0
+"""Batches that follow one on another are one message to FastStream, for so long at the most."""
+
 
 class StageService:
     """One worker of an ordered stage."""
@@ -109,6 +112,7 @@ def stage_app(
         description=description,
         read=service.read,
         handle=service.handle,
+        stretch_s=STRETCH_S,
     )
     declare_topics(broker, settings, publishes)
     return make_app(service, broker, registry)

@@ -294,9 +294,7 @@ class Run:
             return
         self._void(error, s.attempt + 1, delay_ms)
         self._attempt()
-        self.effects.append(
-            NextTurn(TurnWork(s.run, s.turn, s.attempt, at_ms + delay_ms if delay_ms else 0))
-        )
+        self.effects.append(NextTurn(TurnWork(s.run, s.turn, s.attempt, at_ms + delay_ms if delay_ms else 0)))
 
     def _began_again(self, at_ms: int) -> None:
         """The provider voided what it had said so far and began its message anew, within the attempt."""

@@ -32,6 +32,7 @@ class Recording(msgspec.Struct):
 
     file: str
     api: str
+    vendor: str
     provenance: str
     bytes: int
     expected: dict[str, Any]

@@ -1,0 +1,98 @@
+"""How deliveries of the bus runtime become messages of FastStream."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+from prometheus_client import CollectorRegistry
+from redis.exceptions import ConnectionError as ConnectionLost
+
+from tests.waiting import eventually
+from tokenbus_services.settings import Settings
+from tokenbus_services.worker.app import make_broker
+from tokenbus_services.worker.source import attach
+
+Script = list[str | Exception | None]
+"""What one read after the other gives; then reads wait."""
+
+
+class Source:
+    """Deliveries to read, and what became of them."""
+
+    def __init__(self, script: Script) -> None:
+        self.script = script
+        self.handled: list[str] = []
+        self.registry = CollectorRegistry()
+
+    async def read(self) -> str | None:
+        if not self.script:
+            await asyncio.Event().wait()
+        given = self.script.pop(0)
+        if isinstance(given, Exception):
+            raise given
+        return given
+
+    async def handle(self, delivery: str) -> None:
+        if delivery == "bad":
+            raise ValueError(delivery)
+        self.handled.append(delivery)
+
+    @property
+    def messages(self) -> float:
+        """How many messages FastStream counted."""
+        families = [f for f in self.registry.collect() if f.name == "faststream_received_messages"]
+        return sum(s.value for f in families for s in f.samples if s.name.endswith("_total"))
+
+
+@asynccontextmanager
+async def served(server_url: str, source: Source, *, stretch_s: float) -> AsyncGenerator[None]:
+    broker = make_broker(Settings(redis_url=server_url), source.registry)
+    attach(broker, stream="s", title="t", description="d", read=source.read, handle=source.handle, stretch_s=stretch_s)
+    await broker.start()
+    try:
+        yield
+    finally:
+        await broker.stop()
+
+
+def handled(source: Source, *deliveries: str) -> Callable[[], Awaitable[bool]]:
+    async def so() -> bool:
+        return source.handled == list(deliveries)
+
+    return so
+
+
+async def test_each_delivery_is_a_message_of_its_own(server_url: str) -> None:
+    source = Source(["a", "b", None, "c"])
+    async with served(server_url, source, stretch_s=0):
+        await eventually(handled(source, "a", "b", "c"))
+        assert source.messages == 3
+
+
+async def test_deliveries_that_follow_at_once_are_one_message(server_url: str) -> None:
+    source = Source(["a", "b", None, "c"])
+    async with served(server_url, source, stretch_s=60):
+        await eventually(handled(source, "a", "b", "c"))
+        assert source.messages == 2
+
+
+async def test_a_failed_read_ends_a_stretch_and_nothing_else(server_url: str) -> None:
+    source = Source(["a", ConnectionLost("gone"), ConnectionLost("still gone"), "b"])
+    async with served(server_url, source, stretch_s=60):
+        await eventually(handled(source, "a", "b"))
+        assert source.messages == 2
+
+
+async def test_a_delivery_that_cannot_be_handled_does_not_stop_those_after_it(server_url: str) -> None:
+    source = Source(["bad", "a"])
+    async with served(server_url, source, stretch_s=60):
+        await eventually(handled(source, "a"))
+
+
+async def test_a_stretch_that_waits_for_more_does_not_hold_up_the_stop(server_url: str) -> None:
+    source = Source(["a"])
+    async with asyncio.timeout(5):  # FastStream gives a message 15 s
+        async with served(server_url, source, stretch_s=60):
+            await eventually(handled(source, "a"))

@@ -1,0 +1,237 @@
+"""What we send is what the providers' own SDKs would: their request types take it, unknown fields refused.
+
+The SDKs are development dependencies; a test says that it was skipped where one is absent.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.unit.providers.corpus import Recording, needs_corpus, recordings
+from tests.unit.providers.reading import answer, read
+from tokenbus.core.blocks import BlockTable
+from tokenbus.core.outbox import Outbox
+from tokenbus.events.normalized import (
+    BlockStart,
+    BlockStop,
+    Done,
+    Extra,
+    Normalized,
+    Opaque,
+    RefusalDelta,
+    TextDelta,
+    ThinkingDelta,
+    ToolCallDelta,
+    ToolCallDone,
+    ToolCallStart,
+)
+from tokenbus.events.requests import (
+    Base64Source,
+    DocumentPart,
+    Generate,
+    ImagePart,
+    Message,
+    TextPart,
+    Thinking,
+    ThinkingPart,
+    Tool,
+    ToolCallPart,
+    ToolChoice,
+    ToolResultPart,
+    UrlSource,
+)
+from tokenbus.events.vendor import ApiName, Quirks
+from tokenbus.providers import registry
+
+APIS: list[ApiName] = ["anthropic", "openai-chat", "openai-responses", "gemini"]
+SCHEMA: dict[str, object] = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+
+
+def sdk_accepts(api: ApiName, body: dict[str, Any]) -> None:
+    """Raises ValidationError where the SDK's types of a request do not take the body."""
+    stream = bool(body.get("stream"))
+    match api:
+        case "anthropic":
+            # With what is in beta, for recorded answers have it.
+            kinds = pytest.importorskip("anthropic.types.beta.message_create_params")
+            whole = kinds.MessageCreateParamsStreaming if stream else kinds.MessageCreateParamsNonStreaming
+            _taken(whole, body)
+        case "openai-chat":
+            kinds = pytest.importorskip("openai.types.chat.completion_create_params")
+            whole = kinds.CompletionCreateParamsStreaming if stream else kinds.CompletionCreateParamsNonStreaming
+            _taken(whole, body)
+        case "openai-responses":
+            kinds = pytest.importorskip("openai.types.responses.response_create_params")
+            whole = kinds.ResponseCreateParamsStreaming if stream else kinds.ResponseCreateParamsNonStreaming
+            _taken(whole, body)
+        case "gemini":
+            _gemini_accepts(body)
+
+
+def _taken(kind: Any, body: dict[str, Any]) -> None:
+    """A TypedDict takes the body. Its iterables are checked only when they are gone through."""
+    _go_through(_strict(kind).validate_python([body]))
+
+
+@cache
+def _strict(kind: Any) -> Any:
+    pydantic = pytest.importorskip("pydantic")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # some types say that they take further fields, whatever is asked here
+        return pydantic.TypeAdapter(
+            list[kind], config=pydantic.ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+        )
+
+
+def _go_through(value: Any) -> None:
+    if isinstance(value, Mapping):
+        value = value.values()
+    if not isinstance(value, str | bytes | int | float | None):
+        for inner in value:
+            _go_through(inner)
+
+
+def _gemini_accepts(body: dict[str, Any]) -> None:
+    """Google's SDK has a model for each field of a request, and none for its whole."""
+    types = pytest.importorskip("google.genai.types")
+    models = {
+        "contents": lambda value: [types.Content.model_validate(content) for content in value],
+        "systemInstruction": types.Content.model_validate,
+        "generationConfig": types.GenerationConfig.model_validate,
+        "tools": lambda value: [types.Tool.model_validate(tool) for tool in value],
+        "toolConfig": types.ToolConfig.model_validate,
+    }
+    for name, value in body.items():
+        models[name](value)
+
+
+CONVERSATION = [
+    Message(role="system", content="Be kind."),
+    Message(
+        role="user",
+        content=[
+            TextPart(text="Look:"),
+            ImagePart(source=Base64Source(media_type="image/png", data=PIXEL)),
+            ImagePart(source=UrlSource(url="https://example.com/y.png")),
+            DocumentPart(source=Base64Source(media_type="application/pdf", data=PIXEL), title="a.pdf"),
+        ],
+    ),
+    Message(
+        role="assistant",
+        content=[
+            ThinkingPart(text="Hm", signature="c2ln"),
+            TextPart(text="Let me see."),
+            ToolCallPart(tool_id="t1", tool_name="weather", arguments='{"city": "Bonn"}'),
+            ToolCallPart(tool_id="t2", tool_name="now", arguments=""),
+            ToolCallPart(tool_id="t3", tool_name="now", arguments="{broken"),
+        ],
+    ),
+    Message(
+        role="tool",
+        content=[
+            ToolResultPart(tool_id="t1", content="Rain"),
+            ToolResultPart(tool_id="t2", content=[TextPart(text="noon")], is_error=True),
+        ],
+    ),
+    Message(role="user", content="And?"),
+]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("choice", [None, "auto", "none", "any", ToolChoice(name="now")])
+@pytest.mark.parametrize(
+    "thinking", [None, Thinking(enabled=False), Thinking(effort="low"), Thinking(budget_tokens=2000)], ids=str
+)
+@pytest.mark.parametrize("api", APIS)
+def test_the_sdks_types_take_a_request_with_everything(
+    api: ApiName, thinking: Thinking | None, choice: Any, stream: bool
+) -> None:
+    request = Generate(
+        provider=api,
+        model="m",
+        messages=CONVERSATION,
+        system=[TextPart(text="Be brief.", cache=True), TextPart(text="Be exact.")],
+        tools=[Tool(name="weather", description="The weather.", parameters=SCHEMA), Tool(name="now")],
+        tool_choice=choice,
+        max_tokens=4000,
+        # Anthropic's SDK has no fields for sampling any more; its older models take them.
+        temperature=None if api == "anthropic" else 0.5,
+        top_p=None if api == "anthropic" else 0.9,
+        stop=[] if api == "openai-responses" else ["END"],
+        thinking=thinking,
+        stream=stream,
+    )
+    call = registry.get(api).build(request, [], Quirks()).call
+    sdk_accepts(api, msgspec.json.decode(call.body))
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_the_sdks_types_refuse_a_field_that_the_api_does_not_have(api: ApiName) -> None:
+    odd: dict[str, object] = {"generationConfig": {"odd": 1}} if api == "gemini" else {"odd": 1}
+    request = Generate(provider=api, model="m", messages=[Message(role="user", content="Hi")], extra=odd)
+    call = registry.get(api).build(request, [], Quirks()).call
+    with pytest.raises(ValueError, match="odd"):
+        sdk_accepts(api, msgspec.json.decode(call.body))
+
+
+def said_again(events: list[Normalized]) -> Message:
+    """What the next turn appends, as a run keeps it."""
+    table = BlockTable(turn=0, attempt=1, limit=2**24, next_number=0)
+    out = Outbox()
+    for event in events:
+        match event:
+            case BlockStart():
+                table.start(event.block, event.kind, out)
+            case ToolCallStart():
+                table.start(event.block, "tool_call", out, event.tool_id, event.name)
+            case TextDelta() | ThinkingDelta() | RefusalDelta():
+                table.write(event.block, event.text, out)
+            case ToolCallDelta():
+                table.write(event.block, event.fragment, out)
+            case BlockStop() | ToolCallDone():
+                table.complete(event.block, out)
+            case Opaque():
+                table.keep(event.block, event.name, event.value)
+            case Extra() if event.ordinal >= 0:
+                table.keep_item(event.ordinal, event.name, event.json)
+            case _:
+                pass
+    return Message(role="assistant", content=table.message_parts())
+
+
+OWN = {
+    "anthropic": ("anthropic",),
+    "openai_chat": ("openai", "azure"),
+    "openai_responses": ("openai", "azure"),
+    "gemini": ("google", "google-ai-studio", "google-vertex"),
+}
+"""Vendors whose own SDK it is."""
+
+
+def own_turns() -> list[Recording]:
+    """Recorded turns of those vendors, whole."""
+    rows = [row for row in recordings(*OWN) if row.vendor in OWN[row.api] and row.provenance == "recorded-real"]
+    return [row for row in rows if isinstance(answer(read(row.api_name, row.data)).terminal, Done)]
+
+
+@needs_corpus
+@pytest.mark.parametrize("row", own_turns(), ids=lambda row: row.file)
+def test_what_a_provider_said_goes_back_as_its_sdk_would_send_it(row: Recording) -> None:
+    said = said_again(read(row.api_name, row.data))
+    hi = Message(role="user", content="Hi")
+    assert isinstance(said.content, list)
+    results = [
+        ToolResultPart(tool_id=part.tool_id, content="ok") for part in said.content if isinstance(part, ToolCallPart)
+    ]
+    history = [said, Message(role="tool", content=list(results)) if results else hi]
+    request = Generate(provider="p", model="m", messages=[hi])
+    built = registry.get(row.api_name).build(request, history, Quirks())
+    assert built.notes == ()
+    sdk_accepts(row.api_name, msgspec.json.decode(built.call.body))
