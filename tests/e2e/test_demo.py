@@ -19,8 +19,18 @@ from tokenbus_services.replay.demo import DEMO_PROMPT, demo_scripts
 
 pytestmark = pytest.mark.timeout(120)
 
-KEY = {"anthropic": "ANTHROPIC_API_KEY", "openai-chat": "OPENAI_API_KEY"}
-BASE_URL = {"anthropic": "ANTHROPIC_BASE_URL", "openai-chat": "OPENAI_BASE_URL"}
+KEY = {
+    "anthropic": "ANTHROPIC_API_KEY",
+    "openai-chat": "OPENAI_API_KEY",
+    "openai-responses": "OPENAI_API_KEY",
+    "gemini": "GEMINI_API_KEY",
+}
+BASE_URL = {
+    "anthropic": "ANTHROPIC_BASE_URL",
+    "openai-chat": "OPENAI_BASE_URL",
+    "openai-responses": "OPENAI_BASE_URL",
+    "gemini": "GOOGLE_GEMINI_BASE_URL",
+}
 
 
 @pytest.fixture
@@ -96,12 +106,12 @@ async def test_on_a_terminal_the_blocks_are_in_panels(temporary: dict[str, str])
     assert nothing_left(temporary)
 
 
-@pytest.mark.parametrize("api", ["anthropic", "openai-chat"])
+@pytest.mark.parametrize("api", KEY)
 async def test_a_real_provider_is_asked_with_its_key_and_the_chosen_model(api: str, temporary: dict[str, str]):
     [script] = demo_scripts()
     choose: Callable[..., Turn] = lambda asked: script.turns[asked.turn]  # noqa: E731
     async with ReplayServer(choose=choose) as provider:
-        base_url = provider.url + ("/v1" if api == "openai-chat" else "")
+        base_url = provider.url + ("/v1" if api.startswith("openai") else "")
         env = {KEY[api]: "sk-real", BASE_URL[api]: base_url, **temporary}
         ended = await run("demo", "--provider", api, "--model", "chosen", **env)
         asked = [exchange.asked for exchange in provider.requests]

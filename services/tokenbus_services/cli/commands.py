@@ -95,7 +95,10 @@ def up(scales: tuple[str, ...], services: str | None, data: Path | None) -> None
 
 
 @tokenbus.command()
-@click.option("--provider", help="Use the real API (anthropic, openai-chat) with the key in the environment.")
+@click.option(
+    "--provider",
+    help="Use the real API (anthropic, openai-chat, openai-responses, gemini) with the key in the environment.",
+)
 @click.option("--model", help="Its model; each API has a default.")
 @click.option("--keep", is_flag=True, help="Keep the directory with settings, logs and data, and say where it is.")
 def demo(provider: str | None, model: str | None, keep: bool) -> int:

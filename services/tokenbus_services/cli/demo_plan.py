@@ -15,10 +15,22 @@ from tokenbus.providers import registry
 from tokenbus.providers.api import ApiName
 from tokenbus_services.replay.demo import DEMO_MODEL, DEMO_PROMPT, WEATHER_DESCRIPTION, WEATHER_PARAMETERS
 
-MODELS: Final[dict[ApiName, str]] = {"anthropic": "claude-haiku-4-5", "openai-chat": "gpt-5-mini"}
+MODELS: Final[dict[ApiName, str]] = {
+    "anthropic": "claude-haiku-4-5",
+    "openai-chat": "gpt-5-mini",
+    "openai-responses": "gpt-5-mini",
+    "gemini": "gemini-flash-latest",
+}
 """The model that is asked where a real provider is used and none is named."""
-BASE_URL_ENV: Final[dict[ApiName, str]] = {"anthropic": "ANTHROPIC_BASE_URL", "openai-chat": "OPENAI_BASE_URL"}
+BASE_URL_ENV: Final[dict[ApiName, str]] = {
+    "anthropic": "ANTHROPIC_BASE_URL",
+    "openai-chat": "OPENAI_BASE_URL",
+    "openai-responses": "OPENAI_BASE_URL",
+    "gemini": "GOOGLE_GEMINI_BASE_URL",
+}
 """As the vendors' own SDKs call them."""
+_VERSION: Final[dict[ApiName, str]] = {"gemini": "/v1beta"}
+"""What comes after such a URL: Google's is without the version, which our settings have in it."""
 REPLAYED: Final[ApiName] = "anthropic"
 TOOL: Final = "weather"
 _API: Final[dict[str, ApiName]] = {api: api for api in MODELS}
@@ -53,8 +65,8 @@ def plan_for(provider: str | None, model: str | None, env: Mapping[str, str]) ->
         api=api,
         model=model or MODELS[api],
         replayed=False,
-        base_url=env.get(BASE_URL_ENV[api]),
-        thinking=api == "anthropic",  # whether another API's model takes an effort depends on the model
+        base_url=f"{url.rstrip('/')}{_VERSION.get(api, '')}" if (url := env.get(BASE_URL_ENV[api])) else None,
+        thinking=api in ("anthropic", "gemini"),  # whether OpenAI shows thinking depends on the model and the account
     )
 
 

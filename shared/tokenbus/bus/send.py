@@ -1,4 +1,4 @@
-"""Sends script calls: one alone, or many in one round trip where the server allows it."""
+"""Sends script calls: one alone, or many in as few commands as the server allows."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from typing import Any
 
 from redis.exceptions import NoScriptError
 
-from tokenbus.bus.scripts import Call
+from tokenbus.bus.scripts import Call, joined
 from tokenbus.bus.server import Server
+
+JOINED_BYTES = 2**20
+"""Arguments that one command carries, so that no command holds up the server for long."""
 
 
 async def send(server: Server, call: Call) -> Any:
@@ -22,31 +25,45 @@ async def send(server: Server, call: Call) -> Any:
 
 
 async def send_many(server: Server, calls: Sequence[Call]) -> list[Any]:
-    """Run scripts, each atomic for itself, in no order that could be relied on: in one pipeline, or in a Cluster side
-    by side, for its pipelines take no scripts.
+    """Run scripts, in no order that could be relied on; the replies are in the order of the calls.
 
-    Raises the first error, once all have ended; any of the calls may have run, so each must bear being sent again.
+    Calls of one script are one command, so that whoever waits for what they write wakes up once, and finds all of it.
+    In a Cluster, where that cannot be, all go side by side. Raises the first error, once all have ended; any of the
+    calls may have run, so each must bear being sent again.
     """
-    if not calls:
-        return []
-    if len(calls) == 1:
-        return [await send(server, calls[0])]
-    if server.topology == "cluster":
-        results = await _side_by_side(server, calls)
-    else:
-        pipe = server.client.pipeline(transaction=False)
-        for call in calls:
-            pipe.execute_command("EVALSHA", call.script.sha, len(call.keys), *call.keys, *call.args)
-        results: list[Any] = await pipe.execute(raise_on_error=False)
-        unknown = [i for i, result in enumerate(results) if isinstance(result, NoScriptError)]
-        if unknown:
-            for i, result in zip(unknown, await _side_by_side(server, [calls[i] for i in unknown]), strict=True):
-                results[i] = result
-    for result in results:
-        if isinstance(result, BaseException):
-            raise result
-    return results
+    groups = [[i] for i in range(len(calls))] if server.topology == "cluster" else _together(calls)
+    sending = [_send_group(server, [calls[i] for i in group]) for group in groups]
+    if len(sending) == 1:
+        return _checked(await sending[0])
+    replies: list[Any] = [None] * len(calls)
+    for group, answer in zip(groups, await asyncio.gather(*sending, return_exceptions=True), strict=True):
+        for i, reply in zip(group, answer if isinstance(answer, list) else [answer] * len(group), strict=True):
+            replies[i] = reply
+    return _checked(replies)
 
 
-async def _side_by_side(server: Server, calls: Sequence[Call]) -> list[Any]:
-    return await asyncio.gather(*(send(server, call) for call in calls), return_exceptions=True)
+async def _send_group(server: Server, calls: list[Call]) -> list[Any]:
+    return [await send(server, calls[0])] if len(calls) == 1 else await send(server, joined(calls))
+
+
+def _together(calls: Sequence[Call]) -> list[list[int]]:
+    """The places of the calls that go in one command."""
+    groups: list[list[int]] = []
+    open_groups: dict[str, tuple[list[int], int]] = {}
+    for i, call in enumerate(calls):
+        size = sum(len(arg) for arg in call.args if isinstance(arg, bytes))
+        group, held = open_groups.get(call.script.sha, ([], 0))
+        if group and held + size > JOINED_BYTES:
+            group, held = [], 0
+        if not group:
+            groups.append(group)
+        group.append(i)
+        open_groups[call.script.sha] = group, held + size
+    return groups
+
+
+def _checked(replies: list[Any]) -> list[Any]:
+    for reply in replies:
+        if isinstance(reply, BaseException):
+            raise reply
+    return replies

@@ -26,6 +26,7 @@ from redis.exceptions import ConnectionError as ConnectionLost
 from redis.exceptions import TimeoutError as NoReply
 
 from tokenbus.bus.connection import prompt
+from tokenbus.bus.direct import Direct
 from tokenbus.bus.keys import WIRE_VERSION, Keys
 from tokenbus.bus.url import ServerUrl, Topology, parse_url
 from tokenbus.errors import DeploymentMismatch, ServerFull, ServerTooOld, ServerUnavailable, SettingsError
@@ -140,11 +141,11 @@ class Server:
         if url.topology == "sentinel":
             group: Any = Sentinel(url.nodes, sentinel_kwargs=pool)
             self._sentinel = group
-            return _prompt(group.master_for(url.master, db=url.db, **pool, **login))
+            return _prompt(group.master_for(url.master, redis_class=Direct, db=url.db, **pool, **login))
         if url.path is not None:
-            return _prompt(Redis(unix_socket_path=url.path, db=url.db, **pool, **login))
+            return _prompt(Direct(unix_socket_path=url.path, db=url.db, **pool, **login))
         host, port = url.nodes[0]
-        return _prompt(Redis(host=host, port=port, db=url.db, **pool, **login))
+        return _prompt(Direct(host=host, port=port, db=url.db, **pool, **login))
 
 
 def _prompt(client: Any) -> Redis:

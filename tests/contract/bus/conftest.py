@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-pytest.register_assert_rewrite("tests.contract.bus.toys")
-
 from tests.contract.bus.toys import Bench
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server import Server

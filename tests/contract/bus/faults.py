@@ -1,7 +1,7 @@
 """Stops a worker at any one command of its: so "between any two steps" can be tried for all of them in turn.
 
-A doomed worker runs in a thread and an event loop of its own, as a process would. At the fault nothing of it gets on, its
-heartbeats neither. A pipeline counts as the commands in it: it may be cut off in the middle.
+A doomed worker runs in a thread and an event loop of its own, as a process would. At the fault nothing of it gets on,
+its heartbeats neither. A pipeline counts as the commands in it: it may be cut off in the middle.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Victim(Protocol):
 
 
 class Gate:
-    """Stands between a worker and its server. While it is shut no command gets through, as if the worker were frozen."""
+    """Stands between a worker and its server. While it is shut nothing gets through, as if the worker were frozen."""
 
     def __init__(self, server: Server) -> None:
         self._open = asyncio.Event()
@@ -89,6 +89,7 @@ class Doomed:
         self._at = at
         self._stopped: asyncio.Event | None = None
         """While it is there and not set, no command of this worker gets on."""
+        self._dead = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def run(self, make: Callable[[Server], Victim], until: Callable[[Server], Awaitable[bool]]) -> None:
@@ -106,8 +107,8 @@ class Doomed:
         async with Server(self._url) as server, Server(self._url) as observer, asyncio.timeout(GIVE_UP_S):
             self._arm(server.client)
             life = asyncio.create_task(self._live(make(server), lambda: until(observer)))
-            while not life.done() and not (self._is_stopped() and self.fault.startswith("dies")):
-                await asyncio.sleep(0.002)
+            death = asyncio.create_task(self._dead.wait())
+            await asyncio.wait({life, death}, return_when=asyncio.FIRST_COMPLETED)
             others = asyncio.all_tasks() - {asyncio.current_task()}
             for task in others:
                 task.cancel()
@@ -202,4 +203,6 @@ class Doomed:
             raise ConnectionLost("the connection was cut, says the test")
         self._stopped = asyncio.Event()
         self.reached.set()
+        if self.fault.startswith("dies"):
+            self._dead.set()
         await self._stopped.wait()

@@ -236,7 +236,7 @@ async def test_a_full_server_refuses_a_commit_whole(scene: Scene):
     before = await everything(scene.server, scene.keys)
     await client.config_set("maxmemory", 1)
     try:
-        with pytest.raises(Exception, match="OOM|maxmemory"):
+        with pytest.raises(Exception, match=r"OOM|maxmemory"):
             await scene.commit(scene.writes(), end=end)
     finally:
         await client.config_set("maxmemory", 0)

@@ -65,7 +65,7 @@ async def test_an_expired_lease_goes_to_the_next_with_a_newer_token(scene: Scene
     first = await scene.acquire("a", ttl_ms=1)
     await scene.server.client.hset(scene.lease, mapping={"offset": "7-1", "watermark": "5-0"})
 
-    async def taken() -> list[Any] | None:
+    async def taken() -> Any:
         reply = await scene.acquire("b")
         return reply if reply[0] else None
 

@@ -1,4 +1,4 @@
-"""Who owns which partition: fair shares, takeover, hand-over, and never two owners whose writes both count (guarantee 2)."""
+"""Who owns which partition: fair shares, takeover, hand-over, and never two whose writes both count (guarantee 2)."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ class Worker:
     """One worker's leases, and what it was told of them."""
 
     def __init__(self, server: Server, keys: Keys, name: str, **options: Any) -> None:
+        quick: dict[str, Any] = {"ttl_s": TTL_S, "tick_s": TICK_S}
         self.taken: list[Lease] = []
         self.gone: list[int] = []
         self.before_gone: Callable[[int], Awaitable[None]] | None = None
@@ -40,7 +41,7 @@ class Worker:
             worker=name,
             taken=self.taken.append,
             gone=self._gone,
-            **{"ttl_s": TTL_S, "tick_s": TICK_S} | options,
+            **quick | options,
         )
 
     async def _gone(self, partition: int) -> None:
@@ -115,9 +116,7 @@ async def test_a_partition_is_given_up_only_after_its_work_in_hand(server: Serve
             assert set(a.gone) == b.held
 
 
-async def test_a_silent_death_is_followed_within_the_lease_and_a_tick(
-    server: Server, other_server: Server, keys: Keys
-):
+async def test_a_silent_death_is_followed_within_the_lease_and_a_tick(server: Server, other_server: Server, keys: Keys):
     gate = Gate(other_server)
     dead = Worker(other_server, keys, "dead")
     async with running(dead), running(Worker(server, keys, "b")) as b:

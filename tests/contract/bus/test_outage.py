@@ -94,7 +94,7 @@ async def test_a_queue_and_a_listener_go_on_when_the_server_is_back(mortal: Embe
         finishing = asyncio.create_task(queue.finish([held]))
         await asyncio.to_thread(mortal.start)
         await finishing
-        await eventually(lambda: _outlast(lambda: server.client.ping()))
+        await eventually(lambda: _outlast(server.client.ping))
         await server.client.xadd(keys.topic(1, "control"), {"r": encode(Control("after"))})
         await server.client.xadd(keys.topic(1, "turns"), {"n": "new"})
         item = await asyncio.wait_for(reading, 10)

@@ -67,9 +67,9 @@ class Scene:
             ),
         )
 
-    def part(self, n: int, data: bytes = b"data", **others: Any) -> RawPart:
-        run: str = others.pop("run", self.run)
-        return RawPart(run=run, run_key=self.keys.run(run), n=n, data=data, **{"attempt": 1, "final": False} | others)
+    def part(self, n: int, data: bytes = b"data", *, run: str = "", attempt: int = 1, final: bool = False) -> RawPart:
+        run = run or self.run
+        return RawPart(run, self.keys.run(run), attempt, n, final, data)
 
     async def append(self, *parts: RawPart) -> list[Any]:
         call = scripts.append_raw(self.topic("raw"), self.keys.lease(0, "normalizer"), parts)

@@ -36,9 +36,7 @@ class Scene:
         return [entry_id.decode() for _, entries in found for entry_id, _ in entries]
 
     async def claim(self, consumer: str, idle_ms: int = 0, start: str = "0-0", count: int = 10) -> list[Any]:
-        call = scripts.claim(
-            self.stream, group=GROUP, consumer=consumer, idle_ms=idle_ms, start=start, count=count
-        )
+        call = scripts.claim(self.stream, group=GROUP, consumer=consumer, idle_ms=idle_ms, start=start, count=count)
         cursor, entries = await send(self.server, call)
         return [cursor.decode(), [(entry_id.decode(), deliveries) for entry_id, deliveries, _ in entries]]
 

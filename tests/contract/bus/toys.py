@@ -77,9 +77,7 @@ class ToyLogic:
         for run, tally, what in said:
             data = saying(run, tally.seq, what)
             size += len(data)
-            commit.publish(
-                self._keys.log(run), f"1-{tally.seq}", data, [self._keys.topic(self._partition, "runs")]
-            )
+            commit.publish(self._keys.log(run), f"1-{tally.seq}", data, [self._keys.topic(self._partition, "runs")])
             commit.append(self._keys.topic(self._partition, "events"), [run, data])
             tally.seq += 1
             commit.put(self._keys.run(run), "seq", tally.seq)
@@ -108,7 +106,7 @@ class JoiningLogic(ToyLogic):
     """Says once a commit and run what it could say one by one: so its numbers depend on how the input was cut."""
 
     def flush(self, commit: Commit) -> None:
-        joined: dict[str, tuple[Tally, list[int | str]]] = {}
+        joined: dict[str, tuple[Tally, list[Any]]] = {}
         for run, tally, what in self._said:
             joined.setdefault(run, (tally, []))[1].append(what)
         self._said = [(run, tally, says) for run, (tally, says) in joined.items()]
@@ -123,9 +121,9 @@ def saying(run: str, seq: int, what: Says) -> bytes:
 class Outputs:
     """What the stage wrote to one partition, and must write whatever happens."""
 
-    topic: list[bytes] = field(default_factory=list)
-    events: list[tuple[str, bytes]] = field(default_factory=list)
-    logs: dict[str, list[tuple[str, bytes]]] = field(default_factory=lambda: defaultdict(list))
+    topic: list[bytes] = field(default_factory=list[bytes])
+    events: list[tuple[str, bytes]] = field(default_factory=list[tuple[str, bytes]])
+    logs: defaultdict[str, list[tuple[str, bytes]]] = field(default_factory=lambda: defaultdict(list))
 
     @classmethod
     def expected(cls, entries: Sequence[Frames]) -> Outputs:
@@ -168,7 +166,7 @@ class Bench:
         self.server = server
         self.keys = keys
         self.entries: dict[int, list[Frames]] = {p: [] for p in range(keys.partitions)}
-        self.last: dict[int, str] = {p: "0-0" for p in range(keys.partitions)}
+        self.last: dict[int, str] = dict.fromkeys(range(keys.partitions), "0-0")
 
     def runs(self, partition: int, number: int, prefix: str = "r") -> list[str]:
         """Names of so many runs of this partition."""
@@ -196,6 +194,7 @@ class Bench:
             made = logics[partition] = kind(partition, self.keys)
             return made
 
+        quick: dict[str, Any] = {"lease_s": 0.4, "tick_s": 0.02, "max_records": 3}
         return Stage(
             server or self.server,
             self.keys,
@@ -204,7 +203,7 @@ class Bench:
             worker=worker,
             logic=logic,
             downstream=NEXT,
-            **{"lease_s": 0.4, "tick_s": 0.02, "max_records": 3} | options,
+            **quick | options,
         )
 
     async def offset(self, partition: int, server: Server | None = None) -> str:

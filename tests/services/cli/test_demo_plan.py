@@ -29,8 +29,21 @@ def test_a_real_provider_needs_its_key_under_its_usual_name(api: str):
     assert "sk-secret" not in str(plan)
 
 
+@pytest.mark.parametrize(
+    ("api", "variable", "base_url"),
+    [
+        ("openai-responses", "OPENAI_BASE_URL", "http://h:2"),
+        ("gemini", "GOOGLE_GEMINI_BASE_URL", "http://h:2/v1beta"),
+    ],
+)
+def test_the_address_of_a_provider_is_taken_as_its_own_sdk_takes_it(api: str, variable: str, base_url: str):
+    key = registry.get(next(known for known in MODELS if known == api)).default_key_env
+    assert plan_for(api, None, {key: "k", variable: "http://h:2/"}).base_url == base_url
+    assert plan_for(api, None, {key: "k"}).base_url is None
+
+
 def test_an_api_that_is_not_built_is_refused_with_those_that_are():
-    with pytest.raises(SettingsError, match="anthropic, openai-chat"):
+    with pytest.raises(SettingsError, match="anthropic, openai-chat, openai-responses, gemini"):
         plan_for("nobody", None, {})
 
 

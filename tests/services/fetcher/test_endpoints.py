@@ -65,7 +65,7 @@ CALLED: dict[str, tuple[str, tuple[str, str, str]]] = {
     ),
     "ollama": ("http://localhost:11434/v1/chat/completions", LOCAL),
     "vllm": ("http://localhost:8000/v1/chat/completions", LOCAL),
-    "lmstudio": ("http://localhost:1234/v1/responses", LOCAL),
+    "lmstudio": ("http://localhost:1234/v1/chat/completions", LOCAL),
     "gpustack": ("http://your-server/v1/chat/completions", ("GPUSTACK_API_KEY", "authorization", "Bearer secret")),
     "gpustack-messages": ("http://your-server/v1/messages", ("GPUSTACK_API_KEY", "authorization", "Bearer secret")),
 }

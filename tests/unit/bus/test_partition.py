@@ -1,4 +1,4 @@
-"""A partition's memory against a model of the server: any cut of the input, any take-over, the same outputs and state."""
+"""A partition's memory against a model of the server: any cut of the input, any take-over, the same outputs."""
 
 from __future__ import annotations
 
@@ -89,7 +89,8 @@ def operations(commit: Commit) -> Iterator[tuple[str, str, list[Any]]]:
         counted = {"d": 4, "x": 2, "h": 2}.get(op)
         length = counted + 1 + args[counted] if counted else 3
         this, args = args[:length], args[length:]
-        yield op, call.keys[this[1] - 1], this[3:] if op in ("x", "h") else this[2:]
+        key: str = call.keys[int(this[1]) - 1]
+        yield op, key, this[3:] if op in ("x", "h") else this[2:]
 
 
 frames = st.dictionaries(
@@ -101,9 +102,7 @@ frames = st.dictionaries(
 
 
 def entries_of(inputs: list[dict[str, bytes]]) -> list[Entry]:
-    return [
-        (b"%d-0" % n, {run.encode(): frame for run, frame in fields.items()}) for n, fields in enumerate(inputs, 1)
-    ]
+    return [(b"%d-0" % n, {run.encode(): frame for run, frame in fields.items()}) for n, fields in enumerate(inputs, 1)]
 
 
 def undisturbed(entries: list[Entry]) -> tuple[list[bytes], list[dict[str, Any]]]:
@@ -170,9 +169,7 @@ class Hoarder:
 
 
 @pytest.mark.parametrize("runs", [1, 10])
-def test_checkpoints_cost_no_more_than_the_input_and_keep_a_replay_short(
-    runs: int, monkeypatch: pytest.MonkeyPatch
-):
+def test_checkpoints_cost_no_more_than_the_input_and_keep_a_replay_short(runs: int, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(partition, "CHECKPOINT_SPAN", 1000)
     monkeypatch.setattr(partition, "MAX_CHECKPOINT_SPAN", 100_000)
     frame = b"x" * 50

@@ -37,6 +37,7 @@ from tokenbus.events.requests import (
     Generate,
     ImagePart,
     Message,
+    OutputSchema,
     TextPart,
     Thinking,
     ThinkingPart,
@@ -166,6 +167,7 @@ def test_the_sdks_types_take_a_request_with_everything(
         top_p=None if api == "anthropic" else 0.9,
         stop=[] if api == "openai-responses" else ["END"],
         thinking=thinking,
+        output_schema=OutputSchema(schema=SCHEMA, name="city", strict=stream),
         stream=stream,
     )
     call = registry.get(api).build(request, [], Quirks()).call

@@ -9,7 +9,7 @@ Counters ``arrived`` and ``done`` in a lease hash are bytes of frames written to
 their difference is the lag that back-pressure goes by.
 """
 
-from tokenbus.bus.scripts.call import Arg, Call, Script
+from tokenbus.bus.scripts.call import Arg, Call, Script, joined
 from tokenbus.bus.scripts.commit import Commit
 from tokenbus.bus.scripts.leases import acquire, present, release, renew
 from tokenbus.bus.scripts.runs import RawPart, accept, append_raw, call_field, cancel, tool_result
@@ -30,6 +30,7 @@ __all__ = [
     "finish",
     "hand_back",
     "heartbeat",
+    "joined",
     "present",
     "release",
     "renew",

@@ -1,8 +1,9 @@
-"""A script, and a call of it that is ready to be sent."""
+"""A script, and a call of it that is ready to be sent, alone or with others."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from hashlib import sha1
 from typing import TypeAlias
 
@@ -31,8 +32,45 @@ def script(name: str, text: str) -> Script:
 
 
 class Call(msgspec.Struct, frozen=True):
-    """One script with its keys and arguments, to be sent alone or in a pipeline."""
+    """One script with its keys and arguments, to be sent alone or with others."""
 
     script: Script
     keys: Sequence[str]
     args: Sequence[Arg]
+
+
+def joined(calls: Sequence[Call]) -> Call:
+    """Several calls of one script as one, which runs them in this order; not in a Cluster, for their slots may differ.
+
+    Reply: the reply of each, in place. The error of one is its reply, and the others run all the same.
+    """
+    keys: list[str] = []
+    args: list[Arg] = []
+    for call in calls:
+        keys += call.keys
+        args += (len(call.keys), len(call.args), *call.args)
+    return Call(_of_many(calls[0].script), keys, args)
+
+
+@cache
+def _of_many(one: Script) -> Script:
+    return script(f"{one.name} of many", _OF_MANY % one.text)
+
+
+_OF_MANY = """
+local function one(KEYS, ARGV)
+%s
+end
+local replies, n, k, a = {}, 0, 0, 1
+while ARGV[a] do
+  local keys, args, ks, as = {}, {}, tonumber(ARGV[a]), tonumber(ARGV[a + 1])
+  for i = 1, ks do keys[i] = KEYS[k + i] end
+  for i = 1, as do args[i] = ARGV[a + 1 + i] end
+  local ok, reply = pcall(one, keys, args)
+  -- An error is a table from Redis 7 on, and before that a text.
+  if not ok and type(reply) ~= 'table' then reply = {err = tostring(reply)} end
+  n, k, a = n + 1, k + ks, a + 2 + as
+  replies[n] = reply or false
+end
+return replies
+"""
