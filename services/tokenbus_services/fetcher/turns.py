@@ -15,7 +15,7 @@ import structlog
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.outage import outlast
 from tokenbus.bus.queue import Item, Queue
-from tokenbus.bus.scripts import so_far_field
+from tokenbus.bus.scripts.runs import so_far_field
 from tokenbus.bus.server import Server
 from tokenbus.errors import AttemptRefused, RequestError, SettingsError
 from tokenbus.events.failure import ErrorInfo

@@ -7,7 +7,8 @@ from collections.abc import Collection
 import msgspec
 
 from tokenbus.bus.keys import Keys, PublicTopic
-from tokenbus.bus.scripts import Commit, call_field, so_far_field
+from tokenbus.bus.scripts import Commit, call_field
+from tokenbus.bus.scripts.runs import so_far_field
 from tokenbus.core.blocks import BlockTable
 from tokenbus.core.run import CloseAttempt, Effect, EndRun, NextTurn, Run, RunState, RunTools
 from tokenbus.events.failure import ErrorInfo

@@ -61,7 +61,7 @@ def _prefill(request: Generate) -> Iterator[tuple[str, str]]:
     if request.output_schema:
         yield "output_schema", "prefill has no form of answer but text"
     for i, tool in enumerate(request.tools):
-        if any(char in tool.name for char in "<>\""):
+        if any(char in tool.name for char in '<>"'):
             yield f"tools[{i}].name", "in prefill the name stands in a tag, and cannot hold < > or a quotation mark"
 
 

@@ -12,7 +12,7 @@ their difference is the lag that back-pressure goes by.
 from tokenbus.bus.scripts.call import Arg, Call, Script, joined
 from tokenbus.bus.scripts.commit import Commit
 from tokenbus.bus.scripts.leases import acquire, present, release, renew
-from tokenbus.bus.scripts.runs import RawPart, accept, append_raw, call_field, cancel, so_far_field, tool_result
+from tokenbus.bus.scripts.runs import RawPart, accept, append_raw, call_field, cancel, tool_result
 from tokenbus.bus.scripts.work import claim, finish, hand_back, heartbeat, retire
 
 __all__ = [
@@ -35,6 +35,5 @@ __all__ = [
     "release",
     "renew",
     "retire",
-    "so_far_field",
     "tool_result",
 ]

@@ -63,7 +63,7 @@ class Choice(msgspec.Struct):
     delta: Delta | None = None
     message: Delta | None = None
     text: str | None = None
-    """Completions: the text, or what is new of it. In Chat Completions some send it beside the delta, and it is idle."""
+    """Completions: the text, or what is new of it. Some send it idle beside a delta."""
     finish_reason: str | None = None
     stop_reason: object = None
     """vLLM: the stop string."""
