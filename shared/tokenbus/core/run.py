@@ -217,9 +217,7 @@ class Run:
         s = self.state
         match event:
             case n.TextDelta() | n.RefusalDelta():
-                s.heard = True
-                if s.first_visible_ms is None:
-                    s.first_visible_ms = at_ms - s.accepted_ms
+                self._heard(at_ms)
                 s.blocks.write(event.block, event.text, self.out)
             case n.ThinkingDelta():
                 s.blocks.write(event.block, event.text, self.out)
@@ -267,6 +265,12 @@ class Run:
                     self._remember(note)
             case Accepted():
                 pass  # a run is accepted once; intake's script sees to it
+
+    def _heard(self, at_ms: int) -> None:
+        s = self.state
+        s.heard = True
+        if s.first_visible_ms is None:
+            s.first_visible_ms = at_ms - s.accepted_ms
 
     def _image(self, event: n.Image) -> None:
         s = self.state
