@@ -114,15 +114,18 @@ async def _pass_on(
     # Undecoded reads come as they are; only a provider that compresses all the same is decoded here.
     body = response.aiter_bytes() if "content-encoding" in response.headers else response.aiter_raw()
     first = True
+    after_boundary = False
     async for data in body:
-        urgent = first or any(mark in data for mark in marks)
+        boundary = first or any(mark in data for mark in marks)
         if first:
             first = False
             seconds = endpoint.settings.idle_timeout_s
             silence.allow(seconds, "idle_timeout", f"the stream was silent for {seconds:g} s")
         else:
             silence.heard()
-        await writer.write(Data(data), urgent=urgent)
+        # What follows a boundary may be a block's first chunk, and somebody waits for it.
+        await writer.write(Data(data), urgent=boundary or after_boundary)
+        after_boundary = boundary
 
 
 def _network(endpoint: Endpoint, error: httpx.TransportError) -> ErrorInfo:

@@ -22,6 +22,7 @@ from tokenbus.bus.send import send_many
 from tokenbus.bus.server import Server
 from tokenbus.core.ids import id_of_entry
 from tokenbus.core.intake import check_request, decode_request, rejected_run_id
+from tokenbus.core.prefill.setting import reading_of
 from tokenbus.errors import RequestInvalid, TokenbusError
 from tokenbus.events.failure import ErrorInfo
 from tokenbus.events.frames import (
@@ -141,6 +142,7 @@ class Intake:
             [t.name for t in request.tools],
             request.tool_timeout_s,
             request.metadata,
+            reading_of(request),
         )
         fields: list[scripts.Arg] = ["request", msgspec.json.encode(request), "accepted", now]
         if request.deadline_s:

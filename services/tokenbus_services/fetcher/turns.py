@@ -15,6 +15,7 @@ import structlog
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.outage import outlast
 from tokenbus.bus.queue import Item, Queue
+from tokenbus.bus.scripts.runs import so_far_field
 from tokenbus.bus.server import Server
 from tokenbus.errors import AttemptRefused, RequestError, SettingsError
 from tokenbus.events.failure import ErrorInfo
@@ -89,10 +90,13 @@ class Turns:
 
     async def _look_up(self, run: str, work: TurnWork) -> tuple[Generate, list[Message], int] | None:
         """The request, what earlier turns appended, and the deadline; None where the attempt is over."""
-        names = ["status", "attempt", "request", "deadline", *(f"history:{n}" for n in range(1, work.turn + 1))]
+        names = ["status", "attempt", "request", "deadline", so_far_field(work.attempt)]
+        names += [f"history:{n}" for n in range(1, work.turn + 1)]
         values = await outlast(lambda: self._server.client.hmget(self._keys.run(run), names), what="look-up of a run")
-        status, attempt, request, deadline, *turns = values
+        status, attempt, request, deadline, so_far, *turns = values
         if status != b"open" or int(attempt) != work.attempt or request is None:
             return None
         history = [m for t in turns if t for m in history_decoder.decode(t)]
+        if so_far is not None:
+            history.append(Message(role="assistant", content=so_far.decode()))
         return _request_decoder.decode(request), history, int(deadline or 0)

@@ -8,8 +8,9 @@ import msgspec
 
 from tokenbus.bus.keys import Keys, PublicTopic
 from tokenbus.bus.scripts import Commit, call_field
+from tokenbus.bus.scripts.runs import so_far_field
 from tokenbus.core.blocks import BlockTable
-from tokenbus.core.run import Effect, EndRun, NextTurn, Run, RunState, RunTools
+from tokenbus.core.run import CloseAttempt, Effect, EndRun, NextTurn, Run, RunState, RunTools
 from tokenbus.events.failure import ErrorInfo
 from tokenbus.events.frames import (
     ANY_FRAME,
@@ -136,10 +137,14 @@ class ParserLogic:
         s = machine.state
         run_key, log = self._keys.run(s.run), self._keys.log(s.run)
         match effect:
-            case NextTurn(work, history):
+            case CloseAttempt(turn, attempt):
+                self._close_attempt(s.run, turn, attempt, "the turn ended in the text", commit)
+            case NextTurn(work, history, so_far):
                 self._close_attempt(s.run, work.turn, work.attempt - 1, "a newer attempt began", commit)
                 if history is not None:
                     commit.put(run_key, f"history:{work.turn}", encode(history))
+                if so_far is not None:
+                    commit.put(run_key, so_far_field(work.attempt), so_far)
                 commit.put(run_key, "turn", work.turn, "attempt", work.attempt, "raw", 0)
                 commit.append(self._turns, [s.run, encode(work)])
                 commit.expire(run_key, self._open_run_ms)

@@ -50,6 +50,7 @@ class _Request(msgspec.Struct):
     max_tokens: Annotated[int, Meta(ge=1)]
     messages: Annotated[list[_Message], Meta(min_length=1)]
     stream: bool = False
+    stop_sequences: tuple[str, ...] = ()
 
 
 class Anthropic:
@@ -69,6 +70,7 @@ class Anthropic:
             stream=request.stream,
             history="messages",
             said=[tuple(_said(message)) for message in request.messages],
+            stops=request.stop_sequences,
         )
 
     def error(self, status: int, message: str) -> bytes:
@@ -89,7 +91,7 @@ class Anthropic:
                 events.append(_event("ping"))
             events += [_event("content_block_delta", index=index, delta=delta) for delta in block.deltas]
             events.append(_event("content_block_stop", index=index))
-        ending = {"stop_reason": _STOP_REASONS[reply.ending], "stop_sequence": None}
+        ending = _ending(reply)
         events.append(_event("message_delta", delta=ending, usage=usage))
         events.append(_event("message_stop"))
         return b"".join(events)
@@ -99,7 +101,7 @@ class Anthropic:
             {
                 **_envelope(asked),
                 "content": [block.complete for block in _blocks(reply, asked)],
-                "stop_reason": _STOP_REASONS[reply.ending],
+                **_ending(reply),
                 "usage": _usage(reply),
             }
         )
@@ -160,6 +162,11 @@ def _blocks(reply: Reply, asked: Asked) -> Iterator[_Composed]:
             deltas=[{"type": "input_json_delta", "partial_json": fragment} for fragment in fragments],
             complete={**head, "input": _parsed(call)},
         )
+
+
+def _ending(reply: Reply) -> dict[str, object]:
+    reason = "stop_sequence" if reply.stop_string else _STOP_REASONS[reply.ending]
+    return {"stop_reason": reason, "stop_sequence": reply.stop_string or None}
 
 
 def _parsed(call: ToolCall) -> object:

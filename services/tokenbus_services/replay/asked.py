@@ -6,8 +6,10 @@ runs in parallel do not disturb each other, and a retry gets the same turn.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
+from html import unescape
 from itertools import chain, pairwise
 from typing import Any, Literal, TypeVar
 
@@ -16,6 +18,11 @@ import msgspec
 from tokenbus.providers.api import ApiName
 
 T = TypeVar("T")
+
+_TRANSCRIPT = re.compile(r"[^\n:]+: (?P<said>[^\n]*)\n")
+"""How a conversation written as one text begins: ``Name: text``, a line per message."""
+_RESULTS_END = "</function_results>"
+_RESULT = re.compile(r"<(?:result|error) [^>]*>(.*?)</(?:result|error)>", re.DOTALL)
 
 
 class Refused(Exception):
@@ -47,6 +54,8 @@ class Heard(msgspec.Struct, frozen=True, kw_only=True):
     """The body's field that holds the history."""
     said: list[tuple[Said, ...]]
     """Contributions of each item of that field; none for instructions."""
+    stops: tuple[str, ...] = ()
+    """The stop strings."""
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,6 +79,10 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     Two conversations with the same words have the same key; tests that run in parallel say something of their own.
     """
 
+    prefilled: str = ""
+    """The text that the model is to continue, where that is a conversation written as one text."""
+    stops: tuple[str, ...] = ()
+
     @property
     def token(self) -> str:
         """The last word of the user's last text, which tells runs of one script apart."""
@@ -80,11 +93,15 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 def understand(api: ApiName, heard: Heard, headers: Mapping[str, str], body: Mapping[str, Any]) -> Asked:
     """The request as the server sees it. Raises Refused where calls and results do not match."""
     said = list(heard.said)
+    begun = ""
     while said and said[-1] and all(one.by == "model" for one in said[-1]):
-        said.pop()  # a prefill: the turn that is asked for has begun already
+        # A prefill: the turn that is asked for has begun already.
+        begun = joined(one.text for one in said.pop()) + begun
     history = list(chain.from_iterable(said))
     _check_results(history)
     asked_of = {**body, heard.history: body[heard.history][: len(said)]} if len(said) < len(heard.said) else body
+    if written := _TRANSCRIPT.match(begun):
+        return _continuing(api, heard, (headers, body, asked_of), begun, written["said"])
     return Asked(
         api=api,
         headers=headers,
@@ -95,6 +112,36 @@ def understand(api: ApiName, heard: Heard, headers: Mapping[str, str], body: Map
         user_text=next((one.text for one in reversed(history) if one.by == "user" and one.text), ""),
         tool_results=_latest_results(history),
         key=blake2b(msgspec.json.encode((api, asked_of), order="sorted"), digest_size=16).hexdigest(),
+    )
+
+
+def _continuing(
+    api: ApiName,
+    heard: Heard,
+    sent: tuple[Mapping[str, str], Mapping[str, Any], Mapping[str, Any]],
+    text: str,
+    line: str,
+) -> Asked:
+    """A request in which the whole conversation is the text to continue: its turns are told by the results in it.
+
+    ``sent``: headers, body, and the body without that text; ``line``: what the text's first line says.
+    """
+    headers, body, asked_of = sent
+    settled, results, _ = text.rpartition(_RESULTS_END)
+    of_turn = settled if results else line
+    given = settled.rpartition("<function_results>")[2]
+    return Asked(
+        api=api,
+        headers=headers,
+        body=body,
+        model=heard.model,
+        stream=heard.stream,
+        turn=text.count(_RESULTS_END),
+        user_text=line,
+        tool_results=tuple(unescape(found[1]) for found in _RESULT.finditer(given)),
+        key=blake2b(msgspec.json.encode((api, asked_of, of_turn), order="sorted"), digest_size=16).hexdigest(),
+        prefilled=text,
+        stops=heard.stops,
     )
 
 

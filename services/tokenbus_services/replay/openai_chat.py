@@ -57,6 +57,7 @@ class _Request(msgspec.Struct):
     messages: Annotated[list[_Message], Meta(min_length=1)]
     stream: bool | None = False
     stream_options: _StreamOptions | None = None
+    stop: tuple[str, ...] | str | None = None
 
 
 class OpenAIChat:
@@ -74,6 +75,7 @@ class OpenAIChat:
             stream=bool(request.stream),
             history="messages",
             said=[_said(message) for message in request.messages],
+            stops=(request.stop,) if isinstance(request.stop, str) else request.stop or (),
         )
 
     def error(self, status: int, message: str) -> bytes:
@@ -88,7 +90,9 @@ class OpenAIChat:
         head = _head(asked, "chat.completion.chunk")
 
         def chunk(delta: dict[str, object], finish: str | None = None) -> bytes:
-            choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
+            choice: dict[str, object] = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
+            if finish and reply.stop_string:
+                choice["stop_reason"] = reply.stop_string  # as vLLM has it
             # Asked for usage, the API has the field in every chunk, null in all but the last.
             return _data({**head, "choices": [choice], **({"usage": None} if with_usage else {})})
 

@@ -114,4 +114,5 @@ def _body(says: Source, asked: Asked, dialect: Dialect) -> bytes:
 
 
 def _filled(reply: Reply, asked: Asked) -> Reply:
-    return reply.filled(token=asked.token, tool_results=asked.tool_results)
+    filled = reply.filled(token=asked.token, tool_results=asked.tool_results)
+    return filled.continued(asked.prefilled, asked.stops) if asked.prefilled else filled

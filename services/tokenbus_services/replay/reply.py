@@ -56,6 +56,8 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="
     """None: ``tool_use`` with tool calls, else ``stop``."""
     usage: Usage | None = None
     """None: an invented input, and as many output tokens as there are pieces."""
+    stop_string: str = ""
+    """Set by `continued`: what the provider stopped on."""
     chunk_size: Annotated[int, Meta(ge=1)] | None = None
     """Characters a delta; None: a word, as models do."""
 
@@ -99,6 +101,19 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="
                 msgspec.structs.replace(call, arguments=fill(call.raw, json=True)) for call in self.tool_calls
             ),
         )
+
+    def continued(self, before: str, stops: tuple[str, ...]) -> Reply:
+        """What a provider says that goes on from this text, of which the end may be the reply's beginning already.
+
+        It stops at the first stop string, and keeps that to itself.
+        """
+        said = next(size for size in range(len(self.text), -1, -1) if before.endswith(self.text[:size]))
+        rest = self.text[said:]
+        ends = [(at, stop) for stop in stops if (at := rest.find(stop)) >= 0]
+        if not ends:
+            return msgspec.structs.replace(self, text=rest)
+        at, stop = min(ends)
+        return msgspec.structs.replace(self, text=rest[:at], stop_string=stop)
 
 
 def _slices(text: str, size: int) -> list[str]:

@@ -48,6 +48,8 @@ class ToolCall(msgspec.Struct):
     tool_id: str
     name: str
     arguments: str
+    problem: str = ""
+    """What is wrong with the call's form: then it has its error result already, and never runs."""
 
 
 def parse_arguments(arguments: str) -> tuple[dict[str, object] | None, str | None]:
@@ -136,16 +138,17 @@ class BlockTable(msgspec.Struct):
         """A content item of the provider's own that goes back at its place."""
         self.parts[ordinal] = ExtraPart(name=name, json=json)
 
-    def complete(self, ordinal: int, out: Outbox, *, cut: bool = False) -> None:
-        """The block ends; ``cut``: it broke off, and a tool call in it never runs."""
+    def complete(self, ordinal: int, out: Outbox, *, cut: bool = False, problem: str = "") -> None:
+        """The block ends; ``cut``: it broke off, and a tool call in it never runs, nor one with a ``problem``."""
         block = self.open.pop(ordinal)
         content = "".join(block.pieces)
         fields: dict[str, Any] = {"block": block.number, "kind": block.kind}
         if block.kind == "tool_call":
-            parsed, problem = (None, "the call was cut off") if cut else parse_arguments(content)
+            misread = "the call was cut off" if cut else problem
+            parsed, misread = (None, misread) if misread else parse_arguments(content)
             fields |= {"tool_id": block.tool_id, "tool_name": block.tool_name, "arguments": content}
-            fields |= {"input": parsed, "input_error": problem}
-            call = ToolCall(block.number, block.tool_id or "", block.tool_name or "", content)
+            fields |= {"input": parsed, "input_error": misread}
+            call = ToolCall(block.number, block.tool_id or "", block.tool_name or "", content, problem)
             (self.cut_calls if cut else self.calls).append(call)
         elif block.kind == "image":
             fields["image"] = block.image

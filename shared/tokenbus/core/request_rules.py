@@ -29,7 +29,8 @@ def check_request(request: Request) -> None:
     - ``tool_choice`` names a tool of the list; ``any`` needs one.
     - A system message holds text only; only the assistant thinks and calls tools; only a user or tool message
       holds tool results, a tool message nothing else; a call and a result name their ``tool_id``.
-    - Prefill needs ``participant``, the name under which the model writes.
+    - Prefill needs ``participant``, the name under which the model writes; it takes no ``output_schema`` and no
+      ``tool_choice`` but ``auto``, and its tools' names stand in tags.
     """
     if isinstance(request, Cancel):
         return
@@ -48,8 +49,20 @@ def _problems(request: Generate) -> Iterator[tuple[str, str]]:
             pass
     for i, message in enumerate(request.messages):
         yield from _message(f"messages[{i}]", message)
-    if request.mode == "prefill" and not request.participant:
+    if request.mode == "prefill":
+        yield from _prefill(request)
+
+
+def _prefill(request: Generate) -> Iterator[tuple[str, str]]:
+    if not (request.participant or "").strip():
         yield "participant", "prefill needs the name under which the model writes"
+    if request.tool_choice not in (None, "auto"):
+        yield "tool_choice", "in prefill nothing can make the model call a tool, or keep it from it"
+    if request.output_schema:
+        yield "output_schema", "prefill has no form of answer but text"
+    for i, tool in enumerate(request.tools):
+        if any(char in tool.name for char in '<>"'):
+            yield f"tools[{i}].name", "in prefill the name stands in a tag, and cannot hold < > or a quotation mark"
 
 
 def _tools(tools: list[Tool]) -> Iterator[tuple[str, str]]:

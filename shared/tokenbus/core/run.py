@@ -16,6 +16,9 @@ The rules: events of any attempt but the present one are dropped; a call runs on
 and a sound finish; results are told in the order of the calls, whatever order they come in, so that a run reads the
 same however its tools raced; every time comes from the events. So a replay of the same events ends in the same
 state and the same outputs.
+
+In prefill mode the model's text is itself the blocks: `TurnText` reads it, and says what a chat decoder would say. Its
+turn may end before the provider's does, or go on in a further attempt where the provider stopped too early.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ import msgspec
 
 from tokenbus.core.blocks import MAX_EXTRAS, BlockTable, ToolCall
 from tokenbus.core.outbox import Outbox
+from tokenbus.core.prefill.turn import TurnText
 from tokenbus.core.retry import WORKER_LOST, decide
 from tokenbus.errors import TooLarge
 from tokenbus.events import normalized as n
@@ -77,6 +81,15 @@ class NextTurn(msgspec.Struct, frozen=True):
 
     work: TurnWork
     history: list[Message] | None = None
+    so_far: str | None = None
+    """Prefill mode: the turn's text that an earlier attempt brought, and that this one goes on from."""
+
+
+class CloseAttempt(msgspec.Struct, frozen=True):
+    """The turn ended in the provider's text before the provider did: it need not go on."""
+
+    turn: int
+    attempt: int
 
 
 class RunTools(msgspec.Struct, frozen=True):
@@ -91,7 +104,7 @@ class EndRun(msgspec.Struct, frozen=True):
     status: Literal["completed", "incomplete", "failed", "cancelled"]
 
 
-Effect = NextTurn | RunTools | EndRun
+Effect = NextTurn | CloseAttempt | RunTools | EndRun
 
 
 class RunState(msgspec.Struct):
@@ -123,6 +136,8 @@ class RunState(msgspec.Struct):
     first_byte_ms: int | None = None
     first_visible_ms: int | None = None
     extras: list[dict[str, object]] = []
+    text: TurnText | None = None
+    """Prefill mode: the present turn's text."""
 
 
 class Run:
@@ -138,6 +153,8 @@ class Run:
         """A run begins with turn 0, attempt 1, which intake has handed out."""
         blocks = BlockTable(turn=0, attempt=1, limit=event.rules.block_chars, next_number=0)
         self = cls(RunState(run, event, at_ms, blocks))
+        if setting := event.reading:
+            self.state.text = TurnText.start(run, 0, setting, event.rules.block_chars, setting.inside)
         self.out.event(0, 1, Started, provider=event.provider, model=event.model, metadata=event.metadata)
         return self
 
@@ -174,12 +191,33 @@ class Run:
     # --- events ---------------------------------------------------------------------------------------------
 
     def _event(self, event: BusEvent, at_ms: int) -> None:
+        text = self.state.text
+        match event:
+            case ToolReturned() | Rejected() | Noted() | Accepted():
+                self._apply(event, at_ms)
+            case _ if text is None:
+                self._apply(event, at_ms)
+            case n.Done():
+                self._text_done(text, event, at_ms)
+            case n.Failed() | n.Cut() | CancelAsked():
+                self._apply_all(text.reader.release(), at_ms)
+                self._apply(event, at_ms)
+            case _:
+                self._apply_all(text.read(event), at_ms)
+                if text.reader.over:
+                    self._done(n.Done("stop"), at_ms)
+                    if self.state.phase == "tools":
+                        self.effects.append(CloseAttempt(self.state.turn, self.state.attempt))
+
+    def _apply_all(self, events: list[n.Normalized], at_ms: int) -> None:
+        for event in events:
+            self._apply(event, at_ms)
+
+    def _apply(self, event: BusEvent, at_ms: int) -> None:
         s = self.state
         match event:
             case n.TextDelta() | n.RefusalDelta():
-                s.heard = True
-                if s.first_visible_ms is None:
-                    s.first_visible_ms = at_ms - s.accepted_ms
+                self._heard(at_ms)
                 s.blocks.write(event.block, event.text, self.out)
             case n.ThinkingDelta():
                 s.blocks.write(event.block, event.text, self.out)
@@ -189,8 +227,10 @@ class Run:
                 s.blocks.start(event.block, event.kind, self.out)
             case n.ToolCallStart():
                 s.blocks.start(event.block, "tool_call", self.out, event.tool_id, event.name)
-            case n.BlockStop() | n.ToolCallDone():
+            case n.BlockStop():
                 s.blocks.complete(event.block, self.out)
+            case n.ToolCallDone():
+                s.blocks.complete(event.block, self.out, problem=event.problem)
             case n.Opaque():
                 s.blocks.keep(event.block, event.name, event.value)
             case n.Image():
@@ -226,6 +266,12 @@ class Run:
             case Accepted():
                 pass  # a run is accepted once; intake's script sees to it
 
+    def _heard(self, at_ms: int) -> None:
+        s = self.state
+        s.heard = True
+        if s.first_visible_ms is None:
+            s.first_visible_ms = at_ms - s.accepted_ms
+
     def _image(self, event: n.Image) -> None:
         s = self.state
         if event.final and (block := s.blocks.open.get(event.block)):
@@ -259,7 +305,7 @@ class Run:
             return
         if event.finish == "pause" and s.pauses < MAX_PAUSES:
             s.pauses += 1
-            self._next_turn([Message(role="assistant", content=s.blocks.message_parts())])
+            self._next_turn([self._said()])
             return
         finish = event.finish
         if s.blocks.calls and finish in ("stop", "tool_use"):
@@ -268,6 +314,27 @@ class Run:
                 return
             finish = "tool_use"  # a result that no model would see is not worth a call
         self._end(Completed, at_ms, finish=finish, finish_raw=event.finish_raw or None)
+
+    def _text_done(self, text: TurnText, event: n.Done, at_ms: int) -> None:
+        """The provider is done. Where it stopped on a string that does not count there, it is asked to go on."""
+        if event.finish == "stop" and text.reader.knows(event.stop_string):
+            self._apply_all(text.put_back(event.stop_string), at_ms)
+            if not text.reader.over and text.resumes():
+                self._resume(text, event.usage)
+                return
+        self._apply_all(text.reader.end(), at_ms)
+        self._done(event, at_ms)
+
+    def _resume(self, text: TurnText, usage: Usage | None) -> None:
+        """A further attempt of the turn, from where its text stands. Blocks of the text that are open stay open."""
+        s = self.state
+        for ordinal in [ordinal for ordinal in s.blocks.open if ordinal < 0]:
+            s.blocks.complete(ordinal, self.out)
+        text.beside = []
+        self._settle(usage or s.usage)
+        s.attempt += 1
+        s.blocks.attempt = s.attempt
+        self.effects.append(NextTurn(TurnWork(s.run, s.turn, s.attempt), so_far=text.reader.text))
 
     def _broke(self, error: ErrorInfo, at_ms: int, cut: str | None) -> None:
         """The attempt failed, or was cut: the next attempt, or the end."""
@@ -322,6 +389,7 @@ class Run:
         )
         s.heard = False
         s.first_block = s.blocks.next_number
+        s.text = s.text and s.text.again()
 
     def _settle(self, usage: Usage | None) -> None:
         """Tell the turn's usage, and add it to the run's."""
@@ -371,16 +439,17 @@ class Run:
         s.heard = False
         s.failures = s.losses = 0
         s.calls, s.history = [], []
+        s.text = s.text and s.text.following()
         self._attempt()
         self.effects.append(NextTurn(TurnWork(s.run, s.turn, s.attempt), history))
 
     def _call_tools(self) -> None:
-        """Hand the calls out, but for those to tools that the request does not list: they have their answer."""
+        """Hand the calls out, but for malformed ones and those to unlisted tools: they have their answer."""
         s = self.state
         s.phase = "tools"
         s.tool_turns += 1
-        s.calls = [PendingCall(call, self._unlisted(call)) for call in s.blocks.calls]
-        s.history = [Message(role="assistant", content=s.blocks.message_parts())]
+        s.calls = [PendingCall(call, self._refused(call)) for call in s.blocks.calls]
+        s.history = [self._said()]
         timeout_s = s.accepted.tool_timeout_s
         work = [
             ToolWork(s.run, s.turn, s.attempt, c.block, c.tool_id, c.name, c.arguments, timeout_s)
@@ -390,7 +459,14 @@ class Run:
             self.effects.append(RunTools(work))
         self._tell_results()
 
-    def _unlisted(self, call: ToolCall) -> ToolReturned | None:
+    def _said(self) -> Message:
+        """The turn as the next one sends it back; in prefill mode that is the model's own text, verbatim."""
+        s = self.state
+        return Message(role="assistant", content=s.text.reader.text if s.text else s.blocks.message_parts())
+
+    def _refused(self, call: ToolCall) -> ToolReturned | None:
+        if call.problem:
+            return ToolReturned(call.block, call.problem, is_error=True)
         if call.name in self.state.accepted.tools:
             return None
         return ToolReturned(call.block, f"there is no tool {call.name!r} here", is_error=True)

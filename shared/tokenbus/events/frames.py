@@ -95,6 +95,19 @@ class Rules(msgspec.Struct, frozen=True, array_like=True):
     """Most public events of the run."""
 
 
+class TextReading(msgspec.Struct, frozen=True, array_like=True):
+    """How the text that a model continues (prefill mode) is read, as it was settled when the run was accepted."""
+
+    stops: tuple[str, ...] = ()
+    """Stop strings that count in text at top level, whether the provider was told of them or not."""
+    types: dict[str, dict[str, list[str]]] = {}
+    """By tool and parameter: the JSON types of parameters that are not plain text."""
+    inside: str = ""
+    """The tag of thinking that the prompt itself opened."""
+    thinking: tuple[str, ...] = ("thinking",)
+    """Names of the tags that hold thinking."""
+
+
 class Accepted(_Item, frozen=True, tag="accepted"):
     """A run begins: what the parser must know of its request."""
 
@@ -107,6 +120,8 @@ class Accepted(_Item, frozen=True, tag="accepted"):
     """Names on the run's list; a call to another never runs."""
     tool_timeout_s: float | None = None
     metadata: dict[str, object] | None = None
+    reading: TextReading | None = None
+    """Prefill mode: how the model's text is read; None in chat mode."""
 
 
 class Rejected(_Item, frozen=True, tag="rejected"):

@@ -90,6 +90,8 @@ class ToolCallDone(_Normal, frozen=True, tag="called"):
     """The provider completed the call. Without it the call was cut and must never run."""
 
     block: int
+    problem: str = ""
+    """What is wrong with the call's form: it is told with the call, and the call never runs."""
 
 
 class Opaque(_Normal, frozen=True, tag="opaque"):

@@ -49,5 +49,13 @@ class Quirks(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The prompt's template opens the first of these tags, so that an answer begins inside of it."""
     max_stop_strings: int | None = None
     """None: the API's own limit."""
+    continues: Literal["", "completions", "message"] = ""
+    """Chat Completions: how the vendor continues a text (prefill mode): by its completions endpoint, or by going on
+    with a last message of the assistant; empty: it does not."""
+    continuing: dict[str, bool] = {}
+    """Chat Completions: fields of a request whose last message is to be continued (vLLM: `continue_final_message` true
+    and `add_generation_prompt` false)."""
+    continued: dict[str, bool] = {}
+    """Chat Completions: fields of that message itself (`prefix` for some)."""
     default_max_tokens: int = 8192
     """Anthropic: `max_tokens` is required; this is used where the request has none."""

@@ -56,7 +56,8 @@ class Provider(Protocol):
     default_base_url: str
     default_key_env: str
     urgent: tuple[bytes, ...]
-    """Byte marks of a block's first chunk or boundary: a read that holds one is forwarded at once."""
+    """Byte marks of a block's boundaries: a read that holds one is forwarded at once, and so is the one after it, which
+    may bring the block's first chunk."""
 
     def build(self, request: Generate, history: list[Message], quirks: Quirks) -> Built:
         """The HTTP call for the request's next turn; ``history`` is what the run's earlier turns appended.

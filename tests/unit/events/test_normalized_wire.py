@@ -38,7 +38,7 @@ GOLDEN: list[tuple[Normalized, list[Any]]] = [
     (BlockStop(0), ["close", 0]),
     (ToolCallStart(2, "t1", "weather"), ["call", 2, "t1", "weather"]),
     (ToolCallDelta(2, '{"ci'), ["args", 2, '{"ci']),
-    (ToolCallDone(2), ["called", 2]),
+    (ToolCallDone(2), ["called", 2, ""]),
     (Opaque(1, "signature", "s"), ["opaque", 1, "signature", "s"]),
     (Image(3, "image/png", "aGk=", True, "a cat"), ["image", 3, "image/png", "aGk=", True, "a cat"]),
     (Extra("citation", "{}", 0, 4), ["extra", "citation", "{}", 0, 4]),

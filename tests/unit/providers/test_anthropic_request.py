@@ -301,7 +301,6 @@ def test_what_this_provider_cannot_take_is_refused_with_its_place() -> None:
     pdf = DocumentPart(source=Base64Source(media_type="text/plain", data="//"))
     cited = TextPart(text="a", opaque={"citations": "["})
     fields = ToolCallPart(tool_id="t", tool_name="f", arguments="", opaque={"fields": "[]"})
-    assert refused(mode="prefill") == "mode"
     assert refused(stop=[" "]) == "stop"
     assert refused(tool_choice="any") == "tool_choice"
     assert refused(max_tokens=100, thinking=Thinking(budget_tokens=100)) == "thinking.budget_tokens"

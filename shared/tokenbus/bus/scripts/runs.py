@@ -188,6 +188,11 @@ def call_field(block: int) -> str:
     return f"call:{block}"
 
 
+def so_far_field(attempt: int) -> str:
+    """The field of a run's hash that holds the text from which this attempt goes on (prefill mode)."""
+    return f"so_far:{attempt}"
+
+
 def tool_result(
     run_key: str, events: str, parser_lease: str, *, run: str, block: int, attempt: int, frame: bytes
 ) -> Call:

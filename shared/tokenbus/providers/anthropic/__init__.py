@@ -20,8 +20,9 @@ class Anthropic:
     key_header: tuple[str, str] = ("x-api-key", "{}")
     default_base_url = "https://api.anthropic.com"
     default_key_env = "ANTHROPIC_API_KEY"
-    # Starts and stops of blocks and of the message; a text with such a word in it is merely forwarded sooner.
-    urgent: tuple[bytes, ...] = (b"content_block_st", b"message_st", b'"error"')
+    # Starts and stops of blocks and of the message, and the ping that often comes between a block's start and its first
+    # chunk; a text with such a word in it is merely forwarded sooner.
+    urgent: tuple[bytes, ...] = (b"content_block_st", b"message_st", b'"ping"', b'"error"')
 
     def build(self, request: Generate, history: list[Message], quirks: Quirks) -> Built:
         """See `Provider.build`."""

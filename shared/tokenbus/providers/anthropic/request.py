@@ -30,8 +30,9 @@ from tokenbus.events.requests import (
     ToolResultPart,
 )
 from tokenbus.providers.api import Built, HttpCall, Quirks
-from tokenbus.providers.building import chat_only, fitted_id, needs_tools, schema_of, stop_strings, with_extra
+from tokenbus.providers.building import fitted_id, needs_tools, schema_of, stop_strings, with_extra
 from tokenbus.providers.conversation import Spoken, conversation, own_extra, raw_json
+from tokenbus.providers.transcript import OPENING, provider_stops, system_text, transcribe
 
 API_VERSION = "2023-06-01"
 
@@ -44,7 +45,8 @@ Content = list[dict[str, object] | msgspec.Raw]
 
 def build(request: Generate, history: list[Message], quirks: Quirks) -> Built:
     """The HTTP call for the next turn. Raises RequestInvalid, naming the field."""
-    chat_only(request)
+    if request.mode == "prefill":
+        return _build_prefill(request, history, quirks)
     spoken, notes = conversation(request, history)
     system = _text_blocks(request.system) if request.system else []
     turns: list[tuple[str, Content]] = []
@@ -66,6 +68,29 @@ def build(request: Generate, history: list[Message], quirks: Quirks) -> Built:
     if system:
         body["system"] = system
     body |= _limits(request, quirks) | _tools(request)
+    return _built(body, request, notes)
+
+
+def _build_prefill(request: Generate, history: list[Message], quirks: Quirks) -> Built:
+    """The conversation is one text, and the model goes on with the assistant's message that it ends in.
+
+    Thinking is written in the text, so the API's own is left alone. A text that ends in blank space is refused.
+    """
+    said = transcribe(request, history)
+    blocks = [TextPart(text=part) if isinstance(part, str) else part for part in said.before]
+    spoken = Spoken("user", [*blocks] or [TextPart(text=OPENING)], "messages")
+    messages: list[dict[str, object]] = [{"role": "user", "content": _content(spoken)}]
+    messages.append({"role": "assistant", "content": said.text.rstrip()})
+    body: dict[str, object] = {"model": request.model, "messages": messages, "stream": request.stream}
+    if system := system_text(request):
+        body["system"] = system
+    # The API takes no stop string of blanks alone; one is found in the text.
+    stop = [string for string in provider_stops(request, None) if string.strip()][: quirks.max_stop_strings]
+    body |= _limits(msgspec.structs.replace(request, thinking=None, stop=stop), quirks)
+    return _built(body, request, said.notes)
+
+
+def _built(body: dict[str, object], request: Generate, notes: tuple[str, ...]) -> Built:
     headers = {"content-type": "application/json", "anthropic-version": API_VERSION}
     encoded = msgspec.json.encode(with_extra(body, request.extra))
     return Built(call=HttpCall(path="/v1/messages", body=encoded, headers=headers), notes=notes)

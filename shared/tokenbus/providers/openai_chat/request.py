@@ -27,7 +27,6 @@ from tokenbus.events.requests import (
 )
 from tokenbus.providers.api import Built, HttpCall, Quirks
 from tokenbus.providers.building import (
-    chat_only,
     data_url,
     deep_merged,
     fitted_id,
@@ -38,6 +37,7 @@ from tokenbus.providers.building import (
     with_extra,
 )
 from tokenbus.providers.conversation import Spoken, conversation, own_extra, raw_json
+from tokenbus.providers.transcript import OPENING, provider_stops, system_text, transcribe
 
 MAX_STOP_STRINGS = 4
 
@@ -51,7 +51,8 @@ ChatMessage = dict[str, object]
 
 def build(request: Generate, history: list[Message], quirks: Quirks) -> Built:
     """The HTTP call for the next turn. Raises RequestInvalid, naming the field."""
-    chat_only(request)
+    if request.mode == "prefill":
+        return _build_prefill(request, history, quirks)
     spoken, notes = conversation(request, history)
     messages: list[ChatMessage] = []
     if request.system:
@@ -63,9 +64,40 @@ def build(request: Generate, history: list[Message], quirks: Quirks) -> Built:
     if request.stream and quirks.stream_usage:
         body["stream_options"] = {"include_usage": True}
     body |= _limits(request, quirks) | _tools(request)
+    return _built("/chat/completions", body, request, notes)
+
+
+def _build_prefill(request: Generate, history: list[Message], quirks: Quirks) -> Built:
+    """The conversation as one text, for vendors that continue it. Thinking is written in the text."""
+    if not quirks.continues:
+        raise RequestInvalid("mode", "this provider continues no text; its quirk `continues` says how one does")
+    said = transcribe(request, history)
+    system = system_text(request)
+    body: dict[str, object] = {"model": request.model, "stream": request.stream}
+    path = "/completions"
+    if quirks.continues == "completions":
+        if said.before:
+            raise RequestInvalid("messages", "this provider's completions take text alone, no images or documents")
+        body["prompt"] = f"{system}\n\n{said.text}" if system else said.text
+    else:
+        path = "/chat/completions"
+        blocks = [TextPart(text=part) if isinstance(part, str) else part for part in said.before]
+        user = _user_content(Spoken("user", [*blocks] or [TextPart(text=OPENING)], "messages"), quirks)
+        messages: list[ChatMessage] = [{"role": quirks.system_role, "content": system}] if system else []
+        messages.append({"role": "user", "content": user})
+        messages.append({"role": "assistant", "content": said.text.rstrip(), **quirks.continued})
+        body |= {"messages": messages, **quirks.continuing}
+    if request.stream and quirks.stream_usage:
+        body["stream_options"] = {"include_usage": True}
+    limit = MAX_STOP_STRINGS if quirks.max_stop_strings is None else quirks.max_stop_strings
+    body |= _limits(msgspec.structs.replace(request, thinking=None, stop=provider_stops(request, limit)), quirks)
+    return _built(path, body, request, said.notes)
+
+
+def _built(path: str, body: dict[str, object], request: Generate, notes: tuple[str, ...]) -> Built:
     encoded = msgspec.json.encode(with_extra(body, request.extra))
     headers = {"content-type": "application/json"}
-    return Built(call=HttpCall(path="/chat/completions", body=encoded, headers=headers), notes=notes)
+    return Built(call=HttpCall(path=path, body=encoded, headers=headers), notes=notes)
 
 
 def _limits(request: Generate, quirks: Quirks) -> dict[str, object]:

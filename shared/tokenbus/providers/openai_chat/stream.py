@@ -128,6 +128,8 @@ class ChatDecoder(ResponseDecoder, kw_only=True):
                 self._call(wire.CallDelta(index=0, function=delta.function_call), out)
             if not (delta.annotations is delta.executed_tools is delta.audio is delta.images is wire.NOTHING):
                 self._further(delta, out)
+        elif choice.text:
+            out.append(TextDelta(self._block("text", out), choice.text))
         if choice.finish_reason:
             self.finish = choice.finish_reason
             stop = choice.stop_reason or choice.matched_stop

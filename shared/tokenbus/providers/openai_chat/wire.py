@@ -62,6 +62,8 @@ class Choice(msgspec.Struct):
     index: Index | None = None
     delta: Delta | None = None
     message: Delta | None = None
+    text: str | None = None
+    """Completions: the text, or what is new of it. Some send it idle beside a delta."""
     finish_reason: str | None = None
     stop_reason: object = None
     """vLLM: the stop string."""

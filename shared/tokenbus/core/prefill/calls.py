@@ -1,0 +1,130 @@
+"""A call as it is read: its parameters become pieces of one JSON object."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+
+import msgspec
+
+from tokenbus.core.prefill.tags import BLANKS
+from tokenbus.errors import TooLarge
+from tokenbus.events.normalized import Normalized, ToolCallDelta, ToolCallDone, ToolCallStart
+
+_JSON_TYPES: dict[type, tuple[str, ...]] = {
+    str: ("string",),
+    bool: ("boolean",),
+    int: ("integer", "number"),
+    float: ("number",),
+    list: ("array",),
+    dict: ("object",),
+    type(None): ("null",),
+}
+
+
+def call_id(seed: str, ordinal: int) -> str:
+    """The id of the turn's call of this ordinal: the same on every replay. ``seed`` names run and turn."""
+    return "call_" + sha256(f"{seed}\0{ordinal}".encode()).hexdigest()[:24]
+
+
+class OpenCall(msgspec.Struct):
+    """A call between its start and its end."""
+
+    block: int
+    types: dict[str, list[str]]
+    """JSON types of the parameters; one that is missing here is text."""
+    stray: bool = False
+    """Parameters that stand outside of a call: together they are one, without a name."""
+    problem: str = ""
+    """What is wrong with the call: then it never runs."""
+    names: list[str] = []
+    key: str = ""
+    """The open parameter's name."""
+    ignored: bool = False
+    """The open parameter has no name of its own: its value has no place."""
+    pieces: list[str] = []
+    """The open parameter's value, where it is read at its end."""
+    size: int = 0
+
+    @classmethod
+    def start(
+        cls, block: int, tool_id: str, name: str, types: dict[str, list[str]], out: list[Normalized], *, stray: bool
+    ) -> OpenCall:
+        """A call begins."""
+        out.append(ToolCallStart(block, tool_id, name))
+        problem = "a parameter stands outside of a call" if stray else "the call has no name"
+        return cls(block, types, stray, "" if name else problem)
+
+    def open_parameter(self, name: str | None, out: list[Normalized]) -> None:
+        """A parameter begins. Text streams; any other type is read at its end."""
+        self.ignored = name is None or name in self.names
+        if name is None:
+            self.problem = self.problem or "a parameter has no name"
+            return
+        if self.ignored:
+            self.problem = self.problem or f"the parameter {name!r} stands twice"
+            return
+        self.key = name
+        self.pieces, self.size = [], 0
+        if self._streams:
+            self._write(f'{self._head()}"', out)
+
+    def value(self, text: str, limit: int, out: list[Normalized]) -> None:
+        """A piece of the open parameter's value. Raises TooLarge where a value read at its end has more characters."""
+        if self.ignored:
+            return
+        if self._streams:
+            self._write(_escaped(text), out)
+            return
+        self.size += len(text)
+        if self.size > limit:
+            raise TooLarge(f"parameter {self.key}", self.size, limit)
+        self.pieces.append(text)
+
+    def close_parameter(self, out: list[Normalized]) -> None:
+        """The open parameter ends."""
+        if self.ignored:
+            return
+        if self._streams:
+            self._write('"', out)
+            self.names.append(self.key)
+            return
+        value = "".join(self.pieces)
+        self.pieces = []
+        said = value.strip(BLANKS)
+        problem = self._misread(said)
+        self._write(self._head() + (f'"{_escaped(value)}"' if problem else said), out)
+        self.names.append(self.key)
+        if problem and "string" not in self.types[self.key]:
+            self.problem = self.problem or f"the parameter {self.key!r} is no JSON: {problem}"
+
+    def finish(self, out: list[Normalized], problem: str = "") -> None:
+        """The call ends; ``problem``: not by its own close."""
+        if not problem:
+            self._write("}" if self.names else "{}", out)
+        out.append(ToolCallDone(self.block, self.problem or problem))
+
+    @property
+    def _streams(self) -> bool:
+        return self.key not in self.types
+
+    def _head(self) -> str:
+        return f'{"," if self.names else "{"}"{_escaped(self.key)}":'
+
+    def _misread(self, said: str) -> str:
+        """Why the value is not taken as JSON; empty where it is. Where text is a type too, JSON must be of another."""
+        try:
+            read = msgspec.json.decode(said)
+        except (msgspec.DecodeError, RecursionError) as e:
+            return str(e)
+        types = self.types[self.key]
+        if "string" in types and not any(name in types for name in _JSON_TYPES[type(read)] if name != "string"):
+            return "it is text"
+        return ""
+
+    def _write(self, fragment: str, out: list[Normalized]) -> None:
+        out.append(ToolCallDelta(self.block, fragment))
+
+
+def _escaped(text: str) -> str:
+    """The text as it stands between the quotes of a JSON string."""
+    return msgspec.json.encode(text).decode()[1:-1]

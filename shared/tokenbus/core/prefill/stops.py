@@ -1,0 +1,77 @@
+"""Stop strings in text that comes in pieces: the first to complete wins, at the same end the longest.
+
+An automaton (Aho and Corasick, 1975), so that a text costs the same however many strings there are. Its state is a
+number, and says what is held back: the longest beginning of a stop string at the text's end.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from functools import lru_cache
+
+
+class Stops:
+    """A set of stop strings, none of them empty."""
+
+    def __init__(self, strings: tuple[str, ...]) -> None:
+        self._next: list[dict[str, int]] = [{}]
+        self._path: list[str] = [""]
+        for string in strings:
+            node = 0
+            for char in string:
+                if char not in self._next[node]:
+                    self._next[node][char] = len(self._path)
+                    self._path.append(self._path[node] + char)
+                    self._next.append({})
+                node = self._next[node][char]
+        self._hit = [path if path in strings else "" for path in self._path]
+        self._fall = [0] * len(self._path)
+        self._link()
+        self._first = re.compile("[" + "".join(re.escape(char) for char in self._next[0]) + "]")
+
+    def held(self, state: int) -> str:
+        """What this state holds back."""
+        return self._path[state]
+
+    def take(self, state: int, text: str) -> tuple[str, int, str]:
+        """What of the text may go on, the new state, and the stop string that was found: after one, all is over."""
+        at = 0 if state else self._candidate(text, 0)
+        if at == len(text):
+            return text, 0, ""
+        held = self._path[state]
+        while at < len(text):
+            char = text[at]
+            while state and char not in self._next[state]:
+                state = self._fall[state]
+            state = self._next[state].get(char, 0)
+            at += 1
+            if hit := self._hit[state]:
+                return (held + text[:at])[: -len(hit)], 0, hit
+            if not state:
+                at = self._candidate(text, at)
+        whole = held + text
+        return whole[: len(whole) - len(self._path[state])], state, ""
+
+    def _candidate(self, text: str, start: int) -> int:
+        found = self._first.search(text, start)
+        return found.start() if found else len(text)
+
+    def _link(self) -> None:
+        """From where no further character fits, to the longest beginning that the same text also ends in."""
+        queue = deque(self._next[0].values())
+        while queue:
+            node = queue.popleft()
+            for char, child in self._next[node].items():
+                fall = self._fall[node]
+                while fall and char not in self._next[fall]:
+                    fall = self._fall[fall]
+                self._fall[child] = self._next[fall].get(char, 0)
+                queue.append(child)
+            self._hit[node] = self._hit[node] or self._hit[self._fall[node]]
+
+
+@lru_cache(256)
+def stops(strings: tuple[str, ...]) -> Stops:
+    """The automaton of these strings."""
+    return Stops(strings)

@@ -1,0 +1,126 @@
+"""What waits for a flush, and what never does. The linger is a minute here, so whatever arrives did not wait for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from tests.waiting import eventually
+from tokenbus.bus.keys import Keys
+from tokenbus.bus.server import Server
+from tokenbus.events.frames import Data, Ended, RawFrame, RawItem, raw_decoder
+from tokenbus.events.requests import Generate, Message
+from tokenbus_services.fetcher.call import fetch
+from tokenbus_services.fetcher.providers import Endpoint
+from tokenbus_services.fetcher.writer import AttemptWriter, RawWriter
+from tokenbus_services.replay import ReplayServer, Reply, Script, Stall, Turn
+from tokenbus_services.settings import ProviderSettings
+
+RUN = "r1"
+LINGER_S = 60.0
+
+
+@pytest.fixture
+async def run(server: Server, keys: Keys) -> str:
+    """A run whose first attempt is open, as intake leaves it."""
+    await server.client.hset(keys.run(RUN), mapping={"status": "open", "attempt": 1, "raw": 0})
+    await server.client.pexpire(keys.run(RUN), 60_000)
+    return RUN
+
+
+@asynccontextmanager
+async def writing(server: Server, keys: Keys, run: str) -> AsyncGenerator[AttemptWriter]:
+    writer = RawWriter(server, keys, linger_s=LINGER_S, lag_bytes=2**20)
+    await writer.open()
+    try:
+        yield writer.attempt(run, 0, 1, lambda reason: None)
+    finally:
+        await writer.close()
+
+
+async def frames(server: Server, keys: Keys, run: str) -> list[RawFrame]:
+    entries = await server.client.xrange(keys.topic(keys.partition_of(run), "raw"))
+    return [raw_decoder.decode(fields[run.encode()]) for _, fields in entries]
+
+
+async def items(server: Server, keys: Keys, run: str) -> list[list[RawItem]]:
+    """What each flush carried."""
+    return [frame.items for frame in await frames(server, keys, run)]
+
+
+async def flushed(server: Server, keys: Keys, run: str, *expected: list[RawItem]) -> None:
+    async def so() -> bool:
+        return await items(server, keys, run) == list(expected)
+
+    await eventually(so)
+
+
+async def test_while_idle_nothing_waits(server: Server, keys: Keys, run: str) -> None:
+    async with writing(server, keys, run) as attempt:
+        await attempt.write(Data(b"a"))
+        await flushed(server, keys, run, [Data(b"a")])
+
+
+async def test_under_load_reads_are_gathered_until_one_is_urgent(server: Server, keys: Keys, run: str) -> None:
+    async with writing(server, keys, run) as attempt:
+        await attempt.write(Data(b"a"))
+        await flushed(server, keys, run, [Data(b"a")])
+        for piece in (b"b", b"c"):
+            await attempt.write(Data(piece))
+        await attempt.write(Data(b"d"), urgent=True)
+        await flushed(server, keys, run, [Data(b"a")], [Data(b"bcd")])
+
+
+async def test_an_urgent_read_right_after_another_does_not_wait_either(server: Server, keys: Keys, run: str) -> None:
+    async with writing(server, keys, run) as attempt:
+        for n in range(5):
+            await attempt.write(Data(b"%d" % n), urgent=True)
+            await flushed(server, keys, run, *_alone(n + 1))
+
+
+def _alone(count: int) -> list[list[RawItem]]:
+    return [[Data(b"%d" % n)] for n in range(count)]
+
+
+async def test_the_end_of_an_attempt_takes_along_what_was_gathered(server: Server, keys: Keys, run: str) -> None:
+    async with writing(server, keys, run) as attempt:
+        await attempt.write(Data(b"a"))
+        await flushed(server, keys, run, [Data(b"a")])
+        await attempt.write(Data(b"b"))
+        await attempt.end(Ended())
+        assert await items(server, keys, run) == [[Data(b"a")], [Data(b"b"), Ended()]]
+
+
+async def test_a_blocks_boundaries_and_its_first_chunk_are_forwarded_at_once(
+    server: Server, keys: Keys, run: str
+) -> None:
+    # The provider falls silent after each of these: what is not forwarded at once never comes.
+    for upto in ("message_start", "content_block_start", "first", "content_block_stop"):
+        await _forwarded(server, keys, run, upto)
+
+
+async def _forwarded(server: Server, keys: Keys, run: str, upto: str) -> None:
+    await server.client.unlink(keys.topic(keys.partition_of(run), "raw"))
+    await server.client.hset(keys.run(run), mapping={"raw": 0})
+    says = Reply(text="first second third")
+    script = Script(name="m", turns=(Turn(says=says, fault=Stall(after_text=upto)),))
+    async with ReplayServer([script]) as provider, writing(server, keys, run) as attempt:
+        settings = ProviderSettings(api="anthropic", base_url=provider.url, api_key_env="")
+        endpoint = Endpoint("anthropic", settings, {})
+        request = Generate(provider="anthropic", model="m", messages=[Message(role="user", content="Go")])
+        call = endpoint.api.build(request, [], settings.quirks).call
+        calling = asyncio.create_task(fetch(endpoint, call, stream=True, writer=attempt, deadline=None))
+        try:
+            await eventually(lambda: _holds(server, keys, run, upto.encode()))
+        finally:
+            calling.cancel()
+            await asyncio.gather(calling, return_exceptions=True)
+            await endpoint.close()
+
+
+async def _holds(server: Server, keys: Keys, run: str, text: bytes) -> bool:
+    data = [item.data for each in await items(server, keys, run) for item in each if isinstance(item, Data)]
+    return text in b"".join(data)

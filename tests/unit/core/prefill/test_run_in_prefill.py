@@ -1,0 +1,123 @@
+"""A run whose model writes its blocks as text: when its turns end, what runs, and what the next turn goes on from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.unit.core.script import Story, of_type
+from tokenbus.core.prefill.turn import MAX_IDLE
+from tokenbus.core.run import CloseAttempt, EndRun, NextTurn, RunTools
+from tokenbus.events import normalized as n
+from tokenbus.events.failure import ErrorInfo
+from tokenbus.events.frames import TextReading, ToolReturned
+from tokenbus.events.public import BlockComplete, Chunk, Completed, Incomplete
+from tokenbus.events.requests import Message
+
+CALL = '<function_calls><invoke name="f"><parameter name="q">a</parameter></invoke></function_calls>'
+STOPPED = "</function_calls>"
+
+
+def story(**setting: Any) -> Story:
+    return Story(reading=TextReading(**{"stops": ("\nBob:",), **setting}))
+
+
+def says(text: str) -> list[n.Normalized]:
+    return [n.BlockStart(0, "text"), *(n.TextDelta(0, char) for char in text), n.BlockStop(0)]
+
+
+def blocks(told: Story) -> list[tuple[str, str | None]]:
+    return [(e.kind, e.arguments or e.content) for e in of_type(told.events, BlockComplete)]
+
+
+def test_a_provider_that_stops_on_the_close_of_calls_ends_the_turn_and_the_calls_run() -> None:
+    told = story()
+    text = CALL.removesuffix(STOPPED)
+    told.provider(*says(f"Hm.{text}"), n.Done("stop", "stop_sequence", stop_string=STOPPED))
+    [handed] = of_type(told.effects, RunTools)  # pyright: ignore[reportArgumentType]
+    assert [(w.name, w.arguments) for w in handed.work] == [("f", '{"q":"a"}')]
+    told.control(ToolReturned(1, "result", False))
+    turn = told.effects[-1]
+    assert isinstance(turn, NextTurn)
+    assert turn.history
+    assert turn.history[0] == Message(role="assistant", content=f"Hm.{CALL}")
+    assert (turn.work.turn, turn.so_far) == (1, None)
+
+
+def test_a_turn_that_ends_before_its_provider_does_closes_the_attempt() -> None:
+    told = story()
+    told.provider(*says(f"{CALL} and an invented result"))
+    assert [type(effect) for effect in told.effects] == [RunTools, CloseAttempt]
+    assert told.provider(*says("more")) == []
+
+
+def test_a_malformed_call_gets_an_error_result_and_never_runs() -> None:
+    told = story(types={"f": {"q": ["integer"]}})
+    told.provider(*says(CALL))
+    assert not of_type(told.effects, RunTools)  # pyright: ignore[reportArgumentType]
+    call, result = of_type(told.events, BlockComplete)
+    assert call.input is None
+    assert "no JSON" in call.input_error
+    assert result.is_error
+    assert result.content == call.input_error
+    assert isinstance(told.effects[-1], NextTurn)
+
+
+def test_calls_left_open_run_after_a_sound_finish_and_never_after_a_broken_off_one() -> None:
+    text = CALL.removesuffix(STOPPED)
+    sound, cut = story(), story()
+    sound.provider(*says(text), n.Done("stop", "end_turn"))
+    cut.provider(*says(text), n.Done("length", "max_tokens"))
+    assert of_type(sound.effects, RunTools)  # pyright: ignore[reportArgumentType]
+    assert cut.effects == [EndRun("completed")]
+
+
+def test_a_name_ends_the_turn_in_text_and_is_put_back_in_thinking() -> None:
+    told = story()
+    told.provider(*says("<thinking>a"), n.Done("stop", "stop_sequence", stop_string="\nBob:"))
+    resumed = told.effects[-1]
+    assert isinstance(resumed, NextTurn)
+    assert (resumed.work.turn, resumed.work.attempt) == (0, 2)
+    assert (resumed.history, resumed.so_far) == (None, "<thinking>a\nBob:")
+    told.reborn()
+    told.provider(*says(" b</thinking>c"), n.Done("stop", "stop_sequence", stop_string="\nBob:"))
+    assert blocks(told) == [("thinking", "a\nBob: b"), ("text", "c")]
+    assert isinstance(told.events[-1], Completed)
+
+
+def test_a_turn_is_not_resumed_for_ever() -> None:
+    told = story()
+    told.provider(*says("<thinking>a"), n.Done("stop", stop_string="\nBob:"))
+    for _ in range(MAX_IDLE):
+        told.provider(n.Done("stop", stop_string="\nBob:"))
+    assert isinstance(told.events[-1], Completed)
+    assert told.run.state.attempt == 1 + MAX_IDLE
+
+
+def test_what_is_held_back_comes_out_when_the_stream_breaks() -> None:
+    told = story()
+    told.provider(*says("Hi\nBo"), n.Cut("cut"))
+    assert "".join(chunk.text for chunk in of_type(told.events, Chunk)) == "Hi\nBo"
+    assert blocks(told) == [("text", "Hi\nBo")]
+    assert isinstance(told.events[-1], Incomplete)
+
+
+def test_a_retry_reads_the_turn_from_its_beginning() -> None:
+    told = story(inside="thinking")
+    busy = ErrorInfo(code="overloaded_error", kind="overloaded", message="busy", retryable=True)
+    told.provider(*says("half a thou"), n.Failed(busy))
+    told.provider(*says("A thought.</thinking>Hi"), n.Done("stop"))
+    assert blocks(told)[1:] == [("thinking", "A thought."), ("text", "Hi")]
+
+
+def test_thinking_that_a_call_interrupted_goes_on_in_the_next_turn() -> None:
+    told = story()
+    told.provider(*says(f"<thinking>a{CALL}"))
+    told.control(ToolReturned(1, "r", False))
+    told.provider(*says("b</thinking>c"), n.Done("stop"))
+    assert [kind for kind, _ in blocks(told)] == ["thinking", "tool_call", "tool_result", "thinking", "text"]
+
+
+def test_a_call_of_the_providers_own_never_runs_in_prefill() -> None:
+    told = story()
+    told.provider(n.ToolCallStart(0, "x", "f"), n.ToolCallDelta(0, "{}"), n.ToolCallDone(0), n.Done("tool_use"))
+    assert told.effects == [EndRun("completed")]
