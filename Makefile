@@ -2,7 +2,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: setup demo up test test-docker check lint types bench clean
+.PHONY: setup demo up test test-docker fuzz check lint types bench clean
 
 setup: $(INSTALLED)
 
@@ -24,6 +24,12 @@ test: setup
 
 test-docker: setup
 	$(BIN)/python -m pytest -m docker
+
+# Coverage-guided, on the provider decoders. Where atheris does not install, it says so and ends.
+SECONDS ?= 60
+fuzz: setup
+	@$(BIN)/pip install --quiet --disable-pip-version-check atheris 2>/dev/null || true
+	$(BIN)/python -m tests.fuzz $(SECONDS)
 
 check: lint types
 
