@@ -11,11 +11,14 @@ import msgspec
 from tests.bench.decode import decoding
 from tests.bench.jobs import Load
 from tests.bench.measure import SERVICES_COUNTED, Meter, Sample
+from tests.bench.prefill import reading
 
 ROUNDS = 3
 """The services and the bare chain in turn, so often; the medians are reported."""
 IDLE_S = 10.0
 WARM = Load(8, 50, 50)
+PREFILL_PIECES = 250_000
+"""Pieces of four characters a second that a reader of prefill text must take."""
 
 
 class Figure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -119,10 +122,16 @@ def _idle(meter: Meter) -> list[Figure]:
 
 
 def decoded() -> list[Figure]:
-    """The decoders alone; needs no process."""
+    """The decoders and the reader of prefill text alone; needs no process."""
     figures: list[Figure] = []
     for api in ("anthropic", "openai-chat"):
         ours, bare = decoding(api)
         name = f"chunks a second decoded, {api}"
         figures.append(Figure(name=name, unit="/s", value=ours, bare=bare, ratio=ours / bare))
+    for size, name in ((64 * 2**10, "64 KB"), (2**20, "1 MB")):
+        value = reading(size)
+        aim, met = f"≥ {PREFILL_PIECES:,} /s", value >= PREFILL_PIECES
+        figures.append(
+            Figure(name=f"pieces a second read in prefill, {name}", unit="/s", value=value, aim=aim, met=met)
+        )
     return figures
