@@ -52,6 +52,10 @@ def said(role: str, *parts: dict[str, Any]) -> Generate:
         (said("assistant", {**CALL, "tool_id": ""}), "messages[0].content[0].tool_id"),
         (said("assistant", {**CALL, "tool_name": ""}), "messages[0].content[0].tool_name"),
         (request(mode="prefill"), "participant"),
+        (request(mode="prefill", participant=" "), "participant"),
+        (request(mode="prefill", participant="Ada", tools=[TOOL], tool_choice="any"), "tool_choice"),
+        (request(mode="prefill", participant="Ada", output_schema={"schema": {}}), "output_schema"),
+        (request(mode="prefill", participant="Ada", tools=[{"name": 'a"b'}]), "tools[0].name"),
     ],
 )
 def test_a_broken_rule_is_named_with_its_place(broken: Generate, where: str):
