@@ -1,8 +1,8 @@
 """Normalised provider events: what a decoder makes of one attempt's bytes, the same for every provider.
 
-``block`` is the decoder's own ordinal of a content region within the attempt, 0.. in order of first
-appearance. Several blocks may be open at once. Every attempt ends with exactly one of `Done`, `Failed`
-and `Cut`, and nothing follows it.
+``block`` is the decoder's own ordinal of a content region within the attempt, from 0 in order of first
+appearance, with gaps where thinking is looked for inside of the text. Several blocks may be open at once. Every
+attempt ends with exactly one of `Done`, `Failed` and `Cut`, and nothing follows it.
 
 Wire form: array-like msgpack, tagged; see frames.py.
 """

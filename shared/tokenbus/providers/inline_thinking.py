@@ -1,13 +1,13 @@
 """Thinking that a model writes into its text, as ``<think>…</think>``: found there, and given as blocks of its own.
 
 Some vendors pass a model's text on as it wrote it; which tags hold thinking there is data (`Quirks.inline_thinking`).
-Their decoders give every event to an `InlineThinking`, which cuts text into text and thinking and lets all else pass.
-Blocks are counted anew on the way, for a text may become several blocks, or none.
+Their decoders give every event to an `InlineThinking`, which cuts a text into pieces of text and of thinking, each a
+block, and lets all else pass. Ordinals are spread on the way: the pieces have room, and everything keeps its order.
 
 - A tag is ``<name>`` or ``</name>``, with blanks before the ``>`` or without, 256 characters at the most. Case matters.
 - ``<`` holds back what may become a tag. As soon as it cannot, it is text, up to the next ``<``.
 - Inside of thinking only its own close is a tag. Outside, a close is as if not written.
-- Blank text between tags makes no block; before real text it belongs to it. More blanks than 256 are text themselves.
+- Blanks alone beside a tag make no block; before real text they belong to it. More than 256 of them are text too.
 - Thinking that is open when its text ends (a tool call comes, say) goes on in the next text, to its close or for good.
 """
 
@@ -26,25 +26,20 @@ from tokenbus.events.normalized import (
     Done,
     Extra,
     Failed,
-    Image,
     Normalized,
     Opaque,
     RefusalDelta,
     Start,
     TextDelta,
     ThinkingDelta,
-    ToolCallDelta,
-    ToolCallDone,
-    ToolCallStart,
     UsageSeen,
 )
 from tokenbus.events.vendor import Quirks
 
 MAX_HELD_CHARS = 256
 """Longest tag, and most blanks that are kept until it is known whether text follows."""
-MAX_ENDED = 1024
-"""Of so many blocks that ended it is remembered where they went, for what may still come of them."""
-
+_APART = 2**32
+"""How far neighbouring ordinals of the decoder are spread. A text with more pieces would take many gigabytes."""
 _BLANK = " \t\r\n"
 
 
@@ -65,19 +60,27 @@ class _Tags(NamedTuple):
         )
 
 
-class _Block(msgspec.Struct):
-    """A block of the decoder that is open."""
+class _Text(msgspec.Struct):
+    """A text block of the decoder that is open."""
 
-    is_text: bool
-    ordinal: int = -1
-    """Ours, of what it became last; -1: nothing yet."""
+    first: int
+    """Ordinal of its first piece."""
+    inside: str
+    """The name of the tag that its thinking began with; empty outside of any."""
+    tagged: bool
+    """There was a tag in it, or it goes on inside of one."""
+    pieces: int = 0
     is_open: bool = False
-    inside: str = ""
-    """text: the name of the tag that its thinking began with; empty outside of any."""
+    """Its last piece is."""
     held: str = ""
-    """text: the beginning of a tag, it may be."""
+    """The beginning of a tag, it may be."""
     blank: str = ""
-    """text: blanks after a tag, until it is known whether text follows."""
+    """Blanks before a piece, until it is known whether there is one."""
+
+    @property
+    def last(self) -> int:
+        """Ordinal of its last piece; -1: it has none."""
+        return self.first + self.pieces - 1 if self.pieces else -1
 
 
 class InlineThinking(msgspec.Struct):
@@ -91,11 +94,12 @@ class InlineThinking(msgspec.Struct):
     """The tag that the prompt itself opened."""
     inside: str = ""
     """The tag that the next text goes on inside of."""
-    next_ordinal: int = 0
-    open: dict[int, _Block] = {}
+    open: dict[int, _Text] = {}
     """By the decoder's ordinal."""
-    ended: dict[int, int] = {}
-    """Blocks that ended lately: the decoder's ordinal, and ours of what each became last."""
+    ended: int = -1
+    """The text that ended last, by the decoder's ordinal: something may still come of it."""
+    ended_at: int = -1
+    """Ordinal of its last piece."""
 
     @classmethod
     def of(cls, quirks: Quirks) -> InlineThinking | None:
@@ -119,125 +123,105 @@ class InlineThinking(msgspec.Struct):
             case RefusalDelta():
                 self._refuse(self.open[event.block], event.text, out)
             case BlockStart() if event.kind == "text":
-                self.open[event.block] = _Block(is_text=True, inside=self.inside)
+                self.open[event.block] = _Text(event.block * _APART, self.inside, tagged=bool(self.inside))
                 self.inside = ""
-            case BlockStart() | ToolCallStart():
-                ordinal = self._take_ordinal()
-                self.open[event.block] = _Block(is_text=False, ordinal=ordinal, is_open=True)
-                out.append(msgspec.structs.replace(event, block=ordinal))
-            case ThinkingDelta() | ToolCallDelta() | Image():
-                out.append(msgspec.structs.replace(event, block=self.open[event.block].ordinal))
-            case BlockStop() | ToolCallDone():
-                self._end(event, out)
+            case BlockStop() if event.block in self.open:
+                self._end(event.block, out)
             case Opaque():
-                if (ordinal := self._whereabouts(event.block, out)) is not None:
+                if (ordinal := self._whereabouts(event.block, out)) >= 0:
                     out.append(msgspec.structs.replace(event, block=ordinal))
             case Extra():
-                block = None if event.block is None else self._whereabouts(event.block, out)
-                ordinal = self._take_ordinal() if event.ordinal >= 0 else -1
-                out.append(msgspec.structs.replace(event, block=block, ordinal=ordinal))
+                ordinal = -1 if event.block is None else self._whereabouts(event.block, out)
+                at = event.ordinal * _APART if event.ordinal >= 0 else -1
+                out.append(msgspec.structs.replace(event, block=ordinal if ordinal >= 0 else None, ordinal=at))
             case Start():
-                self._begin(event, out)
+                self.open.clear()
+                self.inside, self.ended = self.begins_inside, -1
+                out.append(msgspec.structs.replace(event, void_before=event.void_before * _APART))
             case Done() | Failed() | Cut():
-                for block in self.open.values():
-                    self._release(block, out)
+                for text in self.open.values():
+                    self._release(text, out)
                 out.append(event)
             case UsageSeen():
                 out.append(event)
+            case _:
+                out.append(msgspec.structs.replace(event, block=event.block * _APART))
 
-    # --- blocks -----------------------------------------------------------------------------------------------
+    def _end(self, number: int, out: list[Normalized]) -> None:
+        text = self.open.pop(number)
+        self._release(text, out)
+        if text.blank and not text.tagged:
+            self._appear(text, out)
+        self._shut(text, out)
+        self.inside = text.inside or self.inside
+        self.ended, self.ended_at = number, text.last
 
-    def _begin(self, event: Start, out: list[Normalized]) -> None:
-        """The message begins, or begins anew."""
-        self.open.clear()
-        self.ended.clear()
-        self.inside = self.begins_inside
-        out.append(msgspec.structs.replace(event, void_before=self.next_ordinal if event.void_before else 0))
+    def _whereabouts(self, number: int, out: list[Normalized]) -> int:
+        """Where a block of the decoder is, a text by its last piece; an open one gets a piece for it. -1: nowhere."""
+        if text := self.open.get(number):
+            if not text.pieces:
+                self._appear(text, out)
+            return text.last
+        return self.ended_at if number == self.ended else number * _APART
 
-    def _end(self, event: BlockStop | ToolCallDone, out: list[Normalized]) -> None:
-        block = self.open.pop(event.block)
-        if block.is_text:
-            self._release(block, out)
-            self.inside = block.inside or self.inside
-            self._shut(block, out)
-        else:
-            out.append(msgspec.structs.replace(event, block=block.ordinal))
-        self.ended[event.block] = block.ordinal
-        if len(self.ended) > 2 * MAX_ENDED:
-            self.ended = dict(list(self.ended.items())[-MAX_ENDED:])
-
-    def _whereabouts(self, number: int, out: list[Normalized]) -> int | None:
-        """Our ordinal of what a block of the decoder became last; an open text becomes a block for it."""
-        block = self.open.get(number)
-        if block is None:
-            ordinal = self.ended.get(number, -1)
-            return ordinal if ordinal >= 0 else None
-        if block.ordinal < 0:
-            self._appear(block, out)
-        return block.ordinal
-
-    def _take_ordinal(self) -> int:
-        self.next_ordinal += 1
-        return self.next_ordinal - 1
-
-    # --- text -------------------------------------------------------------------------------------------------
-
-    def _read(self, block: _Block, new: str, out: list[Normalized]) -> None:
-        text = block.held + new
-        tags = _tags_of(self.names, block.inside)
+    def _read(self, text: _Text, new: str, out: list[Normalized]) -> None:
+        whole = text.held + new
+        tags = _tags_of(self.names, text.inside)
         said = at = 0
-        while tag := tags.pattern.search(text, at):
+        while tag := tags.pattern.search(whole, at):
             at = tag.end()
             if at - tag.start() > MAX_HELD_CHARS:
                 continue
-            self._say(block, text[said : tag.start()], out)
+            self._say(text, whole[said : tag.start()], out)
             said = at
-            if block.inside or not tag[1]:
-                self._shut(block, out)
-                block.inside = "" if block.inside else tag[2]
-                tags = _tags_of(self.names, block.inside)
-        hold = text.rfind("<", said)
-        if hold < 0 or not tags.may_begin_at(text, hold):
-            hold = len(text)
-        self._say(block, text[said:hold], out)
-        block.held = text[hold:]
+            text.tagged = True
+            if text.inside or not tag[1]:
+                self._shut(text, out)
+                text.inside = "" if text.inside else tag[2]
+                tags = _tags_of(self.names, text.inside)
+        hold = whole.rfind("<", said)
+        if hold < 0 or not tags.may_begin_at(whole, hold):
+            hold = len(whole)
+        self._say(text, whole[said:hold], out)
+        text.held = whole[hold:]
 
-    def _refuse(self, block: _Block, text: str, out: list[Normalized]) -> None:
+    def _refuse(self, text: _Text, refusal: str, out: list[Normalized]) -> None:
         """A refusal is no place for tags, and no thinking."""
-        self._release(block, out)
-        if block.inside:
-            self._shut(block, out)
-            block.inside = ""
-        if not block.is_open:
-            self._appear(block, out)
-        out.append(RefusalDelta(block.ordinal, text))
+        self._release(text, out)
+        if text.inside:
+            self._shut(text, out)
+            text.inside = ""
+        if not text.is_open:
+            self._appear(text, out)
+        out.append(RefusalDelta(text.last, refusal))
 
-    def _release(self, block: _Block, out: list[Normalized]) -> None:
+    def _release(self, text: _Text, out: list[Normalized]) -> None:
         """Nothing more comes: what was held back is no tag."""
-        held, block.held = block.held, ""
-        self._say(block, held, out)
+        held, text.held = text.held, ""
+        self._say(text, held, out)
 
-    def _say(self, block: _Block, text: str, out: list[Normalized]) -> None:
-        """A piece between tags, or a part of one."""
-        if not block.is_open:
-            block.blank += text
-            if len(block.blank) > MAX_HELD_CHARS or block.blank.strip(_BLANK):
-                self._appear(block, out)
-        elif text:
-            out.append(ThinkingDelta(block.ordinal, text) if block.inside else TextDelta(block.ordinal, text))
+    def _say(self, text: _Text, part: str, out: list[Normalized]) -> None:
+        """Something between tags, or a part of it."""
+        if not text.is_open:
+            text.blank += part
+            if len(text.blank) > MAX_HELD_CHARS or text.blank.strip(_BLANK):
+                self._appear(text, out)
+        elif part:
+            out.append(ThinkingDelta(text.last, part) if text.inside else TextDelta(text.last, part))
 
-    def _appear(self, block: _Block, out: list[Normalized]) -> None:
-        """A text becomes a block, of text or of thinking, with what was kept of it."""
-        block.ordinal, block.is_open = self._take_ordinal(), True
-        out.append(BlockStart(block.ordinal, "thinking" if block.inside else "text"))
-        kept, block.blank = block.blank, ""
-        self._say(block, kept, out)
+    def _appear(self, text: _Text, out: list[Normalized]) -> None:
+        """A piece begins, with the blanks before it."""
+        text.pieces += 1
+        text.is_open = True
+        out.append(BlockStart(text.last, "thinking" if text.inside else "text"))
+        kept, text.blank = text.blank, ""
+        self._say(text, kept, out)
 
-    def _shut(self, block: _Block, out: list[Normalized]) -> None:
-        """What is open of a text ends, and blanks alone are nothing."""
-        if block.is_open:
-            out.append(BlockStop(block.ordinal))
-        block.is_open, block.blank = False, ""
+    def _shut(self, text: _Text, out: list[Normalized]) -> None:
+        """What is open ends, and blanks alone are nothing."""
+        if text.is_open:
+            out.append(BlockStop(text.last))
+        text.is_open, text.blank = False, ""
 
 
 @lru_cache(maxsize=64)

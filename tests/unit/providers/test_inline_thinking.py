@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.providers.corpus import CORPUS, needs_corpus
+from tests.unit.providers.corpus import APIS, CORPUS, Recording, needs_corpus, recordings
 from tests.unit.providers.reading import answer, cut, decoder, joined, read, sse
 from tokenbus.events.normalized import (
     BlockStart,
@@ -32,7 +32,7 @@ from tokenbus.events.normalized import (
 )
 from tokenbus.events.vendor import ApiName, Quirks
 from tokenbus.providers import registry
-from tokenbus.providers.inline_thinking import MAX_ENDED, MAX_HELD_CHARS, InlineThinking
+from tokenbus.providers.inline_thinking import MAX_HELD_CHARS, InlineThinking
 
 THINK = Quirks(inline_thinking=("think",))
 TWO = Quirks(inline_thinking=("think", "thought"))
@@ -64,7 +64,7 @@ def blocks(events: list[Normalized]) -> Blocks:
         if isinstance(event, TextDelta | ThinkingDelta):
             assert isinstance(event, ThinkingDelta) == (kinds[event.block] == "thinking")
             said[event.block] += event.text
-    assert list(kinds) == list(range(len(kinds)))
+    assert list(kinds) == sorted(kinds)
     assert sum(isinstance(event, BlockStop) for event in events) == len(kinds)
     return [(kinds[block], said[block]) for block in kinds]
 
@@ -73,10 +73,12 @@ def plain(text: str, names: tuple[str, ...], inside: str = "") -> Blocks:
     """The rules on a whole text, in the plainest way: what is between the tags that count, and stray closes gone."""
     any_tag = re.compile(rf"<(/?)({'|'.join(names)})[ \t\r\n]*>")
     pieces: Blocks = [("thinking" if inside else "text", "")]
+    tagged = bool(inside)
     at = 0
     while at < len(text):
         tag = any_tag.match(text, at)
         if tag and len(tag[0]) <= 256 and (not inside or (tag[1] and tag[2] == inside)):
+            tagged = True
             if inside or not tag[1]:
                 inside = "" if inside else tag[2]
                 pieces.append(("thinking" if inside else "text", ""))
@@ -84,7 +86,7 @@ def plain(text: str, names: tuple[str, ...], inside: str = "") -> Blocks:
         else:
             pieces[-1] = (pieces[-1][0], pieces[-1][1] + text[at])
             at += 1
-    return [(kind, said) for kind, said in pieces if said.strip(" \t\r\n") or len(said) > 256]
+    return [(kind, said) for kind, said in pieces if said.strip(" \t\r\n") or len(said) > 256 or (said and not tagged)]
 
 
 SAID: dict[str, Blocks] = {
@@ -99,7 +101,8 @@ SAID: dict[str, Blocks] = {
     "\n<think>\n\n</think>\n\nb": [("text", "\n\nb")],
     "<think>a</think> \n <think>b</think>\n": [("thinking", "a"), ("thinking", "b")],
     "<think> </think> </think> b": [("text", "  b")],
-    " ": [],
+    " </think>": [],
+    " \n": [("text", " \n")],
     "": [],
     "<Think>a</Think>": [("text", "<Think>a</Think>")],
     "< think>a": [("text", "< think>a")],
@@ -184,32 +187,43 @@ def split(*events: Normalized) -> list[Normalized]:
     return made(THINK).split([Start("m"), *events])[1:]
 
 
-def test_other_blocks_are_counted_anew_and_keep_what_belongs_to_them() -> None:
+def at(number: int, piece: int = 0) -> int:
+    """The ordinal of a piece of the decoder's block with this number."""
+    return number * 2**32 + piece
+
+
+def test_other_blocks_keep_their_order_and_what_belongs_to_them() -> None:
     events = split(
         BlockStart(0, "text"),
         TextDelta(0, "<think>a</think>b"),
         BlockStop(0),
         ToolCallStart(1, "t1", "weather"),
         ToolCallDelta(1, "{}"),
-        Extra("anthropic.item", "{}", ordinal=2),
         BlockStart(3, "image"),
         Image(3, "image/png", "AA", final=True),
         BlockStop(3),
+        Extra("anthropic.item", "{}", ordinal=2),
         ToolCallDone(1),
         Opaque(1, "extra_content", "{}"),
         Extra("anthropic.citation", "{}", block=0),
         Extra("anthropic.event", "{}"),
     )
-    assert events[6:] == [
-        ToolCallStart(2, "t1", "weather"),
-        ToolCallDelta(2, "{}"),
-        Extra("anthropic.item", "{}", ordinal=3),
-        BlockStart(4, "image"),
-        Image(4, "image/png", "AA", final=True),
-        BlockStop(4),
-        ToolCallDone(2),
-        Opaque(2, "extra_content", "{}"),
-        Extra("anthropic.citation", "{}", block=1),
+    assert events == [
+        BlockStart(at(0), "thinking"),
+        ThinkingDelta(at(0), "a"),
+        BlockStop(at(0)),
+        BlockStart(at(0, 1), "text"),
+        TextDelta(at(0, 1), "b"),
+        BlockStop(at(0, 1)),
+        ToolCallStart(at(1), "t1", "weather"),
+        ToolCallDelta(at(1), "{}"),
+        BlockStart(at(3), "image"),
+        Image(at(3), "image/png", "AA", final=True),
+        BlockStop(at(3)),
+        Extra("anthropic.item", "{}", ordinal=at(2)),
+        ToolCallDone(at(1)),
+        Opaque(at(1), "extra_content", "{}"),
+        Extra("anthropic.citation", "{}", block=at(0, 1)),
         Extra("anthropic.event", "{}"),
     ]
 
@@ -227,7 +241,7 @@ def test_thinking_goes_on_after_a_call_in_between() -> None:
         Done("tool_use"),
     )
     said = [event for event in events if isinstance(event, TextDelta | ThinkingDelta)]
-    assert said == [ThinkingDelta(0, "first"), ThinkingDelta(2, "then"), TextDelta(3, "said")]
+    assert said == [ThinkingDelta(at(0), "first"), ThinkingDelta(at(2), "then"), TextDelta(at(2, 1), "said")]
 
 
 def test_texts_that_are_open_together_are_read_apart() -> None:
@@ -241,10 +255,10 @@ def test_texts_that_are_open_together_are_read_apart() -> None:
         BlockStop(1),
     )
     assert [event for event in events if isinstance(event, TextDelta | ThinkingDelta)] == [
-        ThinkingDelta(0, "a"),
-        TextDelta(1, "/think>b"),
-        TextDelta(2, "c"),
-        TextDelta(1, "<think"),
+        ThinkingDelta(at(0), "a"),
+        TextDelta(at(1), "/think>b"),
+        TextDelta(at(0, 1), "c"),
+        TextDelta(at(1), "<think"),
     ]
 
 
@@ -255,18 +269,14 @@ def test_what_was_held_back_is_text_when_the_answer_ends_in_the_middle(terminal:
 
 
 def test_opaque_data_of_a_text_without_a_word_is_kept_with_it() -> None:
-    assert split(BlockStart(0, "text"), Opaque(0, "thought_signature", "s"), BlockStop(0)) == [
-        BlockStart(0, "text"),
-        Opaque(0, "thought_signature", "s"),
-        BlockStop(0),
-    ]
+    events = [BlockStart(0, "text"), Opaque(0, "thought_signature", "s"), BlockStop(0)]
+    assert split(*events) == events
 
 
-def test_opaque_data_of_a_text_that_came_to_nothing_goes_nowhere() -> None:
+def test_what_belongs_to_a_text_that_came_to_nothing_is_nobodys() -> None:
     late = Opaque(0, "thought_signature", "s")
-    assert split(BlockStart(0, "text"), TextDelta(0, " "), BlockStop(0), late, Extra("x.y", "{}", block=0)) == [
-        Extra("x.y", "{}")
-    ]
+    nothing = [BlockStart(0, "text"), TextDelta(0, "<think> "), BlockStop(0)]
+    assert split(*nothing, late, Extra("x.y", "{}", block=0)) == [Extra("x.y", "{}")]
 
 
 def test_a_refusal_is_text_even_inside_of_thinking() -> None:
@@ -290,15 +300,30 @@ def test_a_message_begun_again_voids_all_before_it() -> None:
         TextDelta(1, "c"),
         BlockStop(1),
     )
-    assert events[-4:] == [Start("m", "2", void_before=2), BlockStart(2, "text"), TextDelta(2, "c"), BlockStop(2)]
+    assert events[-4:] == [
+        Start("m", "2", void_before=at(1)),
+        BlockStart(at(1), "text"),
+        TextDelta(at(1), "c"),
+        BlockStop(at(1)),
+    ]
 
 
-def test_only_so_much_is_remembered_of_blocks_that_ended() -> None:
+@pytest.mark.parametrize("opened", [False, True])
+def test_a_message_begun_again_begins_where_the_first_began(opened: bool) -> None:
+    splitter = made(Quirks(inline_thinking=("think",), inline_thinking_opened=opened))
+    for before in ("<think>a", "</think>b"):
+        splitter.split([Start("m"), BlockStart(0, "text"), TextDelta(0, before), BlockStop(0)])
+        events = splitter.split([Start("m", void_before=1), BlockStart(1, "text"), TextDelta(1, "c")])
+        assert events[1:2] == [BlockStart(at(1), "thinking" if opened else "text")]
+
+
+def test_no_more_is_kept_of_many_blocks_than_of_one() -> None:
     splitter = made(THINK)
-    for number in range(5 * MAX_ENDED):
-        splitter.split([BlockStart(number, "text"), TextDelta(number, "a"), BlockStop(number)])
-        assert len(splitter.ended) <= 2 * MAX_ENDED
-    assert splitter.split([Opaque(number, "n", "v"), Opaque(0, "n", "v")]) == [Opaque(number, "n", "v")]
+    splitter.split([Start("m")])
+    size = len(msgspec.msgpack.encode(splitter))
+    for number in range(2000):
+        splitter.split([BlockStart(number, "text"), TextDelta(number, "<think>a</think>b"), BlockStop(number)])
+    assert len(msgspec.msgpack.encode(splitter)) < size + 32
 
 
 # --- in a decoder ----------------------------------------------------------------------------------------------
@@ -362,3 +387,12 @@ def test_a_recorded_stream_of_deepseek_r1_is_thinking_and_then_text() -> None:
     thought, closed, said = text.removeprefix("<think>").partition("</think>")
     assert closed
     assert blocks(read("openai-chat", data, quirks=THINK)) == [("thinking", thought), ("text", said)]
+
+
+@needs_corpus
+@pytest.mark.parametrize("row", recordings(*APIS), ids=lambda row: row.file)
+def test_a_recorded_stream_without_a_tag_says_exactly_the_same(row: Recording) -> None:
+    usual, found = (answer(read(row.api_name, row.data, quirks=quirks)) for quirks in (Quirks(), THINK))
+    if "<think" not in usual.text:
+        found.open = {ordinal // at(1) for ordinal in found.open}
+        assert found == usual
