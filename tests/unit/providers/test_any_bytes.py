@@ -11,7 +11,7 @@ from tests.unit.providers.corpus import APIS as CORPUS_APIS
 from tests.unit.providers.corpus import recordings
 from tests.unit.providers.reading import answer, cut, decoder, read, read_pieces, sse
 from tokenbus.events.normalized import Failed, Normalized
-from tokenbus.events.vendor import ApiName
+from tokenbus.events.vendor import ApiName, Quirks
 from tokenbus.providers import registry
 from tokenbus.providers.decoding import MAX_HELD_BYTES, MAX_OPEN_BLOCKS
 
@@ -189,6 +189,7 @@ def test_random_events_end_in_one_terminal_event_however_they_are_cut(
     data = sse(STARTS[api], *events, {"type": "message_stop"}, b"data: [DONE]\n\n")
     whole = read(api, data)
     sound(api, whole)
+    sound(api, read(api, data, quirks=Quirks(inline_thinking=("think",))))
     places = draw.draw(st.lists(st.integers(0, len(data)), max_size=4))
     assert read_pieces(api, cut(data, places), restored=True) == whole
 
