@@ -188,7 +188,7 @@ class Queue:
             try:
                 if clock() >= claim_at:
                     if await self._claim(streams):
-                        continue
+                        continue  # there may be more
                     claim_at = clock() + self._beat_s
                 await self._read_new(streams)
                 self._healthy, pause = True, FIRST_PAUSE_S
@@ -220,17 +220,20 @@ class Queue:
             )
             for stream in streams
         ]
-        before = len(self._held)
+        taken = 0
         for stream, (cursor, entries) in zip(streams, await send_many(self._server, calls), strict=True):
             self._cursors[stream] = cursor.decode()
             for entry_id, deliveries, flat in entries:
-                self._take(Item(stream, entry_id.decode(), dict(zip(flat[::2], flat[1::2], strict=True)), deliveries))
-        return len(self._held) > before
+                item = Item(stream, entry_id.decode(), dict(zip(flat[::2], flat[1::2], strict=True)), deliveries)
+                if (item.stream, item.entry_id) not in self._held:  # else our own, after a long pause
+                    self._take(item)
+                    taken += 1
+        return taken > 0
 
     def _take(self, item: Item) -> None:
-        if self._held.setdefault((item.stream, item.entry_id), item) is item:  # else our own, after a long pause
-            self._ready.put_nowait(item)
-            self._look_at_demand()
+        self._held[(item.stream, item.entry_id)] = item
+        self._ready.put_nowait(item)
+        self._look_at_demand()
 
     # --- keeping alive --------------------------------------------------------------------------------------------
 
@@ -285,6 +288,6 @@ class Queue:
         self._healthy = False
         if "NOGROUP" in str(error):  # the stream was deleted, or the server came back empty
             with suppress(RedisError, OSError):
-                return await self._declare()
-        await asyncio.sleep(pause)
-        return None
+                await self._declare()
+        else:
+            await asyncio.sleep(pause)

@@ -96,6 +96,18 @@ async def test_shares_stay_fair_while_workers_join_and_leave(server: Server, key
             await eventually(lambda: shared_out(workers, partitions))
 
 
+async def test_workers_that_start_at_the_same_moment_settle(server: Server, keys: Keys):
+    keys = Keys(keys.prefix, 8)
+    workers = [Worker(server, keys, f"w{i}") for i in range(5)]
+    await asyncio.gather(*(worker.leases.open() for worker in workers))
+    await eventually(lambda: shared_out(workers, 8))
+    settled = [worker.held for worker in workers]
+    begin = asyncio.get_running_loop().time()
+    await eventually(lambda: asyncio.get_running_loop().time() > begin + 5 * TICK_S)
+    assert [worker.held for worker in workers] == settled
+    await asyncio.gather(*(worker.leases.close() for worker in workers))
+
+
 async def test_a_partition_is_given_up_only_after_its_work_in_hand(server: Server, keys: Keys):
     async with running(Worker(server, keys, "a")) as a:
         may_go = asyncio.Event()
