@@ -56,6 +56,10 @@ _CLASS_OF_NAME: dict[str, ErrorClass] = {
     "internal_server_error": "server",
     "internalservererror": "server",
     "timeout": "timeout",
+    # OpenAI Responses, `error.code` of a response that failed
+    "invalid_prompt": "invalid_request",
+    "image_content_policy_violation": "content_filter",
+    "vector_store_timeout": "timeout",
     # Gemini, `error.status` and the `reason` in its details: https://ai.google.dev/gemini-api/docs/troubleshooting
     "unauthenticated": "auth",
     "api_key_invalid": "auth",

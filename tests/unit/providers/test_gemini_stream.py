@@ -386,7 +386,7 @@ def test_an_unknown_chunk_is_shown() -> None:
     [
         (b"data: {no}\n\n", "chunk"),
         (b"data: [1]\n\n", "chunk"),
-        (chunk(text(5)), "part at $.text"),  # pyright: ignore[reportArgumentType]
+        (chunk(text(5)), "chunk at $.candidates[0].content.parts[0].text"),  # pyright: ignore[reportArgumentType]
         (chunk(function(args={})), "functionCall"),
         (chunk(function(partialArgs=[])), "functionCall"),
         (chunk(function(name="f", partialArgs=[{"jsonPath": "a", "stringValue": "x"}])), "partialArgs"),

@@ -327,12 +327,14 @@ def test_a_server_tool_is_an_item_at_its_place_told_when_it_is_complete() -> Non
         event("web_search_call.completed", 0),
         done(1, "message"),
         {"type": "response.odd", "x": 1},
+        {"type": "response.odd", "output_index": [0]},
         COMPLETED,
     )
     [raw] = [e.json for e in said if isinstance(e, Extra) and e.ordinal == 0]
     assert msgspec.json.decode(raw) == {"type": "web_search_call", **item}
     assert [e for e in said if isinstance(e, Extra)][1:] == [
-        Extra("openai-responses.odd", '{"type":"response.odd","x":1}')
+        Extra("openai-responses.odd", '{"type":"response.odd","x":1}'),
+        Extra("openai-responses.odd", '{"type":"response.odd","output_index":[0]}'),
     ]
     assert BlockStart(1, "text") in said
 

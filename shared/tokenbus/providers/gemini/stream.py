@@ -65,7 +65,7 @@ FINISH: dict[str, FinishReason] = {
     "MALFORMED_FUNCTION_CALL": "error",
     "UNEXPECTED_TOOL_CALL": "error",
 }
-_OF_A_PART = frozenset({"thought", "thoughtSignature"})
+_OF_A_THOUGHT = frozenset({"thought", "thoughtSignature"})
 
 
 class StreamedCall(msgspec.Struct):
@@ -106,10 +106,9 @@ class GeminiDecoder(ResponseDecoder, kw_only=True):
             out.append(Start(chunk.model_version or "", chunk.response_id or ""))
         for place, candidate in enumerate(chunk.candidates or ()):
             if candidate.index:
-                raw = read(wire.raw_chunk, data, "chunk").candidates or []
-                self._extra("candidate", text_of(raw[place]), out)
+                self._extra("candidate", text_of(_raw(data, place)), out)
             else:
-                self._candidate(candidate, out)
+                self._candidate(candidate, data, place, out)
         if chunk.prompt_feedback and chunk.prompt_feedback.block_reason:
             self.block_reason = chunk.prompt_feedback.block_reason
             self._extra("promptFeedback", text_of(read(wire.raw_chunk, data, "chunk").prompt_feedback), out)
@@ -129,9 +128,10 @@ class GeminiDecoder(ResponseDecoder, kw_only=True):
             return Done("content_filter", self.block_reason, usage)
         return Cut("the stream ended before finishReason" if self.started else "the body held no answer")
 
-    def _candidate(self, candidate: wire.Candidate, out: list[Normalized]) -> None:
-        for part in (candidate.content and candidate.content.parts) or ():
-            self._part(part, out)
+    def _candidate(self, candidate: wire.Candidate, data: bytes, place: int, out: list[Normalized]) -> None:
+        for i, part in enumerate((candidate.content and candidate.content.parts) or ()):
+            if not self._part(part, out):
+                self._other_part(wire.raw_part(_raw(data, place), i), part.thought_signature, out)
         block = self.open_ordinal if self.open_kind else None
         for name, value in (
             ("groundingMetadata", candidate.grounding_metadata),
@@ -149,42 +149,37 @@ class GeminiDecoder(ResponseDecoder, kw_only=True):
 
     # --- parts ------------------------------------------------------------------------------------------------
 
-    def _part(self, raw: msgspec.Raw, out: list[Normalized]) -> None:
-        part = read(wire.part, bytes(raw), "part")
-        if part.function_call is not None:
-            self._call(part.function_call, part.thought_signature, out)
-        elif part.inline_data is not None and part.inline_data.mime_type.startswith("image/"):
-            self._image(part.inline_data, part, out)
-        elif part.text is not None:
-            self._text(part, part.text, raw, out)
-        else:
-            names = [name for name in read(wire.fields, bytes(raw), "part") if name not in _OF_A_PART]
-            if names:
-                self._item(names[0], raw, out)
-            elif part.thought_signature:
-                self._signature(part.thought_signature, self.open_kind, raw, out)
-
-    def _text(self, part: wire.Part, text: str, raw: msgspec.Raw, out: list[Normalized]) -> None:
-        kind = "thinking" if part.thought else "text"
+    def _part(self, part: wire.Part, out: list[Normalized]) -> bool:
+        """A part that is all or a piece of a block; False where it is none."""
         signature = part.thought_signature
-        if text:
+        if part.function_call is not None:
+            self._call(part.function_call, signature, out)
+            return True
+        if part.inline_data is not None:
+            return self._image(part.inline_data, part, out)
+        if part.text is None:
+            return False
+        kind = "thinking" if part.thought else "text"
+        if part.text:
             if self.open_kind != kind or (signature and self.open_signed):
                 self._shut(out)
                 self.open_kind, self.open_ordinal = kind, self._take_ordinal()
                 out.append(BlockStart(self.open_ordinal, kind))
             delta = TextDelta if kind == "text" else ThinkingDelta
-            out.append(delta(self.open_ordinal, text))
-        if signature:
-            self._signature(signature, kind, raw, out)
+            out.append(delta(self.open_ordinal, part.text))
+        return not signature or self._sign(signature, kind, out)
 
-    def _signature(self, signature: str, kind: OpenKind | None, raw: msgspec.Raw, out: list[Normalized]) -> None:
-        if self.open_kind and self.open_kind == kind and not self.open_signed:
-            self.open_signed = True
-            out.append(Opaque(self.open_ordinal, "thought_signature", signature))
-        else:
-            self._item("thoughtSignature", raw, out)
+    def _sign(self, signature: str, kind: OpenKind | None, out: list[Normalized]) -> bool:
+        """Whether it is the signature of the open block."""
+        if not self.open_kind or self.open_kind != kind or self.open_signed:
+            return False
+        self.open_signed = True
+        out.append(Opaque(self.open_ordinal, "thought_signature", signature))
+        return True
 
-    def _image(self, blob: wire.Blob, part: wire.Part, out: list[Normalized]) -> None:
+    def _image(self, blob: wire.Blob, part: wire.Part, out: list[Normalized]) -> bool:
+        if not blob.mime_type.startswith("image/"):
+            return False
         self._shut(out)
         ordinal = self._take_ordinal()
         out.append(BlockStart(ordinal, "image"))
@@ -192,10 +187,16 @@ class GeminiDecoder(ResponseDecoder, kw_only=True):
         if part.thought_signature:
             out.append(Opaque(ordinal, "thought_signature", part.thought_signature))
         out.append(BlockStop(ordinal))
+        return True
 
-    def _item(self, name: str, raw: msgspec.Raw, out: list[Normalized]) -> None:
-        """A part that goes back at its place as it came."""
+    def _other_part(self, raw: msgspec.Raw, signature: str | None, out: list[Normalized]) -> None:
+        """A part that goes back at its place as it came; a signature alone is the open block's, if that has none."""
+        names = [name for name in wire.fields.decode(raw) if name not in _OF_A_THOUGHT]
+        alone = not names or names == ["text"]
+        if alone and (not signature or (not names and self._sign(signature, self.open_kind, out))):
+            return
         self._shut(out)
+        name = "thoughtSignature" if alone else names[0]
         out.append(Extra(f"gemini.{name}", text_of(raw), ordinal=self._take_ordinal()))
 
     # --- tool calls -------------------------------------------------------------------------------------------
@@ -261,3 +262,8 @@ def usage_of(raw: dict[str, object]) -> Usage:
 def _compact(args: msgspec.Raw) -> str:
     """JSON without blanks between its tokens, which stay as they are."""
     return msgspec.json.format(bytes(args), indent=-1).decode()
+
+
+def _raw(data: bytes, place: int) -> msgspec.Raw:
+    """A candidate of a chunk as it is."""
+    return (read(wire.raw_chunk, data, "chunk").candidates or [])[place]

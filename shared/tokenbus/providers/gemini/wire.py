@@ -45,7 +45,7 @@ class Blob(_Camel):
 
 
 class Part(_Camel):
-    """A part that has a name here; else none of its fields but the thought's is there."""
+    """A part of the answer. One without a name here has at most the fields of a thought, and is read again as it is."""
 
     text: str | None = None
     thought: bool | None = None
@@ -57,7 +57,7 @@ class Part(_Camel):
 class Content(msgspec.Struct):
     """What a candidate adds."""
 
-    parts: list[Raw] | None = None
+    parts: list[Part] | None = None
 
 
 class Candidate(_Camel):
@@ -97,9 +97,23 @@ class RawChunk(_Camel):
     prompt_feedback: Raw = NOTHING
 
 
+class _RawContent(msgspec.Struct):
+    parts: list[Raw] | None = None
+
+
+class _RawCandidate(msgspec.Struct):
+    content: _RawContent | None = None
+
+
+def raw_part(candidate: Raw, place: int) -> Raw:
+    """A part of a candidate as it is."""
+    content = _raw_candidate.decode(candidate).content
+    return ((content and content.parts) or [])[place]
+
+
+_raw_candidate = msgspec.json.Decoder(_RawCandidate)
 chunk = msgspec.json.Decoder(Chunk)
 raw_chunk = msgspec.json.Decoder(RawChunk)
-part = msgspec.json.Decoder(Part)
 fields = msgspec.json.Decoder(dict[str, Raw])
 arguments = msgspec.json.Decoder(dict[str, Raw])
 anything = msgspec.json.Decoder()

@@ -202,7 +202,9 @@ class ResponsesDecoder(OutputDecoder, kw_only=True):
 
     def _unknown(self, said: wire.Unknown, data: bytes, out: list[Normalized]) -> None:
         """An event of no known type is nothing of its own on the way of an item, which tells all at its end."""
-        if self.started and said.output_index not in self.items and said.output_index not in self.ended_items:
+        index = said.output_index
+        of_item = isinstance(index, int) and (index in self.items or index in self.ended_items)
+        if self.started and not of_item:
             self._extra(said.type.removeprefix("response."), data.decode(), out)
 
 
