@@ -14,15 +14,15 @@ from typing import Any, Literal, Protocol
 from redis.exceptions import ConnectionError as ConnectionLost
 from redis.exceptions import RedisError
 
-from tokenbus.bus.scripts import present, renew
+from tokenbus.bus.scripts import joined, present, renew
 from tokenbus.bus.server import Server
 
 Fault = Literal["dies before", "dies after", "freezes before", "freezes after", "is not sent", "loses its reply"]
 """What happens at the chosen command."""
 
-_UNCOUNTED = {present("", member="", ttl_ms=0).script.sha, renew("", "", token=0, ttl_ms=0).script.sha}
+_RENEW = renew("", "", token=0, ttl_ms=0)
+_UNCOUNTED = {call.script.sha for call in (present("", member="", ttl_ms=0), _RENEW, joined([_RENEW, _RENEW]))}
 """What comes when time has passed, whatever the worker does."""
-
 
 GIVE_UP_S = 15
 
