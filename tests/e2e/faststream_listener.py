@@ -14,7 +14,7 @@ from faststream.redis import RedisBroker, StreamSub
 
 url, prefix, partitions = sys.argv[1], sys.argv[2], int(sys.argv[3])
 broker = RedisBroker(url, logger=None)
-app = FastStream(broker, logger=None)
+app = FastStream(broker, logger=None)  # pyright: ignore[reportArgumentType]
 
 for n in range(partitions):
 
