@@ -276,6 +276,18 @@ def test_what_the_provider_runs_itself_is_an_item_at_its_place() -> None:
     ]
 
 
+def test_half_a_surrogate_pair_is_no_text_wherever_it_stands() -> None:
+    half = rb"\ud83d"
+    unnamed = b'{"x":"%s","%s":1}' % (half, half)
+    body = b'{"candidates":[{"content":{"parts":[{"text":"%s"},%s]},"finishReason":"STOP"}]}' % (half, unnamed)
+    assert read("gemini", body)[2:] == [
+        TextDelta(0, "\ufffd"),
+        BlockStop(0),
+        Extra("gemini.x", '{"x":"\\ufffd","\\ufffd":1}', ordinal=1),
+        STOPPED,
+    ]
+
+
 def test_images_are_blocks_those_of_thoughts_previews_and_other_media_items() -> None:
     def blob(kind: str, **fields: Any) -> dict[str, Any]:
         return {"inlineData": {"mimeType": kind, "data": "AAAA"}, **fields}

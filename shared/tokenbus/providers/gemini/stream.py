@@ -106,7 +106,7 @@ class GeminiDecoder(ResponseDecoder, kw_only=True):
             out.append(Start(chunk.model_version or "", chunk.response_id or ""))
         for place, candidate in enumerate(chunk.candidates or ()):
             if candidate.index:
-                self._extra("candidate", text_of(_raw(data, place)), out)
+                self._extra("candidate", text_of(_raw_candidate(data, place)), out)
             else:
                 self._candidate(candidate, data, place, out)
         if chunk.prompt_feedback and chunk.prompt_feedback.block_reason:
@@ -131,7 +131,7 @@ class GeminiDecoder(ResponseDecoder, kw_only=True):
     def _candidate(self, candidate: wire.Candidate, data: bytes, place: int, out: list[Normalized]) -> None:
         for i, part in enumerate((candidate.content and candidate.content.parts) or ()):
             if not self._part(part, out):
-                self._other_part(wire.raw_part(_raw(data, place), i), part.thought_signature, out)
+                self._other_part(_raw_part(data, place, i), part.thought_signature, out)
         block = self.open_ordinal if self.open_kind else None
         for name, value in (
             ("groundingMetadata", candidate.grounding_metadata),
@@ -191,7 +191,7 @@ class GeminiDecoder(ResponseDecoder, kw_only=True):
 
     def _other_part(self, raw: msgspec.Raw, signature: str | None, out: list[Normalized]) -> None:
         """A part that goes back at its place as it came; a signature alone is the open block's, if that has none."""
-        names = [name for name in wire.fields.decode(raw) if name not in _OF_A_THOUGHT]
+        names = [name for name in read(wire.fields, bytes(raw), "part") if name not in _OF_A_THOUGHT]
         alone = not names or names == ["text"]
         if alone and (not signature or (not names and self._sign(signature, self.open_kind, out))):
             return
@@ -264,6 +264,12 @@ def _compact(args: msgspec.Raw) -> str:
     return msgspec.json.format(bytes(args), indent=-1).decode()
 
 
-def _raw(data: bytes, place: int) -> msgspec.Raw:
+def _raw_candidate(data: bytes, place: int) -> msgspec.Raw:
     """A candidate of a chunk as it is."""
     return (read(wire.raw_chunk, data, "chunk").candidates or [])[place]
+
+
+def _raw_part(data: bytes, place: int, i: int) -> msgspec.Raw:
+    """A part of a candidate of a chunk as it is."""
+    content = read(wire.raw_candidate, bytes(_raw_candidate(data, place)), "candidate").content
+    return ((content and content.parts) or [])[i]

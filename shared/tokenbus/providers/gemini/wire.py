@@ -97,23 +97,21 @@ class RawChunk(_Camel):
     prompt_feedback: Raw = NOTHING
 
 
-class _RawContent(msgspec.Struct):
+class RawContent(msgspec.Struct):
+    """Content, for parts without a name here."""
+
     parts: list[Raw] | None = None
 
 
-class _RawCandidate(msgspec.Struct):
-    content: _RawContent | None = None
+class RawCandidate(msgspec.Struct):
+    """A candidate, for the same."""
+
+    content: RawContent | None = None
 
 
-def raw_part(candidate: Raw, place: int) -> Raw:
-    """A part of a candidate as it is."""
-    content = _raw_candidate.decode(candidate).content
-    return ((content and content.parts) or [])[place]
-
-
-_raw_candidate = msgspec.json.Decoder(_RawCandidate)
 chunk = msgspec.json.Decoder(Chunk)
 raw_chunk = msgspec.json.Decoder(RawChunk)
+raw_candidate = msgspec.json.Decoder(RawCandidate)
 fields = msgspec.json.Decoder(dict[str, Raw])
 arguments = msgspec.json.Decoder(dict[str, Raw])
 anything = msgspec.json.Decoder()
