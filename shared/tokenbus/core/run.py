@@ -117,6 +117,8 @@ class RunState(msgspec.Struct):
     turn: int = 0
     attempt: int = 1
     seq: int = 0
+    taken: int = 0
+    """Events worked in."""
     phase: Literal["streaming", "tools", "over"] = "streaming"
     first_block: int = 0
     """The turn's first block that still counts: what a retry makes void begins here."""
@@ -175,8 +177,10 @@ class Run:
                 self._event(event, frame.at_ms)
             except TooLarge as e:
                 self.fail(ErrorInfo(code=e.code, kind="limit", message=str(e), where=e.where), frame.at_ms)
-        if not self.over and s.seq + len(self.out) > s.accepted.rules.run_events:
-            limit = s.accepted.rules.run_events
+        # Counted as they come in: how many went out depends on what was joined, which a replay does not know.
+        s.taken += len(frame.events)
+        limit = s.accepted.rules.run_events
+        if not self.over and s.taken > limit:
             problem = f"the run has more than {limit} events"
             self.fail(ErrorInfo(code="too_many_events", kind="limit", message=problem), frame.at_ms)
 

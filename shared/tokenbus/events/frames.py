@@ -92,7 +92,7 @@ class Rules(msgspec.Struct, frozen=True, array_like=True):
     block_chars: int = 16 * 2**20
     """Most characters of one block."""
     run_events: int = 500_000
-    """Most public events of the run."""
+    """Most events of the run, as its provider and its tools sent them."""
 
 
 class TextReading(msgspec.Struct, frozen=True, array_like=True):
