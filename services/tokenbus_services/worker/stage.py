@@ -67,6 +67,7 @@ class StageService:
             dead_entries=s.retention.dead_entries,
             entries_read=info.entries_read,
         )
+        self._metrics.partitions.set_function(lambda stage=self._stage: len(stage.owned))
         await self._stage.open()
 
     async def close(self) -> None:
@@ -77,7 +78,6 @@ class StageService:
     async def read(self) -> list[Batch] | None:
         """What the owned partitions hold that is new."""
         assert self._stage
-        self._metrics.partitions.set(len(self._stage.owned))
         return await self._stage.read() or None
 
     async def handle(self, batches: list[Batch]) -> None:
