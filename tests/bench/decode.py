@@ -14,17 +14,25 @@ from tokenbus_services.replay import Reply
 from tokenbus_services.replay.anthropic import dialect as anthropic
 from tokenbus_services.replay.asked import Asked
 from tokenbus_services.replay.dialect import Composer
+from tokenbus_services.replay.gemini import dialect as gemini
 from tokenbus_services.replay.openai_chat import dialect as openai_chat
+from tokenbus_services.replay.openai_responses import dialect as openai_responses
 
 CHUNKS = 5_000
 ROUNDS = 7
-_DIALECTS: dict[ApiName, Composer] = {"anthropic": anthropic, "openai-chat": openai_chat}
+DIALECTS: dict[ApiName, Composer] = {
+    "anthropic": anthropic,
+    "openai-chat": openai_chat,
+    "openai-responses": openai_responses,
+    "gemini": gemini,
+}
 
 
 def decoding(api: ApiName) -> tuple[float, float]:
     """Chunks a second: our decoder fed event by event, as a network gives them, and the bare loop over the whole."""
     stream = _stream(api)
-    reads = [event + b"\n\n" for event in stream.split(b"\n\n") if event]
+    blank = b"\r\n\r\n" if b"\r\n\r\n" in stream else b"\n\n"  # Gemini's line ends
+    reads = [event + blank for event in stream.split(blank) if event]
 
     def ours() -> None:
         decoder = registry.get(api).decoder(status=200, headers={}, stream=True, quirks=Quirks())
@@ -33,7 +41,7 @@ def decoding(api: ApiName) -> tuple[float, float]:
         decoder.end()
 
     def bare() -> None:
-        for event in stream.split(b"\n\n"):
+        for event in stream.split(blank):
             _, found, data = event.partition(b"data: ")
             if found and data != b"[DONE]":
                 json.loads(data)
@@ -49,7 +57,7 @@ def _stream(api: ApiName) -> bytes:
         api=api, headers={}, body={"model": "m", "messages": [{"role": "user", "content": "Go"}], "stream": True},
         model="m", stream=True, turn=0, user_text="Go", tool_results=(), key="0" * 32,
     )  # fmt: skip
-    return _DIALECTS[api].stream(reply, asked)
+    return DIALECTS[api].stream(reply, asked)
 
 
 def _seconds(work: Callable[[], None]) -> float:

@@ -8,7 +8,7 @@ from statistics import median
 
 import msgspec
 
-from tests.bench.decode import decoding
+from tests.bench.decode import DIALECTS, decoding
 from tests.bench.jobs import Load
 from tests.bench.measure import SERVICES_COUNTED, Meter, Sample
 from tests.bench.prefill import reading
@@ -124,7 +124,7 @@ def _idle(meter: Meter) -> list[Figure]:
 def decoded() -> list[Figure]:
     """The decoders and the reader of prefill text alone; needs no process."""
     figures: list[Figure] = []
-    for api in ("anthropic", "openai-chat"):
+    for api in DIALECTS:
         ours, bare = decoding(api)
         name = f"chunks a second decoded, {api}"
         figures.append(Figure(name=name, unit="/s", value=ours, bare=bare, ratio=ours / bare))
