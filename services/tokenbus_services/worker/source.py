@@ -139,7 +139,11 @@ def attach(
     async def handler(stretch: Any) -> None:
         async with aclosing(stretch):
             async for delivery in stretch:
-                await handle(delivery)
+                try:
+                    await handle(delivery)
+                except Exception:
+                    # FastStream, without a logger of its own, would drop it in silence.
+                    log.exception("handler_failed", handler=title)
 
     handler.__name__ = title
     cast("Any", subscriber)(handler)

@@ -78,13 +78,18 @@ class AttemptReader:
                 self.over = True
 
     def _end(self, error: ErrorInfo | None) -> Sequence[BusEvent]:
-        """The call is over. The body may have been whole although the connection broke right after it."""
+        """The call is over.
+
+        The provider's own terminal event came before this, if at all. What a decoder makes of the body's end holds
+        only where the body did end: a connection that broke after a finish reason may have taken a call with it.
+        """
         if self._decoder is None:
             return [Failed(error)] if error else [Cut("the call ended without an answer")]
         if error and error.kind not in ("network", "timeout"):
             return [Failed(error)]
         return [
-            Cut(error.message, error) if error and isinstance(event, Cut) else event for event in self._decoder.end()
+            Cut(error.message, error) if error and isinstance(event, Cut | Done) else event
+            for event in self._decoder.end()
         ]
 
     def _say(self, new: Sequence[BusEvent], events: list[BusEvent]) -> None:

@@ -1,0 +1,74 @@
+"""One attempt's raw frames: copies, gaps, and what the end of the call means."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tokenbus.core.attempt import AttemptReader
+from tokenbus.events.failure import ErrorInfo
+from tokenbus.events.frames import ANY_FRAME, BusEvent, Data, Ended, Lost, Opened, RawFrame, RawItem
+from tokenbus.events.normalized import Cut, Done, Failed, TextDelta
+from tokenbus.events.vendor import Quirks
+
+OPENED = Opened("openai-chat", 200, {"content-type": "text/event-stream"}, True, Quirks())
+RESET = ErrorInfo(code="network", kind="network", message="reset", retryable=True)
+TIMEOUT = ErrorInfo(code="idle_timeout", kind="timeout", message="silent", retryable=True)
+
+
+def said(text: str, finish: str | None = None) -> Data:
+    chunk = {"id": "c", "model": "m", "choices": [{"index": 0, "delta": {"content": text}, "finish_reason": finish}]}
+    return Data(b"data: " + json.dumps(chunk).encode() + b"\n\n")
+
+
+def frame(n: int, *items: RawItem) -> RawFrame:
+    return RawFrame(0, 1, n, 0, list(items))
+
+
+def read(*frames: RawFrame) -> list[BusEvent]:
+    reader = AttemptReader(1)
+    events: list[BusEvent] = []
+    for each in frames:
+        events += reader.read(each)
+        reader = AttemptReader.load(reader.save())
+    return events
+
+
+def test_a_body_that_ends_after_its_finish_reason_is_done() -> None:
+    assert isinstance(read(frame(0, OPENED, said("Hi", "stop")), frame(1, Ended()))[-1], Done)
+
+
+@pytest.mark.parametrize("error", [RESET, TIMEOUT])
+def test_a_connection_that_breaks_after_the_finish_reason_is_cut(error: ErrorInfo) -> None:
+    assert read(frame(0, OPENED, said("Hi", "stop")), frame(1, Ended(error)))[-1] == Cut(error.message, error)
+
+
+def test_a_connection_that_breaks_after_the_terminal_event_changes_nothing() -> None:
+    events = read(frame(0, OPENED, said("Hi", "stop"), Data(b"data: [DONE]\n\n")), frame(1, Ended(RESET)))
+    assert [type(e) for e in events if isinstance(e, Done | Cut | Failed)] == [Done]
+
+
+def test_an_error_of_ours_before_any_answer_is_the_attempts_error() -> None:
+    assert read(frame(0, Ended(RESET))) == [Failed(RESET)]
+
+
+def test_a_copy_of_a_frame_gives_nothing() -> None:
+    first = frame(0, OPENED, said("once"))
+    texts = [e.text for e in read(first, first, frame(1, said("twice"))) if isinstance(e, TextDelta)]
+    assert texts == ["once", "twice"]
+
+
+def test_a_gap_in_the_frames_cuts_the_attempt() -> None:
+    events = read(frame(0, OPENED, said("Hi")), frame(2, said("!"), Ended()))
+    assert isinstance(events[-1], Cut)
+    assert events[-1].error
+    assert events[-1].error.code == "frames_lost"
+    assert not any(isinstance(e, TextDelta) and e.text == "!" for e in events)
+
+
+def test_whoever_ends_a_lost_attempt_need_not_know_its_frames() -> None:
+    reader = AttemptReader(1)
+    reader.read(frame(0, OPENED, said("Hi")))
+    [end] = [e for e in reader.read(RawFrame(0, 1, ANY_FRAME, 0, [Lost("gone")])) if isinstance(e, Cut)]
+    assert (end.reason, reader.over) == ("gone", True)
