@@ -13,8 +13,8 @@ from faststream import FastStream
 from faststream.redis import RedisBroker, StreamSub
 
 url, prefix, partitions = sys.argv[1], sys.argv[2], int(sys.argv[3])
-broker = RedisBroker(url, logger=None)
-app = FastStream(broker, logger=None)  # pyright: ignore[reportArgumentType]
+broker = RedisBroker(url, logger=None)  # pyright: ignore[reportArgumentType]
+app = FastStream(broker, logger=None)
 
 for n in range(partitions):
 
