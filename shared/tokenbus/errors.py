@@ -5,7 +5,8 @@
     TokenbusError
     ├── RequestError              the request is at fault; sending it again unchanged cannot help
     │   ├── RequestInvalid        a field is missing, of the wrong type or out of range
-    │   └── RequestTooLarge       the encoded request is over its limit
+    │   ├── RequestTooLarge       the encoded request is over its limit
+    │   └── PoisonRequest         workers died on it, one after the other
     ├── ServerError               the Redis or Valkey server
     │   ├── ServerUnavailable     no answer, refused, or gone in the middle
     │   ├── ServerTooOld          below the oldest supported version
@@ -14,24 +15,32 @@
     ├── SettingsError             a settings file or variable, named with its place
     ├── RunError                  a run that did not finish; carries the run id
     │   ├── RunNotFound           no such run, or its records have expired
+    │   ├── RunOpen               has not ended, so it cannot be tried again
+    │   ├── RunNotRepeatable      cannot be tried again, or gone on with
     │   ├── RunFailed             ended `failed`
     │   ├── RunIncomplete         ended `incomplete`: the stream was cut short
     │   └── RunCancelled          ended `cancelled`
     ├── CursorTrimmed             the cursor points before the oldest entry still kept
-    ├── Fenced                    a newer owner holds the lease: nothing was written
-    ├── OffsetMoved               a commit did not begin where the partition stands: nothing was written
     ├── AttemptRefused            the run's attempt is over: nothing was written
+    ├── DeadNotFound              no such entry in the dead stream
+    ├── CannotRetry               a dead entry from which no request can be made again
+    ├── RecordNotFound            the run was not recorded, or its record is kept no longer
+    ├── NotStorable               a value that cannot be kept apart from its large parts: it is not JSON
+    │   ├── CircularValue         it is inside itself
+    │   └── NestedTooDeep         its lists and objects are nested too deep
     ├── WireError                 bytes that do not decode
     │   ├── Malformed             not the JSON, msgpack or event it should be
     │   └── TooLarge              one event or buffer over its limit
-    ├── ProviderFailure           a provider call ended in an error; carries an ErrorInfo
     ├── ToolFailure               a tool could not give a result
     └── BlobError                 the blob store
         ├── BlobNotFound
         ├── BlobTooLarge
         ├── BlobRefused           a bad media type, id or checksum, or an upload cut short
+        ├── BlobCorrupt           what is stored is not what was: its bytes do not match its id
+        ├── BlobUnauthorized      the blob service wants a token, or another one
         └── BlobUnavailable       the store or its service cannot be reached, or has no room
             └── BlobStoreFull     no room
+                └── BlobQuotaExceeded  the store holds all that its settings allow
 
 ``code`` is stable and meant for programs; ``retryable`` says whether the same call may succeed
 later without any change. Fields are typed attributes; the message is for people.
@@ -44,24 +53,31 @@ from typing import TYPE_CHECKING, ClassVar
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from tokenbus.client.result import Result
+    from tokenbus.client.response import Response
     from tokenbus.events.failure import ErrorInfo
     from tokenbus.events.requests import Generate
 
 __all__ = [
     "AttemptRefused",
+    "BlobCorrupt",
     "BlobError",
     "BlobNotFound",
+    "BlobQuotaExceeded",
     "BlobRefused",
     "BlobStoreFull",
     "BlobTooLarge",
+    "BlobUnauthorized",
     "BlobUnavailable",
+    "CannotRetry",
+    "CircularValue",
     "CursorTrimmed",
+    "DeadNotFound",
     "DeploymentMismatch",
-    "Fenced",
     "Malformed",
-    "OffsetMoved",
-    "ProviderFailure",
+    "NestedTooDeep",
+    "NotStorable",
+    "PoisonRequest",
+    "RecordNotFound",
     "RequestError",
     "RequestInvalid",
     "RequestTooLarge",
@@ -70,6 +86,8 @@ __all__ = [
     "RunFailed",
     "RunIncomplete",
     "RunNotFound",
+    "RunNotRepeatable",
+    "RunOpen",
     "ServerError",
     "ServerFull",
     "ServerTooOld",
@@ -117,6 +135,16 @@ class RequestTooLarge(RequestError):
         super().__init__(f"the request has {size} bytes, the limit is {limit}; send media by blob id or url")
         self.size = size
         self.limit = limit
+
+
+class PoisonRequest(RequestError):
+    """Workers died on the request, one after the other: it is not tried again."""
+
+    code = "poison"
+
+    def __init__(self, workers: int) -> None:
+        super().__init__(f"{workers} workers died while they took the request in")
+        self.workers = workers
 
 
 class ServerError(TokenbusError):
@@ -195,7 +223,7 @@ class RunError(TokenbusError):
 
     code = "run_error"
 
-    def __init__(self, run: str, message: str, result: Result | None = None) -> None:
+    def __init__(self, run: str, message: str, result: Response | None = None) -> None:
         super().__init__(message)
         self.run = run
         self.result = result
@@ -211,12 +239,32 @@ class RunNotFound(RunError):
         super().__init__(run, f"run {run} is not known: never accepted, or its records have expired")
 
 
+class RunOpen(RunError):
+    """The run has not ended: follow it, or cancel it first."""
+
+    code = "run_open"
+    retryable = True
+
+    def __init__(self, run: str) -> None:
+        super().__init__(run, f"run {run} has not ended: it cannot be tried again while it is open")
+
+
+class RunNotRepeatable(RunError):
+    """The run cannot be tried again, or not gone on with; ``problem`` says why."""
+
+    code = "run_not_repeatable"
+
+    def __init__(self, run: str, problem: str) -> None:
+        super().__init__(run, f"run {run} cannot be taken up again: {problem}")
+        self.problem = problem
+
+
 class RunFailed(RunError):
     """The run ended `failed`."""
 
     code = "run_failed"
 
-    def __init__(self, run: str, error: ErrorInfo, result: Result | None = None) -> None:
+    def __init__(self, run: str, error: ErrorInfo, result: Response | None = None) -> None:
         super().__init__(run, f"run {run} failed: {error.code}: {error.message}", result)
         self.error = error
 
@@ -226,7 +274,7 @@ class RunIncomplete(RunError):
 
     code = "run_incomplete"
 
-    def __init__(self, run: str, reason: str, result: Result | None = None) -> None:
+    def __init__(self, run: str, reason: str, result: Response | None = None) -> None:
         super().__init__(run, f"run {run} is incomplete: {reason}", result)
         self.reason = reason
 
@@ -236,7 +284,7 @@ class RunCancelled(RunError):
 
     code = "run_cancelled"
 
-    def __init__(self, run: str, reason: str | None, result: Result | None = None) -> None:
+    def __init__(self, run: str, reason: str | None, result: Response | None = None) -> None:
         super().__init__(run, f"run {run} was cancelled" + (f": {reason}" if reason else ""), result)
         self.reason = reason
 
@@ -253,30 +301,6 @@ class CursorTrimmed(TokenbusError):
         self.oldest = oldest
 
 
-class Fenced(TokenbusError):
-    """A newer owner holds the partition's lease; nothing was written."""
-
-    code = "fenced"
-
-    def __init__(self, key: str, token: int, current: int) -> None:
-        super().__init__(f"{key}: token {token} is over, {current} holds the lease")
-        self.key = key
-        self.token = token
-        self.current = current
-
-
-class OffsetMoved(TokenbusError):
-    """A commit did not begin where the partition's offset stands; nothing was written."""
-
-    code = "offset_moved"
-
-    def __init__(self, key: str, expected: str, found: str) -> None:
-        super().__init__(f"{key}: the commit begins at {expected} but the offset is {found}")
-        self.key = key
-        self.expected = expected
-        self.found = found
-
-
 class AttemptRefused(TokenbusError):
     """The attempt may write nothing more: the run ended, was cancelled, or went on with a newer attempt."""
 
@@ -287,6 +311,67 @@ class AttemptRefused(TokenbusError):
         self.run = run
         self.attempt = attempt
         self.reason = reason
+
+
+class DeadNotFound(TokenbusError):
+    """The dead stream has no such entry: it was retried, dropped or trimmed, or never was."""
+
+    code = "dead_not_found"
+
+    def __init__(self, entry: str) -> None:
+        super().__init__(f"no dead entry {entry}")
+        self.entry = entry
+
+
+class CannotRetry(TokenbusError):
+    """From this dead entry no request can be made again; it stays where it is."""
+
+    code = "cannot_retry"
+
+    def __init__(self, entry: str, problem: str) -> None:
+        super().__init__(f"dead entry {entry}: {problem}")
+        self.entry = entry
+        self.problem = problem
+
+
+class RecordNotFound(TokenbusError):
+    """There is no debug record of the run: it was not recorded, is not over, or its record is kept no longer."""
+
+    code = "record_not_found"
+
+    def __init__(self, run: str) -> None:
+        super().__init__(f"no record of run {run}; `tokenbus records` lists those there are")
+        self.run = run
+
+
+class NotStorable(TokenbusError):
+    """`sanitize_for_storage` was given what is not JSON. ``where`` is its place, as a JSON Pointer."""
+
+    code = "not_storable"
+
+    def __init__(self, where: str, problem: str) -> None:
+        super().__init__(f"value at {where}: {problem}")
+        self.where = where
+        self.problem = problem
+
+
+class CircularValue(NotStorable):
+    """A list or object is inside itself."""
+
+    code = "circular_value"
+
+    def __init__(self, where: str) -> None:
+        super().__init__(where, "it is inside itself")
+
+
+class NestedTooDeep(NotStorable):
+    """Lists and objects are nested deeper than ``limit``."""
+
+    code = "nested_too_deep"
+
+    def __init__(self, where: str, limit: int) -> None:
+        super().__init__(where, f"nested deeper than {limit}")
+        self.limit = limit
 
 
 class WireError(TokenbusError):
@@ -316,16 +401,6 @@ class TooLarge(WireError):
         self.where = where
         self.size = size
         self.limit = limit
-
-
-class ProviderFailure(TokenbusError):
-    """A provider call ended in an error; ``error.retryable`` says whether another try may help."""
-
-    code = "provider_failure"
-
-    def __init__(self, error: ErrorInfo) -> None:
-        super().__init__(f"{error.code}: {error.message}")
-        self.error = error
 
 
 class ToolFailure(TokenbusError):
@@ -378,6 +453,27 @@ class BlobRefused(BlobError):
         self.problem = problem
 
 
+class BlobCorrupt(BlobError):
+    """What is stored under this id has other bytes: a disk or a store is at fault. To store it again mends it."""
+
+    code = "blob_corrupt"
+
+    def __init__(self, blob_id: str, problem: str = "the stored bytes do not match their checksum") -> None:
+        super().__init__(f"{blob_id}: {problem}")
+        self.blob_id = blob_id
+        self.problem = problem
+
+
+class BlobUnauthorized(BlobError):
+    """The blob service wants a token (`TOKENBUS_BLOB_TOKEN`), or another one."""
+
+    code = "blob_unauthorized"
+
+    def __init__(self, where: str) -> None:
+        super().__init__(f"{where}: the blob service takes no request without its token")
+        self.where = where
+
+
 class BlobUnavailable(BlobError):
     """The store, or the service before it, cannot be reached or gave an error of its own.
 
@@ -397,3 +493,9 @@ class BlobStoreFull(BlobUnavailable):
     """The store has no room for the blob; nothing was stored."""
 
     code = "blob_store_full"
+
+
+class BlobQuotaExceeded(BlobStoreFull):
+    """The store holds all the bytes that its settings allow; nothing was stored. Room comes when blobs expire."""
+
+    code = "blob_quota_exceeded"

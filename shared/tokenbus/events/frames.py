@@ -13,6 +13,7 @@ import msgspec
 
 from tokenbus.events.failure import ErrorInfo
 from tokenbus.events.normalized import Normalized
+from tokenbus.events.public import PublicEvent
 from tokenbus.events.requests import Message, OnFailure
 from tokenbus.events.vendor import ApiName, Quirks
 
@@ -22,6 +23,17 @@ class _Item(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 # --- raw: fetcher to normalizer -----------------------------------------------------------------------------
+
+
+class ImagesAsked(msgspec.Struct, frozen=True, array_like=True):
+    """How the request asked for images: what an answer does not repeat of it, and how they are handed on."""
+
+    inline: bool = False
+    """As base64, and not in blobs."""
+    prompt: str = ""
+    model: str = ""
+    size: str = ""
+    quality: str = ""
 
 
 class Opened(_Item, frozen=True, tag="open"):
@@ -34,6 +46,7 @@ class Opened(_Item, frozen=True, tag="open"):
     stream: bool
     quirks: Quirks
     """As they were at the call, so that a replay reads the same."""
+    images: ImagesAsked = ImagesAsked()
 
 
 class Data(_Item, frozen=True, tag="data"):
@@ -106,6 +119,21 @@ class TextReading(msgspec.Struct, frozen=True, array_like=True):
     """The tag of thinking that the prompt itself opened."""
     thinking: tuple[str, ...] = ("thinking",)
     """Names of the tags that hold thinking."""
+    end_of_turn: str = ""
+    """The token that ends the turn wherever it stands; empty: none."""
+
+
+class Policing(msgspec.Struct, frozen=True, array_like=True):
+    """The policies of a run, as they were settled when it was accepted."""
+
+    names: tuple[str, ...]
+    """In the order in which they come; tables of the deployment's settings."""
+    on_error: Literal["pass", "block"] = "block"
+    """What becomes of the run where no policy worker answers."""
+    patience_ms: int = 60_000
+    """So long without an answer counts as that."""
+    most_waiting: int = 50_000
+    """So many events that wait for an answer count as that too."""
 
 
 class Accepted(_Item, frozen=True, tag="accepted"):
@@ -122,6 +150,16 @@ class Accepted(_Item, frozen=True, tag="accepted"):
     metadata: dict[str, object] | None = None
     reading: TextReading | None = None
     """Prefill mode: how the model's text is read; None in chat mode."""
+    continues: bool = False
+    """Provider and model can go on from a partial text (`on_failure` continue)."""
+    deadline_ms: int = 0
+    """Unix time at which the run fails, whatever it does; 0: never."""
+    stops: tuple[str, ...] = ()
+    """Chat mode: the request's stop strings, which end the turn whether its provider was told of them or not."""
+    record: bool = False
+    """The run is recorded: what the parser takes of it goes on its tape, and the recorder is told of its end."""
+    policing: Policing | None = None
+    """Policies that judge the run before anybody hears of it; None: there are none."""
 
 
 class Rejected(_Item, frozen=True, tag="rejected"):
@@ -139,6 +177,17 @@ class CancelAsked(_Item, frozen=True, tag="cancel"):
     heard_through: int | None = None
 
 
+class ResultImage(msgspec.Struct, frozen=True, array_like=True):
+    """An image that a tool gave. The model sees it where its bytes or their number are here; a subscriber finds it by
+    bytes or blob."""
+
+    media_type: str
+    base64: str = ""
+    blob_id: str | None = None
+    size_bytes: int = 0
+    """Of a blob that the model is to see."""
+
+
 class ToolReturned(_Item, frozen=True, tag="tool_result"):
     """One tool call's result; ``block`` is the call's public block."""
 
@@ -146,9 +195,71 @@ class ToolReturned(_Item, frozen=True, tag="tool_result"):
     content: str
     is_error: bool
     blob_id: str | None = None
+    images: list[ResultImage] = []
 
 
-ControlEvent = Accepted | Rejected | CancelAsked | ToolReturned | Noted
+class ToolReported(_Item, frozen=True, tag="tool_progress"):
+    """How far the call of this public block is, as its tool says; it stays open."""
+
+    block: int
+    progress: float
+    """A finite number, for JSON has no other."""
+    total: float | None = None
+    message: str | None = None
+
+
+class Overdue(_Item, frozen=True, tag="overdue"):
+    """The parser's clock: the run's deadline has passed, nobody works on it any more, or no policy worker answers."""
+
+    what: Literal["deadline", "silent", "policy"]
+    taken: int = 0
+    """`silent`: how many events the run had when that was judged. With more it is silent no longer. `policy`: the same
+    of steps."""
+
+
+PolicyAction = Literal["block", "replace", "terminate", "error"]
+
+
+class Decision(msgspec.Struct, frozen=True, array_like=True):
+    """What a policy did with a block or with the run."""
+
+    policy: str
+    action: PolicyAction
+    reason: str = ""
+    block: int | None = None
+    tool_id: str | None = None
+    tool_name: str | None = None
+    original: str | None = None
+    final: str | None = None
+
+
+class Step(msgspec.Struct, frozen=True, array_like=True):
+    """What became of one draft: the part without a name when its policies were called, and a named one for each thing
+    that they put off then.
+
+    A part is told once: whatever else comes under its name changes nothing.
+    """
+
+    draft: int
+    part: str = ""
+    later: list[str] = []
+    """Further parts of the draft that there will be."""
+    events: list[PublicEvent] = []
+    """What is to be heard; their `seq` means nothing, and their `block` is the number that the teller gives it."""
+    decisions: list[Decision] = []
+    ends: str | None = None
+    """A policy ends the run after this, for this reason."""
+
+
+class Ruled(_Item, frozen=True, tag="ruled"):
+    """The policy stage has judged drafts of a run."""
+
+    teller: str
+    """Who numbers the blocks in it: another one begins anew."""
+    steps: list[Step]
+
+
+ControlEvent = Accepted | Rejected | CancelAsked | ToolReturned | Noted | Overdue | ToolReported | Ruled
 BusEvent = ControlEvent | Normalized
 
 CONTROL_ATTEMPT = 0
@@ -164,6 +275,27 @@ class EventFrame(msgspec.Struct, frozen=True, array_like=True):
     events: list[BusEvent]
 
 
+class Taken(msgspec.Struct, frozen=True, array_like=True):
+    """On the tape of a recorded run: one frame that the parser took."""
+
+    frame: EventFrame
+    """Of an attempt without its events, which the raw stream gives again."""
+    events: int
+    """How many the frame had."""
+
+
+# --- drafts: parser to policy stage -------------------------------------------------------------------------------
+
+
+class Drafts(msgspec.Struct, frozen=True, array_like=True):
+    """Public events that nobody heard of yet; `seq` numbers a run's drafts from 0."""
+
+    policies: tuple[str, ...]
+    events: list[PublicEvent]
+    over: bool = False
+    """The run has ended; nothing more is to be judged."""
+
+
 # --- work: parser to fetchers and tool executors ------------------------------------------------------------------
 
 
@@ -175,6 +307,8 @@ class TurnWork(msgspec.Struct, frozen=True, array_like=True):
     attempt: int
     not_before_ms: int = 0
     """Unix time before which the provider is not called (a retry's delay)."""
+    tenant: str = ""
+    """Whose run it is, so that its turn can be found before its request is loaded."""
 
 
 class ToolWork(msgspec.Struct, frozen=True, array_like=True):
@@ -202,10 +336,12 @@ raw_decoder = msgspec.msgpack.Decoder(RawFrame)
 event_decoder = msgspec.msgpack.Decoder(EventFrame)
 turn_decoder = msgspec.msgpack.Decoder(TurnWork)
 tool_decoder = msgspec.msgpack.Decoder(ToolWork)
+drafts_decoder = msgspec.msgpack.Decoder(Drafts)
 control_decoder = msgspec.msgpack.Decoder(Control)
 history_decoder = msgspec.msgpack.Decoder(list[Message])
+taken_decoder = msgspec.msgpack.Decoder(Taken)
 
 
-def encode(frame: RawFrame | EventFrame | TurnWork | ToolWork | Control | list[Message]) -> bytes:
+def encode(frame: RawFrame | EventFrame | Taken | Drafts | TurnWork | ToolWork | Control | list[Message]) -> bytes:
     """The msgpack bytes of a frame."""
     return _encode(frame)

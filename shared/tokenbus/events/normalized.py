@@ -42,6 +42,8 @@ class BlockStart(_Normal, frozen=True, tag="open"):
 
     block: int
     kind: OpenKind
+    prompt: str = ""
+    """image: what it is made from, where that is known before it."""
 
 
 class TextDelta(_Normal, frozen=True, tag="text"):
@@ -77,6 +79,8 @@ class ToolCallStart(_Normal, frozen=True, tag="call"):
     block: int
     tool_id: str
     name: str
+    derived: bool = False
+    """The provider sent no id: this one is distinct within the attempt alone."""
 
 
 class ToolCallDelta(_Normal, frozen=True, tag="args"):
@@ -108,13 +112,27 @@ class Opaque(_Normal, frozen=True, tag="opaque"):
 
 
 class Image(_Normal, frozen=True, tag="image"):
-    """An image of an open image block: a preview or the final one, base64."""
+    """An image of an open image block: a preview or the final one, its bytes as base64 or in a blob.
+
+    What is not known of it is empty.
+    """
 
     block: int
     media_type: str
     base64: str
+    """Empty where the bytes lie in a blob."""
     final: bool
     revised_prompt: str = ""
+    draft: bool = False
+    """It belongs to the model's thinking, and is no part of the answer."""
+    prompt: str = ""
+    model: str = ""
+    size: str = ""
+    """In the provider's words, mostly ``WIDTHxHEIGHT``."""
+    quality: str = ""
+    blob_id: str = ""
+    size_bytes: int = 0
+    """Of the image itself; 0: not counted."""
 
 
 class Extra(_Normal, frozen=True, tag="extra"):

@@ -20,12 +20,22 @@ ToolCallPart = Literal["name", "id", "input"]
 
 
 class ImageRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Where an image is: by blob id, or inline where the request asked for it."""
+    """Where an image is: by blob id, or inline where it lies in no blob; and what is known of how it was made."""
 
     media_type: str
     blob_id: str | None = None
     base64: str | None = None
     revised_prompt: str | None = None
+    """What the provider made of the prompt."""
+    prompt: str | None = None
+    model: str | None = None
+    """The model that made the image, which may be another than the one that asked for it."""
+    size: str | None = None
+    """In the provider's words, mostly ``WIDTHxHEIGHT``."""
+    quality: str | None = None
+    size_bytes: int | None = None
+    draft: bool | None = None
+    """True: an image of the model's thinking, and no part of the answer."""
 
 
 class Timing(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -70,6 +80,18 @@ class BlockStarted(Event, frozen=True, kw_only=True, tag="block_start"):
     kind: BlockKind
     tool_id: str | None = None
     tool_name: str | None = None
+    prompt: str | None = None
+    """image: what it is made from, where that is known before it."""
+
+
+class ImagePreview(Event, frozen=True, kw_only=True, tag="image_preview"):
+    """How far an image is; between its block's start and end. The next one, and the image itself, replace it."""
+
+    block: int
+    kind: Literal["image"]
+    index: int
+    """From 0 within the block."""
+    image: ImageRef
 
 
 class BlockComplete(Event, frozen=True, kw_only=True, tag="block_complete"):
@@ -92,8 +114,27 @@ class BlockComplete(Event, frozen=True, kw_only=True, tag="block_complete"):
     image: ImageRef | None = None
     blob_id: str | None = None
     """tool_result: where the whole result lies when it was too large for the bus."""
+    images: list[ImageRef] | None = None
+    """tool_result: the images in it."""
     cut: bool | None = None
     provider_extra: list[dict[str, object]] | None = None
+
+
+class ToolProgress(Event, frozen=True, kw_only=True, tag="tool_progress"):
+    """How far a tool's call is, in the tool's own words; after the call's block, and before its result.
+
+    Told as it comes, and not all of it: a newer one replaces those before it. It is no part of any block.
+    """
+
+    block: int
+    """The call's."""
+    tool_id: str
+    tool_name: str
+    progress: float
+    """Rises from one to the next; of what, the tool knows."""
+    total: float | None = None
+    """What ``progress`` will have come to at the end, where the tool knows."""
+    message: str | None = None
 
 
 class Started(Event, frozen=True, kw_only=True, tag="started"):
@@ -105,12 +146,15 @@ class Started(Event, frozen=True, kw_only=True, tag="started"):
 
 
 class Retrying(Event, frozen=True, kw_only=True, tag="retrying"):
-    """An attempt failed before anything visible left; the next one follows. Blocks from ``drop_from`` on are void."""
+    """An attempt failed, and the next one follows. Blocks from ``drop_from`` on are void; none of them was heard."""
 
     error: ErrorInfo
     next_attempt: int
     delay_ms: int
     drop_from: int
+    continues: bool | None = None
+    """True: the next attempt goes on from what was heard, in the block that is open. Often there is nothing to drop,
+    and ``drop_from`` is a number that no block has yet."""
 
 
 class Restarted(Event, frozen=True, kw_only=True, tag="restarted"):
@@ -123,7 +167,7 @@ class Restarted(Event, frozen=True, kw_only=True, tag="restarted"):
 
 
 class UsageReported(Event, frozen=True, kw_only=True, tag="usage"):
-    """Token counts of the turn just ended, and of the run so far."""
+    """Token counts of the turn just ended, or of an attempt that another goes on from, and of the run so far."""
 
     usage: Usage
     total: Usage
@@ -142,6 +186,9 @@ class RunEnd(Event, frozen=True, kw_only=True):
 
 class Completed(RunEnd, frozen=True, kw_only=True, tag="completed"):
     """The provider finished, and so did the run."""
+
+    stop_string: str | None = None
+    """The stop string that ended the last turn, where one did and its provider says so or tokenbus found it."""
 
 
 class Incomplete(RunEnd, frozen=True, kw_only=True, tag="incomplete"):
@@ -165,10 +212,10 @@ class Cancelled(RunEnd, frozen=True, kw_only=True, tag="cancelled"):
     """The last ``seq`` that the listener heard, as the canceller told it."""
 
 
-BlockEvent = BlockStarted | BlockComplete
+BlockEvent = BlockStarted | ImagePreview | BlockComplete
 TerminalEvent = Completed | Incomplete | RunFailedEvent | Cancelled
 RunEvent = Started | Retrying | Restarted | UsageReported | TerminalEvent
-PublicEvent = Chunk | BlockEvent | RunEvent
+PublicEvent = Chunk | BlockEvent | ToolProgress | RunEvent
 
 TERMINAL = (Completed, Incomplete, RunFailedEvent, Cancelled)
 

@@ -12,6 +12,7 @@ RunId = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9.
 """Safe in a key and in a shell; a UUIDv7 where the client gives none."""
 OnFailure = Literal["before_first_visible", "continue", "restart", "fail"]
 Mode = Literal["chat", "prefill"]
+Effort = Literal["minimal", "low", "medium", "high"]
 
 
 class _Part(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type"):
@@ -59,8 +60,11 @@ class ThinkingPart(_Part, frozen=True, kw_only=True, tag="thinking"):
 
 
 class ImagePart(_Part, frozen=True, kw_only=True, tag="image"):
+    """An image; in an assistant's message one that the model made, with the data that its provider wants back."""
+
     source: Source
     cache: bool = False
+    opaque: dict[str, str] | None = None
 
 
 class DocumentPart(_Part, frozen=True, kw_only=True, tag="document"):
@@ -117,7 +121,7 @@ class Thinking(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     enabled: bool = True
     budget_tokens: Annotated[int, Meta(ge=1)] | None = None
-    effort: Literal["minimal", "low", "medium", "high"] | None = None
+    effort: Effort | None = None
 
 
 class ToolChoice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -134,6 +138,46 @@ class OutputSchema(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """What the model reads as the name of the format, where its API has one."""
     strict: bool | None = None
     """Whether the API is to enforce the schema to the letter; None: as it does by itself. Some always do."""
+
+
+class PrefillOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """How a conversation is written as one text (mode prefill); see docs/prefill.md, "Writing"."""
+
+    delimiter: Annotated[str, Meta(max_length=64)] | None = None
+    """Between two messages. None: a line end, or nothing where a token ends each message."""
+    end_of_turn: Annotated[str, Meta(max_length=64)] | None = None
+    """The token after each message, which ends the model's turn too; empty: none; None: as the provider has it."""
+    stop_on_end_of_turn: bool = True
+    """Whether the provider is told to stop on the token; if not, tokenbus still does."""
+    first_user_message: str | None = None
+    """What the user says before the text, where the API wants a user's message there; None: a few words of tokenbus."""
+    names_once: bool = False
+    """Leave the name out where the message before it was the same participant's."""
+    unnamed: list[str] = []
+    """Participants whose names are left out always; see `tokenbus.names.unnamed_where` for a rule that is no list."""
+
+
+ImageWord = Annotated[str, Meta(pattern=r"^[A-Za-z0-9:._-]{1,64}$(?!\n)")]
+
+
+class ImageOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Asks for images in the answer, and how; see docs/images.md. Values are in the provider's own words; an option
+    that a provider does not have is refused by name, never left out."""
+
+    size: ImageWord | None = None
+    """`1024x1024` (OpenAI), `2K` (Gemini)."""
+    aspect_ratio: ImageWord | None = None
+    """`16:9` (Gemini)."""
+    quality: ImageWord | None = None
+    format: Literal["png", "jpeg", "webp"] | None = None
+    background: Literal["transparent", "opaque", "auto"] | None = None
+    model: Name | None = None
+    """The image model, where the request's own model only calls it (the Responses API's tool)."""
+    count: Annotated[int, Meta(ge=1, le=10)] = 1
+    previews: Annotated[int, Meta(ge=0, le=3)] = 0
+    """How many previews of each image at the most."""
+    deliver: Literal["blob", "base64"] = "blob"
+    """Whether events carry the images' blob ids, or their bytes."""
 
 
 class Generate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="generate", tag_field="type"):
@@ -166,6 +210,17 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, ta
     """The caller's own; handed back in `started`, never sent to the provider."""
     extra: dict[str, object] | None = None
     """Merged into the provider's request body as it is, for what has no name here."""
+    prefill: PrefillOptions | None = None
+    """Mode prefill alone."""
+    convert_unsigned_thinking_to_text: bool = False
+    """Thinking in `messages` without its provider's signature becomes `<thinking>` text; otherwise it is an error where
+    the provider cannot take it back."""
+    images: ImageOptions | None = None
+    """Mode chat alone: the model is to make images."""
+    record: bool | None = None
+    """Whether request, raw stream and result are kept for `tokenbus replay`; None: as the deployment's settings say."""
+    policies: list[Name] = []
+    """Configured policies that judge this run, after those that its route has anyway."""
 
 
 class Cancel(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="cancel", tag_field="type"):

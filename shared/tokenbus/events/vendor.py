@@ -7,10 +7,18 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-ApiName = Literal["anthropic", "openai-chat", "openai-responses", "gemini"]
+ApiName = Literal["anthropic", "openai-chat", "openai-responses", "openai-images", "gemini"]
 
 
 TagName = Annotated[str, Meta(pattern=r"^[A-Za-z][A-Za-z0-9_:.-]{0,63}$(?!\n)")]
+
+
+class ThinkingTags(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """How some models write their thinking into the text; see the fields of `Quirks` of the same meaning."""
+
+    inline_thinking: tuple[TagName, ...] = ()
+    inline_thinking_opened: bool = False
+    unclosed_thinking: Literal["hold", "release"] = "hold"
 
 
 class Quirks(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -33,6 +41,12 @@ class Quirks(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     as `prompt_cache_breakpoint` (models from GPT-5.6 on)."""
     models_without_reasoning: tuple[str, ...] = ("gpt-3.5", "gpt-4", "chatgpt-")
     """Responses: how the names of models begin that do not reason, and refuse to be asked for encrypted reasoning."""
+    models_with_budgets: tuple[str, ...] = (
+        *("gemini-2", "claude-3-7", "claude-haiku-4-5", "claude-opus-4-0", "claude-opus-4-1", "claude-opus-4-2"),
+        *("claude-opus-4-5", "claude-opus-4@", "claude-sonnet-4-0", "claude-sonnet-4-2", "claude-sonnet-4-5"),
+        "claude-sonnet-4@",
+    )
+    """Anthropic and Gemini: how the names of models begin that take a thinking budget in tokens and no effort."""
     models_without_signatures: tuple[str, ...] = ("gemini-1", "gemini-2")
     """Gemini: how the names of models begin that take a call without a signature; others get one that says so."""
     effort_field: str = "reasoning_effort"
@@ -47,8 +61,23 @@ class Quirks(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Names of the tags in which a model writes its thinking into the text (`think`)."""
     inline_thinking_opened: bool = False
     """The prompt's template opens the first of these tags, so that an answer begins inside of it."""
+    unclosed_thinking: Literal["hold", "release"] = "hold"
+    """What becomes of such thinking where its close never comes. `hold`: it stays thinking, and nothing is heard before
+    the first block that is none. `release`: it waits for its close, and is text where the turn ends soundly without."""
+    models: dict[str, ThinkingTags] = {}
+    """The three fields before this for models whose names begin so; of several beginnings the longest counts."""
     max_stop_strings: int | None = None
-    """None: the API's own limit."""
+    """None: the API's own limit. Those that the provider is not told of are found in its text."""
+    end_of_turn: str | None = None
+    """Prefill mode: the token that ends a message; empty: none; None: as the API has it (Gemini `<|eot|>`)."""
+    models_continuing: tuple[str, ...] = (
+        *("gemini-1", "gemini-2", "gemini-3-", "gemini-3.1-"),
+        *("claude-2", "claude-3", "claude-instant", "claude-haiku-4-5", "claude-opus-4-0", "claude-opus-4-1"),
+        *("claude-opus-4-2", "claude-opus-4-5", "claude-opus-4@", "claude-sonnet-4-0", "claude-sonnet-4-2"),
+        *("claude-sonnet-4-5", "claude-sonnet-4@"),
+    )
+    """Anthropic and Gemini: how the names of models begin that go on with a last message of their own (`on_failure`
+    continue). Others refuse one; Gemini's get the text of prefill mode as the user's."""
     continues: Literal["", "completions", "message"] = ""
     """Chat Completions: how the vendor continues a text (prefill mode): by its completions endpoint, or by going on
     with a last message of the assistant; empty: it does not."""
@@ -59,3 +88,12 @@ class Quirks(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Chat Completions: fields of that message itself (`prefix` for some)."""
     default_max_tokens: int = 8192
     """Anthropic: `max_tokens` is required; this is used where the request has none."""
+
+    def of(self, model: str) -> Quirks:
+        """The same as they are for one model: `models` is worked in, and empty."""
+        if not self.models:
+            return self
+        found = max((name for name in self.models if model.startswith(name)), key=len, default=None)
+        tags = self.models[found] if found is not None else None
+        fields = {name: getattr(tags, name) for name in tags.__struct_fields__} if tags else {}
+        return msgspec.structs.replace(self, models={}, **fields)

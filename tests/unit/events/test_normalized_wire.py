@@ -31,16 +31,19 @@ from tokenbus.events.usage import Usage
 
 GOLDEN: list[tuple[Normalized, list[Any]]] = [
     (Start("m", "msg_1", 2), ["start", "m", "msg_1", 2]),
-    (BlockStart(0, "text"), ["open", 0, "text"]),
+    (BlockStart(0, "text"), ["open", 0, "text", ""]),
     (TextDelta(0, "Hel"), ["text", 0, "Hel"]),
     (RefusalDelta(0, "No"), ["refusal", 0, "No"]),
     (ThinkingDelta(1, "hm"), ["thinking", 1, "hm"]),
     (BlockStop(0), ["close", 0]),
-    (ToolCallStart(2, "t1", "weather"), ["call", 2, "t1", "weather"]),
+    (ToolCallStart(2, "t1", "weather", derived=True), ["call", 2, "t1", "weather", True]),
     (ToolCallDelta(2, '{"ci'), ["args", 2, '{"ci']),
     (ToolCallDone(2), ["called", 2, ""]),
     (Opaque(1, "signature", "s"), ["opaque", 1, "signature", "s"]),
-    (Image(3, "image/png", "aGk=", True, "a cat"), ["image", 3, "image/png", "aGk=", True, "a cat"]),
+    (
+        Image(3, "image/png", "aGk=", True, "a cat", True, "cat", "gpt-image-2", "8x8", "low", "sha256:0", 2),
+        ["image", 3, "image/png", "aGk=", True, "a cat", True, "cat", "gpt-image-2", "8x8", "low", "sha256:0", 2],
+    ),
     (Extra("citation", "{}", 0, 4), ["extra", "citation", "{}", 0, 4]),
     (UsageSeen(Usage(input=1)), ["usage", {"input": 1}]),
     (

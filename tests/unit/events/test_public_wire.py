@@ -21,6 +21,7 @@ from tokenbus.events.public import (
     Cancelled,
     Chunk,
     Completed,
+    ImagePreview,
     ImageRef,
     Incomplete,
     PublicEvent,
@@ -30,6 +31,7 @@ from tokenbus.events.public import (
     Started,
     TerminalEvent,
     Timing,
+    ToolProgress,
     UsageReported,
     decode,
     encode,
@@ -76,8 +78,19 @@ FULL: list[tuple[PublicEvent, str]] = [
         '"tool_call_part":"input","tool_id":"t1","tool_name":"weather"}',
     ),
     (
-        BlockStarted(**AT, block=3, kind="tool_call", tool_id="t1", tool_name="weather"),
-        '{"type":"block_start",' + HEAD + ',"block":3,"kind":"tool_call","tool_id":"t1","tool_name":"weather"}',
+        BlockStarted(**AT, block=3, kind="tool_call", tool_id="t1", tool_name="weather", prompt="p"),
+        '{"type":"block_start",' + HEAD + ',"block":3,"kind":"tool_call","tool_id":"t1","tool_name":"weather",'
+        '"prompt":"p"}',
+    ),
+    (
+        ImagePreview(**AT, block=3, kind="image", index=1, image=ImageRef(media_type="image/png", base64="aGk=")),
+        '{"type":"image_preview",' + HEAD + ',"block":3,"kind":"image","index":1,'
+        '"image":{"media_type":"image/png","base64":"aGk="}}',
+    ),
+    (
+        ToolProgress(**AT, block=3, tool_id="t1", tool_name="weather", progress=1, total=4, message="one of four"),
+        '{"type":"tool_progress",' + HEAD + ',"block":3,"tool_id":"t1","tool_name":"weather","progress":1,"total":4,'
+        '"message":"one of four"}',
     ),
     (
         BlockComplete(
@@ -92,23 +105,38 @@ FULL: list[tuple[PublicEvent, str]] = [
             input_error="no JSON",
             is_error=True,
             signature="sig",
-            image=ImageRef(media_type="image/png", blob_id="sha256:00", base64="aGk=", revised_prompt="a cat"),
+            image=ImageRef(
+                media_type="image/png",
+                blob_id="sha256:00",
+                base64="aGk=",
+                revised_prompt="a cat",
+                prompt="cat",
+                model="gpt-image-2",
+                size="8x8",
+                quality="low",
+                size_bytes=2,
+                draft=True,
+            ),
             blob_id="sha256:01",
+            images=[ImageRef(media_type="image/webp", blob_id="sha256:02")],
             cut=True,
             provider_extra=[{"name": "citation"}],
         ),
         '{"type":"block_complete",' + HEAD + ',"block":3,"kind":"tool_call","content":"c","tool_id":"t1",'
         '"tool_name":"weather","arguments":"{\\"city\\":\\"Brno\\"}","input":{"city":"Brno"},"input_error":"no JSON",'
         '"is_error":true,"signature":"sig","image":{"media_type":"image/png","blob_id":"sha256:00","base64":"aGk=",'
-        '"revised_prompt":"a cat"},"blob_id":"sha256:01","cut":true,"provider_extra":[{"name":"citation"}]}',
+        '"revised_prompt":"a cat","prompt":"cat","model":"gpt-image-2","size":"8x8","quality":"low","size_bytes":2,'
+        '"draft":true},"blob_id":"sha256:01","images":[{"media_type":"image/webp","blob_id":"sha256:02"}],'
+        '"cut":true,"provider_extra":[{"name":"citation"}]}',
     ),
     (
         Started(**AT, provider="anthropic", model="m", metadata={"call": 7}),
         '{"type":"started",' + HEAD + ',"provider":"anthropic","model":"m","metadata":{"call":7}}',
     ),
     (
-        Retrying(**AT, error=ERROR, next_attempt=3, delay_ms=500, drop_from=2),
-        '{"type":"retrying",' + HEAD + ',"error":' + ERROR_JSON + ',"next_attempt":3,"delay_ms":500,"drop_from":2}',
+        Retrying(**AT, error=ERROR, next_attempt=3, delay_ms=500, drop_from=2, continues=True),
+        '{"type":"retrying",' + HEAD + ',"error":' + ERROR_JSON + ',"next_attempt":3,"delay_ms":500,"drop_from":2,'
+        '"continues":true}',
     ),
     (
         Restarted(**AT, error=ERROR, next_attempt=3, delay_ms=500, drop_from=2),
@@ -120,10 +148,16 @@ FULL: list[tuple[PublicEvent, str]] = [
     ),
     (
         Completed(
-            **AT, finish="stop", timing=TIMING, finish_raw="end_turn", usage=USAGE, provider_extra=[{"name": "n"}]
+            **AT,
+            finish="stop",
+            timing=TIMING,
+            finish_raw="end_turn",
+            usage=USAGE,
+            provider_extra=[{"name": "n"}],
+            stop_string="END",
         ),
         '{"type":"completed",' + HEAD + ',"finish":"stop","timing":' + TIMING_JSON + ',"finish_raw":"end_turn","usage":'
-        "" + USAGE_JSON + ',"provider_extra":[{"name":"n"}]}',
+        "" + USAGE_JSON + ',"provider_extra":[{"name":"n"}],"stop_string":"END"}',
     ),
     (
         Incomplete(**AT, finish="unknown", timing=TIMING, reason="the stream broke off", error=ERROR),
@@ -151,6 +185,14 @@ BARE: list[tuple[PublicEvent, str]] = [
         '{"type":"chunk",' + HEAD + ',"block":0,"kind":"text","text":"Hel","visible":true,"depth":0}',
     ),
     (BlockStarted(**AT, block=0, kind="text"), '{"type":"block_start",' + HEAD + ',"block":0,"kind":"text"}'),
+    (
+        ImagePreview(**AT, block=0, kind="image", index=0, image=ImageRef(media_type="image/png")),
+        '{"type":"image_preview",' + HEAD + ',"block":0,"kind":"image","index":0,"image":{"media_type":"image/png"}}',
+    ),
+    (
+        ToolProgress(**AT, block=0, tool_id="t1", tool_name="f", progress=0.5),
+        '{"type":"tool_progress",' + HEAD + ',"block":0,"tool_id":"t1","tool_name":"f","progress":0.5}',
+    ),
     (BlockComplete(**AT, block=0, kind="image"), '{"type":"block_complete",' + HEAD + ',"block":0,"kind":"image"}'),
     (
         BlockComplete(**AT, block=0, kind="text", content=""),
@@ -199,7 +241,7 @@ def test_every_event_has_a_golden_form_with_all_fields_set_and_one_with_none():
     for event, golden in FULL:
         unset = set(event.__struct_fields__) - set(json.loads(golden))
         assert not unset - (end if isinstance(event, TERMINAL) else set())
-    assert set(json.loads(FULL[7][1])) == {"type", *Completed.__struct_fields__}
+    assert set(json.loads(FULL[9][1])) == {"type", *Completed.__struct_fields__}
 
 
 def test_the_terminal_events_are_these_four():

@@ -14,9 +14,11 @@ from tokenbus.events.requests import (
     DocumentPart,
     ExtraPart,
     Generate,
+    ImageOptions,
     ImagePart,
     Message,
     OutputSchema,
+    PrefillOptions,
     Request,
     TextPart,
     Thinking,
@@ -87,6 +89,28 @@ GOLDEN: list[tuple[Request, str]] = [
             participant="Ada",
             metadata={"call": 7},
             extra={"service_tier": "auto"},
+            prefill=PrefillOptions(
+                delimiter="\n\n",
+                end_of_turn="<|eot|>",
+                stop_on_end_of_turn=False,
+                first_user_message="Go on.",
+                names_once=True,
+                unnamed=["Narrator"],
+            ),
+            convert_unsigned_thinking_to_text=True,
+            images=ImageOptions(
+                size="2K",
+                aspect_ratio="16:9",
+                quality="low",
+                format="webp",
+                background="auto",
+                model="gpt-image-2",
+                count=2,
+                previews=3,
+                deliver="base64",
+            ),
+            record=True,
+            policies=["guard"],
         ),
         '{"type":"generate","provider":"anthropic","model":"m","messages":['
         '{"role":"system","content":"Be brief."},'
@@ -106,7 +130,11 @@ GOLDEN: list[tuple[Request, str]] = [
         '"thinking":{"enabled":false,"budget_tokens":1024,"effort":"low"},'
         '"output_schema":{"schema":{"type":"object"},"name":"city","strict":true},"stream":false,"max_tool_depth":3,'
         '"tool_timeout_s":5,"on_failure":"continue","deadline_s":60,"participant":"Ada","metadata":{"call":7},'
-        '"extra":{"service_tier":"auto"}}',
+        '"extra":{"service_tier":"auto"},"prefill":{"delimiter":"\\n\\n","end_of_turn":"<|eot|>",'
+        '"stop_on_end_of_turn":false,"first_user_message":"Go on.","names_once":true,"unnamed":["Narrator"]},'
+        '"convert_unsigned_thinking_to_text":true,"images":{"size":"2K","aspect_ratio":"16:9","quality":"low",'
+        '"format":"webp","background":"auto","model":"gpt-image-2","count":2,"previews":3,"deliver":"base64"},'
+        '"record":true,"policies":["guard"]}',
     ),
     (Cancel(run="r1"), '{"type":"cancel","run":"r1"}'),
     (
