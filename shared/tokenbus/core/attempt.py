@@ -8,8 +8,19 @@ import msgspec
 
 from tokenbus.core.retry import WORKER_LOST
 from tokenbus.events.failure import ErrorInfo
-from tokenbus.events.frames import ANY_FRAME, BusEvent, Data, Ended, Lost, Noted, Opened, RawFrame, RawItem
-from tokenbus.events.normalized import Cut, Done, Failed
+from tokenbus.events.frames import (
+    ANY_FRAME,
+    BusEvent,
+    Data,
+    Ended,
+    ImagesAsked,
+    Lost,
+    Noted,
+    Opened,
+    RawFrame,
+    RawItem,
+)
+from tokenbus.events.normalized import BlockStart, BlockStop, Cut, Done, Failed, Image, ToolCallDone
 from tokenbus.events.vendor import ApiName
 from tokenbus.providers import registry
 from tokenbus.providers.api import Decoder
@@ -22,6 +33,7 @@ class _Saved(msgspec.Struct, array_like=True):
     terminal: bool
     api: ApiName | None
     decoder: bytes
+    images: ImagesAsked = ImagesAsked()
 
 
 class AttemptReader:
@@ -30,6 +42,8 @@ class AttemptReader:
     def __init__(self, attempt: int) -> None:
         self.attempt = attempt
         self.over = False
+        self.images = ImagesAsked()
+        """How the request asked for images."""
         self._next = 0
         self._terminal = False
         self._api: ApiName | None = None
@@ -50,12 +64,6 @@ class AttemptReader:
             self._item(item, events)
         return events
 
-    def broken(self, error: ErrorInfo) -> list[BusEvent]:
-        """A frame could not be read: the attempt ends in ``error``, unless it ended before."""
-        events: list[BusEvent] = []
-        self._say([Failed(error)], events)
-        return events
-
     def _item(self, item: RawItem, events: list[BusEvent]) -> None:
         match item:
             case Data():
@@ -63,6 +71,7 @@ class AttemptReader:
                     self._say(self._decoder.feed(item.data), events)
             case Opened():
                 self._api = item.api
+                self.images = item.images
                 self._decoder = registry.get(item.api).decoder(
                     status=item.status, headers=item.headers, stream=item.stream, quirks=item.quirks
                 )
@@ -85,24 +94,41 @@ class AttemptReader:
         """
         if self._decoder is None:
             return [Failed(error)] if error else [Cut("the call ended without an answer")]
-        if error and error.kind not in ("network", "timeout"):
+        if error is None:
+            return self._decoder.end()
+        if error.kind not in ("network", "timeout"):
             return [Failed(error)]
         return [
-            Cut(error.message, error) if error and isinstance(event, Cut | Done) else event
+            Cut(error.message, error) if isinstance(event, Cut | Done) else event
             for event in self._decoder.end()
+            if not isinstance(event, BlockStop | ToolCallDone)  # nothing is whole that ends only now
         ]
 
     def _say(self, new: Sequence[BusEvent], events: list[BusEvent]) -> None:
         for event in new:
             if self._terminal:
                 return
-            events.append(event)
+            events.append(self._as_asked(event) if isinstance(event, BlockStart | Image) else event)
             self._terminal = isinstance(event, Done | Failed | Cut)
+
+    def _as_asked(self, event: BlockStart | Image) -> BlockStart | Image:
+        """The event with what the request said of the image, where the answer does not."""
+        asked = self.images
+        if isinstance(event, BlockStart):
+            start = event.kind == "image" and asked.prompt and not event.prompt
+            return msgspec.structs.replace(event, prompt=asked.prompt) if start else event
+        return msgspec.structs.replace(
+            event,
+            prompt=event.prompt or asked.prompt,
+            model=event.model or asked.model,
+            size=event.size or asked.size,
+            quality=event.quality or asked.quality,
+        )
 
     def save(self) -> bytes:
         """The state, for `load`."""
         decoder = msgspec.msgpack.encode(self._decoder) if self._decoder else b""
-        saved = _Saved(self.attempt, self._next, self.over, self._terminal, self._api, decoder)
+        saved = _Saved(self.attempt, self._next, self.over, self._terminal, self._api, decoder, self.images)
         return msgspec.msgpack.encode(saved)
 
     @classmethod
@@ -110,6 +136,7 @@ class AttemptReader:
         """The reader whose state this is."""
         saved = msgspec.msgpack.decode(state, type=_Saved)
         self = cls(saved.attempt)
+        self.images = saved.images
         self._next, self.over, self._terminal, self._api = saved.next_frame, saved.over, saved.terminal, saved.api
         if saved.api and saved.decoder:
             self._decoder = registry.get(saved.api).restore(saved.decoder)

@@ -12,16 +12,22 @@ import msgspec
 
 from tokenbus.core.outbox import Outbox
 from tokenbus.errors import TooLarge
-from tokenbus.events.public import BlockComplete, BlockKind, BlockStarted, ImageRef
+from tokenbus.events.public import BlockComplete, BlockKind, BlockStarted, ImagePreview, ImageRef
 from tokenbus.events.requests import (
+    Base64Source,
+    BlobSource,
     ContentPart,
     ExtraPart,
+    ImagePart,
     TextPart,
     ThinkingPart,
     ToolCallPart,
 )
 
 ToolCallHead = Literal["name", "id"]
+
+CARRIED = -(2**62)
+"""Ordinal of a text that an earlier attempt left open, until this attempt goes on with it; below all others."""
 
 MAX_EXTRAS = 100
 """Provider extras kept of one block, and of one run; more are dropped, for they are an account and no content."""
@@ -39,6 +45,7 @@ class OpenBlock(msgspec.Struct):
     opaque: dict[str, str] = {}
     extras: list[dict[str, object]] = []
     image: ImageRef | None = None
+    previews: int = 0
 
 
 class ToolCall(msgspec.Struct):
@@ -72,19 +79,39 @@ class BlockTable(msgspec.Struct):
     open: dict[int, OpenBlock] = {}
     """By the decoder's ordinal."""
     parts: dict[int, ContentPart] = {}
-    """What the next turn sends back, by the decoder's ordinal."""
+    """What the next turn sends back, by the decoder's ordinal; below 0 what earlier attempts of the turn brought."""
+    begun: dict[int, tuple[int, BlockKind]] = {}
+    """Number and kind of every block, by the decoder's ordinal."""
     calls: list[ToolCall] = []
     cut_calls: list[ToolCall] = []
     """Calls that broke off: they never run."""
 
     def start(
-        self, ordinal: int, kind: BlockKind, out: Outbox, tool_id: str | None = None, name: str | None = None
+        self,
+        ordinal: int,
+        kind: BlockKind,
+        out: Outbox,
+        tool_id: str | None = None,
+        name: str | None = None,
+        *,
+        prompt: str | None = None,
     ) -> None:
-        """A block begins. A tool call's id and name are its first chunks."""
+        """A block begins. A tool call's id and name are its first chunks.
+
+        The first text of an attempt that goes on from another is no block of its own: it goes on with the open one.
+        """
+        if CARRIED in self.open and kind == "text":
+            self.open[ordinal] = self.open.pop(CARRIED)
+            self.begun[ordinal] = (self.open[ordinal].number, kind)
+            return
+        if CARRIED in self.open and kind != "thinking":
+            self.complete(CARRIED, out)
         block = OpenBlock(self.next_number, kind, tool_id=tool_id, tool_name=name)
         self.next_number += 1
         self.open[ordinal] = block
-        out.event(self.turn, self.attempt, BlockStarted, block=block.number, kind=kind, tool_id=tool_id, tool_name=name)
+        self.begun[ordinal] = (block.number, kind)
+        about = {"block": block.number, "kind": kind, "tool_id": tool_id, "tool_name": name, "prompt": prompt}
+        out.event(self.turn, self.attempt, BlockStarted, **about)
         if kind == "tool_call":
             heads: list[tuple[ToolCallHead, str]] = [("name", name or ""), ("id", tool_id or "")]
             for part, text in heads:
@@ -118,6 +145,21 @@ class BlockTable(msgspec.Struct):
             tool_name=block.tool_name,
         )
 
+    def show(self, ordinal: int, image: ImageRef, out: Outbox, *, final: bool) -> None:
+        """An image of an open block: the one that its end tells, or a preview, told at once. Raises TooLarge where its
+        bytes are inline and more characters than the limit."""
+        block = self.open.get(ordinal)
+        if block is None:
+            return
+        if (size := len(image.base64 or "")) > self.limit:
+            raise TooLarge(f"block {block.number}", size, self.limit)
+        if final:
+            block.image = image
+            return
+        shown = {"block": block.number, "kind": "image", "index": block.previews, "image": image}
+        out.event(self.turn, self.attempt, ImagePreview, **shown)
+        block.previews += 1
+
     def note(self, ordinal: int, extra: dict[str, object]) -> bool:
         """Provider data shown with an open block; False where no such block is open."""
         block = self.open.get(ordinal)
@@ -131,7 +173,7 @@ class BlockTable(msgspec.Struct):
             block.opaque[name] = value
             return
         part = self.parts.get(ordinal)
-        if isinstance(part, TextPart | ThinkingPart | ToolCallPart):
+        if isinstance(part, TextPart | ThinkingPart | ToolCallPart | ImagePart):
             self.parts[ordinal] = msgspec.structs.replace(part, opaque={**(part.opaque or {}), name: value})
 
     def keep_item(self, ordinal: int, name: str, json: str) -> None:
@@ -169,6 +211,48 @@ class BlockTable(msgspec.Struct):
         for ordinal in list(self.open):
             self.complete(ordinal, out, cut=cut or self.open[ordinal].kind == "tool_call")
 
+    def can_go_on(self) -> bool:
+        """Whether a next attempt could go on from this one's last text: nothing before it is lost to the model.
+
+        A call or an image has no place in a message that is to be continued, nor has a second open text.
+        """
+        last = self._last_text()
+        if last is None:
+            return False
+        void = self._first_after(last)
+        for ordinal, (number, kind) in self.begun.items():
+            if ordinal <= last and (kind not in ("text", "thinking") or number >= void):
+                return False
+        return all(ordinal == last for ordinal, block in self.open.items() if block.kind == "text")
+
+    def going_on(self, out: Outbox) -> tuple[BlockTable, int, list[ContentPart]]:
+        """A table to go on with from this one's last text; the number from which on blocks are void;
+        and the answer so far, the text the last of it. All open blocks end as cut, but for that text."""
+        last = self._last_text()
+        assert last is not None
+        for ordinal in list(self.open):
+            if ordinal != last:
+                self.complete(ordinal, out, cut=True)
+        kept = [self.parts[ordinal] for ordinal in sorted(self.parts) if ordinal <= last]
+        table = BlockTable(self.turn, self.attempt, self.limit, self.next_number)
+        table.parts = dict(enumerate(kept, CARRIED - len(kept)))
+        so_far = kept
+        if text := self.open.get(last):
+            table.open[CARRIED] = text
+            table.begun[CARRIED] = (text.number, "text")
+            so_far = [*kept, TextPart(text="".join(text.pieces))]
+        return table, self._first_after(last), so_far
+
+    def _last_text(self) -> int | None:
+        texts = [ordinal for ordinal, block in self.open.items() if block.kind == "text"]
+        texts += [ordinal for ordinal, part in self.parts.items() if isinstance(part, TextPart)]
+        return max(texts, default=None)
+
+    def _first_after(self, last: int) -> int:
+        """The lowest number of a block that began after the one of this ordinal."""
+        numbers = [number for ordinal, (number, _) in self.begun.items() if ordinal > last]
+        return min(numbers, default=self.next_number)
+
     def message_parts(self) -> list[ContentPart]:
         """The attempt's content as the next turn sends it back, in the provider's order."""
         return [self.parts[ordinal] for ordinal in sorted(self.parts)]
@@ -184,4 +268,15 @@ def _part_of(block: OpenBlock, content: str) -> ContentPart | None:
         return ToolCallPart(
             tool_id=block.tool_id or "", tool_name=block.tool_name or "", arguments=content, opaque=opaque
         )
-    return None
+    return _image_part(block.image, opaque) if block.image else None
+
+
+def _image_part(image: ImageRef, opaque: dict[str, str] | None) -> ImagePart | None:
+    """An image as the next turn sends it back. A draft is only for people to see."""
+    if image.draft:
+        return None
+    if image.blob_id:
+        source = BlobSource(blob_id=image.blob_id, media_type=image.media_type, size_bytes=image.size_bytes)
+    else:
+        source = Base64Source(media_type=image.media_type, data=image.base64 or "")
+    return ImagePart(source=source, opaque=opaque)

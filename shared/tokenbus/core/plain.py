@@ -9,6 +9,8 @@ from tokenbus.errors import RequestInvalid
 
 MAX_DEPTH = 100
 """Levels of nesting; far fewer than any decoder on the way gives up at."""
+MAX_VALUES = 200_000
+"""Values of all levels: a few bytes each on the wire, and a walk's time and memory each here."""
 
 
 def too_deep(where: str = "$") -> RequestInvalid:
@@ -20,13 +22,19 @@ def check_plain(value: object) -> None:
     """Raises RequestInvalid, with its path, for a part of ``value`` that is not plain.
 
     Plain are objects with text keys, lists, Unicode text, booleans, null, integers of 64 bits and finite
-    numbers. Not recursive: depth is what a hostile value has most of.
+    numbers; nested no deeper than `MAX_DEPTH`, and no more of them in all than `MAX_VALUES`. Not recursive: depth is
+    what a hostile value has most of.
     """
     todo: list[tuple[object, str, int]] = [(value, "", 0)]
+    values = 1
     while todo:
         item, where, depth = todo.pop()
         if depth > MAX_DEPTH:
             raise too_deep(where)
+        if _is_dict(item) or _is_list(item):
+            values += len(item)
+            if values > MAX_VALUES:
+                raise RequestInvalid(where or "$", f"more than {MAX_VALUES} values in all")
         if _is_dict(item):
             for key, inner in item.items():
                 if not isinstance(key, str):

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from tokenbus.core.bounds import over_bounds
+from tokenbus.core.tenant import MAX_TENANT_CHARS
 from tokenbus.errors import RequestInvalid
 from tokenbus.events.requests import (
     Cancel,
     Generate,
     Message,
+    PrefillOptions,
     Request,
     TextPart,
     ThinkingPart,
@@ -25,12 +28,16 @@ from tokenbus.events.requests import (
 def check_request(request: Request) -> None:
     """Raises RequestInvalid, naming the field, for the first rule that the request breaks.
 
+    - Nothing of it is more or larger than `core.bounds` says.
     - Tool names are unique; ``parameters`` is empty or a JSON schema of type object.
     - ``tool_choice`` names a tool of the list; ``any`` needs one.
     - A system message holds text only; only the assistant thinks and calls tools; only a user or tool message
       holds tool results, a tool message nothing else; a call and a result name their ``tool_id``.
-    - Prefill needs ``participant``, the name under which the model writes; it takes no ``output_schema`` and no
-      ``tool_choice`` but ``auto``, and its tools' names stand in tags.
+    - ``metadata.tenant`` is a text.
+    - Prefill needs ``participant``, the name under which the model writes; it takes no ``images``, no ``output_schema``
+      and no ``tool_choice`` but ``auto``, and its tools' names stand in tags.
+    - Only prefill takes ``prefill``: something must stand between two messages, a token is no blank space, and the
+      model's own name can be left out only where its turn shows in another way.
     """
     if isinstance(request, Cancel):
         return
@@ -39,6 +46,7 @@ def check_request(request: Request) -> None:
 
 
 def _problems(request: Generate) -> Iterator[tuple[str, str]]:
+    yield from over_bounds(request)
     yield from _tools(request.tools)
     match request.tool_choice:
         case ToolChoice(name=name) if name not in {t.name for t in request.tools}:
@@ -51,6 +59,11 @@ def _problems(request: Generate) -> Iterator[tuple[str, str]]:
         yield from _message(f"messages[{i}]", message)
     if request.mode == "prefill":
         yield from _prefill(request)
+    elif request.prefill:
+        yield "prefill", "its options are for mode prefill alone"
+    tenant = (request.metadata or {}).get("tenant", "")
+    if not isinstance(tenant, str) or len(tenant) > MAX_TENANT_CHARS:
+        yield "metadata.tenant", f"must be a text of {MAX_TENANT_CHARS} characters at the most"
 
 
 def _prefill(request: Generate) -> Iterator[tuple[str, str]]:
@@ -58,11 +71,25 @@ def _prefill(request: Generate) -> Iterator[tuple[str, str]]:
         yield "participant", "prefill needs the name under which the model writes"
     if request.tool_choice not in (None, "auto"):
         yield "tool_choice", "in prefill nothing can make the model call a tool, or keep it from it"
+    if request.images:
+        yield "images", "prefill has no form of answer but text"
     if request.output_schema:
         yield "output_schema", "prefill has no form of answer but text"
     for i, tool in enumerate(request.tools):
         if any(char in tool.name for char in '<>"'):
             yield f"tools[{i}].name", "in prefill the name stands in a tag, and cannot hold < > or a quotation mark"
+    if request.prefill:
+        yield from _options(request.prefill, request.participant or "")
+
+
+def _options(options: PrefillOptions, participant: str) -> Iterator[tuple[str, str]]:
+    token, delimiter = options.end_of_turn, options.delimiter
+    if token and not token.strip():
+        yield "prefill.end_of_turn", "blank space alone is no token"
+    if not token and delimiter == "":
+        yield "prefill.delimiter", "without it and without end_of_turn, messages run into each other"
+    if participant in options.unnamed and not token and not (delimiter or "").strip():
+        yield "prefill.unnamed", "the model's own name can be left out only with end_of_turn or a delimiter that shows"
 
 
 def _tools(tools: list[Tool]) -> Iterator[tuple[str, str]]:

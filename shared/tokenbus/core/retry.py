@@ -24,10 +24,10 @@ def decide(
 ) -> int | None:
     """After how many ms to try the turn again; None: the run ends.
 
-    ``heard``: something visible of this turn left the bus. ``failures`` and ``losses`` count this turn's
-    attempts so far, the present one included. ``salt`` spreads the delays of runs that failed together. A
-    provider's wish (Retry-After) is the least delay; where it is longer than the longest delay, waiting
-    would only look like a hang, and the run ends.
+    ``heard``: something visible of this turn left the bus, and the next attempt cannot go on from it. ``failures``
+    and ``losses`` count this turn's attempts so far, the present one included. ``salt`` spreads the delays of runs
+    that failed together. A provider's wish (Retry-After) is the least delay; where it is longer than the longest
+    delay, waiting would only look like a hang, and the run ends.
     """
     if policy == "fail" or not error.retryable or (heard and policy != "restart"):
         return None

@@ -1,4 +1,4 @@
-"""The life of a run, whole in this file: what comes in through `events`, what it changes, what goes out.
+"""The life of a run: what comes in through `events`, what it changes, what goes out.
 
 ::
 
@@ -8,29 +8,42 @@
        Failed, Cut:     │  └───┘ next attempt of the turn    │                     │
        tried again      │  ^                                 │                     │
                         │  └─────────── next turn ───────────┼─────────────────────┘
-                        │ Done, Failed, Cut, CancelAsked     │ CancelAsked
+                        │ Done, Failed, Cut, and ...         │ CancelAsked, Overdue
                         v                                    v
                       over: exactly one terminal event, and nothing after it
+
+Every step is decided here. How it is taken stands in modules of its own: `content` (what a provider says), `tool_turn`,
+`next_attempt` (again, on from a partial text, the next turn) and `endings`; `state` and `effects` are the data.
 
 The rules: events of any attempt but the present one are dropped; a call runs only after its own completion
 and a sound finish; results are told in the order of the calls, whatever order they come in, so that a run reads the
 same however its tools raced; every time comes from the events. So a replay of the same events ends in the same
 state and the same outputs.
 
+Where the run has policies, all that it says are drafts, and a `HeldRun` around it says what is heard of them
+(`held_run`); between the end of a turn and its tools then lies the phase `judged`.
+
 In prefill mode the model's text is itself the blocks: `TurnText` reads it, and says what a chat decoder would say. Its
-turn may end before the provider's does, or go on in a further attempt where the provider stopped too early.
+turn may end before the provider's does, or go on in a further attempt where the provider stopped too early. In chat
+mode a turn ends before its provider's answer on a stop string that `StopScan` finds.
 """
 
 from __future__ import annotations
 
-from typing import Literal
-
 import msgspec
 
-from tokenbus.core.blocks import MAX_EXTRAS, BlockTable, ToolCall
+from tokenbus.core.blocks import BlockTable
+from tokenbus.core.content import add, remember
+from tokenbus.core.effects import CloseAttempt, Effect, RunTools
+from tokenbus.core.endings import DEADLINE, close_blocks, deadline_passed, end, nobody_works, settle, stop
+from tokenbus.core.judged import Judged
+from tokenbus.core.next_attempt import again, can_go_on, end_beside, fresh_table, go_on, next_turn, resume, void
 from tokenbus.core.outbox import Outbox
 from tokenbus.core.prefill.turn import TurnText
 from tokenbus.core.retry import WORKER_LOST, decide
+from tokenbus.core.state import RunState
+from tokenbus.core.stop_scan import StopScan
+from tokenbus.core.tool_turn import hand_out, results_message, take_result, tell_progress, tell_results
 from tokenbus.errors import TooLarge
 from tokenbus.events import normalized as n
 from tokenbus.events.failure import ErrorInfo
@@ -41,105 +54,26 @@ from tokenbus.events.frames import (
     CancelAsked,
     EventFrame,
     Noted,
+    Overdue,
     Rejected,
+    Ruled,
+    ToolReported,
     ToolReturned,
-    ToolWork,
-    TurnWork,
 )
 from tokenbus.events.public import (
-    BlockComplete,
-    BlockStarted,
     Cancelled,
     Completed,
-    ImageRef,
     Incomplete,
-    Restarted,
-    Retrying,
     RunFailedEvent,
     Started,
     TerminalEvent,
-    Timing,
-    UsageReported,
 )
-from tokenbus.events.requests import Message, ToolResultPart
-from tokenbus.events.usage import Usage
+from tokenbus.events.requests import Message
 
 MAX_PAUSES = 8
 """How often a provider may pause a turn (`pause_turn`) and be asked to go on."""
-
-
-class PendingCall(msgspec.Struct):
-    """A tool call that was handed out, and its result once it came."""
-
-    call: ToolCall
-    result: ToolReturned | None = None
-    told: bool = False
-
-
-class NextTurn(msgspec.Struct, frozen=True):
-    """Hand out one attempt. ``history``: what the turn just ended appends to the conversation, None for a retry."""
-
-    work: TurnWork
-    history: list[Message] | None = None
-    so_far: str | None = None
-    """Prefill mode: the turn's text that an earlier attempt brought, and that this one goes on from."""
-
-
-class CloseAttempt(msgspec.Struct, frozen=True):
-    """The turn ended in the provider's text before the provider did: it need not go on."""
-
-    turn: int
-    attempt: int
-
-
-class RunTools(msgspec.Struct, frozen=True):
-    """Hand out the calls of a turn; each stays open until its result or the run's end."""
-
-    work: list[ToolWork]
-
-
-class EndRun(msgspec.Struct, frozen=True):
-    """The run is over; its attempt may write nothing more."""
-
-    status: Literal["completed", "incomplete", "failed", "cancelled"]
-
-
-Effect = NextTurn | CloseAttempt | RunTools | EndRun
-
-
-class RunState(msgspec.Struct):
-    """All that is remembered of an open run: plain data, so that msgpack can checkpoint it."""
-
-    run: str
-    accepted: Accepted
-    accepted_ms: int
-    blocks: BlockTable
-    turn: int = 0
-    attempt: int = 1
-    seq: int = 0
-    taken: int = 0
-    """Events worked in."""
-    phase: Literal["streaming", "tools", "over"] = "streaming"
-    first_block: int = 0
-    """The turn's first block that still counts: what a retry makes void begins here."""
-    heard: bool = False
-    """Something visible of this turn went out."""
-    failures: int = 0
-    losses: int = 0
-    pauses: int = 0
-    tool_turns: int = 0
-    calls: list[PendingCall] = []
-    history: list[Message] = []
-    """What the present turn will append, once its results are in."""
-    usage: Usage | None = None
-    """Of the present attempt."""
-    total: Usage | None = None
-    """Of the turns that ended."""
-    first_byte_ms: int | None = None
-    first_visible_ms: int | None = None
-    extras: list[dict[str, object]] = []
-    text: TurnText | None = None
-    """Prefill mode: the present turn's text."""
+CANNOT_GO_ON = "on_failure is continue, but there is no way to go on from what was heard with this provider and model"
+"""Told at the end of a run that therefore ended as by default."""
 
 
 class Run:
@@ -157,6 +91,8 @@ class Run:
         self = cls(RunState(run, event, at_ms, blocks))
         if setting := event.reading:
             self.state.text = TurnText.start(run, 0, setting, event.rules.block_chars, setting.inside)
+        elif event.stops:
+            self.state.scan = StopScan(event.stops)
         self.out.event(0, 1, Started, provider=event.provider, model=event.model, metadata=event.metadata)
         return self
 
@@ -179,6 +115,7 @@ class Run:
                 self.fail(ErrorInfo(code=e.code, kind="limit", message=str(e), where=e.where), frame.at_ms)
         # Counted as they come in: how many went out depends on what was joined, which a replay does not know.
         s.taken += len(frame.events)
+        s.seen_ms = max(s.seen_ms, frame.at_ms)
         limit = s.accepted.rules.run_events
         if not self.over and s.taken > limit:
             problem = f"the run has more than {limit} events"
@@ -192,116 +129,93 @@ class Run:
             s.blocks.complete_all(self.out, cut=True)
             self._end(RunFailedEvent, at_ms, finish="error", error=error)
 
+    def abandon(self, error: ErrorInfo) -> None:
+        """The run ends `incomplete`, whatever it was doing: it cannot go on from here."""
+        if not self.over:
+            self.state.blocks.complete_all(self.out, cut=True)
+            self._end(Incomplete, self.state.accepted_ms, finish="unknown", reason=error.message, error=error)
+
     # --- events ---------------------------------------------------------------------------------------------
 
     def _event(self, event: BusEvent, at_ms: int) -> None:
-        text = self.state.text
-        match event:
-            case ToolReturned() | Rejected() | Noted() | Accepted():
-                self._apply(event, at_ms)
-            case _ if text is None:
-                self._apply(event, at_ms)
-            case n.Done():
-                self._text_done(text, event, at_ms)
-            case n.Failed() | n.Cut() | CancelAsked():
-                self._apply_all(text.reader.release(), at_ms)
-                self._apply(event, at_ms)
-            case _:
-                self._apply_all(text.read(event), at_ms)
-                if text.reader.over:
-                    self._done(n.Done("stop"), at_ms)
-                    if self.state.phase == "tools":
-                        self.effects.append(CloseAttempt(self.state.turn, self.state.attempt))
-
-    def _apply_all(self, events: list[n.Normalized], at_ms: int) -> None:
-        for event in events:
-            self._apply(event, at_ms)
-
-    def _apply(self, event: BusEvent, at_ms: int) -> None:
-        s = self.state
         match event:
             case n.TextDelta() | n.RefusalDelta():
-                self._heard(at_ms)
-                s.blocks.write(event.block, event.text, self.out)
-            case n.ThinkingDelta():
-                s.blocks.write(event.block, event.text, self.out)
-            case n.ToolCallDelta():
-                s.blocks.write(event.block, event.fragment, self.out)
-            case n.BlockStart():
-                s.blocks.start(event.block, event.kind, self.out)
-            case n.ToolCallStart():
-                s.blocks.start(event.block, "tool_call", self.out, event.tool_id, event.name)
-            case n.BlockStop():
-                s.blocks.complete(event.block, self.out)
-            case n.ToolCallDone():
-                s.blocks.complete(event.block, self.out, problem=event.problem)
-            case n.Opaque():
-                s.blocks.keep(event.block, event.name, event.value)
-            case n.Image():
-                self._image(event)
-            case n.Extra():
-                self._extra(event)
+                self._text(event, at_ms)
+            case ToolReturned():
+                self._returned(event)
+            case ToolReported():
+                tell_progress(self.state, self.out, event)
+            case CancelAsked():
+                stop(self.state, self.out, "cancelled", at_ms)
+                self._end(Cancelled, at_ms, finish="unknown", reason=event.reason, heard_through=event.heard_through)
+            case Overdue():
+                self._overdue(event, at_ms)
+            case Rejected():
+                self.fail(event.error, at_ms)
+            case Noted():
+                note: dict[str, object] = {"note": event.text}
+                if note not in self.state.extras:  # every attempt says again what its request had to mend
+                    remember(self.state, note)
+            case Accepted() | Ruled():
+                pass  # a run is accepted once, intake's script sees to it; and rulings are for `HeldRun`
+            case n.Failed():
+                self._broke(event.error, at_ms, cut=None)
+            case n.Cut():
+                cut = ErrorInfo(code="stream_cut", kind="network", message=event.reason, retryable=True)
+                self._broke(event.error or cut, at_ms, cut=event.reason)
+            case _:
+                self._said_by_provider(event, at_ms)
+
+    def _text(self, event: n.TextDelta | n.RefusalDelta, at_ms: int) -> None:
+        """A piece of text; where the attempt goes on from another, only what is new of it."""
+        if seam := self.state.seam:
+            event = msgspec.structs.replace(event, text=seam.join(event.text))
+            if seam.closed:
+                self.state.seam = None
+        if event.text:
+            self._said_by_provider(event, at_ms)
+
+    def _said_by_provider(self, event: n.Normalized, at_ms: int) -> None:
+        text, scan = self.state.text, self.state.scan
+        if text and isinstance(event, n.Done):
+            self._text_done(text, event, at_ms)
+        elif text:
+            self._read(text.read(event), at_ms)
+            if text.reader.over:
+                self._stopped(text.reader.stopped_on, at_ms)
+        elif scan:
+            meant, found = scan.read(event)
+            self._read(meant, at_ms)
+            if found:
+                self._stopped(found, at_ms)
+        else:
+            self._apply(event, at_ms)
+
+    def _stopped(self, string: str, at_ms: int) -> None:
+        """The turn ended in the text, on a stop string or by itself, before the provider's answer did."""
+        self._done(n.Done("stop", stop_string=string), at_ms)
+        if self.state.phase in ("judged", "tools"):
+            self.effects.append(CloseAttempt(self.state.turn, self.state.attempt))
+
+    def _apply(self, event: n.Normalized, at_ms: int) -> None:
+        s = self.state
+        match event:
             case n.Start():
                 if s.first_byte_ms is None:
                     s.first_byte_ms = at_ms - s.accepted_ms
                 if event.void_before:
                     self._began_again(at_ms)
-            case n.UsageSeen():
-                s.usage = event.usage
             case n.Done():
                 self._done(event, at_ms)
-            case n.Failed():
-                self._broke(event.error, at_ms, cut=None)
-            case n.Cut():
-                error = event.error or ErrorInfo(
-                    code="stream_cut", kind="network", message=event.reason, retryable=True
-                )
-                self._broke(error, at_ms, cut=event.reason)
-            case ToolReturned():
-                self._returned(event)
-            case CancelAsked():
-                self._cancelled(event, at_ms)
-            case Rejected():
-                self.fail(event.error, at_ms)
-            case Noted():
-                note: dict[str, object] = {"note": event.text}
-                if note not in s.extras:  # every attempt says again what its request had to mend
-                    self._remember(note)
-            case Accepted():
-                pass  # a run is accepted once; intake's script sees to it
-
-    def _heard(self, at_ms: int) -> None:
-        s = self.state
-        s.heard = True
-        if s.first_visible_ms is None:
-            s.first_visible_ms = at_ms - s.accepted_ms
-
-    def _image(self, event: n.Image) -> None:
-        s = self.state
-        if event.final and (block := s.blocks.open.get(event.block)):
-            if len(event.base64) > s.accepted.rules.block_chars:
-                raise TooLarge(f"block {block.number}", len(event.base64), s.accepted.rules.block_chars)
-            block.image = ImageRef(
-                media_type=event.media_type, base64=event.base64, revised_prompt=event.revised_prompt or None
-            )
-
-    def _extra(self, event: n.Extra) -> None:
-        if event.ordinal >= 0:
-            self.state.blocks.keep_item(event.ordinal, event.name, event.json)
-        shown: dict[str, object] = {"name": event.name, "json": event.json}
-        if event.block is None or not self.state.blocks.note(event.block, shown):
-            self._remember(shown)
-
-    def _remember(self, extra: dict[str, object]) -> None:
-        if len(self.state.extras) < MAX_EXTRAS:
-            self.state.extras.append(extra)
+            case _:
+                add(s, self.out, event, at_ms)
 
     # --- the end of an attempt --------------------------------------------------------------------------------
 
     def _done(self, event: n.Done, at_ms: int) -> None:
         s = self.state
         s.blocks.complete_all(self.out, cut=False)
-        self._settle(event.usage or s.usage)
+        settle(s, self.out, event.usage or s.usage)
         if event.finish == "error":
             problem = f"the provider ended the turn with {event.finish_raw or 'an error'}"
             error = ErrorInfo(code="finish_error", kind="server", message=problem, raw=event.finish_raw or None)
@@ -309,157 +223,112 @@ class Run:
             return
         if event.finish == "pause" and s.pauses < MAX_PAUSES:
             s.pauses += 1
-            self._next_turn([self._said()])
+            self.effects.append(next_turn(s, [self._said()]))
             return
         finish = event.finish
         if s.blocks.calls and finish in ("stop", "tool_use"):
             if s.tool_turns < s.accepted.max_tool_depth:
-                self._call_tools()
+                if s.accepted.policing:
+                    s.phase = "judged"  # `HeldRun` goes on from here
+                else:
+                    self.call_tools(at_ms)
                 return
             finish = "tool_use"  # a result that no model would see is not worth a call
-        self._end(Completed, at_ms, finish=finish, finish_raw=event.finish_raw or None)
+        stopped_on = event.stop_string if finish == "stop" else ""
+        self._end(Completed, at_ms, finish=finish, finish_raw=event.finish_raw or None, stop_string=stopped_on or None)
 
     def _text_done(self, text: TurnText, event: n.Done, at_ms: int) -> None:
         """The provider is done. Where it stopped on a string that does not count there, it is asked to go on."""
+        s = self.state
         if event.finish == "stop" and text.reader.knows(event.stop_string):
-            self._apply_all(text.put_back(event.stop_string), at_ms)
+            self._read(text.put_back(event.stop_string), at_ms)
             if not text.reader.over and text.resumes():
-                self._resume(text, event.usage)
+                s.usage = event.usage or s.usage
+                end_beside(text, s.blocks, self.out, cut=False)
+                so_far = Message(role="assistant", content=text.reader.text)
+                self.effects.append(resume(s, self.out, so_far))
                 return
-        self._apply_all(text.reader.end(), at_ms)
+            event = msgspec.structs.replace(event, stop_string=text.reader.stopped_on)
+        self._read(text.reader.end(), at_ms)
         self._done(event, at_ms)
 
-    def _resume(self, text: TurnText, usage: Usage | None) -> None:
-        """A further attempt of the turn, from where its text stands. Blocks of the text that are open stay open."""
-        s = self.state
-        for ordinal in [ordinal for ordinal in s.blocks.open if ordinal < 0]:
-            s.blocks.complete(ordinal, self.out)
-        text.beside = []
-        self._settle(usage or s.usage)
-        s.attempt += 1
-        s.blocks.attempt = s.attempt
-        self.effects.append(NextTurn(TurnWork(s.run, s.turn, s.attempt), so_far=text.reader.text))
+    def _read(self, meant: list[n.Normalized], at_ms: int) -> None:
+        for event in meant:
+            self._apply(event, at_ms)
 
     def _broke(self, error: ErrorInfo, at_ms: int, cut: str | None) -> None:
         """The attempt failed, or was cut: the next attempt, or the end."""
         s = self.state
-        s.blocks.complete_all(self.out, cut=True)
+        if error.code == DEADLINE or 0 < s.accepted.deadline_ms <= at_ms:
+            self._overdue(Overdue("deadline"), at_ms)
+            return
         if error.code == WORKER_LOST:
             s.losses += 1
         else:
             s.failures += 1
+        if s.scan:
+            self._read(s.scan.release(), at_ms)
+        wanted = s.heard and s.accepted.on_failure == "continue"
+        goes_on = wanted and can_go_on(s)
         delay_ms = decide(
             error,
             policy=s.accepted.on_failure,
-            heard=s.heard,
+            heard=s.heard and not goes_on,
             failures=s.failures,
             losses=s.losses,
             rules=s.accepted.rules,
             salt=s.run,
         )
-        if delay_ms is None:
-            if cut is None:
-                self._end(RunFailedEvent, at_ms, finish="error", error=error)
-            else:
-                self._end(Incomplete, at_ms, finish="unknown", reason=cut, error=error)
+        if delay_ms is not None:
+            not_before_ms = at_ms + delay_ms if delay_ms else 0
+            s.seen_ms = max(s.seen_ms, not_before_ms)
+            next_attempt = go_on if goes_on else again
+            self.effects.append(next_attempt(s, self.out, error, delay_ms, not_before_ms))
             return
-        self._void(error, s.attempt + 1, delay_ms)
-        self._attempt()
-        self.effects.append(NextTurn(TurnWork(s.run, s.turn, s.attempt, at_ms + delay_ms if delay_ms else 0)))
+        close_blocks(s, self.out, at_ms)
+        if wanted and not goes_on and error.retryable:
+            remember(s, {"note": CANNOT_GO_ON})
+        if cut is None:
+            self._end(RunFailedEvent, at_ms, finish="error", error=error)
+        else:
+            self._end(Incomplete, at_ms, finish="unknown", reason=cut, error=error)
 
     def _began_again(self, at_ms: int) -> None:
         """The provider voided what it had said so far and began its message anew, within the attempt."""
         s = self.state
-        s.blocks.complete_all(self.out, cut=True)
         reason = "the provider began its message again"
         error = ErrorInfo(code="message_restarted", kind="protocol", message=reason, retryable=True)
         if s.heard and s.accepted.on_failure != "restart":
-            self._end(Incomplete, at_ms, finish="unknown", reason=reason, error=error)
+            self._broke(error, at_ms, cut=reason)
             return
-        self._void(error, s.attempt, 0)
-        s.blocks = self._table()
+        s.blocks.complete_all(self.out, cut=True)
+        void(s, self.out, error, s.attempt, 0)
+        s.blocks = fresh_table(s)
 
-    def _void(self, error: ErrorInfo, next_attempt: int, delay_ms: int) -> None:
-        """Tell that the turn's blocks so far do not count."""
-        s = self.state
-        self.out.event(
-            s.turn,
-            s.attempt,
-            Restarted if s.heard else Retrying,
-            error=error,
-            next_attempt=next_attempt,
-            delay_ms=delay_ms,
-            drop_from=s.first_block,
-        )
-        s.heard = False
-        s.first_block = s.blocks.next_number
-        s.text = s.text and s.text.again()
+    # --- the end of the run -----------------------------------------------------------------------------------
 
-    def _settle(self, usage: Usage | None) -> None:
-        """Tell the turn's usage, and add it to the run's."""
+    def _overdue(self, event: Overdue, at_ms: int) -> None:
         s = self.state
-        s.usage = None
-        if usage:
-            s.total = s.total.plus(usage) if s.total else msgspec.structs.replace(usage, raw=None)
-            self.out.event(s.turn, s.attempt, UsageReported, usage=usage, total=s.total)
+        if event.what == "deadline":
+            error = deadline_passed()
+            stop(s, self.out, error.message, at_ms)
+            self._end(RunFailedEvent, at_ms, finish="error", error=error)
+        elif event.taken == s.taken:
+            error = nobody_works()
+            stop(s, self.out, error.message, at_ms)
+            self._end(Incomplete, at_ms, finish="unknown", reason=error.message, error=error)
 
     def _end(self, event: type[TerminalEvent], at_ms: int, **fields: object) -> None:
-        s = self.state
-        total = s.total
-        if s.usage:  # of an attempt that did not finish
-            total = total.plus(s.usage) if total else msgspec.structs.replace(s.usage, raw=None)
-        timing = Timing(
-            first_byte_ms=s.first_byte_ms, first_visible_ms=s.first_visible_ms, total_ms=max(0, at_ms - s.accepted_ms)
-        )
-        self.out.event(s.turn, s.attempt, event, timing=timing, usage=total, provider_extra=s.extras or None, **fields)
-        s.phase = "over"
-        status: dict[type[TerminalEvent], Literal["completed", "incomplete", "failed", "cancelled"]] = {
-            Completed: "completed",
-            Incomplete: "incomplete",
-            RunFailedEvent: "failed",
-            Cancelled: "cancelled",
-        }
-        self.effects.append(EndRun(status[event]))
+        self.effects.append(end(self.state, self.out, event, at_ms, **fields))
 
     # --- turns and tools --------------------------------------------------------------------------------------
 
-    def _attempt(self) -> None:
+    def call_tools(self, at_ms: int, judged: Judged | None = None) -> None:
+        """The turn is said, and where the run has policies also judged: its calls run."""
         s = self.state
-        s.attempt += 1
-        s.phase = "streaming"
-        s.usage = None
-        s.first_block = s.blocks.next_number
-        s.blocks = self._table()
-
-    def _table(self) -> BlockTable:
-        s = self.state
-        return BlockTable(
-            turn=s.turn, attempt=s.attempt, limit=s.accepted.rules.block_chars, next_number=s.blocks.next_number
-        )
-
-    def _next_turn(self, history: list[Message]) -> None:
-        s = self.state
-        s.turn += 1
-        s.heard = False
-        s.failures = s.losses = 0
-        s.calls, s.history = [], []
-        s.text = s.text and s.text.following()
-        self._attempt()
-        self.effects.append(NextTurn(TurnWork(s.run, s.turn, s.attempt), history))
-
-    def _call_tools(self) -> None:
-        """Hand the calls out, but for malformed ones and those to unlisted tools: they have their answer."""
-        s = self.state
-        s.phase = "tools"
-        s.tool_turns += 1
-        s.calls = [PendingCall(call, self._refused(call)) for call in s.blocks.calls]
+        s.seen_ms = max(s.seen_ms, at_ms)
         s.history = [self._said()]
-        timeout_s = s.accepted.tool_timeout_s
-        work = [
-            ToolWork(s.run, s.turn, s.attempt, c.block, c.tool_id, c.name, c.arguments, timeout_s)
-            for c in (p.call for p in s.calls if p.result is None)
-        ]
-        if work:
+        if work := hand_out(s, judged):
             self.effects.append(RunTools(work))
         self._tell_results()
 
@@ -468,66 +337,13 @@ class Run:
         s = self.state
         return Message(role="assistant", content=s.text.reader.text if s.text else s.blocks.message_parts())
 
-    def _refused(self, call: ToolCall) -> ToolReturned | None:
-        if call.problem:
-            return ToolReturned(call.block, call.problem, is_error=True)
-        if call.name in self.state.accepted.tools:
-            return None
-        return ToolReturned(call.block, f"there is no tool {call.name!r} here", is_error=True)
-
     def _returned(self, event: ToolReturned) -> None:
-        if self.state.phase != "tools":
-            return
-        for pending in self.state.calls:
-            if pending.call.block == event.block and pending.result is None:
-                pending.result = event
-        self._tell_results()
+        if self.state.phase == "tools":
+            take_result(self.state, event)
+            self._tell_results()
 
     def _tell_results(self) -> None:
-        """Tell the results that are due, in the order of the calls; after the last one the next turn begins."""
+        """Tell the results that are due; after the last one the next turn begins."""
         s = self.state
-        for pending in s.calls:
-            if pending.result is None:
-                return
-            if not pending.told:
-                self._tell(pending.call, pending.result)
-                pending.told = True
-        results = [
-            ToolResultPart(
-                tool_id=p.call.tool_id, tool_name=p.call.name, content=p.result.content, is_error=p.result.is_error
-            )
-            for p in s.calls
-            if p.result
-        ]
-        self._next_turn([*s.history, Message(role="tool", content=list(results))])
-
-    def _tell(self, call: ToolCall, result: ToolReturned) -> None:
-        s = self.state
-        block = s.blocks.next_number
-        s.blocks.next_number += 1
-        about = {"block": block, "kind": "tool_result", "tool_id": call.tool_id, "tool_name": call.name}
-        self.out.event(s.turn, s.attempt, BlockStarted, **about)
-        if result.content:
-            self.out.chunk(
-                s.turn, s.attempt, block, "tool_result", result.content, tool_id=call.tool_id, tool_name=call.name
-            )
-        self.out.event(
-            s.turn,
-            s.attempt,
-            BlockComplete,
-            **about,
-            content=result.content,
-            is_error=result.is_error or None,
-            blob_id=result.blob_id,
-        )
-
-    def _cancelled(self, event: CancelAsked, at_ms: int) -> None:
-        """Open blocks end as they are; every call without a result gets a cancelled one, so that none stays open."""
-        s = self.state
-        s.blocks.complete_all(self.out, cut=True)
-        calls = s.calls if s.phase == "tools" else [PendingCall(c) for c in [*s.blocks.calls, *s.blocks.cut_calls]]
-        for pending in calls:
-            if not pending.told:
-                stopped = ToolReturned(pending.call.block, "cancelled", is_error=True)
-                self._tell(pending.call, pending.result or stopped)
-        self._end(Cancelled, at_ms, finish="unknown", reason=event.reason, heard_through=event.heard_through)
+        if tell_results(s, self.out):
+            self.effects.append(next_turn(s, [*s.history, results_message(s)]))

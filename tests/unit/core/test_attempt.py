@@ -9,7 +9,7 @@ import pytest
 from tokenbus.core.attempt import AttemptReader
 from tokenbus.events.failure import ErrorInfo
 from tokenbus.events.frames import ANY_FRAME, BusEvent, Data, Ended, Lost, Opened, RawFrame, RawItem
-from tokenbus.events.normalized import Cut, Done, Failed, TextDelta
+from tokenbus.events.normalized import BlockStop, Cut, Done, Failed, TextDelta
 from tokenbus.events.vendor import Quirks
 
 OPENED = Opened("openai-chat", 200, {"content-type": "text/event-stream"}, True, Quirks())
@@ -42,6 +42,15 @@ def test_a_body_that_ends_after_its_finish_reason_is_done() -> None:
 @pytest.mark.parametrize("error", [RESET, TIMEOUT])
 def test_a_connection_that_breaks_after_the_finish_reason_is_cut(error: ErrorInfo) -> None:
     assert read(frame(0, OPENED, said("Hi", "stop")), frame(1, Ended(error)))[-1] == Cut(error.message, error)
+
+
+@pytest.mark.parametrize("finish", ["", "STOP"])
+def test_a_block_that_ends_only_with_a_broken_body_is_not_whole(finish: str) -> None:
+    opened = Opened("gemini", 200, {"content-type": "text/event-stream"}, True, Quirks())
+    chunk = {"candidates": [{"content": {"parts": [{"text": "Hi"}]}, "finishReason": finish}]}
+    events = read(frame(0, opened, Data(b"data: " + json.dumps(chunk).encode() + b"\n\n")), frame(1, Ended(RESET)))
+    assert any(isinstance(e, TextDelta) for e in events)
+    assert not any(isinstance(e, BlockStop) for e in events)
 
 
 def test_a_connection_that_breaks_after_the_terminal_event_changes_nothing() -> None:

@@ -55,7 +55,12 @@ def said(role: str, *parts: dict[str, Any]) -> Generate:
         (request(mode="prefill", participant=" "), "participant"),
         (request(mode="prefill", participant="Ada", tools=[TOOL], tool_choice="any"), "tool_choice"),
         (request(mode="prefill", participant="Ada", output_schema={"schema": {}}), "output_schema"),
+        (request(mode="prefill", participant="Ada", images={}), "images"),
         (request(mode="prefill", participant="Ada", tools=[{"name": 'a"b'}]), "tools[0].name"),
+        (request(prefill={}), "prefill"),
+        (request(mode="prefill", participant="Ada", prefill={"end_of_turn": " "}), "prefill.end_of_turn"),
+        (request(mode="prefill", participant="Ada", prefill={"delimiter": ""}), "prefill.delimiter"),
+        (request(mode="prefill", participant="Ada", prefill={"unnamed": ["Ada"]}), "prefill.unnamed"),
     ],
 )
 def test_a_broken_rule_is_named_with_its_place(broken: Generate, where: str):
@@ -71,6 +76,8 @@ def test_a_broken_rule_is_named_with_its_place(broken: Generate, where: str):
         request(tools=[TOOL, {"name": "now"}], tool_choice={"name": "now"}),
         request(tools=[TOOL], tool_choice="any"),
         request(tool_choice="none"),
+        request(mode="prefill", participant="Ada", prefill={"delimiter": "", "end_of_turn": "<|eot|>"}),
+        request(mode="prefill", participant="Ada", prefill={"delimiter": "\n--\n", "unnamed": ["Ada"]}),
         said("user", {"type": "text", "text": "look"}, IMAGE),
         said("user", RESULT),
         said("tool", RESULT, {**RESULT, "tool_id": "t2"}),

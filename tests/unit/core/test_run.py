@@ -5,17 +5,18 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.core.script import Story, call, of_type, text
+from tokenbus.core.effects import EndRun, NextTurn, RunTools
 from tokenbus.core.retry import WORKER_LOST
-from tokenbus.core.run import EndRun, NextTurn, RunTools
 from tokenbus.events import normalized as n
 from tokenbus.events.failure import ErrorInfo
-from tokenbus.events.frames import CancelAsked, Noted, Rules, ToolReturned
+from tokenbus.events.frames import CancelAsked, Noted, Overdue, ResultImage, Rules, ToolReturned
 from tokenbus.events.public import (
     BlockComplete,
     BlockStarted,
     Cancelled,
     Chunk,
     Completed,
+    ImageRef,
     Incomplete,
     Restarted,
     Retrying,
@@ -23,7 +24,16 @@ from tokenbus.events.public import (
     Started,
     UsageReported,
 )
-from tokenbus.events.requests import Message, TextPart, ThinkingPart, ToolCallPart, ToolResultPart
+from tokenbus.events.requests import (
+    Base64Source,
+    BlobSource,
+    ImagePart,
+    Message,
+    TextPart,
+    ThinkingPart,
+    ToolCallPart,
+    ToolResultPart,
+)
 from tokenbus.events.usage import Usage
 
 OVERLOADED = ErrorInfo(code="overloaded_error", kind="overloaded", message="busy", retryable=True)
@@ -354,3 +364,131 @@ def test_an_error_finish_fails_the_run() -> None:
     end = story.events[-1]
     assert isinstance(end, RunFailedEvent)
     assert end.finish_raw == "MALFORMED_FUNCTION_CALL"
+
+
+def test_an_id_that_no_provider_gave_is_distinct_in_the_whole_run_and_the_same_everywhere() -> None:
+    story = Story()
+    nameless = [n.ToolCallStart(0, "call_0", "f", derived=True), n.ToolCallDone(0)]
+    story.provider(*nameless, n.Done("tool_use"))
+    story.control(ToolReturned(0, "one", False))
+    story.provider(*nameless, n.Done("tool_use"))
+    story.control(ToolReturned(2, "two", False))
+    ids = [e.tool_id for e in of_type(story.events, BlockComplete)]
+    assert ids[0] == ids[1]
+    assert ids[2] == ids[3]
+    assert len(set(ids)) == 2
+    assert "call_0" not in ids
+    assert [w.work[0].tool_id for w in of_type(story.effects, RunTools)] == [ids[0], ids[2]]  # pyright: ignore[reportArgumentType]
+    turns: list[NextTurn] = of_type(story.effects, NextTurn)  # pyright: ignore[reportArgumentType]
+    sent = [part.tool_id for turn in turns for message in turn.history or () for part in message.content]  # pyright: ignore
+    assert sent == ids, "the provider reads one id in the call and in its result"
+
+
+def test_images_of_a_result_go_to_the_model_and_are_told() -> None:
+    story = Story()
+    story.provider(*call(0, "a", "f"), n.Done("tool_use"))
+    here = ResultImage("image/png", "aGk=")
+    both = ResultImage("image/webp", blob_id="sha256:1", size_bytes=2)
+    far = ResultImage("image/gif", blob_id="sha256:2")
+    told = story.control(ToolReturned(0, "a chart", False, images=[here, both, far]))
+    [shown] = of_type(told, BlockComplete)
+    assert shown.images == [
+        ImageRef(media_type="image/png", base64="aGk="),
+        ImageRef(media_type="image/webp", blob_id="sha256:1"),
+        ImageRef(media_type="image/gif", blob_id="sha256:2"),
+    ]
+    turn = story.effects[-1]
+    assert isinstance(turn, NextTurn)
+    assert turn.history
+    assert turn.history[-1].content == [
+        ToolResultPart(
+            tool_id="a",
+            tool_name="f",
+            content=[
+                TextPart(text="a chart"),
+                ImagePart(source=Base64Source(media_type="image/png", data="aGk=")),
+                ImagePart(source=BlobSource(blob_id="sha256:1", media_type="image/webp", size_bytes=2)),
+            ],
+        )
+    ]
+
+
+def test_a_deadline_ends_the_run_whatever_it_does_and_answers_every_call() -> None:
+    streaming, tools, waiting = Story(), Story(), Story()
+    streaming.provider(n.BlockStart(0, "text"), n.TextDelta(0, "Hel"), *call(1, "a", "f"), n.UsageSeen(Usage(input=5)))
+    tools.provider(*call(0, "a", "f"), *call(1, "b", "f"), n.Done("tool_use"))
+    tools.control(ToolReturned(1, "real", False))
+    for story in (streaming, tools, waiting):
+        story.control(Overdue("deadline"))
+        end = story.events[-1]
+        assert isinstance(end, RunFailedEvent)
+        assert (end.error.code, end.error.kind) == ("deadline", "timeout")
+        assert story.effects[-1] == EndRun("failed")
+        assert story.control(Overdue("deadline"), CancelAsked()) == [], "one end and no second"
+    results = [e.content for e in of_type(tools.events, BlockComplete) if e.kind == "tool_result"]
+    assert results == ["the run's deadline has passed", "real"]
+    assert [(e.kind, e.cut) for e in of_type(streaming.events, BlockComplete)] == [
+        ("tool_call", None),
+        ("text", True),
+        ("tool_result", None),
+    ]
+    assert streaming.events[-1].usage == Usage(input=5)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@pytest.mark.parametrize("policy", ["before_first_visible", "continue", "restart"])
+def test_a_deadline_that_the_fetcher_found_first_ends_the_run_in_the_same_way(policy: str) -> None:
+    passed = ErrorInfo(code="deadline", kind="timeout", message="the run's deadline has passed")
+    before, amid, clock = (Story(on_failure=policy, continues=True) for _ in range(3))
+    before.provider(n.Failed(passed))
+    for story in (amid, clock):
+        story.provider(n.BlockStart(0, "text"), n.TextDelta(0, "Hel"))
+    amid.provider(n.Cut("the run's deadline has passed", passed))
+    clock.control(Overdue("deadline"))
+    assert amid.events == clock.events
+    assert isinstance(before.events[-1], RunFailedEvent)
+
+
+@pytest.mark.parametrize("policy", ["before_first_visible", "continue", "restart"])
+def test_an_attempt_that_breaks_after_the_deadline_ends_the_run_as_the_deadline_does(policy: str) -> None:
+    """Whichever is heard first: the clock, the fetcher, or what only followed from the run's being over."""
+    story = Story(on_failure=policy, continues=True, deadline_ms=1)
+    story.provider(n.BlockStart(0, "text"), n.TextDelta(0, "Hel"))
+    lost = ErrorInfo(code="worker_lost", kind="internal", message="the fetcher was lost", retryable=True)
+    story.provider(n.Cut("the fetcher was lost", lost))
+    end = story.events[-1]
+    assert isinstance(end, RunFailedEvent)
+    assert end.error.code == "deadline"
+
+
+def test_a_run_on_which_nobody_works_ends_incomplete_unless_something_came_meanwhile() -> None:
+    story = Story()
+    story.provider(n.BlockStart(0, "text"), n.TextDelta(0, "Hel"))
+    judged = story.run.state.taken
+    story.provider(n.TextDelta(0, "lo"))
+    assert story.control(Overdue("silent", judged)) == []
+    story.control(Overdue("silent", story.run.state.taken))
+    end = story.events[-1]
+    assert isinstance(end, Incomplete)
+    assert end.error
+    assert end.error.code == "lost"
+
+
+def test_content_before_calls_and_usage_of_each_turn_come_as_events_in_their_order() -> None:
+    story = Story()
+    story.provider(n.BlockStart(0, "thinking"), n.ThinkingDelta(0, "hm"), n.BlockStop(0), *text(1, "Let me look."))
+    story.provider(*call(2, "a", "f", "{}"), n.Done("tool_use", usage=Usage(output=1)))
+    story.control(ToolReturned(2, "found", False))
+    story.provider(n.BlockStart(0, "image"), n.Image(0, "image/png", "aGk=", final=True), n.BlockStop(0))
+    story.provider(*text(1, "There."), n.Done("stop", usage=Usage(output=2)))
+    order = [
+        (type(e).__name__, e.kind) if isinstance(e, BlockStarted | BlockComplete) else type(e).__name__
+        for e in story.events
+        if not isinstance(e, Chunk)
+    ]
+    blocks = [
+        ("BlockStarted", kind) if start else ("BlockComplete", kind)
+        for kind in ("thinking", "text", "tool_call", "tool_result", "image", "text")
+        for start in (True, False)
+    ]
+    assert order == ["Started", *blocks[:6], "UsageReported", *blocks[6:], "UsageReported", "Completed"]
+    assert [e.total.output for e in of_type(story.events, UsageReported)] == [1, 3]

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tests.unit.core.script import Story, call, text
 from tokenbus.events import normalized as n
 from tokenbus.events.failure import ErrorInfo
-from tokenbus.events.frames import BusEvent, CancelAsked, ToolReturned
-from tokenbus.events.public import TERMINAL, BlockComplete, BlockStarted, Chunk, PublicEvent
+from tokenbus.events.frames import BusEvent, CancelAsked, Overdue, ToolReported, ToolReturned
+from tokenbus.events.public import TERMINAL, BlockComplete, BlockStarted, Chunk, PublicEvent, Restarted, Retrying
 from tokenbus.events.usage import Usage
 
 TRY_AGAIN = ErrorInfo(code="overloaded_error", kind="overloaded", message="busy", retryable=True)
@@ -25,7 +25,7 @@ def attempts(draw: st.DrawFn) -> list[BusEvent]:
     """What one attempt may say: some blocks, perhaps cut, and an end."""
     events: list[BusEvent] = []
     for block in range(draw(st.integers(0, 3))):
-        kind = draw(st.sampled_from(["text", "thinking", "call", "cut"]))
+        kind = draw(st.sampled_from(["text", "thinking", "call", "cut", "open text"]))
         if kind == "text":
             events += text(block, *draw(pieces))
         elif kind == "thinking":
@@ -33,6 +33,8 @@ def attempts(draw: st.DrawFn) -> list[BusEvent]:
             events += [n.BlockStop(block)]
         elif kind == "call":
             events += call(block, f"id{block}", "f", *draw(pieces))
+        elif kind == "open text":
+            events += text(block, *draw(pieces))[:-1]
         else:
             events += [n.ToolCallStart(block, f"id{block}", "f")]
     end = draw(
@@ -49,13 +51,23 @@ def attempts(draw: st.DrawFn) -> list[BusEvent]:
     return [*events, end]
 
 
-controls = st.sampled_from([CancelAsked("x"), ToolReturned(0, "r", False), ToolReturned(1, "", True)])
+controls = st.sampled_from(
+    [
+        CancelAsked("x"),
+        ToolReturned(0, "r", False),
+        ToolReturned(1, "", True),
+        ToolReported(0, 0.5),
+        ToolReported(1, 1, 4, "one of four"),
+        Overdue("deadline"),
+        *(Overdue("silent", taken) for taken in range(6)),
+    ]
+)
 steps = st.lists(st.one_of(attempts(), controls), min_size=1, max_size=8)
 policies = st.sampled_from(["before_first_visible", "restart", "fail", "continue"])
 
 
 def tell(plan: list[list[BusEvent] | BusEvent], policy: str, reborn: bool) -> Story:
-    story = Story(on_failure=policy)
+    story = Story(on_failure=policy, continues=True)
     for step in plan:
         if reborn:
             story.reborn()
@@ -115,3 +127,19 @@ def test_a_checkpoint_anywhere_changes_nothing(plan: list[list[BusEvent] | BusEv
     whole, parts = tell(plan, policy, reborn=False), tell(plan, policy, reborn=True)
     assert parts.events == whole.events
     assert parts.effects == whole.effects
+
+
+@given(steps)
+def test_what_was_heard_under_continue_is_never_void(plan: list[list[BusEvent] | BusEvent]) -> None:
+    events = tell(plan, "continue", reborn=False).events
+    heard: set[int] = set()
+    for event in events:
+        match event:
+            case Chunk() if event.visible:
+                heard.add(event.block)
+            case Retrying():
+                assert all(block < event.drop_from for block in heard)
+            case Restarted():
+                raise AssertionError("nothing begins again once it was heard")
+            case _:
+                pass

@@ -1,0 +1,114 @@
+"""How much of everything a request may hold: every count, length and size that its overall bytes do not bound enough.
+
+The bounds are far above what any provider takes. They are for what tokenbus does with each: a copy in every `started`
+event, a key of a hash, a schema to compile, a string to search a stream for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from tokenbus.events.requests import (
+    DocumentPart,
+    Generate,
+    ImagePart,
+    Message,
+    TextPart,
+    ThinkingPart,
+    ToolCallPart,
+    ToolResultPart,
+    UrlSource,
+)
+
+MAX_MESSAGES = 10_000
+MAX_PARTS = 1_000
+"""Of one message, and of one tool result."""
+MAX_TOOLS = 512
+MAX_STOPS = 64
+MAX_STOP_CHARS = 1_024
+MAX_SCHEMA_BYTES = 128 * 1024
+"""Of one tool's parameters, or of the answer's schema, as JSON."""
+MAX_DESCRIPTION_CHARS = 64 * 1024
+MAX_METADATA_BYTES = 64 * 1024
+MAX_EXTRA_BYTES = 1024 * 1024
+MAX_NAME_CHARS = 1_024
+"""Of a participant, a tool's id or name in a message, a document's title."""
+MAX_URL_CHARS = 16 * 1024
+MAX_OPAQUE = 64
+"""Fields of a part's `opaque`."""
+MAX_SECONDS = 30 * 86_400.0
+MAX_TOKENS = 2**31 - 1
+
+
+def over_bounds(request: Generate) -> Iterator[tuple[str, str]]:
+    """Where the request has too much, and of what."""
+    yield from _count("messages", len(request.messages), MAX_MESSAGES, "messages")
+    yield from _count("tools", len(request.tools), MAX_TOOLS, "tools")
+    yield from _count("stop", len(request.stop), MAX_STOPS, "stop strings")
+    for i, stop in enumerate(request.stop):
+        yield from _count(f"stop[{i}]", len(stop), MAX_STOP_CHARS, "characters")
+    for i, tool in enumerate(request.tools):
+        yield from _count(f"tools[{i}].description", len(tool.description or ""), MAX_DESCRIPTION_CHARS, "characters")
+        yield from _size(f"tools[{i}].parameters", tool.parameters, MAX_SCHEMA_BYTES)
+    if request.output_schema:
+        yield from _size("output_schema.schema", request.output_schema.schema, MAX_SCHEMA_BYTES)
+    yield from _size("metadata", request.metadata, MAX_METADATA_BYTES)
+    yield from _size("extra", request.extra, MAX_EXTRA_BYTES)
+    yield from _count("participant", len(request.participant or ""), MAX_NAME_CHARS, "characters")
+    if isinstance(request.system, list):
+        yield from _count("system", len(request.system), MAX_PARTS, "parts")
+    for name, seconds in (("deadline_s", request.deadline_s), ("tool_timeout_s", request.tool_timeout_s)):
+        if (seconds or 0) > MAX_SECONDS:
+            yield name, f"over {MAX_SECONDS:g} seconds"
+    if (request.max_tokens or 0) > MAX_TOKENS:
+        yield "max_tokens", f"over {MAX_TOKENS}"
+    if request.prefill:
+        yield from _count("prefill.unnamed", len(request.prefill.unnamed), MAX_MESSAGES, "names")
+    for i, message in enumerate(request.messages):
+        yield from _message(f"messages[{i}]", message)
+
+
+def _message(where: str, message: Message) -> Iterator[tuple[str, str]]:
+    yield from _count(f"{where}.participant", len(message.participant or ""), MAX_NAME_CHARS, "characters")
+    if isinstance(message.content, str):
+        return
+    yield from _count(f"{where}.content", len(message.content), MAX_PARTS, "parts")
+    for i, part in enumerate(message.content):
+        yield from _part(f"{where}.content[{i}]", part)
+
+
+def _part(where: str, part: object) -> Iterator[tuple[str, str]]:
+    match part:
+        case TextPart() | ThinkingPart() | ToolCallPart() | ImagePart() if part.opaque:
+            yield from _count(f"{where}.opaque", len(part.opaque), MAX_OPAQUE, "fields")
+        case _:
+            pass
+    match part:
+        case ImagePart(source=UrlSource(url=url)) | DocumentPart(source=UrlSource(url=url)):
+            yield from _count(f"{where}.source.url", len(url), MAX_URL_CHARS, "characters")
+        case _:
+            pass
+    match part:
+        case ToolCallPart() | ToolResultPart():
+            yield from _count(f"{where}.tool_id", len(part.tool_id), MAX_NAME_CHARS, "characters")
+            yield from _count(f"{where}.tool_name", len(part.tool_name or ""), MAX_NAME_CHARS, "characters")
+        case DocumentPart():
+            yield from _count(f"{where}.title", len(part.title or ""), MAX_NAME_CHARS, "characters")
+        case _:
+            pass
+    if isinstance(part, ToolResultPart) and not isinstance(part.content, str):
+        yield from _count(f"{where}.content", len(part.content), MAX_PARTS, "parts")
+        for i, inner in enumerate(part.content):
+            yield from _part(f"{where}.content[{i}]", inner)
+
+
+def _count(where: str, found: int, most: int, what: str) -> Iterator[tuple[str, str]]:
+    if found > most:
+        yield where, f"{found} {what}, at most {most}"
+
+
+def _size(where: str, value: dict[str, object] | None, most: int) -> Iterator[tuple[str, str]]:
+    if value:
+        yield from _count(where, len(msgspec.json.encode(value)), most, "bytes as JSON")

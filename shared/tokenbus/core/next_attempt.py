@@ -1,0 +1,108 @@
+"""How a run comes to its next attempt: for the next turn, for the same turn from its beginning, or on from its text."""
+
+from __future__ import annotations
+
+from tokenbus.core.blocks import BlockTable
+from tokenbus.core.continuation import partial_message, partial_text
+from tokenbus.core.effects import NextTurn
+from tokenbus.core.endings import settle
+from tokenbus.core.outbox import Outbox
+from tokenbus.core.prefill.turn import TurnText
+from tokenbus.core.state import RunState
+from tokenbus.events.failure import ErrorInfo
+from tokenbus.events.frames import TurnWork
+from tokenbus.events.public import Restarted, Retrying
+from tokenbus.events.requests import Message
+
+
+def next_turn(s: RunState, history: list[Message]) -> NextTurn:
+    """The next turn's first attempt; ``history`` is what the turn just ended appends to the conversation."""
+    s.turn += 1
+    s.heard = False
+    s.failures = s.losses = 0
+    s.calls, s.history = [], []
+    s.text = s.text and s.text.following()
+    _begin(s)
+    return NextTurn(TurnWork(s.run, s.turn, s.attempt), history)
+
+
+def again(s: RunState, out: Outbox, error: ErrorInfo, delay_ms: int, not_before_ms: int) -> NextTurn:
+    """The turn from its beginning: what it said so far is void."""
+    s.blocks.complete_all(out, cut=True)
+    void(s, out, error, s.attempt + 1, delay_ms)
+    _begin(s)
+    return NextTurn(TurnWork(s.run, s.turn, s.attempt, not_before_ms))
+
+
+def void(s: RunState, out: Outbox, error: ErrorInfo, next_attempt: int, delay_ms: int) -> None:
+    """Tell that the turn's blocks so far do not count."""
+    out.event(
+        s.turn,
+        s.attempt,
+        Restarted if s.heard else Retrying,
+        error=error,
+        next_attempt=next_attempt,
+        delay_ms=delay_ms,
+        drop_from=s.first_block,
+    )
+    s.heard = False
+    s.first_block = s.blocks.next_number
+    s.text = s.text and s.text.again()
+
+
+def can_go_on(s: RunState) -> bool:
+    """Whether the next attempt may go on from what was heard: provider and model can, and so can the text."""
+    return s.accepted.continues and (s.text is not None or s.blocks.can_go_on())
+
+
+def go_on(s: RunState, out: Outbox, error: ErrorInfo, delay_ms: int, not_before_ms: int) -> NextTurn:
+    """On from what was heard, none of which is dropped: the text that is open stays open."""
+    told_by, table, void_from = s.attempt, s.blocks, s.blocks.next_number
+    if s.text:
+        so_far, seam = partial_text(s.text.reader.text)
+        end_beside(s.text, s.blocks, out, cut=True)
+    else:
+        table, void_from, parts = s.blocks.going_on(out)
+        so_far, seam = partial_message(parts)
+    out.event(
+        s.turn,
+        told_by,
+        Retrying,
+        error=error,
+        next_attempt=s.attempt + 1,
+        delay_ms=delay_ms,
+        drop_from=void_from,
+        continues=True,
+    )
+    s.blocks, s.seam = table, seam
+    return resume(s, out, so_far, not_before_ms)
+
+
+def resume(s: RunState, out: Outbox, so_far: Message | None, not_before_ms: int = 0) -> NextTurn:
+    """A further attempt of the turn, with the blocks that are open. The usage of the one before counts."""
+    settle(s, out, s.usage)
+    s.attempt += 1
+    s.blocks.attempt = s.attempt
+    return NextTurn(TurnWork(s.run, s.turn, s.attempt, not_before_ms), so_far=so_far)
+
+
+def end_beside(text: TurnText, blocks: BlockTable, out: Outbox, *, cut: bool) -> None:
+    """Prefill mode: the attempt ends, and with it the provider's own regions beside the text."""
+    for ordinal in [ordinal for ordinal in blocks.open if ordinal < 0]:
+        blocks.complete(ordinal, out, cut=cut)
+    text.beside = []
+
+
+def fresh_table(s: RunState) -> BlockTable:
+    """For blocks of this attempt; numbers go on."""
+    return BlockTable(
+        turn=s.turn, attempt=s.attempt, limit=s.accepted.rules.block_chars, next_number=s.blocks.next_number
+    )
+
+
+def _begin(s: RunState) -> None:
+    s.attempt += 1
+    s.phase = "streaming"
+    s.usage = s.seam = None
+    s.first_block = s.blocks.next_number
+    s.blocks = fresh_table(s)
