@@ -14,8 +14,10 @@
 A close leads back to where its open came from; what is no markup at its place is content there, or nothing between
 calls. `over`: a stop string or the calls' end was read, and nothing after it counts.
 
+The end-of-turn token is found before all else: it ends the turn wherever it stands, in a value too.
+
 However the text is cut, the events are the same after joining neighbouring pieces. What is held back is bounded: the
-beginning of a tag, the beginning of a stop string, blank space that may turn out to lie between two tags.
+beginning of the token, of a tag, of a stop string, and blank space that may turn out to lie between two tags.
 """
 
 from __future__ import annotations
@@ -25,12 +27,12 @@ from typing import Literal
 import msgspec
 
 from tokenbus.core.prefill.calls import OpenCall, call_id
-from tokenbus.core.prefill.stops import stops
 from tokenbus.core.prefill.tags import BLANKS, Marks, Tag, attribute, both, marks, plain
+from tokenbus.core.stops import Stops, stops
 from tokenbus.errors import TooLarge
 from tokenbus.events.frames import TextReading
 from tokenbus.events.normalized import BlockStart, BlockStop, Normalized, TextDelta, ThinkingDelta
-from tokenbus.providers.transcript import CALLS_CLOSES
+from tokenbus.providers.participants import CALLS_CLOSES
 
 Place = Literal["top", "thinking", "calls", "invoke", "parameter", "results"]
 
@@ -55,6 +57,8 @@ class TextReader(msgspec.Struct):
     """The open thinking's name, also while a call stands inside it."""
     held: str = ""
     """The beginning of a tag."""
+    token_state: int = 0
+    """How much of the end-of-turn token is held back."""
     stop_state: int = 0
     blanks: list[str] = []
     """Blank space before the open region's first content."""
@@ -83,46 +87,55 @@ class TextReader(msgspec.Struct):
     @property
     def text(self) -> str:
         """The turn so far in the model's own words, up to the end that counts."""
-        if len(self.raw) > 1:
-            self.raw = ["".join(self.raw)]
-        return self.raw[0] if self.raw else ""
+        return self._read + self._token.held(self.token_state) if self.token_state else self._read
 
     def knows(self, string: str) -> bool:
         """Whether a provider that stopped on this string did so at our wish."""
-        return string in self.setting.stops or string in CALLS_CLOSES
+        return string in (*self.setting.stops, *CALLS_CLOSES) or string == self.setting.end_of_turn != ""
 
     def feed(self, text: str) -> list[Normalized]:
         """The events that this piece completes. Raises TooLarge."""
         out: list[Normalized] = []
+        if not self.over and text:
+            ended = ""
+            if self.setting.end_of_turn:
+                text, self.token_state, ended = self._token.take(self.token_state, text)
+            self._feed(text, out)
+            if ended:
+                out += self.end()
+        return out
+
+    def _feed(self, text: str, out: list[Normalized]) -> None:
+        """Read a piece without the token."""
         if self.over or not text:
-            return out
+            return
         self.raw.append(text)
         if self.held:
             text, self.held = self.held + text, ""
         elif "<" not in text:
             self._content(text, out)
-            return out
+            return
         at, here = 0, self._marks()
         while tag := here.find(text, at):
             self._content(text[at : tag.start], out)
             if self.over:
-                return out
+                return
             self._tag(tag, out)
             at = tag.end
             if self.over:
-                whole = self.text
+                whole = self._read
                 self.raw = [whole[: len(whole) - (len(text) - at)]]
-                return out
+                return
             here = self._marks()
         hold = here.held_from(text, at)
         self._content(text[at:hold], out)
         if not self.over:
             self.held = text[hold:]
-        return out
 
     def release(self) -> list[Normalized]:
         """What is held back comes out as the content it is, for no more text will come. Open blocks stay open."""
         out: list[Normalized] = []
+        self._give_up_token(out)
         held, self.held = self.held, ""
         if not self.over:
             self._content(held, out)
@@ -134,17 +147,36 @@ class TextReader(msgspec.Struct):
         """The turn's text is whole: the last events. A call that is still open is malformed."""
         if self.over:
             return []
+        out: list[Normalized] = []
+        self._give_up_token(out)
         cut = len(self.held) if self.place in ("calls", "invoke") else 0
-        out = self.release()
+        out += self.release()
         if not self.over:
             if self.place in ("calls", "invoke", "parameter"):
                 self._end_call(out, "the call was cut off by the end of the turn")
-                whole = self.text
+                whole = self._read
                 # Its results stand right after a close, so there must be one.
                 self.raw = [f"{whole[: len(whole) - cut]}</{self.calls_spelled}>"]
             self._shut(out)
             self.over = True
         return out
+
+    @property
+    def _read(self) -> str:
+        """What was read, but for what of the token is held back."""
+        if len(self.raw) > 1:
+            self.raw = ["".join(self.raw)]
+        return self.raw[0] if self.raw else ""
+
+    @property
+    def _token(self) -> Stops:
+        return stops((self.setting.end_of_turn,))
+
+    def _give_up_token(self, out: list[Normalized]) -> None:
+        """The beginning of the token stays one: text."""
+        if self.token_state:
+            held, self.token_state = self._token.held(self.token_state), 0
+            self._feed(held, out)
 
     # --- content --------------------------------------------------------------------------------------------
 

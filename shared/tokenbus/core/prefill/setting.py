@@ -6,17 +6,25 @@ from typing import cast
 
 from tokenbus.events.frames import TextReading
 from tokenbus.events.requests import Generate, Tool
-from tokenbus.providers.transcript import opens_thinking, reading_stops
+from tokenbus.events.vendor import ApiName, Quirks
+from tokenbus.providers.participants import end_of_turn, reading_stops
+from tokenbus.providers.transcript import opens_thinking
+
+THINKING = "thinking"
+"""The tag in which the prompt asks for thinking; whatever else a model writes it in is read as well."""
 
 
-def reading_of(request: Generate) -> TextReading | None:
-    """How the text is read; None in chat mode, where the provider's own structure gives the blocks."""
-    if request.mode != "prefill":
-        return None
+def reading_of(request: Generate, api: ApiName, quirks: Quirks) -> TextReading:
+    """How the text of a request in prefill mode is read.
+
+    ``quirks`` are the provider's; of them its end-of-turn token counts, and the tags in which the model thinks.
+    """
     return TextReading(
         stops=reading_stops(request),
         types={tool.name: types for tool in request.tools if (types := _types(tool))},
-        inside="thinking" if opens_thinking(request) else "",
+        inside=THINKING if opens_thinking(request) else "",
+        thinking=tuple(dict.fromkeys((THINKING, *quirks.of(request.model).inline_thinking))),
+        end_of_turn=end_of_turn(request, api, quirks),
     )
 
 

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable
 from functools import lru_cache
 
-from tokenbus.providers.transcript import PREFIX
+from tokenbus.providers.participants import PREFIX
 
 BLANKS = " \t\r\n"
 MAX_TAG = 256

@@ -113,6 +113,13 @@ def test_thinking_that_the_prompt_opened_is_the_turns_first_block() -> None:
     assert [(b.kind, b.content) for b in found] == [("thinking", "I think."), ("text", "I say.")]
 
 
+@pytest.mark.parametrize("said", ["<thinking>So it is.", "Well<thinking>So it is.</thinkin", "<thinking>So it is.<b>"])
+def test_thinking_that_never_closes_is_never_told_as_text(said: str) -> None:
+    *before, last = regions(read(said))
+    assert (last.kind, last.content.startswith("So it is.")) == ("thinking", True)
+    assert [block.content for block in before if block.kind == "text"] == (["Well"] if said.startswith("W") else [])
+
+
 def test_other_names_of_thinking_are_data_and_close_by_themselves_alone() -> None:
     found = regions(read("<think>a</thinking>b</think>c", thinking=("thinking", "think")))
     assert [(b.kind, b.content) for b in found] == [("thinking", "a</thinking>b"), ("text", "c")]
@@ -148,3 +155,46 @@ def test_the_id_of_a_call_is_made_of_run_turn_and_ordinal() -> None:
     ids = [event.tool_id for event in events if isinstance(event, n.ToolCallStart)]
     assert ids == [call_id("r1/0", 0), call_id("r1/0", 1)]
     assert len({*ids, call_id("r1/1", 0), call_id("r2/0", 0)}) == 4
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 100])
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("Hi <|eot|>Bob: never", [("text", "Hi ")]),
+        ("<thinking>Hm<|eot|></thinking>never", [("thinking", "Hm")]),
+        ("a <|eo b <|eot", [("text", "a <|eo b <|eot")]),
+        ("<<|eot|>", [("text", "<")]),
+        ("<thinking<|eot|>>", [("text", "<thinking")]),
+        ("<|eot|>never", []),
+    ],
+)
+def test_the_end_of_turn_token_ends_the_turn_wherever_it_is_cut(
+    text: str, said: list[tuple[str, str]], size: int
+) -> None:
+    pieces = [text[i : i + size] for i in range(0, len(text), size)]
+    assert [(block.kind, block.content) for block in regions(read(pieces, end_of_turn="<|eot|>"))] == said
+
+
+def test_the_token_in_a_value_cuts_the_call_and_between_calls_those_before_it_stay_sound() -> None:
+    begun = '<function_calls><invoke name="f"><parameter name="q">a'
+    [cut] = regions(read([begun + "<|eot|>"], end_of_turn="<|eot|>"))
+    assert cut.malformed
+    [sound] = regions(read([begun + "</parameter></invoke>\n<|eot|>"], end_of_turn="<|eot|>"))
+    assert not sound.malformed
+
+
+def test_the_text_of_a_turn_is_without_the_token_and_with_what_only_began_like_it() -> None:
+    reading = reader(end_of_turn="<|eot|>")
+    reading.feed("Hi <|eo")
+    assert reading.text == "Hi <|eo"
+    reading.feed("t|> more")
+    assert (reading.text, reading.over, reading.stopped_on) == ("Hi ", True, "")
+    assert reading.knows("<|eot|>")
+    assert not reader().knows("")
+
+
+def test_each_alias_of_thinking_opens_it_and_closes_what_it_opened() -> None:
+    text = "<think>a</thinking>b</think>c<reasoning>d</reasoning>"
+    said = [(block.kind, block.content) for block in regions(read(text, thinking=("thinking", "think", "reasoning")))]
+    assert said == [("thinking", "a</thinking>b"), ("text", "c"), ("thinking", "d")]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from tests.unit.core.script import Story, of_type
-from tokenbus.core.prefill.turn import MAX_IDLE
-from tokenbus.core.run import CloseAttempt, EndRun, NextTurn, RunTools
+from tokenbus.core.effects import CloseAttempt, EndRun, NextTurn, RunTools
+from tokenbus.core.prefill.turn import MAX_IDLE, MAX_RESUMPTIONS
 from tokenbus.events import normalized as n
 from tokenbus.events.failure import ErrorInfo
 from tokenbus.events.frames import TextReading, ToolReturned
@@ -77,7 +77,7 @@ def test_a_name_ends_the_turn_in_text_and_is_put_back_in_thinking() -> None:
     resumed = told.effects[-1]
     assert isinstance(resumed, NextTurn)
     assert (resumed.work.turn, resumed.work.attempt) == (0, 2)
-    assert (resumed.history, resumed.so_far) == (None, "<thinking>a\nBob:")
+    assert (resumed.history, resumed.so_far) == (None, Message(role="assistant", content="<thinking>a\nBob:"))
     told.reborn()
     told.provider(*says(" b</thinking>c"), n.Done("stop", "stop_sequence", stop_string="\nBob:"))
     assert blocks(told) == [("thinking", "a\nBob: b"), ("text", "c")]
@@ -91,6 +91,37 @@ def test_a_turn_is_not_resumed_for_ever() -> None:
         told.provider(n.Done("stop", stop_string="\nBob:"))
     assert isinstance(told.events[-1], Completed)
     assert told.run.state.attempt == 1 + MAX_IDLE
+
+
+def test_a_provider_that_stopped_inside_a_value_goes_on_in_it() -> None:
+    told = story()
+    told.provider(
+        *says('<function_calls><invoke name="f"><parameter name="q">Ask'), n.Done("stop", stop_string="\nBob:")
+    )
+    resumed = told.effects[-1]
+    assert isinstance(resumed, NextTurn)
+    assert resumed.so_far
+    assert str(resumed.so_far.content).endswith(">Ask\nBob:")
+    told.provider(*says(" hi</parameter></invoke></function_calls>"))
+    assert blocks(told) == [("tool_call", '{"q":"Ask\\nBob: hi"}')]
+    assert of_type(told.effects, RunTools)  # pyright: ignore[reportArgumentType]
+
+
+def test_resumptions_are_bounded_by_themselves_and_each_turn_has_its_own() -> None:
+    told = story()
+    for turn in range(2):
+        told.provider(*says("<thinking>a"), n.Done("stop", stop_string="\nBob:"))
+        for _ in range(MAX_RESUMPTIONS - 1):
+            told.provider(*says("b"), n.Done("stop", stop_string="\nBob:"))
+        assert told.run.state.turn == turn
+        assert told.run.state.tool_turns == turn, "a resumption is no tool turn"
+        assert not told.run.over
+        told.provider(*says(f"</thinking>{CALL}"))
+        told.control(ToolReturned(told.run.state.calls[0].call.block, "fine", False))
+    told.provider(*says("<thinking>a"), n.Done("stop", stop_string="\nBob:"))
+    for _ in range(MAX_RESUMPTIONS):
+        told.provider(*says("b"), n.Done("stop", stop_string="\nBob:"))
+    assert isinstance(told.events[-1], Completed)
 
 
 def test_what_is_held_back_comes_out_when_the_stream_breaks() -> None:

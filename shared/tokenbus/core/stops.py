@@ -16,30 +16,34 @@ class Stops:
 
     def __init__(self, strings: tuple[str, ...]) -> None:
         self._next: list[dict[str, int]] = [{}]
-        self._path: list[str] = [""]
+        self._of: list[tuple[str, int]] = [("", 0)]
+        """Of each state: a string whose beginning it is, and how long that is."""
+        self._hit = [""]
         for string in strings:
             node = 0
-            for char in string:
+            for size, char in enumerate(string, 1):
                 if char not in self._next[node]:
-                    self._next[node][char] = len(self._path)
-                    self._path.append(self._path[node] + char)
+                    self._next[node][char] = len(self._next)
                     self._next.append({})
+                    self._of.append((string, size))
+                    self._hit.append("")
                 node = self._next[node][char]
-        self._hit = [path if path in strings else "" for path in self._path]
-        self._fall = [0] * len(self._path)
+            self._hit[node] = string
+        self._fall = [0] * len(self._next)
         self._link()
         self._first = re.compile("[" + "".join(re.escape(char) for char in self._next[0]) + "]")
 
     def held(self, state: int) -> str:
         """What this state holds back."""
-        return self._path[state]
+        string, size = self._of[state]
+        return string[:size]
 
     def take(self, state: int, text: str) -> tuple[str, int, str]:
         """What of the text may go on, the new state, and the stop string that was found: after one, all is over."""
         at = 0 if state else self._candidate(text, 0)
         if at == len(text):
             return text, 0, ""
-        held = self._path[state]
+        held = self.held(state)
         while at < len(text):
             char = text[at]
             while state and char not in self._next[state]:
@@ -51,7 +55,7 @@ class Stops:
             if not state:
                 at = self._candidate(text, at)
         whole = held + text
-        return whole[: len(whole) - len(self._path[state])], state, ""
+        return whole[: len(whole) - self._of[state][1]], state, ""
 
     def _candidate(self, text: str, start: int) -> int:
         found = self._first.search(text, start)
@@ -71,7 +75,7 @@ class Stops:
             self._hit[node] = self._hit[node] or self._hit[self._fall[node]]
 
 
-@lru_cache(256)
+@lru_cache(64)
 def stops(strings: tuple[str, ...]) -> Stops:
     """The automaton of these strings."""
     return Stops(strings)
