@@ -1,0 +1,45 @@
+"""Policies by import path, with options from a settings file."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from tokenbus.errors import SettingsError
+from tokenbus.policy.link import Handling, Link, OnError
+from tokenbus.policy.processor import StreamProcessor
+
+
+class PolicySpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A policy as the settings name it."""
+
+    policy: Annotated[str, Meta(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$(?!\n)")]
+    """Its class: ``package.module:Class``."""
+    options: dict[str, Any] = {}
+    on_error: OnError = "block"
+    timeout_s: Annotated[float, Meta(gt=0)] = 30.0
+    name: str = ""
+    """What its decisions call it; empty: the class's name."""
+
+
+def load(spec: PolicySpec, source: str = "policy") -> Callable[[], Link]:
+    """What makes a link for each new stream. The class is imported and the options are decoded here and now.
+
+    Raises SettingsError, with ``source`` and the path, where there is no such class, or its options are wrong.
+    """
+    module, _, attribute = spec.policy.partition(":")
+    try:
+        found: object = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as e:
+        raise SettingsError(source, spec.policy, f"cannot be imported: {e}") from e
+    if not (isinstance(found, type) and issubclass(found, StreamProcessor)):
+        raise SettingsError(source, spec.policy, "is no class of StreamProcessor")
+    policy = found
+    options = policy.from_options(spec.options).options
+    handling = Handling(on_error=spec.on_error, timeout_s=spec.timeout_s)
+    name = spec.name or policy.__name__
+    return lambda: Link(name, policy(options), handling)

@@ -1,0 +1,206 @@
+"""Replaces words and patterns in a text that comes in pieces, the same however it is cut. Pure.
+
+What could be the beginning of a match is held until that is settled, and nothing else is. A match has a greatest
+length, so what is held is bounded, and so is the work for each character: patterns that could be longer, or could be
+tried in ways without number (a repeat inside a repeat), are refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from typing import Any, cast
+
+import msgspec
+
+LONGEST = 8192
+"""Most characters of a match."""
+
+
+class Rule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """One thing to replace: the text ``find``, and what the pattern ``then`` finds right behind it."""
+
+    find: str = ""
+    """Taken literally. Empty: the pattern may begin anywhere, so that its whole length of text is held at all times."""
+    then: str = ""
+    """A regular expression (Python's) without anchors, references and look-around; each repeat in it has an end."""
+    replace: str = ""
+    """Taken literally."""
+    ignore_case: bool = False
+    whole_word: bool = False
+    """Only where no letter, digit or ``_`` stands right before or behind."""
+    word_start: bool = False
+    """Only where none stands right before."""
+
+
+class _Compiled:
+    def __init__(self, rule: Rule, where: str) -> None:
+        if not (rule.find or rule.then):
+            raise ValueError(f"{where}: find or then is needed")
+        flags = re.IGNORECASE if rule.ignore_case else 0
+        before = r"(?<!\w)" if rule.whole_word or rule.word_start else ""
+        behind = r"(?!\w)" if rule.whole_word else ""
+        try:
+            self.pattern = re.compile(f"{before}{re.escape(rule.find)}(?:{rule.then}){behind}", flags)
+            parsed = _parsed(rule.then, flags)
+            _check_items(parsed, repeated=False)
+        except (re.error, ValueError) as e:
+            raise ValueError(f"{where}: {e}") from e
+        least, most = parsed.getwidth()
+        self.longest = len(rule.find) + most
+        if not len(rule.find) + least:
+            raise ValueError(f"{where}: it matches where nothing is")
+        if self.longest > LONGEST:
+            raise ValueError(f"{where}: a match may be longer than {LONGEST} characters")
+        self.needs = self.longest + rule.whole_word
+        """Characters after which it is settled whether it matches."""
+        self.begins = re.compile(before + _beginnings(rule.find), flags)
+        reaching = _reaching_end(list(chain(_parsed(re.escape(rule.find), flags), parsed)))
+        self._reaches_end = None if reaching is None else re.compile(before + reaching, flags)
+        self.replace = rule.replace
+
+    def open_at(self, text: str, place: int) -> bool:
+        """Whether more text could change what this rule finds here."""
+        if self._reaches_end:
+            return self._reaches_end.match(text, place) is not None
+        return len(text) - place < self.needs and self.begins.match(text, place) is not None
+
+
+class Rewriter:
+    """One text. ``feed`` gives what is settled, ``end`` the rest; put together that is the text with all replaced.
+
+    Of several rules that match at one place the first counts, and what was put in is not looked at again.
+    """
+
+    def __init__(self, rules: Rules) -> None:
+        self._rules = rules
+        self._before: str = ""
+        """The last character that was settled, as it came: what follows may be a word of its own, or not."""
+        self._held: str = ""
+
+    def feed(self, text: str) -> str:
+        """What is settled with this piece."""
+        return self._settle(text, final=False)
+
+    def end(self) -> str:
+        """The rest: no text follows."""
+        return self._settle("", final=True)
+
+    def _settle(self, text: str, *, final: bool) -> str:
+        text = self._before + self._held + text
+        place = len(self._before)
+        out: list[str] = []
+        while start := self._rules.begins.search(text, place):
+            at = start.start()
+            if at == len(text):
+                break
+            out.append(text[place:at])
+            place = at
+            rule, match = self._rules.at(text, at, final=final)
+            if rule and not match:
+                break
+            out.append(rule.replace if rule else text[at])
+            place = match.end() if match else at + 1
+        else:
+            out.append(text[place:])
+            place = len(text)
+        self._before, self._held = text[max(place - 1, 0) : place], text[place:]
+        return "".join(out)
+
+
+class Rules:
+    """Rules, ready to use for any number of texts. Raises ValueError, which names the rule, for one that is refused."""
+
+    def __init__(self, rules: Sequence[Rule]) -> None:
+        self._rules = [_Compiled(rule, f"rules[{n}]") for n, rule in enumerate(rules)]
+        begins = [f"(?{'i' * bool(c.begins.flags & re.IGNORECASE)}:{c.begins.pattern})" for c in self._rules]
+        self.begins = re.compile("|".join(begins) or "(?!)")
+        """Where a match may begin, as far as the text goes."""
+
+    def at(self, text: str, place: int, *, final: bool) -> tuple[_Compiled | None, re.Match[str] | None]:
+        """The rule that matches here, and its match; a rule alone where that is not settled; or nothing."""
+        for rule in self._rules:
+            if not final and rule.open_at(text, place):
+                return rule, None
+            if match := rule.pattern.match(text, place):
+                return rule, match
+        return None, None
+
+
+def _beginnings(literal: str) -> str:
+    """A pattern for the literal, and for each beginning of it that the text ends in."""
+    pattern = ""
+    for char in reversed(literal):
+        pattern = f"{re.escape(char)}(?:\\Z|{pattern})" if pattern else re.escape(char)
+    return pattern
+
+
+def _parsed(pattern: str, flags: int) -> Any:
+    """The parsed form of a pattern: a list of operators and their arguments, and its width.
+
+    The standard library has it in `re._parser` alone; what is used here has not changed since Python 3.11.
+    """
+    return getattr(re, "_parser").parse(pattern, flags)  # noqa: B009
+
+
+def _check_items(items: Iterable[tuple[Any, Any]], *, repeated: bool) -> None:
+    for operator, argument in items:
+        match str(operator):
+            case "LITERAL" | "NOT_LITERAL" | "IN" | "ANY":
+                pass
+            case "MAX_REPEAT" | "MIN_REPEAT" | "POSSESSIVE_REPEAT":
+                least, most, inner = argument
+                if repeated and least != most:
+                    raise ValueError("a repeat inside of a repeat")
+                _check_items(inner, repeated=repeated or least != most)
+            case "SUBPATTERN":
+                _check_items(argument[-1], repeated=repeated)
+            case "BRANCH":
+                for branch in cast("list[Any]", argument[1]):
+                    _check_items(branch, repeated=repeated)
+            case "ATOMIC_GROUP":
+                _check_items(argument, repeated=repeated)
+            case other:
+                raise ValueError(f"{other.lower()} cannot be used here: no anchors, references or look-around")
+
+
+_CATEGORIES = {"DIGIT": r"\d", "NOT_DIGIT": r"\D", "SPACE": r"\s", "NOT_SPACE": r"\S", "WORD": r"\w", "NOT_WORD": r"\W"}
+
+
+def _reaching_end(items: Sequence[tuple[Any, Any]]) -> str | None:
+    """A pattern for all that a match may have read when the text ends; None for items that are no plain sequence."""
+    reaching = r"\Z"
+    for item in reversed(items):
+        least, most, inner = item[1] if str(item[0]) in ("MAX_REPEAT", "MIN_REPEAT") else (1, 1, [item])
+        if len(inner) != 1 or (char := _one_char(*inner[0])) is None:
+            return None
+        # The end comes within these characters, or after them.
+        reaching = f"(?:{char}{{0,{most}}}\\Z|{char}{{{least},{most}}}{reaching})"
+    return reaching
+
+
+def _one_char(operator: Any, argument: Any) -> str | None:
+    match str(operator):
+        case "LITERAL":
+            return re.escape(chr(argument))
+        case "NOT_LITERAL":
+            return f"[^{re.escape(chr(argument))}]"
+        case "ANY":
+            return "."
+        case "IN":
+            return "[" + "".join(_member(str(kind), value) for kind, value in argument) + "]"
+        case _:
+            return None
+
+
+def _member(kind: str, value: Any) -> str:
+    match kind:
+        case "NEGATE":
+            return "^"
+        case "LITERAL":
+            return re.escape(chr(value))
+        case "RANGE":
+            return f"{re.escape(chr(value[0]))}-{re.escape(chr(value[1]))}"
+        case _:
+            return _CATEGORIES[str(value).removeprefix("CATEGORY_")]

@@ -1,0 +1,85 @@
+"""Images of a run: started, shown, completed, and what of them goes back with the next turn."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from tokenbus.core.attempt import AttemptReader
+from tokenbus.core.blocks import BlockTable
+from tokenbus.core.content import add
+from tokenbus.core.outbox import Outbox
+from tokenbus.core.state import RunState
+from tokenbus.errors import TooLarge
+from tokenbus.events.frames import Accepted, Data, ImagesAsked, Opened, RawFrame, Rules
+from tokenbus.events.normalized import BlockStart, BlockStop, Image, Normalized, Opaque
+from tokenbus.events.public import BlockComplete, BlockStarted, ImagePreview, ImageRef, PublicEvent
+from tokenbus.events.requests import Base64Source, BlobSource, ImagePart
+from tokenbus.events.vendor import Quirks
+
+STORED = Image(0, "image/png", "", True, blob_id="sha256:1", size_bytes=3)
+
+
+def told(*events: Normalized, limit: int = 100) -> tuple[list[PublicEvent], RunState]:
+    """The public events of an attempt that says this, and the run's state after it."""
+    state = RunState("r", Accepted("p", "m", "fail", 0, Rules(), []), 0, BlockTable(0, 1, limit, 0))
+    out = Outbox()
+    for event in events:
+        add(state, out, event, 0)
+    return out.number("r", 0), state
+
+
+def test_an_image_is_started_shown_and_completed() -> None:
+    first = msgspec.structs.replace(STORED, final=False)
+    second = Image(0, "image/png", "AAAA", False)
+    found, _ = told(BlockStart(0, "image", "A cat."), first, second, STORED, BlockStop(0))
+    about = {"run": "r", "turn": 0, "attempt": 1, "block": 0, "kind": "image"}
+    stored = ImageRef(media_type="image/png", blob_id="sha256:1", size_bytes=3)
+    assert found == [
+        BlockStarted(seq=0, prompt="A cat.", **about),
+        ImagePreview(seq=1, index=0, image=stored, **about),
+        ImagePreview(seq=2, index=1, image=ImageRef(media_type="image/png", base64="AAAA"), **about),
+        BlockComplete(seq=3, image=stored, **about),
+    ]
+
+
+def test_an_image_goes_back_by_reference_with_what_its_provider_wants_back() -> None:
+    _, state = told(BlockStart(0, "image"), STORED, Opaque(0, "thought_signature", "s"), BlockStop(0))
+    source = BlobSource(blob_id="sha256:1", media_type="image/png", size_bytes=3)
+    assert state.blocks.message_parts() == [ImagePart(source=source, opaque={"thought_signature": "s"})]
+
+
+def test_opaque_data_of_an_image_may_come_after_its_end() -> None:
+    _, state = told(BlockStart(0, "image"), STORED, BlockStop(0), Opaque(0, "item_id", "ig_1"))
+    [part] = state.blocks.message_parts()
+    assert isinstance(part, ImagePart)
+    assert part.opaque == {"item_id": "ig_1"}
+
+
+def test_an_image_in_no_blob_goes_back_with_its_bytes() -> None:
+    _, state = told(BlockStart(0, "image"), Image(0, "image/png", "AAAA", True), BlockStop(0))
+    assert state.blocks.message_parts() == [ImagePart(source=Base64Source(media_type="image/png", data="AAAA"))]
+
+
+@pytest.mark.parametrize("events", [(), (msgspec.structs.replace(STORED, draft=True),)], ids=["none", "draft"])
+def test_a_draft_and_an_image_that_never_came_do_not_go_back(events: tuple[Image, ...]) -> None:
+    _, state = told(BlockStart(0, "image"), *events, BlockStop(0))
+    assert state.blocks.message_parts() == []
+
+
+@pytest.mark.parametrize("final", [True, False])
+def test_inline_bytes_are_bounded_as_all_of_a_block_is(final: bool) -> None:
+    with pytest.raises(TooLarge, match="block 0"):
+        told(BlockStart(0, "image"), Image(0, "image/png", "A" * 101, final))
+
+
+def test_what_the_answer_does_not_say_is_as_it_was_asked_for() -> None:
+    asked = ImagesAsked(prompt="A cat.", model="gpt-image-2", size="8x8", quality="low")
+    said = {"type": "image_generation.completed", "b64_json": "AAAA", "size": "9x9"}
+    data = Data(b"data: " + msgspec.json.encode(said) + b"\n\n")
+    reader = AttemptReader(1)
+    reader.read(RawFrame(0, 1, 0, 0, [Opened("openai-images", 200, {}, True, Quirks(), asked)]))
+    reader = AttemptReader.load(reader.save())
+    events = reader.read(RawFrame(0, 1, 1, 0, [data]))
+    image = Image(0, "image/png", "AAAA", True, prompt="A cat.", model="gpt-image-2", size="9x9", quality="low")
+    assert events[1:3] == [BlockStart(0, "image", "A cat."), image]

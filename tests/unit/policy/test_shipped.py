@@ -1,0 +1,190 @@
+"""The shipped policies: tool rules, argument schemas, replacement, secrets, and the judge; and how they are loaded."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.unit.policy.streams import actions, call, calls, chunk, chunk_stream, completions, public_stream, text, under
+from tests.unit.policy.test_chain import TWO_CALLS, contents
+from tests.unit.policy.test_public_events import ANSWER, answer, check_sound
+from tokenbus.client.response import Response
+from tokenbus.errors import SettingsError
+from tokenbus.events import normalized as n
+from tokenbus.events.requests import Generate
+from tokenbus.policy.judge import CallJudge
+from tokenbus.policy.link import Link
+from tokenbus.policy.loading import PolicySpec, load
+from tokenbus.policy.openai_chunks import OpenAIChunks
+from tokenbus.policy.rewrite import RedactSecrets, ReplaceText
+from tokenbus.policy.stream import PolicyStream
+from tokenbus.policy.tool_rules import ToolRules
+from tokenbus_services.policies.json_schema import ArgumentSchemas
+
+KEY = "sk-" + "a1B2" * 10
+
+
+@pytest.mark.parametrize(
+    ("options", "left"),
+    [
+        ({"deny": ["f"], "notice": "no {tool}"}, ["Hi", "no f", "g", "there"]),
+        ({"allow": ["g*"]}, ["Hi", "g", "there"]),
+        ({"allow": ["*"], "deny": ["?"]}, ["Hi", "there"]),
+        ({"allow": []}, ["Hi", "there"]),
+        ({}, ["Hi", "f", "g", "there"]),
+    ],
+)
+async def test_tools_are_allowed_and_denied_by_name(options: dict[str, Any], left: list[str]):
+    assert contents(await under(chunk_stream(ToolRules.from_options(options)), TWO_CALLS)) == left
+
+
+@pytest.mark.parametrize(
+    ("arguments", "passes"), [('{"n": 1}', True), ('{"n": "1"}', False), ("[1]", False), ('{"n": 1', False)]
+)
+async def test_arguments_must_meet_their_tools_schema(arguments: str, passes: bool):
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+    policy = ArgumentSchemas.from_options({"schemas": {"f": schema}})
+    stream = chunk_stream(policy)
+    out = await under(
+        stream,
+        [
+            calls(call(0, arguments, call_id="a", name="f")),
+            calls(call(1, "anything", call_id="b", name="unchecked")),
+            chunk(finish="tool_calls"),
+        ],
+    )
+    assert contents(out) == (["f"] if passes else []) + ["unchecked"]
+    assert actions(stream.decisions()) == ([] if passes else ["block"])
+
+
+async def test_words_are_replaced_across_the_borders_of_chunks_and_events_say_the_new_text():
+    policy = ReplaceText.from_options({"rules": [{"find": "Hello you", "replace": "Hi"}]})
+    stream = public_stream(policy)
+    out = await under(stream, ANSWER)
+    check_sound(out)
+    assert Response.of(out).text == "Hi"
+    (decision,) = stream.decisions()
+    assert (decision.original, decision.final) == ("Hello you", "Hi")
+
+
+async def test_a_text_that_is_replaced_by_nothing_is_heard_nowhere():
+    out = await under(public_stream(ReplaceText.from_options({"rules": [{"find": "Hello you"}]})), ANSWER)
+    check_sound(out)
+    assert b"Hello" not in b"".join(str(event).encode() for event in out)
+
+
+async def test_secrets_are_redacted_wherever_a_block_holds_them():
+    half = len(KEY) // 2
+    events = answer(
+        *(n.BlockStart(0, "thinking"), n.ThinkingDelta(0, KEY[:half]), n.ThinkingDelta(0, KEY[half:]), n.BlockStop(0)),
+        *(n.BlockStart(1, "text"), n.TextDelta(1, f"it is {KEY[:4]}"), n.TextDelta(1, f"{KEY[4:]}"), n.BlockStop(1)),
+        *(n.ToolCallStart(2, "i", "f"), n.ToolCallDelta(2, f'{{"key": "{KEY}"}}'), n.ToolCallDone(2)),
+    )
+    out = await under(public_stream(RedactSecrets.from_options({})), events)
+    check_sound(out)
+    assert not any(KEY in str(event) for event in out)
+    assert [b.content or b.arguments for b in completions(out)] == [
+        "[redacted]",
+        "it is [redacted]",
+        '{"key": "[redacted]"}',
+    ]
+
+
+@pytest.mark.parametrize("first", range(len(ANSWER)))
+async def test_a_run_that_is_taken_up_in_the_middle_is_rewritten_from_there(first: int):
+    policy = ReplaceText.from_options({"rules": [{"find": "you", "replace": "me"}]})
+    out = await under(public_stream(policy), ANSWER[first:])
+    assert not any("you" in (b.content or "") for b in completions(out))
+    check_sound(out)
+
+
+async def test_what_a_drop_cuts_off_is_let_out_to_its_last_character():
+    policy = ReplaceText.from_options({"rules": [{"find": "secret"}]})
+    assert "".join(contents(await under(chunk_stream(policy), [text("a secr")]))) == "a secr"
+
+
+async def test_values_of_variables_are_secrets_too(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PET", "Rumpelstilz")
+    policy = RedactSecrets.from_options({"env": ["PET", "UNSET_VARIABLE"]})
+    out = await under(chunk_stream(policy), [text("I am Rumpel"), text("stilz!"), chunk(finish="stop")])
+    assert "".join(contents(out)) == "I am [redacted]!"
+
+
+class Bus:
+    """Stands in for a client: answers each question by the tool it is about."""
+
+    def __init__(self, **answers: str) -> None:
+        self.answers = answers
+        self.questions: list[Generate] = []
+
+    async def publish(self, request: Generate) -> Any:
+        self.questions.append(request)
+        shown = str(request.messages[0].content)
+        answer = next(a for tool, a in self.answers.items() if f'"tool":"{tool}"' in shown)
+
+        async def result() -> Any:
+            return SimpleNamespace(text=answer)
+
+        return SimpleNamespace(result=result)
+
+
+async def judged(bus: Bus | None, **handling: Any) -> tuple[PolicyStream[Any], list[str]]:
+    options = {"provider": "p", "model": "m", "notice": "no {tool}: {reason}"}
+    link = Link("judge", CallJudge.from_options(options))
+    stream = PolicyStream[Any]([link], OpenAIChunks(), run="r1", client=bus)  # pyright: ignore[reportArgumentType]
+    return stream, contents(await under(stream, TWO_CALLS))
+
+
+async def test_a_model_judges_each_call_and_its_word_counts():
+    bus = Bus(f="BLOCK: it deletes", g="allow")
+    stream, left = await judged(bus)
+    assert sorted(left) == sorted(["Hi", "there", "no f: it deletes", "g"])
+    (decision,) = stream.decisions()
+    assert (decision.action, decision.reason, decision.original) == ("block", "it deletes", "{}")
+    assert [question.metadata for question in bus.questions] == [{"judges": "r1"}] * 2
+
+
+async def test_the_same_call_is_the_same_question():
+    bus = Bus(f="ALLOW", g="ALLOW")
+    await judged(bus)
+    await judged(bus)
+    ids = [question.id for question in bus.questions]
+    assert ids[:2] == ids[2:]
+    assert ids[0] != ids[1]
+
+
+@pytest.mark.parametrize("bus", [None, Bus(f="Sure, go ahead", g="ALLOW")])
+async def test_a_judge_that_gives_no_verdict_blocks(bus: Bus | None):
+    stream, left = await judged(bus)
+    assert "f" not in left
+    assert stream.terminated
+
+
+def test_a_policy_is_loaded_by_its_path_with_its_options():
+    make = load(PolicySpec(policy="tokenbus.policy.tool_rules:ToolRules", options={"deny": ["x"]}, on_error="pass"))
+    first, second = make(), make()
+    assert first.policy is not second.policy
+    assert (first.name, first.handling.on_error, first.policy.options.deny) == ("ToolRules", "pass", ["x"])
+
+
+@pytest.mark.parametrize(
+    ("path", "options", "problem"),
+    [
+        ("no.such.module:Policy", {}, "cannot be imported"),
+        ("tokenbus.policy.tool_rules:Missing", {}, "cannot be imported"),
+        ("tokenbus.policy.processor:NewText", {}, "no class of StreamProcessor"),
+        ("tokenbus.policy.tool_rules:ToolRules", {"dney": []}, "unknown field `dney`"),
+        ("tokenbus.policy.tool_rules:ToolRules", {"deny": "x"}, r"\$.deny"),
+        ("tokenbus.policy.rewrite:ReplaceText", {"rules": [{"find": "x", "then": "a+"}]}, r"rules\[0\]"),
+        (
+            "tokenbus_services.policies.json_schema:ArgumentSchemas",
+            {"schemas": {"f": {"type": 1}}},
+            "not a JSON schema",
+        ),
+    ],
+)
+def test_a_wrong_policy_or_option_is_named(path: str, options: dict[str, Any], problem: str):
+    with pytest.raises(SettingsError, match=problem):
+        load(PolicySpec(policy=path, options=options), "tokenbus.toml")
