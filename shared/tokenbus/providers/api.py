@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import msgspec
 
 from tokenbus.events.normalized import Normalized
-from tokenbus.events.requests import Generate, Message
+from tokenbus.events.requests import Generate, Message, Mode
 from tokenbus.events.vendor import ApiName, Quirks
 
-__all__ = ["ApiName", "Built", "Decoder", "HttpCall", "Provider", "Quirks"]
+__all__ = ["ApiName", "Built", "Decoder", "Format", "HttpCall", "Provider", "Quirks"]
 
 
 class HttpCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,6 +29,10 @@ class Built(msgspec.Struct, frozen=True, kw_only=True):
 
     call: HttpCall
     notes: tuple[str, ...] = ()
+
+
+Format = Callable[[Generate, list[Message], Quirks], Built]
+"""Builds the call for the request's next turn in one mode. Pure. Raises RequestInvalid, naming the field."""
 
 
 class Decoder(Protocol):
@@ -58,6 +62,8 @@ class Provider(Protocol):
     urgent: tuple[bytes, ...]
     """Byte marks of a block's boundaries: a read that holds one is forwarded at once, and so is the one after it, which
     may bring the block's first chunk."""
+    formats: Mapping[Mode, Format]
+    """This API's row of the matrix of APIs and modes; a mode that is not in it is refused by name."""
 
     def build(self, request: Generate, history: list[Message], quirks: Quirks) -> Built:
         """The HTTP call for the request's next turn; ``history`` is what the run's earlier turns appended.

@@ -1,13 +1,27 @@
-"""What all request builders share: tool ids that fit, stop strings within the limit, `extra` merged in."""
+"""What all request builders share: the mode, tool ids that fit, stop strings, `extra` merged in."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import cast
 from zlib import crc32
 
 from tokenbus.errors import RequestInvalid
-from tokenbus.events.requests import Base64Source, Generate, OutputSchema, UrlSource
+from tokenbus.events.requests import (
+    Base64Source,
+    Effort,
+    Generate,
+    Message,
+    Mode,
+    OutputSchema,
+    Thinking,
+    UrlSource,
+)
+from tokenbus.providers.api import Built, Format, Quirks
+
+BUDGETS: dict[Effort, int] = {"minimal": 1024, "low": 4096, "medium": 8192, "high": 24_576}
+"""Tokens of thinking for each effort, where a model counts in the other; all within what every such model takes."""
 
 
 def fitted_id(tool_id: str, pattern: re.Pattern[str], max_length: int) -> str:
@@ -21,17 +35,40 @@ def fitted_id(tool_id: str, pattern: re.Pattern[str], max_length: int) -> str:
     return re.sub(r"[^A-Za-z0-9_-]", "_", tool_id)[: max_length - len(mark)] + mark
 
 
-def chat_only(request: Generate) -> None:
-    """Raises RequestInvalid where the request asks for prefill mode."""
-    if request.mode != "chat":
-        raise RequestInvalid("mode", f"this provider API takes chat requests only, not {request.mode}")
+def told_stops(stops: list[str], limit: int | None, *, blanks: bool = True) -> list[str]:
+    """The stop strings that a provider is told: each once, as many as it takes, and none of blanks alone where it
+    refuses those (``blanks`` False). Those that it is not told of are found in its text (`tokenbus.core.stops`)."""
+    return [stop for stop in dict.fromkeys(stops) if blanks or stop.strip()][:limit]
 
 
-def stop_strings(request: Generate, limit: int | None) -> list[str]:
-    """The stop strings. Raises RequestInvalid where there are more than the provider takes."""
-    if limit is not None and len(request.stop) > limit:
-        raise RequestInvalid("stop", f"this provider takes {limit} stop strings, not {len(request.stop)}")
-    return request.stop
+def formatted(
+    formats: Mapping[Mode, Format],
+    request: Generate,
+    history: list[Message],
+    quirks: Quirks,
+    *,
+    makes_images: bool = False,
+) -> Built:
+    """What the format of the request's mode makes of it. Raises RequestInvalid, also where there is none."""
+    if request.images and not makes_images:
+        raise RequestInvalid("images", "this provider API makes no images")
+    if request.mode not in formats:
+        raise RequestInvalid("mode", f"this provider API continues no text, so it takes no {request.mode} requests")
+    return formats[request.mode](request, history, quirks)
+
+
+def effort_of(thinking: Thinking) -> Effort | None:
+    """The effort, or the least whose budget is the one that is asked for: some APIs take efforts alone."""
+    if thinking.effort or not thinking.budget_tokens:
+        return thinking.effort
+    if thinking.budget_tokens <= BUDGETS["low"]:
+        return "low"
+    return "medium" if thinking.budget_tokens <= BUDGETS["medium"] else "high"
+
+
+def budget_of(thinking: Thinking) -> int | None:
+    """The budget in tokens, or that of the effort: some models take budgets alone."""
+    return thinking.budget_tokens or (BUDGETS[thinking.effort] if thinking.effort else None)
 
 
 def needs_tools(request: Generate) -> bool:

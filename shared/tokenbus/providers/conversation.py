@@ -36,7 +36,7 @@ NO_RESULT = "No result: the call was never answered."
 _ALLOWED: dict[Role, tuple[type[msgspec.Struct], ...]] = {
     "system": (TextPart,),
     "user": (TextPart, ImagePart, DocumentPart, ToolResultPart, ExtraPart),
-    "assistant": (TextPart, ThinkingPart, ToolCallPart, ExtraPart),
+    "assistant": (TextPart, ThinkingPart, ImagePart, ToolCallPart, ExtraPart),
     "tool": (ToolResultPart,),
 }
 
@@ -89,15 +89,52 @@ class _Answers(msgspec.Struct):
         return Spoken("tool", parts, self.where)
 
 
-def conversation(request: Generate, history: list[Message]) -> tuple[list[Spoken], tuple[str, ...]]:
-    """The request's messages and then the run's own, and what was mended, a sentence each.
+def conversation(
+    request: Generate, history: list[Message], *, plain_thinking: bool = False, model_images: bool = False
+) -> tuple[list[Spoken], tuple[str, ...]]:
+    """The request's messages and then the run's own, and what was mended or converted, a sentence each.
 
-    `request.system` is not among them. Raises RequestInvalid for a part that its role cannot have, and for media
-    still in the blob store.
+    `request.system` is not among them. ``plain_thinking``: the provider takes thinking without a signature back.
+    ``model_images``: it takes images of the model's own back; if not, they are left out, with a note. Raises
+    RequestInvalid for a part that its role cannot have, for media still in the blob store, and for unsigned thinking of
+    the request that is neither taken back nor to be converted.
     """
+    notes: list[str] = []
     said = [_checked(m, f"messages[{i}]") for i, m in enumerate(request.messages)]
+    if not plain_thinking:
+        said = [_signed(message, request, notes) for message in said]
     said += [_checked(m, f"history[{i}]") for i, m in enumerate(history)]
-    return _mended(said)
+    if not model_images:
+        said = [_unseen(message, notes) for message in said]
+    spoken, mended = _mended(said)
+    return spoken, (*notes, *mended)
+
+
+def _signed(message: Spoken, request: Generate, notes: list[str]) -> Spoken:
+    """The message without thinking that has nothing by which its provider would know it again."""
+    parts: list[ContentPart] = []
+    for part in message.parts:
+        if not isinstance(part, ThinkingPart) or part.signature or part.opaque:
+            parts.append(part)
+        elif part.text and request.convert_unsigned_thinking_to_text:
+            notes.append(f"{message.where}: thinking without a signature was turned into text")
+            parts.append(TextPart(text=f"<thinking>{part.text}</thinking>"))
+        elif part.text:
+            problem = (
+                "this provider takes no thinking back without the signature that came with it: send that, leave the "
+                "thinking out, or set convert_unsigned_thinking_to_text"
+            )
+            raise RequestInvalid(message.where, problem)
+    return Spoken(message.role, parts, message.where, message.participant)
+
+
+def _unseen(message: Spoken, notes: list[str]) -> Spoken:
+    """The message without images that the model made."""
+    if message.role != "assistant" or not any(isinstance(part, ImagePart) for part in message.parts):
+        return message
+    notes.append(f"{message.where}: this provider takes no images of the model's own back; they were left out")
+    parts: list[ContentPart] = [part for part in message.parts if not isinstance(part, ImagePart)]
+    return Spoken(message.role, parts, message.where, message.participant)
 
 
 def own_extra(part: ExtraPart, api: ApiName, where: str) -> msgspec.Raw | None:

@@ -9,6 +9,8 @@ block, and lets all else pass. Ordinals are spread on the way: the pieces have r
 - Inside of thinking only its own close is a tag. Outside, a close is as if not written.
 - Blanks alone beside a tag make no block; before real text they belong to it. More than 256 of them are text too.
 - Thinking that is open when its text ends (a tool call comes, say) goes on in the next text, to its close or for good.
+- With `Quirks.unclosed_thinking` `release` thinking waits for its close, or until there is too much of it. Where a call
+  or an image comes first, or the answer ends soundly, it was none, and is text. Cut off, it is thinking.
 """
 
 from __future__ import annotations
@@ -32,12 +34,17 @@ from tokenbus.events.normalized import (
     Start,
     TextDelta,
     ThinkingDelta,
+    ToolCallStart,
     UsageSeen,
 )
 from tokenbus.events.vendor import Quirks
 
 MAX_HELD_CHARS = 256
 """Longest tag, and most blanks that are kept until it is known whether text follows."""
+MAX_UNCLOSED_CHARS = 256 * 1024
+"""Most that waits for its close; with more it is thinking, as its tag says."""
+MAX_BESIDE = 100
+"""Most events that wait with it; with more it is thinking, too."""
 _APART = 2**32
 """How far neighbouring ordinals of the decoder are spread. A text with more pieces would take many gigabytes."""
 _BLANK = " \t\r\n"
@@ -76,6 +83,12 @@ class _Text(msgspec.Struct):
     """The beginning of a tag, it may be."""
     blank: str = ""
     """Blanks before a piece, until it is known whether there is one."""
+    waiting: list[str] = []
+    """Thinking that waits for its close."""
+    waits: int = 0
+    """Characters of it."""
+    beside: list[Opaque | Extra] = []
+    """What belongs to it, and waits with it."""
 
     @property
     def last(self) -> int:
@@ -100,6 +113,10 @@ class InlineThinking(msgspec.Struct):
     """The text that ended last, by the decoder's ordinal: something may still come of it."""
     ended_at: int = -1
     """Ordinal of its last piece."""
+    releases: bool = False
+    """Thinking without a close may turn out to be text."""
+    undecided: _Text | None = None
+    """A text that ended while its thinking waited."""
 
     @classmethod
     def of(cls, quirks: Quirks) -> InlineThinking | None:
@@ -107,7 +124,7 @@ class InlineThinking(msgspec.Struct):
         if not quirks.inline_thinking:
             return None
         first = quirks.inline_thinking[0] if quirks.inline_thinking_opened else ""
-        return cls(quirks.inline_thinking, first, first)
+        return cls(quirks.inline_thinking, first, first, releases=quirks.unclosed_thinking == "release")
 
     def split(self, events: list[Normalized]) -> list[Normalized]:
         """The events as their reader gets them."""
@@ -123,10 +140,15 @@ class InlineThinking(msgspec.Struct):
             case RefusalDelta():
                 self._refuse(self.open[event.block], event.text, out)
             case BlockStart() if event.kind == "text":
-                self.open[event.block] = _Text(event.block * _APART, self.inside, tagged=bool(self.inside))
-                self.inside = ""
+                text = _Text(event.block * _APART, self.inside, tagged=bool(self.inside))
+                if self.undecided:
+                    text.waiting, text.waits = self.undecided.waiting, self.undecided.waits
+                    text.beside = self.undecided.beside
+                self.open[event.block], self.inside, self.undecided = text, "", None
             case BlockStop() if event.block in self.open:
                 self._end(event.block, out)
+            case Opaque() | Extra() if waiting := self._waiting(event.block):
+                self._put_beside(waiting, event, out)
             case Opaque():
                 if (ordinal := self._whereabouts(event.block, out)) >= 0:
                     out.append(msgspec.structs.replace(event, block=ordinal))
@@ -136,15 +158,19 @@ class InlineThinking(msgspec.Struct):
                 out.append(msgspec.structs.replace(event, block=ordinal if ordinal >= 0 else None, ordinal=at))
             case Start():
                 self.open.clear()
-                self.inside, self.ended = self.begins_inside, -1
+                self.inside, self.ended, self.undecided = self.begins_inside, -1, None
                 out.append(msgspec.structs.replace(event, void_before=event.void_before * _APART))
             case Done() | Failed() | Cut():
                 for text in self.open.values():
                     self._release(text, out)
+                    self._think(text, out)
+                self._decide(out, said=isinstance(event, Done) and event.finish in ("stop", "tool_use"))
                 out.append(event)
             case UsageSeen():
                 out.append(event)
             case _:
+                if isinstance(event, ToolCallStart | BlockStart):
+                    self._decide(out, said=not (isinstance(event, BlockStart) and event.kind == "thinking"))
                 out.append(msgspec.structs.replace(event, block=event.block * _APART))
 
     def _end(self, number: int, out: list[Normalized]) -> None:
@@ -152,9 +178,42 @@ class InlineThinking(msgspec.Struct):
         self._release(text, out)
         if text.blank and not text.tagged:
             self._appear(text, out)
-        self._shut(text, out)
+        if text.waiting:
+            self._decide(out, said=False)  # of another text that was open beside it
+            self.undecided = text
+        else:
+            self._shut(text, out)
         self.inside = text.inside or self.inside
         self.ended, self.ended_at = number, text.last
+
+    def _decide(self, out: list[Normalized], *, said: bool) -> None:
+        """What waited for its close will have none: it was ``said``, or it is thinking."""
+        text, self.undecided = self.undecided, None
+        if text is None:
+            return
+        if said:
+            waiting, text.waiting, text.inside, self.inside = "".join(text.waiting), [], "", ""
+            self._say(text, waiting, out)
+        self._shut(text, out)
+        self.ended_at = text.last
+
+    def _think(self, text: _Text, out: list[Normalized]) -> None:
+        """What waits for its close is thinking."""
+        if text.waiting:
+            waiting, text.waiting = "".join(text.waiting), []
+            self._write(text, waiting, out)
+
+    def _put_beside(self, text: _Text, event: Opaque | Extra, out: list[Normalized]) -> None:
+        if isinstance(event, Extra) and event.ordinal >= 0:
+            event = msgspec.structs.replace(event, ordinal=event.ordinal * _APART)
+        text.beside.append(event)
+        if len(text.beside) > MAX_BESIDE:
+            self._think(text, out)
+
+    def _waiting(self, number: int | None) -> _Text | None:
+        """The text of this number, where its thinking waits for its close."""
+        text = self.undecided if number == self.ended else self.open.get(-1 if number is None else number)
+        return text if text and text.waiting else None
 
     def _whereabouts(self, number: int, out: list[Normalized]) -> int:
         """Where a block of the decoder is, a text by its last piece; an open one gets a piece for it. -1: nowhere."""
@@ -202,6 +261,15 @@ class InlineThinking(msgspec.Struct):
 
     def _say(self, text: _Text, part: str, out: list[Normalized]) -> None:
         """Something between tags, or a part of it."""
+        if not (self.releases and text.inside) or text.is_open:
+            self._write(text, part, out)
+        elif part:
+            text.waiting.append(part)
+            text.waits += len(part)
+            if text.waits > MAX_UNCLOSED_CHARS:
+                self._think(text, out)
+
+    def _write(self, text: _Text, part: str, out: list[Normalized]) -> None:
         if not text.is_open:
             text.blank += part
             if len(text.blank) > MAX_HELD_CHARS or text.blank.strip(_BLANK):
@@ -215,10 +283,14 @@ class InlineThinking(msgspec.Struct):
         text.is_open = True
         out.append(BlockStart(text.last, "thinking" if text.inside else "text"))
         kept, text.blank = text.blank, ""
-        self._say(text, kept, out)
+        self._write(text, kept, out)
+        out += [msgspec.structs.replace(event, block=text.last) for event in text.beside]
+        text.beside = []
 
     def _shut(self, text: _Text, out: list[Normalized]) -> None:
         """What is open ends, and blanks alone are nothing."""
+        self._think(text, out)
+        text.waits = 0
         if text.is_open:
             out.append(BlockStop(text.last))
         text.is_open, text.blank = False, ""

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from tokenbus.errors import SettingsError
-from tokenbus.providers import anthropic, gemini, openai_chat, openai_responses
+from tokenbus.providers import anthropic, gemini, openai_chat, openai_images, openai_responses
 from tokenbus.providers.api import ApiName, Provider
 
 _PROVIDERS: dict[ApiName, Provider] = {
-    p.name: p for p in (anthropic.provider, openai_chat.provider, openai_responses.provider, gemini.provider)
+    p.name: p
+    for p in (
+        anthropic.provider,
+        openai_chat.provider,
+        openai_responses.provider,
+        openai_images.provider,
+        gemini.provider,
+    )
 }
 
 

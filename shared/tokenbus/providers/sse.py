@@ -16,7 +16,9 @@ from contextlib import suppress
 import msgspec
 
 MAX_EVENT_BYTES = 8 * 2**20
-"""Largest event, and largest body that is bare JSON; one event of a provider that streams images may take 400 KB."""
+"""Largest event, and largest body that is bare JSON."""
+MAX_IMAGE_EVENT_BYTES = 32 * 2**20
+"""The same for an API whose events hold generated images: one of 20 MB takes 27 MB as base64."""
 
 _BOM = b"\xef\xbb\xbf"
 _elements = msgspec.json.Decoder(list[msgspec.Raw])

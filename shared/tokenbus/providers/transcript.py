@@ -1,8 +1,8 @@
 """A conversation as one text that the model continues (prefill mode). `tokenbus.core.prefill` reads what it writes.
 
-``Name: text`` a line per message; after the last, ``Name:`` of the model, with `` <thinking>`` when thinking is on. A
-last message of the model itself is continued. What the model wrote in this run stands as it wrote it, results right
-after the close of its calls. The grammar is docs/prefill.md's.
+``Name: text`` a line per message, or as the request's `prefill` has it; after the last, ``Name:`` of the model, with
+`` <thinking>`` when thinking is on. A last message of the model itself is continued. What the model wrote in this run
+stands as it wrote it, results right after the close of its calls. The grammar is docs/prefill.md's.
 """
 
 from __future__ import annotations
@@ -24,14 +24,8 @@ from tokenbus.events.requests import (
 )
 from tokenbus.providers.building import schema_of
 from tokenbus.providers.conversation import Spoken, conversation
+from tokenbus.providers.participants import CALLS_CLOSES, Names, between, options_of
 
-PREFIX = "antml:"
-"""What may stand before the name of any tag."""
-CALLS_CLOSES = ("</function_calls>", f"</{PREFIX}function_calls>")
-DEFAULT_USER = "User"
-"""The name of a user's message without a participant."""
-MAX_NAMES = 10
-"""Participants whose names are stop strings: the most recent."""
 OPENING = "Continue the conversation."
 """The user's message where an API wants one before the text and no media stands there."""
 
@@ -71,21 +65,24 @@ class _Writer:
                 self.parts.append(item)
 
 
-def transcribe(request: Generate, history: list[Message]) -> Transcript:
-    """The conversation and what the run's earlier turns brought. Raises RequestInvalid."""
-    spoken, notes = conversation(request, [])
+def transcribe(request: Generate, history: list[Message], token: str = "") -> Transcript:
+    """The conversation and what the run's earlier turns brought; ``token`` ends each message. Raises RequestInvalid."""
+    spoken, notes = conversation(request, [], plain_thinking=True)
     writer = _Writer()
-    before = ""
+    separator = between(request, token)
+    names, names_once = Names(request), options_of(request).names_once
+    before = last = ""
     for message in spoken:
         if message.role != "tool":
             writer.add(before)
-            name = _name_of(message, request)
-            if name.strip():
+            name = names.of(message.participant, message.role)
+            if name and not (names_once and name == last):
                 writer.add(f"{name}: ")
+            last = name
         notes += _write(message, writer)
-        before = "\n"
+        before = separator
     if not continues_own(request):
-        writer.add(before, f"{request.participant}:", " <thinking>" if opens_thinking(request) else "")
+        writer.add(before, _cue(request))
     for message in history:
         if isinstance(message.content, str):
             writer.add(message.content)
@@ -96,37 +93,33 @@ def transcribe(request: Generate, history: list[Message]) -> Transcript:
     return Transcript(writer.parts, notes)
 
 
+def opening_of(request: Generate, said: Transcript) -> Spoken:
+    """The user's message before the text that the model continues, which holds all media."""
+    first = options_of(request).first_user_message
+    blocks = [TextPart(text=part) if isinstance(part, str) else part for part in said.before]
+    if first is None:
+        return Spoken("user", [*blocks] or [TextPart(text=OPENING)], "messages")
+    return Spoken("user", [TextPart(text=first), *blocks], "messages")
+
+
+def _cue(request: Generate) -> str:
+    """Where the model goes on: its name, and thinking where that is on."""
+    name = Names(request).of(request.participant, "assistant")
+    thinking = "<thinking>" if opens_thinking(request) else ""
+    return " ".join(part for part in (f"{name}:" if name else "", thinking) if part)
+
+
 def continues_own(request: Generate) -> bool:
     """Whether the last message is the model's own, or the results of its calls."""
     last = request.messages[-1]
     if isinstance(last.content, list) and last.content and all(isinstance(p, ToolResultPart) for p in last.content):
         return True
-    return last.role == "assistant" and last.participant in (None, request.participant)
+    return last.role == "assistant" and (last.participant or "").strip() in ("", request.participant)
 
 
 def opens_thinking(request: Generate) -> bool:
     """Whether the text ends inside thinking, which the model is to go on with."""
     return bool(request.thinking and request.thinking.enabled) and not continues_own(request)
-
-
-def reading_stops(request: Generate) -> tuple[str, ...]:
-    """The stop strings that end the turn in text at top level: the other participants' names, and the request's own."""
-    names: list[str] = []
-    for message in reversed(request.messages):
-        name = message.participant if message.participant is not None else _default_name(message.role, request)
-        if name.strip() and name != request.participant and name not in names and len(names) < MAX_NAMES:
-            names.append(name)
-    return tuple(dict.fromkeys([*(f"\n{name}:" for name in names), *request.stop]))
-
-
-def provider_stops(request: Generate, limit: int | None) -> list[str]:
-    """The stop strings that the provider is told, as many as it takes: names, the close of calls, the request's own.
-
-    Those that it is not told of are found in the text all the same.
-    """
-    ours = reading_stops(request)
-    names = [stop for stop in ours if stop not in request.stop]
-    return list(dict.fromkeys([*names, *CALLS_CLOSES, *request.stop]))[:limit]
 
 
 def system_text(request: Generate) -> str:
@@ -154,14 +147,6 @@ def _tools(tools: list[Tool]) -> str:
         "</function_calls>\n"
         "The results follow right after the block, in function_results; they are never written by you."
     )
-
-
-def _name_of(message: Spoken, request: Generate) -> str:
-    return message.participant if message.participant is not None else _default_name(message.role, request)
-
-
-def _default_name(role: str, request: Generate) -> str:
-    return {"user": DEFAULT_USER, "assistant": request.participant or ""}.get(role, "")
 
 
 def _write(message: Spoken, writer: _Writer) -> tuple[str, ...]:

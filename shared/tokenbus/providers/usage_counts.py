@@ -7,6 +7,7 @@ from typing import Any, cast
 from tokenbus.errors import Malformed
 
 _MAX_DEPTH = 16
+_LEAST, _MOST = -(2**63), 2**63 - 1
 
 
 def latest(before: dict[str, object] | None, said: dict[str, object]) -> dict[str, object]:
@@ -31,9 +32,13 @@ def count(usage: dict[str, object], *path: str) -> int | None:
     return int(value) if value == int(value) else None
 
 
-def _is_storable(value: object, depth: int) -> bool:
-    if isinstance(value, dict | list):
-        inner = cast("dict[str, object] | list[object]", value)
-        items = inner.values() if isinstance(inner, dict) else inner
-        return depth > 0 and all(_is_storable(item, depth - 1) for item in items)
-    return not isinstance(value, int) or -(2**63) <= value < 2**63
+def _is_storable(value: dict[str, object] | list[object], depth: int) -> bool:
+    for item in value.values() if isinstance(value, dict) else value:
+        if isinstance(item, int):
+            if not _LEAST <= item <= _MOST:
+                return False
+        elif isinstance(item, dict | list) and not (
+            depth > 1 and _is_storable(cast("dict[str, object] | list[object]", item), depth - 1)
+        ):
+            return False
+    return True

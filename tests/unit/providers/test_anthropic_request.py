@@ -39,7 +39,7 @@ def build(request: Generate, history: list[Message] | None = None, **quirks: Any
 
 
 def body(*messages: Message, history: list[Message] | None = None, **fields: Any) -> dict[str, Any]:
-    request = Generate(provider="p", model="claude", messages=list(messages) or [HI], **fields)
+    request = Generate(provider="p", **{"model": "claude", "messages": list(messages) or [HI], **fields})
     return msgspec.json.decode(build(request, history).call.body)
 
 
@@ -225,9 +225,8 @@ def test_another_providers_ids_are_made_to_fit_for_call_and_result_alike() -> No
 
 def test_parts_that_this_provider_cannot_use_are_left_out() -> None:
     foreign = ExtraPart(name="gemini.executable_code", json="{}")
-    assert content(ThinkingPart(text="unsigned"), TextPart(text=" \n"), foreign, TextPart(text="a")) == [
-        {"type": "text", "text": "a"}
-    ]
+    thought = ThinkingPart(opaque={"thought_signature": "x"})
+    assert content(thought, TextPart(text=" \n"), foreign, TextPart(text="a")) == [{"type": "text", "text": "a"}]
 
 
 def test_a_result_may_hold_text_and_images() -> None:
@@ -271,6 +270,15 @@ def test_thinking_is_asked_for_by_budget_or_by_effort(
     assert {name: said[name] for name in ("max_tokens", "thinking", "output_config") if name in said} == sent
 
 
+@pytest.mark.parametrize(
+    ("effort", "max_tokens", "budget"), [("high", None, 24_576), ("high", 10_000, 5000), ("low", 1500, 1024)]
+)
+def test_a_model_that_takes_budgets_alone_gets_one_for_the_effort(effort: Any, max_tokens: Any, budget: int) -> None:
+    said = body(thinking=Thinking(effort=effort), max_tokens=max_tokens, model="claude-sonnet-4-5-20250929")
+    assert said["thinking"] == {"type": "enabled", "budget_tokens": budget}
+    assert "output_config" not in said
+
+
 def test_the_schema_of_the_answer_stands_beside_the_effort() -> None:
     city = {"type": "object", "properties": {"city": {"type": "string"}}, "additionalProperties": False}
     said = body(output_schema=OutputSchema(schema=city, name="city", strict=True), thinking=Thinking(effort="low"))
@@ -293,15 +301,13 @@ def test_the_choice_of_tools_is_translated_and_needs_tools(choice: Any, sent: An
 def test_quirks_decide_the_limits() -> None:
     request = Generate(provider="p", model="m", messages=[HI], stop=["a", "b"])
     assert msgspec.json.decode(build(request, default_max_tokens=99).call.body)["max_tokens"] == 99
-    with pytest.raises(RequestInvalid, match="1 stop strings"):
-        build(request, max_stop_strings=1)
+    assert msgspec.json.decode(build(request, max_stop_strings=1).call.body)["stop_sequences"] == ["a"]
 
 
 def test_what_this_provider_cannot_take_is_refused_with_its_place() -> None:
     pdf = DocumentPart(source=Base64Source(media_type="text/plain", data="//"))
     cited = TextPart(text="a", opaque={"citations": "["})
     fields = ToolCallPart(tool_id="t", tool_name="f", arguments="", opaque={"fields": "[]"})
-    assert refused(stop=[" "]) == "stop"
     assert refused(tool_choice="any") == "tool_choice"
     assert refused(max_tokens=100, thinking=Thinking(budget_tokens=100)) == "thinking.budget_tokens"
     assert refused(extra={"stream": True}) == "extra.stream"

@@ -161,3 +161,36 @@ def test_a_providers_own_item_goes_back_to_that_provider_alone() -> None:
     assert by_hand is not None
     with pytest.raises(RequestInvalid):
         own_extra(ExtraPart(name="x", json="{"), "openai-chat", "here")
+
+
+# --- thinking without a signature ---------------------------------------------------------------------------------
+
+UNSIGNED = said("assistant", ThinkingPart(text="Hm."), "Yes.")
+
+
+def test_unsigned_thinking_of_a_request_is_an_error_that_says_what_to_do() -> None:
+    with pytest.raises(RequestInvalid, match="convert_unsigned_thinking_to_text") as error:
+        spoken(said("user", "Hi"), UNSIGNED)
+    assert error.value.where == "messages[1]"
+
+
+def test_unsigned_thinking_becomes_text_where_the_request_says_so_and_a_note_tells_it() -> None:
+    request = Generate(provider="p", model="m", messages=[UNSIGNED], convert_unsigned_thinking_to_text=True)
+    [message], notes = conversation(request, [])
+    assert message.parts == [TextPart(text="<thinking>Hm.</thinking>"), TextPart(text="Yes.")]
+    assert notes == ("messages[0]: thinking without a signature was turned into text",)
+
+
+def test_thinking_goes_back_as_it_came_where_it_is_signed_or_its_provider_takes_it_plain() -> None:
+    signed = said("assistant", ThinkingPart(text="Hm.", signature="s"), ThinkingPart(opaque={"redacted": "x"}))
+    assert spoken(signed)[0][0].parts == signed.content
+    request = Generate(provider="p", model="m", messages=[UNSIGNED])
+    assert conversation(request, [], plain_thinking=True)[0][0].parts == UNSIGNED.content
+
+
+def test_what_the_runs_own_turns_thought_is_never_an_error() -> None:
+    assert len(spoken(said("user", "Hi"), history=[UNSIGNED])[0]) == 2
+
+
+def test_thinking_without_a_word_and_without_a_signature_is_nothing() -> None:
+    assert shape(spoken(said("assistant", ThinkingPart(), "Yes."))[0]) == shape(spoken(said("assistant", "Yes."))[0])

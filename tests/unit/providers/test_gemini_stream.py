@@ -174,7 +174,7 @@ def test_arguments_in_pieces_are_one_call() -> None:
         ToolCallDelta(0, 'Delhi","unit":"c'),
         ToolCallDelta(0, '"}'),
         ToolCallDone(0),
-        ToolCallStart(1, "call_1", "g"),
+        ToolCallStart(1, "call_1", "g", derived=True),
         ToolCallDelta(1, "{}"),
         ToolCallDone(1),
         CALLED,
@@ -212,11 +212,11 @@ def test_a_signature_belongs_to_its_part() -> None:
         TextDelta(1, "b"),
         Opaque(1, "thought_signature", "s1"),
         BlockStop(1),
-        ToolCallStart(2, "call_2", "f"),
+        ToolCallStart(2, "call_2", "f", derived=True),
         Opaque(2, "thought_signature", "s2"),
         ToolCallDelta(2, "{}"),
         ToolCallDone(2),
-        ToolCallStart(3, "call_3", "g"),
+        ToolCallStart(3, "call_3", "g", derived=True),
         ToolCallDelta(3, "{}"),
         ToolCallDone(3),
         CALLED,
@@ -288,7 +288,7 @@ def test_half_a_surrogate_pair_is_no_text_wherever_it_stands() -> None:
     ]
 
 
-def test_images_are_blocks_those_of_thoughts_previews_and_other_media_items() -> None:
+def test_images_are_blocks_those_of_thoughts_drafts_and_other_media_items() -> None:
     def blob(kind: str, **fields: Any) -> dict[str, Any]:
         return {"inlineData": {"mimeType": kind, "data": "AAAA"}, **fields}
 
@@ -296,7 +296,7 @@ def test_images_are_blocks_those_of_thoughts_previews_and_other_media_items() ->
         chunk(blob("image/png", thought=True)), chunk(blob("image/png", thoughtSignature="s"), blob("audio/wav")), STOP
     ) == [
         BlockStart(0, "image"),
-        Image(0, "image/png", "AAAA", final=False),
+        Image(0, "image/png", "AAAA", final=True, draft=True),
         BlockStop(0),
         BlockStart(1, "image"),
         Image(1, "image/png", "AAAA", final=True),
@@ -383,7 +383,7 @@ def test_line_ends_and_an_array_in_place_of_a_stream_are_no_matter() -> None:
 
 def test_a_body_without_a_finish_reason_is_cut() -> None:
     said = answer(read("gemini", sse(chunk(text("a")))))
-    assert (said.text, said.open, said.terminal) == ("a", set(), Cut("the stream ended before finishReason"))
+    assert (said.text, said.open, said.terminal) == ("a", {0}, Cut("the stream ended before finishReason"))
     assert read("gemini", b"") == [Cut("the body held no answer")]
     assert read("gemini", sse({**HEAD, "candidates": [{"content": {"missing-parts": True}}]}))[-1] == said.terminal
 

@@ -356,8 +356,8 @@ STREAMS: dict[ApiName, bytes] = {
 }
 
 
-def test_every_api_is_among_them() -> None:
-    assert set(STREAMS) == set(get_args(ApiName))
+def test_every_api_that_writes_text_is_among_them() -> None:
+    assert set(STREAMS) == set(get_args(ApiName)) - {"openai-images"}
 
 
 @pytest.mark.parametrize("api", STREAMS)

@@ -203,7 +203,7 @@ def test_cache_marks_are_sent_only_to_a_vendor_that_takes_them() -> None:
 
 
 def test_a_message_with_nothing_for_this_provider_is_left_out() -> None:
-    thinking = Message(role="assistant", content=[ThinkingPart(text="Hm")])
+    thinking = Message(role="assistant", content=[ThinkingPart(text="Hm", signature="sig")])
     foreign = Message(role="user", content=[ExtraPart(name="anthropic.x", json="{}")])
     assert body(HI, thinking, foreign)["messages"] == [{"role": "user", "content": "Hi"}]
 
@@ -233,7 +233,15 @@ def test_a_participant_is_named_where_the_api_takes_the_name(participant: str, n
 
 @pytest.mark.parametrize(
     ("thinking", "effort"),
-    [(Thinking(effort="high"), "high"), (Thinking(), None), (Thinking(enabled=False, effort="high"), "none")],
+    [
+        (Thinking(effort="high"), "high"),
+        (Thinking(), None),
+        (Thinking(enabled=False, effort="high"), "none"),
+        (Thinking(budget_tokens=4096), "low"),
+        (Thinking(budget_tokens=4097), "medium"),
+        (Thinking(budget_tokens=50_000), "high"),
+        (Thinking(budget_tokens=50_000, effort="low"), "low"),
+    ],
 )
 def test_thinking_is_asked_for_by_effort(thinking: Thinking, effort: str | None) -> None:
     assert body(thinking=thinking).get("reasoning_effort") == effort
@@ -293,7 +301,6 @@ def test_what_this_provider_cannot_take_is_refused_with_its_place() -> None:
     extra = ToolCallPart(tool_id="t", tool_name="f", arguments="", opaque={"extra_content": "{"})
     audio = ExtraPart(name="input_audio", json="{")
     assert refused(mode="prefill") == "mode"
-    assert refused(stop=list("abcde")) == "stop"
     assert refused(tool_choice=ToolChoice(name="f")) == "tool_choice"
     assert refused(extra={"stream": True}) == "extra.stream"
     assert refused(Message(role="assistant", content=[details])) == "messages[0].content[0].opaque.reasoning_details"
@@ -301,5 +308,6 @@ def test_what_this_provider_cannot_take_is_refused_with_its_place() -> None:
     assert refused(Message(role="user", content=[audio])) == "messages[0].content[0]"
 
 
-def test_a_vendors_limit_of_stop_strings_counts() -> None:
+def test_a_provider_is_told_as_many_stop_strings_as_it_takes() -> None:
+    assert body(stop=list("abcde"))["stop"] == list("abcd")
     assert body(stop=list("abcde"), quirks={"max_stop_strings": 5})["stop"] == list("abcde")

@@ -285,6 +285,7 @@ def test_long_ids_are_made_to_fit_for_call_and_result_alike() -> None:
     ("thinking", "reasoning"),
     [
         (Thinking(effort="high"), {"effort": "high", "summary": "auto"}),
+        (Thinking(budget_tokens=5000), {"effort": "medium", "summary": "auto"}),
         (Thinking(), {"summary": "auto"}),
         (Thinking(enabled=False, effort="high"), {"effort": "none"}),
         (None, None),
@@ -312,7 +313,6 @@ def test_what_this_provider_cannot_take_is_refused_with_its_place() -> None:
     fields = ToolCallPart(tool_id="t", tool_name="f", arguments="", opaque={"fields": "[]"})
     citations = TextPart(text="a", opaque={"item_id": "msg_1", "citations": "{"})
     assert refused(mode="prefill") == "mode"
-    assert refused(stop=["END"]) == "stop"
     assert refused(tool_choice=ToolChoice(name="f")) == "tool_choice"
     assert refused(extra={"stream": True}) == "extra.stream"
     assert refused(Message(role="assistant", content=[fields])) == "messages[0].content[0].opaque.fields"
@@ -320,7 +320,8 @@ def test_what_this_provider_cannot_take_is_refused_with_its_place() -> None:
     assert refused(Message(role="user", content=[ExtraPart(name="x", json="{")])) == "messages[0].content[0]"
 
 
-def test_a_vendor_that_takes_stop_strings_gets_them() -> None:
+def test_the_api_takes_no_stop_strings_and_a_vendor_that_does_gets_them() -> None:
+    assert "stop" not in body(stop=["END"])
     assert body(stop=["END"], quirks={"max_stop_strings": 4})["stop"] == ["END"]
 
 

@@ -64,6 +64,10 @@ def sdk_accepts(api: ApiName, body: dict[str, Any]) -> None:
             kinds = pytest.importorskip("anthropic.types.beta.message_create_params")
             whole = kinds.MessageCreateParamsStreaming if stream else kinds.MessageCreateParamsNonStreaming
             _taken(whole, body)
+        case "openai-chat" if "prompt" in body:
+            kinds = pytest.importorskip("openai.types.completion_create_params")
+            whole = kinds.CompletionCreateParamsStreaming if stream else kinds.CompletionCreateParamsNonStreaming
+            _taken(whole, body)
         case "openai-chat":
             kinds = pytest.importorskip("openai.types.chat.completion_create_params")
             whole = kinds.CompletionCreateParamsStreaming if stream else kinds.CompletionCreateParamsNonStreaming
@@ -71,6 +75,10 @@ def sdk_accepts(api: ApiName, body: dict[str, Any]) -> None:
         case "openai-responses":
             kinds = pytest.importorskip("openai.types.responses.response_create_params")
             whole = kinds.ResponseCreateParamsStreaming if stream else kinds.ResponseCreateParamsNonStreaming
+            _taken(whole, body)
+        case "openai-images":
+            kinds = pytest.importorskip("openai.types.image_generate_params")
+            whole = kinds.ImageGenerateParamsStreaming if stream else kinds.ImageGenerateParamsNonStreaming
             _taken(whole, body)
         case "gemini":
             _gemini_accepts(body)
@@ -100,8 +108,10 @@ def _go_through(value: Any) -> None:
 
 
 def _gemini_accepts(body: dict[str, Any]) -> None:
-    """Google's SDK has a model for each field of a request, and none for its whole."""
+    """Google's SDK has a model for each field of a request, and none for its whole; `imageConfig` has its own too."""
     types = pytest.importorskip("google.genai.types")
+    if form := body.get("generationConfig", {}).pop("imageConfig", None):
+        types.ImageConfig.model_validate(form)
     models = {
         "contents": lambda value: [types.Content.model_validate(content) for content in value],
         "systemInstruction": types.Content.model_validate,

@@ -14,15 +14,18 @@ from tokenbus.events.requests import (
     Generate,
     ImagePart,
     Message,
+    PrefillOptions,
     TextPart,
     Thinking,
     Tool,
     ToolCallPart,
     ToolResultPart,
 )
-from tokenbus.events.vendor import Quirks
+from tokenbus.events.vendor import Quirks, ThinkingTags
+from tokenbus.names import unnamed_where
 from tokenbus.providers import registry
-from tokenbus.providers.transcript import CALLS_CLOSES, provider_stops, reading_stops, transcribe
+from tokenbus.providers.participants import CALLS_CLOSES, provider_stops, reading_stops
+from tokenbus.providers.transcript import transcribe
 
 IMAGE = ImagePart(source=Base64Source(media_type="image/png", data="AAAA"))
 
@@ -55,17 +58,13 @@ def test_a_line_a_message_and_the_models_name_at_the_end() -> None:
 def test_thinking_that_is_on_begins_in_the_text_and_so_does_its_reading() -> None:
     asked = request(thinking=Thinking())
     assert text_of(asked).endswith("\nClaude: <thinking>")
-    reading = reading_of(asked)
-    assert reading
-    assert reading.inside == "thinking"
+    assert reading_of(asked, "anthropic", Quirks()).inside == "thinking"
 
 
 def test_the_models_own_last_message_is_continued() -> None:
     asked = request(message("hello", "Ann"), message("I am", role="assistant"), thinking=Thinking())
     assert text_of(asked) == "Ann: hello\nClaude: I am"
-    reading = reading_of(asked)
-    assert reading
-    assert reading.inside == ""
+    assert reading_of(asked, "anthropic", Quirks()).inside == ""
 
 
 def test_an_empty_name_is_left_out_and_stops_nothing() -> None:
@@ -105,8 +104,8 @@ def test_calls_of_an_earlier_conversation_are_written_as_the_model_writes_them()
 def test_the_latest_names_come_first_then_the_calls_end_then_the_requests_own_up_to_the_limit() -> None:
     asked = request(*(message("x", f"P{i}") for i in range(12)), message("y", role="assistant"), stop=["END"])
     names = [f"\nP{i}:" for i in range(11, 1, -1)]
-    assert provider_stops(asked, None) == [*names, *CALLS_CLOSES, "END"]
-    assert provider_stops(asked, 11) == [*names, CALLS_CLOSES[0]]
+    assert provider_stops(asked, "", None) == [*names, *CALLS_CLOSES, "END"]
+    assert provider_stops(asked, "", 11) == [*names, CALLS_CLOSES[0]]
     assert reading_stops(asked) == (*names, "END"), "what the provider is not told of is found in the text"
 
 
@@ -149,7 +148,7 @@ def test_a_vendor_of_chat_completions_continues_by_its_completions_or_a_message(
     assert "tools" not in body
 
 
-@pytest.mark.parametrize("api", ["openai-chat", "openai-responses", "gemini"])
+@pytest.mark.parametrize("api", ["openai-chat", "openai-responses"])
 def test_an_api_that_continues_no_text_refuses_the_mode(api: Any) -> None:
     with pytest.raises(RequestInvalid) as error:
         body_of(request(), api)
@@ -165,9 +164,8 @@ def test_parameters_that_are_text_need_no_type_and_all_others_have_theirs() -> N
         "several": {"type": ["number", "null"]},
         "elsewhere": {"$ref": "#/$defs/x"},
     }
-    reading = reading_of(request(tools=[Tool(name="f", parameters={"type": "object", "properties": properties})]))
-    assert reading
-    assert reading.types == {
+    asked = request(tools=[Tool(name="f", parameters={"type": "object", "properties": properties})])
+    assert reading_of(asked, "anthropic", Quirks()).types == {
         "f": {
             "count": ["integer"],
             "maybe": ["string", "null"],
@@ -175,4 +173,116 @@ def test_parameters_that_are_text_need_no_type_and_all_others_have_theirs() -> N
             "elsewhere": ["any"],
         }
     }
-    assert reading_of(request(mode="chat")) is None
+
+
+GEMINI: dict[str, Any] = {"provider": "gemini", "model": "gemini-2.5-pro"}
+
+
+def test_gemini_gets_a_token_after_each_message_and_goes_on_with_a_turn_of_its_own() -> None:
+    path, body = body_of(request(message("Hello", "Alice"), message("Hi there", "Bob"), **GEMINI), "gemini")
+    assert path == "/models/gemini-2.5-pro:streamGenerateContent"
+    assert body["contents"] == [
+        {"role": "user", "parts": [{"text": "Continue the conversation."}]},
+        {"role": "model", "parts": [{"text": "Alice: Hello<|eot|>Bob: Hi there<|eot|>Claude:"}]},
+    ]
+    assert body["generationConfig"]["stopSequences"] == ["<|eot|>", "\nBob:", "\nAlice:", *CALLS_CLOSES]
+
+
+def test_a_gemini_model_that_takes_no_last_turn_of_its_own_gets_the_text_as_the_users() -> None:
+    asked = request(message("Hello", "Alice"), **{**GEMINI, "model": "gemini-4-pro"})
+    _, body = body_of(asked, "gemini")
+    assert body["contents"] == [{"role": "user", "parts": [{"text": "Alice: Hello<|eot|>Claude:"}]}]
+    shown = request(Message(role="user", participant="Ann", content=[IMAGE]), message("and?"), **GEMINI)
+    _, body = body_of(shown, "gemini", models_continuing=())
+    assert [list(part) for part in body["contents"][0]["parts"]] == [["text"], ["inlineData"], ["text"]]
+
+
+@pytest.mark.parametrize(
+    ("options", "quirk", "written", "token"),
+    [
+        (PrefillOptions(), None, "Ann: a\nBob: b\nClaude:", ""),
+        (PrefillOptions(delimiter="\n\n"), None, "Ann: a\n\nBob: b\n\nClaude:", ""),
+        (PrefillOptions(end_of_turn="<end>"), None, "Ann: a<end>Bob: b<end>Claude:", "<end>"),
+        (PrefillOptions(end_of_turn="<end>", delimiter="\n"), None, "Ann: a<end>\nBob: b<end>\nClaude:", "<end>"),
+        (PrefillOptions(), "<end>", "Ann: a<end>Bob: b<end>Claude:", "<end>"),
+        (PrefillOptions(end_of_turn=""), "<end>", "Ann: a\nBob: b\nClaude:", ""),
+    ],
+)
+def test_what_stands_between_messages_is_the_requests_or_the_vendors_choice(
+    options: PrefillOptions, quirk: str | None, written: str, token: str
+) -> None:
+    asked = request(message("a", "Ann"), message("b", "Bob"), prefill=options)
+    _, body = body_of(asked, end_of_turn=quirk)
+    assert body["messages"][1]["content"] == written
+    assert (body["stop_sequences"][0] == token) is bool(token)
+    assert reading_of(asked, "anthropic", Quirks(end_of_turn=quirk)).end_of_turn == token
+
+
+def test_a_provider_is_told_of_the_token_only_where_it_is_to_stop_on_it() -> None:
+    asked = request(prefill=PrefillOptions(end_of_turn="<end>", stop_on_end_of_turn=False))
+    assert body_of(asked)[1]["stop_sequences"] == ["\nAnn:", *CALLS_CLOSES]
+    assert reading_of(asked, "anthropic", Quirks()).end_of_turn == "<end>", "tokenbus stops on it all the same"
+
+
+def test_the_first_user_message_is_the_requests_choice_and_stands_before_media() -> None:
+    options = PrefillOptions(first_user_message="<cmd>cat talk.txt</cmd>")
+    _, body = body_of(request(prefill=options))
+    assert body["messages"][0]["content"] == [{"type": "text", "text": "<cmd>cat talk.txt</cmd>"}]
+    shown = request(Message(role="user", participant="Ann", content=[IMAGE]), message("and?"), prefill=options)
+    _, body = body_of(shown)
+    assert [block.get("text") for block in body["messages"][0]["content"]] == ["<cmd>cat talk.txt</cmd>", "Ann: ", None]
+
+
+CROWD = (message("a", "Ann"), message("b", "Ann"), message("c", "Bob"), message("d", role="assistant"), message("e"))
+
+
+@pytest.mark.parametrize(
+    ("options", "written", "stops"),
+    [
+        (
+            PrefillOptions(),
+            "Ann: a\nAnn: b\nBob: c\nClaude: d\nUser: e\nClaude:",
+            ("\nUser:", "\nBob:", "\nAnn:"),
+        ),
+        (
+            PrefillOptions(names_once=True),
+            "Ann: a\nb\nBob: c\nClaude: d\nUser: e\nClaude:",
+            ("\nUser:", "\nBob:", "\nAnn:"),
+        ),
+        (
+            PrefillOptions(unnamed=["Ann", "User"]),
+            "a\nb\nBob: c\nClaude: d\ne\nClaude:",
+            ("\nBob:",),
+        ),
+        (
+            PrefillOptions(unnamed=["Claude"], delimiter="\n--\n"),
+            "Ann: a\n--\nAnn: b\n--\nBob: c\n--\nd\n--\nUser: e\n--\n",
+            ("\nUser:", "\nBob:", "\nAnn:"),
+        ),
+        (
+            PrefillOptions(delimiter=" | "),
+            "Ann: a | Ann: b | Bob: c | Claude: d | User: e | Claude:",
+            (" | User:", " | Bob:", " | Ann:"),
+        ),
+    ],
+)
+def test_names_are_left_out_by_the_requests_rules_and_then_stop_nothing(
+    options: PrefillOptions, written: str, stops: tuple[str, ...]
+) -> None:
+    asked = request(*CROWD, prefill=options)
+    assert text_of(asked) == written
+    assert reading_stops(asked) == stops
+
+
+def test_a_predicate_becomes_empty_names_before_the_request_travels() -> None:
+    asked = unnamed_where(request(*CROWD), lambda said: said.participant == "Ann" and said.content == "b")
+    assert text_of(asked) == "Ann: a\nb\nBob: c\nClaude: d\nUser: e\nClaude:"
+    nobody = unnamed_where(request(message("a", "Ann"), message("b", role="assistant")), lambda _: True)
+    assert text_of(nobody) == "a\nb", "the model's own last message is continued, named or not"
+    assert reading_stops(nobody) == ()
+
+
+def test_the_tags_of_a_models_thinking_are_read_beside_the_one_that_is_asked_for() -> None:
+    quirks = Quirks(inline_thinking=("think",), models={"odd-": ThinkingTags(inline_thinking=("thought", "thinking"))})
+    assert reading_of(request(), "anthropic", quirks).thinking == ("thinking", "think")
+    assert reading_of(request(model="odd-1"), "anthropic", quirks).thinking == ("thinking", "thought")

@@ -6,10 +6,12 @@ from collections.abc import Mapping
 
 import msgspec
 
-from tokenbus.events.requests import Generate, Message
+from tokenbus.events.requests import Generate, Message, Mode
+from tokenbus.providers.anthropic.prefill import build_prefill
 from tokenbus.providers.anthropic.request import build
 from tokenbus.providers.anthropic.stream import AnthropicDecoder
-from tokenbus.providers.api import ApiName, Built, Decoder, Provider, Quirks
+from tokenbus.providers.api import ApiName, Built, Decoder, Format, Provider, Quirks
+from tokenbus.providers.building import formatted
 from tokenbus.providers.inline_thinking import InlineThinking
 
 
@@ -23,10 +25,11 @@ class Anthropic:
     # Starts and stops of blocks and of the message, and the ping that often comes between a block's start and its first
     # chunk; a text with such a word in it is merely forwarded sooner.
     urgent: tuple[bytes, ...] = (b"content_block_st", b"message_st", b'"ping"', b'"error"')
+    formats: Mapping[Mode, Format] = {"chat": build, "prefill": build_prefill}
 
     def build(self, request: Generate, history: list[Message], quirks: Quirks) -> Built:
         """See `Provider.build`."""
-        return build(request, history, quirks)
+        return formatted(self.formats, request, history, quirks)
 
     def decoder(self, *, status: int, headers: Mapping[str, str], stream: bool, quirks: Quirks) -> Decoder:
         """See `Provider.decoder`. A whole message says by its `type` that it is one, whatever was asked for."""

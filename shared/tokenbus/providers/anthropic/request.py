@@ -30,11 +30,12 @@ from tokenbus.events.requests import (
     ToolResultPart,
 )
 from tokenbus.providers.api import Built, HttpCall, Quirks
-from tokenbus.providers.building import fitted_id, needs_tools, schema_of, stop_strings, with_extra
+from tokenbus.providers.building import budget_of, fitted_id, needs_tools, schema_of, told_stops, with_extra
 from tokenbus.providers.conversation import Spoken, conversation, own_extra, raw_json
-from tokenbus.providers.transcript import OPENING, provider_stops, system_text, transcribe
 
 API_VERSION = "2023-06-01"
+
+MIN_BUDGET = 1024
 
 _TOOL_ID = re.compile(r"[A-Za-z0-9_-]+")
 _MAX_TOOL_ID = 128
@@ -45,13 +46,11 @@ Content = list[dict[str, object] | msgspec.Raw]
 
 def build(request: Generate, history: list[Message], quirks: Quirks) -> Built:
     """The HTTP call for the next turn. Raises RequestInvalid, naming the field."""
-    if request.mode == "prefill":
-        return _build_prefill(request, history, quirks)
     spoken, notes = conversation(request, history)
     system = _text_blocks(request.system) if request.system else []
     turns: list[tuple[str, Content]] = []
     for message in spoken:
-        content = _content(message)
+        content = content_of(message)
         role = "user" if message.role == "tool" else message.role
         if role == "system":
             if turns:
@@ -67,51 +66,34 @@ def build(request: Generate, history: list[Message], quirks: Quirks) -> Built:
     body: dict[str, object] = {"model": request.model, "messages": messages, "stream": request.stream}
     if system:
         body["system"] = system
-    body |= _limits(request, quirks) | _tools(request)
-    return _built(body, request, notes)
+    body |= limits(request, quirks) | _tools(request)
+    return built(body, request, notes)
 
 
-def _build_prefill(request: Generate, history: list[Message], quirks: Quirks) -> Built:
-    """The conversation is one text, and the model goes on with the assistant's message that it ends in.
-
-    Thinking is written in the text, so the API's own is left alone. A text that ends in blank space is refused.
-    """
-    said = transcribe(request, history)
-    blocks = [TextPart(text=part) if isinstance(part, str) else part for part in said.before]
-    spoken = Spoken("user", [*blocks] or [TextPart(text=OPENING)], "messages")
-    messages: list[dict[str, object]] = [{"role": "user", "content": _content(spoken)}]
-    messages.append({"role": "assistant", "content": said.text.rstrip()})
-    body: dict[str, object] = {"model": request.model, "messages": messages, "stream": request.stream}
-    if system := system_text(request):
-        body["system"] = system
-    # The API takes no stop string of blanks alone; one is found in the text.
-    stop = [string for string in provider_stops(request, None) if string.strip()][: quirks.max_stop_strings]
-    body |= _limits(msgspec.structs.replace(request, thinking=None, stop=stop), quirks)
-    return _built(body, request, said.notes)
-
-
-def _built(body: dict[str, object], request: Generate, notes: tuple[str, ...]) -> Built:
+def built(body: dict[str, object], request: Generate, notes: tuple[str, ...]) -> Built:
     headers = {"content-type": "application/json", "anthropic-version": API_VERSION}
     encoded = msgspec.json.encode(with_extra(body, request.extra))
     return Built(call=HttpCall(path="/v1/messages", body=encoded, headers=headers), notes=notes)
 
 
-def _limits(request: Generate, quirks: Quirks) -> dict[str, object]:
+def limits(request: Generate, quirks: Quirks) -> dict[str, object]:
     """Output limit and form, thinking, sampling and stop strings."""
     said: dict[str, object] = {}
     output: dict[str, object] = {}
-    thinking = request.thinking
-    budget = thinking.budget_tokens if thinking and thinking.enabled else None
+    thinking = request.thinking if request.thinking and request.thinking.enabled else None
+    budget = thinking.budget_tokens if thinking else None
+    if thinking and request.model.startswith(quirks.models_with_budgets):
+        budget = _within(request.max_tokens, budget_of(thinking)) if budget is None else budget
     said["max_tokens"] = request.max_tokens or quirks.default_max_tokens + (budget or 0)
     if budget is not None and request.max_tokens is not None and budget >= request.max_tokens:
         raise RequestInvalid("thinking.budget_tokens", "must be below max_tokens, of which it is a part")
-    if thinking and not thinking.enabled:
-        said["thinking"] = {"type": "disabled"}
-    elif thinking:
+    if thinking:
         # Models up to 4.5 think within a budget; newer ones refuse a budget and take an effort.
         said["thinking"] = {"type": "enabled", "budget_tokens": budget} if budget else {"type": "adaptive"}
-        if thinking.effort:
+        if thinking.effort and not request.model.startswith(quirks.models_with_budgets):
             output["effort"] = "low" if thinking.effort == "minimal" else thinking.effort
+    elif request.thinking:
+        said["thinking"] = {"type": "disabled"}
     if request.output_schema:
         output["format"] = {"type": "json_schema", "schema": request.output_schema.schema}
     if output:
@@ -120,11 +102,14 @@ def _limits(request: Generate, quirks: Quirks) -> dict[str, object]:
         said["temperature"] = request.temperature
     if request.top_p is not None:
         said["top_p"] = request.top_p
-    if stop := stop_strings(request, quirks.max_stop_strings):
-        if any(not text.strip() for text in stop):
-            raise RequestInvalid("stop", "this provider takes no stop string of blanks alone")
+    if stop := told_stops(request.stop, quirks.max_stop_strings, blanks=False):
         said["stop_sequences"] = stop
     return said
+
+
+def _within(max_tokens: int | None, budget: int | None) -> int | None:
+    """A budget that tokenbus chose: at most half of the output, and never below what the API takes."""
+    return budget if budget is None or max_tokens is None else max(MIN_BUDGET, min(budget, max_tokens // 2))
 
 
 def _tools(request: Generate) -> dict[str, object]:
@@ -142,7 +127,7 @@ def _tools(request: Generate) -> dict[str, object]:
     return said
 
 
-def _content(message: Spoken) -> Content:
+def content_of(message: Spoken) -> Content:
     content: Content = []
     for i, part in enumerate(message.parts):
         block = _block(part, f"{message.where}.content[{i}]")

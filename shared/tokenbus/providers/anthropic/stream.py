@@ -193,7 +193,7 @@ class AnthropicDecoder(ResponseDecoder, kw_only=True):
                     raise Malformed("content_block_start", "a tool_use without a name")
                 prefilled = "" if is_null(said.input) else text_of(said.input)
                 self.blocks[index] = OpenBlock("tool", ordinal, whole, prefilled)
-                out.append(ToolCallStart(ordinal, said.id or f"call_{ordinal}", said.name))
+                out.append(ToolCallStart(ordinal, said.id or f"call_{ordinal}", said.name, derived=not said.id))
                 if fields := further_fields(data):
                     out.append(Opaque(ordinal, "fields", fields))
             case wire.Unknown():

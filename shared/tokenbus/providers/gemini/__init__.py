@@ -6,11 +6,14 @@ from collections.abc import Mapping
 
 import msgspec
 
-from tokenbus.events.requests import Generate, Message
-from tokenbus.providers.api import ApiName, Built, Decoder, Provider, Quirks
+from tokenbus.events.requests import Generate, Message, Mode
+from tokenbus.providers.api import ApiName, Built, Decoder, Format, Provider, Quirks
+from tokenbus.providers.building import formatted
+from tokenbus.providers.gemini.prefill import build_prefill
 from tokenbus.providers.gemini.request import build
 from tokenbus.providers.gemini.stream import GeminiDecoder
 from tokenbus.providers.inline_thinking import InlineThinking
+from tokenbus.providers.sse import MAX_IMAGE_EVENT_BYTES, SseDecoder
 
 
 class Gemini:
@@ -22,14 +25,16 @@ class Gemini:
     default_key_env = "GEMINI_API_KEY"
     # Calls, images and what ends the response. What begins or ends a text cannot be told by a mark.
     urgent: tuple[bytes, ...] = (b'"functionCall"', b'"inlineData"', b'"finishReason"', b'"blockReason"', b'"error"')
+    formats: Mapping[Mode, Format] = {"chat": build, "prefill": build_prefill}
 
     def build(self, request: Generate, history: list[Message], quirks: Quirks) -> Built:
         """See `Provider.build`."""
-        return build(request, history, quirks)
+        return formatted(self.formats, request, history, quirks, makes_images=True)
 
     def decoder(self, *, status: int, headers: Mapping[str, str], stream: bool, quirks: Quirks) -> Decoder:
         """See `Provider.decoder`. A whole response is a stream of one chunk; without `alt=sse` one is an array."""
-        return GeminiDecoder.of(status, headers, inline=InlineThinking.of(quirks))
+        sse = SseDecoder(limit=MAX_IMAGE_EVENT_BYTES)
+        return GeminiDecoder.of(status, headers, sse=sse, inline=InlineThinking.of(quirks))
 
     def restore(self, state: bytes) -> Decoder:
         """See `Provider.restore`."""

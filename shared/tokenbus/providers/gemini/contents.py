@@ -100,6 +100,8 @@ class Contents:
                     # Thoughts are for people to read; the model knows its own by their signature alone.
                     if signature := _signature(part.opaque):
                         parts.append({"text": part.text, "thought": True} | signature)
+                case ImagePart():
+                    parts.append(_media(part.source, "image/png") | _signature(part.opaque))
                 case ToolCallPart():
                     calls.append(self._call(part))
                     parts.append(calls[-1])

@@ -13,17 +13,17 @@ import msgspec
 from tokenbus.errors import RequestInvalid
 from tokenbus.events.requests import Generate, Message, TextPart, ToolChoice
 from tokenbus.providers.api import Built, HttpCall, Quirks
-from tokenbus.providers.building import chat_only, needs_tools, stop_strings, with_extra
+from tokenbus.providers.building import budget_of, needs_tools, told_stops, with_extra
 from tokenbus.providers.conversation import conversation
 from tokenbus.providers.gemini.contents import Contents
+from tokenbus.providers.images import image_options
 
 MAX_STOP_STRINGS = 5
 
 
 def build(request: Generate, history: list[Message], quirks: Quirks) -> Built:
     """The HTTP call for the next turn. Raises RequestInvalid, naming the field."""
-    chat_only(request)
-    spoken, notes = conversation(request, history)
+    spoken, notes = conversation(request, history, model_images=True)
     system = _texts(request.system) if request.system else []
     model = request.model.removeprefix("models/")
     contents = Contents(sign_calls=not model.startswith(quirks.models_without_signatures))
@@ -39,9 +39,14 @@ def build(request: Generate, history: list[Message], quirks: Quirks) -> Built:
     body: dict[str, object] = {"contents": contents.said}
     if system:
         body["systemInstruction"] = {"parts": [{"text": text} for text in system]}
-    if generation := _generation(request, quirks):
+    if generation := generation_of(request, quirks):
         body["generationConfig"] = generation
-    body |= _tools(request)
+    return built(body | _tools(request), request, notes)
+
+
+def built(body: dict[str, object], request: Generate, notes: tuple[str, ...]) -> Built:
+    """The call with this body: model and method stand in its path."""
+    model = request.model.removeprefix("models/")
     place = model if "/" in model else f"models/{model}"
     method, query = ("streamGenerateContent", {"alt": "sse"}) if request.stream else ("generateContent", {})
     call = HttpCall(
@@ -53,11 +58,16 @@ def build(request: Generate, history: list[Message], quirks: Quirks) -> Built:
     return Built(call=call, notes=notes)
 
 
+def most_stops(quirks: Quirks) -> int:
+    """How many stop strings the API takes."""
+    return MAX_STOP_STRINGS if quirks.max_stop_strings is None else quirks.max_stop_strings
+
+
 def _texts(system: str | list[TextPart]) -> list[str]:
     return [system] if isinstance(system, str) else [part.text for part in system if part.text]
 
 
-def _generation(request: Generate, quirks: Quirks) -> dict[str, object]:
+def generation_of(request: Generate, quirks: Quirks) -> dict[str, object]:
     """Output limit and form, thinking, sampling and stop strings."""
     said: dict[str, object] = {}
     if request.output_schema:
@@ -68,17 +78,21 @@ def _generation(request: Generate, quirks: Quirks) -> dict[str, object]:
         said["temperature"] = request.temperature
     if request.top_p is not None:
         said["topP"] = request.top_p
-    limit = MAX_STOP_STRINGS if quirks.max_stop_strings is None else quirks.max_stop_strings
-    if stop := stop_strings(request, limit):
+    if stop := told_stops(request.stop, most_stops(quirks)):
         said["stopSequences"] = stop
+    if images := image_options(request, "size", "aspect_ratio"):
+        said["responseModalities"] = ["TEXT", "IMAGE"]
+        form = {"aspectRatio": images.aspect_ratio, "imageSize": images.size}
+        if form := {name: value for name, value in form.items() if value}:
+            said["imageConfig"] = form
     thinking = request.thinking
     if thinking and not thinking.enabled:
         said["thinkingConfig"] = {"thinkingBudget": 0}
     elif thinking:
-        # A budget and a level exclude each other, and models of all generations take a budget.
+        # A budget and a level exclude each other; models of all generations take a budget, older ones no level.
         asked: dict[str, object] = {}
-        if thinking.budget_tokens:
-            asked = {"thinkingBudget": thinking.budget_tokens}
+        if thinking.budget_tokens or request.model.removeprefix("models/").startswith(quirks.models_with_budgets):
+            asked = {"thinkingBudget": budget} if (budget := budget_of(thinking)) else {}
         elif thinking.effort:
             asked = {"thinkingLevel": thinking.effort.upper()}
         said["thinkingConfig"] = {"includeThoughts": True, **asked}

@@ -65,6 +65,7 @@ FINISH: dict[str, FinishReason] = {
     "MALFORMED_FUNCTION_CALL": "error",
     "UNEXPECTED_TOOL_CALL": "error",
 }
+_NOTHING_COUNTED = (b"", b"null", b"{}")
 _OF_A_THOUGHT = frozenset({"thought", "thoughtSignature"})
 
 
@@ -92,6 +93,8 @@ class GeminiDecoder(ResponseDecoder, kw_only=True):
     block_reason: str = ""
     """Why the prompt was blocked."""
     usage: dict[str, object] | None = None
+    usage_said: bytes = b""
+    """The latest usage as it came: most chunks repeat it."""
 
     def _read(self, event: SseEvent, out: list[Normalized]) -> Terminal | None:
         data = event.data
@@ -100,7 +103,8 @@ class GeminiDecoder(ResponseDecoder, kw_only=True):
         chunk = read(wire.chunk, data, "chunk")
         if chunk.error:
             return Failed(provider_failure(read(wire.anything, data, "chunk")))
-        known = chunk.candidates is not msgspec.UNSET or chunk.usage_metadata or chunk.prompt_feedback
+        counted = bytes(chunk.usage_metadata) not in _NOTHING_COUNTED
+        known = chunk.candidates is not msgspec.UNSET or counted or chunk.prompt_feedback
         if not self.started and (known or chunk.model_version):
             self.started = True
             out.append(Start(chunk.model_version or "", chunk.response_id or ""))
@@ -112,26 +116,40 @@ class GeminiDecoder(ResponseDecoder, kw_only=True):
         if chunk.prompt_feedback and chunk.prompt_feedback.block_reason:
             self.block_reason = chunk.prompt_feedback.block_reason
             self._extra("promptFeedback", text_of(read(wire.raw_chunk, data, "chunk").prompt_feedback), out)
-        if chunk.usage_metadata and (raw := latest(self.usage, chunk.usage_metadata)) != self.usage:
-            self.usage = raw
-            out.append(UsageSeen(usage_of(raw)))
+        if counted and (said := bytes(chunk.usage_metadata)) != self.usage_said:
+            self._count(said, out)
         if self.started and not known:
             self._extra("chunk", data.decode(), out)
         return None
 
     def _closed(self, out: list[Normalized]) -> Terminal:
+        if not (self.finish or self.block_reason):  # what is open stays open: it is not whole
+            return Cut("the stream ended before finishReason" if self.started else "the body held no answer")
         self._shut(out)
         usage = usage_of(self.usage) if self.usage else None
         if self.finish:
             return Done(finish_of(FINISH.get(self.finish, "unknown"), self.calls), self.finish, usage)
-        if self.block_reason:
-            return Done("content_filter", self.block_reason, usage)
-        return Cut("the stream ended before finishReason" if self.started else "the body held no answer")
+        return Done("content_filter", self.block_reason, usage)
 
     def _candidate(self, candidate: wire.Candidate, data: bytes, place: int, out: list[Normalized]) -> None:
         for i, part in enumerate((candidate.content and candidate.content.parts) or ()):
             if not self._part(part, out):
                 self._other_part(_raw_part(data, place, i), part.thought_signature, out)
+        if not (
+            candidate.grounding_metadata
+            is candidate.citation_metadata
+            is candidate.url_context_metadata
+            is wire.NOTHING
+        ):
+            self._metadata(candidate, out)
+        if candidate.finish_reason:
+            self.finish = candidate.finish_reason
+            if candidate.finish_message:
+                self._extra("finishMessage", msgspec.json.encode(candidate.finish_message).decode(), out)
+            if FINISH.get(self.finish) == "content_filter" and not is_null(candidate.safety_ratings):
+                self._extra("safetyRatings", text_of(candidate.safety_ratings), out)
+
+    def _metadata(self, candidate: wire.Candidate, out: list[Normalized]) -> None:
         block = self.open_ordinal if self.open_kind else None
         for name, value in (
             ("groundingMetadata", candidate.grounding_metadata),
@@ -140,12 +158,12 @@ class GeminiDecoder(ResponseDecoder, kw_only=True):
         ):
             if not is_null(value):
                 self._extra(name, text_of(value), out, block)
-        if candidate.finish_reason:
-            self.finish = candidate.finish_reason
-            if candidate.finish_message:
-                self._extra("finishMessage", msgspec.json.encode(candidate.finish_message).decode(), out)
-            if FINISH.get(self.finish) == "content_filter" and not is_null(candidate.safety_ratings):
-                self._extra("safetyRatings", text_of(candidate.safety_ratings), out)
+
+    def _count(self, said: bytes, out: list[Normalized]) -> None:
+        if (raw := latest(self.usage, read(wire.usage, said, "usageMetadata"))) != self.usage:
+            self.usage = raw
+            out.append(UsageSeen(usage_of(raw)))
+        self.usage_said = said
 
     # --- parts ------------------------------------------------------------------------------------------------
 
@@ -183,7 +201,7 @@ class GeminiDecoder(ResponseDecoder, kw_only=True):
         self._shut(out)
         ordinal = self._take_ordinal()
         out.append(BlockStart(ordinal, "image"))
-        out.append(Image(ordinal, blob.mime_type, blob.data, final=not part.thought))
+        out.append(Image(ordinal, blob.mime_type, blob.data, final=True, draft=bool(part.thought)))
         if part.thought_signature:
             out.append(Opaque(ordinal, "thought_signature", part.thought_signature))
         out.append(BlockStop(ordinal))
@@ -208,7 +226,8 @@ class GeminiDecoder(ResponseDecoder, kw_only=True):
             self._shut(out)
             # Should the call before it not have ended, then it was not completed.
             call = StreamedCall(self._take_ordinal(), said.name)
-            out.append(ToolCallStart(call.ordinal, said.id or f"call_{call.ordinal}", said.name))
+            tool_id = said.id or f"call_{call.ordinal}"
+            out.append(ToolCallStart(call.ordinal, tool_id, said.name, derived=not said.id))
             if said.id:
                 out.append(Opaque(call.ordinal, "item_id", said.id))
         if call is None:

@@ -85,7 +85,7 @@ class Chunk(_Camel):
     response_id: str | None = None
     model_version: str | None = None
     candidates: list[Candidate] | msgspec.UnsetType | None = msgspec.UNSET
-    usage_metadata: dict[str, Any] | None = None
+    usage_metadata: Raw = NOTHING
     prompt_feedback: Feedback | None = None
     error: Any = None
 
@@ -115,3 +115,4 @@ raw_candidate = msgspec.json.Decoder(RawCandidate)
 fields = msgspec.json.Decoder(dict[str, Raw])
 arguments = msgspec.json.Decoder(dict[str, Raw])
 anything = msgspec.json.Decoder()
+usage = msgspec.json.Decoder(dict[str, Any])

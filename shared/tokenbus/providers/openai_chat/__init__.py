@@ -6,9 +6,11 @@ from collections.abc import Mapping
 
 import msgspec
 
-from tokenbus.events.requests import Generate, Message
-from tokenbus.providers.api import ApiName, Built, Decoder, Provider, Quirks
+from tokenbus.events.requests import Generate, Message, Mode
+from tokenbus.providers.api import ApiName, Built, Decoder, Format, Provider, Quirks
+from tokenbus.providers.building import formatted
 from tokenbus.providers.inline_thinking import InlineThinking
+from tokenbus.providers.openai_chat.prefill import build_prefill
 from tokenbus.providers.openai_chat.request import build
 from tokenbus.providers.openai_chat.stream import ChatDecoder
 
@@ -28,10 +30,11 @@ class OpenAIChat:
         b"[DONE]",
         b'"error"',
     )
+    formats: Mapping[Mode, Format] = {"chat": build, "prefill": build_prefill}
 
     def build(self, request: Generate, history: list[Message], quirks: Quirks) -> Built:
         """See `Provider.build`."""
-        return build(request, history, quirks)
+        return formatted(self.formats, request, history, quirks)
 
     def decoder(self, *, status: int, headers: Mapping[str, str], stream: bool, quirks: Quirks) -> Decoder:
         """See `Provider.decoder`. A whole response has a `message` where a chunk has a `delta`."""

@@ -29,15 +29,15 @@ from tokenbus.providers.api import Built, HttpCall, Quirks
 from tokenbus.providers.building import (
     data_url,
     deep_merged,
+    effort_of,
     fitted_id,
     named_schema,
     needs_tools,
     schema_of,
-    stop_strings,
+    told_stops,
     with_extra,
 )
 from tokenbus.providers.conversation import Spoken, conversation, own_extra, raw_json
-from tokenbus.providers.transcript import OPENING, provider_stops, system_text, transcribe
 
 MAX_STOP_STRINGS = 4
 
@@ -51,9 +51,7 @@ ChatMessage = dict[str, object]
 
 def build(request: Generate, history: list[Message], quirks: Quirks) -> Built:
     """The HTTP call for the next turn. Raises RequestInvalid, naming the field."""
-    if request.mode == "prefill":
-        return _build_prefill(request, history, quirks)
-    spoken, notes = conversation(request, history)
+    spoken, notes = conversation(request, history, plain_thinking=bool(quirks.reasoning_back))
     messages: list[ChatMessage] = []
     if request.system:
         parts = [TextPart(text=request.system)] if isinstance(request.system, str) else request.system
@@ -61,46 +59,22 @@ def build(request: Generate, history: list[Message], quirks: Quirks) -> Built:
     for message in spoken:
         messages += _messages(message, quirks)
     body: dict[str, object] = {"model": request.model, "messages": messages, "stream": request.stream}
+    if quirks.continues == "message" and messages and messages[-1]["role"] == "assistant":
+        messages[-1] |= quirks.continued
+        body |= quirks.continuing
     if request.stream and quirks.stream_usage:
         body["stream_options"] = {"include_usage": True}
-    body |= _limits(request, quirks) | _tools(request)
-    return _built("/chat/completions", body, request, notes)
+    body |= limits(request, quirks) | _tools(request)
+    return built("/chat/completions", body, request, notes)
 
 
-def _build_prefill(request: Generate, history: list[Message], quirks: Quirks) -> Built:
-    """The conversation as one text, for vendors that continue it. Thinking is written in the text."""
-    if not quirks.continues:
-        raise RequestInvalid("mode", "this provider continues no text; its quirk `continues` says how one does")
-    said = transcribe(request, history)
-    system = system_text(request)
-    body: dict[str, object] = {"model": request.model, "stream": request.stream}
-    path = "/completions"
-    if quirks.continues == "completions":
-        if said.before:
-            raise RequestInvalid("messages", "this provider's completions take text alone, no images or documents")
-        body["prompt"] = f"{system}\n\n{said.text}" if system else said.text
-    else:
-        path = "/chat/completions"
-        blocks = [TextPart(text=part) if isinstance(part, str) else part for part in said.before]
-        user = _user_content(Spoken("user", [*blocks] or [TextPart(text=OPENING)], "messages"), quirks)
-        messages: list[ChatMessage] = [{"role": quirks.system_role, "content": system}] if system else []
-        messages.append({"role": "user", "content": user})
-        messages.append({"role": "assistant", "content": said.text.rstrip(), **quirks.continued})
-        body |= {"messages": messages, **quirks.continuing}
-    if request.stream and quirks.stream_usage:
-        body["stream_options"] = {"include_usage": True}
-    limit = MAX_STOP_STRINGS if quirks.max_stop_strings is None else quirks.max_stop_strings
-    body |= _limits(msgspec.structs.replace(request, thinking=None, stop=provider_stops(request, limit)), quirks)
-    return _built(path, body, request, said.notes)
-
-
-def _built(path: str, body: dict[str, object], request: Generate, notes: tuple[str, ...]) -> Built:
+def built(path: str, body: dict[str, object], request: Generate, notes: tuple[str, ...]) -> Built:
     encoded = msgspec.json.encode(with_extra(body, request.extra))
     headers = {"content-type": "application/json"}
     return Built(call=HttpCall(path=path, body=encoded, headers=headers), notes=notes)
 
 
-def _limits(request: Generate, quirks: Quirks) -> dict[str, object]:
+def limits(request: Generate, quirks: Quirks) -> dict[str, object]:
     """Output limit and form, thinking, sampling and stop strings."""
     said: dict[str, object] = {}
     if request.max_tokens is not None:
@@ -113,19 +87,23 @@ def _limits(request: Generate, quirks: Quirks) -> dict[str, object]:
         said["temperature"] = request.temperature
     if request.top_p is not None:
         said["top_p"] = request.top_p
-    limit = MAX_STOP_STRINGS if quirks.max_stop_strings is None else quirks.max_stop_strings
-    if stop := stop_strings(request, limit):
+    if stop := told_stops(request.stop, most_stops(quirks)):
         said["stop"] = stop
     return said
 
 
+def most_stops(quirks: Quirks) -> int:
+    """How many stop strings the vendor takes."""
+    return MAX_STOP_STRINGS if quirks.max_stop_strings is None else quirks.max_stop_strings
+
+
 def _thinking(asked: Thinking, quirks: Quirks) -> dict[str, object]:
-    """The API itself knows an effort and no budget."""
+    """The API itself knows an effort and no budget: a budget that has no field becomes one."""
     if not asked.enabled:
         return quirks.thinking_off or _placed(quirks.effort_field, "none")
     said = quirks.thinking_on
-    if asked.effort:
-        said = deep_merged(said, _placed(quirks.effort_field, asked.effort))
+    if effort := asked.effort if quirks.budget_field else effort_of(asked):
+        said = deep_merged(said, _placed(quirks.effort_field, effort))
     if asked.budget_tokens:
         said = deep_merged(said, _placed(quirks.budget_field, asked.budget_tokens))
     return said
@@ -162,7 +140,7 @@ def _messages(message: Spoken, quirks: Quirks) -> list[ChatMessage]:
         case "assistant":
             said = _assistant(message, quirks)
         case "user":
-            content = _user_content(message, quirks)
+            content = user_content(message, quirks)
             said = [{"role": "user", "content": content}] if content else []
         case "system":
             texts = [part for part in message.parts if isinstance(part, TextPart)]
@@ -173,7 +151,7 @@ def _messages(message: Spoken, quirks: Quirks) -> list[ChatMessage]:
     return said
 
 
-def _user_content(message: Spoken, quirks: Quirks) -> object:
+def user_content(message: Spoken, quirks: Quirks) -> object:
     """A string where it is one text; else a list of parts."""
     parts: list[object] = []
     for i, part in enumerate(message.parts):

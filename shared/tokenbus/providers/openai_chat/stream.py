@@ -176,7 +176,8 @@ class ChatDecoder(ResponseDecoder, kw_only=True):
         if call.ordinal < 0 and call.name:
             self._shut(out)
             call.ordinal = self._take_ordinal()
-            out.append(ToolCallStart(call.ordinal, call.tool_id or f"call_{call.ordinal}", call.name))
+            tool_id = call.tool_id or f"call_{call.ordinal}"
+            out.append(ToolCallStart(call.ordinal, tool_id, call.name, derived=not call.tool_id))
             if held := "".join(call.pieces):
                 out.append(ToolCallDelta(call.ordinal, held))
                 call.pieces = []

@@ -6,11 +6,13 @@ from collections.abc import Mapping
 
 import msgspec
 
-from tokenbus.events.requests import Generate, Message
-from tokenbus.providers.api import ApiName, Built, Decoder, Provider, Quirks
+from tokenbus.events.requests import Generate, Message, Mode
+from tokenbus.providers.api import ApiName, Built, Decoder, Format, Provider, Quirks
+from tokenbus.providers.building import formatted
 from tokenbus.providers.inline_thinking import InlineThinking
 from tokenbus.providers.openai_responses.request import build
 from tokenbus.providers.openai_responses.stream import ResponsesDecoder
+from tokenbus.providers.sse import MAX_IMAGE_EVENT_BYTES, SseDecoder
 
 
 class OpenAIResponses:
@@ -29,14 +31,16 @@ class OpenAIResponses:
         b"response.failed",
         b'"error"',
     )
+    formats: Mapping[Mode, Format] = {"chat": build}
 
     def build(self, request: Generate, history: list[Message], quirks: Quirks) -> Built:
         """See `Provider.build`."""
-        return build(request, history, quirks)
+        return formatted(self.formats, request, history, quirks, makes_images=True)
 
     def decoder(self, *, status: int, headers: Mapping[str, str], stream: bool, quirks: Quirks) -> Decoder:
         """See `Provider.decoder`. A whole response says by its `object` that it is one, whatever was asked for."""
-        return ResponsesDecoder.of(status, headers, inline=InlineThinking.of(quirks))
+        sse = SseDecoder(limit=MAX_IMAGE_EVENT_BYTES)
+        return ResponsesDecoder.of(status, headers, sse=sse, inline=InlineThinking.of(quirks))
 
     def restore(self, state: bytes) -> Decoder:
         """See `Provider.restore`."""

@@ -87,6 +87,8 @@ class Input:
                     self._text(part, where, first)
                 case ThinkingPart():
                     self._thinking(part, where, first)
+                case ImagePart():
+                    self._made(part)
                 case ToolCallPart():
                     self._call(part, where)
                 case ExtraPart():
@@ -135,6 +137,15 @@ class Input:
             content.append({"type": "reasoning_text", "text": part.text})
         elif part.text:
             cast("list[Json]", said["summary"]).append({"type": "summary_text", "text": part.text})
+
+    def _made(self, part: ImagePart) -> None:
+        """An image that the model made: its own item, or, where another provider's model made it, one of the user."""
+        item_id = _item_id(part.opaque or {}, "ig")
+        if item_id and isinstance(part.source, Base64Source):
+            said: Json = {"type": "image_generation_call", "id": item_id, "status": "completed"}
+            self.items.append(said | {"result": part.source.data})
+        else:
+            self.items.append({"role": "user", "content": [_image(part, self._quirks)]})
 
     def _call(self, part: ToolCallPart, where: str) -> None:
         opaque = part.opaque or {}

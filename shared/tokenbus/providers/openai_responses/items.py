@@ -69,13 +69,12 @@ def kind_of(item: wire.Item, custom_tools: list[str] | None) -> ItemKind:
     return _KINDS.get(item.type, "other")
 
 
-def custom_tools_of(tools: msgspec.Raw) -> list[str] | None:
-    """The custom tools among those that the response repeats; None where it does not repeat them."""
+def tools_of(tools: msgspec.Raw) -> list[wire.NamedTool] | None:
+    """The request's tools as the response repeats them; None where it does not."""
     try:
-        named = wire.tool_names.decode(tools)
+        return wire.named_tools.decode(tools)
     except msgspec.DecodeError:
         return None
-    return [tool.name for tool in named if tool.type == "custom"]
 
 
 def arguments_of(said: wire.Arguments) -> str:

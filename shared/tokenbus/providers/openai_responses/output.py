@@ -48,6 +48,8 @@ class OutputDecoder(ResponseDecoder, kw_only=True):
     calls: int = 0
     """Tool calls completed."""
     refused: bool = False
+    image_model: str = ""
+    """The model behind the image tool, where the response repeats it."""
 
     def _announce(self, index: int, data: bytes, out: list[Normalized]) -> OpenItem:
         """An item begins. Said twice, it is nothing new."""
@@ -189,8 +191,8 @@ class OutputDecoder(ResponseDecoder, kw_only=True):
         """The call begins, once its name is known."""
         if said.name:
             item.ordinal = self._take_ordinal()
-            tool_id = said.call_id or said.id or f"call_{item.ordinal}"
-            out.append(ToolCallStart(item.ordinal, tool_id, said.name))
+            own = said.call_id or said.id
+            out.append(ToolCallStart(item.ordinal, own or f"call_{item.ordinal}", said.name, derived=not own))
             out += [ToolCallDelta(item.ordinal, piece) for piece in item.pieces]
             item.pieces = []
 
@@ -230,11 +232,27 @@ class OutputDecoder(ResponseDecoder, kw_only=True):
     def _end_image(self, item: OpenItem, said: wire.Item, data: bytes, out: list[Normalized]) -> None:
         """The image; or where there is none, all that is known of it."""
         if said.result:
-            kind, prompt = media_type(said.output_format), said.revised_prompt or ""
-            out.append(Image(item.ordinal, kind, said.result, final=True, revised_prompt=prompt))
+            out.append(self._image(item, said, said.result, final=True))
         else:
             self._extra(said.type, data.decode(), out, item.ordinal)
+        if said.id:
+            out.append(Opaque(item.ordinal, "item_id", said.id))
         out.append(BlockStop(item.ordinal))
+
+    def _preview(self, item: OpenItem, said: wire.PartialImage, out: list[Normalized]) -> None:
+        out.append(self._image(item, said, said.partial_image_b64, final=False))
+
+    def _image(self, item: OpenItem, said: wire.Item | wire.PartialImage, base64: str, *, final: bool) -> Image:
+        return Image(
+            item.ordinal,
+            media_type(said.output_format),
+            base64,
+            final,
+            revised_prompt=(said.revised_prompt or "") if isinstance(said, wire.Item) else "",
+            model=self.image_model,
+            size=said.size or "",
+            quality=said.quality or "",
+        )
 
     # ----------------------------------------------------------------------------------------------------------
 
@@ -252,4 +270,4 @@ class OutputDecoder(ResponseDecoder, kw_only=True):
 
 def media_type(output_format: str | None) -> str:
     """The media type of a generated image."""
-    return f"image/{output_format or 'png'}"
+    return "image/svg+xml" if output_format == "svg" else f"image/{output_format or 'png'}"

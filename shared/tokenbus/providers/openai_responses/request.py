@@ -1,18 +1,26 @@
 """Build a Responses request: https://platform.openai.com/docs/api-reference/responses/create.
 
 The response is not stored, so its reasoning comes encrypted, and goes back so. Models that do not reason refuse to be
-asked for it; `Quirks` has their names. The API has no field for a participant's name, for a thinking budget and for the
-failure of a tool, which the model reads from the result.
+asked for it; `Quirks` has their names. The API has no field for a participant's name, for a thinking budget (it becomes
+an effort) and for the failure of a tool, which the model reads from the result.
 """
 
 from __future__ import annotations
 
 import msgspec
 
-from tokenbus.events.requests import Generate, Message, TextPart, ToolChoice
+from tokenbus.events.requests import Generate, Message, TextPart, Tool, ToolChoice
 from tokenbus.providers.api import Built, HttpCall, Quirks
-from tokenbus.providers.building import chat_only, named_schema, needs_tools, schema_of, stop_strings, with_extra
+from tokenbus.providers.building import (
+    effort_of,
+    named_schema,
+    needs_tools,
+    schema_of,
+    told_stops,
+    with_extra,
+)
 from tokenbus.providers.conversation import conversation
+from tokenbus.providers.images import image_fields, image_options
 from tokenbus.providers.openai_responses.input import Input, text_part
 
 ENCRYPTED_REASONING = "reasoning.encrypted_content"
@@ -20,8 +28,7 @@ ENCRYPTED_REASONING = "reasoning.encrypted_content"
 
 def build(request: Generate, history: list[Message], quirks: Quirks) -> Built:
     """The HTTP call for the next turn. Raises RequestInvalid, naming the field."""
-    chat_only(request)
-    spoken, notes = conversation(request, history)
+    spoken, notes = conversation(request, history, plain_thinking=bool(quirks.reasoning_back), model_images=True)
     stored = bool(request.extra and request.extra.get("store"))
     body: dict[str, object] = {"model": request.model, "stream": request.stream, "store": False}
     if not (stored or request.model.startswith(quirks.models_without_reasoning)):
@@ -55,27 +62,25 @@ def _limits(request: Generate, quirks: Quirks) -> dict[str, object]:
     if thinking and not thinking.enabled:
         said["reasoning"] = {"effort": "none"}
     elif thinking:
-        said["reasoning"] = {"summary": "auto"} | ({"effort": thinking.effort} if thinking.effort else {})
+        said["reasoning"] = {"summary": "auto"} | ({"effort": effort} if (effort := effort_of(thinking)) else {})
     if request.output_schema:
         said["text"] = {"format": {"type": "json_schema", **named_schema(request.output_schema)}}
     if request.temperature is not None:
         said["temperature"] = request.temperature
     if request.top_p is not None:
         said["top_p"] = request.top_p
-    if stop := stop_strings(request, quirks.max_stop_strings or 0):
+    if stop := told_stops(request.stop, quirks.max_stop_strings or 0):
         said["stop"] = stop
     return said
 
 
 def _tools(request: Generate) -> dict[str, object]:
     said: dict[str, object] = {}
-    if request.tools:
-        said["tools"] = [
-            # Strict is the API's default, and takes only some of all schemas.
-            {"type": "function", "name": tool.name, "parameters": schema_of(tool.parameters), "strict": False}
-            | ({"description": tool.description} if tool.description else {})
-            for tool in request.tools
-        ]
+    tools = [_tool(tool) for tool in request.tools]
+    if images := image_options(request, "size", "quality", "format", "background", "model", "previews"):
+        tools.append({"type": "image_generation"} | image_fields(images))
+    if tools:
+        said["tools"] = tools
     choice = request.tool_choice
     if needs_tools(request) and choice is not None:
         if isinstance(choice, ToolChoice):
@@ -83,3 +88,9 @@ def _tools(request: Generate) -> dict[str, object]:
         else:
             said["tool_choice"] = "required" if choice == "any" else choice
     return said
+
+
+def _tool(tool: Tool) -> dict[str, object]:
+    # Strict is the API's default, and takes only some of all schemas.
+    said: dict[str, object] = {"type": "function", "name": tool.name, "parameters": schema_of(tool.parameters)}
+    return said | {"strict": False} | ({"description": tool.description} if tool.description else {})

@@ -25,7 +25,6 @@ from tokenbus.events.normalized import (
     Done,
     Failed,
     FinishReason,
-    Image,
     Normalized,
     OpenKind,
     Start,
@@ -37,8 +36,8 @@ from tokenbus.providers.decoding import finish_of
 from tokenbus.providers.failures import provider_failure
 from tokenbus.providers.json_reading import is_null, read, text_of
 from tokenbus.providers.openai_responses import wire
-from tokenbus.providers.openai_responses.items import arguments_of, custom_tools_of, raw_key, summary_key, text_key
-from tokenbus.providers.openai_responses.output import OutputDecoder, media_type
+from tokenbus.providers.openai_responses.items import arguments_of, raw_key, summary_key, text_key, tools_of
+from tokenbus.providers.openai_responses.output import OutputDecoder
 from tokenbus.providers.sse import SseEvent
 from tokenbus.providers.usage_counts import count, latest
 
@@ -89,8 +88,9 @@ class ResponsesDecoder(OutputDecoder, kw_only=True):
         self.started = True
         response = response or wire.Response()
         out.append(Start(response.model or "", response.id or ""))
-        if not is_null(response.tools):
-            self.custom_tools = custom_tools_of(response.tools)
+        if not is_null(response.tools) and (tools := tools_of(response.tools)) is not None:
+            self.custom_tools = [tool.name for tool in tools if tool.type == "custom"]
+            self.image_model = next((tool.model or "" for tool in tools if tool.type == "image_generation"), "")
 
     def _whole(self, response: wire.Response, data: bytes, out: list[Normalized]) -> Terminal:
         """A response that was not streamed; or an error without a type, as gateways before the API write it."""
@@ -155,7 +155,7 @@ class ResponsesDecoder(OutputDecoder, kw_only=True):
             case wire.PartialImage():
                 item = self.items.get(index)
                 if item and item.kind == "image":
-                    out.append(Image(item.ordinal, media_type(said.output_format), said.partial_image_b64, final=False))
+                    self._preview(item, said, out)
             case _ if index not in self.ended_items:
                 self._of_part(said, out)
             case _:

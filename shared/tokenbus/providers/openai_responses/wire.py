@@ -174,6 +174,8 @@ class InputDone(OfItem, tag="response.custom_tool_call_input.done"):
 class PartialImage(OfItem, tag="response.image_generation_call.partial_image"):
     partial_image_b64: str
     output_format: str | None = None
+    size: str | None = None
+    quality: str | None = None
 
 
 class KeepAlive(_Event, tag="keepalive"):
@@ -249,17 +251,20 @@ class Item(msgspec.Struct):
     result: str | None = None
     output_format: str | None = None
     revised_prompt: str | None = None
+    size: str | None = None
+    quality: str | None = None
 
 
 class _Type(msgspec.Struct):
     type: str
 
 
-class ToolName(msgspec.Struct):
+class NamedTool(msgspec.Struct):
     """A tool of the request, as the response repeats it."""
 
     type: str = ""
     name: str = ""
+    model: str | None = None
 
 
 _event = msgspec.json.Decoder(Event)
@@ -268,7 +273,7 @@ _response = msgspec.json.Decoder(Response)
 _item = msgspec.json.Decoder(Item)
 _item_type = msgspec.json.Decoder(_Type)
 anything = msgspec.json.Decoder()
-tool_names = msgspec.json.Decoder(list[ToolName])
+named_tools = msgspec.json.Decoder(list[NamedTool])
 fields = msgspec.json.Decoder(dict[str, Raw])
 
 _TAGS = frozenset(str(struct.__struct_config__.tag) for struct in get_args(Event))

@@ -1,0 +1,58 @@
+"""How a request asks for images, for the APIs that make some."""
+
+from __future__ import annotations
+
+from tokenbus.errors import RequestInvalid
+from tokenbus.events.frames import ImagesAsked
+from tokenbus.events.requests import Generate, ImageOptions, TextPart
+from tokenbus.events.vendor import ApiName
+
+
+def image_options(request: Generate, *known: str) -> ImageOptions | None:
+    """What the request asks of images. Raises RequestInvalid for an option that is not among those that the API has."""
+    asked, unasked = request.images, ImageOptions()
+    for name in ImageOptions.__struct_fields__ if asked else ():
+        if name not in (*known, "deliver") and getattr(asked, name) != getattr(unasked, name):
+            raise RequestInvalid(f"images.{name}", "this provider API has no such option")
+    if asked and asked.previews and not request.stream:
+        raise RequestInvalid("images.previews", "previews come in a stream alone, and `stream` is false")
+    return asked
+
+
+def image_fields(images: ImageOptions) -> dict[str, object]:
+    """The options as both of OpenAI's APIs name them."""
+    said = {
+        "model": images.model,
+        "size": images.size,
+        "quality": images.quality,
+        "output_format": images.format,
+        "background": images.background,
+        "partial_images": images.previews or None,
+    }
+    return {name: value for name, value in said.items() if value is not None}
+
+
+def images_asked(request: Generate, api: ApiName) -> ImagesAsked:
+    """What goes with the answer's bytes to whoever reads them: an answer does not repeat all that was asked."""
+    asked = request.images or ImageOptions()
+    by_itself = api in ("gemini", "openai-images")
+    return ImagesAsked(
+        inline=asked.deliver == "base64",
+        prompt=prompt_of(request) if api == "openai-images" else "",
+        model=asked.model or (request.model if by_itself else ""),
+        size=_told(asked.size),
+        quality=_told(asked.quality),
+    )
+
+
+def prompt_of(request: Generate) -> str:
+    """The text of the last message."""
+    content = request.messages[-1].content
+    if isinstance(content, str):
+        return content
+    return "\n".join(part.text for part in content if isinstance(part, TextPart))
+
+
+def _told(word: str | None) -> str:
+    """A word that says something of the image; "auto" says nothing."""
+    return "" if word in (None, "auto") else word

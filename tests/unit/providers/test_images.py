@@ -1,0 +1,210 @@
+"""Images in answers and how they are asked for: what each API has, and what is refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.unit.providers.reading import answer, cut, read, read_pieces, sse
+from tokenbus.errors import RequestInvalid
+from tokenbus.events.frames import ImagesAsked
+from tokenbus.events.normalized import BlockStart, BlockStop, Cut, Done, Extra, Failed, Image, Normalized, Opaque
+from tokenbus.events.requests import Base64Source, Generate, ImageOptions, ImagePart, Message, TextPart, UrlSource
+from tokenbus.events.vendor import ApiName, Quirks
+from tokenbus.providers import registry
+from tokenbus.providers.images import images_asked
+
+CAT = Message(role="user", content="A cat.")
+USAGE = {"input_tokens": 5, "output_tokens": 200, "total_tokens": 205}
+FORM = {"output_format": "webp", "size": "1024x1024", "quality": "low"}
+
+
+def part_of(data: str, **fields: Any) -> dict[str, Any]:
+    return {"type": "image_generation.partial_image", "b64_json": data, "partial_image_index": 0, **FORM, **fields}
+
+
+def whole_of(data: str, **fields: Any) -> dict[str, Any]:
+    return {"type": "image_generation.completed", "b64_json": data, "usage": USAGE, **FORM, **fields}
+
+
+def image(block: int, data: str, final: bool, **fields: Any) -> Image:
+    return Image(block, "image/webp", data, final, size="1024x1024", quality="low", **fields)
+
+
+def shown(events: list[Normalized]) -> list[Normalized]:
+    return [e for e in events if isinstance(e, BlockStart | Image | BlockStop | Opaque | Extra)]
+
+
+def refused(api: ApiName, **fields: Any) -> str:
+    request = Generate(provider="p", **{"model": "m", "messages": [CAT], **fields})
+    with pytest.raises(RequestInvalid) as error:
+        registry.get(api).build(request, [], Quirks())
+    return error.value.where
+
+
+# --- answers ----------------------------------------------------------------------------------------------------
+
+
+def test_the_images_api_streams_previews_and_then_the_image() -> None:
+    events = read("openai-images", sse(part_of("AAAA"), part_of("BBBB"), whole_of("CCCC")))
+    assert shown(events) == [
+        BlockStart(0, "image"),
+        image(0, "AAAA", False),
+        image(0, "BBBB", False),
+        image(0, "CCCC", True),
+        BlockStop(0),
+    ]
+    done = answer(events).terminal
+    assert isinstance(done, Done)
+    assert (done.finish, done.usage and done.usage.output) == ("stop", 200)
+
+
+def test_several_images_are_blocks_one_after_the_other() -> None:
+    events = read("openai-images", sse(part_of("AAAA"), whole_of("AAAA"), whole_of("BBBB")))
+    assert [(e.block, e.base64, e.final) for e in events if isinstance(e, Image)] == [
+        (0, "AAAA", False),
+        (0, "AAAA", True),
+        (1, "BBBB", True),
+    ]
+
+
+def test_images_that_are_not_streamed_are_the_same_blocks() -> None:
+    made = [{"b64_json": "AAAA", "revised_prompt": "a black cat"}, {"b64_json": "BBBB"}, {"url": "https://x/y.png"}]
+    body = msgspec.json.encode({"created": 1, "data": made, "usage": USAGE, **FORM})
+    events = read("openai-images", body, stream=False)
+    assert shown(events) == [
+        *(BlockStart(0, "image"), image(0, "AAAA", True, revised_prompt="a black cat"), BlockStop(0)),
+        *(BlockStart(1, "image"), image(1, "BBBB", True), BlockStop(1)),
+        *(BlockStart(2, "image"), Extra("openai-images.url", '"https://x/y.png"', 2), BlockStop(2)),
+    ]
+
+
+@pytest.mark.parametrize("events", [(part_of("AAAA"),), (whole_of("AAAA"), part_of("BBBB")), ()])
+def test_a_stream_without_its_last_image_is_cut(events: tuple[Any, ...]) -> None:
+    assert isinstance(answer(read("openai-images", sse(*events))).terminal, Cut)
+
+
+def test_an_error_in_the_stream_ends_it() -> None:
+    error = {"type": "error", "error": {"code": "image_generation_failed", "message": "no"}}
+    terminal = answer(read("openai-images", sse(part_of("AAAA"), error))).terminal
+    assert isinstance(terminal, Failed)
+    assert terminal.error.code == "image_generation_failed"
+
+
+@pytest.mark.parametrize("data", [sse({"x": 1}), sse({"type": "later"}), b'{"data":7}'])
+def test_what_is_no_answer_of_the_images_api_is_no_success(data: bytes) -> None:
+    assert not isinstance(answer(read("openai-images", data)).terminal, Done)
+
+
+def test_the_images_api_says_the_same_however_its_bytes_are_cut() -> None:
+    data = sse(part_of("A" * 40), whole_of("B" * 40), part_of("C" * 40), whole_of("D" * 40))
+    whole = read("openai-images", data)
+    for size in (1, 7, 100):
+        assert read_pieces("openai-images", cut(data, range(size, len(data), size)), restored=True) == whole
+
+
+def test_an_event_of_twenty_megabytes_of_image_is_read() -> None:
+    data = "A" * (27 * 2**20)
+    [final] = [e for e in read("openai-images", sse(whole_of(data))) if isinstance(e, Image)]
+    assert len(final.base64) == len(data)
+
+
+def test_the_responses_tool_tells_what_made_the_image_and_its_id_goes_back() -> None:
+    tool = {"type": "image_generation", "model": "gpt-image-2"}
+    item = {"id": "ig_1", "type": "image_generation_call", "status": "completed", "result": "BBBB", **FORM}
+    about = {"output_index": 0, "item_id": "ig_1"}
+    events = read(
+        "openai-responses",
+        sse(
+            {"type": "response.created", "response": {"id": "r", "model": "gpt-5", "tools": [tool]}},
+            {"type": "response.output_item.added", "item": item | {"result": None}, **about},
+            {"type": "response.image_generation_call.partial_image", "partial_image_b64": "AAAA", **FORM, **about},
+            {"type": "response.output_item.done", "item": item | {"revised_prompt": "a black cat"}, **about},
+            {"type": "response.completed", "response": {"status": "completed"}},
+        ),
+    )
+    assert shown(events) == [
+        BlockStart(0, "image"),
+        image(0, "AAAA", False, model="gpt-image-2"),
+        image(0, "BBBB", True, model="gpt-image-2", revised_prompt="a black cat"),
+        Opaque(0, "item_id", "ig_1"),
+        BlockStop(0),
+    ]
+
+
+# --- requests ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("api", ["anthropic", "openai-chat"])
+def test_an_api_without_images_refuses_to_be_asked_for_some(api: ApiName) -> None:
+    assert refused(api, images=ImageOptions()) == "images"
+
+
+@pytest.mark.parametrize(
+    ("api", "option"),
+    [
+        *(("openai-responses", option) for option in ({"count": 2}, {"aspect_ratio": "1:1"})),
+        *(("openai-images", option) for option in ({"model": "m"}, {"aspect_ratio": "1:1"})),
+        *(("gemini", option) for option in ({"quality": "low"}, {"format": "png"}, {"previews": 1}, {"count": 2})),
+        *(("gemini", option) for option in ({"background": "auto"}, {"model": "m"})),
+    ],
+)
+def test_an_option_that_an_api_does_not_have_is_refused_by_name(api: ApiName, option: dict[str, Any]) -> None:
+    assert refused(api, images=ImageOptions(**option)) == f"images.{next(iter(option))}"
+
+
+@pytest.mark.parametrize("api", ["openai-responses", "openai-images"])
+def test_previews_need_a_stream(api: ApiName) -> None:
+    assert refused(api, images=ImageOptions(previews=1), stream=False) == "images.previews"
+
+
+@pytest.mark.parametrize(
+    ("fields", "where"),
+    [
+        ({"system": "Be kind."}, "system"),
+        ({"max_tokens": 5}, "max_tokens"),
+        ({"stop": ["x"]}, "stop"),
+        ({"messages": [CAT, CAT]}, "messages"),
+        ({"messages": [Message(role="system", content="x")]}, "messages"),
+        ({"messages": [Message(role="user", content="")]}, "messages[0].content"),
+        (
+            {"messages": [Message(role="user", content=[TextPart(text="x"), ImagePart(source=UrlSource(url="u"))])]},
+            "messages[0].content[1]",
+        ),
+    ],
+)
+def test_the_images_api_takes_one_prompt_and_refuses_a_conversation(fields: dict[str, Any], where: str) -> None:
+    assert refused("openai-images", **fields) == where
+
+
+def test_the_models_image_without_an_own_id_goes_back_as_the_users() -> None:
+    made = Message(role="assistant", content=[ImagePart(source=Base64Source(media_type="image/png", data="AAAA"))])
+    request = Generate(provider="p", model="gpt-5", messages=[CAT])
+    built = registry.get("openai-responses").build(request, [made], Quirks())
+    assert msgspec.json.decode(built.call.body)["input"][1:] == [
+        {
+            "role": "user",
+            "content": [{"type": "input_image", "detail": "auto", "image_url": "data:image/png;base64,AAAA"}],
+        }
+    ]
+
+
+@pytest.mark.parametrize("api", ["anthropic", "openai-chat"])
+def test_an_api_that_takes_no_image_of_the_model_gets_the_rest_and_the_run_a_note(api: ApiName) -> None:
+    source = Base64Source(media_type="image/png", data="AAAA")
+    made = Message(role="assistant", content=[TextPart(text="Here."), ImagePart(source=source)])
+    built = registry.get(api).build(Generate(provider="p", model="m", messages=[CAT]), [made, CAT], Quirks())
+    assert b"Here." in built.call.body
+    assert b"AAAA" not in built.call.body
+    assert built.notes == ("history[0]: this provider takes no images of the model's own back; they were left out",)
+
+
+def test_what_was_asked_goes_with_the_answer() -> None:
+    options = ImageOptions(size="1024x1024", quality="auto", deliver="base64")
+    request = Generate(provider="p", model="gpt-image-2", messages=[CAT], images=options)
+    assert images_asked(request, "openai-images") == ImagesAsked(True, "A cat.", "gpt-image-2", "1024x1024", "")
+    assert images_asked(request, "openai-responses") == ImagesAsked(True, "", "", "1024x1024", "")
+    plain = Generate(provider="p", model="gemini-3-pro-image", messages=[CAT])
+    assert images_asked(plain, "gemini") == ImagesAsked(model="gemini-3-pro-image")
