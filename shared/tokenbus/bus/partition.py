@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
@@ -40,6 +40,10 @@ class Logic(Protocol):
         """The run's frame was poison: end it, within the state. Must not raise."""
         ...
 
+    def abandon(self, run: str, error: ErrorInfo) -> None:
+        """The server lost outputs of this open run that others may have seen: end it. Must not raise."""
+        ...
+
     def is_open(self, run: str) -> bool:
         """Whether anything is remembered of the run, so that a replay must begin before it."""
         ...
@@ -65,6 +69,24 @@ class Logic(Protocol):
         ...
 
 
+@runtime_checkable
+class Settling(Protocol):
+    """A logic whose outputs may wait for work outside of the bus (images to be stored, say)."""
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether frames taken since the last `flush` or `mute` ask for such work."""
+        ...
+
+    async def settle(self) -> None:
+        """Do what they ask for; the stage calls it between `take` and `flush`, and never in a replay.
+
+        A crash may do it again, so doing it twice must be the same as once; and the whole partition waits for it, so it
+        takes bounded time, and what fails is part of the outputs. Must not raise.
+        """
+        ...
+
+
 class Poison(msgspec.Struct, frozen=True):
     """A frame that could not be taken."""
 
@@ -74,13 +96,30 @@ class Poison(msgspec.Struct, frozen=True):
     reason: str
 
 
+class Taken(msgspec.Struct, frozen=True):
+    """A batch that the logic took in, whose outputs are still with it."""
+
+    entries: Sequence[Entry]
+    size: int
+    """Bytes of frames."""
+    poison: list[Poison]
+    ended: set[str]
+    """Runs whose checkpoint must go."""
+
+
 class Work(msgspec.Struct, frozen=True):
     """What a batch came to: the commit's writes, and what of it was poison."""
 
     commit: Commit
+    entries: Sequence[Entry]
     size: int
     """Bytes of frames."""
     poison: list[Poison]
+
+    @property
+    def held(self) -> int:
+        """About how many bytes it takes in memory."""
+        return self.size + self.commit.held
 
 
 class Partition:
@@ -97,6 +136,10 @@ class Partition:
         """The last entry that was taken in."""
         self.paused = False
         """The next stage is too far behind."""
+        self.loads = 0
+        """How often the partition was loaded, this time included, since its last commit."""
+        self.suspect: tuple[str, int] = ("", 0)
+        """The entry that earlier owners had in hand by itself and came to no commit, and how many."""
         self._keys = keys
         self._topic: InternalTopic = topic
         self._consumed = 0
@@ -106,6 +149,10 @@ class Partition:
         """Run -> size of its checkpoint."""
         self._changed: set[str] = set()
         """Open runs that their checkpoint, if any, does not hold whole."""
+        self._told_open = -1
+        """How many runs are open as the lease hash has it, for those who watch."""
+        self._void: dict[str, str] = {}
+        """Run -> entry up to which nothing of it counts any more, for it was ended over the head of its input."""
 
     @property
     def watermark(self) -> str:
@@ -113,15 +160,82 @@ class Partition:
         return next(iter(self._since.values()))[0] if self._since else self.offset
 
     def work(self, entries: Sequence[Entry]) -> Work:
-        """Take the entries in. Should the logic's `flush` or `snapshot` raise, the partition must be loaded anew."""
+        """`take` and `put_out` in one."""
+        return self.put_out(self.take(entries))
+
+    def take(self, entries: Sequence[Entry]) -> Taken:
+        """Take the entries in; `put_out` must follow before the next."""
         poison, ended = list[Poison](), set[str]()
         size = sum(self._take(entry, poison, ended) for entry in entries)
+        return Taken(entries, size, poison, ended)
+
+    def put_out(self, taken: Taken) -> Work:
+        """The outputs. Should the logic's `flush` or `snapshot` raise, the partition must be loaded anew."""
         commit = Commit(self.lease_key, self.stream)
         self.logic.flush(commit)
-        for run in ended:
+        for run in taken.ended:
             commit.drop(self.state_key, run)
         self._checkpoint(commit)
-        return Work(commit, size, poison)
+        return self._finished(commit, taken.entries, taken.size, taken.poison)
+
+    def give_up(self, entry: Entry, reason: str) -> Work:
+        """End the runs of an entry without a look into it: looking is what its workers died of.
+
+        In a replay it is passed over too, so those runs are void up to it.
+        """
+        entry_id, size, poison = entry[0].decode(), 0, list[Poison]()
+        commit = Commit(self.lease_key, self.stream)
+        for name, frame in entry[1].items():
+            run = name.decode(errors="replace")
+            size += len(frame)
+            poison.append(Poison(run, entry_id, frame, reason))
+            if self._keys.partition_of(run) == self.number:
+                self.logic.fail(run, self._poisoned(entry_id, reason))
+                self._since.pop(run, None)
+                self._changed.discard(run)
+                self._saved.pop(run, None)
+                self._void[run] = entry_id
+                commit.put(self.state_key, run, msgspec.msgpack.encode((entry_id, None)))
+        self.offset = entry_id
+        self._consumed += size
+        self.logic.flush(commit)
+        return self._finished(commit, [entry], size, poison)
+
+    def _finished(self, commit: Commit, entries: Sequence[Entry], size: int, poison: list[Poison]) -> Work:
+        if self.loads:
+            commit.put(self.lease_key, "loads", 0)
+        if len(self._since) != self._told_open:
+            self._told_open = len(self._since)
+            commit.put(self.lease_key, "open", self._told_open)
+        for run in [run for run, until in self._void.items() if id_key(until) <= id_key(self.watermark)]:
+            commit.drop(self.state_key, run)
+            del self._void[run]
+        return Work(commit, entries, size, poison)
+
+    def end_lost(self, lost: Sequence[Work], last: str, error: ErrorInfo) -> Commit | None:
+        """What a fail-over to this offset took back, made good; None where none of it was public.
+
+        The commit moves no offset. Of each run of which something was lost it publishes that once more, so that the
+        log has no gap, and then the run's end in ``error``, if its end was not among it. What the input up to its
+        ``last`` entry still holds of the run counts no more. The partition must be loaded anew after that.
+        """
+        commit = Commit(self.lease_key, self.stream)
+        numbers: dict[str, int] = {}
+        for work in lost:
+            self.replay(work.entries)
+            for run in {name.decode(errors="replace") for _, fields in work.entries for name in fields}:
+                if published := work.commit.last_of(self._keys.log(run)):
+                    numbers[run] = id_key(published)[1] + 1
+        ours = {key for run in numbers for key in (self._keys.run(run), self._keys.log(run))}
+        for work in lost:
+            commit.repeat(work.commit, ours)
+        for run, seq in sorted(numbers.items()):
+            if self.logic.is_open(run):
+                self.logic.recall(run, seq)
+                self.logic.abandon(run, error)
+            commit.put(self.state_key, run, msgspec.msgpack.encode((last, None)))
+        self.logic.flush(commit)
+        return commit if numbers else None
 
     # --- what a predecessor had ----------------------------------------------------------------------------------
 
@@ -129,7 +243,10 @@ class Partition:
         """The state hash as it lies on the server."""
         for name, saved in checkpoints.items():
             run = name.decode()
-            at, state = msgspec.msgpack.decode(saved, type=tuple[str, bytes])
+            at, state = msgspec.msgpack.decode(saved, type=tuple[str, bytes | None])
+            if state is None:
+                self._void[run] = at
+                continue
             self.logic.restore(run, state)
             # A run that did not change since its checkpoint may have let the watermark pass it.
             self._since[run] = max(at, self.offset, key=id_key), 0
@@ -164,12 +281,13 @@ class Partition:
                 continue
             if poison is None and (kept := self._since.get(run)) and id_key(entry_id) <= id_key(kept[0]):
                 continue  # in a replay: the run's checkpoint holds this entry
+            if (until := self._void.get(run)) and id_key(entry_id) <= id_key(until):
+                continue
             try:
                 self.logic.take(run, frame)
             except Exception as e:  # whatever a poison frame raises must not stop the partition
                 reason = f"{type(e).__name__}: {e}"
-                where = f"{self._topic} {entry_id}"
-                self.logic.fail(run, ErrorInfo(code="poison", kind="internal", message=reason, where=where))
+                self.logic.fail(run, self._poisoned(entry_id, reason))
                 if poison is not None:
                     poison.append(Poison(run, entry_id, frame, reason))
             if self.logic.is_open(run):
@@ -183,6 +301,9 @@ class Partition:
         self.offset = entry_id
         self._consumed += size
         return size
+
+    def _poisoned(self, entry_id: str, reason: str) -> ErrorInfo:
+        return ErrorInfo(code="poison", kind="internal", message=reason, where=f"{self._topic} {entry_id}")
 
     def _checkpoint(self, commit: Commit) -> None:
         """Move the watermark on where a replay would grow long, oldest runs first.

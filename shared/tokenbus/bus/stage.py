@@ -10,19 +10,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
-from redis.exceptions import ResponseError
+from redis.exceptions import RedisError, ResponseError
 
 from tokenbus.bus import scripts
 from tokenbus.bus.dead import DeadEntry, bury
+from tokenbus.bus.journal import LOST_WRITES, Journal
 from tokenbus.bus.keys import InternalTopic, Keys
 from tokenbus.bus.leases import Lease, Leases
 from tokenbus.bus.outage import outlast
-from tokenbus.bus.partition import Logic, Partition, Poison, Work
+from tokenbus.bus.partition import Logic, Partition, Poison, Settling, Taken, Work
 from tokenbus.bus.reader import Entry, Reader
+from tokenbus.bus.rebuilding import rebuild, standing
 from tokenbus.bus.send import send, send_many
 from tokenbus.bus.server import Server
 
@@ -30,10 +34,13 @@ __all__ = ["Batch", "Logic", "Stage"]
 
 log = logging.getLogger(__name__)
 
-REPLAY_PAGE = 200
+CAREFUL_LOADS = 3
+"""A partition that was loaded more often since its last commit is worked one entry at a time, each noted before."""
+MOST_ALONE = 2
+"""An entry that was worked so often in this way without a commit is given up: a look into it ends its workers."""
 PAUSED_POLL_MS = 20
-DEAD_BYTES = 64 * 1024
-"""So much of a poison frame is kept."""
+STRAGGLING_S = 0.05
+"""How long the partitions of a Cluster wait for each other, so that as a rule their batches are of the same reads."""
 
 
 class Batch(msgspec.Struct, frozen=True):
@@ -80,8 +87,14 @@ class Stage:
         self._entries_read = entries_read
         self._parts: dict[str, Partition] = {}
         """By stream: the partitions that are loaded."""
+        self._journals: dict[int, Journal] = {}
+        """By partition."""
         self._loading: dict[int, asyncio.Task[None]] = {}
-        self._working = asyncio.Lock()
+        self._apart = server.topology == "cluster"
+        """The partitions lie on different nodes, and one of those that fails shall not hold up the others."""
+        self._locks: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._busy: dict[int, asyncio.Task[None]] = {}
+        """By partition, where they are apart or one settles: what is done with it, so that it is not read."""
         self._closed = False
         self._reader = Reader(server, count=max_records)
         self._leases = Leases(
@@ -92,6 +105,7 @@ class Stage:
             worker=worker,
             taken=self._taken,
             gone=self._gone,
+            behind=self._behind,
             ttl_s=lease_s,
             tick_s=tick_s,
         )
@@ -100,6 +114,11 @@ class Stage:
     def owned(self) -> list[int]:
         """The partitions that this worker works on now."""
         return sorted(part.number for part in self._parts.values())
+
+    def token_of(self, partition: int) -> str | None:
+        """What fences this worker's writes for the partition; None: it does not hold it."""
+        lease = self._leases.held.get(partition)
+        return lease.token if lease else None
 
     @property
     def healthy(self) -> bool:
@@ -118,18 +137,26 @@ class Stage:
         await self._leases.close()
         self._closed = True
         self._parts.clear()
-        loading = list(self._loading.values())
-        for task in loading:
+        tasks = [*self._loading.values(), *self._busy.values()]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*loading, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         await self._reader.close()
 
     async def read(self, *, block_ms: int = 2000) -> list[Batch]:
         """New entries by partition, empty after ``block_ms`` or a change of partitions. Raises what redis-py raises."""
-        if paused := [part for part in self._parts.values() if part.paused]:
-            await self._look_at_lag(paused)
+        if paused := [part for part in self._parts.values() if part.paused and part.number not in self._busy]:
+            if self._apart:
+                for part in paused:
+                    self._aside(part.number, partial(self._look_at_lag, [part]))
+            else:
+                await self._look_at_lag(paused)
             block_ms = min(block_ms, PAUSED_POLL_MS)
-        offsets = {stream: part.offset for stream, part in self._parts.items() if not part.paused}
+        offsets = {
+            stream: part.offset
+            for stream, part in self._parts.items()
+            if not part.paused and part.number not in self._busy
+        }
         found = await self._reader.read(offsets, block_ms=block_ms)
         return [
             Batch(part.number, offsets[stream], entries)
@@ -140,36 +167,128 @@ class Stage:
     async def process(self, batches: Sequence[Batch]) -> None:
         """Work the batches of `read` in and commit it; returns when it is committed or its lease is lost.
 
-        While the server is away the same commit is tried again: it writes once, whatever was lost.
+        While the server is away the same commit is tried again: it writes once, whatever was lost. In a Cluster a
+        partition whose node is away is left to that behind the scenes, and not read before it is committed.
         """
-        async with self._working:
-            worked: list[tuple[Partition, Batch, Work]] = []
-            for batch in batches:
-                part = self._parts.get(self._keys.topic(batch.partition, self._topic))
-                # The partition may have gone, and even come back, since the read.
-                if part and part.offset == batch.begin and (work := self._work(part, batch)):
-                    worked.append((part, batch, work))
+        if self._apart:
+            tasks = [self._aside(batch.partition, partial(self._process, [batch])) for batch in batches]
+            if tasks:
+                await asyncio.wait(tasks, timeout=STRAGGLING_S)
+            for task in tasks:
+                if not task.done():
+                    task.add_done_callback(lambda _: self._reader.wake())
+            return
+        await self._process(batches)
+
+    def _aside(self, partition: int, doing: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
+        """Do this with a partition while the others are read."""
+
+        async def do() -> None:
             try:
-                for part, _, work in worked:
-                    for poison in work.poison:
-                        await self._bury(part, poison)
-                replies = await self._commit([self._call(*each) for each in worked])
+                await doing()
+            except (RedisError, OSError) as e:
+                if not self._closed:
+                    log.warning("%s partition %d: %s", self._group, partition, e)
+            except Exception:
+                log.exception("%s partition %d", self._group, partition)
+            finally:
+                del self._busy[partition]
+
+        task = self._busy[partition] = asyncio.create_task(do(), name=f"{self._group} {partition}")
+        return task
+
+    async def _process(self, batches: Sequence[Batch]) -> None:
+        async with self._lock(batches[0].partition if batches else 0):
+            worked: list[tuple[Partition, Batch, Work]] = []
+            try:
+                for batch in batches:
+                    part = self._parts.get(self._keys.topic(batch.partition, self._topic))
+                    # The partition may have gone, and even come back, since the read.
+                    if part is None or part.offset != batch.begin:
+                        continue
+                    taken = await self._alone(part, batch) if part.loads > CAREFUL_LOADS else batch
+                    if work := await self._work(part, taken):
+                        worked.append((part, taken, work))
             except BaseException:
                 for part, _, _ in worked:
                     self._drop(part)  # what it remembers is ahead of what is committed
                 raise
-            for (part, _, _), reply in zip(worked, replies, strict=True):
-                self._committed(part, reply)
+            await self._put_in(worked)
+
+    async def _put_in(self, worked: list[tuple[Partition, Batch, Work]]) -> None:
+        """Commit what the batches came to."""
+        try:
+            for part, _, work in worked:
+                for poison in work.poison:
+                    await self._bury(part, poison)
+            replies = await self._commit([self._call(*each) for each in worked])
+        except BaseException:
+            for part, _, _ in worked:
+                self._drop(part)
+            raise
+        for (part, _, work), reply in zip(worked, replies, strict=True):
+            await self._committed(part, work, reply)
+
+    def _lock(self, partition: int) -> asyncio.Lock:
+        """Held by whoever works on the partition: one for all, or in a Cluster one for each."""
+        return self._locks[partition if self._apart else 0]
 
     # --- one batch --------------------------------------------------------------------------------------------
 
-    def _work(self, part: Partition, batch: Batch) -> Work | None:
+    async def _work(self, part: Partition, batch: Batch) -> Work | None:
+        first = batch.entries[0]
         try:
-            return part.work(batch.entries)
+            if part.suspect == (first[0].decode(), MOST_ALONE + 1):
+                return part.give_up(
+                    first, f"{part.loads - 1} tries came to no commit: its workers died, or the stage raised"
+                )
+            if not isinstance(part.logic, Settling):
+                return part.work(batch.entries)
+            taken = part.take(batch.entries)
+            if part.logic.unsettled:
+                if not self._apart:
+                    task = self._aside(part.number, partial(self._settle, part, part.logic, batch, taken))
+                    task.add_done_callback(lambda _: self._reader.wake())
+                    return None
+                await part.logic.settle()
+            return part.put_out(taken)
         except Exception:
             log.exception("%s partition %d: the logic failed", self._group, part.number)
             self._drop(part, shun_s=2 * self._lease_s)
             return None
+        except BaseException:  # stopped while it settled: it took entries in that are not committed
+            self._drop(part)
+            raise
+
+    async def _settle(self, part: Partition, logic: Settling, batch: Batch, taken: Taken) -> None:
+        """Settle and commit one batch. The others go on meanwhile; this partition is not read, and may go."""
+        try:
+            await logic.settle()
+            async with self._lock(part.number):
+                if self._parts.get(part.stream) is part:
+                    await self._put_in([(part, batch, part.put_out(taken))])
+        except (RedisError, OSError):
+            raise
+        except Exception:
+            log.exception("%s partition %d: the logic failed", self._group, part.number)
+            self._drop(part, shun_s=2 * self._lease_s)
+        except BaseException:
+            self._drop(part)
+            raise
+
+    async def _alone(self, part: Partition, batch: Batch) -> Batch:
+        """The first entry by itself, noted as what this worker may die of."""
+        first = batch.entries[:1]
+        entry_id = first[0][0].decode()
+        before, tries = part.suspect
+        part.suspect = entry_id, (tries + 1 if entry_id == before else 1)
+        note = f"{entry_id} {part.suspect[1]}"
+        await outlast(
+            lambda: self._server.client.hset(part.lease_key, "suspect", note),
+            what=f"note of {self._group}",
+            unless=lambda: self._closed,
+        )
+        return Batch(batch.partition, batch.begin, first)
 
     def _call(self, part: Partition, batch: Batch, work: Work) -> scripts.Call:
         return work.commit.call(
@@ -192,7 +311,7 @@ class Stage:
             stage=self._group,
             stream=part.stream,
             entry=poison.entry_id,
-            bytes=poison.frame[:DEAD_BYTES],
+            bytes=poison.frame,
             run=poison.run,
         )
         await bury(self._server, self._keys, entry, most=self._dead_entries)
@@ -214,13 +333,63 @@ class Stage:
                 replies.append([b"refused", str(e)])
         return replies
 
-    def _committed(self, part: Partition, reply: list[Any]) -> None:
+    async def _committed(self, part: Partition, work: Work, reply: list[Any]) -> None:
         if reply[0] in (b"ok", b"already"):
+            self._journals[part.number].keep(part.offset, work, asyncio.get_running_loop().time())
+            self._leases.committed(part.number, part.offset)
+            part.loads = 0
             part.paused = any(lag > self._lag_bytes for lag in reply[2:])
             return
-        # Another owner wrote on, or nobody can: what this worker remembers of the partition is void.
+        # Another owner wrote on, or the server went back, or nobody can: what this worker remembers is void.
         log.warning("%s partition %d: dropped: %s", self._group, part.number, reply)
-        self._drop(part, shun_s=2 * self._lease_s if reply[0] == b"refused" else 0)
+        try:
+            if reply[0] == b"refused":  # which says nothing of the entries
+                await outlast(
+                    lambda: self._server.client.hset(part.lease_key, "loads", 0),
+                    what=f"note of {self._group}",
+                    unless=lambda: self._closed,
+                )
+            if reply[0] == b"moved" and self._journals[part.number].is_ahead_of(reply[1].decode()):
+                await self._end_lost(part)
+        finally:
+            self._drop(part, shun_s=2 * self._lease_s if reply[0] == b"refused" else 0)
+
+    # --- a fail-over that lost writes ---------------------------------------------------------------------------
+
+    async def _behind(self, partition: int, offset: str) -> None:
+        async with self._lock(partition):
+            part = self._parts.get(self._keys.topic(partition, self._topic))
+            if part and self._journals[partition].is_ahead_of(offset):
+                try:
+                    await self._end_lost(part)
+                finally:
+                    self._drop(part)
+
+    async def _end_lost(self, part: Partition) -> None:
+        """Runs of which others heard more than the server knows now are ended, under the numbers that were heard."""
+        what, closed = f"lost writes of {self._group}", lambda: self._closed
+        lease, last = await outlast(lambda: standing(self._server, part), what=what, unless=closed)
+        log.error("%s partition %d: a fail-over lost what came after %s", self._group, part.number, lease.offset)
+        if not (lost := self._journals[part.number].after(lease.offset)):
+            return
+        past = await outlast(lambda: self._rebuilt(lease), what=what, unless=closed)
+        if (commit := past.end_lost(lost, last, LOST_WRITES)) is None:
+            return
+        call = commit.call(
+            token=part.token,
+            ttl_ms=round(self._lease_s * 1000),
+            begin=lease.offset,
+            end=lease.offset,
+            watermark=lease.watermark,
+            entries=0,
+            size=0,
+            mirror=self._group,
+            entries_read=self._entries_read,
+            topic_entries=self._topic_entries,
+        )
+        reply = await outlast(lambda: send(self._server, call), what=what, unless=closed)
+        if reply[0] != b"ok":
+            log.error("%s partition %d: runs that lost events go on: %s", self._group, part.number, reply)
 
     async def _look_at_lag(self, paused: list[Partition]) -> None:
         assert self._downstream
@@ -239,22 +408,32 @@ class Stage:
         if task := self._loading.pop(partition, None):
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-        async with self._working:
+        async with self._lock(partition):
             self._remove(partition)
 
     def _drop(self, part: Partition, *, shun_s: float = 0.0) -> None:
-        """Forget the partition, so that it is loaded anew, here or elsewhere."""
+        """Forget the partition, so that it is loaded anew, here or elsewhere. No harm where that happened already."""
+        if self._parts.get(part.stream) is not part:
+            return
         self._leases.forget(part.number, shun_s=shun_s)
         self._remove(part.number)
 
     def _remove(self, partition: int) -> None:
         if self._parts.pop(self._keys.topic(partition, self._topic), None):
+            del self._journals[partition]
             self._reader.wake()
+
+    async def _rebuilt(self, lease: Lease) -> Partition:
+        """The partition as its last owner had it."""
+        logic = self._logic(lease.partition)
+        part = Partition(lease, logic, keys=self._keys, topic=self._topic, group=self._group)
+        await rebuild(self._server, self._keys, part, lease)
+        return part
 
     async def _load(self, lease: Lease) -> None:
         """Rebuild the partition's state, then begin to read it."""
         try:
-            part = await outlast(lambda: self._replay(lease), what=f"replay of {self._group}")
+            part = await outlast(lambda: self._rebuilt(lease), what=f"replay of {self._group}")
         except Exception:
             # Nothing that is known to happen; another worker may fare better once the lease runs out.
             log.exception("replay of partition %d of %s failed", lease.partition, self._group)
@@ -263,24 +442,5 @@ class Stage:
         finally:
             self._loading.pop(lease.partition, None)
         self._parts[part.stream] = part
+        self._journals[part.number] = Journal(part.offset)
         self._reader.wake()
-
-    async def _replay(self, lease: Lease) -> Partition:
-        part = Partition(lease, self._logic(lease.partition), keys=self._keys, topic=self._topic, group=self._group)
-        client = self._server.client
-        part.restore(await client.hgetall(part.state_key))
-        while part.offset != lease.offset:
-            page: list[Entry] = await client.xrange(part.stream, f"({part.offset}", lease.offset, count=REPLAY_PAGE)
-            if not page:
-                log.error("%s partition %d: entries are gone that a replay needs", self._group, lease.partition)
-                break
-            part.replay(page)
-            await asyncio.sleep(0)  # other partitions go on meanwhile
-        runs = part.settle(lease.offset)
-        pipe = client.pipeline(transaction=False)
-        for run in runs:
-            pipe.hget(self._keys.run(run), "seq")
-        for run, seq in zip(runs, await pipe.execute() if runs else (), strict=True):
-            if seq:
-                part.logic.recall(run, int(seq))
-        return part

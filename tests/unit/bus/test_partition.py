@@ -59,7 +59,7 @@ class Store:
                 self.numbers[key] = args[1]
 
     def take_over(self, logic: Logic, page: int) -> Partition:
-        part = Partition(Lease(0, 1, self.offset, self.watermark), logic, keys=KEYS, topic="raw", group="toy")
+        part = Partition(Lease(0, "1:a", self.offset, self.watermark), logic, keys=KEYS, topic="raw", group="toy")
         part.restore(self.states)
         needed = self.after(self.watermark, self.offset)
         for at in range(0, len(needed), page):
@@ -72,7 +72,7 @@ class Store:
 def operations(commit: Commit) -> Iterator[tuple[str, str, list[Any]]]:
     """The writes of a commit as (operation, key, arguments)."""
     call = commit.call(
-        token=1,
+        token="1:a",
         ttl_ms=1,
         begin="",
         end="",
@@ -151,6 +151,8 @@ class Hoarder:
         self.told[run] = self.told.get(run, b"") + frame
 
     def fail(self, run: str, error: ErrorInfo) -> None: ...
+
+    def abandon(self, run: str, error: ErrorInfo) -> None: ...
 
     def is_open(self, run: str) -> bool:
         return run in self.told

@@ -1,0 +1,107 @@
+"""A fail-over that loses the last writes: the owner who remembers them ends the runs that others heard more of.
+
+The server's state is put back to a past one, all keys in one step, as a replica that lagged behind would serve it.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import msgspec
+import pytest
+
+from tests.contract.bus.state import everything, put_back
+from tests.contract.bus.toys import GROUP, Bench, Outputs, working
+from tests.waiting import eventually
+from tokenbus.bus.journal import LOST_WRITES
+
+
+async def says(bench: Bench, run: str) -> list[tuple[str, object]]:
+    """The entry ids and sayings of a run's log."""
+    entries = await bench.server.client.xrange(bench.keys.log(run))
+    return [(entry_id.decode(), msgspec.json.decode(fields[b"__data__"])["says"]) for entry_id, fields in entries]
+
+
+async def ended_by_loss(bench: Bench, run: str) -> bool:
+    return (await says(bench, run))[-1][1] == LOST_WRITES.code
+
+
+async def test_runs_that_others_heard_more_of_end_and_the_rest_goes_on(bench: Bench):
+    heard, ended, silent, new = bench.runs(0, 4)
+    await bench.feed(0, {heard: b"+1", ended: b"+1", silent: b"+1"})
+    async with working(bench.stage("a")) as worker:
+        await eventually(bench.through)
+        past = await everything(bench.server, bench.keys)
+        await bench.feed(0, {heard: b"+1"}, {ended: b"+1"}, {heard: b"+2"}, {ended: b"end"}, {new: b"+7"})
+        await eventually(bench.through)
+        before = {run: await says(bench, run) for run in (heard, ended, new)}
+        await put_back(bench.server, bench.keys, past)
+        # The stage before lost its outputs too, and writes them again: nobody shall hear them twice.
+        await bench.feed(0, {heard: b"+1"}, {ended: b"+1"}, {new: b"+7"}, {silent: b"+4"})
+        await eventually(bench.through)
+        await bench.feed(0, {heard: b"+5"}, {silent: b"end"})
+        await eventually(bench.through)
+        await eventually(lambda: worker.owned == [0, 1])
+    assert await says(bench, heard) == [*before[heard], ("1-3", LOST_WRITES.code)]
+    assert await says(bench, ended) == before[ended]
+    assert await says(bench, new) == [*before[new], ("1-1", LOST_WRITES.code)]
+    assert await says(bench, silent) == [("1-0", 1), ("1-1", 5), ("1-2", "end")]
+    found = await Outputs.of(bench.server, bench.keys, 0)
+    for run in (heard, ended, new, silent):
+        told = [msgspec.json.decode(data) for data in found.topic]
+        assert [event["says"] for event in told if event["run"] == run] == [what for _, what in await says(bench, run)]
+
+
+async def test_the_loss_is_noticed_even_if_nothing_new_comes(bench: Bench, caplog: pytest.LogCaptureFixture):
+    [run] = bench.runs(0, 1)
+    await bench.feed(0, {run: b"+1"})
+    async with working(bench.stage("a")):
+        await eventually(bench.through)
+        past = await everything(bench.server, bench.keys)
+        await bench.feed(0, {run: b"+1"})
+        await eventually(bench.through)
+        with caplog.at_level(logging.ERROR):
+            await put_back(bench.server, bench.keys, past)
+            await eventually(lambda: ended_by_loss(bench, run))
+    assert await says(bench, run) == [("1-0", 1), ("1-1", 2), ("1-2", LOST_WRITES.code)]
+    assert "a fail-over lost what came after" in caplog.text
+
+
+async def test_a_later_owner_does_not_open_the_run_again(bench: Bench):
+    run, other = bench.runs(0, 2)
+    await bench.feed(0, {run: b"+1", other: b"+1"})
+    async with working(bench.stage("a")):
+        await eventually(bench.through)
+        past = await everything(bench.server, bench.keys)
+        await bench.feed(0, {run: b"+1"})
+        await eventually(bench.through)
+        await put_back(bench.server, bench.keys, past)
+        await eventually(lambda: ended_by_loss(bench, run))
+    # ``other`` keeps the watermark before the entries of ``run``, which every replay meets.
+    bench.last[0] = await bench.offset(0)
+    await bench.feed(0, {other: b"+1"})
+    await bench.finish("b")
+    await bench.feed(0, {other: b"end"})
+    await bench.finish("c")
+    assert await says(bench, run) == [("1-0", 1), ("1-1", 2), ("1-2", LOST_WRITES.code)]
+    assert await says(bench, other) == [("1-0", 1), ("1-1", 2), ("1-2", "end")]
+    assert await bench.server.client.hgetall(bench.keys.state(0, GROUP)) == {}
+
+
+async def test_input_that_was_read_and_then_lost_leaves_no_trace(bench: Bench):
+    [run] = bench.runs(0, 1)
+    await bench.feed(0, {run: b"+1"})
+    stage = bench.stage("a")
+    await stage.open()
+    try:
+        batches = await eventually(stage.read)
+        await bench.server.client.xdel(bench.keys.topic(0, "raw"), bench.last[0])
+        await stage.process(batches)
+        assert await says(bench, run) == []
+        bench.entries[0].clear()
+        bench.last[0] = "0-0"
+    finally:
+        await stage.close()
+    await bench.feed(0, {run: b"+2"}, {run: b"end"})
+    await bench.finish("b")
+    await bench.check()
