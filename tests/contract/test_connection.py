@@ -6,6 +6,8 @@ import asyncio
 from pathlib import Path
 
 import pytest
+import uvloop
+from redis.exceptions import ConnectionError as ConnectionLost
 
 from tests.servers import cluster, sentinel_group
 from tokenbus.bus.connection import prompt
@@ -40,3 +42,18 @@ async def test_the_connections_to_a_master_behind_sentinels_are_ours_too(tmp_pat
             assert await ends(server, 3)
             kind = server.client.connection_pool.connection_class
             assert kind is prompt(kind.__mro__[1])
+
+
+def test_a_write_after_the_other_side_has_reset_is_a_lost_connection_under_uvloop_too(server_url: str):
+    async def write() -> None:
+        async with Server(server_url) as server:
+            await server.client.ping()
+            connection = await server.client.connection_pool.get_connection()
+            await connection.connect()
+            connection._writer.transport.abort()
+            await asyncio.sleep(0)
+            with pytest.raises(ConnectionLost):
+                await connection.send_packed_command(b"PING\r\n")
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(write())

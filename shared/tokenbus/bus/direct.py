@@ -25,6 +25,16 @@ class Direct(_Redis):
         self._at_hand: list[Any] = []
         """Connections of the pool that no command uses now. The pool closes them with its own."""
 
+    def apart(self) -> Direct:
+        """A client on the same pool, with connections of its own: as many as it has commands at once."""
+        return type(self)(connection_pool=self.connection_pool)
+
+    async def give_back(self) -> None:
+        """Give the connections at hand back to the pool, for others."""
+        pool: Any = self.connection_pool
+        while self._at_hand:
+            await pool.release(self._at_hand.pop())
+
     async def execute_command(self, *args: Any, **options: Any) -> Any:
         pool: Any = self.connection_pool
         connection = self._at_hand.pop() if self._at_hand else await pool.get_connection()

@@ -12,8 +12,10 @@ DEFAULT_PREFIX = "tokenbus"
 DEFAULT_PARTITIONS = 8
 MAX_PARTITIONS = 4096
 
-InternalTopic = Literal["turns", "raw", "events", "tools", "control"]
+InternalTopic = Literal["turns", "raw", "events", "drafts", "tools", "control", "records"]
 PublicTopic = Literal["visible", "chunks", "blocks", "runs"]
+RecordTopic = Literal["decisions"]
+"""Told to those who keep watch: in no run's log."""
 PUBLIC_TOPICS: tuple[PublicTopic, ...] = ("visible", "chunks", "blocks", "runs")
 DATA_FIELD = "__data__"
 
@@ -53,11 +55,26 @@ class Keys(msgspec.Struct, frozen=True):
         """JSON: the tools that this MCP server listed."""
         return f"{self.prefix}:mcp:{server}"
 
+    @property
+    def records(self) -> str:
+        """Sorted set: the recorded runs by the time at which they were accepted, in ms. Its slot is that of
+        `record_entries`."""
+        return f"{self.prefix}:{{records}}:index"
+
+    @property
+    def record_entries(self) -> str:
+        """Hash: what the index says of each recorded run, as JSON."""
+        return f"{self.prefix}:{{records}}:entries"
+
+    def limit(self, scope: str) -> str:
+        """Hash: what is taken of one limit, all of them in one slot; `:held` after it: the calls that run now."""
+        return f"{self.prefix}:{{limits}}:{scope}"
+
     def members(self, group: str) -> str:
         """Sorted set: live workers of a group by the server time of their last sign of life, in ms."""
         return f"{self.prefix}:members:{group}"
 
-    def topic(self, partition: int, topic: InternalTopic | PublicTopic) -> str:
+    def topic(self, partition: int, topic: InternalTopic | PublicTopic | RecordTopic) -> str:
         """The stream of one topic in one partition."""
         return f"{self.prefix}:{{{partition}}}:{topic}"
 
@@ -76,3 +93,7 @@ class Keys(msgspec.Struct, frozen=True):
     def log(self, run: str) -> str:
         """Stream: all public events of the run, ids ``<attempt>-<seq>``."""
         return f"{self.prefix}:{{{self.partition_of(run)}}}:log:{run}"
+
+    def tape(self, run: str) -> str:
+        """Stream: what the parser took of a recorded run, in its order."""
+        return f"{self.prefix}:{{{self.partition_of(run)}}}:tape:{run}"

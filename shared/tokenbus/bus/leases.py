@@ -18,6 +18,8 @@ from redis.exceptions import RedisError
 
 from tokenbus.bus import scripts
 from tokenbus.bus.keys import InternalTopic, Keys, PublicTopic
+from tokenbus.bus.outage import outlast
+from tokenbus.bus.reader import id_key
 from tokenbus.bus.send import send, send_many
 from tokenbus.bus.server import Server
 
@@ -28,7 +30,7 @@ class Lease(msgspec.Struct, frozen=True):
     """One partition held: the token that fences its writes, and where its predecessor got to."""
 
     partition: int
-    token: int
+    token: str
     offset: str
     watermark: str
 
@@ -47,7 +49,8 @@ class Leases:
 
     ``taken`` is called with each new lease and must not wait: what takes long (a replay) it starts. ``gone`` is
     awaited with each partition that was lost or is about to be given up, before it is released, so that a
-    batch in hand is committed first.
+    batch in hand is committed first. ``behind`` is awaited where the server's offset, its second argument, stands
+    before one that was told with `committed`: it lost writes in a fail-over.
     """
 
     def __init__(
@@ -62,6 +65,7 @@ class Leases:
         gone: Callable[[int], Awaitable[None]],
         ttl_s: float = 3.0,
         tick_s: float = 0.25,
+        behind: Callable[[int, str], Awaitable[None]] | None = None,
         start: str = "0-0",
         mirror: bool = True,
     ) -> None:
@@ -72,12 +76,14 @@ class Leases:
         self._worker = worker
         self._taken = taken
         self._gone = gone
+        self._behind = behind
         self._ttl_s = ttl_s
         self._ttl_ms = round(ttl_s * 1000)
         self._tick_s = tick_s
         self._start = start
         self._mirror = group if mirror else ""
         self._held: dict[int, Lease] = {}
+        self._committed: dict[int, str] = {}
         self._shunned: dict[int, float] = {}
         """Partitions that are left to others, until when."""
         self._renew_at = 0.0
@@ -112,11 +118,18 @@ class Leases:
             async with asyncio.timeout(self._ttl_s):
                 if self._task:
                     await self._task  # cut off in the middle, it might have acquired what it does not know of
-                await self._server.client.zrem(self._keys.members(self._group), self._worker)
-                await self._give_up(list(self._held))
+                # Tried again: a connection that broke unnoticed would cost the others the time of a lease.
+                members, what = self._keys.members(self._group), f"sign-off from {self._group}"
+                await outlast(lambda: self._server.client.zrem(members, self._worker), what=what)
+                leases = await self._let_go(list(self._held))
+                await outlast(lambda: self._release(leases), what=what)
         except (RedisError, OSError, TimeoutError) as e:
             log.warning("leases of %s: left to run out: %s", self._group, str(e) or type(e).__name__)
             self._held.clear()
+
+    def committed(self, partition: int, offset: str) -> None:
+        """The owner's commit moved the offset here."""
+        self._committed[partition] = offset
 
     def forget(self, partition: int, *, shun_s: float = 0.0) -> None:
         """The lease is of no use any more: another has it, or the partition cannot be worked on. It may be taken again,
@@ -137,6 +150,7 @@ class Leases:
                 self._healthy = False
                 # Then everybody's lease ran out; each owner shall have the time to renew its own before others take it.
                 self._take_at = clock() + 3 * self._tick_s
+                self._renew_at = 0.0
             except Exception:
                 self._healthy = False
                 log.exception("tick of %s", self._group)
@@ -170,10 +184,15 @@ class Leases:
             scripts.renew(self._lease_key(x.partition), self._stream(x.partition), token=x.token, ttl_ms=self._ttl_ms)
             for x in held
         ]
-        for lease, kept in zip(held, await send_many(self._server, calls), strict=True):
-            if not kept and self._held.get(lease.partition) is lease:
+        committed = dict(self._committed)
+        for lease, offset in zip(held, await send_many(self._server, calls), strict=True):
+            if self._held.get(lease.partition) is not lease:
+                continue
+            if not offset:
                 self.forget(lease.partition)
                 await self._gone(lease.partition)
+            elif self._behind and id_key(offset.decode()) < id_key(committed.get(lease.partition, "0-0")):
+                await self._behind(lease.partition, offset.decode())
 
     async def _take(self, wanted: int, now: float) -> None:
         self._shunned = {p: until for p, until in self._shunned.items() if until > now}
@@ -195,14 +214,22 @@ class Leases:
             for partition, reply in zip(asked, await send_many(self._server, calls), strict=True):
                 token, offset, watermark = reply
                 if token:
-                    lease = self._held[partition] = Lease(partition, token, offset.decode(), watermark.decode())
+                    lease = Lease(partition, token.decode(), offset.decode(), watermark.decode())
+                    self._held[partition] = lease
+                    self._committed[partition] = lease.offset
                     wanted -= 1
                     self._taken(lease)
 
     async def _give_up(self, partitions: list[int]) -> None:
+        await self._release(await self._let_go(partitions))
+
+    async def _let_go(self, partitions: list[int]) -> list[Lease]:
         leases = [self._held.pop(partition) for partition in partitions]
         for lease in leases:
             await self._gone(lease.partition)
+        return leases
+
+    async def _release(self, leases: list[Lease]) -> None:
         calls = [scripts.release(self._lease_key(lease.partition), token=lease.token) for lease in leases]
         await send_many(self._server, calls)
 

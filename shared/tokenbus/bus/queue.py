@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -21,7 +21,7 @@ from tokenbus.bus import scripts
 from tokenbus.bus.outage import FIRST_PAUSE_S, LONGEST_PAUSE_S, outlast
 from tokenbus.bus.reader import Fields
 from tokenbus.bus.scripts.work import HANDED_BACK_MS
-from tokenbus.bus.send import send_many
+from tokenbus.bus.send import send, send_many
 from tokenbus.bus.server import Server
 
 log = logging.getLogger(__name__)
@@ -29,6 +29,8 @@ log = logging.getLogger(__name__)
 BLOCK_MS = 500
 """How long a read waits. It is never cancelled, for the server may have given it an item by then; so a
 shutdown waits this long at the most."""
+LOOK_S = 0.1
+"""How often a worker looks that takes only what nobody else wants."""
 SWEEP_S = 60.0
 DEAD_CONSUMER_MS = 600_000
 
@@ -40,7 +42,7 @@ class Item(msgspec.Struct, frozen=True, eq=False):
     entry_id: str
     fields: Fields
     deliveries: int
-    """How often it was handed out, this time included; above 1 its earlier worker was lost."""
+    """How often it was handed out, this time included; above 1 its earlier worker was lost when it had begun."""
 
 
 class Queue:
@@ -57,17 +59,22 @@ class Queue:
         count: int = 1,
         idle_s: float = 4.0,
         beat_s: float = 1.0,
+        members: str | None = None,
+        patient: Callable[[], bool] = lambda: False,
     ) -> None:
         """``lost`` is called with an item that another worker took: work on it must stop. ``count``: a read's most
-        items of each stream."""
+        items of each stream. ``members``: the sorted set that shows who is there, also while there is nothing to do.
+        ``patient``: while it says so, only such items are taken as no other worker has taken at once."""
         self._server = server
         self._group = group
         self._streams = list(streams)
         self._worker = worker
         self._lost = lost
         self._count = count
+        self._patient = patient
         self._idle_s = idle_s
         self._beat_s = beat_s
+        self._members = members
         self._held: dict[tuple[str, str], Item] = {}
         self._ready: asyncio.Queue[Item] = asyncio.Queue()
         self._wanted = 0
@@ -75,10 +82,9 @@ class Queue:
         self._demand = asyncio.Event()
         """More wait in `read` than items are ready; or the end."""
         self._cursors = dict.fromkeys(self._streams, "0-0")
-        self._trust_at = 0.0
-        """From then on, an idle item means a dead worker."""
         self._readers: list[asyncio.Task[None]] = []
-        self._beats: asyncio.Task[None] | None = None
+        self._beats: list[asyncio.Task[None]] = []
+        """Of each group of streams one, for in a Cluster they lie on different nodes."""
         self._closing = False
         self._healthy = False
 
@@ -95,10 +101,12 @@ class Queue:
     async def open(self) -> None:
         """Make the groups where they are missing, and begin. Raises what redis-py raises."""
         await self._declare()
+        await self._sign_on()
         self._healthy = True
         groups = self._server.read_groups(self._streams)
         self._readers = [asyncio.create_task(self._read_loop(g), name=f"queue {self._group}") for g in groups]
-        self._beats = asyncio.create_task(self._beat_loop(), name=f"beat {self._group}")
+        beats = [*(self._keep_alive(g) for g in groups), self._at_each_beat(self._sign_on)]
+        self._beats = [asyncio.create_task(beat, name=f"beat {self._group}") for beat in beats]
 
     async def read(self) -> Item:
         """The next item. While nobody waits here no more than one read's worth is taken from the server."""
@@ -117,13 +125,26 @@ class Queue:
             items.append(self._ready.get_nowait())
         return items
 
-    async def finish(self, items: Sequence[Item]) -> None:
-        """The items are done: acknowledge and delete those that are still ours. Tries until the server has it."""
+    async def finish(self, items: Sequence[Item], *, again: Callable[[], Awaitable[None]] | None = None) -> None:
+        """The items are done: acknowledge and delete those that are still ours. Tries until the server has it.
+
+        ``again`` says once more what they came to, and is awaited before each further try: where the server failed over
+        meanwhile, it may have forgotten that, and yet have the items.
+        """
         calls = [
             scripts.finish(stream, group=self._group, consumer=self._worker, ids=ids)
             for stream, ids in self._let_go(items).items()
         ]
-        await outlast(lambda: send_many(self._server, calls), what=f"finish of {self._group}")
+        tried = False
+
+        async def once() -> None:
+            nonlocal tried
+            if tried and again:
+                await again()
+            tried = True
+            await send_many(self._server, calls)
+
+        await outlast(once, what=f"finish of {self._group}")
 
     async def hand_back(self, items: Sequence[Item]) -> None:
         """Leave items that were not begun to another worker, who takes them within a beat.
@@ -135,6 +156,21 @@ class Queue:
             for stream, ids in self._let_go(items).items()
         ]
         await send_many(self._server, calls)
+
+    async def requeue(self, items: Sequence[Item]) -> None:
+        """Put items that were not begun at the end of their queues. Tries until the server has it."""
+        calls = [
+            scripts.requeue(stream, group=self._group, consumer=self._worker, ids=ids)
+            for stream, ids in self._let_go(items).items()
+        ]
+        await outlast(lambda: send_many(self._server, calls), what=f"requeue of {self._group}")
+
+    async def mark(self, item: Item, *, begun: bool) -> bool:
+        """Say whether the item's work has begun, as it counts to have from the start. Should this worker die before,
+        the next one has the item as if never delivered. False: it is another worker's. Tries until the server has it.
+        """
+        call = scripts.mark(item.stream, group=self._group, consumer=self._worker, entry=item.entry_id, begun=begun)
+        return bool(await outlast(lambda: send(self._server, call), what=f"mark of {self._group}"))
 
     async def stop_reading(self) -> None:
         """Take nothing more; what was taken and not yet given out by `read` goes back. Held items stay alive."""
@@ -153,13 +189,15 @@ class Queue:
         """Stop all; items still held are left to be claimed by others. The consumer goes when it holds nothing."""
         if not self._closing:
             await self.stop_reading()
-        if self._beats:
-            self._beats.cancel()
-            await asyncio.gather(self._beats, return_exceptions=True)
+        for task in self._beats:
+            task.cancel()
+        await asyncio.gather(*self._beats, return_exceptions=True)
         try:
             await send_many(
                 self._server, [scripts.retire(s, group=self._group, consumer=self._worker) for s in self._streams]
             )
+            if self._members:
+                await self._server.client.zrem(self._members, self._worker)
         except (RedisError, OSError) as e:
             log.warning("queue %s: consumer left to be swept away: %s", self._group, e)
 
@@ -181,34 +219,41 @@ class Queue:
     async def _read_loop(self, streams: list[str]) -> None:
         clock = asyncio.get_running_loop().time
         claim_at, pause = 0.0, FIRST_PAUSE_S
+        trust_at = 0.0  # from then on, an idle item means a dead worker
         while True:
             await self._demand.wait()
             if self._closing:
                 return
             try:
                 if clock() >= claim_at:
-                    if await self._claim(streams):
+                    if await self._claim(streams, trusted=clock() >= trust_at):
                         continue  # there may be more
                     claim_at = clock() + self._beat_s
+                began = clock()
                 await self._read_new(streams)
                 self._healthy, pause = True, FIRST_PAUSE_S
-            except (RedisError, OSError) as e:
+                if clock() - began > BLOCK_MS / 1000 + self._idle_s / 2:  # the server stood still, or this worker
+                    trust_at = clock() + self._idle_s
+            except Exception as e:  # of another kind it is a defect, which must not end the reading unheard
                 # Nobody's heartbeat arrived meanwhile: each shall have the time for one before it counts as dead.
-                self._trust_at = clock() + self._idle_s
+                trust_at = clock() + self._idle_s
                 await self._recover(e, pause)
                 pause = min(pause * 2, LONGEST_PAUSE_S)
 
     async def _read_new(self, streams: list[str]) -> None:
+        patient = self._patient()
+        block = None if patient else BLOCK_MS
         found: Any = await self._server.client.xreadgroup(
-            self._group, self._worker, dict.fromkeys(streams, ">"), count=self._count, block=BLOCK_MS
+            self._group, self._worker, dict.fromkeys(streams, ">"), count=self._count, block=block
         )
+        if patient and not found:
+            await asyncio.sleep(LOOK_S)
         for name, entries in found or ():
             for entry_id, fields in entries:
                 self._take(Item(name.decode(), entry_id.decode(), fields, 1))
 
-    async def _claim(self, streams: list[str]) -> bool:
-        """Take over what was handed back, or whose worker is dead. False: there was none."""
-        trusted = asyncio.get_running_loop().time() >= self._trust_at
+    async def _claim(self, streams: list[str], *, trusted: bool) -> bool:
+        """Take over what was handed back, or, where ``trusted``, idle. False: there was none."""
         calls = [
             scripts.claim(
                 stream,
@@ -237,25 +282,39 @@ class Queue:
 
     # --- keeping alive --------------------------------------------------------------------------------------------
 
-    async def _beat_loop(self) -> None:
+    async def _keep_alive(self, streams: list[str]) -> None:
         clock = asyncio.get_running_loop().time
         sweep_at = clock()
+
+        async def beat() -> None:
+            nonlocal sweep_at
+            await self._beat(streams)
+            if clock() >= sweep_at:
+                sweep_at = clock() + SWEEP_S
+                await self._sweep(streams)
+
+        await self._at_each_beat(beat)
+
+    async def _at_each_beat(self, do: Callable[[], Awaitable[None]]) -> None:
         while True:
             await asyncio.sleep(self._beat_s)
             try:
-                await self._beat()
-                if clock() >= sweep_at:
-                    sweep_at = clock() + SWEEP_S
-                    await self._sweep()
+                await do()
             except (RedisError, OSError) as e:
                 await self._recover(e, FIRST_PAUSE_S)
             except Exception:
                 log.exception("heartbeat of %s", self._group)
 
-    async def _beat(self) -> None:
+    async def _sign_on(self) -> None:
+        if self._members:
+            call = scripts.present(self._members, member=self._worker, ttl_ms=round(self._idle_s * 1000))
+            await send(self._server, call)
+
+    async def _beat(self, streams: list[str]) -> None:
         by_stream: defaultdict[str, list[str]] = defaultdict(list)
         for stream, entry_id in self._held:
-            by_stream[stream].append(entry_id)
+            if stream in streams:
+                by_stream[stream].append(entry_id)
         calls = [
             scripts.heartbeat(stream, group=self._group, consumer=self._worker, ids=ids)
             for stream, ids in by_stream.items()
@@ -265,9 +324,9 @@ class Queue:
                 if item := self._held.pop((stream, entry_id.decode()), None):
                     self._lost(item)
 
-    async def _sweep(self) -> None:
+    async def _sweep(self, streams: list[str]) -> None:
         """Remove consumers that died long ago and hold nothing, so that their number stays bounded."""
-        for stream in self._streams:
+        for stream in streams:
             consumers: Any = await self._server.client.xinfo_consumers(stream, self._group)
             dead = [c["name"].decode() for c in consumers if not c["pending"] and c["idle"] > DEAD_CONSUMER_MS]
             await send_many(self._server, [scripts.retire(stream, group=self._group, consumer=name) for name in dead])
@@ -284,7 +343,8 @@ class Queue:
 
     async def _recover(self, error: Exception, pause: float) -> None:
         if self._healthy:
-            log.warning("queue %s: %s", self._group, error)
+            defect = None if isinstance(error, RedisError | OSError) else error
+            log.log(logging.ERROR if defect else logging.WARNING, "queue %s: %s", self._group, error, exc_info=defect)
         self._healthy = False
         if "NOGROUP" in str(error):  # the stream was deleted, or the server came back empty
             with suppress(RedisError, OSError):

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
+from tokenbus.bus.outage import FIRST_PAUSE_S, LONGEST_PAUSE_S
 from tokenbus.bus.server import Server
 
 Fields: TypeAlias = dict[bytes, bytes]
@@ -40,6 +41,8 @@ class Reader:
         self._woken = False
         self._apart: dict[tuple[str, ...], tuple[dict[str, str], asyncio.Task[Any]]] = {}
         """Cluster: by slot, the offsets asked for and the read that waits for what follows them."""
+        self._pauses: dict[tuple[str, ...], float] = {}
+        """Cluster: by slot whose last read failed, the seconds before the next."""
 
     def wake(self) -> None:
         """End the read that waits now, or else the next one, at once."""
@@ -49,7 +52,11 @@ class Reader:
         self._woken = True
 
     async def read(self, offsets: Mapping[str, str], *, block_ms: int = MAX_BLOCK_MS) -> Found:
-        """Entries after each stream's offset; waits up to ``block_ms`` for some. Raises what redis-py raises."""
+        """Entries after each stream's offset; waits up to ``block_ms`` for some.
+
+        Raises what redis-py raises, in a Cluster only where nothing can be read: streams whose node is away are read
+        again by and by.
+        """
         if self._woken:
             self._woken = False
             return []
@@ -80,7 +87,7 @@ class Reader:
         await self._cancel([g for g, (asked, _) in self._apart.items() if groups.get(g) != asked])
         for group, asked in groups.items():
             if group not in self._apart:
-                read = self._server.client.xread(asked, count=self._count, block=block_ms)
+                read = self._read_slot(asked, block_ms, self._pauses.get(group, 0))
                 self._apart[group] = asked, asyncio.ensure_future(read)
         tasks = [task for _, task in self._apart.values()]
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED, timeout=block_ms / 1000)
@@ -92,11 +99,20 @@ class Reader:
             del self._apart[group]
             if error := task.exception():
                 failed = error
+                pause = self._pauses.get(group, FIRST_PAUSE_S / 2)
+                self._pauses[group] = min(2 * pause, LONGEST_PAUSE_S)
             else:
+                self._pauses.pop(group, None)
                 found += _named(task.result())
-        if failed and not found:
-            raise failed  # else the next read meets it again
+        if failed and groups.keys() <= self._pauses.keys():
+            self._pauses.clear()  # from here on it is the caller who pauses
+            raise failed
         return found
+
+    async def _read_slot(self, asked: dict[str, str], block_ms: int, pause: float) -> Any:
+        if pause:
+            await asyncio.sleep(pause)
+        return await self._server.client.xread(asked, count=self._count, block=block_ms)
 
     async def _cancel(self, groups: list[tuple[str, ...]]) -> None:
         tasks = [self._apart.pop(g)[1] for g in groups]

@@ -9,10 +9,11 @@ Replies have the shape of protocol 2 whatever the server could do: a read of str
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections import defaultdict
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any, Self
 
@@ -163,12 +164,21 @@ def _prompt_cluster(client: Any) -> RedisCluster:
 
 
 class _Cluster(RedisCluster):
-    """redis-py's Cluster client without two of its ways.
+    """redis-py's Cluster client without three of its ways.
 
     It asks the server with COMMAND GETKEYS for the keys of every XREAD and XREADGROUP, a round trip each; here
-    the node comes from the key behind STREAMS. And the errors that it raises while the Cluster is out of shape are
-    no RedisError; here they are a lost connection, which is what they mean.
+    the node comes from the key behind STREAMS. The errors that it raises while the Cluster is out of shape are
+    no RedisError; here they are a lost connection, which is what they mean. And after a command that a node did not
+    answer, all others wait until it has asked, maybe that very node, who has which slots now; here they go on.
     """
+
+    _asking: asyncio.Task[None] | None = None
+
+    async def aclose(self) -> None:
+        if self._asking and self._asking is not asyncio.current_task():
+            self._asking.cancel()
+            await asyncio.gather(self._asking, return_exceptions=True)
+        await super().aclose()
 
     async def execute_command(self, *args: Any, **kwargs: Any) -> Any:
         try:
@@ -178,6 +188,18 @@ class _Cluster(RedisCluster):
             return await super().execute_command(*args, **kwargs)
         except RedisClusterException as e:
             raise ConnectionLost(str(e)) from e
+        except (ConnectionLost, NoReply) as e:
+            failed = getattr(e, "last_failed_node_name", None)
+            if failed and self.nodes_manager.default_node:
+                self._initialize = False
+                if not self._asking or self._asking.done():
+                    self._asking = asyncio.create_task(self._ask_for_slots(failed), name="slots of the Cluster")
+            raise
+
+    async def _ask_for_slots(self, failed: str) -> None:
+        """Of another node, if there is one. Where none answers, the next command that fails asks again."""
+        with suppress(RedisError, RedisClusterException, OSError):
+            await self.nodes_manager.initialize(last_failed_node_name=failed)
 
 
 def _streams_at(command: Sequence[Any]) -> int:

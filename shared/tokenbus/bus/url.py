@@ -7,16 +7,23 @@
     redis+cluster://[user:password@]host[:port],…
     unix://[user:password@]/path/of/socket[?db=1]
 
-With TLS, ``?ssl_ca_certs=…&ssl_certfile=…&ssl_keyfile=…&ssl_cert_reqs=none`` as redis-py knows them. User,
-password and socket path are percent-decoded.
+User, password and socket path are percent-decoded. With TLS the server's certificate must be good for the host's name
+or address; ``?`` adds, with ``&`` between, what is the same for all nodes and sentinels:
+
+- ``ssl_ca_certs=/path``: the authorities that may have signed it, in place of the system's;
+- ``ssl_certfile=/path&ssl_keyfile=/path``: the certificate by which the server knows this client;
+- ``ssl_check_hostname=false``: any certificate of those authorities will do;
+- ``ssl_cert_reqs=none``: any certificate at all. Whoever stands between can read and change everything.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal, NoReturn
-from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit
 
 from tokenbus.errors import SettingsError
 
@@ -24,7 +31,13 @@ Topology = Literal["single", "sentinel", "cluster"]
 
 _SCHEME = re.compile(r"(?:redis|valkey)(?P<tls>s?)(?:\+(?P<topology>sentinel|cluster))?")
 _NODE = re.compile(r"(?:\[(?P<ip6>[0-9A-Fa-f:.]+)\]|(?P<host>[^:\[\]\s]+))(?::(?P<port>[0-9]{1,5}))?")
-_TLS_OPTIONS = frozenset({"ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs"})
+_TLS_OPTIONS = frozenset({"ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs", "ssl_check_hostname"})
+_TLS_VALUES: dict[str, dict[str, str | bool]] = {
+    "ssl_cert_reqs": {"none": "none", "optional": "optional", "required": "required"},
+    "ssl_check_hostname": {"true": True, "false": False},
+}
+PASSWORD_ENV = "TOKENBUS_REDIS_PASSWORD"
+PASSWORD_FILE_ENV = "TOKENBUS_REDIS_PASSWORD_FILE"
 _MAX_PORT = 65_535
 
 
@@ -41,7 +54,7 @@ class ServerUrl:
     username: str | None = None
     password: str | None = field(default=None, repr=False)
     tls: bool = False
-    tls_options: tuple[tuple[str, str], ...] = ()
+    tls_options: tuple[tuple[str, str | bool], ...] = ()
     """Names and values as redis-py takes them."""
     master: str = ""
     """sentinel: the name of the monitored master."""
@@ -99,11 +112,34 @@ def parse_url(url: str) -> ServerUrl:
     )
 
 
+def with_password(url: str, env: Mapping[str, str]) -> str:
+    """The address with the password that the environment has apart from it, where it names none itself.
+
+    `PASSWORD_ENV` holds the password, or `PASSWORD_FILE_ENV` the path of a file with nothing else in it (a line end
+    behind it does not count). Raises SettingsError for both at once, a file that cannot be read or is empty.
+    """
+    password, path = env.get(PASSWORD_ENV), env.get(PASSWORD_FILE_ENV)
+    if path:
+        if password:
+            raise SettingsError("environment", PASSWORD_FILE_ENV, f"{PASSWORD_ENV} is set too")
+        try:
+            password = Path(path).read_text().rstrip("\r\n")
+        except (OSError, UnicodeDecodeError) as e:
+            raise SettingsError("environment", PASSWORD_FILE_ENV, getattr(e, "strerror", None) or "no text") from None
+        if not password:
+            raise SettingsError("environment", PASSWORD_FILE_ENV, "the file is empty")
+    scheme, separator, rest = url.partition("://")
+    login, at, host = rest.rpartition("@")
+    if not password or not separator or ":" in login:
+        return url
+    return f"{scheme}://{login if at else ''}:{quote(password, safe='')}@{host}"
+
+
 def _socket(parts: SplitResult, host: str, username: str | None, password: str | None) -> ServerUrl:
     if host or len(parts.path) <= 1:
         _refuse("path", "must be absolute: unix:///run/valkey/valkey.sock")
     options = dict(_options(parts.query, frozenset({"db"})))
-    db = _database(options["db"]) if "db" in options else 0
+    db = _database(str(options["db"])) if "db" in options else 0
     return ServerUrl(path=unquote(parts.path), db=db, username=username, password=password)
 
 
@@ -136,11 +172,20 @@ def _database(text: str) -> int:
     return int(text)
 
 
-def _options(query: str, allowed: frozenset[str]) -> tuple[tuple[str, str], ...]:
+def _options(query: str, allowed: frozenset[str]) -> tuple[tuple[str, str | bool], ...]:
     options = parse_qsl(query, keep_blank_values=True)
     if any(name not in allowed for name, _ in options):
         _refuse("options", f"only {', '.join(sorted(allowed))} can be set here" if allowed else "none can be set here")
-    return tuple(options)
+    return tuple((name, _tls_value(name, value)) for name, value in options)
+
+
+def _tls_value(name: str, value: str) -> str | bool:
+    known = _TLS_VALUES.get(name)
+    if known is None:
+        return value
+    if value not in known:
+        _refuse(name, f"must be {' or '.join(known)}")
+    return known[value]
 
 
 def _refuse(where: str, problem: str) -> NoReturn:

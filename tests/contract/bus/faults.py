@@ -20,7 +20,7 @@ from tokenbus.bus.server import Server
 Fault = Literal["dies before", "dies after", "freezes before", "freezes after", "is not sent", "loses its reply"]
 """What happens at the chosen command."""
 
-_RENEW = renew("", "", token=0, ttl_ms=0)
+_RENEW = renew("", "", token="", ttl_ms=0)
 _UNCOUNTED = {call.script.sha for call in (present("", member="", ttl_ms=0), _RENEW, joined([_RENEW, _RENEW]))}
 """What comes when time has passed, whatever the worker does."""
 

@@ -11,3 +11,15 @@ async def everything(server: Server, keys: Keys) -> dict[bytes, bytes]:
     client = server.client
     names = [name async for name in client.scan_iter(match=f"{keys.prefix}*", count=1000)]
     return {name: await client.dump(name) for name in names}
+
+
+async def put_back(server: Server, keys: Keys, past: dict[bytes, bytes]) -> None:
+    """Make the server's state this past one again, in one step: what a fail-over to a replica that lags behind does."""
+    client = server.client
+    pipe = client.pipeline(transaction=True)
+    for name in (await everything(server, keys)).keys() - past.keys():
+        pipe.delete(name)
+    for name, value in past.items():
+        ttl_ms = max(0, await client.pttl(name))
+        pipe.restore(name, ttl_ms, value, replace=True)
+    await pipe.execute()

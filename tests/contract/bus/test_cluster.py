@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Generator
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,9 @@ from tokenbus.bus.control import ControlListener
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.queue import Queue
 from tokenbus.bus.reader import Reader
-from tokenbus.bus.send import send_many
+from tokenbus.bus.scripts import limits
+from tokenbus.bus.scripts.limits import Scope
+from tokenbus.bus.send import send, send_many
 from tokenbus.bus.server import Server
 from tokenbus.events.frames import Control, encode
 
@@ -118,6 +121,29 @@ async def test_a_queue_takes_finishes_and_hands_back_in_all_partitions(clustered
     await second.finish(again + claimed)
     assert [await clustered.client.xlen(stream) for stream in streams] == [0] * len(streams)
     await second.close()
+
+
+async def test_the_limits_of_a_call_are_decided_in_one_step_whatever_it_is_limited_by(clustered: Server):
+    scopes = [
+        Scope("provider", KEYS.limit("provider:p"), concurrency=1, tokens_per_minute=6000),
+        Scope("model", KEYS.limit("model:p/m"), requests_per_second=1000),
+        Scope("tenant", KEYS.limit("tenant:acme"), concurrency=5),
+    ]
+
+    async def ask(call: str, *, worker: str) -> list[Any]:
+        return await send(clustered, limits.reserve(scopes, member=call, worker=worker, tokens=600, lease_ms=60_000))
+
+    granted, *taken = await ask("one", worker="a")
+    assert granted == b"ok"
+    assert (await ask("two", worker="b"))[:2] == [b"wait", 1], "the provider takes one call at once"
+    assert await clustered.client.zrange(scopes[2].held, 0, -1) == [b"one"], "who is refused takes nothing"
+    await send(clustered, limits.keep(scopes[0], ["one"], lease_ms=60_000))
+    until = [int(time) for time in taken]
+    await send(clustered, limits.settle(scopes, member="one", left=600, taken=until))
+    assert (await ask("two", worker="b"))[0] == b"ok"
+    await send(clustered, limits.pause(scopes[1], ms=60_000))
+    await send(clustered, limits.settle(scopes, member="two", left=0, taken=until))
+    assert (await ask("three", worker="a"))[:2] == [b"wait", 2], "the model's provider asked for a pause"
 
 
 async def test_control_messages_of_all_partitions_are_heard(clustered: Server):

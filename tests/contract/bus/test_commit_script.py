@@ -26,7 +26,7 @@ class Scene:
         self.lease = keys.lease(0, GROUP)
         self.stream = keys.topic(0, "raw")
         self.run = next(f"r{i}" for i in range(100) if keys.partition_of(f"r{i}") == 0)
-        self.token = 0
+        self.token = b""
 
     async def acquire(self, owner: str = "a", ttl_ms: int = 60_000) -> None:
         call = scripts.acquire(self.lease, self.stream, owner=owner, ttl_ms=ttl_ms, mirror=GROUP)
@@ -57,7 +57,7 @@ class Scene:
     async def commit(self, commit: Commit | None = None, *, begin: str = "0-0", end: str, **options: Any) -> list[Any]:
         commit = commit or Commit(self.lease, self.stream)
         standard: dict[str, Any] = {
-            "token": self.token,
+            "token": self.token.decode(),
             "ttl_ms": 60_000,
             "watermark": end,
             "entries": 1,
@@ -111,10 +111,10 @@ async def test_the_same_commit_again_writes_nothing(scene: Scene):
 async def test_an_older_token_is_fenced_and_writes_nothing(scene: Scene):
     [end] = await scene.feed(1)
     old = scene.token
-    await send(scene.server, scripts.release(scene.lease, token=old))
+    await send(scene.server, scripts.release(scene.lease, token=old.decode()))
     await scene.acquire("b")
     before = await everything(scene.server, scene.keys)
-    assert await scene.commit(scene.writes(), end=end, token=old) == [b"fenced", str(scene.token).encode()]
+    assert await scene.commit(scene.writes(), end=end, token=old) == [b"fenced", scene.token]
     assert await everything(scene.server, scene.keys) == before
 
 
@@ -138,7 +138,7 @@ async def test_a_commit_keeps_the_lease_like_a_renewal(scene: Scene):
     await scene.acquire(ttl_ms=0)
     [end] = await scene.feed(1)
     await scene.commit(end=end)
-    assert (await send(scene.server, scripts.acquire(scene.lease, scene.stream, owner="b", ttl_ms=1)))[0] == 0
+    assert (await send(scene.server, scripts.acquire(scene.lease, scene.stream, owner="b", ttl_ms=1)))[0] == b""
 
 
 async def test_an_attempt_is_closed_once(scene: Scene):
@@ -156,14 +156,43 @@ async def test_an_attempt_is_closed_once(scene: Scene):
     assert await scene.server.client.hget(scene.keys.lease(0, "norm"), "arrived") == b"8"
 
 
-async def test_an_event_that_the_log_is_past_already_stops_no_commit_midway(scene: Scene):
+async def test_an_event_that_the_log_has_is_not_published_again_and_stops_no_commit_midway(scene: Scene):
     client, log = scene.server.client, scene.keys.log(scene.run)
     await client.xadd(log, {"__data__": "later"}, id="1-5")
     [end] = await scene.feed(1)
     assert (await scene.commit(scene.writes(), end=end))[0] == b"ok"
     assert [entry_id for entry_id, _ in await client.xrange(log)] == [b"1-5"]
-    assert await client.xlen(scene.keys.topic(0, "visible")) == 1
+    assert await client.xlen(scene.keys.topic(0, "visible")) == 0
     assert await client.hget(scene.lease, "offset") == end.encode()
+
+
+async def test_a_batch_that_the_server_lost_after_it_was_read_is_refused(scene: Scene):
+    first, second = await scene.feed(2)
+    await scene.server.client.xdel(scene.stream, second)
+    before = await everything(scene.server, scene.keys)
+    assert await scene.commit(scene.writes(), end=second, entries=2) == [b"gone", second.encode()]
+    assert await everything(scene.server, scene.keys) == before
+    assert (await scene.commit(scene.writes(), end=first))[0] == b"ok"
+
+
+async def test_what_a_commit_wrote_of_one_run_can_be_repeated_and_writes_once(scene: Scene):
+    keys, client = scene.keys, scene.server.client
+    first, second, third = await scene.feed(3)
+    once = scene.writes()
+    await scene.commit(once, end=first)
+    before = await everything(scene.server, keys)
+    for begin, end in ((first, second), (second, third)):
+        again = Commit(scene.lease, scene.stream)
+        again.repeat(once, {keys.run(scene.run), keys.log(scene.run)})
+        await scene.commit(again, begin=begin, end=end)
+        if end == second:
+            for key in (keys.run(scene.run), keys.log(scene.run), *(keys.topic(0, t) for t in ("visible", "chunks"))):
+                assert await client.dump(key) == before[key.encode()]
+            assert await client.xlen(keys.topic(0, "events")) == 1
+            await client.delete(keys.run(scene.run), keys.log(scene.run), keys.topic(0, "visible"))
+    assert await client.hmget(keys.run(scene.run), "status", "closed") == [b"open", b"1"]
+    assert await client.xlen(keys.topic(0, "visible")) == 1
+    assert [entry_id for entry_id, _ in await client.xrange(keys.log(scene.run))] == [b"1-0", b"1-1"]
 
 
 async def test_the_mirror_shows_the_exact_lag(scene: Scene):
@@ -207,11 +236,12 @@ async def test_without_a_mirror_the_input_is_left_alone(scene: Scene):
 
 
 async def test_public_topics_keep_about_as_many_entries_as_asked(scene: Scene):
-    topic, begin = scene.keys.topic(0, "chunks"), "0-0"
+    topic, begin, published = scene.keys.topic(0, "chunks"), "0-0", 0
     for end in await scene.feed(10):
         commit = Commit(scene.lease, scene.stream)
-        for _ in range(50):
-            commit.publish(scene.keys.log(scene.run), "1-0", b"{}", [topic])
+        for n in range(50):
+            commit.publish(scene.keys.log(scene.run), f"1-{published + n}", b"{}", [topic])
+        published += 50
         commit.expire(scene.keys.log(scene.run), 60_000)
         await scene.commit(commit, begin=begin, end=end, topic_entries=100)
         begin = end

@@ -102,8 +102,8 @@ async def test_commits_of_many_partitions_are_each_fenced_for_itself(server: Ser
         server,
         [scripts.acquire(lease, keys.topic(p, "raw"), owner="a", ttl_ms=60_000) for p, lease in enumerate(leases)],
     )
-    tokens = [int(token) for token, *_ in acquired]
-    tokens[1] -= 1  # that of an owner before
+    tokens = [token.decode() for token, *_ in acquired]
+    tokens[1] = "1:a"  # that of an owner before
     calls = [
         scripts.Commit(lease, keys.topic(p, "raw")).call(
             token=token, ttl_ms=60_000, begin="0-0", end="1-0", watermark="1-0", entries=1, size=1,

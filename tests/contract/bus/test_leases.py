@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import pytest
+from redis.exceptions import ConnectionError as ConnectionLost
 
 from tests.contract.bus.faults import Gate
 from tests.waiting import eventually
@@ -232,6 +233,25 @@ async def test_closing_takes_no_longer_than_a_lease_even_if_nothing_answers(
     await worker.leases.close()
     assert time.monotonic() - begin <= TTL_S + LATE_S
     assert worker.held == set()
+
+
+async def test_a_connection_that_broke_unnoticed_does_not_keep_the_leases_from_others(
+    server: Server, other_server: Server, keys: Keys
+):
+    worker = Worker(other_server, keys, "a", ttl_s=60.0)
+    await worker.leases.open()
+    command, broken = other_server.client.execute_command, Counter[str]()
+
+    async def broken_at_first(name: str, *args: Any, **options: Any) -> Any:
+        broken[name] += 1
+        if broken[name] == 1:
+            raise ConnectionLost("broken since long")
+        return await command(name, *args, **options)
+
+    other_server.client.execute_command = broken_at_first
+    await worker.leases.close()
+    async with running(Worker(server, keys, "b")) as b:
+        assert b.held == {0, 1, 2, 3}
 
 
 async def test_members_that_died_are_counted_no_more(server: Server, keys: Keys):

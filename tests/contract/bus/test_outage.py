@@ -13,7 +13,7 @@ from redis.exceptions import ConnectionError as ConnectionLost
 from redis.exceptions import RedisError, ResponseError
 
 from tests.contract.bus.toys import Bench, working
-from tests.servers import binary, sentinel_group
+from tests.servers import binary
 from tests.waiting import eventually
 from tokenbus.bus import scripts
 from tokenbus.bus.control import ControlListener
@@ -67,24 +67,6 @@ async def _outlast(condition: object) -> bool:
         return await condition()  # pyright: ignore
     except (RedisError, OSError):
         return False
-
-
-async def test_a_stage_goes_on_after_a_fail_over(tmp_path: Path):
-    with sentinel_group(tmp_path) as group:
-        async with Server(group.url) as server:
-            bench = Bench(server, Keys("failover", 2))
-            [a], [b] = bench.runs(0, 1), bench.runs(1, 1)
-            await bench.feed(0, *({a: b"+1"} for _ in range(10)))
-            await bench.feed(1, {b: b"+1"})
-            async with working(bench.stage("a")) as worker:
-                await eventually(bench.through)
-                await asyncio.to_thread(group.master.stop)
-                await eventually(lambda: not worker.healthy)
-                await eventually(lambda: worker.healthy, timeout=30)
-                await bench.feed(0, {a: b"+1"}, {a: b"end"})
-                await bench.feed(1, {b: b"end"})
-                await eventually(bench.through)
-            await bench.check()
 
 
 async def test_a_queue_and_a_listener_go_on_when_the_server_is_back(mortal: EmbeddedServer):
@@ -184,4 +166,4 @@ async def test_a_full_server_is_an_outage(server: Server, keys: Keys):
         assert not await asyncio.wait({acquiring}, timeout=0.05) or not acquiring.done()
     finally:
         await server.client.config_set("maxmemory", 0)
-    assert (await acquiring)[0] > 0
+    assert (await acquiring)[0]

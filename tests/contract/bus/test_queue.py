@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from redis.exceptions import ConnectionError as ConnectionLost
 from redis.exceptions import RedisError
 
 from tests.contract.bus.faults import Gate
+from tests.servers import binary
 from tests.waiting import eventually
+from tokenbus.bus import queue as queue_module
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.queue import BLOCK_MS, Item, Queue
 from tokenbus.bus.server import Server
+from tokenbus_services.embedded import EmbeddedServer
 
 GROUP = "g"
 IDLE_S = 0.25
@@ -384,6 +390,32 @@ async def test_after_an_outage_nobody_counts_as_dead_before_it_could_speak(scene
         await slow.finish([item])
 
 
+async def test_after_the_server_stood_still_nobody_counts_as_dead_before_it_could_speak(keys: Keys):
+    """No connection broke, and no command failed: only all of them took long."""
+    clock = asyncio.get_running_loop().time
+    with EmbeddedServer(binary=binary()) as process:
+        async with Server(process.url) as one, Server(process.url) as two, Server(process.url) as three:
+            scene = Scene(three, keys)
+            holder = scene.queue("holder", one, lost=lambda item: lost.append(name(item)), beat_s=0.1)
+            lost: list[str] = []
+            async with opened(holder):
+                await scene.put("x")
+                item = await holder.read()
+                async with opened(scene.queue("eager", two, beat_s=0.1)) as eager:
+                    reading = asyncio.create_task(eager.read())
+                    await eventually(lambda: _blocked(scene))
+                    os.kill(process.pid, signal.SIGSTOP)
+                    until = clock() + BLOCK_MS / 1000 + 2 * IDLE_S
+                    await eventually(lambda: clock() > until)
+                    os.kill(process.pid, signal.SIGCONT)
+                    await scene.put("y")
+                    assert name(await reading) == "y"
+                    await eventually(lambda: _idle_below(scene, item, 100))
+                    assert (await scene.pending())["holder"] == 1
+                    assert lost == []
+                await holder.finish([item])
+
+
 async def _cut(scene: Scene, queue: Queue) -> bool:
     """Cut all connections until the queue has noticed."""
     try:
@@ -391,6 +423,53 @@ async def _cut(scene: Scene, queue: Queue) -> bool:
     except RedisError:
         return False
     return not queue.healthy
+
+
+async def test_before_a_finish_is_tried_again_what_it_finishes_is_told_again(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+):
+    """The server may have failed over, to one that has the item and forgot what it came to."""
+    told: list[str] = []
+    sends = queue_module.send_many
+    async with opened(scene.queue("a")) as queue:
+        await scene.put("x")
+        item = await queue.read()
+
+        async def again() -> None:
+            told.append(f"{await scene.left()} left")
+
+        async def lost_on_the_way(*args: Any) -> Any:
+            monkeypatch.setattr(queue_module, "send_many", sends)
+            raise ConnectionLost("failed over")
+
+        monkeypatch.setattr(queue_module, "send_many", lost_on_the_way)
+        await queue.finish([item], again=again)
+        assert (told, await scene.left()) == (["1 left"], 0)
+        await scene.put("y")
+        await queue.finish([await queue.read()], again=again)
+        assert (told, await scene.left()) == (["1 left"], 0)
+
+
+async def test_a_defect_is_told_and_does_not_end_the_reading(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    client, read = scene.client, scene.client.xreadgroup
+    failed = asyncio.Event()
+
+    async def fail_once(*args: Any, **options: Any) -> Any:
+        monkeypatch.setattr(client, "xreadgroup", read)
+        failed.set()
+        raise ValueError("a defect")
+
+    monkeypatch.setattr(client, "xreadgroup", fail_once)
+    done: list[str] = []
+    async with worked(scene.queue("a"), lambda item: done.append(name(item))):
+        await failed.wait()
+        await scene.put("1")
+        await eventually(lambda: done == ["1"])
+    [told] = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert told.exc_info
+    assert isinstance(told.exc_info[1], ValueError)
 
 
 async def test_closing_twice_or_unopened_does_no_harm(scene: Scene):

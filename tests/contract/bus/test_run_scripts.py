@@ -67,9 +67,18 @@ class Scene:
             ),
         )
 
-    def part(self, n: int, data: bytes = b"data", *, run: str = "", attempt: int = 1, final: bool = False) -> RawPart:
+    def part(
+        self,
+        n: int,
+        data: bytes = b"data",
+        *,
+        run: str = "",
+        attempt: int = 1,
+        final: bool = False,
+        writer: str = "first",
+    ) -> RawPart:
         run = run or self.run
-        return RawPart(run, self.keys.run(run), attempt, n, final, data)
+        return RawPart(run, self.keys.run(run), attempt, n, final, data, writer)
 
     async def append(self, *parts: RawPart) -> list[Any]:
         call = scripts.append_raw(self.topic("raw"), self.keys.lease(0, "normalizer"), parts)
@@ -85,6 +94,18 @@ class Scene:
             block=block,
             attempt=attempt,
             frame=b"result",
+        )
+        return await send(self.server, call)
+
+    async def tool_progress(self, block: int = 3, attempt: int = 1) -> int:
+        call = scripts.tool_progress(
+            self.keys.run(self.run),
+            self.topic("events"),
+            self.keys.lease(0, "parser"),
+            run=self.run,
+            block=block,
+            attempt=attempt,
+            frame=b"progress",
         )
         return await send(self.server, call)
 
@@ -228,6 +249,16 @@ async def test_a_frame_that_leaves_a_gap_or_comes_late_is_refused(accepted: Scen
     assert await accepted.refused(accepted.part(1)) == ["frame 3"]
 
 
+async def test_frames_of_two_writers_of_one_attempt_are_never_mixed(accepted: Scene):
+    await accepted.append(accepted.part(0))
+    assert await accepted.refused(accepted.part(0, writer="second")) == ["frame 1"]
+    assert await accepted.refused(accepted.part(1, writer="second")) == ["writer first"]
+    assert await accepted.append(accepted.part(1)) == ["ok", 8]
+    await accepted.set(attempt=2, raw=0)
+    assert await accepted.append(accepted.part(0, attempt=2, writer="second")) == ["ok", 12]
+    assert await accepted.refused(accepted.part(1, attempt=2)) == ["writer second"]
+
+
 async def test_an_attempt_that_is_not_the_present_one_is_refused(accepted: Scene):
     await accepted.set(attempt=2)
     assert await accepted.refused(accepted.part(0)) == ["attempt 2"]
@@ -290,6 +321,25 @@ async def test_a_tool_result_enters_once_and_only_for_its_open_call(accepted: Sc
     assert await accepted.tool_result() == 0
     assert (await accepted.entries("events"))[1:] == [{accepted.run.encode(): b"result"}]
     assert await accepted.arrived("parser") == len(b"acceptedresult")
+
+
+async def test_progress_enters_while_its_call_is_open_and_does_not_close_it(accepted: Scene):
+    await accepted.set(**{scripts.call_field(3): 1})
+    assert await accepted.tool_progress(block=4) == 0
+    assert await accepted.tool_progress(attempt=2) == 0
+    assert [await accepted.tool_progress(), await accepted.tool_progress(), await accepted.tool_result()] == [1, 1, 1]
+    assert await accepted.tool_progress() == 0, "the result is in"
+    run = accepted.run.encode()
+    assert (await accepted.entries("events"))[1:] == [{run: b"progress"}, {run: b"progress"}, {run: b"result"}]
+    assert await accepted.arrived("parser") == len(b"acceptedprogressprogressresult")
+
+
+async def test_progress_of_a_cancelled_run_is_refused(accepted: Scene):
+    await accepted.set(**{scripts.call_field(3): 1})
+    await accepted.cancel()
+    before = await everything(accepted.server, accepted.keys)
+    assert await accepted.tool_progress() == 0
+    assert await everything(accepted.server, accepted.keys) == before
 
 
 async def test_a_tool_result_for_a_cancelled_run_is_refused(accepted: Scene):

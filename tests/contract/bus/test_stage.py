@@ -12,7 +12,8 @@ import pytest
 from tests.contract.bus.faults import Gate
 from tests.contract.bus.toys import GROUP, NEXT, Bench, JoiningLogic, ToyLogic, working
 from tests.waiting import eventually
-from tokenbus.bus import partition, stage
+from tokenbus.bus import partition, rebuilding
+from tokenbus.bus.dead import KEPT_BYTES
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.scripts import Commit
 from tokenbus.bus.server import Server
@@ -108,7 +109,7 @@ async def test_a_replay_without_its_entries_goes_on_and_says_so(bench: Bench, ca
 
 
 async def test_a_lease_lost_in_a_long_replay_ends_it(bench: Bench, server: Server, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(stage, "REPLAY_PAGE", 1)
+    monkeypatch.setattr(rebuilding, "REPLAY_PAGE", 1)
     [run] = bench.runs(0, 1)
     await bench.feed(0, *({run: b"+1"} for _ in range(50)))
     await bench.finish("first", max_records=100)
@@ -170,7 +171,8 @@ async def test_of_a_huge_poison_frame_only_the_beginning_is_kept(bench: Bench):
     await bench.feed(0, {run: b"x" * 3_000_000})
     await bench.finish()
     [entry] = await dead(bench)
-    assert len(entry["bytes"]) <= stage.DEAD_BYTES * 4 / 3 + 4
+    assert len(entry["bytes"]) <= KEPT_BYTES * 4 / 3 + 4
+    assert entry["size"] == 3_000_000
 
 
 class BrokenLogic(ToyLogic):

@@ -15,7 +15,7 @@ from tests.contract.bus.faults import Doomed, Fault
 from tests.contract.bus.toys import Bench, Frames, JoiningLogic, Toiler
 from tests.leaks import check_keys
 from tests.waiting import eventually
-from tokenbus.bus import partition, stage
+from tokenbus.bus import partition, rebuilding
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server import Server
 
@@ -26,7 +26,7 @@ MOST_COMMANDS = 60
 def small_spans(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a few frames are several pages and several checkpoints."""
     monkeypatch.setattr(partition, "CHECKPOINT_SPAN", 10)
-    monkeypatch.setattr(stage, "REPLAY_PAGE", 2)
+    monkeypatch.setattr(rebuilding, "REPLAY_PAGE", 2)
 
 
 def first_half(bench: Bench, number: int, prefix: str = "r") -> list[Frames]:

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from tests.contract.bus.state import everything
-from tests.waiting import eventually
 from tokenbus.bus import scripts
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.scripts.work import HANDED_BACK_MS
@@ -50,6 +49,11 @@ class Scene:
     async def hand_back(self, consumer: str, *ids: str) -> int:
         return await send(self.server, scripts.hand_back(self.stream, group=GROUP, consumer=consumer, ids=ids))
 
+    async def mark(self, consumer: str, entry: str, *, begun: bool) -> int:
+        return await send(
+            self.server, scripts.mark(self.stream, group=GROUP, consumer=consumer, entry=entry, begun=begun)
+        )
+
     async def retire(self, consumer: str) -> int:
         return await send(self.server, scripts.retire(self.stream, group=GROUP, consumer=consumer))
 
@@ -75,15 +79,11 @@ async def scene(server: Server, keys: Keys) -> Scene:
 async def test_a_heartbeat_sets_the_idle_time_back_and_counts_no_delivery(scene: Scene):
     await scene.put(1)
     [mine] = await scene.read("a", 1)
-
-    async def idle() -> bool:
-        return (await scene.pending())[mine][1] >= 5
-
-    await eventually(idle)
+    await scene.client.xclaim(scene.stream, GROUP, "a", 0, [mine], idle=3_600_000, justid=True)
     assert await scene.heartbeat("a", mine) == []
     consumer, idle_ms, deliveries = (await scene.pending())[mine]
     assert (consumer, deliveries) == ("a", 1)
-    assert idle_ms < 5
+    assert idle_ms < 3_600_000
 
 
 async def test_a_zombies_heartbeat_takes_nothing_back_and_tells_what_it_lost(scene: Scene):
@@ -154,6 +154,28 @@ async def test_only_its_worker_hands_an_entry_back(scene: Scene):
     assert await everything(scene.server, scene.keys) == before
 
 
+async def test_what_has_not_begun_is_claimed_as_if_never_delivered_and_what_has_is_not(scene: Scene):
+    ids = await scene.put(3)
+    waiting, begun, _ = await scene.read("a", 3)
+    for _ in range(2):  # a reply may be lost
+        assert await scene.mark("a", waiting, begun=False) == 1
+    assert await scene.mark("a", begun, begun=False) == 1
+    assert await scene.heartbeat("a", *ids) == []
+    assert await scene.mark("a", begun, begun=True) == 1
+    assert (await scene.claim("b"))[1] == list(zip(ids, (1, 2, 2), strict=True))
+
+
+async def test_a_zombie_does_not_begin_on_what_another_has_by_now(scene: Scene):
+    await scene.put(2)
+    taken, finished = await scene.read("a", 2)
+    await scene.mark("a", taken, begun=False)
+    await scene.claim("b")
+    await scene.finish("b", finished)
+    before = await everything(scene.server, scene.keys)
+    assert [await scene.mark("a", entry, begun=True) for entry in (taken, finished)] == [0, 0]
+    assert await everything(scene.server, scene.keys) == before
+
+
 async def test_a_consumer_that_has_something_cannot_be_removed(scene: Scene):
     await scene.put(1)
     [entry_id] = await scene.read("a", 1)
@@ -172,4 +194,5 @@ async def test_where_the_group_is_gone_nothing_is_held_and_nothing_fails(scene: 
         assert await scene.heartbeat("a", entry_id) == [entry_id]
         assert await scene.finish("a", entry_id) == 0
         assert await scene.hand_back("a", entry_id) == 0
+        assert await scene.mark("a", entry_id, begun=True) == 0
         assert await scene.retire("a") == 0

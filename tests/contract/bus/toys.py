@@ -68,6 +68,9 @@ class ToyLogic:
             self._say(run, error.code)
             del self.runs[run]
 
+    def abandon(self, run: str, error: ErrorInfo) -> None:
+        self.fail(run, error)
+
     def is_open(self, run: str) -> bool:
         return run in self.runs
 

@@ -3,7 +3,7 @@
 Rules for all of them. Every check comes before the first write, and nothing after the first write can fail, because
 a script that fails midway keeps what it wrote (https://redis.io/docs/latest/develop/programmability/eval-intro/).
 Every key of a call lies in one slot. Time is the server's (`TIME`), so that no worker's clock decides who owns what.
-Each may be sent again after a lost reply.
+Each may be sent again after a lost reply (a tool's progress is then told twice).
 
 Counters ``arrived`` and ``done`` in a lease hash are bytes of frames written to and consumed from the group's input:
 their difference is the lag that back-pressure goes by.
@@ -12,8 +12,8 @@ their difference is the lag that back-pressure goes by.
 from tokenbus.bus.scripts.call import Arg, Call, Script, joined
 from tokenbus.bus.scripts.commit import Commit
 from tokenbus.bus.scripts.leases import acquire, present, release, renew
-from tokenbus.bus.scripts.runs import RawPart, accept, append_raw, call_field, cancel, tool_result
-from tokenbus.bus.scripts.work import claim, finish, hand_back, heartbeat, retire
+from tokenbus.bus.scripts.runs import RawPart, accept, append_raw, call_field, cancel, rule, tool_progress, tool_result
+from tokenbus.bus.scripts.work import claim, finish, hand_back, heartbeat, mark, requeue, retire
 
 __all__ = [
     "Arg",
@@ -31,9 +31,13 @@ __all__ = [
     "hand_back",
     "heartbeat",
     "joined",
+    "mark",
     "present",
     "release",
     "renew",
+    "requeue",
     "retire",
+    "rule",
+    "tool_progress",
     "tool_result",
 ]

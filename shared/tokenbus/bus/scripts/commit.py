@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from typing import Any
 
 from tokenbus.bus.scripts.call import MAX_VALUES, NOW, Arg, Call, script
 
@@ -16,22 +17,34 @@ if h[2] ~= ARGV[3] then
   if h[2] == ARGV[4] then return {'already', h[2]} end
   return {'moved', h[2]}
 end
+local mirror = string.sub(ARGV[8], 2)
+if mirror ~= '' and ARGV[3] ~= ARGV[4] and not redis.call('XRANGE', KEYS[2], ARGV[4], ARGV[4])[1] then
+  return {'gone', ARGV[4]}
+end
 local lag = {'ok', ARGV[4]}
 local i = 10
 while ARGV[i] do
   local op = ARGV[i]
   if op == 'd' then
-    -- An id that the log is past already is refused: must not fail midway, and need not be written again.
-    redis.pcall('XADD', KEYS[tonumber(ARGV[i + 1])], ARGV[i + 2], '__data__', ARGV[i + 3])
+    -- An id that the log is past already is refused: then the topics have the event too, for they came together.
+    local added = redis.pcall('XADD', KEYS[tonumber(ARGV[i + 1])], ARGV[i + 2], '__data__', ARGV[i + 3])
     local last = i + 4 + ARGV[i + 4]
-    for j = i + 5, last do
-      redis.call('XADD', KEYS[tonumber(ARGV[j])], 'MAXLEN', '~', ARGV[9], '*', '__data__', ARGV[i + 3])
+    if type(added) ~= 'table' then
+      for j = i + 5, last do
+        redis.call('XADD', KEYS[tonumber(ARGV[j])], 'MAXLEN', '~', ARGV[9], '*', '__data__', ARGV[i + 3])
+      end
     end
     i = last + 1
   elseif op == 'x' then
     local last = i + 2 + ARGV[i + 2]
     redis.call('XADD', KEYS[tonumber(ARGV[i + 1])], '*', unpack(ARGV, i + 3, last))
     i = last + 1
+  elseif op == 't' then
+    redis.call('XADD', KEYS[tonumber(ARGV[i + 1])], 'MAXLEN', '~', ARGV[9], '*', '__data__', ARGV[i + 2])
+    i = i + 3
+  elseif op == 'n' then
+    redis.call('HINCRBY', KEYS[tonumber(ARGV[i + 1])], 'arrived', ARGV[i + 2])
+    i = i + 3
   elseif op == 'h' then
     local last = i + 2 + ARGV[i + 2]
     redis.call('HSET', KEYS[tonumber(ARGV[i + 1])], unpack(ARGV, i + 3, last))
@@ -60,32 +73,43 @@ end
 redis.call('HSET', KEYS[1], 'offset', ARGV[4], 'watermark', ARGV[5], 'until', now + ARGV[2])
 local entries = redis.call('HINCRBY', KEYS[1], 'entries', ARGV[6])
 redis.call('HINCRBY', KEYS[1], 'done', ARGV[7])
-local mirror = string.sub(ARGV[8], 2)
 if mirror ~= '' then
   if string.sub(ARGV[8], 1, 1) == '7' then
     redis.pcall('XGROUP', 'SETID', KEYS[2], mirror, ARGV[4], 'ENTRIESREAD', entries)
   else
     redis.pcall('XGROUP', 'SETID', KEYS[2], mirror, ARGV[4])
   end
-  redis.call('XTRIM', KEYS[2], 'MINID', '~', ARGV[5])
+  -- An input that is others' too has no watermark, and whoever reads it needs no right to trim.
+  if ARGV[5] ~= '0-0' then redis.call('XTRIM', KEYS[2], 'MINID', '~', ARGV[5]) end
 end
 return lag
 """,
 )
 
+HELD_PER_ARG = 24
+"""Bytes of memory that an argument takes beside its payload: a place in the list, and now and then a short text."""
+
 
 class Commit:
     """One atomic commit of a partition: gathers the writes, then becomes a `Call`.
 
-    The server checks the lease token, then that the offset stands where the batch began, then writes all or
-    nothing. Reply: ``['ok', offset, lag bytes of each output counted with `arrived`…]``, ``['already', …]``
-    (this very commit is in: a lost reply), ``['fenced', token]`` or ``['moved', offset]``; these three write nothing.
+    The server checks the lease token, then that the offset stands where the batch began and that a stage's input is
+    still there, then writes all or nothing. Reply: ``['ok', offset, lag bytes of each output counted with
+    `arrived`…]``, ``['already', …]`` (this very commit is in: a lost reply), ``['fenced', token]``, ``['moved',
+    offset]`` or ``['gone', end]`` (a fail-over lost the batch after it was read); these four write nothing.
     """
 
     def __init__(self, lease: str, stream: str) -> None:
         self._keys: list[str] = [lease, stream]
         self._index: dict[str, int] = {lease: 1, stream: 2}
         self._ops: list[Arg] = []
+        self._logs: dict[str, str] = {}
+        self._data = 0
+
+    @property
+    def held(self) -> int:
+        """About how many bytes it takes in memory."""
+        return self._data + HELD_PER_ARG * len(self._ops)
 
     def _key(self, key: str) -> int:
         found = self._index.get(key)
@@ -96,15 +120,27 @@ class Commit:
 
     def publish(self, log: str, entry_id: str, data: bytes, topics: Sequence[str]) -> None:
         """One public event: to the run's log under ``entry_id``, and to each topic stream."""
+        self._logs[log] = entry_id
+        self._data += len(data)
         self._ops += ("d", self._key(log), entry_id, data, len(topics), *map(self._key, topics))
+
+    def tell(self, topic: str, data: bytes) -> None:
+        """One event that is of no run's log, to a topic stream."""
+        self._ops += ("t", self._key(topic), data)
+
+    def count(self, lease: str, size: int) -> None:
+        """Count ``size`` bytes as arrived at the group whose lease hash this is, whose lag holds nobody up."""
+        self._ops += ("n", self._key(lease), size)
 
     def append(self, stream: str, fields: Sequence[Arg]) -> None:
         """One internal entry; ``fields`` are names and values in turn, MAX_VALUES at the most."""
         assert len(fields) <= MAX_VALUES
+        self._data += _bytes(fields)
         self._ops += ("x", self._key(stream), len(fields), *fields)
 
     def put(self, key: str, *fields: Arg) -> None:
         """Set fields of a hash; ``fields`` are names and values in turn."""
+        self._data += _bytes(fields)
         self._ops += ("h", self._key(key), len(fields), *fields)
 
     def drop(self, key: str, field: str) -> None:
@@ -125,10 +161,31 @@ class Commit:
         """Count ``size`` bytes as arrived at the group whose lease hash this is; the reply tells its lag."""
         self._ops += ("l", self._key(lease), size)
 
+    def repeat(self, other: Commit, keys: Collection[str]) -> None:
+        """The writes of ``other`` to these keys once more, with what those put on topics; each writes once."""
+        ops: list[Any] = list(other._ops)
+        at = 0
+        while at < len(ops):
+            letter: str = ops[at]
+            end = at + _length(ops, at)
+            key = other._keys[int(ops[at + 1]) - 1]
+            if key in keys:
+                self._ops += (letter, self._key(key), *self._renumbered(letter, ops[at + 2 : end], other))
+            at = end
+
+    def _renumbered(self, letter: str, rest: list[Any], other: Commit) -> list[Any]:
+        """What follows an operation's first key, its further keys numbered as here."""
+        keys = {"d": range(3, len(rest)), "c": range(1, 3)}.get(letter, range(0))
+        return [self._key(other._keys[int(arg) - 1]) if i in keys else arg for i, arg in enumerate(rest)]
+
+    def last_of(self, log: str) -> str | None:
+        """The id of the last event that goes to this log."""
+        return self._logs.get(log)
+
     def call(
         self,
         *,
-        token: int,
+        token: str,
         ttl_ms: int,
         begin: str,
         end: str,
@@ -147,3 +204,21 @@ class Commit:
         head: list[Arg] = [token, ttl_ms, begin, end, watermark, entries, size]
         head += [("7" if entries_read else "6") + mirror, topic_entries]
         return Call(_COMMIT, self._keys, head + self._ops)
+
+
+def _bytes(fields: Sequence[Arg]) -> int:
+    """Of the payloads among them."""
+    return sum([len(field) for field in fields if isinstance(field, bytes)])
+
+
+def _length(ops: Sequence[Any], at: int) -> int:
+    """How many arguments the operation that begins here has, its own letter included."""
+    match ops[at]:
+        case "d":
+            return 5 + ops[at + 4]
+        case "x" | "h":
+            return 3 + ops[at + 2]
+        case "c":
+            return 7
+        case _:
+            return 3

@@ -9,8 +9,9 @@ _ACQUIRE = script(
     NOW
     + """
 local h = redis.call('HMGET', KEYS[1], 'owner', 'until', 'token', 'offset', 'watermark')
-if h[1] and h[1] ~= ARGV[1] and tonumber(h[2] or '0') > now then return {0, h[1], ''} end
-local token = math.max(tonumber(h[3] or '0') + 1, now)
+if h[1] and h[1] ~= ARGV[1] and tonumber(h[2] or '0') > now then return {'', h[1], ''} end
+local last = tonumber(string.match(h[3] or '0', '^%d+'))
+local token = string.format('%.0f:%s', math.max(last + 1, now), ARGV[1])
 local offset, watermark = h[4], h[5]
 if not offset then
   offset = '0-0'
@@ -20,7 +21,7 @@ if not offset then
   end
   watermark = offset
 end
-redis.call('HSET', KEYS[1], 'owner', ARGV[1], 'until', now + ARGV[2], 'token', string.format('%.0f', token),
+redis.call('HSET', KEYS[1], 'owner', ARGV[1], 'until', now + ARGV[2], 'token', token,
            'offset', offset, 'watermark', watermark)
 if ARGV[4] ~= '' then redis.pcall('XGROUP', 'CREATE', KEYS[2], ARGV[4], offset, 'MKSTREAM') end
 return {token, offset, watermark}
@@ -29,11 +30,12 @@ return {token, offset, watermark}
 
 
 def acquire(lease: str, stream: str, *, owner: str, ttl_ms: int, start: str = "0-0", mirror: str = "") -> Call:
-    """Take the lease if it is free, expired or already ours. Reply: [token, offset, watermark]; token 0: held.
+    """Take the lease if it is free, expired or already ours. Reply: [token, offset, watermark]; empty token: held.
 
-    Tokens grow with the server's clock and not by one: so a server that lost writes, in a fail-over or a FLUSHALL,
-    gives none of them a second time. A group's first owner starts at ``start``: an id, or ``$`` for the stream's end.
-    ``mirror`` names the consumer group that shows the offset to ordinary tools; empty: none.
+    A token is a number and its owner's name. The number grows with the server's clock and not by one: so a server that
+    lost writes, in a fail-over or a FLUSHALL, gives none of them a second time; and should the clock of the server that
+    follows be behind, then not to another owner. A group's first owner starts at ``start``: an id, or ``$`` for the
+    stream's end. ``mirror`` names the consumer group that shows the offset to ordinary tools; empty: none.
     """
     return Call(_ACQUIRE, [lease, stream], [owner, ttl_ms, start, mirror])
 
@@ -43,22 +45,22 @@ _RENEW = script(
     NOW
     + """
 local h = redis.call('HMGET', KEYS[1], 'token', 'offset', 'arrived', 'done')
-if h[1] ~= ARGV[1] then return 0 end
+if h[1] ~= ARGV[1] then return '' end
 redis.call('HSET', KEYS[1], 'until', now + ARGV[2])
 if h[3] ~= h[4] then
   local last = redis.call('XREVRANGE', KEYS[2], '+', '-', 'COUNT', 1)
   if not last[1] or last[1][1] == h[2] then redis.call('HSET', KEYS[1], 'done', h[3] or '0', 'arrived', h[3] or '0') end
 end
-return 1
+return h[2]
 """,
 )
 
 
-def renew(lease: str, stream: str, *, token: int, ttl_ms: int) -> Call:
-    """Keep the lease: 1, or 0 where a newer token holds it.
+def renew(lease: str, stream: str, *, token: str, ttl_ms: int) -> Call:
+    """Keep the lease. Reply: the committed offset; empty where another token holds it.
 
-    Also mends the lag counters where the input is consumed to its end but they disagree, as after a
-    fail-over that lost writes.
+    An offset before one that was committed shows a fail-over that lost writes. Also mends the lag counters where the
+    input is consumed to its end but they disagree, as after such a fail-over.
     """
     return Call(_RENEW, [lease, stream], [token, ttl_ms])
 
@@ -73,7 +75,7 @@ return 1
 )
 
 
-def release(lease: str, *, token: int) -> Call:
+def release(lease: str, *, token: str) -> Call:
     """Give the lease up at once; 0 where it was no longer ours."""
     return Call(_RELEASE, [lease], [token])
 

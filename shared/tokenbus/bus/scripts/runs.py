@@ -110,24 +110,29 @@ def cancel(
 _APPEND = script(
     "append",
     """
-local out, fields, writes, size = {}, {}, {}, 0
-local n = (#ARGV) / 5
+local out, fields, writes, records, size = {}, {}, {}, {}, 0
+local n = (#ARGV) / 6
 for k = 0, n - 1 do
-  local run, attempt, frame, final, data = unpack(ARGV, k * 5 + 1, k * 5 + 5)
+  local run, attempt, frame, final, data, writer = unpack(ARGV, k * 6 + 1, k * 6 + 6)
   local key = KEYS[3 + k]
-  local h = redis.call('HMGET', key, 'status', 'attempt', 'raw', 'closed')
+  local h = redis.call('HMGET', key, 'status', 'attempt', 'raw', 'closed', 'writer', 'record')
   if not h[1] then out[k + 1] = 'gone'
   elseif h[1] ~= 'open' then out[k + 1] = h[1]
   elseif h[2] ~= attempt then out[k + 1] = 'attempt ' .. h[2]
-  elseif frame ~= '-1' and tonumber(h[3]) == tonumber(frame) + 1 then out[k + 1] = 'already'
+  elseif frame ~= '-1' and tonumber(h[3]) == tonumber(frame) + 1 and h[5] == writer then out[k + 1] = 'already'
   elseif h[4] == attempt then out[k + 1] = 'closed'
   elseif frame ~= '-1' and h[3] ~= frame then out[k + 1] = 'frame ' .. h[3]
+  elseif tonumber(frame) > 0 and h[5] ~= writer then out[k + 1] = 'writer ' .. (h[5] or '')
   else
     out[k + 1] = 'ok'
     fields[#fields + 1] = run
     fields[#fields + 1] = data
     size = size + #data
-    writes[#writes + 1] = {key, frame == '-1' and h[3] or h[3] + 1, final, attempt}
+    writes[#writes + 1] = {key, frame == '-1' and h[3] or h[3] + 1, final, attempt, frame == '0' and writer}
+    if h[6] then
+      local field = 'frame:' .. attempt .. ':' .. frame
+      records[#records + 1] = {key, tonumber(h[6]) - #data, field, data}
+    end
   end
 end
 if size > 0 then
@@ -137,6 +142,11 @@ if size > 0 then
   for _, w in ipairs(writes) do
     if w[3] == '1' then redis.call('HSET', w[1], 'raw', w[2], 'closed', w[4])
     else redis.call('HSET', w[1], 'raw', w[2]) end
+    if w[5] then redis.call('HSET', w[1], 'writer', w[5]) end
+  end
+  for _, r in ipairs(records) do
+    redis.call('HSET', r[1], 'record', r[2])
+    if r[2] >= 0 then redis.call('HSET', r[1], r[3], r[4]) end
   end
   redis.call('HINCRBY', KEYS[2], 'arrived', size)
 end
@@ -156,31 +166,35 @@ class RawPart(msgspec.Struct, frozen=True):
     n: int
     final: bool
     data: bytes
+    writer: str = ""
+    """Who writes the attempt's frames: a name that no other writer has. Not looked at for ANY_FRAME."""
 
 
 def append_raw(raw: str, normalizer_lease: str, parts: Sequence[RawPart]) -> Call:
     """Write frames of several runs of one partition as one entry; each run is judged for itself.
 
     Each run may stand in ``parts`` once. Reply: for each part ``ok``, ``already`` (this frame is in: a lost
-    reply), or why it is refused (``gone``, a status, ``attempt N``, ``closed``, ``frame N``); last, the lag in bytes.
+    reply), or why it is refused (``gone``, a status, ``attempt N``, ``closed``, ``frame N``, ``writer W``); last, the
+    lag in bytes. The writer of frame 0 writes them all. So a server that forgot that it had handed the attempt out,
+    and gave it to a second worker, never mixes the frames of the two.
+
+    A run whose hash has the field ``record`` is recorded: its frames stay in the hash too, as ``frame:<attempt>:<n>``,
+    for as long as the bytes last that this field counts down.
     """
     args: list[Arg] = []
     for p in parts:
-        args += (p.run, p.attempt, p.n, 1 if p.final else 0, p.data)
+        args += (p.run, p.attempt, p.n, 1 if p.final else 0, p.data, p.writer)
     return Call(_APPEND, [raw, normalizer_lease, *(p.run_key for p in parts)], args)
 
 
-_TOOL_RESULT = script(
-    "tool_result",
-    """
+_OF_OPEN_CALL = """
 local h = redis.call('HMGET', KEYS[1], 'status', ARGV[2])
 if h[1] ~= 'open' or h[2] ~= ARGV[3] then return 0 end
 redis.call('XADD', KEYS[2], '*', ARGV[1], ARGV[4])
 redis.call('HINCRBY', KEYS[3], 'arrived', #ARGV[4])
-redis.call('HDEL', KEYS[1], ARGV[2])
-return 1
-""",
-)
+"""
+_TOOL_RESULT = script("tool_result", _OF_OPEN_CALL + "redis.call('HDEL', KEYS[1], ARGV[2])\nreturn 1\n")
+_TOOL_PROGRESS = script("tool_progress", _OF_OPEN_CALL + "return 1\n")
 
 
 def call_field(block: int) -> str:
@@ -189,7 +203,7 @@ def call_field(block: int) -> str:
 
 
 def so_far_field(attempt: int) -> str:
-    """The field of a run's hash that holds the text from which this attempt goes on (prefill mode)."""
+    """The field of a run's hash that holds what of its turn this attempt goes on from: messages, as the history has."""
     return f"so_far:{attempt}"
 
 
@@ -198,3 +212,34 @@ def tool_result(
 ) -> Call:
     """Hand in a tool's result: 1, or 0 where the call is not open: a second result, a cancel, a newer attempt."""
     return Call(_TOOL_RESULT, [run_key, events, parser_lease], [run, call_field(block), attempt, frame])
+
+
+def tool_progress(
+    run_key: str, events: str, parser_lease: str, *, run: str, block: int, attempt: int, frame: bytes
+) -> Call:
+    """Hand in how far a call is, which stays open: 1, or 0 where it is not. Sent again, it is told again."""
+    return Call(_TOOL_PROGRESS, [run_key, events, parser_lease], [run, call_field(block), attempt, frame])
+
+
+_RULE = script(
+    "rule",
+    """
+if redis.call('HGET', KEYS[4], 'token') ~= ARGV[2] then return 'fenced' end
+local status = redis.call('HGET', KEYS[1], 'status')
+if status ~= 'open' then return status or 'gone' end
+redis.call('XADD', KEYS[2], '*', ARGV[1], ARGV[3])
+redis.call('HINCRBY', KEYS[3], 'arrived', #ARGV[3])
+return 'ok'
+""",
+)
+
+
+def rule(
+    run_key: str, events: str, parser_lease: str, policy_lease: str, *, run: str, token: str, frame: bytes
+) -> Call:
+    """Tell what a run's policies say, by who owns its partition's drafts under ``token``.
+
+    Reply: ``ok``; ``fenced``, the run's status where it is not open any more, or ``gone``: these write nothing. Sent
+    again after a lost reply it may come twice, and its parser takes each part of it once.
+    """
+    return Call(_RULE, [run_key, events, parser_lease, policy_lease], [run, token, frame])

@@ -59,6 +59,24 @@ def claim(stream: str, *, group: str, consumer: str, idle_ms: int, start: str, c
     return Call(_CLAIM, [stream], [group, consumer, idle_ms, start, count])
 
 
+_MARK = script(
+    "mark",
+    """
+if not redis.pcall('XPENDING', KEYS[1], ARGV[1], ARGV[3], ARGV[3], 1, ARGV[2])[1] then return 0 end
+redis.call('XCLAIM', KEYS[1], ARGV[1], ARGV[2], 0, ARGV[3], 'RETRYCOUNT', ARGV[4], 'JUSTID')
+return 1
+""",
+)
+
+
+def mark(stream: str, *, group: str, consumer: str, entry: str, begun: bool) -> Call:
+    """Say of one's own entry whether its work has begun: 1, or 0 where it is not ours any more.
+
+    What has not begun is claimed from a dead worker as if never delivered.
+    """
+    return Call(_MARK, [stream], [group, consumer, entry, 1 if begun else 0])
+
+
 _FINISH = script(
     "finish",
     """
@@ -109,6 +127,29 @@ def hand_back(stream: str, *, group: str, consumer: str, ids: Sequence[str]) -> 
     They keep their place and their id, which is the name of a request that has none of its own.
     """
     return Call(_HAND_BACK, [stream], [group, consumer, NOBODY, HANDED_BACK_MS, *ids])
+
+
+_REQUEUE = script(
+    "requeue",
+    """
+local done = 0
+for i = 3, #ARGV do
+  if redis.pcall('XPENDING', KEYS[1], ARGV[1], ARGV[i], ARGV[i], 1, ARGV[2])[1] then
+    local entry = redis.call('XRANGE', KEYS[1], ARGV[i], ARGV[i])[1]
+    if entry then redis.call('XADD', KEYS[1], '*', unpack(entry[2])) end
+    redis.call('XACK', KEYS[1], ARGV[1], ARGV[i])
+    redis.call('XDEL', KEYS[1], ARGV[i])
+    done = done + 1
+  end
+end
+return done
+""",
+)
+
+
+def requeue(stream: str, *, group: str, consumer: str, ids: Sequence[str]) -> Call:
+    """Put one's own entries at the end of the queue, with new ids, as if never delivered. Reply: how many were ours."""
+    return Call(_REQUEUE, [stream], [group, consumer, *ids])
 
 
 _RETIRE = script(

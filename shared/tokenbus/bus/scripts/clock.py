@@ -1,0 +1,66 @@
+"""What the parser's clock tells a run: that its time is over, or that nobody works on it any more."""
+
+from __future__ import annotations
+
+from tokenbus.bus.scripts.call import Call, script
+
+_EXPIRE = script(
+    "expire",
+    """
+local h = redis.call('HMGET', KEYS[1], 'status', 'attempt', 'closed', 'turn')
+if h[1] and h[1] ~= 'open' then return h[1] end
+redis.call('XADD', KEYS[2], '*', ARGV[1], ARGV[2])
+redis.call('HINCRBY', KEYS[5], 'arrived', #ARGV[2])
+if not h[1] then return 'gone' end
+redis.call('XADD', KEYS[4], 'MAXLEN', '~', 1000, '*', ARGV[1], ARGV[3])
+if h[3] ~= h[2] then
+  -- A RawFrame that ends the present attempt, as in the script of cancel.
+  local turn, attempt = tonumber(h[4] or '0'), tonumber(h[2])
+  local lost = cmsgpack.pack({turn, attempt, -1, 0, {{'lost', 'the deadline of the run has passed'}}})
+  redis.call('XADD', KEYS[3], '*', ARGV[1], lost)
+  redis.call('HINCRBY', KEYS[6], 'arrived', #lost)
+end
+redis.call('HSET', KEYS[1], 'status', 'expiring', 'closed', h[2])
+return 'expiring'
+""",
+)
+
+
+def expire(
+    run_key: str,
+    events: str,
+    raw: str,
+    control: str,
+    *,
+    parser_lease: str,
+    normalizer_lease: str,
+    run: str,
+    frame: bytes,
+    control_frame: bytes,
+) -> Call:
+    """End an open run whose deadline has passed: from now on its attempt may write nothing, its workers are told, the
+    parser ends it.
+
+    Reply: ``expiring``; the run's status where it is not open any more, and nothing is written then; ``gone`` where
+    its keys are: the parser still has the run, and is told.
+    """
+    keys = [run_key, events, raw, control, parser_lease, normalizer_lease]
+    return Call(_EXPIRE, keys, [run, frame, control_frame])
+
+
+_TELL = script(
+    "tell",
+    """
+local status = redis.call('HGET', KEYS[1], 'status')
+if status and status ~= 'open' then return 0 end
+redis.call('XADD', KEYS[2], '*', ARGV[1], ARGV[2])
+redis.call('HINCRBY', KEYS[3], 'arrived', #ARGV[2])
+return 1
+""",
+)
+
+
+def tell(run_key: str, events: str, parser_lease: str, *, run: str, frame: bytes) -> Call:
+    """Put an event of the clock's into `events`: 1, or 0 where the run is not open any more. Nothing is fenced by it:
+    the parser may find that it does not hold."""
+    return Call(_TELL, [run_key, events, parser_lease], [run, frame])

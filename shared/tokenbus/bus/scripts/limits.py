@@ -1,0 +1,219 @@
+"""Limits that all fetchers share: what a call may take of each of its scopes is decided for all of them in one step.
+
+A scope (a provider, a model, a tenant) is two keys: a hash, whose fields are
+
+- ``requests`` and ``tokens``: the times, in µs, up to which what was taken is paid for. That is GCRA, the generic cell
+  rate algorithm (ITU-T I.371): a bucket that fills steadily, kept as one number;
+- ``paused``: the time before which nobody may call, for the provider said so;
+- ``wait:<worker>``: since when a worker waits here, until when that counts, and for how many tokens. Who was refused is
+  before those who ask later, so a large request is not starved by small ones, nor one fetcher by another;
+
+and ``…:held``, a sorted set of the calls that run now by the time at which each counts as dead.
+
+All keys of a deployment lie in one slot, and each lives only while it says something.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+
+from tokenbus.bus.scripts.call import Arg, Call, script
+
+_NOW_US = "local t = redis.call('TIME') local now = t[1] * 1000000 + t[2]\n"
+_WHOLE = "local function whole(x) return string.format('%.0f', x) end\n"
+"""A number as text without an exponent, which Lua would give it."""
+
+Kind = Literal["model", "provider", "tenant"]
+
+MINUTE_US = 60_000_000
+POLL_MS = 50
+"""When to ask again where nobody can know: a call that runs ends when it likes."""
+TICKET_MS = 1_000
+"""So long a place in the queue is kept for a worker that does not ask again."""
+
+
+class Scope(msgspec.Struct, frozen=True):
+    """One thing that is limited, as its keys and its limits; 0: no limit of this kind."""
+
+    kind: Kind
+    key: str
+    requests_per_second: float = 0.0
+    """A second's worth, and at least one request, may come at once."""
+    tokens_per_minute: int = 0
+    """A minute's worth may come at once."""
+    concurrency: int = 0
+
+    @property
+    def held(self) -> str:
+        """The sorted set of its running calls."""
+        return f"{self.key}:held"
+
+
+_RESERVE = script(
+    "reserve",
+    _NOW_US
+    + _WHOLE
+    + """
+local member, worker, tokens, lease = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
+local refused, longest, scopes = {}, 0, {}
+for s = 1, #KEYS / 2 do
+  local hash, held = KEYS[2 * s - 1], KEYS[2 * s]
+  local rate, per_minute, most = tonumber(ARGV[2 + 3 * s]), tonumber(ARGV[3 + 3 * s]), tonumber(ARGV[4 + 3 * s])
+  local h, places, gone = {}, {}, {}
+  local flat = redis.call('HGETALL', hash)
+  for i = 1, #flat, 2 do
+    local name = string.match(flat[i], '^wait:(.*)$')
+    if name then
+      local since, till, need = string.match(flat[i + 1], '^(%d+) (%d+) (%d+)$')
+      if tonumber(till) > now then places[name] = {tonumber(since), tonumber(need)} else gone[#gone + 1] = flat[i] end
+    else h[flat[i]] = tonumber(flat[i + 1]) end
+  end
+  local since = places[worker] and places[worker][1] or now
+  local before, before_tokens = 0, 0
+  for name, place in pairs(places) do
+    if name ~= worker and place[1] < since then
+      before, before_tokens = before + 1, before_tokens + place[2]
+    end
+  end
+  local wait = math.max(0, (h.paused or 0) - now)
+  local r, k = math.max(now, h.requests or 0), math.max(now, h.tokens or 0)
+  if rate > 0 then
+    wait = math.max(wait, r + (1 + before) / rate * 1000000 - now - math.max(1, rate) / rate * 1000000)
+    r = r + 1000000 / rate
+  end
+  if per_minute > 0 then
+    local over = k + (tokens + before_tokens) / per_minute * MINUTE - now - MINUTE
+    -- What is larger than the bucket goes when the bucket is full, and leaves it in debt.
+    if before == 0 then over = math.min(over, k - now) end
+    wait = math.max(wait, over)
+    k = k + tokens / per_minute * MINUTE
+  end
+  if most > 0 then
+    local score = redis.call('ZSCORE', held, member)
+    if score and tonumber(score) > now then return {'already'} end
+    if redis.call('ZCOUNT', held, '(' .. whole(now), '+inf') + before >= most then wait = math.max(wait, POLL) end
+  end
+  if wait > 0 then
+    refused[#refused + 1] = s
+    if wait > longest then longest = wait end
+  end
+  scopes[s] = {hash, held, r, k, h.paused or 0, gone, since}
+end
+for s, scope in ipairs(scopes) do
+  if #scope[6] > 0 then redis.call('HDEL', scope[1], unpack(scope[6], 1, math.min(#scope[6], 1000))) end
+end
+if #refused > 0 then
+  for _, s in ipairs(refused) do
+    local hash = scopes[s][1]
+    redis.call('HSET', hash, 'wait:' .. worker, whole(scopes[s][7]) .. ' ' .. whole(now + TICKET) .. ' ' .. tokens)
+    redis.call('PEXPIRE', hash, math.max(redis.call('PTTL', hash), TICKET / 1000))
+  end
+  return {'wait', refused[1], math.ceil(longest / 1000)}
+end
+local reply = {'ok'}
+for s, scope in ipairs(scopes) do
+  local hash, held, r, k, paused = unpack(scope, 1, 5)
+  redis.call('HDEL', hash, 'wait:' .. worker)
+  if tonumber(ARGV[2 + 3 * s]) > 0 then redis.call('HSET', hash, 'requests', whole(r)) end
+  if tonumber(ARGV[3 + 3 * s]) > 0 then redis.call('HSET', hash, 'tokens', whole(k)) end
+  redis.call('PEXPIRE', hash, whole((math.max(r, k, paused) - now) / 1000 + TICKET / 1000))
+  if tonumber(ARGV[4 + 3 * s]) > 0 then
+    redis.call('ZREMRANGEBYSCORE', held, '-inf', whole(now))
+    redis.call('ZADD', held, whole(now + lease * 1000), member)
+    redis.call('PEXPIRE', held, lease)
+  end
+  reply[s + 1] = whole(k)
+end
+return reply
+""".replace("MINUTE", str(MINUTE_US))
+    .replace("POLL", str(POLL_MS * 1000))
+    .replace("TICKET", str(TICKET_MS * 1000)),
+)
+
+
+def reserve(scopes: Sequence[Scope], *, member: str, worker: str, tokens: int, lease_ms: int) -> Call:
+    """Take one request, ``tokens`` and a place among the running calls of every scope, or nothing of any.
+
+    ``member`` names the call, and holds its place for ``lease_ms`` unless `keep` says that it still runs.
+
+    Reply: ``['ok', up to when the tokens of each scope are taken…]`` (for `settle`); ``['wait', n, ms]``: the ``n``-th
+    scope refused, and there is no use in asking again before so many ms; ``['already']``: this call has its place (a
+    lost reply). Where no scope bounds concurrency, a second call after a lost reply takes its part a second time.
+    """
+    args: list[Arg] = [member, worker, tokens, lease_ms]
+    for scope in scopes:
+        args += [repr(float(scope.requests_per_second)), scope.tokens_per_minute, scope.concurrency]
+    return Call(_RESERVE, [key for scope in scopes for key in (scope.key, scope.held)], args)
+
+
+_KEEP = script(
+    "keep",
+    _NOW_US
+    + _WHOLE
+    + """
+for i = 2, #ARGV do redis.call('ZADD', KEYS[1], whole(now + ARGV[1] * 1000), ARGV[i]) end
+redis.call('PEXPIRE', KEYS[1], ARGV[1])
+return #ARGV - 1
+""",
+)
+
+
+def keep(scope: Scope, members: Sequence[str], *, lease_ms: int) -> Call:
+    """These calls still run: their places are theirs for ``lease_ms`` from now."""
+    return Call(_KEEP, [scope.held], [lease_ms, *members])
+
+
+_SETTLE = script(
+    "settle",
+    _NOW_US
+    + _WHOLE
+    + """
+local left = tonumber(ARGV[2])
+for s = 1, #KEYS / 2 do
+  local hash, held = KEYS[2 * s - 1], KEYS[2 * s]
+  redis.call('ZREM', held, ARGV[1])
+  local per_minute, taken = tonumber(ARGV[1 + 2 * s]), tonumber(ARGV[2 + 2 * s])
+  local k = tonumber(redis.call('HGET', hash, 'tokens') or '0')
+  if per_minute > 0 and left ~= 0 then
+    local part = left / per_minute * MINUTE
+    -- What time has given back already is not given back again.
+    if part > 0 then k = k - math.min(part, math.max(0, taken - now)) else k = math.max(now, k) - part end
+    redis.call('HSET', hash, 'tokens', whole(k))
+    redis.call('PEXPIRE', hash, math.max(redis.call('PTTL', hash), TICKET / 1000, math.ceil((k - now) / 1000)))
+  end
+end
+return 1
+""".replace("MINUTE", str(MINUTE_US)).replace("TICKET", str(TICKET_MS * 1000)),
+)
+
+
+def settle(scopes: Sequence[Scope], *, member: str, left: int, taken: Sequence[int]) -> Call:
+    """The call is over: its places are free, and ``left`` of the tokens that it had reserved were not used (below 0: it
+    used more). ``taken`` is what `reserve` replied. To be sent once: sent twice it would give back twice."""
+    args: list[Arg] = [member, left]
+    for scope, until in zip(scopes, taken, strict=True):
+        args += [scope.tokens_per_minute, until]
+    return Call(_SETTLE, [key for scope in scopes for key in (scope.key, scope.held)], args)
+
+
+_PAUSE = script(
+    "pause",
+    _NOW_US
+    + _WHOLE
+    + """
+local till = now + ARGV[1] * 1000
+if tonumber(redis.call('HGET', KEYS[1], 'paused') or '0') < till then
+  redis.call('HSET', KEYS[1], 'paused', whole(till))
+  redis.call('PEXPIRE', KEYS[1], math.max(redis.call('PTTL', KEYS[1]), tonumber(ARGV[1])))
+end
+return 1
+""",
+)
+
+
+def pause(scope: Scope, *, ms: int) -> Call:
+    """Nobody may call in this scope for ``ms``; a longer pause that is there already stays."""
+    return Call(_PAUSE, [scope.key], [ms])

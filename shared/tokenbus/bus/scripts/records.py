@@ -1,0 +1,62 @@
+"""Debug records on the server: what a run keeps for its recorder, and the index of what was recorded."""
+
+from __future__ import annotations
+
+from tokenbus.bus.scripts.call import MAX_VALUES, NOW, Call, script
+
+FRAME = "frame:"
+"""How the fields of a run's hash begin that hold its raw frames: `append_raw` writes them."""
+
+_FORGET = script(
+    "forget_recorded",
+    """
+local frames = {}
+for _, name in ipairs(redis.call('HKEYS', KEYS[1])) do
+  if string.sub(name, 1, #ARGV[1]) == ARGV[1] then frames[#frames + 1] = name end
+end
+for i = 1, #frames, MAX_VALUES do
+  redis.call('HDEL', KEYS[1], unpack(frames, i, math.min(i + MAX_VALUES - 1, #frames)))
+end
+redis.call('HDEL', KEYS[1], 'record')
+redis.call('DEL', KEYS[2])
+return #frames
+""".replace("MAX_VALUES", str(MAX_VALUES)),
+)
+
+
+def forget_recorded(run_key: str, tape: str) -> Call:
+    """Drop what a run kept for its recorder, all in one step: whoever still finds the field ``record`` after reading
+    the rest has read all of it. Reply: how many frames there were."""
+    return Call(_FORGET, [run_key, tape], [FRAME])
+
+
+_INDEX = script(
+    "index_record",
+    NOW
+    + """
+if ARGV[3] ~= '' then
+  redis.call('ZADD', KEYS[1], ARGV[4], ARGV[3])
+  redis.call('HSET', KEYS[2], ARGV[3], ARGV[5])
+end
+local gone = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now - ARGV[1], 'LIMIT', 0, MAX_VALUES)
+local over = math.min(redis.call('ZCARD', KEYS[1]) - ARGV[2], MAX_VALUES)
+if over > #gone then gone = redis.call('ZRANGE', KEYS[1], 0, over - 1) end
+if #gone > 0 then
+  redis.call('ZREM', KEYS[1], unpack(gone))
+  redis.call('HDEL', KEYS[2], unpack(gone))
+end
+redis.call('PEXPIRE', KEYS[1], ARGV[1])
+redis.call('PEXPIRE', KEYS[2], ARGV[1])
+return #gone
+""".replace("MAX_VALUES", str(MAX_VALUES)),
+)
+
+
+def index_record(
+    index: str, entries: str, *, keep_ms: int, most: int, run: str = "", at_ms: int = 0, entry: bytes = b""
+) -> Call:
+    """Put a recorded run into the index, in place of an earlier record of it, and drop what is too old or too many.
+
+    Without a ``run`` it only drops. Reply: how many were dropped.
+    """
+    return Call(_INDEX, [index, entries], [keep_ms, most, run, at_ms, entry])

@@ -1,0 +1,212 @@
+"""A node of a Cluster stands still, or its replica follows it: partitions of the others go on meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Generator
+from contextlib import contextmanager
+
+import pytest
+from redis.asyncio.cluster import NodesManager
+from redis.exceptions import RedisError
+from redis.exceptions import TimeoutError as NoReply
+
+from tests.contract.bus.test_cluster import ClusterBench
+from tests.contract.bus.test_lost_writes import ended_by_loss, says
+from tests.contract.bus.toys import GROUP, Frames, working
+from tests.servers import ClusterGroup, cluster_group, part_from_replicas
+from tests.waiting import eventually
+from tokenbus.bus import server as server_module
+from tokenbus.bus.journal import LOST_WRITES
+from tokenbus.bus.keys import Keys
+from tokenbus.bus.queue import Item, Queue
+from tokenbus.bus.server import Server
+from tokenbus.bus.stage import Batch, Stage
+from tokenbus_services.embedded import EmbeddedServer
+
+KEYS = Keys("clustered", 6)
+
+
+@contextmanager
+def stopped(node: EmbeddedServer) -> Generator[None]:
+    """The node takes connections and answers nothing."""
+    os.kill(node.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(node.pid, signal.SIGCONT)
+
+
+def partitions_of(group: ClusterGroup, node: EmbeddedServer) -> set[int]:
+    return {p for p in range(KEYS.partitions) if group.master_of(KEYS.topic(p, "raw")) is node}
+
+
+async def committed(bench: ClusterBench, partitions: set[int]) -> bool:
+    return all([await bench.offset(p) == bench.last[p] for p in partitions])
+
+
+@pytest.mark.parametrize("of_members", [False, True], ids=["another node", "the node of the member set"])
+async def test_a_commit_that_a_stopped_node_does_not_answer_holds_up_its_partitions_alone(of_members: bool):
+    with cluster_group(cluster_require_full_coverage="no") as group:
+        members = group.master_of(KEYS.members(GROUP))
+        node = members if of_members else next(node for node in group.nodes if node is not members)
+        there = partitions_of(group, node)
+        elsewhere = set(range(KEYS.partitions)) - there
+        async with Server(group.url) as server:
+            bench = ClusterBench(server, KEYS)
+            runs = {p: bench.runs(p, 1)[0] for p in range(KEYS.partitions)}
+            stage = bench.stage("a")
+            await stage.open()
+            await eventually(lambda: len(stage.owned) == KEYS.partitions)
+            for partition, run in runs.items():
+                await bench.feed(partition, {run: b"+1"})
+            batches = await read_of_all(stage)
+            with stopped(node):
+                await stage.process(batches)
+                async with working(stage, opened=True):
+                    for _ in range(3):
+                        for partition in elsewhere:
+                            await bench.feed(partition, {runs[partition]: b"+1"})
+                        await eventually(lambda: committed(bench, elsewhere), timeout=4)
+                    os.kill(node.pid, signal.SIGCONT)
+                    await eventually(bench.through, timeout=20)
+                    for partition, run in runs.items():
+                        await bench.feed(partition, {run: b"end"})
+                    await eventually(bench.through)
+            await bench.check()
+
+
+async def read_of_all(stage: Stage) -> list[Batch]:
+    """One batch of each partition."""
+    batches: dict[int, Batch] = {}
+    while len(batches) < KEYS.partitions:
+        batches |= {batch.partition: batch for batch in await stage.read()}
+    return list(batches.values())
+
+
+async def test_what_a_worker_holds_elsewhere_is_kept_alive_while_a_node_is_stopped():
+    clock = asyncio.get_running_loop().time
+    with cluster_group(cluster_require_full_coverage="no") as group:
+        streams = [KEYS.topic(p, "turns") for p in range(KEYS.partitions)]
+        node = group.master_of(streams[0])
+        elsewhere = [stream for stream in streams if group.master_of(stream) is not node]
+
+        async with Server(group.url) as one, Server(group.url) as two, Server(group.url) as three:
+            lost: list[str] = []
+
+            def told(item: Item) -> None:
+                lost.append(item.stream)
+
+            def queue(worker: str, server: Server) -> Queue:
+                return Queue(server, group="g", streams=streams, worker=worker, lost=told, idle_s=0.5, beat_s=0.1)
+
+            holder, eager = queue("holder", one), queue("eager", two)
+            await holder.open()
+            for stream in streams:
+                await three.client.xadd(stream, {"n": "held"})
+            items = [await holder.read() for _ in streams]
+            await eager.open()
+            reading = asyncio.create_task(eager.read())
+            with stopped(node):
+                until = clock() + 2
+                await eventually(lambda: clock() > until)
+                for stream in elsewhere:
+                    pending = await three.client.xpending(stream, "g")
+                    assert [c["name"] for c in pending["consumers"]] == [b"holder"]
+            assert not set(lost) & set(elsewhere)
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+            await holder.finish(items)
+            await eager.close()
+            await holder.close()
+
+
+async def test_commands_to_other_nodes_do_not_wait_until_the_slots_were_asked_for(monkeypatch: pytest.MonkeyPatch):
+    asked = asyncio.Event()
+
+    async def never_told(*_: object, **__: object) -> None:
+        asked.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(server_module, "REPLY_TIMEOUT_S", 0.3)
+    with cluster_group() as group:
+        node = group.master_of("there")
+        elsewhere = next(key for key in ("a", "b", "c", "d") if group.master_of(key) is not node)
+        async with Server(group.url) as server:
+            assert await server.client.get(elsewhere) is None
+            monkeypatch.setattr(NodesManager, "initialize", never_told)
+            with stopped(node):
+                with pytest.raises(NoReply):
+                    await server.client.get("there")
+                await asked.wait()
+                assert await server.client.get(elsewhere) is None
+
+
+@pytest.mark.timeout(90)
+async def test_a_stage_goes_on_when_a_replica_follows_a_node(caplog: pytest.LogCaptureFixture):
+    with cluster_group(replicas=1, cluster_node_timeout="1000") as group:
+        node = group.master_of(KEYS.topic(0, "raw"))
+        async with Server(group.url) as server:
+            bench = ClusterBench(server, KEYS)
+            runs = {p: bench.runs(p, 1)[0] for p in range(KEYS.partitions)}
+            for partition, run in runs.items():
+                await bench.feed(partition, *({run: b"+1"} for _ in range(5)))
+            async with working(bench.stage("a")):
+                await eventually(bench.through)
+                await server.client.wait(1, 5000, target_nodes=server.client.PRIMARIES)
+                await asyncio.to_thread(node.stop)
+                await eventually(lambda: group.master_of(KEYS.topic(0, "raw")) is not node, timeout=30)
+                for partition, run in runs.items():
+                    await eventually(lambda p=partition, r=run: fed(bench, p, {r: b"+1"}), timeout=20)
+                    await bench.feed(partition, {run: b"end"})
+                await eventually(bench.through, timeout=20)
+            await bench.check()
+    assert "a fail-over lost" not in caplog.text
+
+
+async def fed(bench: ClusterBench, partition: int, entry: Frames) -> bool:
+    """Whether the server took it, which tells of the outage."""
+    try:
+        await bench.feed(partition, entry)
+    except (RedisError, OSError):
+        return False
+    return True
+
+
+@pytest.mark.timeout(90)
+async def test_runs_that_lost_events_with_a_node_end_and_all_others_go_on():
+    with cluster_group(replicas=1, cluster_node_timeout="1000") as group:
+        node = group.master_of(KEYS.topic(0, "raw"))
+        async with Server(group.url) as server:
+            bench = ClusterBench(server, KEYS)
+            heard, spared = bench.runs(0, 2)
+            elsewhere = next(p for p in range(KEYS.partitions) if group.master_of(KEYS.topic(p, "raw")) is not node)
+            [other] = bench.runs(elsewhere, 1)
+            await bench.feed(0, {heard: b"+1", spared: b"+1"})
+            await bench.feed(elsewhere, {other: b"+1"})
+            async with working(bench.stage("a")):
+                await eventually(bench.through)
+                await server.client.wait(1, 5000, target_nodes=server.client.PRIMARIES)
+                await asyncio.to_thread(part_from_replicas, node.port)
+                await bench.feed(0, {heard: b"+1"}, {heard: b"+2"})
+                await eventually(bench.through)
+                before = await says(bench, heard)
+                await asyncio.to_thread(node.stop)
+                await eventually(lambda: group.master_of(KEYS.topic(0, "raw")) is not node, timeout=30)
+                await eventually(lambda: told_of_loss(bench, heard), timeout=20)
+                await bench.feed(0, {heard: b"+3"}, {spared: b"+4"}, {spared: b"end"})
+                await bench.feed(elsewhere, {other: b"end"})
+                await eventually(bench.through)
+            assert [what for _, what in before] == [1, 2, 4]
+            assert await says(bench, heard) == [*before, ("1-3", LOST_WRITES.code)]
+            assert [what for _, what in await says(bench, spared)] == [1, 5, "end"]
+            assert [what for _, what in await says(bench, other)] == [1, "end"]
+
+
+async def told_of_loss(bench: ClusterBench, run: str) -> bool:
+    try:
+        return await ended_by_loss(bench, run)
+    except (RedisError, OSError):
+        return False

@@ -1,0 +1,82 @@
+"""The gate of rulings: who owns the drafts may tell, of a run that is open, and nobody else."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.contract.bus.state import everything
+from tokenbus.bus import scripts
+from tokenbus.bus.keys import Keys
+from tokenbus.bus.send import send
+from tokenbus.bus.server import Server
+
+RUN = "r1"
+
+
+class Stand:
+    """A run, and a policy worker that owns its partition's drafts."""
+
+    def __init__(self, server: Server, keys: Keys) -> None:
+        self.server, self.keys = server, keys
+        self.partition = keys.partition_of(RUN)
+        self.events = keys.topic(self.partition, "events")
+        self.token = ""
+
+    async def own(self, worker: str) -> str:
+        keys, p = self.keys, self.partition
+        lease = keys.lease(p, "policy")
+        await self.server.client.hdel(lease, "owner")
+        call = scripts.acquire(lease, keys.topic(p, "drafts"), owner=worker, ttl_ms=10_000)
+        self.token = (await send(self.server, call))[0].decode()
+        return self.token
+
+    async def run(self, status: str) -> None:
+        await self.server.client.hset(self.keys.run(RUN), "status", status)
+        await self.server.client.pexpire(self.keys.run(RUN), 60_000)
+
+    async def rule(self, token: str | None = None) -> bytes:
+        keys, p = self.keys, self.partition
+        call = scripts.rule(
+            keys.run(RUN),
+            self.events,
+            keys.lease(p, "parser"),
+            keys.lease(p, "policy"),
+            run=RUN,
+            token=self.token if token is None else token,
+            frame=b"ruling",
+        )
+        return await send(self.server, call)
+
+
+@pytest.fixture
+def stand(server: Server, keys: Keys) -> Stand:
+    return Stand(server, keys)
+
+
+async def test_the_owner_of_the_drafts_tells(stand: Stand) -> None:
+    await stand.own("w1")
+    await stand.run("open")
+    assert await stand.rule() == b"ok"
+    ((_, fields),) = await stand.server.client.xrange(stand.events)
+    assert fields == {RUN.encode(): b"ruling"}
+    assert await stand.server.client.hget(stand.keys.lease(stand.partition, "parser"), "arrived") == b"6"
+
+
+async def test_a_zombie_tells_nothing_after_the_takeover(stand: Stand) -> None:
+    old = await stand.own("w1")
+    await stand.own("w2")
+    await stand.run("open")
+    before = await everything(stand.server, stand.keys)
+    assert await stand.rule(old) == b"fenced"
+    assert await everything(stand.server, stand.keys) == before
+    assert await stand.rule() == b"ok"
+
+
+@pytest.mark.parametrize("status", ["cancelling", "expiring", "completed", ""])
+async def test_nothing_is_told_of_a_run_that_is_not_open(stand: Stand, status: str) -> None:
+    await stand.own("w1")
+    if status:
+        await stand.run(status)
+    before = await everything(stand.server, stand.keys)
+    assert await stand.rule() == (status or "gone").encode()
+    assert await everything(stand.server, stand.keys) == before

@@ -1,0 +1,101 @@
+"""An entry on which workers die: given up after bounded tries, and its partition goes on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.contract.bus.toys import GROUP, Bench, ToyLogic, working
+from tests.waiting import eventually
+from tokenbus.bus.stage import CAREFUL_LOADS, MOST_ALONE, Stage
+
+
+class Death(BaseException):
+    """Stands for a process that ends there and then: no handler of an Exception sees it."""
+
+
+class MortalLogic(ToyLogic):
+    """Dies of a frame ``kill``."""
+
+    def take(self, run: str, frame: bytes) -> None:
+        if frame == b"kill":
+            raise Death
+        super().take(run, frame)
+
+
+async def until_it_dies(bench: Bench, worker: str) -> bool:
+    """Let one worker work for as long as it lives; whether it died. A dead one gives nothing back."""
+    stage = bench.stage(worker, logic=MortalLogic)
+    await stage.open()
+    try:
+        while not await bench.through():
+            await stage.process(await stage.read(block_ms=20))
+    except Death:
+        await _vanish(bench, stage)
+        return True
+    await stage.close()
+    return False
+
+
+async def _vanish(bench: Bench, stage: Stage) -> None:
+    """End the stage's tasks; what it held on the server stays to run out, as with a process that was killed."""
+    held = {p: await bench.server.client.hgetall(bench.keys.lease(p, GROUP)) for p in stage.owned}
+    await stage.close()
+    for partition, lease in held.items():
+        # What a close commits or gives up, a dead process would not have.
+        again = {name: lease[name] for name in (b"owner", b"until") if name in lease}
+        if again:
+            await bench.server.client.hset(bench.keys.lease(partition, GROUP), mapping=again)
+
+
+async def dead(bench: Bench) -> list[dict[str, Any]]:
+    entries = await bench.server.client.xrange(bench.keys.dead)
+    return [msgspec.json.decode(fields[b"__data__"]) for _, fields in entries]
+
+
+@pytest.mark.timeout(120)
+async def test_an_entry_on_which_workers_die_is_given_up_and_nothing_beside_it_is_lost(bench: Bench):
+    victim, beside, later = bench.runs(0, 3)
+    await bench.feed(
+        0, {beside: b"+1"}, {victim: b"+1"}, {beside: b"+2"}, {victim: b"kill"}, {beside: b"+3"}, {later: b"+7"}
+    )
+    deaths = 0
+    while await until_it_dies(bench, f"w{deaths}"):
+        deaths += 1
+        assert deaths <= CAREFUL_LOADS + MOST_ALONE + 1, "the tries are bounded"
+    assert deaths >= MOST_ALONE
+    [entry] = await dead(bench)
+    assert (entry["run"], entry["stage"]) == (victim, GROUP)
+    assert "came to no commit" in entry["reason"]
+    await bench.check()  # all that the others say, and of the victim its end as poison
+
+
+@pytest.mark.timeout(120)
+async def test_a_replay_passes_over_what_was_given_up(bench: Bench):
+    victim, beside = bench.runs(0, 2)
+    await bench.feed(0, {beside: b"+1"}, {victim: b"+1"}, {victim: b"kill"})
+    deaths = 0
+    while await until_it_dies(bench, f"w{deaths}"):
+        deaths += 1
+    await bench.feed(0, {beside: b"+2"})
+    async with working(
+        bench.stage("next", logic=MortalLogic)
+    ):  # its replay begins before the entry, for `beside` is open
+        await eventually(bench.through)
+    await bench.check()
+
+
+async def test_a_worker_that_dies_of_something_else_gives_nothing_up(bench: Bench):
+    [run] = bench.runs(0, 1)
+    await bench.feed(0, {run: b"+1"})
+    for n in range(CAREFUL_LOADS + MOST_ALONE + 3):  # as many loads, and no entry in hand at any end
+        stage = bench.stage(f"w{n}")
+        await stage.open()
+        await eventually(lambda stage=stage: 0 in stage.owned)
+        await stage.close()
+    async with working(bench.stage("last")):
+        await eventually(bench.through)
+    assert await dead(bench) == []
+    await bench.check()

@@ -1,0 +1,141 @@
+"""Outputs that wait for work outside of the bus: it is done before the commit, and once more after a crash."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from functools import partial
+
+import pytest
+
+from tests.contract.bus.toys import Bench, ToyLogic, working
+from tests.waiting import eventually
+from tokenbus.bus.keys import Keys
+from tokenbus.bus.partition import Settling
+
+
+class Outside:
+    """What the toy's frames ask to be done before they are said; may be held up, or fail."""
+
+    def __init__(self) -> None:
+        self.done: list[str] = []
+        self.begun = 0
+        self.free = asyncio.Event()
+        self.fails = 0
+
+
+class SettlingLogic(ToyLogic):
+    """Says nothing that was not done outside before."""
+
+    outside: Outside
+
+    def __init__(self, partition: int, keys: Keys) -> None:
+        super().__init__(partition, keys)
+        self._waiting: list[str] = []
+
+    def take(self, run: str, frame: bytes) -> None:
+        super().take(run, frame)
+        self._waiting.append(frame.decode())
+
+    @property
+    def unsettled(self) -> bool:
+        return bool(self._waiting)
+
+    async def settle(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        self.outside.begun += 1
+        if self.outside.fails:
+            self.outside.fails -= 1
+            raise RuntimeError("as asked")
+        await self.outside.free.wait()
+        self.outside.done += waiting
+
+    def mute(self) -> None:
+        super().mute()
+        self._waiting = []
+
+
+@pytest.fixture
+def outside(monkeypatch: pytest.MonkeyPatch) -> Outside:
+    made = Outside()
+    monkeypatch.setattr(SettlingLogic, "outside", made, raising=False)
+    return made
+
+
+async def said(bench: Bench, partition: int) -> int:
+    return await bench.server.client.xlen(bench.keys.topic(partition, "events"))
+
+
+def test_a_logic_settles_only_if_it_says_so(bench: Bench):
+    assert isinstance(SettlingLogic(0, bench.keys), Settling)
+    assert not isinstance(ToyLogic(0, bench.keys), Settling)
+
+
+async def test_outputs_wait_until_it_is_done(bench: Bench, outside: Outside):
+    [run] = bench.runs(0, 1)
+    await bench.feed(0, {run: b"+1"}, {run: b"+2"})
+    async with working(bench.stage("one", logic=SettlingLogic)):
+        await eventually(lambda: outside.begun == 1)
+        assert await said(bench, 0) == 0
+        outside.free.set()
+        await eventually(bench.through)
+    assert outside.done == ["+1", "+2"]
+    await bench.check()
+
+
+async def test_other_partitions_go_on_meanwhile(bench: Bench, outside: Outside):
+    [slow], [quick] = bench.runs(0, 1), bench.runs(1, 1)
+    logic = {0: SettlingLogic, 1: ToyLogic}
+    async with working(bench.stage("one", logic=lambda partition, keys: logic[partition](partition, keys))):
+        await bench.feed(0, {slow: b"+1"})
+        await eventually(lambda: outside.begun == 1)
+        for said_by_now, frame in enumerate((b"+1", b"+2")):
+            await bench.feed(1, {quick: frame})
+            await eventually(partial(_said_more, bench, 1, said_by_now))
+        assert await said(bench, 0) == 0
+        outside.free.set()
+        await eventually(bench.through)
+    await bench.check()
+
+
+async def _said_more(bench: Bench, partition: int, than: int) -> bool:
+    return await said(bench, partition) > than
+
+
+async def test_a_worker_that_stops_in_the_middle_leaves_it_to_the_next(bench: Bench, outside: Outside):
+    [run] = bench.runs(0, 1)
+    await bench.feed(0, {run: b"+1"})
+    first = bench.stage("first", logic=SettlingLogic)
+    await first.open()
+    await eventually(lambda: first.owned == [0, 1])
+    await first.process(await eventually(first.read))
+    await eventually(lambda: outside.begun == 1)
+    await first.close()
+    outside.free.set()
+    await bench.finish("second", logic=SettlingLogic)
+    assert outside.done == ["+1"]
+    await bench.check()
+
+
+async def test_a_replay_does_nothing_outside(bench: Bench, outside: Outside):
+    [run] = bench.runs(0, 1)
+    outside.free.set()
+    await bench.feed(0, {run: b"+1"})
+    await bench.finish("first", logic=SettlingLogic)
+    await bench.feed(0, {run: b"+2"})
+    await bench.finish("second", logic=SettlingLogic)
+    assert outside.done == ["+1", "+2"]
+    await bench.check()
+
+
+async def test_a_logic_that_raises_there_is_loaded_anew(
+    bench: Bench, outside: Outside, caplog: pytest.LogCaptureFixture
+):
+    caplog.set_level(logging.CRITICAL, "tokenbus.bus.stage")
+    [run] = bench.runs(0, 1)
+    outside.free.set()
+    outside.fails = 1
+    await bench.feed(0, {run: b"+1"})
+    await bench.finish("one", logic=SettlingLogic)
+    assert outside.begun >= 2
+    await bench.check()
