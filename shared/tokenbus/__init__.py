@@ -1,10 +1,12 @@
 """tokenbus: a message bus for language-model output."""
 
 from tokenbus.client.client import Client
+from tokenbus.client.coalesced import coalesced
 from tokenbus.client.cursor import Cursor
 from tokenbus.client.ordered import OrderedSubscription
-from tokenbus.client.result import Result
+from tokenbus.client.response import Response, ResponseBuilder
 from tokenbus.client.run import Run
+from tokenbus.client.sentences import Sentence, SentenceSubscription
 from tokenbus.client.shared import SharedSubscription
 from tokenbus.errors import TokenbusError
 from tokenbus.events.public import (
@@ -13,6 +15,7 @@ from tokenbus.events.public import (
     Cancelled,
     Chunk,
     Completed,
+    ImagePreview,
     Incomplete,
     PublicEvent,
     Restarted,
@@ -20,9 +23,12 @@ from tokenbus.events.public import (
     RunFailedEvent,
     Started,
     TerminalEvent,
+    ToolProgress,
     UsageReported,
 )
 from tokenbus.events.requests import Generate, Message, Tool
+from tokenbus.shaping.sentences import SentenceRules
+from tokenbus.storage import restore_from_storage, sanitize_for_storage
 
 __version__ = "0.1.0.dev0"
 
@@ -35,20 +41,29 @@ __all__ = [
     "Completed",
     "Cursor",
     "Generate",
+    "ImagePreview",
     "Incomplete",
     "Message",
     "OrderedSubscription",
     "PublicEvent",
+    "Response",
+    "ResponseBuilder",
     "Restarted",
-    "Result",
     "Retrying",
     "Run",
     "RunFailedEvent",
+    "Sentence",
+    "SentenceRules",
+    "SentenceSubscription",
     "SharedSubscription",
     "Started",
     "TerminalEvent",
     "TokenbusError",
     "Tool",
+    "ToolProgress",
     "UsageReported",
     "__version__",
+    "coalesced",
+    "restore_from_storage",
+    "sanitize_for_storage",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Collection, Mapping
 from contextlib import aclosing
 from types import TracebackType
 from typing import Any, Literal, Self, overload
@@ -14,21 +14,29 @@ import msgspec
 from tokenbus.bus.keys import DEFAULT_PREFIX, PublicTopic
 from tokenbus.bus.server import Server
 from tokenbus.client import publishing
+from tokenbus.client.again import ended_run, going_on, once_more
 from tokenbus.client.cursor import Cursor
 from tokenbus.client.deployment import Deployment, partitions_in, url_in
 from tokenbus.client.ids import new_run_id
 from tokenbus.client.log import follow
-from tokenbus.client.ordered import OrderedSubscription
-from tokenbus.client.result import Result, ResultBuilder
+from tokenbus.client.ordered import PREFETCH, OrderedSubscription
+from tokenbus.client.response import Response, ResponseBuilder
 from tokenbus.client.run import PUBLISHED_WAIT_S, Run
+from tokenbus.client.selection import Runs, Selection
+from tokenbus.client.sentences import SentenceSubscription
 from tokenbus.client.shared import SharedSubscription
 from tokenbus.core.intake import MAX_REQUEST_BYTES
 from tokenbus.errors import RequestInvalid
 from tokenbus.events.public import BlockEvent, Chunk, PublicEvent, RunEvent
 from tokenbus.events.requests import Cancel, Generate, RunId
+from tokenbus.shaping.sentences import SentenceRules
 
 MAX_WAITING = 100_000
 """Most requests on the inbound stream."""
+HOLD_S = 1.5
+"""How long a sentence that is not whole is held."""
+IN_HAND = 1_000_000
+"""Most chunks of one subscription to sentences that are not acknowledged."""
 MORE_FOR_CANCELS = 1_000
 """A full inbound stream still takes this many cancels."""
 
@@ -36,9 +44,10 @@ MORE_FOR_CANCELS = 1_000
 class Client:
     """A connection to a tokenbus deployment. Belongs to one event loop; use as ``async with Client() as bus``.
 
-    Any number of tasks may use it at once. Every blocking reader (a `follow`, a subscription) holds one connection
-    while it waits. Errors are those of `tokenbus.errors`; a server that goes away is waited for by readers, for
-    ``reconnect_s`` seconds, and is an error at once for `publish` and `cancel`.
+    Any number of tasks may use it at once. A thousand `follow` share one connection while they wait for what is new
+    (in a Cluster: one for each partition); a subscription has its own. Errors are those of `tokenbus.errors`; a
+    server that goes away is waited for by readers, for ``reconnect_s`` seconds, and is an error at once for `publish`
+    and `cancel`.
     """
 
     def __init__(
@@ -81,11 +90,12 @@ class Client:
 
     async def aclose(self) -> None:
         """End all subscriptions and close all connections; runs go on. Iterators still in use raise RuntimeError."""
-        for subscription in list(self._subscriptions):
-            await subscription.aclose()
-        self._subscriptions.clear()
-        self._deployment.closed = True
-        await self._deployment.server.aclose()
+        try:
+            for subscription in list(self._subscriptions):
+                await subscription.aclose()
+        finally:  # cancelled meanwhile, too
+            self._subscriptions.clear()
+            await self._deployment.aclose()
 
     # --- runs -------------------------------------------------------------------------------------------------
 
@@ -128,17 +138,16 @@ class Client:
         """
         return follow(self._deployment, _run_id(run), after=after, wait_s=wait_s, reconnect_s=self._reconnect_s)
 
-    async def result(self, run: Run | str, *, wait_s: float | None = 10.0) -> Result:
+    async def result(self, run: Run | str, *, wait_s: float | None = 10.0) -> Response:
         """Wait for the run's end and fold its events.
 
         Raises RunFailed, RunIncomplete and RunCancelled, each with what there is as ``error.result``; and as `follow`.
         """
-        builder = ResultBuilder()
+        builder = ResponseBuilder()
         async with aclosing(self.follow(run, wait_s=wait_s)) as events:
             async for event in events:
-                if result := builder.add(event):
-                    return result.or_raise()
-        raise AssertionError("the events of a run end with the terminal one")
+                builder.add(event)
+        return builder.response.or_raise()
 
     async def cancel(self, run: Run | str, reason: str | None = None, *, heard_through: int | None = None) -> None:
         """Ask for the run to be stopped, at the provider too. ``heard_through``: the last seq that a listener heard.
@@ -149,6 +158,31 @@ class Client:
         request = Cancel(run=_run_id(run), reason=reason, heard_through=heard_through)
         data = publishing.encoded(request, limit=self._max_request_bytes)
         await self._admit(data, self._max_waiting + MORE_FOR_CANCELS)
+
+    async def retry(self, run: Run | str, *, again: int = 1) -> Run:
+        """Publish the request of a run that ended incomplete, failed or cancelled once more, as a new run.
+
+        Its id follows from the run's, so that a second call gives the same new run; ``again`` counts further ones. Its
+        metadata, which `Started` carries, name the old run as ``retry_of``. Raises RunOpen; RunNotFound, also where the
+        records have expired; RunNotRepeatable; and as `publish`.
+        """
+        return await self.publish(once_more(await ended_run(self._deployment, _run_id(run)), again=again))
+
+    async def resume(self, run: Run | str, *, again: int = 1) -> Run:
+        """Go on from the visible text of the last turn of a run that ended incomplete, failed or cancelled, as a new
+        run.
+
+        The new run's text is what follows. The partial text is sent as the beginning of the model's answer; whether the
+        provider and model go on from that is theirs (docs/providers.md): some refuse it, and that run fails. Id and
+        metadata (``resume_of``) as with `retry`. Raises as that; RunNotRepeatable also where the run said nothing, or
+        ended among its tool calls.
+        """
+        ended = await ended_run(self._deployment, _run_id(run))
+        builder = ResponseBuilder()
+        async with aclosing(self.follow(run)) as events:
+            async for event in events:
+                builder.add(event)
+        return await self.publish(going_on(ended, builder.response, again=again))
 
     async def _admit(self, data: bytes, most: int) -> None:
         keys = await self._deployment.keys()
@@ -162,47 +196,171 @@ class Client:
         topic: Literal["visible", "chunks"],
         *,
         group: None = None,
-        after: Cursor | Literal["oldest"] | None = None,
+        kinds: Collection[str] | None = None,
+        runs: Runs | None = None,
+        from_: Cursor | Literal["now", "start"] = "now",
+        ack: Literal["auto", "explicit"] = "auto",
+        prefetch: int = PREFETCH,
     ) -> OrderedSubscription[Chunk]: ...
     @overload
     def subscribe(
-        self, topic: Literal["blocks"], *, group: None = None, after: Cursor | Literal["oldest"] | None = None
-    ) -> OrderedSubscription[BlockEvent]: ...
-    @overload
-    def subscribe(
-        self, topic: Literal["runs"], *, group: None = None, after: Cursor | Literal["oldest"] | None = None
-    ) -> OrderedSubscription[RunEvent]: ...
-    @overload
-    def subscribe(
-        self, topic: Literal["visible", "chunks"], *, group: str, after: Literal["oldest"] | None = None
+        self,
+        topic: Literal["visible", "chunks"],
+        *,
+        group: str,
+        kinds: Collection[str] | None = None,
+        runs: Runs | None = None,
+        from_: Literal["now", "start"] = "now",
+        ack: Literal["auto", "explicit"] = "auto",
+        prefetch: int = PREFETCH,
     ) -> SharedSubscription[Chunk]: ...
     @overload
     def subscribe(
-        self, topic: Literal["blocks"], *, group: str, after: Literal["oldest"] | None = None
+        self,
+        topic: Literal["blocks"],
+        *,
+        group: None = None,
+        kinds: Collection[str] | None = None,
+        runs: Runs | None = None,
+        from_: Cursor | Literal["now", "start"] = "now",
+        ack: Literal["auto", "explicit"] = "auto",
+        prefetch: int = PREFETCH,
+    ) -> OrderedSubscription[BlockEvent]: ...
+    @overload
+    def subscribe(
+        self,
+        topic: Literal["blocks"],
+        *,
+        group: str,
+        kinds: Collection[str] | None = None,
+        runs: Runs | None = None,
+        from_: Literal["now", "start"] = "now",
+        ack: Literal["auto", "explicit"] = "auto",
+        prefetch: int = PREFETCH,
     ) -> SharedSubscription[BlockEvent]: ...
     @overload
     def subscribe(
-        self, topic: Literal["runs"], *, group: str, after: Literal["oldest"] | None = None
+        self,
+        topic: Literal["runs"],
+        *,
+        group: None = None,
+        kinds: Collection[str] | None = None,
+        runs: Runs | None = None,
+        from_: Cursor | Literal["now", "start"] = "now",
+        ack: Literal["auto", "explicit"] = "auto",
+        prefetch: int = PREFETCH,
+    ) -> OrderedSubscription[RunEvent]: ...
+    @overload
+    def subscribe(
+        self,
+        topic: Literal["runs"],
+        *,
+        group: str,
+        kinds: Collection[str] | None = None,
+        runs: Runs | None = None,
+        from_: Literal["now", "start"] = "now",
+        ack: Literal["auto", "explicit"] = "auto",
+        prefetch: int = PREFETCH,
     ) -> SharedSubscription[RunEvent]: ...
     def subscribe(
-        self, topic: PublicTopic, *, group: str | None = None, after: Cursor | Literal["oldest"] | None = None
+        self,
+        topic: PublicTopic,
+        *,
+        group: str | None = None,
+        kinds: Collection[str] | None = None,
+        runs: Runs | None = None,
+        from_: Cursor | Literal["now", "start"] = "now",
+        ack: Literal["auto", "explicit"] = "auto",
+        prefetch: int = PREFETCH,
     ) -> OrderedSubscription[Any] | SharedSubscription[Any]:
-        """The events of a topic, of all runs: enter the subscription with ``async with``, and iterate it.
+        """The events of a topic, of all runs: enter the subscription with ``async with`` and iterate it, or call
+        `each`.
 
         Without a group every subscription has every event once. With one, the group's workers share them, at least
-        once each. Those of one run come in order. ``after``: None for what comes from now on; a `Cursor` that an
-        `OrderedSubscription` had; ``"oldest"`` for all that is kept (for a group: when it is new). Does no IO.
-        Raises ValueError for a group or an ``after`` that cannot be.
+        once each. Those of one run come in order. Does no IO. Raises ValueError for what cannot be.
+
+        - ``from_``: ``"now"`` for what comes from the first read on; ``"start"`` for all that is kept (for a group:
+          when it is new); or a `Cursor` that an `OrderedSubscription` had.
+        - ``kinds``: types of events (``block_complete``, ``failed``), kinds of blocks (``text``, ``tool_call``) or
+          both: only what is one of the named types, and of a block of one of the named kinds. A subscription reads what
+          it leaves out all the same.
+        - ``runs``: the ids, or what says of an id whether its run is wanted.
+        - ``ack``: how a group's worker says that an event is done, see `SharedSubscription`; without a group, what the
+          cursor may pass.
+        - ``prefetch``: how many events are held here at once, at least one of each partition.
         """
-        if isinstance(after, Cursor) and (group is not None or after.topic != topic):
-            raise ValueError(f"after: a cursor of {after.topic}; a group keeps its own, another topic has another")
+        return self._subscribe(topic, group, selection=Selection(kinds, runs), from_=from_, ack=ack, prefetch=prefetch)
+
+    def sentences(
+        self,
+        *,
+        group: str | None = None,
+        runs: Runs | None = None,
+        from_: Cursor | Literal["now", "start"] = "now",
+        ack: Literal["auto", "explicit"] = "auto",
+        prefetch: int = PREFETCH,
+        rules: SentenceRules | None = None,
+        hold_s: float = HOLD_S,
+    ) -> SentenceSubscription:
+        """The topic `visible` as sentences, for speech: entered, iterated and acknowledged like a `subscribe`.
+
+        ``rules``: the language, the shortest and the longest sentence. ``hold_s``: seconds after which the words of a
+        sentence that is not whole are given out. Raises ValueError for what cannot be.
+        """
+        chunks = self._subscribe(
+            "visible",
+            group,
+            selection=Selection(runs=runs),
+            from_=from_,
+            ack="explicit",
+            prefetch=prefetch,
+            most_in_hand=IN_HAND,  # of many texts at once a part may be held, which no sentence has acknowledged yet
+        )
+        return SentenceSubscription(
+            self._deployment, chunks, rules=rules or SentenceRules(), hold_s=hold_s, ack=ack, prefetch=prefetch
+        )
+
+    def _subscribe(
+        self,
+        topic: PublicTopic,
+        group: str | None,
+        *,
+        selection: Selection,
+        from_: Cursor | Literal["now", "start"],
+        ack: Literal["auto", "explicit"],
+        prefetch: int,
+        most_in_hand: int | None = None,
+    ) -> OrderedSubscription[Any] | SharedSubscription[Any]:
+        if prefetch < 1:
+            raise ValueError("prefetch: at least 1")
+        if isinstance(from_, Cursor):
+            if group is not None or from_.topic != topic:
+                raise ValueError(f"from_: a cursor of {from_.topic}; a group keeps its own, another topic has another")
+        elif from_ not in ("now", "start"):
+            raise ValueError(f'from_: {from_!r} is neither "now", "start" nor a Cursor')
+        made: OrderedSubscription[Any] | SharedSubscription[Any]
         if group is None:
-            made: OrderedSubscription[Any] | SharedSubscription[Any] = OrderedSubscription(
-                self._deployment, topic, after=after, reconnect_s=self._reconnect_s
+            made = OrderedSubscription(
+                self._deployment,
+                topic,
+                begin=from_,
+                selection=selection,
+                ack=ack,
+                prefetch=prefetch,
+                reconnect_s=self._reconnect_s,
             )
         else:
-            begin: Literal["oldest"] | None = "oldest" if after == "oldest" else None
-            made = SharedSubscription(self._deployment, topic, group=group, after=begin, reconnect_s=self._reconnect_s)
+            made = SharedSubscription(
+                self._deployment,
+                topic,
+                group=group,
+                begin="start" if from_ == "start" else "now",
+                selection=selection,
+                ack=ack,
+                prefetch=prefetch,
+                most_in_hand=most_in_hand,
+                reconnect_s=self._reconnect_s,
+            )
         self._subscriptions.add(made)
         return made
 

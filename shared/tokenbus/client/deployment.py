@@ -9,6 +9,8 @@ from typing import Any
 
 from tokenbus.bus.keys import DEFAULT_PARTITIONS, WIRE_VERSION, Keys
 from tokenbus.bus.server import Server, translated
+from tokenbus.bus.url import with_password
+from tokenbus.client.tail import Hub
 from tokenbus.errors import DeploymentMismatch, ServerUnavailable, SettingsError
 
 FIRST_PAUSE_S = 0.05
@@ -21,6 +23,7 @@ class Deployment:
     def __init__(self, server: Server, prefix: str, partitions: int | None) -> None:
         """``partitions``: what the user said, None for what the deployment has. Raises SettingsError."""
         self.server = server
+        self.hub = Hub(server)
         self.closed = False
         self._wanted = partitions
         self._agreed = False
@@ -29,18 +32,30 @@ class Deployment:
         except ValueError as e:
             raise SettingsError("client", "prefix or partitions", str(e)) from None
 
+    async def aclose(self) -> None:
+        """Close all connections. What is used after this raises RuntimeError."""
+        self.closed = True
+        try:
+            await self.hub.aclose()
+        finally:
+            await self.server.aclose()
+
     async def keys(self) -> Keys:
         """The names of the keys. Raises DeploymentMismatch, ServerUnavailable; RuntimeError after the client's end."""
         if self.closed:
             raise RuntimeError("the client is closed")
         if not self._agreed:
-            with translated(self.server):
-                found: list[bytes | None] = await self.server.client.hmget(
-                    self._keys.meta, ["partitions", "wire_version"]
-                )
-            if found[0] is not None and found[1] is not None:
-                self._agree(found[0].decode(), found[1].decode())
+            async with self.hub.reads:
+                await self._ask()
         return self._keys
+
+    async def _ask(self) -> None:
+        if self._agreed:
+            return  # by another task, while this one waited
+        with translated(self.server):
+            found: list[bytes | None] = await self.server.client.hmget(self._keys.meta, ["partitions", "wire_version"])
+        if found[0] is not None and found[1] is not None:
+            self._agree(found[0].decode(), found[1].decode())
 
     async def still(self, keys: Keys) -> None:
         """Raises DeploymentMismatch where ``keys`` were guessed before the deployment was there, and guessed wrong."""
@@ -95,4 +110,4 @@ def url_in(env: Mapping[str, str]) -> str:
     url = env.get("TOKENBUS_REDIS_URL")
     if not url:
         raise SettingsError("environment", "TOKENBUS_REDIS_URL", "not set, and Client was given no url")
-    return url
+    return with_password(url, env)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
 from types import TracebackType
 from typing import Generic, Literal, Self, TypeVar, cast
 
@@ -11,15 +13,24 @@ from tokenbus.bus.reader import Entry
 from tokenbus.client.cursor import OLDEST, Cursor
 from tokenbus.client.deployment import Deployment, Outage
 from tokenbus.client.entries import public_event
+from tokenbus.client.lanes import each
+from tokenbus.client.progress import Hand, Progress
+from tokenbus.client.selection import Selection
 from tokenbus.client.topic import TopicReader, ends
 from tokenbus.errors import DeploymentMismatch, ServerUnavailable
 from tokenbus.events.public import PublicEvent
 
 E = TypeVar("E", bound=PublicEvent)
 
+PREFETCH = 1024
+"""Entries that a subscription holds at once: those read and not yet given out, and those in handlers."""
+
 
 class OrderedSubscription(Generic[E]):
-    """Every event of a topic exactly once, those of one run in order; events of different runs in any order.
+    """Every wanted event of a topic exactly once, those of one run in order; events of different runs in any order.
+
+    Take the events with ``async for``, or with `each`. Inside ``async with`` an iteration may be left and taken up
+    again; one without that closes the subscription when it ends or is left.
 
     Begins when it is entered (``async with``) or first iterated: after a cursor, at the oldest entry that is kept, or
     with what comes from then on. Iterating raises
@@ -39,27 +50,37 @@ class OrderedSubscription(Generic[E]):
         deployment: Deployment,
         topic: PublicTopic,
         *,
-        after: Cursor | Literal["oldest"] | None,
+        begin: Cursor | Literal["now", "start"],
+        selection: Selection,
+        ack: Literal["auto", "explicit"],
+        prefetch: int,
         reconnect_s: float,
     ) -> None:
         self._deployment = deployment
         self._topic: PublicTopic = topic
-        self._after = after
+        self._begin_at = begin
+        self._selection = selection
+        self._auto = ack == "auto"
+        self._prefetch = prefetch
         self._outage = Outage(reconnect_s)
         self._keys: Keys | None = None
         self._reader: TopicReader | None = None
-        self._positions: dict[int, str] = {}
+        self._parts: dict[int, Progress] = {}
         self._pending: deque[tuple[int, Entry]] = deque()
+        self._hand = Hand()
+        self._entered = False
         self._closed = False
 
     @property
     def cursor(self) -> Cursor:
-        """The place after the event that was given last. Before the subscription has begun: RuntimeError."""
+        """The place after the event that was given last; with `each`, before the first whose handler has not returned.
+        Before the subscription has begun: RuntimeError."""
         if self._keys is None:
             raise RuntimeError("the subscription has not begun: enter it, or take an event first")
-        return Cursor(self._topic, tuple(self._positions[p] for p in range(self._keys.partitions)))
+        return Cursor(self._topic, tuple(self._parts[p].position for p in range(self._keys.partitions)))
 
     async def __aenter__(self) -> Self:
+        self._entered = True
         await self._open()
         return self
 
@@ -75,21 +96,68 @@ class OrderedSubscription(Generic[E]):
         if self._reader:
             await self._reader.close()
 
-    def __aiter__(self) -> Self:
-        return self
+    def __aiter__(self) -> AsyncIterator[E]:
+        return self if self._entered else self._until_left()
 
     async def __anext__(self) -> E:
-        while not self._pending and not self._closed:
+        event = await self._take()
+        if self._auto:
+            self._hand.done(event)
+        return event
+
+    def ack(self, event: E) -> None:
+        """`cursor` may pass the event (``ack="explicit"``). Does nothing for one that is not in hand."""
+        self._hand.done(event)
+
+    async def each(self, handler: Callable[[E], Awaitable[None]], *, concurrency: int = 1) -> None:
+        """Call the handler with each event: of at most ``concurrency`` runs at once, of one run one after the other.
+
+        Returns when the subscription is closed. An error of a handler, or one that iterating raises, cancels the other
+        handlers and is raised; `cursor` then stands before what was not handled.
+        """
+        async with aclosing(self._taken()) as events:
+            await each(events, handler, self.ack, concurrency=concurrency, most=self._prefetch)
+
+    async def _until_left(self) -> AsyncGenerator[E]:
+        try:
+            async with aclosing(self._taken()) as events:
+                async for event in events:
+                    if self._auto:
+                        self._hand.done(event)
+                    yield event
+        finally:
+            await self.aclose()
+
+    async def _taken(self) -> AsyncGenerator[E]:
+        while True:
+            try:
+                event = await self._take()
+            except StopAsyncIteration:
+                return
+            yield event
+
+    async def _take(self) -> E:
+        while not self._closed:
+            while self._pending:
+                partition, (entry_id, fields) = self._pending.popleft()
+                progress, place = self._parts[partition], entry_id.decode()
+                progress.give(place)
+                try:
+                    event = public_event(f"{self._topic} {partition}", (entry_id, fields))
+                    wanted = self._selection.wants(event)
+                except BaseException:
+                    progress.done(place)
+                    raise
+                if not wanted:
+                    progress.done(place)
+                elif self._hand.give(event, progress, place):
+                    return cast("E", event)
             try:
                 await self._refill()
                 self._outage.over()
             except ServerUnavailable as e:
                 await self._outage.wait(e)
-        if self._closed:
-            raise StopAsyncIteration
-        partition, entry = self._pending.popleft()
-        self._positions[partition] = entry[0].decode()
-        return cast("E", public_event(f"{self._topic} {partition}", entry))
+        raise StopAsyncIteration
 
     async def _refill(self) -> None:
         reader = self._reader or await self._open()
@@ -100,18 +168,20 @@ class OrderedSubscription(Generic[E]):
 
     async def _open(self) -> TopicReader:
         keys = await self._deployment.keys()
-        self._positions = await self._begin(keys)
+        positions = await self._begin(keys)
+        self._parts = {partition: Progress(position) for partition, position in positions.items()}
         self._keys = keys
-        self._reader = TopicReader(self._deployment.server, keys, self._topic)
-        for partition, position in self._positions.items():
+        self._reader = TopicReader(self._deployment.server, keys, self._topic, most=self._prefetch)
+        for partition, position in positions.items():
             self._reader.take(partition, position)
         return self._reader
 
     async def _begin(self, keys: Keys) -> dict[int, str]:
-        if self._after is None:
-            return await ends(self._deployment.server, keys, self._topic)
-        if isinstance(self._after, Cursor):
-            if len(self._after.positions) != keys.partitions:
-                raise DeploymentMismatch("partitions", str(len(self._after.positions)), str(keys.partitions))
-            return dict(enumerate(self._after.positions))
-        return dict.fromkeys(range(keys.partitions), OLDEST)
+        if isinstance(self._begin_at, Cursor):
+            positions = self._begin_at.positions
+            if len(positions) != keys.partitions:
+                raise DeploymentMismatch("partitions", str(len(positions)), str(keys.partitions))
+            return dict(enumerate(positions))
+        if self._begin_at == "start":
+            return dict.fromkeys(range(keys.partitions), OLDEST)
+        return await ends(self._deployment.server, keys, self._topic)

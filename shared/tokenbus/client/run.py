@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING
 
-from tokenbus.client.result import Result
+from tokenbus.client.response import Response
 from tokenbus.events.public import PublicEvent
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class Run:
         """See `Client.follow`."""
         return self._client.follow(self, after=after, wait_s=wait_s)
 
-    async def result(self, *, wait_s: float | None = PUBLISHED_WAIT_S) -> Result:
+    async def result(self, *, wait_s: float | None = PUBLISHED_WAIT_S) -> Response:
         """See `Client.result`."""
         return await self._client.result(self, wait_s=wait_s)
 

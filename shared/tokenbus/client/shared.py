@@ -14,7 +14,8 @@ import secrets
 import socket
 import time
 from collections import deque
-from contextlib import suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, suppress
 from types import TracebackType
 from typing import Generic, Literal, Self, TypeVar, cast
 
@@ -27,8 +28,12 @@ from tokenbus.bus.server import translated
 from tokenbus.client.cursor import OLDEST
 from tokenbus.client.deployment import Deployment, Outage
 from tokenbus.client.entries import public_event
+from tokenbus.client.lag import show
+from tokenbus.client.lanes import each
+from tokenbus.client.progress import Hand, Progress
+from tokenbus.client.selection import Selection
 from tokenbus.client.topic import TopicReader
-from tokenbus.errors import ServerUnavailable
+from tokenbus.errors import CursorTrimmed, ServerUnavailable
 from tokenbus.events.public import PublicEvent
 
 E = TypeVar("E", bound=PublicEvent)
@@ -38,29 +43,36 @@ ACK_S = 1.0
 _GROUP = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
-class _Part:
+class _Part(Progress):
     """A partition in hand, and how far its events are done and told."""
 
     def __init__(self, lease: Lease) -> None:
+        super().__init__(lease.offset)
         self.lease = lease
         self.told = lease.offset
-        self.done = lease.offset
-        self.entries = 0
-        """Done but not told."""
+        self.shown = False
+        """The consumer group that mirrors the offset has its count."""
 
 
 class SharedSubscription(Generic[E]):
-    """Every event of a topic at least once for the whole group, those of one run in order, to one worker at a time.
+    """Every wanted event of a topic at least once for the whole group, those of one run in order, to one worker at a
+    time.
 
-    Taking the next event says that the one before is done. Done events are acknowledged when the worker runs out
-    of events or a second has passed, and when the subscription is closed; a worker that dies gives out again what it
-    had not acknowledged, so ``(event.run, event.seq)`` may come twice. The last event taken is done when ``async with``
-    is left in order; it is not when that is left by an exception, or `aclose` ends the iteration.
+    With ``ack="auto"`` taking the next event says that the one before is done; the last event taken is done when
+    ``async with`` is left in order, and not when that is left by an exception, or `aclose` ends the iteration. With
+    ``ack="explicit"`` an event is done when `ack` says so, in any order, and no more than ``prefetch`` are given out
+    that are not. With `each` it is done when its handler has returned. Done events are acknowledged when the worker
+    runs out of events or a second has passed, and when the subscription is closed; a worker that dies gives out again
+    what it had not acknowledged, so ``(event.run, event.seq)`` may come twice.
 
     A new group begins with what comes from then on, or at the oldest entry that is kept. The group goes on where
     it stood when nobody was there. At most as many workers as there are partitions have something to do. A
-    worker that blocks its event loop for longer than ``lease_s`` loses its partitions. Iterating raises
-    CursorTrimmed, ServerUnavailable and Malformed as `OrderedSubscription` does. For one task at a time.
+    worker that blocks its event loop for longer than ``lease_s`` loses its partitions. An iteration outside of
+    ``async with`` closes the subscription when it is left. Iterating raises CursorTrimmed, ServerUnavailable and
+    Malformed as `OrderedSubscription` does. For one task at a time, but for `ack`.
+
+    The offset is mirrored into a consumer group ``<topic>:<group>`` of each partition's stream, so that ordinary tools
+    see the lag; nobody reads by it.
     """
 
     def __init__(
@@ -69,26 +81,42 @@ class SharedSubscription(Generic[E]):
         topic: PublicTopic,
         *,
         group: str,
-        after: Literal["oldest"] | None,
+        begin: Literal["now", "start"],
+        selection: Selection,
+        ack: Literal["auto", "explicit"],
+        prefetch: int,
+        most_in_hand: int | None = None,
         reconnect_s: float,
         lease_s: float = 3.0,
     ) -> None:
-        """Raises ValueError for a group's name that is not 1 to 64 letters, digits, dots, dashes or underscores."""
+        """``most_in_hand``: events given out and not done; None: as many as ``prefetch``.
+
+        Raises ValueError for a group's name that is not 1 to 64 letters, digits, dots, dashes or underscores.
+        """
         if not _GROUP.fullmatch(group):
             raise ValueError(f"group {group!r}: must be 1 to 64 letters, digits, dots, dashes or underscores")
         self._deployment = deployment
         self._topic: PublicTopic = topic
         self._group = f"{topic}:{group}"
-        self._from_oldest = after == "oldest"
+        self._from_oldest = begin == "start"
+        self._selection = selection
+        self._auto = ack == "auto"
+        self._prefetch = prefetch
+        self._most_in_hand = most_in_hand or prefetch
         self._lease_s = lease_s
         self._outage = Outage(reconnect_s)
         self._opened: tuple[Keys, TopicReader, Leases] | None = None
         self._parts: dict[int, _Part] = {}
         self._pending: deque[tuple[_Part, Entry]] = deque()
-        self._in_hand: tuple[_Part, str] | None = None
-        self._hand_free = asyncio.Event()
+        self._hand = Hand()
+        self._last: E | None = None
+        """The event that the next one makes done."""
+        self._acked = asyncio.Event()
         self._telling = asyncio.Lock()
         self._told_at = time.monotonic()
+        self._counts = False
+        """The server counts the entries that a group has read."""
+        self._entered = False
         self._closed = False
 
     @property
@@ -97,13 +125,15 @@ class SharedSubscription(Generic[E]):
         return sorted(self._parts)
 
     async def __aenter__(self) -> Self:
+        self._entered = True
         await self._open()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._let_go(done=error is None)
+        if error is None:
+            self._next()
         await self.aclose()
 
     async def aclose(self) -> None:
@@ -111,48 +141,112 @@ class SharedSubscription(Generic[E]):
 
         Where the server is away nothing is acknowledged: those events come again.
         """
-        self._let_go(done=False)
         self._closed = True
         self._pending.clear()
+        self._hand.drop()
+        self._acked.set()
         if self._opened:
             _, reader, leases = self._opened
             await leases.close()
             await reader.close()
 
-    def __aiter__(self) -> Self:
-        return self
+    def ack(self, event: E) -> None:
+        """The event is done (``ack="explicit"``). Does nothing for one that is not in hand, as after a second `ack`.
+
+        Told to the server with others, within a second or two. Where the partition has gone to another worker meanwhile
+        the event comes again there.
+        """
+        self._hand.done(event)
+        self._acked.set()
+
+    async def each(self, handler: Callable[[E], Awaitable[None]], *, concurrency: int = 1) -> None:
+        """Call the handler with each event: of at most ``concurrency`` runs at once, of one run one after the other.
+
+        An event is done when its handler has returned. Returns when the subscription is closed, which it is at the end
+        in any case. An error of a handler, or one that iterating raises, cancels the other handlers and is raised.
+        """
+        self._auto = False
+        try:
+            async with aclosing(self._events()) as events:
+                await each(events, handler, self.ack, concurrency=concurrency, most=self._prefetch)
+        finally:
+            await self.aclose()
+
+    def __aiter__(self) -> AsyncIterator[E]:
+        return self if self._entered else self._until_left()
 
     async def __anext__(self) -> E:
-        self._let_go(done=True)
+        self._next()
+        event = await self._take()
+        if self._auto:
+            self._last = event
+        return event
+
+    async def _until_left(self) -> AsyncGenerator[E]:
+        try:
+            async with aclosing(self._events()) as events:
+                async for event in events:
+                    yield event
+        finally:
+            await self.aclose()
+
+    async def _events(self) -> AsyncGenerator[E]:
+        while True:
+            try:
+                event = await self.__anext__()
+            except StopAsyncIteration:
+                return
+            yield event
+
+    def _next(self) -> None:
+        if self._last is not None:
+            self.ack(self._last)
+            self._last = None
+
+    async def _take(self) -> E:
         while not self._closed:
             try:
                 await self._tell()
-                if self._pending:
-                    break
-                await self._refill()
+                if len(self._hand) >= self._most_in_hand:
+                    await self._wait_for_ack()
+                elif not self._pending:
+                    await self._refill()
                 self._outage.over()
             except ServerUnavailable as e:
                 await self._outage.wait(e)
-        if self._closed:
-            raise StopAsyncIteration
-        part, entry = self._pending.popleft()
-        self._in_hand = part, entry[0].decode()
-        self._hand_free.clear()
-        return cast("E", public_event(f"{self._topic} {part.lease.partition}", entry))
+                continue
+            if self._pending and len(self._hand) < self._most_in_hand and (event := self._give()) is not None:
+                return event
+        raise StopAsyncIteration
 
-    def _let_go(self, *, done: bool) -> None:
-        """The event in hand is done, or is to be given out again."""
-        if self._in_hand and done:
-            part, entry_id = self._in_hand
-            part.done = entry_id
-            part.entries += 1
-        self._in_hand = None
-        self._hand_free.set()
+    def _give(self) -> E | None:
+        """The next wanted event of those that were read."""
+        while self._pending:
+            part, (entry_id, fields) = self._pending.popleft()
+            place = entry_id.decode()
+            part.give(place)
+            try:
+                event = public_event(f"{self._topic} {part.lease.partition}", (entry_id, fields))
+                wanted = self._selection.wants(event)
+            except BaseException:
+                part.done(place)
+                raise
+            if not wanted:
+                part.done(place)
+            elif self._hand.give(event, part, place):
+                return cast("E", event)
+        return None
+
+    async def _wait_for_ack(self) -> None:
+        self._acked.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(ACK_S):  # and then tell what is done
+                await self._acked.wait()
 
     async def _open(self) -> tuple[Keys, TopicReader, Leases]:
         server = self._deployment.server
         keys = await self._deployment.keys()
-        reader = TopicReader(server, keys, self._topic)
+        reader = TopicReader(server, keys, self._topic, most=self._prefetch)
         leases = Leases(
             server,
             keys,
@@ -164,10 +258,10 @@ class SharedSubscription(Generic[E]):
             ttl_s=self._lease_s,
             tick_s=self._lease_s / 12,
             start="0-0" if self._from_oldest else "$",
-            mirror=False,  # a mirror's input is trimmed to its watermark; this one is others' too
         )
         self._opened = keys, reader, leases
         try:
+            self._counts = (await server.check()).entries_read
             with translated(server):
                 await leases.open()
         except BaseException:
@@ -179,7 +273,13 @@ class SharedSubscription(Generic[E]):
     async def _refill(self) -> None:
         keys, reader, _ = self._opened or await self._open()
         await self._deployment.still(keys)
-        for partition, entries in await reader.read():
+        try:
+            found = await reader.read()
+        except CursorTrimmed:
+            for part in self._parts.values():
+                part.shown = False  # what was trimmed counts as read
+            raise
+        for partition, entries in found:
             part = self._parts[partition]
             self._pending.extend((part, entry) for entry in entries)
 
@@ -190,13 +290,36 @@ class SharedSubscription(Generic[E]):
         if self._pending and time.monotonic() - self._told_at < ACK_S:
             return
         with translated(self._deployment.server):
+            await self._show()
             await self._commit(list(self._parts.values()))
         self._told_at = time.monotonic()
+
+    async def _show(self) -> None:
+        """Count for the mirrors of new partitions what lies before the group's offset."""
+        new = [part for part in self._parts.values() if not part.shown]
+        if not new:
+            return
+        assert self._opened
+        keys = self._opened[0]
+        calls = [
+            show(
+                keys.lease(part.lease.partition, self._group),
+                keys.topic(part.lease.partition, self._topic),
+                group=self._group,
+                offset=part.told,
+            )
+            for part in new
+        ]
+        await send_many(self._deployment.server, calls)
+        for part in new:
+            part.shown = True
 
     async def _commit(self, parts: list[_Part]) -> None:
         """Raises what redis-py raises."""
         async with self._telling:
-            calls = [(part, self._call(part), part.done, part.entries) for part in parts if part.done != part.told]
+            calls = [
+                (part, self._call(part), part.position, part.entries) for part in parts if part.position != part.told
+            ]
             if not calls:
                 return
             replies = await send_many(self._deployment.server, [call for _, call, _, _ in calls])
@@ -215,12 +338,12 @@ class SharedSubscription(Generic[E]):
             token=part.lease.token,
             ttl_ms=int(self._lease_s * 1000),
             begin=part.told,
-            end=part.done,
-            watermark=part.done,
+            end=part.position,
+            watermark="0-0",  # what lies before it is trimmed from a mirror's input, and this input is others' too
             entries=part.entries,
             size=0,
-            mirror="",
-            entries_read=False,
+            mirror=self._group,
+            entries_read=self._counts,
             topic_entries=0,
         )
 
@@ -237,11 +360,12 @@ class SharedSubscription(Generic[E]):
         if part is None:
             return
         self._remove(part)
-        if self._in_hand and self._in_hand[0] is part:
-            # Not for long, for no lease is renewed meanwhile; then the next worker gives the event out again.
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self._lease_s / 3):
-                    await self._hand_free.wait()
+        # Not for long, for no lease is renewed meanwhile; then the next worker gives the events in hand out again.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._lease_s / 3):
+                while part.open and not self._closed:
+                    self._acked.clear()
+                    await self._acked.wait()
         await self._commit([part])
 
     def _forget(self, part: _Part) -> None:

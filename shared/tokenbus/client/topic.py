@@ -2,8 +2,8 @@
 
 A stream drops its oldest entries first. So as long as any entry up to the position is kept, all after it are.
 The server is asked for that where it is in doubt: when a partition is taken up, when a read gave as much as it may,
-and when the reader came back late. Otherwise a read that gave less than `COUNT` entries is proof itself, for a
-topic keeps many more than that.
+and when the reader came back late. Otherwise a read that gave less than it may is proof itself, for a topic keeps
+many more than `COUNT`.
 """
 
 from __future__ import annotations
@@ -76,10 +76,12 @@ async def ends(server: Server, keys: Keys, topic: PublicTopic) -> dict[int, str]
 class TopicReader:
     """Reads some partitions of a topic, each after its own position. One caller at a time."""
 
-    def __init__(self, server: Server, keys: Keys, topic: PublicTopic) -> None:
+    def __init__(self, server: Server, keys: Keys, topic: PublicTopic, *, most: int) -> None:
+        """``most``: how many entries one read brings of all partitions together, at least one of each."""
         self._server = server
+        self._count = max(1, min(COUNT, most // keys.partitions))
         self._stream: Callable[[int], str] = lambda partition: keys.topic(partition, topic)
-        self._reader = Reader(server, count=COUNT)
+        self._reader = Reader(server, count=self._count)
         self._positions: dict[str, str] = {}
         self._partitions: dict[str, int] = {}
         self._doubtful: set[str] = set()
@@ -111,14 +113,14 @@ class TopicReader:
         with translated(self._server):
             offsets = {stream: "0-0" if at == OLDEST else at for stream, at in asked.items()}
             found = await self._reader.read(offsets, block_ms=MAX_BLOCK_MS)
-        self._doubtful.update(stream for stream, entries in found if len(entries) >= COUNT)
+        self._doubtful.update(stream for stream, entries in found if len(entries) >= self._count)
         await self._make_sure({s: asked[s] for s, _ in found if s in asked and s in self._doubtful})
         self._read_at = time.monotonic()
         # A partition may have gone, and even come back elsewhere, while all this waited.
         found = [(s, entries) for s, entries in found if s in asked and self._positions.get(s) == asked[s]]
         for stream, entries in found:
             self._positions[stream] = entries[-1][0].decode()
-            if len(entries) < COUNT:
+            if len(entries) < self._count:
                 self._doubtful.discard(stream)
         return [(self._partitions[stream], entries) for stream, entries in found]
 

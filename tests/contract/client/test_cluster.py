@@ -60,7 +60,7 @@ async def test_a_subscription_has_the_runs_of_all_nodes(bus: Client, clustered: 
             await writer.say("a", "b")
         seen = [await anext(events) for _ in range(24)]
     assert {(e.run, e.seq) for e in seen} == {(w.run, e.seq) for w in writers for e in w.events}
-    async with bus.subscribe("visible", after=Cursor.parse(str(begin))) as events:
+    async with bus.subscribe("visible", from_=Cursor.parse(str(begin))) as events:
         assert len([await anext(events) for _ in range(24)]) == 24
 
 
@@ -71,7 +71,7 @@ async def test_trimming_is_noticed(bus: Client, clustered: Server, keys: Keys):
         await anext(events)
         cursor = events.cursor
     await writer.say("b", "c", "d", "e")
-    async with bus.subscribe("visible", after=cursor) as events:
+    async with bus.subscribe("visible", from_=cursor) as events:
         with pytest.raises(CursorTrimmed):
             await anext(events)
         assert await anext(events) == writer.events[2]
@@ -80,8 +80,8 @@ async def test_trimming_is_noticed(bus: Client, clustered: Server, keys: Keys):
 async def test_a_group_shares_the_partitions_and_goes_on_where_it_stood(bus: Client, clustered: Server, keys: Keys):
     writers = [Writer(clustered, keys, f"r{i}") for i in range(12)]
     async with (
-        bus.subscribe("visible", group="tts", after="oldest") as one,
-        bus.subscribe("visible", group="tts", after="oldest") as two,
+        bus.subscribe("visible", group="tts", from_="start") as one,
+        bus.subscribe("visible", group="tts", from_="start") as two,
     ):
         waiting = asyncio.ensure_future(anext(two))
         await eventually(lambda: len(one.partitions) == len(two.partitions) == 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
@@ -13,7 +14,8 @@ from tests.contract.client.writer import Writer
 from tests.waiting import eventually
 from tokenbus import Chunk, Client, PublicEvent
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.server import Server
+from tokenbus.bus.server import Server, join_deployment
+from tokenbus.client.tail import READS, ROOM, Feed
 from tokenbus.errors import CursorTrimmed, Malformed, RequestInvalid, RunNotFound, ServerUnavailable
 from tokenbus_services.embedded import EmbeddedServer
 
@@ -198,28 +200,109 @@ async def test_an_id_that_no_run_can_have_is_refused(bus: Client):
         bus.follow("a b")
 
 
-async def test_cancelling_a_follower_leaves_no_connection_and_no_task(
+async def test_followers_share_a_connection_and_leave_neither_it_nor_a_task(
     server_url: str, bus: Client, server: Server, keys: Keys
 ):
+    writers = [Writer(server, keys, f"r{i}") for i in range(20)]
+    await ids(server)
+    await writers[0].accept()  # by a second connection, for it is a pipeline
     tasks = asyncio.all_tasks()
-    connections = len(await server.client.client_list())
+    before = await ids(server)
     async with Client(server_url, prefix=keys.prefix, partitions=4) as other:
-        followers = [asyncio.create_task(all_of(other.follow(f"r{i}"))) for i in range(20)]
-        await eventually(lambda: _count(server, 20))
+        seen: list[list[PublicEvent]] = [[] for _ in writers]
+        followers = [asyncio.create_task(collect(other.follow(w.run), s)) for w, s in zip(writers, seen, strict=True)]
+        for writer in writers:
+            await writer.start()
+            await writer.say("a")
+        await eventually(lambda: seen == [w.events for w in writers])
+        await eventually(lambda: _count(server, 1))
         for follower in followers:
             follower.cancel()
         await asyncio.gather(*followers, return_exceptions=True)
         assert asyncio.all_tasks() == tasks
         await eventually(lambda: _count(server, 0))
-    await eventually(lambda: _connections(server, connections))
+    await eventually(lambda: _none_since(server, before))
 
 
 async def _count(server: Server, expected: int) -> bool:
     return len(await readers(server)) == expected
 
 
-async def _connections(server: Server, expected: int) -> bool:
-    return len(await server.client.client_list()) == expected
+async def ids(server: Server) -> set[str]:
+    """All connections that there are."""
+    return {client["id"] for client in await server.client.client_list()}
+
+
+async def _none_since(server: Server, before: set[str]) -> bool:
+    return not await ids(server) - before
+
+
+async def test_a_user_who_may_not_unblock_connections_follows_many_runs_all_the_same(
+    server_url: str, server: Server, keys: Keys
+):
+    user = f"u{keys.prefix}"
+    await server.client.acl_setuser(user, enabled=True, passwords=["+pw"], keys=["*"], commands=["+@all", "-client"])
+    try:
+        url = server_url.replace("redis://", f"redis://{user}:pw@")
+        async with Client(url, prefix=keys.prefix, partitions=4) as bus:
+            seen: dict[str, list[PublicEvent]] = {"a": [], "b": []}
+            writers = [Writer(server, keys, run) for run in seen]
+            tasks: list[asyncio.Task[None]] = []
+            for writer in writers:
+                tasks.append(asyncio.create_task(collect(bus.follow(writer.run), seen[writer.run])))
+                await writer.start()
+                await eventually(lambda w=writer: seen[w.run] == w.events)
+                await eventually(lambda: _count(server, 1))
+            for writer in reversed(writers):
+                await writer.complete()
+            await asyncio.gather(*tasks)
+    finally:
+        await server.client.acl_deluser(user)
+    assert seen == {w.run: w.events for w in writers}
+
+
+async def test_a_follower_that_stands_still_holds_up_no_other_and_a_bounded_part_of_its_run(
+    bus: Client, server: Server, keys: Keys
+):
+    slow, quick = Writer(server, keys, "slow"), Writer(server, keys, "quick")
+    await slow.start()
+    await quick.start()
+    seen: list[PublicEvent] = []
+    task = asyncio.create_task(collect(bus.follow("quick"), seen))
+    async with aclosing(bus.follow("slow")) as events:
+        got = [await anext(events)]
+        waiting = asyncio.ensure_future(anext(events))
+        await eventually(lambda: _count(server, 1))
+        await slow.say("taken")
+        got.append(await waiting)
+        for i in range(20):
+            await slow.say(*["x"] * 100)
+            await quick.say(str(i))
+            await eventually(lambda: seen == quick.events)
+        assert sum(len(feed.entries) for feed in gc.get_objects() if isinstance(feed, Feed)) < 2 * ROOM
+        await slow.complete()
+        await quick.complete()
+        got += [event async for event in events]
+    await task
+    assert got == slow.events
+
+
+async def test_ten_thousand_follows_of_finished_runs_take_few_connections_and_leave_nothing(
+    server_url: str, bus: Client, server: Server, keys: Keys
+):
+    await join_deployment(server, keys)
+    for i in range(100):
+        writer = Writer(server, keys, f"r{i}")
+        await writer.start()
+        await writer.complete()
+    tasks = asyncio.all_tasks()
+    before = await ids(server)
+    async with Client(server_url, prefix=keys.prefix, partitions=4) as other:
+        found = await asyncio.gather(*(all_of(other.follow(f"r{i % 100}")) for i in range(10_000)))
+        assert len(await ids(server) - before) <= READS + 1
+    assert {len(events) for events in found} == {2}
+    assert asyncio.all_tasks() == tasks
+    await eventually(lambda: _none_since(server, before))
 
 
 async def test_a_reader_that_leaves_early_can_take_the_run_up_again(bus: Client, server: Server, keys: Keys):

@@ -75,7 +75,7 @@ async def test_every_place_is_a_cursor_to_resume_from(bus: Client, server: Serve
             seen += await take(events, 1)
             cursors.append(events.cursor)
     for done, cursor in enumerate(cursors):
-        async with bus.subscribe("visible", after=Cursor.parse(str(cursor))) as resumed:
+        async with bus.subscribe("visible", from_=Cursor.parse(str(cursor))) as resumed:
             rest = await take(resumed, 18 - done)
             assert resumed.cursor == cursors[-1]
         assert {(e.run, e.seq) for e in seen[:done]} | {(e.run, e.seq) for e in rest} == {(e.run, e.seq) for e in seen}
@@ -86,7 +86,7 @@ async def test_a_cursor_hands_over_from_stored_to_live(bus: Client, server: Serv
     async with bus.subscribe("visible") as events:
         cursor = events.cursor
     await writer.say(*map(str, range(700)))
-    async with bus.subscribe("visible", after=cursor) as events:
+    async with bus.subscribe("visible", from_=cursor) as events:
         seen = await take(events, 300)
         await writer.say(*map(str, range(300)))
         seen += await take(events, 700)
@@ -96,7 +96,7 @@ async def test_a_cursor_hands_over_from_stored_to_live(bus: Client, server: Serv
 async def test_the_oldest_kept_is_a_place_to_begin(bus: Client, server: Server, keys: Keys):
     writer = Writer(server, keys, "r", topic_entries=5)
     await writer.say(*map(str, range(9)))
-    async with bus.subscribe("visible", after="oldest") as events:
+    async with bus.subscribe("visible", from_="start") as events:
         assert await take(events, 5) == writer.events[4:]
 
 
@@ -109,7 +109,7 @@ async def test_a_trimmed_cursor_is_an_error_and_iterating_on_begins_at_the_oldes
         await take(events, 1)
         cursor = events.cursor
     await writer.say(*map(str, range(5)))
-    async with bus.subscribe("visible", after=cursor) as events:
+    async with bus.subscribe("visible", from_=cursor) as events:
         with pytest.raises(CursorTrimmed) as caught:
             await anext(events)
         stream = keys.topic(keys.partition_of("r"), "visible")
@@ -127,7 +127,7 @@ async def test_a_cursor_whose_own_entry_alone_is_trimmed_counts_as_trimmed(bus: 
         await take(events, 1)
         cursor = events.cursor
     await writer.say(*map(str, range(5)))
-    async with bus.subscribe("visible", after=cursor) as events:
+    async with bus.subscribe("visible", from_=cursor) as events:
         with pytest.raises(CursorTrimmed):
             await anext(events)
 
@@ -139,7 +139,7 @@ async def test_a_cursor_taken_on_an_empty_topic_notices_trimming_too(bus: Client
         cursor = events.cursor
     writer = Writer(server, keys, "r", topic_entries=5)
     await writer.say(*map(str, range(6)))
-    async with bus.subscribe("visible", after=cursor) as events:
+    async with bus.subscribe("visible", from_=cursor) as events:
         with pytest.raises(CursorTrimmed):
             await anext(events)
 
@@ -248,13 +248,13 @@ async def test_a_subscription_that_guessed_the_partitions_wrong_says_so(server_u
 
 async def test_a_cursor_of_another_number_of_partitions_is_refused(bus: Client):
     with pytest.raises(DeploymentMismatch):
-        async with bus.subscribe("visible", after=Cursor("visible", ("0-0",))):
+        async with bus.subscribe("visible", from_=Cursor("visible", ("0-0",))):
             pass
 
 
 async def test_a_cursor_of_another_topic_or_beside_a_group_is_refused(bus: Client):
     cursor = Cursor("visible", ("0-0",) * 4)
     with pytest.raises(ValueError, match="another topic"):
-        bus.subscribe("blocks", after=cursor)
+        bus.subscribe("blocks", from_=cursor)
     with pytest.raises(ValueError, match="a group keeps its own"):
-        bus.subscribe("visible", group="tts", after=cursor)  # type: ignore[call-overload]
+        bus.subscribe("visible", group="tts", from_=cursor)  # type: ignore[call-overload]

@@ -41,7 +41,7 @@ class Worker:
 @asynccontextmanager
 async def workers(bus: Client, count: int, group: str = "tts") -> AsyncGenerator[list[Worker]]:
     async with AsyncExitStack() as stack:
-        made = [Worker(bus.subscribe("visible", group=group, after="oldest")) for _ in range(count)]
+        made = [Worker(bus.subscribe("visible", group=group, from_="start")) for _ in range(count)]
         for worker in made:
             stack.push_async_callback(worker.stop)
         await eventually(lambda: sorted(p for w in made for p in w.subscription.partitions) == [0, 1, 2, 3])
@@ -81,6 +81,20 @@ async def test_two_workers_share_the_runs_and_neither_sees_the_others(bus: Clien
     assert {**a, **b} == {w.run: w.events for w in writers}
 
 
+async def test_closing_a_client_that_is_cancelled_in_the_middle_still_closes_it(server_url: str, keys: Keys):
+    bus = Client(server_url, prefix=keys.prefix, partitions=keys.partitions)
+    await bus.__aenter__()
+    subscription = bus.subscribe("visible", group="g")
+    await subscription.__aenter__()
+    closing = asyncio.create_task(bus.aclose())
+    await asyncio.sleep(0)  # so that it waits for the subscription's leases
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    with pytest.raises(RuntimeError, match="closed"):
+        await bus.cancel("r")
+
+
 async def test_two_groups_have_everything_each(bus: Client, server: Server, keys: Keys):
     writer = Writer(server, keys, "r")
     async with workers(bus, 1, "tts") as [tts], workers(bus, 1, "transcript") as [transcript]:
@@ -104,7 +118,7 @@ async def test_a_new_group_begins_now_or_at_the_oldest(bus: Client, server: Serv
     await writer.say("old")
     async with (
         bus.subscribe("visible", group="now") as now,
-        bus.subscribe("visible", group="all", after="oldest") as every,
+        bus.subscribe("visible", group="all", from_="start") as every,
     ):
         await writer.say("new")
         assert (await anext(now)).text == "new"
@@ -144,7 +158,7 @@ from tokenbus import Client
 
 async def main(url, prefix):
     async with Client(url, prefix=prefix, partitions=4) as bus:
-        async with bus.subscribe("visible", group="tts", after="oldest") as events:
+        async with bus.subscribe("visible", group="tts", from_="start") as events:
             async for event in events:
                 print(event.run, event.seq, flush=True)
 
@@ -157,7 +171,7 @@ async def test_an_event_that_is_being_handled_when_the_client_closes_comes_again
 ):
     writer = Writer(server, keys, "r")
     async with Client(server_url, prefix=keys.prefix, partitions=4) as other:
-        events = other.subscribe("visible", group="tts", after="oldest")
+        events = other.subscribe("visible", group="tts", from_="start")
         await writer.say("a", "b")
         assert (await anext(events)).text == "a"
     async with bus.subscribe("visible", group="tts") as again:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
+import msgspec
 import pytest
 
-from tokenbus.client.result import Result, ResultBuilder
+from tokenbus.client.response import Response, ResponseBuilder
 from tokenbus.errors import RunCancelled, RunFailed, RunIncomplete
 from tokenbus.events.failure import ErrorInfo
 from tokenbus.events.public import (
@@ -16,6 +18,8 @@ from tokenbus.events.public import (
     Cancelled,
     Chunk,
     Completed,
+    ImagePreview,
+    ImageRef,
     Incomplete,
     PublicEvent,
     Restarted,
@@ -23,6 +27,7 @@ from tokenbus.events.public import (
     RunFailedEvent,
     Started,
     Timing,
+    ToolProgress,
     UsageReported,
 )
 from tokenbus.events.usage import Usage
@@ -45,13 +50,12 @@ def completed(**fields: Any) -> Completed:
     return Completed(**AT, finish="stop", timing=TIMING, **fields)
 
 
-def fold(*events: PublicEvent) -> Result:
-    builder = ResultBuilder()
-    for event in events[:-1]:
-        assert builder.add(event) is None
-    result = builder.add(events[-1])
-    assert result
-    return result
+def numbered(events: Iterable[PublicEvent]) -> list[PublicEvent]:
+    return [msgspec.structs.replace(event, seq=seq) for seq, event in enumerate(events)]
+
+
+def fold(*events: PublicEvent) -> Response:
+    return Response.of(numbered(events))
 
 
 def test_a_completed_run_gives_text_thinking_blocks_and_usage():
@@ -74,14 +78,38 @@ def test_a_completed_run_gives_text_thinking_blocks_and_usage():
         piece(3, "sunny."),
         said,
         UsageReported(**AT, usage=Usage(output=1), total=Usage(output=1)),
-        completed(usage=Usage(input=5, output=7), finish_raw="end_turn"),
+        completed(usage=Usage(input=5, output=7), finish_raw="end_turn", stop_string="END"),
     )
     assert (result.run, result.status, result.text, result.thinking) == ("r", "completed", "It is sunny.", "hm")
     assert [b.block for b in result.blocks] == [0, 1, 2, 3]
-    assert result.tool_calls == [call]
+    assert result.tool_calls == [msgspec.structs.replace(call, seq=6)]
     assert (result.usage, result.finish, result.finish_raw) == (Usage(input=5, output=7), "stop", "end_turn")
+    assert result.stop_string == "END"
     assert (result.timing, result.error, result.reason, result.events) == (TIMING, None, None, 14)
     assert result.or_raise() is result
+
+
+def test_the_images_of_a_run_are_those_of_its_answer_and_none_of_its_drafts():
+    draft, cat = ImageRef(media_type="image/png", draft=True), ImageRef(media_type="image/png", blob_id="sha256:1")
+    preview = ImagePreview(**AT, block=1, kind="image", index=0, image=ImageRef(media_type="image/png", base64="AA"))
+    result = fold(
+        BlockStarted(**AT, block=0, kind="image"),
+        whole(0, None, "image", image=draft),
+        BlockStarted(**AT, block=1, kind="image"),
+        preview,
+        whole(1, None, "image", image=cat),
+        whole(2, None, "image", cut=True),
+        completed(),
+    )
+    assert result.images == [cat]
+    assert [block.image for block in result.blocks] == [draft, cat, None]
+
+
+def test_a_tools_progress_is_no_part_of_the_response():
+    progress = ToolProgress(**AT, block=0, tool_id="a", tool_name="f", progress=1)
+    result = fold(whole(0, None, "tool_call", arguments="{}"), progress, whole(1, "done", "tool_result"), completed())
+    assert [block.kind for block in result.blocks] == ["tool_call", "tool_result"]
+    assert (result.text, result.events) == ("", 4)
 
 
 def test_interleaved_blocks_are_put_in_the_order_of_their_numbers():
@@ -136,7 +164,63 @@ def test_a_failed_run_raises_with_its_error_and_partial_result():
 
 
 def test_a_cancelled_run_raises_with_its_reason_and_partial_result():
-    result = fold(piece(0, "Half"), Cancelled(**AT, finish="unknown", timing=TIMING, reason="barge-in"))
+    end = Cancelled(**AT, finish="unknown", timing=TIMING, reason="barge-in", heard_through=1)
+    result = fold(piece(0, "Half"), end)
     with pytest.raises(RunCancelled, match="barge-in") as caught:
         result.or_raise()
     assert (caught.value.reason, caught.value.result) == ("barge-in", result)
+    assert result.heard_through == 1
+
+
+def test_an_open_run_shows_its_open_blocks_as_beginnings():
+    call = BlockStarted(**AT, block=1, kind="tool_call", tool_id="t", tool_name="weather")
+    name = Chunk(
+        **AT,
+        block=1,
+        kind="tool_call",
+        text="weather",
+        visible=False,
+        depth=0,
+        tool_call_part="name",
+        tool_name="weather",
+    )
+    more = Chunk(**AT, block=1, kind="tool_call", text='{"ci', visible=False, depth=0, tool_call_part="input")
+    usage = UsageReported(**AT, usage=Usage(output=1), total=Usage(output=3))
+    result = fold(Started(**AT, provider="p", model="m"), piece(0, "Hel"), usage, piece(0, "lo"), call, name, more)
+    assert (result.status, result.text, result.finish, result.timing) == ("open", "Hello", None, None)
+    assert result.usage == Usage(output=3)
+    assert [(b.kind, b.content, b.arguments, b.tool_name, b.cut) for b in result.blocks] == [
+        ("text", "Hello", None, None, True),
+        ("tool_call", None, '{"ci', "weather", True),
+    ]
+    assert result.or_raise() is result
+
+
+def test_a_block_that_the_next_attempt_goes_on_with_is_one():
+    on = Retrying(**AT, error=ERROR, next_attempt=2, delay_ms=0, drop_from=1, continues=True)
+    later: dict[str, Any] = {**AT, "attempt": 2}
+    rest = Chunk(**later, block=0, kind="text", text=" there", visible=True, depth=0)
+    events = [BlockStarted(**AT, block=0, kind="text"), piece(0, "Hello"), piece(1, "hm", "thinking"), on, rest]
+    assert fold(*events).text == "Hello there"
+    end = BlockComplete(**later, block=0, kind="text", content="Hello there")
+    result = fold(*events, end, completed())
+    assert (result.text, result.thinking, [b.content for b in result.blocks]) == ("Hello there", "", ["Hello there"])
+
+
+def test_events_that_come_again_change_nothing():
+    events = numbered([piece(0, "a"), piece(0, "b"), whole(0, "ab"), completed()])
+    builder = ResponseBuilder()
+    for upto in range(len(events)):
+        for event in events[: upto + 1]:
+            builder.add(event)
+        assert builder.response == Response.of(events[: upto + 1])
+    assert builder.add(events[0])
+
+
+def test_an_event_of_another_run_and_no_event_at_all_are_refused():
+    builder = ResponseBuilder()
+    with pytest.raises(ValueError, match="no event"):
+        assert builder.response
+    builder.add(piece(0, "a"))
+    with pytest.raises(ValueError, match="run other"):
+        builder.add(msgspec.structs.replace(piece(0, "b"), run="other", seq=1))

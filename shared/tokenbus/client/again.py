@@ -1,0 +1,112 @@
+"""A run that ended badly once more: from the start, or on from what it said."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import sha256
+from typing import Literal
+
+import msgspec
+
+from tokenbus.bus.server import translated
+from tokenbus.client.deployment import Deployment
+from tokenbus.client.response import Response
+from tokenbus.core.continuation import partial_message
+from tokenbus.errors import RunNotFound, RunNotRepeatable, RunOpen
+from tokenbus.events.frames import history_decoder
+from tokenbus.events.requests import ContentPart, Generate, Message, TextPart
+
+How = Literal["retry", "resume"]
+_request = msgspec.json.Decoder(Generate)
+
+
+class Ended(msgspec.Struct, frozen=True):
+    """What the server keeps of a run that ended badly."""
+
+    run: str
+    request: Generate
+    history: list[Message]
+    """What its turns before the last added to the conversation."""
+    turn: int
+
+
+async def ended_run(deployment: Deployment, run: str) -> Ended:
+    """What is known of a run that ended incomplete, failed or cancelled.
+
+    Raises RunNotFound, also where its records have expired; RunOpen; RunNotRepeatable for one that completed, or was
+    refused; ServerUnavailable.
+    """
+    keys = await deployment.keys()
+    client = deployment.server.client
+    # Field by field: the hash of a run that is recorded holds its raw stream too.
+    with translated(deployment.server):
+        status, request, last_turn = await client.hmget(keys.run(run), ["status", "request", "turn"])
+    if status in (None, b"awaited"):
+        raise RunNotFound(run)
+    if status in (b"open", b"cancelling", b"expiring"):
+        raise RunOpen(run)
+    if status == b"completed":
+        raise RunNotRepeatable(run, "it completed")
+    if request is None:
+        raise RunNotRepeatable(run, "its request was refused, so it is not kept")
+    turn = int(last_turn or 0)
+    history: list[Message] = []
+    if turn:
+        with translated(deployment.server):
+            turns = await client.hmget(keys.run(run), [f"history:{n}" for n in range(1, turn + 1)])
+        if None in turns:  # expired between the two reads
+            raise RunNotFound(run)
+        history = [message for encoded in turns for message in history_decoder.decode(encoded)]
+    return Ended(run, _request.decode(request), history, turn)
+
+
+def once_more(ended: Ended, *, again: int) -> Generate:
+    """The same request as a run of its own."""
+    return _linked(ended, "retry", again, ended.request.messages)
+
+
+def going_on(ended: Ended, response: Response, *, again: int) -> Generate:
+    """The request that goes on from the last turn's text. Raises RunNotRepeatable where there is none that could be."""
+    request, run = ended.request, ended.run
+    if request.provider == "openai-responses":
+        raise RunNotRepeatable(run, "its provider goes on from no partial answer")
+    if request.mode == "prefill" and ended.history:
+        raise RunNotRepeatable(run, "in mode prefill a run cannot be taken up after its tools ran")
+    said: list[ContentPart] = []
+    for block in response.blocks:
+        if block.turn == ended.turn and block.kind in ("tool_call", "tool_result") and not block.cut:
+            raise RunNotRepeatable(run, "it ended among its tool calls")
+        if block.turn == ended.turn and block.kind == "text":
+            said.append(TextPart(text=block.content or ""))
+    message, _ = partial_message(said)
+    if message is None:
+        raise RunNotRepeatable(run, "it said nothing that could be gone on from")
+    if request.mode == "prefill":
+        message = msgspec.structs.replace(message, participant=request.participant)
+    return _linked(ended, "resume", again, _joined([*request.messages, *ended.history], message))
+
+
+def _joined(messages: list[Message], more: Message) -> list[Message]:
+    """With the partial answer; one that was itself given in part becomes longer."""
+    *before, last = messages
+    if last.role != "assistant":
+        return [*messages, more]
+    return [*before, msgspec.structs.replace(last, content=[*_parts(last.content), *_parts(more.content)])]
+
+
+def _parts(content: str | list[ContentPart]) -> list[ContentPart]:
+    return [TextPart(text=content)] if isinstance(content, str) else content
+
+
+def _linked(ended: Ended, how: How, again: int, messages: Sequence[Message]) -> Generate:
+    return msgspec.structs.replace(
+        ended.request,
+        id=derived_id(ended.run, how, again),
+        messages=list(messages),
+        metadata={**(ended.request.metadata or {}), f"{how}_of": ended.run},
+    )
+
+
+def derived_id(run: str, how: How, again: int) -> str:
+    """The id of the new run: the same whenever the same is asked for, and no other run's."""
+    return f"{how}-{sha256(f'{how} {again} {run}'.encode()).hexdigest()[:32]}"

@@ -1,0 +1,73 @@
+"""Handlers side by side, those of one run one after the other."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Generic, Protocol, TypeVar
+
+
+class OfRun(Protocol):
+    """What belongs to a run."""
+
+    @property
+    def run(self) -> str: ...
+
+
+E = TypeVar("E", bound=OfRun)
+
+
+async def each(
+    events: AsyncIterator[E],
+    handler: Callable[[E], Awaitable[None]],
+    done: Callable[[E], object],
+    *,
+    concurrency: int,
+    most: int,
+) -> None:
+    """Handle all events, at most ``concurrency`` runs at once; ``done`` is told of each whose handler has returned.
+
+    At most ``most`` events are held. Ends with the events; with the first error of a handler, or of the events, all
+    other handlers are cancelled and it is raised. Raises ValueError for bounds below 1.
+    """
+    if concurrency < 1 or most < 1:
+        raise ValueError("concurrency and prefetch: at least 1")
+    lanes = _Lanes(handler, done, concurrency, most)
+    try:
+        async with asyncio.TaskGroup() as group:
+            async for event in events:
+                await lanes.put(group, event)
+    except BaseExceptionGroup as e:
+        raise e.exceptions[0] from None
+
+
+class _Lanes(Generic[E]):
+    def __init__(
+        self, handler: Callable[[E], Awaitable[None]], done: Callable[[E], object], concurrency: int, most: int
+    ) -> None:
+        self._handler = handler
+        self._done = done
+        self._free = asyncio.Semaphore(concurrency)
+        self._room = asyncio.Semaphore(most)
+        self._lanes: dict[str, deque[E]] = {}
+        """By run: the events that wait behind the one in its handler."""
+
+    async def put(self, group: asyncio.TaskGroup, event: E) -> None:
+        await self._room.acquire()
+        lane = self._lanes.get(event.run)
+        if lane is None:
+            await self._free.acquire()
+            lane = self._lanes[event.run] = deque([event])
+            group.create_task(self._work(event.run, lane))
+        else:
+            lane.append(event)
+
+    async def _work(self, run: str, lane: deque[E]) -> None:
+        while lane:
+            event = lane.popleft()
+            await self._handler(event)
+            self._done(event)
+            self._room.release()
+        del self._lanes[run]
+        self._free.release()

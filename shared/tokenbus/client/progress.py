@@ -1,0 +1,64 @@
+"""How far the entries of one partition are done, when they are given out in order and done in any order: pure."""
+
+from __future__ import annotations
+
+from tokenbus.events.public import PublicEvent
+
+
+class Progress:
+    """The position up to which all is done, and what was given out after it."""
+
+    def __init__(self, position: str) -> None:
+        self.position = position
+        """The last entry before which nothing is open."""
+        self.entries = 0
+        """How many entries ``position`` has passed since `told`."""
+        self.open = 0
+        """How many entries are given out and not done."""
+        self._given: dict[str, bool] = {}
+        """Entries after the position, in order; whether each is done."""
+
+    def give(self, entry_id: str) -> None:
+        """The next entry is given out."""
+        self._given[entry_id] = False
+        self.open += 1
+
+    def done(self, entry_id: str) -> None:
+        """An entry that was given out is done. Twice is once."""
+        if self._given.get(entry_id) is not False:
+            return
+        self._given[entry_id] = True
+        self.open -= 1
+        while self._given and next(iter(self._given.values())):
+            self.position = next(iter(self._given))
+            del self._given[self.position]
+            self.entries += 1
+
+
+class Hand:
+    """The events that were given out and are not done."""
+
+    def __init__(self) -> None:
+        self._places: dict[tuple[str, int], tuple[Progress, str]] = {}
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def give(self, event: PublicEvent, progress: Progress, entry_id: str) -> bool:
+        """An event is given out, unless it is in hand already: what its end will be is then that of this entry."""
+        held = self._places.get((event.run, event.seq))
+        if held:
+            held[0].done(held[1])
+        self._places[event.run, event.seq] = progress, entry_id
+        return held is None
+
+    def done(self, event: PublicEvent) -> bool:
+        """The event is done; False where it was not in hand."""
+        place = self._places.pop((event.run, event.seq), None)
+        if place:
+            place[0].done(place[1])
+        return place is not None
+
+    def drop(self) -> None:
+        """What is in hand stays undone."""
+        self._places.clear()

@@ -1,0 +1,248 @@
+"""The client for scripts and notebooks: plain calls and generators, over an event loop in a thread of its own.
+
+    from tokenbus.sync import Client
+
+    with Client("redis://localhost:6379") as bus:
+        for event in bus.stream({"provider": "anthropic", "model": "…", "messages": […]}):
+            ...
+
+What each call means, gives and raises stands with its namesake in `tokenbus.Client`. Any thread may call; Ctrl-C ends
+the call that waits, and leaving ``with`` ends everything. A call costs some 0.1 ms more than the asynchronous one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Mapping
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
+
+from tokenbus.client import client as asynchronous
+from tokenbus.client.cursor import Cursor
+from tokenbus.client.ordered import OrderedSubscription
+from tokenbus.client.response import Response
+from tokenbus.client.run import PUBLISHED_WAIT_S
+from tokenbus.client.run import Run as AsyncRun
+from tokenbus.client.sentences import Sentence, SentenceSubscription
+from tokenbus.client.shared import SharedSubscription
+from tokenbus.events.public import PublicEvent
+from tokenbus.events.requests import Generate
+
+__all__ = ["Client", "Run", "Subscription"]
+
+T = TypeVar("T")
+E = TypeVar("E", bound=PublicEvent | Sentence)
+
+
+class _Loop:
+    """An event loop that runs in a thread."""
+
+    def __init__(self) -> None:
+        self._started = threading.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._over: asyncio.Event | None = None
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="tokenbus", daemon=True)
+        self._thread.start()
+        self._started.wait()
+
+    async def _run(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._over = asyncio.Event()
+        self._started.set()
+        await self._over.wait()
+
+    def call(self, work: Coroutine[Any, Any, T]) -> T:
+        """What the coroutine gives; given up where this thread is interrupted. Raises RuntimeError after `close`."""
+        if self._loop is None:
+            work.close()
+            raise RuntimeError("the client is closed")
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def close(self) -> None:
+        loop, self._loop = self._loop, None
+        if loop and self._over:
+            loop.call_soon_threadsafe(self._over.set)
+            self._thread.join()
+
+
+class Client:
+    """A connection to a tokenbus deployment. Use as ``with Client() as bus``; arguments as `tokenbus.Client`."""
+
+    def __init__(self, url: str | None = None, **how: Any) -> None:
+        """Does no IO. Raises SettingsError."""
+        self._bus = asynchronous.Client(url, **how)
+        self._loop: _Loop | None = None
+
+    def __enter__(self) -> Self:
+        self._loop = _Loop()
+        try:
+            self._loop.call(self._bus.__aenter__())
+        except BaseException:
+            self._loop.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close all connections and end the thread; runs go on. Generators that are still in use raise RuntimeError."""
+        if self._loop:
+            try:
+                self._loop.call(self._bus.aclose())
+            finally:
+                self._loop.close()
+
+    def publish(self, request: Generate | Mapping[str, object]) -> Run:
+        """See `tokenbus.Client.publish`."""
+        return Run(self._call(self._bus.publish(request)), self)
+
+    def stream(
+        self, request: Generate | Mapping[str, object], *, wait_s: float | None = PUBLISHED_WAIT_S
+    ) -> Generator[PublicEvent]:
+        """See `tokenbus.Client.stream`; published when this is called."""
+        return self.publish(request).events(wait_s=wait_s)
+
+    def follow(self, run: Run | str, *, after: int = -1, wait_s: float | None = 10.0) -> Generator[PublicEvent]:
+        """See `tokenbus.Client.follow`."""
+        return self._each(lambda: self._bus.follow(_id(run), after=after, wait_s=wait_s))
+
+    def result(self, run: Run | str, *, wait_s: float | None = 10.0) -> Response:
+        """See `tokenbus.Client.result`."""
+        return self._call(self._bus.result(_id(run), wait_s=wait_s))
+
+    def cancel(self, run: Run | str, reason: str | None = None, *, heard_through: int | None = None) -> None:
+        """See `tokenbus.Client.cancel`."""
+        self._call(self._bus.cancel(_id(run), reason, heard_through=heard_through))
+
+    def retry(self, run: Run | str, *, again: int = 1) -> Run:
+        """See `tokenbus.Client.retry`."""
+        return Run(self._call(self._bus.retry(_id(run), again=again)), self)
+
+    def resume(self, run: Run | str, *, again: int = 1) -> Run:
+        """See `tokenbus.Client.resume`."""
+        return Run(self._call(self._bus.resume(_id(run), again=again)), self)
+
+    def subscribe(self, topic: Any, **how: Any) -> Subscription[Any]:
+        """See `tokenbus.Client.subscribe`, whose arguments these are."""
+        subscribe: Any = self._bus.subscribe
+        return Subscription(self, subscribe(topic, **how))
+
+    def sentences(self, **how: Any) -> Subscription[Sentence]:
+        """See `tokenbus.Client.sentences`, whose arguments these are."""
+        return Subscription(self, self._bus.sentences(**how))
+
+    def _call(self, work: Coroutine[Any, Any, T]) -> T:
+        if self._loop is None:
+            work.close()
+            raise RuntimeError("the client is not open: use it inside `with`")
+        return self._loop.call(work)
+
+    def _each(self, events: Callable[[], AsyncIterator[T]]) -> Generator[T]:
+        source = events()  # raises here, not when it is first iterated
+
+        def each() -> Generator[T]:
+            try:
+                while True:
+                    try:
+                        event = self._call(_next(source))
+                    except StopAsyncIteration:
+                        return
+                    yield event
+            finally:
+                with suppress(RuntimeError):  # closed with the client
+                    self._call(_close(source))
+
+        return each()
+
+
+class Run:
+    """One run that was published; see `tokenbus.Run`."""
+
+    def __init__(self, run: AsyncRun, client: Client) -> None:
+        self.id = run.id
+        self._client = client
+
+    def __repr__(self) -> str:
+        return f"Run({self.id!r})"
+
+    def events(self, *, after: int = -1, wait_s: float | None = PUBLISHED_WAIT_S) -> Generator[PublicEvent]:
+        """See `Client.follow`."""
+        return self._client.follow(self, after=after, wait_s=wait_s)
+
+    def result(self, *, wait_s: float | None = PUBLISHED_WAIT_S) -> Response:
+        """See `Client.result`."""
+        return self._client.result(self, wait_s=wait_s)
+
+    def cancel(self, reason: str | None = None, *, heard_through: int | None = None) -> None:
+        """See `Client.cancel`."""
+        self._client.cancel(self, reason, heard_through=heard_through)
+
+
+class Subscription(Generic[E]):
+    """The events of a topic, or the sentences: enter it with ``with`` and iterate it."""
+
+    def __init__(
+        self, client: Client, events: OrderedSubscription[Any] | SharedSubscription[Any] | SentenceSubscription
+    ) -> None:
+        self._client = client
+        self._events: Any = events
+
+    @property
+    def cursor(self) -> Cursor:
+        """See `tokenbus.OrderedSubscription.cursor`."""
+        return self._events.cursor
+
+    def __enter__(self) -> Self:
+        self._call(self._events.__aenter__())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._call(self._events.__aexit__(kind, error, trace))
+
+    def close(self) -> None:
+        """See `tokenbus.OrderedSubscription.aclose`."""
+        self._call(self._events.aclose())
+
+    def ack(self, event: E) -> None:
+        """See `tokenbus.SharedSubscription.ack`."""
+        self._call(_called(self._events.ack, event))
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> E:
+        try:
+            return self._call(self._events.__anext__())
+        except StopAsyncIteration:
+            raise StopIteration from None
+
+    def _call(self, work: Coroutine[Any, Any, T]) -> T:
+        return self._client._call(work)  # pyright: ignore[reportPrivateUsage] - of this module
+
+
+async def _next(source: AsyncIterator[T]) -> T:
+    return await anext(source)
+
+
+async def _close(source: Any) -> None:
+    await source.aclose()
+
+
+async def _called(function: Callable[[T], None], value: T) -> None:
+    function(value)
+
+
+def _id(run: Run | str) -> str:
+    return run.id if isinstance(run, Run) else run

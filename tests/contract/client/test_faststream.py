@@ -1,0 +1,114 @@
+"""Handlers of a real FastStream app in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from faststream.redis import RedisBroker
+
+from tests.contract.client.writer import Writer
+from tokenbus.bus.keys import Keys
+from tokenbus.bus.server import Server
+from tokenbus.faststream import BusRouter
+
+APP = """
+import asyncio, sys
+from faststream import Depends, FastStream
+from faststream.redis import RedisBroker
+from tokenbus import BlockComplete, BlockStarted, Chunk, Sentence, Started
+from tokenbus.faststream import BusRouter
+
+url, prefix = sys.argv[1:]
+broker = RedisBroker(url)
+bus = BusRouter(broker, url, prefix=prefix, partitions=4)
+failed = set()
+
+async def about() -> str:
+    return "injected"
+
+@bus.subscriber("visible", group="g", from_="start", kinds=["text"], concurrency=4)
+async def visible(chunk: Chunk, given: str = Depends(about)) -> None:
+    print("visible", type(chunk).__name__, chunk.run, chunk.seq, given, flush=True)
+
+@bus.subscriber("blocks", from_="start", runs=["a"])
+async def blocks(event: BlockStarted | BlockComplete) -> None:
+    print("blocks", type(event).__name__, event.run, event.seq, flush=True)
+
+@bus.subscriber("sentences", from_="start", runs=["a"])
+async def sentences(sentence: Sentence) -> None:
+    print("sentences", sentence.text, flush=True)
+
+@bus.subscriber("runs", group="again", from_="start", runs=["a"], kinds=["started"], on_error="again")
+async def again(event: Started) -> None:
+    if event.seq not in failed:
+        failed.add(event.seq)
+        raise ZeroDivisionError
+    print("again", event.seq, flush=True)
+
+@bus.subscriber("runs", from_="start", runs=["b"])
+async def skipped(event: object) -> None:
+    if event.seq == 0:
+        raise ZeroDivisionError
+    print("skipped", event.seq, flush=True)
+
+asyncio.run(FastStream(broker).run())
+"""
+
+
+@asynccontextmanager
+async def app(url: str, keys: Keys, log: Path) -> AsyncGenerator[Process]:
+    with log.open("wb") as errors:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", APP, url, keys.prefix, stdout=PIPE, stderr=errors
+        )
+    try:
+        yield process
+        process.terminate()
+        assert await process.wait() == 0
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+async def test_handlers_get_typed_events_in_order_and_those_that_fail_are_skipped_or_come_again(
+    server_url: str, server: Server, keys: Keys, tmp_path: Path
+):
+    for run in ("a", "b"):
+        writer = Writer(server, keys, run)
+        await writer.start()
+        await writer.block("Hello you there. And more")
+        await writer.say("!")
+        await writer.complete()
+    expected = {
+        *(f"visible Chunk {run} {seq} injected" for run in ("a", "b") for seq in (2, 4)),
+        *("blocks BlockStarted a 1", "blocks BlockComplete a 3"),
+        *("sentences Hello you there. ", "sentences And more!"),
+        *("again 0", "skipped 5"),
+    }
+    seen: list[str] = []
+    async with app(server_url, keys, tmp_path / "app.log") as process:
+        assert process.stdout
+        while not expected <= set(seen):
+            line = (await process.stdout.readline()).decode()
+            assert line, (tmp_path / "app.log").read_text()
+            if line.startswith(("visible", "blocks", "sentences", "again", "skipped")):
+                seen.append(line.rstrip("\n"))
+    assert [line for line in seen if line.startswith("visible Chunk a")] == [
+        f"visible Chunk a {seq} injected" for seq in (2, 4)
+    ]
+    assert sum(line.startswith("again") for line in seen) == 1
+
+
+def test_a_subscriber_that_cannot_be_is_refused_where_it_stands():
+    bus = BusRouter(RedisBroker(), "redis://localhost")
+    with pytest.raises(ValueError, match="group"):
+        bus.subscriber("visible", group="a b")
+    with pytest.raises(ValueError, match="kinds"):
+        bus.subscriber("visible", kinds=["sentence"])

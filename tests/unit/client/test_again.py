@@ -1,0 +1,59 @@
+"""The request that goes on from a run's last turn."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from tokenbus.client.again import Ended, derived_id, going_on
+from tokenbus.client.response import Response
+from tokenbus.errors import RunNotRepeatable
+from tokenbus.events.public import BlockComplete
+from tokenbus.events.requests import Generate, Message, TextPart
+
+REQUEST = Generate(id="r", provider="anthropic", model="m", messages=[Message(role="user", content="Hi")])
+HISTORY = [Message(role="assistant", content="calls"), Message(role="user", content="results")]
+
+
+def block(number: int, content: str, turn: int, **fields: Any) -> BlockComplete:
+    about: dict[str, Any] = {"run": "r", "seq": number, "attempt": 1, "kind": "text", **fields}
+    return BlockComplete(turn=turn, block=number, content=content, **about)
+
+
+def test_earlier_turns_stand_before_the_text_of_the_last():
+    said = Response.of(
+        [block(0, "Let me look.", 0), block(1, "hm", 1, kind="thinking"), block(2, "So it ", 1, cut=True)]
+    )
+    request = going_on(Ended("r", REQUEST, HISTORY, 1), said, again=1)
+    assert request.messages == [
+        *REQUEST.messages,
+        *HISTORY,
+        Message(role="assistant", content=[TextPart(text="So it")]),
+    ]
+
+
+def test_a_call_that_was_cut_off_is_left_for_the_model_to_make_again():
+    said = Response.of([block(0, "Let me look.", 0), block(1, "", 0, kind="tool_call", cut=True)])
+    assert going_on(Ended("r", REQUEST, [], 0), said, again=1).messages[-1].role == "assistant"
+
+
+def test_in_mode_prefill_the_text_is_the_participants_own():
+    prefill = msgspec.structs.replace(REQUEST, mode="prefill", participant="Claude")
+    said = Response.of([block(0, "Half", 0)])
+    assert going_on(Ended("r", prefill, [], 0), said, again=1).messages[-1].participant == "Claude"
+    with pytest.raises(RunNotRepeatable, match="prefill"):
+        going_on(Ended("r", prefill, HISTORY, 1), said, again=1)
+
+
+def test_a_provider_that_cannot_go_on_is_named():
+    request = msgspec.structs.replace(REQUEST, provider="openai-responses")
+    with pytest.raises(RunNotRepeatable, match="provider"):
+        going_on(Ended("r", request, [], 0), Response.of([block(0, "Half", 0)]), again=1)
+
+
+def test_ids_of_new_runs_differ_by_run_by_way_and_by_count_and_fit_in_an_id():
+    ids = {derived_id(run, how, n) for run in ("r", "s", "x" * 128) for how in ("retry", "resume") for n in (1, 2)}
+    assert len(ids) == 12
+    assert max(map(len, ids)) <= 128
