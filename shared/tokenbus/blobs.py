@@ -8,7 +8,9 @@ that has not passed `parse_blob_id` or `parse_media_type`.
 from __future__ import annotations
 
 import re
+from collections.abc import AsyncIterable, AsyncIterator
 from hashlib import sha256
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
@@ -22,6 +24,41 @@ _TOKEN = r"[A-Za-z0-9][A-Za-z0-9!$&^_.+-]*"
 """A name of RFC 6838, 4.2, but for ``#``: object_store takes no file name that ends in ``#`` and digits."""
 _TYPE = re.compile(rf"({_TOKEN})/({_TOKEN})")
 _PARAMETER = re.compile(rf'({_TOKEN})=(?:({_TOKEN})|"({_TOKEN})")')
+
+
+class BlobLoader(Protocol):
+    """A store of blobs as the services use one: the blob service, or your own. Safe to use from many tasks."""
+
+    async def store(self, content: bytes | AsyncIterable[bytes], media_type: str) -> BlobRef:
+        """Store content; the same content again is the same blob. Raises BlobError, and what ``content`` raises."""
+        ...
+
+    async def load(self, blob_id: str) -> bytes:
+        """A blob's whole content, which has this id's checksum. The blob then stays for as long as a run may be open.
+        Raises BlobError."""
+        ...
+
+    async def aclose(self) -> None:
+        """Give up its connections."""
+        ...
+
+
+@runtime_checkable
+class BlobStreams(BlobLoader, Protocol):
+    """A loader that can also say what a blob is and give it in pieces: nobody then holds a large one whole."""
+
+    async def head(self, blob_id: str) -> BlobRef:
+        """What is stored under this id. Raises BlobError."""
+        ...
+
+    def chunks(self, blob_id: str) -> AsyncIterator[bytes]:
+        """A blob's content in pieces. The last comes only after the checksum of the whole was found right. Raises
+        BlobError."""
+        ...
+
+    async def lease(self, blob_id: str) -> None:
+        """Let the blob live for as long as a run may be open, from now on. Raises BlobError."""
+        ...
 
 
 class BlobRef(msgspec.Struct, frozen=True, kw_only=True):

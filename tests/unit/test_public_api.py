@@ -18,22 +18,31 @@ def test_these_names_are_public():
         "Completed",
         "Cursor",
         "Generate",
+        "ImagePreview",
         "Incomplete",
         "Message",
         "OrderedSubscription",
         "PublicEvent",
+        "Response",
+        "ResponseBuilder",
         "Restarted",
-        "Result",
         "Retrying",
         "Run",
         "RunFailedEvent",
+        "Sentence",
+        "SentenceRules",
+        "SentenceSubscription",
         "SharedSubscription",
         "Started",
         "TerminalEvent",
         "TokenbusError",
         "Tool",
+        "ToolProgress",
         "UsageReported",
         "__version__",
+        "coalesced",
+        "restore_from_storage",
+        "sanitize_for_storage",
     ]
     assert all(hasattr(tokenbus, name) for name in tokenbus.__all__)
 
@@ -55,9 +64,12 @@ def test_a_client_has_these_methods():
         "cancel": ["self", "run", "reason", "heard_through"],
         "follow": ["self", "run", "after", "wait_s"],
         "publish": ["self", "request"],
+        "resume": ["self", "run", "again"],
         "result": ["self", "run", "wait_s"],
+        "retry": ["self", "run", "again"],
+        "sentences": ["self", "group", "runs", "from_", "ack", "prefetch", "rules", "hold_s"],
         "stream": ["self", "request", "wait_s"],
-        "subscribe": ["self", "topic", "group", "after"],
+        "subscribe": ["self", "topic", "group", "kinds", "runs", "from_", "ack", "prefetch"],
     }
     assert list(inspect.signature(tokenbus.Client).parameters) == [
         "url",
@@ -71,12 +83,13 @@ def test_a_client_has_these_methods():
 
 def test_a_run_and_subscriptions_have_these_members():
     assert set(public(tokenbus.Run)) == {"events", "result", "cancel"}
-    assert set(public(tokenbus.OrderedSubscription)) == {"aclose", "cursor"}
-    assert set(public(tokenbus.SharedSubscription)) == {"aclose", "partitions"}
+    assert set(public(tokenbus.OrderedSubscription)) == {"ack", "aclose", "cursor", "each"}
+    assert set(public(tokenbus.SentenceSubscription)) == {"ack", "aclose", "cursor", "each"}
+    assert set(public(tokenbus.SharedSubscription)) == {"ack", "aclose", "each", "partitions"}
 
 
-def test_a_result_has_these_fields():
-    assert tokenbus.Result.__struct_fields__ == (
+def test_a_response_has_these_fields():
+    assert tokenbus.Response.__struct_fields__ == (
         "run",
         "status",
         "text",
@@ -84,13 +97,16 @@ def test_a_result_has_these_fields():
         "blocks",
         "finish",
         "finish_raw",
+        "stop_string",
         "usage",
         "timing",
         "error",
         "reason",
         "events",
+        "heard_through",
     )
-    assert set(public(tokenbus.Result)) == {"or_raise", "tool_calls"}
+    assert set(public(tokenbus.Response)) == {"images", "or_raise", "tool_calls"}
+    assert set(public(tokenbus.ResponseBuilder)) == {"add", "response"}
 
 
 def test_every_error_is_in_the_tree_with_a_code_of_its_own():

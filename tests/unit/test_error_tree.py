@@ -1,0 +1,43 @@
+"""The errors as programs see them: one tree, each with a code of its own, none that nothing raises."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import tokenbus
+import tokenbus_services
+from tokenbus import errors
+from tokenbus.errors import TokenbusError
+
+ALL: list[type[TokenbusError]] = [getattr(errors, name) for name in errors.__all__]
+BASES = {base for error in ALL for base in error.__mro__[1:]}
+SOURCE = "".join(
+    path.read_text()
+    for package in (tokenbus, tokenbus_services)
+    for path in Path(str(package.__file__)).parent.rglob("*.py")
+    if path != Path(errors.__file__)
+)
+
+
+def test_each_has_a_code_of_its_own() -> None:
+    codes = [vars(error).get("code") for error in ALL]
+    assert None not in codes
+    assert len(set(codes)) == len(codes)
+
+
+@pytest.mark.parametrize("error", ALL)
+def test_each_stands_in_the_tree_beneath_what_it_is(error: type[TokenbusError]) -> None:
+    lines = str(errors.__doc__).splitlines()
+    [at] = [n for n, line in enumerate(lines) if re.search(rf"(^|[ ─]){error.__name__}( |$)", line)]
+    if error is not TokenbusError:
+        depth = lines[at].index(error.__name__)
+        above = next(line for line in reversed(lines[:at]) if 0 < len(line) - len(line.lstrip(" │├└─")) < depth)
+        assert above.split("─")[-1].split()[0] == error.__mro__[1].__name__
+
+
+@pytest.mark.parametrize("error", [error for error in ALL if error not in BASES])
+def test_each_is_raised_somewhere(error: type[TokenbusError]) -> None:
+    assert re.search(rf"\b{error.__name__}\b\(|\b{error.__name__} if |else {error.__name__}\b", SOURCE)
