@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 
 import structlog
 from prometheus_client import CollectorRegistry
 
 from tokenbus.errors import BlobError
+from tokenbus_services.blobs.access import token_of
 from tokenbus_services.blobs.http import AsgiApp, BlobRoutes, with_blobs
 from tokenbus_services.blobs.store import BlobStore
 from tokenbus_services.blobs.store import create as create_store
@@ -56,8 +58,8 @@ class BlobService:
 
 
 def create(settings: Settings) -> AsgiApp:
-    """One blob store."""
-    store = create_store(settings.blobs, Path(settings.data_dir) / "blobs")
+    """One blob store. Raises SettingsError."""
+    store = create_store(settings.blobs, Path(settings.data_dir) / "blobs", lease_s=settings.retention.open_run_s)
     registry = CollectorRegistry()
     app = make_app(BlobService(store, ttl_s=settings.blobs.ttl_s), make_broker(settings, registry), registry)
-    return with_blobs(app, BlobRoutes(store))
+    return with_blobs(app, BlobRoutes(store, token=token_of(settings.blobs, os.environ)))

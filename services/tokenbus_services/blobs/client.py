@@ -2,37 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable
+import os
+from collections.abc import AsyncIterable, AsyncIterator, Mapping
 from hashlib import sha256
 from http import HTTPStatus
-from typing import Protocol, Self
+from typing import Self
 
 import httpx
 import msgspec
 
-from tokenbus.blobs import BlobRef, blob_id_from_digest, parse_blob_id, parse_media_type
-from tokenbus.errors import BlobError, BlobNotFound, BlobRefused, BlobStoreFull, BlobTooLarge, BlobUnavailable
+from tokenbus.blobs import (
+    DEFAULT_MEDIA_TYPE,
+    BlobLoader,
+    BlobRef,
+    blob_id_from_digest,
+    parse_blob_id,
+    parse_media_type,
+)
+from tokenbus.errors import (
+    BlobCorrupt,
+    BlobError,
+    BlobNotFound,
+    BlobQuotaExceeded,
+    BlobRefused,
+    BlobStoreFull,
+    BlobTooLarge,
+    BlobUnauthorized,
+    BlobUnavailable,
+)
+from tokenbus_services.blobs.access import token_of
 from tokenbus_services.blobs.http import PATH, BlobProblem
 from tokenbus_services.settings import BlobSettings
 
+__all__ = ["BlobLoader", "HttpBlobs"]
+
 _TIMEOUT = httpx.Timeout(30.0, connect=5.0)
 _MAX_ANSWER_BYTES = 64 * 2**10
-
-
-class BlobLoader(Protocol):
-    """What fetcher and tools need of the blob store."""
-
-    async def store(self, content: bytes | AsyncIterable[bytes], media_type: str) -> BlobRef:
-        """Store content; the same content again is the same blob. Raises BlobError, and what ``content`` raises."""
-        ...
-
-    async def load(self, blob_id: str) -> bytes:
-        """A blob's whole content. Raises BlobError."""
-        ...
-
-    async def aclose(self) -> None:
-        """Give up its connections."""
-        ...
 
 
 class HttpBlobs:
@@ -41,9 +46,17 @@ class HttpBlobs:
     A call is tried once: every error whose ``retryable`` is true may be tried again as it is.
     """
 
-    def __init__(self, base_url: str, *, max_bytes: int = BlobSettings().max_bytes) -> None:
+    def __init__(self, base_url: str, *, max_bytes: int = BlobSettings().max_bytes, token: str = "") -> None:
         self._max_bytes = max_bytes
-        self._http = httpx.AsyncClient(base_url=base_url, timeout=_TIMEOUT, headers={"Accept-Encoding": "identity"})
+        headers = {"Accept-Encoding": "identity", **({"Authorization": f"Bearer {token}"} if token else {})}
+        # Unbounded: a blob that is read as slowly as a provider takes it must keep nobody else from the store.
+        limits = httpx.Limits(max_connections=None)
+        self._http = httpx.AsyncClient(base_url=base_url, timeout=_TIMEOUT, headers=headers, limits=limits)
+
+    @classmethod
+    def from_settings(cls, settings: BlobSettings, env: Mapping[str, str] = os.environ) -> HttpBlobs:
+        """The blob service of a deployment. Raises SettingsError for a token that no header can hold."""
+        return cls(settings.service_url, max_bytes=settings.max_bytes, token=token_of(settings, env))
 
     async def __aenter__(self) -> Self:
         return self
@@ -71,10 +84,67 @@ class HttpBlobs:
         except msgspec.DecodeError as e:
             raise BlobUnavailable(PATH, f"the answer is not from a blob service: {e}") from e
 
-    async def load(self, blob_id: str) -> bytes:
-        """A blob's whole content, checked against its id.
+    async def lease(self, blob_id: str) -> None:
+        """Let the blob live for as long as a run may be open, from now on. Raises BlobNotFound, BlobUnavailable."""
+        parse_blob_id(blob_id)
+        request = self._http.build_request("POST", f"{PATH}/{blob_id}/lease")
+        status, answer = await self._send(request, limit=_MAX_ANSWER_BYTES)
+        if status != HTTPStatus.NO_CONTENT:
+            raise _error(status, answer, blob_id)
 
-        Raises BlobNotFound, BlobTooLarge where it is over ``max_bytes``, BlobRefused, BlobUnavailable.
+    async def head(self, blob_id: str) -> BlobRef:
+        """What is stored under this id. Raises BlobNotFound, BlobRefused, BlobUnauthorized, BlobUnavailable."""
+        parse_blob_id(blob_id)
+        try:
+            response = await self._http.head(f"{PATH}/{blob_id}")
+        except httpx.HTTPError as e:
+            raise self._unavailable(e) from e
+        match response.status_code:  # the answer to a HEAD has no body that could tell more
+            case HTTPStatus.NOT_FOUND:
+                raise BlobNotFound(blob_id)
+            case HTTPStatus.UNAUTHORIZED:
+                raise BlobUnauthorized(blob_id)
+            case _:
+                pass
+        size = response.headers.get("content-length", "")
+        if response.status_code != HTTPStatus.OK or not size.isdigit():
+            raise _error(response.status_code, b"", blob_id)
+        media_type = response.headers.get("content-type", DEFAULT_MEDIA_TYPE)
+        return BlobRef(blob_id=blob_id, media_type=media_type, size=int(size))
+
+    async def chunks(self, blob_id: str) -> AsyncIterator[bytes]:
+        """A blob's content as it comes, checked against its id before the last piece is given. From now on it lives for
+        as long as a run may be open.
+
+        Close the iterator, or read it to its end: until then it holds a connection. Raises as `load`, without a limit.
+        """
+        digest = parse_blob_id(blob_id)
+        hasher = sha256()
+        held = b""
+        request = self._http.build_request("GET", f"{PATH}/{blob_id}")
+        try:
+            response = await self._http.send(request, stream=True)
+            try:
+                if response.status_code != HTTPStatus.OK:
+                    raise _error(response.status_code, await response.aread(), blob_id)
+                async for chunk in response.aiter_raw():
+                    hasher.update(chunk)
+                    if held:
+                        yield held
+                    held = chunk
+            finally:
+                await response.aclose()
+        except httpx.HTTPError as e:
+            raise self._unavailable(e) from e
+        if hasher.hexdigest() != digest:
+            raise BlobCorrupt(blob_id, f"the content that came is {blob_id_from_digest(hasher.hexdigest())}")
+        if held:
+            yield held
+
+    async def load(self, blob_id: str) -> bytes:
+        """A blob's whole content, checked against its id. From now on it lives for as long as a run may be open.
+
+        Raises BlobNotFound, BlobTooLarge where it is over ``max_bytes``, BlobCorrupt, BlobRefused, BlobUnavailable.
         """
         digest = parse_blob_id(blob_id)
         request = self._http.build_request("GET", f"{PATH}/{blob_id}")
@@ -83,7 +153,7 @@ class HttpBlobs:
             raise _error(status, content, blob_id)
         found = sha256(content).hexdigest()
         if found != digest:
-            raise BlobRefused(blob_id, f"the content that came is {blob_id_from_digest(found)}")
+            raise BlobCorrupt(blob_id, f"the content that came is {blob_id_from_digest(found)}")
         return content
 
     async def _send(self, request: httpx.Request, *, limit: int) -> tuple[int, bytes]:
@@ -99,8 +169,11 @@ class HttpBlobs:
             finally:
                 await response.aclose()
         except httpx.HTTPError as e:
-            raise BlobUnavailable(str(self._http.base_url), f"{type(e).__name__} {e}".strip()) from e
+            raise self._unavailable(e) from e
         return response.status_code, bytes(body)
+
+    def _unavailable(self, error: httpx.HTTPError) -> BlobUnavailable:
+        return BlobUnavailable(str(self._http.base_url), f"{type(error).__name__} {error}".strip())
 
 
 def _error(status: int, answer: bytes, what: str) -> BlobError:
@@ -116,6 +189,12 @@ def _error(status: int, answer: bytes, what: str) -> BlobError:
             return BlobTooLarge(problem.size or 0, problem.limit or 0)
         case BlobRefused.code:
             return BlobRefused(what, problem.message)
+        case BlobCorrupt.code:
+            return BlobCorrupt(what, problem.message)
+        case BlobUnauthorized.code:
+            return BlobUnauthorized(what)
+        case BlobQuotaExceeded.code:
+            return BlobQuotaExceeded(what, problem.message)
         case BlobStoreFull.code:
             return BlobStoreFull(what, problem.message)
         case _:

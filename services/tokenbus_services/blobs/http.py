@@ -2,18 +2,23 @@
 
 ``PUT`` or ``POST /blobs``   store the body under the address of its content: 201 and a BlobRef as JSON
 ``PUT /blobs/{id}``          the same, if the content has this address
-``GET``, ``HEAD /blobs/{id}``  the content, with its media type, length and ETag
+``GET``, ``HEAD /blobs/{id}``  the content, with its media type, length and ETag; with ``Range`` a part of it, which no
+                             checksum guards. Reading it whole takes a lease
+``POST /blobs/{id}/lease``   let it live for as long as a run may be open: 204
+``GET /blobs/{id}/link``     an url of the backend's own for ``?seconds=`` (up to an hour) as JSON, where it has such
 
-An error is a `BlobProblem` as JSON. FastStream matches routes by their exact path, so `with_blobs` puts these in
-front of its app.
+Where the service has a token, each needs ``Authorization: Bearer TOKEN``. An error is a `BlobProblem` as JSON.
+FastStream matches routes by their exact path, so `with_blobs` puts these in front of its app.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from http import HTTPStatus
 from typing import Any
+from urllib.parse import parse_qsl
 
 import msgspec
 import structlog
@@ -25,9 +30,12 @@ from tokenbus.errors import (
     BlobRefused,
     BlobStoreFull,
     BlobTooLarge,
+    BlobUnauthorized,
     BlobUnavailable,
     TokenbusError,
 )
+from tokenbus_services.blobs.access import admitted
+from tokenbus_services.blobs.ranges import OutOfRange, Part, part_of
 from tokenbus_services.blobs.store import BlobStore
 
 Scope = MutableMapping[str, Any]
@@ -38,7 +46,10 @@ AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
 
 PATH = "/blobs"
+MAX_LINK_S = 3600
 _IDLE_S = 30.0
+_METHODS = {"": {"GET", "HEAD", "PUT"}, "lease": {"POST"}, "link": {"GET"}}
+"""By what stands behind the id."""
 
 # What a blob holds came from a model or a stranger: a browser shall neither guess its type nor run it.
 _UNTRUSTED: Headers = [(b"x-content-type-options", b"nosniff"), (b"content-security-policy", b"sandbox")]
@@ -53,6 +64,13 @@ class BlobProblem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     message: str
     size: int | None = None
     limit: int | None = None
+
+
+class BlobLink(msgspec.Struct, frozen=True, kw_only=True):
+    """An url that needs no token, for so many seconds."""
+
+    url: str
+    seconds: float
 
 
 class _ClientGone(Exception):
@@ -73,30 +91,47 @@ def with_blobs(app: AsgiApp, blobs: BlobRoutes) -> AsgiApp:
 class BlobRoutes:
     """The ASGI app for ``/blobs`` and all below it."""
 
-    def __init__(self, store: BlobStore, *, idle_s: float = _IDLE_S) -> None:
+    def __init__(self, store: BlobStore, *, token: str = "", idle_s: float = _IDLE_S) -> None:
         self._store = store
+        self._token = token
         self._idle_s = idle_s
         """Longest silence inside an upload."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         method: str = scope["method"]
-        blob_id: str | None = scope["path"].removeprefix(PATH).removeprefix("/") or None
-        allowed = {"PUT", "POST"} if blob_id is None else {"GET", "HEAD", "PUT"}
+        blob_id: str = scope["path"].removeprefix(PATH).removeprefix("/")
+        what = next((name for name in _METHODS if name and blob_id.endswith(f"/{name}")), "")
+        allowed = _METHODS[what] if blob_id else {"PUT", "POST"}
+        blob_id = blob_id.removesuffix(f"/{what}")
         try:
+            if not admitted(dict[bytes, bytes](scope["headers"]).get(b"authorization", b""), self._token):
+                raise BlobUnauthorized(PATH)
             if method not in allowed:
                 problem = BlobProblem(code="method_not_allowed", message=f"{method} is not for this path")
                 allow = (b"allow", ", ".join(sorted(allowed)).encode())
                 await _send_json(send, HTTPStatus.METHOD_NOT_ALLOWED, problem, [allow])
+            elif what == "lease":
+                await self._store.lease(blob_id)
+                await _send_empty(send, HTTPStatus.NO_CONTENT)
+            elif what == "link":
+                await _send_json(send, HTTPStatus.OK, await self._link(scope, blob_id))
             elif method in {"PUT", "POST"}:
-                await _send_json(send, HTTPStatus.CREATED, await self._put(scope, receive, blob_id))
-            elif blob_id is not None:
+                await _send_json(send, HTTPStatus.CREATED, await self._put(scope, receive, blob_id or None))
+            else:
                 await self._get(scope, send, blob_id)
         except _ClientGone:
             _log.info("blob_upload_cut")
         except BlobError as e:
             if isinstance(e, BlobUnavailable):
                 _log.warning("blob_store_failed", code=e.code, where=e.where, problem=e.problem)
-            await _send_json(send, _status(e), _problem(e))
+            challenge: Headers = [(b"www-authenticate", b"Bearer")] if isinstance(e, BlobUnauthorized) else []
+            await _send_json(send, _status(e), _problem(e), challenge)
+
+    async def _link(self, scope: Scope, blob_id: str) -> BlobLink:
+        asked = dict(parse_qsl(scope.get("query_string", b"").decode("latin-1"))).get("seconds", "300")
+        if not (re.fullmatch(r"[0-9]{1,4}", asked) and 1 <= int(asked) <= MAX_LINK_S):
+            raise BlobRefused("seconds", f"must be 1 to {MAX_LINK_S}")
+        return BlobLink(url=await self._store.link(blob_id, seconds=int(asked)), seconds=int(asked))
 
     async def _put(self, scope: Scope, receive: Receive, blob_id: str | None) -> BlobRef:
         headers = dict[bytes, bytes](scope["headers"])
@@ -130,17 +165,29 @@ class BlobRoutes:
             raise BlobRefused("upload", f"{size} bytes came where Content-Length says {declared}")
 
     async def _get(self, scope: Scope, send: Send, blob_id: str) -> None:
-        blob = await self._store.open(blob_id)
-        etag = f'"{blob.ref.blob_id}"'.encode()
-        headers: Headers = [(b"etag", etag), *_UNTRUSTED]
+        ref = await self._store.head(blob_id)
+        etag = f'"{ref.blob_id}"'.encode()
+        headers: Headers = [(b"etag", etag), (b"accept-ranges", b"bytes"), *_UNTRUSTED]
         if _matches(scope, etag):
-            await send({"type": "http.response.start", "status": HTTPStatus.NOT_MODIFIED, "headers": headers})
-            await send({"type": "http.response.body"})
+            await _send_empty(send, HTTPStatus.NOT_MODIFIED, headers)
             return
-        headers.append((b"content-type", blob.ref.media_type.encode()))
-        headers.append((b"content-length", str(blob.ref.size).encode()))
-        await send({"type": "http.response.start", "status": HTTPStatus.OK, "headers": headers})
+        try:
+            part = _part(scope, etag, ref.size)
+        except OutOfRange:
+            headers.append((b"content-range", f"bytes */{ref.size}".encode()))
+            await _send_empty(send, HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE, headers)
+            return
+        headers.append((b"content-type", ref.media_type.encode()))
+        status, size = HTTPStatus.OK, ref.size
+        if part:
+            status, size = HTTPStatus.PARTIAL_CONTENT, part.end - part.start
+            headers.append((b"content-range", f"bytes {part.start}-{part.end - 1}/{ref.size}".encode()))
+        headers.append((b"content-length", str(size).encode()))
         if scope["method"] == "GET":
+            if not part:
+                await self._store.lease(blob_id)
+            blob = await self._store.open(blob_id, part)
+            await send({"type": "http.response.start", "status": status, "headers": headers})
             try:
                 async for chunk in blob.chunks():
                     await send({"type": "http.response.body", "body": chunk, "more_body": True})
@@ -149,7 +196,18 @@ class BlobRoutes:
                 # client sees a short body and never wrong bytes as a whole blob.
                 _log.error("blob_read_failed", blob_id=blob_id, code=e.code, problem=str(e))
                 return
+        else:
+            await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body"})
+
+
+def _part(scope: Scope, etag: bytes, size: int) -> Part | None:
+    """The part that a GET asks for. Raises OutOfRange. A HEAD asks for none, and neither does who has another content
+    in mind (If-Range; RFC 9110, 13.1.5 and 14.2)."""
+    headers = dict[bytes, bytes](scope["headers"])
+    if scope["method"] != "GET" or headers.get(b"if-range", etag) != etag:
+        return None
+    return part_of(headers.get(b"range", b"").decode("latin-1"), size)
 
 
 def _matches(scope: Scope, etag: bytes) -> bool:
@@ -168,6 +226,8 @@ def _status(e: BlobError) -> HTTPStatus:
             return HTTPStatus.UNSUPPORTED_MEDIA_TYPE
         case BlobRefused():
             return HTTPStatus.BAD_REQUEST
+        case BlobUnauthorized():
+            return HTTPStatus.UNAUTHORIZED
         case BlobStoreFull():
             return HTTPStatus.INSUFFICIENT_STORAGE
         case BlobUnavailable():
@@ -182,8 +242,13 @@ def _problem(e: TokenbusError) -> BlobProblem:
     return BlobProblem(code=e.code, message=str(e))
 
 
+async def _send_empty(send: Send, status: HTTPStatus, headers: Headers | None = None) -> None:
+    await send({"type": "http.response.start", "status": int(status), "headers": headers or []})
+    await send({"type": "http.response.body"})
+
+
 async def _send_json(
-    send: Send, status: HTTPStatus, body: BlobRef | BlobProblem, headers: Headers | None = None
+    send: Send, status: HTTPStatus, body: BlobRef | BlobProblem | BlobLink, headers: Headers | None = None
 ) -> None:
     content = msgspec.json.encode(body)
     head: Headers = [

@@ -9,7 +9,8 @@ whole and its address known, in one atomic put. So nothing of a cut upload ever 
 kernel frees the temporary file even after ``kill -9``. What a kill *during the put* can leave: on a local disk a
 staged file, which `sweep` removes; on S3 parts of a multipart upload, for which the bucket wants a lifecycle rule.
 
-A blob lives for ``ttl_s`` after it was last put. `sweep` may run in several processes. Within one process it never
+A blob lives for ``ttl_s`` after it was last put, and longer while there is a lease on it (`leases`): whoever reads it
+whole takes one, for a run needs it. `sweep` may run in several processes. Within one process it never
 takes a blob that is being put again; across processes only one re-put between its last look and its delete.
 """
 
@@ -17,11 +18,13 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import math
 import os
 import re
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
+from datetime import timedelta
 from hashlib import sha256
 from pathlib import Path
 from tempfile import SpooledTemporaryFile
@@ -30,14 +33,25 @@ from weakref import WeakValueDictionary
 
 import obstore
 from obstore.exceptions import BaseError
-from obstore.store import LocalStore, ObjectStore, from_url
+from obstore.store import AzureStore, GCSStore, LocalStore, ObjectStore, S3Store, from_url
 
 from tokenbus.blobs import BlobRef, blob_id_from_digest, parse_blob_id, parse_media_type
-from tokenbus.errors import BlobNotFound, BlobRefused, BlobStoreFull, BlobTooLarge, BlobUnavailable, SettingsError
-from tokenbus_services.settings import BlobSettings
+from tokenbus.errors import (
+    BlobCorrupt,
+    BlobNotFound,
+    BlobQuotaExceeded,
+    BlobRefused,
+    BlobStoreFull,
+    BlobTooLarge,
+    BlobUnavailable,
+    SettingsError,
+)
+from tokenbus_services.blobs import leases
+from tokenbus_services.blobs.ranges import Part
+from tokenbus_services.settings import BlobSettings, RetentionSettings
 
 if TYPE_CHECKING:
-    from obstore import ListStream, ObjectMeta
+    from obstore import GetOptions, ListStream, ObjectMeta
 
 _ROOT = "sha256"
 _KEY = re.compile(rf"{_ROOT}/([0-9a-f]{{2}})/(\1[0-9a-f]{{62}})/([^/]+/[^/]+)")
@@ -49,10 +63,12 @@ _SPOOL_BYTES = 2**20
 _READ_BYTES = 256 * 2**10
 _PUTS_AT_ONCE = 8
 """A put holds a few parts of 5 MiB in memory."""
+_KNOWN_LEASES = 10_000
 
 
-def create(settings: BlobSettings, directory: Path) -> BlobStore:
-    """The store that the settings name; without a URL, one in ``directory``. Raises SettingsError.
+def create(settings: BlobSettings, directory: Path, *, lease_s: float = RetentionSettings().open_run_s) -> BlobStore:
+    """The store that the settings name; without a URL, one in ``directory``. A lease is for ``lease_s``. Raises
+    SettingsError.
 
     S3's credentials, region and endpoint come from the environment (``AWS_…``), as obstore reads them.
     """
@@ -65,13 +81,16 @@ def create(settings: BlobSettings, directory: Path) -> BlobStore:
             objects = from_url(settings.url)
     except (BaseError, ValueError, OSError) as e:
         raise SettingsError("settings", "blobs.url", _first_line(e)) from None
-    return BlobStore(objects, max_bytes=settings.max_bytes, ttl_s=settings.ttl_s)
+    return BlobStore(
+        objects, max_bytes=settings.max_bytes, ttl_s=settings.ttl_s, lease_s=lease_s, quota_bytes=settings.quota_bytes
+    )
 
 
 class OpenBlob:
     """A blob found and opened for reading."""
 
-    def __init__(self, ref: BlobRef, digest: str, read: AsyncIterator[bytes]) -> None:
+    def __init__(self, ref: BlobRef, digest: str | None, read: AsyncIterator[bytes]) -> None:
+        """``digest``: None for a part, which nothing can be checked by."""
         self.ref = ref
         self._digest = digest
         self._read = read
@@ -79,7 +98,7 @@ class OpenBlob:
     async def chunks(self) -> AsyncIterator[bytes]:
         """The content, once. The last chunk comes only after the checksum of the whole was found right.
 
-        Raises BlobRefused before it where the stored bytes are not the blob's, BlobUnavailable where the store fails.
+        Raises BlobCorrupt before it where the stored bytes are not the blob's, BlobUnavailable where the store fails.
         """
         hasher = sha256()
         held = b""
@@ -89,21 +108,37 @@ class OpenBlob:
                 if held:
                     yield held
                 held = chunk
-        if hasher.hexdigest() != self._digest:
-            raise BlobRefused(self.ref.blob_id, "the stored bytes do not match their checksum")
+        if self._digest not in {None, hasher.hexdigest()}:
+            raise BlobCorrupt(self.ref.blob_id)
         if held:
             yield held
 
 
 class BlobStore:
-    """Puts, opens, deletes and sweeps blobs. One object for a process; safe to use from many tasks."""
+    """Puts, opens, leases and sweeps blobs. One object for a process; safe to use from many tasks."""
 
     def __init__(
-        self, objects: ObjectStore, *, max_bytes: int, ttl_s: float, clock: Callable[[], float] = time.time
+        self,
+        objects: ObjectStore,
+        *,
+        max_bytes: int,
+        ttl_s: float,
+        lease_s: float,
+        quota_bytes: int | None = None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
+        """``quota_bytes`` is kept within a process to the byte; several processes together may be over it by what they
+        stored since their last sweep."""
         self.max_bytes = max_bytes
         self._objects = objects
         self._ttl_s = ttl_s
+        self._lease_s = lease_s
+        self._quota_bytes = quota_bytes
+        self._held_bytes: int | None = None
+        """Of all blobs, as the last listing found them and this process changed them; None before the first."""
+        self._counted_puts = 0
+        self._leased: dict[str, float] = {}
+        """Leases that this process knows to be there: digest to end. Forgotten when there are many."""
         self._clock = clock
         self._puts = asyncio.Semaphore(_PUTS_AT_ONCE)
         self._locks = WeakValueDictionary[str, asyncio.Lock]()
@@ -112,7 +147,8 @@ class BlobStore:
         """Store a body. The same content again is stored once and its lifetime begins anew.
 
         With ``expected``, a blob id, the content must have this address. Raises BlobTooLarge, BlobRefused,
-        BlobStoreFull, BlobUnavailable, and what ``body`` raises; in all these cases nothing new can be read.
+        BlobQuotaExceeded, BlobStoreFull, BlobUnavailable, and what ``body`` raises; in all these cases nothing new can
+        be read.
         """
         media_type = parse_media_type(media_type)
         wanted = None if expected is None else parse_blob_id(expected)
@@ -122,45 +158,92 @@ class BlobStore:
                 raise BlobRefused("blob id", f"the content is {blob_id_from_digest(digest)}, not {expected}")
             key = f"{_ROOT}/{digest[:2]}/{digest}/{media_type}"
             spool.seek(0)
+            if self._quota_bytes is not None and self._held_bytes is None:
+                await self.sweep()  # here, for it takes the lock of each blob that it removes
             async with self._puts, self._lock(key):
-                with _store_errors("put"):
-                    await obstore.put_async(self._objects, key, spool, max_concurrency=2)
+                more = await self._reserve(key, size)
+                try:
+                    with _store_errors("put"):
+                        await obstore.put_async(self._objects, key, spool, max_concurrency=2)
+                except BaseException:
+                    self._count(-more)
+                    raise
         return BlobRef(blob_id=blob_id_from_digest(digest), media_type=media_type, size=size)
 
     async def head(self, blob_id: str) -> BlobRef:
         """What is stored under this id. Raises BlobNotFound, BlobRefused for what is no id, BlobUnavailable."""
         return (await self._find(blob_id))[1]
 
-    async def open(self, blob_id: str) -> OpenBlob:
-        """Open a blob for reading. Raises BlobNotFound, BlobRefused for what is no id, BlobUnavailable."""
+    async def open(self, blob_id: str, part: Part | None = None) -> OpenBlob:
+        """Open a blob, or a part of it, for reading. Raises BlobNotFound, BlobRefused for what is no id,
+        BlobUnavailable."""
         key, ref = await self._find(blob_id)
+        options: GetOptions = {} if part is None else {"range": (part.start, part.end)}
         with _store_errors("open"):
             try:
-                found = await obstore.get_async(self._objects, key)
+                found = await obstore.get_async(self._objects, key, options=options)
             except FileNotFoundError:
                 raise BlobNotFound(blob_id) from None
-        return OpenBlob(ref, parse_blob_id(blob_id), found.stream(min_chunk_size=_READ_BYTES))
+        digest = parse_blob_id(blob_id) if part is None else None
+        return OpenBlob(ref, digest, found.stream(min_chunk_size=_READ_BYTES))
 
-    async def delete(self, blob_id: str) -> bool:
-        """Remove a blob under all its media types; False where there was none. Raises BlobRefused, BlobUnavailable."""
-        found = False
-        for key, _, _ in await self._stored(parse_blob_id(blob_id)):
-            async with self._lock(key):
-                found = await self._remove(key) or found
-        return found
+    async def lease(self, blob_id: str) -> None:
+        """Let the blob live for ``lease_s`` at least. Costs nothing while a lease lasts for half of that.
+
+        Raises BlobNotFound, BlobRefused for what is no id, BlobUnavailable.
+        """
+        digest, now = parse_blob_id(blob_id), self._clock()
+        if self._leased.get(digest, 0) >= now + self._lease_s / 2:
+            return
+        async with self._lock(digest):  # no sweep comes between the look and the lease
+            await self._find(blob_id)
+            until = await self._leased_until(digest)
+            if until < now + self._lease_s / 2:
+                until = math.ceil(now + self._lease_s)
+                with _store_errors("lease"):
+                    await obstore.put_async(self._objects, leases.key_of(digest, until), b"")
+        if len(self._leased) >= _KNOWN_LEASES:
+            self._leased.clear()
+        self._leased[digest] = until
+
+    async def link(self, blob_id: str, *, seconds: float) -> str:
+        """An url under which anyone can read the blob for so long, straight from the backend.
+
+        Raises BlobNotFound, BlobRefused where the backend has no such urls, BlobUnavailable.
+        """
+        key, _ = await self._find(blob_id)
+        if not isinstance(self._objects, S3Store | GCSStore | AzureStore):
+            raise BlobRefused("link", "only S3, Google Cloud Storage and Azure give out urls of their own")
+        with _store_errors("link"):
+            return await obstore.sign_async(self._objects, "GET", key, timedelta(seconds=seconds))
 
     async def sweep(self, now: float | None = None) -> int:
-        """Remove the blobs that expired by ``now`` (Unix seconds) and staged files of killed writers; how many blobs.
+        """Remove the blobs that expired by ``now`` (Unix seconds) and that nobody leased, leases that ended, and staged
+        files of killed writers; how many blobs.
 
         Raises BlobUnavailable.
         """
         limit = self._clock() if now is None else now
         removed = 0
+        held = 0
+        puts = self._counted_puts
         with _store_errors("sweep"):
             async for batch in _list(self._objects, _ROOT):
                 for found in batch:
-                    if _KEY.fullmatch(found["path"]) and self._expired(found["last_modified"].timestamp(), limit):
-                        removed += await self._remove_if_expired(found["path"], limit)
+                    if not _KEY.fullmatch(found["path"]):
+                        continue
+                    gone = self._expired(found["last_modified"].timestamp(), limit) and await self._remove_if_expired(
+                        found["path"], limit
+                    )
+                    removed += gone
+                    held += 0 if gone else found["size"]
+                    self._count(-found["size"] if gone else 0)
+            async for batch in _list(self._objects, leases.ROOT):
+                for found in batch:
+                    if (until := leases.until_of(found["path"])) is not None and until <= limit:
+                        await self._remove(found["path"])
+        if self._counted_puts == puts:  # otherwise the listing may or may not have seen what came meanwhile
+            self._held_bytes = held
         if isinstance(self._objects, LocalStore) and self._objects.prefix is not None:
             await asyncio.to_thread(_remove_staged, self._objects.prefix / _ROOT, limit - _STAGED_STALE_S)
         return removed
@@ -207,7 +290,8 @@ class BlobStore:
         """Key and description of the newest object that has not expired."""
         stored = await self._stored(parse_blob_id(blob_id))
         key, ref, put_at = max(stored, key=lambda entry: entry[2], default=("", None, 0.0))
-        if ref is None or self._expired(put_at, self._clock()):
+        now = self._clock()
+        if ref is None or (self._expired(put_at, now) and await self._leased_until(parse_blob_id(blob_id)) <= now):
             raise BlobNotFound(blob_id)
         return key, ref
 
@@ -220,12 +304,42 @@ class BlobStore:
 
     async def _remove_if_expired(self, key: str, now: float) -> bool:
         """Remove an object that a listing showed expired, unless it was put again since."""
-        async with self._lock(key):
+        digest = key.split("/")[2]
+        async with self._lock(digest), self._lock(key):
             try:
                 found = await obstore.head_async(self._objects, key)
             except FileNotFoundError:
                 return False
-            return self._expired(found["last_modified"].timestamp(), now) and await self._remove(key)
+            if not self._expired(found["last_modified"].timestamp(), now) or await self._leased_until(digest) > now:
+                return False
+            return await self._remove(key)
+
+    async def _leased_until(self, digest: str) -> int:
+        """The end of the longest lease on this content (Unix seconds); 0 where there is none."""
+        with _store_errors("lease"):
+            found = await _list(self._objects, leases.prefix_of(digest)).collect_async()
+        return leases.latest(entry["path"] for entry in found)
+
+    async def _reserve(self, key: str, size: int) -> int:
+        """Count a blob that is about to be put; how many bytes more it makes. Raises BlobQuotaExceeded."""
+        if self._quota_bytes is None:
+            return 0
+        with _store_errors("put"):
+            try:
+                await obstore.head_async(self._objects, key)
+                return 0
+            except FileNotFoundError:
+                pass
+        held = self._held_bytes or 0
+        if held + size > self._quota_bytes:
+            raise BlobQuotaExceeded("quota", f"{held} of {self._quota_bytes} bytes are taken, {size} more were asked")
+        self._counted_puts += 1
+        self._count(size)
+        return size
+
+    def _count(self, size: int) -> None:
+        if self._held_bytes is not None:
+            self._held_bytes += size
 
     async def _remove(self, key: str) -> bool:
         with _store_errors("delete"):

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator
 from pathlib import Path
+from uuid import uuid4
 
+import httpx
 import obstore
 import pytest
 import uvicorn
-from obstore.store import LocalStore, MemoryStore
+from obstore.store import LocalStore, MemoryStore, S3Store
 
+from tests.waiting import eventually_sync
 from tokenbus_services.blobs.http import AsgiApp, BlobRoutes, Receive, Scope, Send
 from tokenbus_services.blobs.store import BlobStore
+from tokenbus_services.embedded import free_port
 
 MAX_BYTES = 8 * 2**20
 
@@ -21,12 +27,12 @@ MAX_BYTES = 8 * 2**20
 class Shelf:
     """A `BlobStore` with what lies beneath it."""
 
-    def __init__(self, objects: LocalStore | MemoryStore, root: Path | None) -> None:
+    def __init__(self, objects: LocalStore | MemoryStore | S3Store, root: Path | None) -> None:
         self.objects = objects
         self.root = root
         self.now = 0.0
         """Added to the store's clock."""
-        self.store = BlobStore(objects, max_bytes=MAX_BYTES, ttl_s=100.0, clock=self.clock)
+        self.store = BlobStore(objects, max_bytes=MAX_BYTES, ttl_s=100.0, lease_s=1000.0, clock=self.clock)
 
     def clock(self) -> float:
         return time.time() + self.now
@@ -38,10 +44,46 @@ class Shelf:
         return sorted(entry["path"] for entry in obstore.list(self.objects).collect())
 
 
-@pytest.fixture(params=["local", "memory"])
+@pytest.fixture(scope="session")
+def s3_endpoint() -> Generator[str]:
+    """A process that speaks S3 (moto's), with the bucket `blobs`."""
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    command = [sys.executable, "-m", "moto.server", "--host", "127.0.0.1", "--port", str(port)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            eventually_sync(lambda: _made(url), timeout=30)
+            yield url
+        finally:
+            process.terminate()
+
+
+def _made(url: str) -> bool:
+    try:
+        return httpx.put(f"{url}/blobs").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def s3_store(endpoint: str) -> S3Store:
+    """A place of its own in the bucket."""
+    return S3Store(
+        "blobs",
+        prefix=uuid4().hex,
+        endpoint=endpoint,
+        region="us-east-1",
+        access_key_id="anyone",
+        secret_access_key="anything",
+        client_options={"allow_http": True},
+    )
+
+
+@pytest.fixture(params=["local", "memory", "s3"])
 def shelf(request: pytest.FixtureRequest, tmp_path: Path) -> Shelf:
     if request.param == "memory":
         return Shelf(MemoryStore(), None)
+    if request.param == "s3":
+        return Shelf(s3_store(request.getfixturevalue("s3_endpoint")), None)
     root = tmp_path / "blobs"
     return Shelf(LocalStore(root, mkdir=True, automatic_cleanup=True), root)
 

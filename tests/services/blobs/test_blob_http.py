@@ -12,7 +12,15 @@ import msgspec
 import pytest
 
 from tokenbus.blobs import BlobRef, blob_id_of
-from tokenbus.errors import BlobError, BlobNotFound, BlobRefused, BlobStoreFull, BlobTooLarge, BlobUnavailable
+from tokenbus.errors import (
+    BlobCorrupt,
+    BlobError,
+    BlobNotFound,
+    BlobRefused,
+    BlobStoreFull,
+    BlobTooLarge,
+    BlobUnavailable,
+)
 from tokenbus_services.blobs.client import HttpBlobs
 from tokenbus_services.blobs.http import BlobRoutes, Receive, Scope, Send, with_blobs
 
@@ -330,7 +338,7 @@ async def test_a_service_that_is_down_is_unavailable() -> None:
         (503, msgspec.json.encode({"code": "blob_unavailable", "message": "s3"}), BlobUnavailable),
         (502, b"<html>Bad gateway</html>", BlobUnavailable),
         (201, b"<html>a captive portal</html>", BlobUnavailable),
-        (200, b"not the content", BlobRefused),
+        (200, b"not the content", BlobCorrupt),
     ],
 )
 async def test_a_strange_answer_is_an_error(serve: Serve, status: int, answer: bytes, error: type[BlobError]) -> None:

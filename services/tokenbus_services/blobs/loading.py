@@ -1,0 +1,44 @@
+"""The loader of a deployment: the blob service's client, or the one that the settings name."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tokenbus.blobs import BlobLoader
+from tokenbus.errors import SettingsError
+from tokenbus_services.blobs.client import HttpBlobs
+from tokenbus_services.settings import BlobSettings
+
+_METHODS = ("store", "load", "aclose")
+
+
+def loader_of(settings: BlobSettings, env: Mapping[str, str] = os.environ) -> BlobLoader:
+    """A loader that is the caller's to close. Raises SettingsError where `blobs.loader` leads to none."""
+    if settings.loader is None:
+        return HttpBlobs.from_settings(settings, env)
+    factory = _factory(settings.loader)
+    try:
+        made = factory()
+    except Exception as e:
+        raise _refused(f"{settings.loader!r} raised {type(e).__name__}: {e}") from e
+    if missing := [name for name in _METHODS if not callable(getattr(made, name, None))]:
+        raise _refused(f"{settings.loader!r} gave a {type(made).__name__} without {', '.join(missing)}")
+    return made
+
+
+def _factory(path: str) -> Callable[[], Any]:
+    module, _, name = path.partition(":")
+    try:
+        found: object = getattr(importlib.import_module(module), name)
+    except Exception as e:
+        raise _refused(f"{path!r} cannot be imported: {type(e).__name__}: {e}") from e
+    if not callable(found):
+        raise _refused(f"{path!r} cannot be called: it is of type {type(found).__name__}")
+    return found
+
+
+def _refused(problem: str) -> SettingsError:
+    return SettingsError("settings", "blobs.loader", problem)

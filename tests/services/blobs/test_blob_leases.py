@@ -1,0 +1,92 @@
+"""What a run reads stays as long as a run may be open, whatever the blob's own lifetime."""
+
+from __future__ import annotations
+
+import asyncio
+
+import httpx
+import pytest
+
+from tests.services.blobs.conftest import Served, Shelf
+from tokenbus.blobs import blob_id_of
+from tokenbus.errors import BlobNotFound
+from tokenbus_services.blobs.client import HttpBlobs
+
+CONTENT = b"needed by a run"
+TTL_S, LEASE_S = 100, 1000
+"""Of the shelf's store."""
+
+
+async def test_a_leased_blob_outlives_its_lifetime_and_goes_with_its_lease(shelf: Shelf) -> None:
+    ref = await shelf.store.put(_once(CONTENT), "text/plain")
+    await shelf.store.lease(ref.blob_id)
+    shelf.now = TTL_S + 10
+    assert await shelf.store.sweep() == 0
+    assert (await shelf.store.head(ref.blob_id)).size == len(CONTENT)
+    shelf.now = LEASE_S + 10
+    with pytest.raises(BlobNotFound):
+        await shelf.store.head(ref.blob_id)
+    assert await shelf.store.sweep() == 1
+    assert shelf.everything() == [], "the lease goes too"
+
+
+async def test_a_blob_without_a_lease_goes_when_its_lifetime_is_over(shelf: Shelf) -> None:
+    ref = await shelf.store.put(_once(CONTENT), "text/plain")
+    kept = await shelf.store.put(_once(b"kept"), "text/plain")
+    await shelf.store.lease(kept.blob_id)
+    shelf.now = TTL_S + 10
+    assert await shelf.store.sweep() == 1
+    with pytest.raises(BlobNotFound):
+        await shelf.store.lease(ref.blob_id)
+
+
+async def test_a_lease_is_renewed_only_when_half_of_it_is_over(shelf: Shelf) -> None:
+    ref = await shelf.store.put(_once(CONTENT), "text/plain")
+    for _ in range(5):
+        await shelf.store.lease(ref.blob_id)
+    assert _leases(shelf) == 1
+    shelf.now = LEASE_S * 0.6
+    await shelf.store.lease(ref.blob_id)
+    assert _leases(shelf) == 2
+    shelf.now = LEASE_S * 1.2
+    assert await shelf.store.sweep() == 0
+    assert _leases(shelf) == 1, "the older one is over"
+    assert (await shelf.store.head(ref.blob_id)).size == len(CONTENT)
+
+
+async def test_one_lease_of_many_that_are_asked_for_at_once(shelf: Shelf) -> None:
+    ref = await shelf.store.put(_once(CONTENT), "text/plain")
+    await asyncio.gather(*(shelf.store.lease(ref.blob_id) for _ in range(10)))
+    assert _leases(shelf) == 1
+
+
+async def test_whoever_reads_a_blob_whole_takes_a_lease_and_who_looks_or_takes_a_part_does_not(
+    shelf: Shelf, service: Served
+) -> None:
+    async with HttpBlobs(service.url) as blobs, httpx.AsyncClient(base_url=service.url) as http:
+        ref = await blobs.store(CONTENT, "text/plain")
+        await http.head(f"/blobs/{ref.blob_id}")
+        await http.get(f"/blobs/{ref.blob_id}", headers={"Range": "bytes=0-1"})
+        assert _leases(shelf) == 0
+        await blobs.load(ref.blob_id)
+        assert _leases(shelf) == 1
+        shelf.now = TTL_S + 10
+        await shelf.store.sweep()
+        assert await blobs.load(ref.blob_id) == CONTENT
+
+
+async def test_a_lease_can_be_asked_for(shelf: Shelf, service: Served) -> None:
+    async with HttpBlobs(service.url) as blobs:
+        ref = await blobs.store(CONTENT, "text/plain")
+        await blobs.lease(ref.blob_id)
+        assert _leases(shelf) == 1
+        with pytest.raises(BlobNotFound):
+            await blobs.lease(blob_id_of(b"never stored"))
+
+
+def _leases(shelf: Shelf) -> int:
+    return sum("leases/" in path for path in shelf.everything())
+
+
+async def _once(content: bytes):
+    yield content
