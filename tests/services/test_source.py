@@ -6,11 +6,13 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
+import pytest
 from prometheus_client import CollectorRegistry
 from redis.exceptions import ConnectionError as ConnectionLost
 
 from tests.waiting import eventually
 from tokenbus_services.settings import Settings
+from tokenbus_services.worker import source as source_module
 from tokenbus_services.worker.app import make_broker
 from tokenbus_services.worker.source import attach
 
@@ -96,3 +98,38 @@ async def test_a_stretch_that_waits_for_more_does_not_hold_up_the_stop(server_ur
     async with asyncio.timeout(5):  # FastStream gives a message 15 s
         async with served(server_url, source, stretch_s=60):
             await eventually(handled(source, "a"))
+
+
+@pytest.mark.parametrize("scheme", ["valkey", "redis", "valkeys"])
+async def test_the_broker_takes_the_servers_address_as_it_is(scheme: str) -> None:
+    broker = make_broker(Settings(redis_url=f"{scheme}://user:valkey@h:1"), CollectorRegistry())
+    client = await broker.connect()
+    found = client.connection_pool.connection_kwargs
+    assert (found["host"], found["port"], found["username"]) == ("h", 1, "user")
+    assert found["password"] == "valkey"
+    await broker.stop()
+
+
+async def test_however_often_a_read_failed_the_next_comes_within_half_a_second(
+    server_url: str, monkeypatch: pytest.MonkeyPatch
+):
+    pauses: list[float] = []
+    sleep = asyncio.sleep
+
+    async def take_note(seconds: float) -> None:
+        pauses.append(seconds)
+        await sleep(0)
+
+    with monkeypatch.context() as patched:
+        source = Source([*(ConnectionLost("away") for _ in range(12)), "first"])
+        patched.setattr(source_module.asyncio, "sleep", take_note)
+        async with served(server_url, source, stretch_s=0):
+            while not source.handled:
+                await sleep(0)
+    assert max(pauses) == source_module.LONGEST_PAUSE_S <= 0.5
+
+
+async def test_it_may_be_stopped_while_it_pauses_after_a_read_that_failed(server_url: str):
+    source = Source([ConnectionLost("away")] * 1000)
+    async with served(server_url, source, stretch_s=0):
+        await eventually(lambda: len(source.script) < 998)

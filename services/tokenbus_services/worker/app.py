@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 from uuid import uuid4
 
@@ -17,16 +19,18 @@ from faststream.redis.prometheus import RedisPrometheusMiddleware
 from faststream.specification import AsyncAPI
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.process_collector import ProcessCollector
+from redis.exceptions import RedisError
 
 from tokenbus import __version__
 from tokenbus.bus.keys import PublicTopic
 from tokenbus.bus.server import ServerUrl, parse_url
-from tokenbus.events.public import BlockEvent, Chunk, RunEvent
 from tokenbus_services.settings import Settings
+from tokenbus_services.worker.payloads import payload
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
-PAYLOADS: dict[PublicTopic, Any] = {"visible": Chunk, "chunks": Chunk, "blocks": BlockEvent, "runs": RunEvent}
+MEASURE_S = 1.0
+"""How long a look at the server may hold up the metrics page."""
 
 
 class Service(Protocol):
@@ -68,7 +72,8 @@ def make_broker(settings: Settings, registry: CollectorRegistry) -> RedisBroker:
         return RedisSentinelBroker(sentinels=list(url.nodes), sentinel_master_name=url.master, **_login(url), **options)
     if url.topology == "cluster":
         return RedisClusterBroker(startup_nodes=list(url.nodes), **_login(url), **options)
-    return RedisBroker(settings.redis_url.replace("valkey", "redis", 1), **options)
+    scheme, separator, rest = settings.redis_url.partition("://")
+    return RedisBroker(scheme.replace("valkey", "redis") + separator + rest, **options)
 
 
 def _login(url: ServerUrl) -> dict[str, Any]:
@@ -82,14 +87,22 @@ def declare_topics(broker: RedisBroker, settings: Settings, topics: Sequence[Pub
             stream=StreamSub(f"{settings.prefix}:{{n}}:{topic}"),
             title=topic,
             description=f"Public topic `{topic}`: JSON objects in `__data__`, one stream for each partition n.",
-            schema=PAYLOADS[topic],
+            schema=payload(topic),
         )
 
 
 def make_app(
-    service: Service, broker: RedisBroker, registry: CollectorRegistry, routes: Sequence[tuple[str, Any]] = ()
+    service: Service,
+    broker: RedisBroker,
+    registry: CollectorRegistry,
+    routes: Sequence[tuple[str, Any]] = (),
+    *,
+    measure: Callable[[], Awaitable[None]] | None = None,
 ) -> AsgiFastStream:
-    """The app of one service. `/health`: the process lives; `/ready`: it reaches its server and can work."""
+    """The app of one service. `/health`: the process lives; `/ready`: it reaches its server and can work.
+
+    ``measure`` is awaited whenever somebody reads `/metrics`. A server that is away does not keep the page from them.
+    """
     ProcessCollector(registry=registry)
 
     @get
@@ -103,6 +116,10 @@ def make_app(
 
     @get
     async def metrics(scope: Any) -> AsgiResponse:
+        if measure:
+            with suppress(RedisError, OSError):
+                async with asyncio.timeout(MEASURE_S):
+                    await measure()
         return AsgiResponse(generate_latest(registry), 200, {"content-type": CONTENT_TYPE_LATEST})
 
     async def start() -> None:

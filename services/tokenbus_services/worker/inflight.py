@@ -19,6 +19,12 @@ from tokenbus_services.settings import Settings
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
+ABANDON_S = 5.0
+
+
+class NotBegun(Exception):
+    """Raised by work that did not begin: another worker shall have the item, as if it had never been here."""
+
 
 class _Work:
     """One item in hand."""
@@ -27,13 +33,16 @@ class _Work:
         self.item = item
         self.lost = False
         """The item is another worker's by now."""
+        self._stopped = False
         self.task: asyncio.Task[None] | None = None
         """What may be cancelled at any moment."""
         self.whole: asyncio.Task[None] | None = None
         """The work and what must follow it."""
 
     def stop(self) -> None:
-        if self.task:
+        """Cancel the task, once: a second time would break off what it does to end, and leave a socket open."""
+        if self.task and not self._stopped:
+            self._stopped = True
             self.task.cancel()
 
 
@@ -48,13 +57,16 @@ class InFlight:
         work: Callable[[Item], Awaitable[None]],
         abandon: Callable[[Item], Awaitable[None]],
         poisoned: Callable[[Item, Exception], Awaitable[None]],
+        again: Callable[[Item], Awaitable[None]] | None = None,
     ) -> None:
-        """``most``: items at once. A shutdown awaits ``abandon`` in place of finishing what it stops; ``poisoned`` is
-        awaited, before it is finished, with an item whose work raised: trying it again would raise again."""
+        """``most``: items at once. ``work`` may raise NotBegun. A shutdown awaits ``abandon`` in place of finishing
+        what it stops; ``poisoned`` is awaited, before it is finished, with an item whose work raised: trying it again
+        would raise again. ``again``: see `Queue.finish`."""
         self._queue = queue
         self._work = work
         self._abandon = abandon
         self._poisoned = poisoned
+        self._again = again
         self._room = asyncio.Semaphore(most)
         self._items: dict[tuple[str, str], _Work] = {}
         """By stream and entry: two partitions may give out one id."""
@@ -81,6 +93,11 @@ class InFlight:
             work.lost = True
             work.stop()
 
+    def stop_item(self, item: Item) -> None:
+        """Nobody wants this item's work any more: stop."""
+        if work := self._items.get(_key(item)):
+            work.stop()
+
     def cancel(self, run: str) -> None:
         """The run was cancelled: stop what is done for it."""
         for work in self._items.values():
@@ -93,11 +110,21 @@ class InFlight:
             await asyncio.wait(tasks, timeout=seconds)
 
     async def stop(self) -> None:
-        """Stop what is still in hand, and abandon it."""
+        """Stop what is still in hand, and abandon it.
+
+        Ends within ABANDON_S: what a server that is away does not take until then is left to be claimed by others.
+        """
         self._stopping = True
         tasks = self._tasks()
         for work in self._items.values():
             work.stop()
+        if not tasks:
+            return
+        _, late = await asyncio.wait(tasks, timeout=ABANDON_S)
+        if late:
+            log.warning("items_left_behind", items=len(late))
+        for task in late:
+            task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _tasks(self) -> list[asyncio.Task[None]]:
@@ -115,12 +142,18 @@ class InFlight:
             if self._stopping and task.cancelled():
                 await self._abandon(item)
                 return
-            if not task.cancelled() and isinstance(error := task.exception(), Exception):
+            error = None if task.cancelled() else task.exception()
+            if isinstance(error, NotBegun):
+                await outlast(lambda: self._queue.hand_back([item]), what="hand-back")
+                return
+            if isinstance(error, Exception):
                 log.error("work_failed", stream=item.stream, entry=item.entry_id, exc_info=error)
                 await self._poisoned(item, error)
-            await self._queue.finish([item])
+            again = self._again if error is None else None
+            await self._queue.finish([item], again=again and (lambda: again(item)))
         finally:
-            del self._items[_key(item)]
+            if self._items.get(_key(item)) is work:  # else it came back here while its lost work still ended
+                del self._items[_key(item)]
             self._room.release()
 
 

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Iterable
+from typing import Any
 
 import structlog
 
+from tokenbus_services.redaction import Redaction
+from tokenbus_services.visible import safe
 
-def configure(level: str, *, service: str) -> None:
-    """Log JSON lines to stderr, those of libraries too; on a terminal, readable lines."""
+
+def configure(level: str, *, service: str, secrets: Iterable[str] = ()) -> None:
+    """Log JSON lines to stderr, those of libraries too; on a terminal, readable lines. ``secrets`` appear in none,
+    tracebacks and the debug lines of libraries included."""
     person = sys.stderr.isatty()
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
@@ -23,10 +29,15 @@ def configure(level: str, *, service: str) -> None:
         cache_logger_on_first_use=True,
     )
     handler = logging.StreamHandler(sys.stderr)
-    last = structlog.dev.ConsoleRenderer() if person else structlog.processors.JSONRenderer()
+    render = [_made_safe, structlog.dev.ConsoleRenderer()] if person else [structlog.processors.JSONRenderer()]
+    redact = Redaction(secrets)
+
+    def without_secrets(logger: object, name: str, line: Any) -> Any:
+        return redact(line)  # what the renderer made, whatever a processor's annotation says
+
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, last],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *render, without_secrets],
             foreign_pre_chain=shared,
         )
     )
@@ -36,3 +47,8 @@ def configure(level: str, *, service: str) -> None:
     for noisy in ("uvicorn.access", "httpx", "httpcore"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     structlog.contextvars.bind_contextvars(service=service)
+
+
+def _made_safe(logger: object, name: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    """What a stranger wrote may be in any field; the renderer shows a text as it is."""
+    return {key: safe(value) if isinstance(value, str) else value for key, value in event.items()}

@@ -92,17 +92,19 @@ class SourceSubscriber(StreamBatchSubscriber):
 
     async def _next(self, name: str) -> Any:
         try:
-            async with asyncio.timeout(None) as self._waiting:
-                delivery = await self._read()
-        except (RedisError, OSError) as e:
+            try:
+                async with asyncio.timeout(None) as self._waiting:
+                    delivery = await self._read()
+            finally:
+                self._waiting = None  # `stop` may come in the pause too
+        except Exception as e:  # of another kind it is a defect, which must not end the reading unheard
             if not self.running:
                 return None
-            log.warning("read_failed", stream=name, error=str(e))
+            defect = None if isinstance(e, RedisError | OSError) else e
+            log.warning("read_failed", stream=name, error=str(e), exc_info=defect)
             await asyncio.sleep(self._pause)
             self._pause = min(self._pause * 2, LONGEST_PAUSE_S)
             return None
-        finally:
-            self._waiting = None
         self._pause = FIRST_PAUSE_S
         return delivery
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
 
 from faststream.asgi import AsgiFastStream
 from prometheus_client import CollectorRegistry
@@ -13,11 +14,26 @@ from tokenbus.bus.server import Server, join_deployment
 from tokenbus.bus.stage import Batch, Logic, Stage
 from tokenbus_services.settings import Settings
 from tokenbus_services.worker.app import declare_topics, make_app, make_broker, worker_name
+from tokenbus_services.worker.gauges import PartitionGauges
 from tokenbus_services.worker.metrics import StageMetrics
 from tokenbus_services.worker.source import attach
 
 STRETCH_S = 1.0
 """Batches that follow one on another are one message to FastStream, for so long at the most."""
+
+
+class Beside(Protocol):
+    """What runs in a stage's worker beside the stage: opened after it, closed before it."""
+
+    async def open(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+MakeBeside = Callable[[Server, Stage], Beside]
+Close = Callable[[], Awaitable[None]]
+Room = Callable[[], Awaitable[None]]
+"""Waits until there is room for more."""
 
 
 class StageService:
@@ -32,6 +48,10 @@ class StageService:
         logic: Callable[[int], Logic],
         downstream: str | None,
         metrics: StageMetrics,
+        gauges: PartitionGauges,
+        beside: MakeBeside | None = None,
+        closing: Close | None = None,
+        room: Room | None = None,
     ) -> None:
         assert settings.redis_url
         self.name = name
@@ -40,8 +60,13 @@ class StageService:
         self._logic = logic
         self._downstream = downstream
         self._metrics = metrics
+        self._gauges = gauges
         self._server = Server(settings.redis_url)
         self._stage: Stage | None = None
+        self._make_beside = beside
+        self._beside: Beside | None = None
+        self._closing = closing
+        self._room = room
 
     @property
     def ready(self) -> bool:
@@ -69,15 +94,24 @@ class StageService:
         )
         self._metrics.partitions.set_function(lambda stage=self._stage: len(stage.owned))
         await self._stage.open()
+        if self._make_beside:
+            self._beside = self._make_beside(self._server, self._stage)
+            await self._beside.open()
 
     async def close(self) -> None:
+        if self._beside:
+            await self._beside.close()
         if self._stage:
             await self._stage.close()
+        if self._closing:
+            await self._closing()
         await self._server.aclose()
 
     async def read(self) -> list[Batch] | None:
         """What the owned partitions hold that is new."""
         assert self._stage
+        if self._room:
+            await self._room()
         return await self._stage.read() or None
 
     async def handle(self, batches: list[Batch]) -> None:
@@ -88,6 +122,10 @@ class StageService:
         self._metrics.batch_s.observe(time.perf_counter() - begin)
         self._metrics.entries.inc(sum(len(b.entries) for b in batches))
 
+    async def measure(self) -> None:
+        """Look at what lies on the server, for `/metrics`."""
+        await self._gauges.measure(self._server, self._stage.owned if self._stage else ())
+
 
 def stage_app(
     settings: Settings,
@@ -96,14 +134,29 @@ def stage_app(
     topic: InternalTopic,
     logic: Callable[[int], Logic],
     description: str,
+    registry: CollectorRegistry,
     downstream: str | None = None,
+    fills: Sequence[InternalTopic] = (),
     publishes: Sequence[PublicTopic] = (),
+    beside: MakeBeside | None = None,
+    closing: Close | None = None,
+    room: Room | None = None,
 ) -> AsgiFastStream:
-    """The FastStream app of an ordered stage's worker."""
-    registry = CollectorRegistry()
+    """The FastStream app of an ordered stage's worker. ``fills``: the work queues that the stage writes to;
+    ``closing``: what gives up what the logic works with, once nothing works any more; ``room`` is awaited before each
+    read."""
     broker = make_broker(settings, registry)
     service = StageService(
-        settings, name=name, topic=topic, logic=logic, downstream=downstream, metrics=StageMetrics(registry, name)
+        settings,
+        name=name,
+        topic=topic,
+        logic=logic,
+        downstream=downstream,
+        metrics=StageMetrics(registry, name),
+        gauges=PartitionGauges(registry, settings.keys, stage=name, queues=fills),
+        beside=beside,
+        closing=closing,
+        room=room,
     )
     attach(
         broker,
@@ -115,4 +168,4 @@ def stage_app(
         stretch_s=STRETCH_S,
     )
     declare_topics(broker, settings, publishes)
-    return make_app(service, broker, registry)
+    return make_app(service, broker, registry, measure=service.measure)

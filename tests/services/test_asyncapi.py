@@ -1,0 +1,29 @@
+"""The AsyncAPI page of each service that writes or reads topics."""
+
+from __future__ import annotations
+
+import json
+
+import httpx
+import pytest
+
+from tokenbus_services.parser.app import create
+from tokenbus_services.settings import Settings
+from tokenbus_services.worker.payloads import payload
+
+
+async def test_the_parsers_page_shows_the_events_of_its_topics() -> None:
+    app = create(Settings(redis_url="redis://:a-password@127.0.0.1:1"))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://parser") as http:
+        page = await http.get("/asyncapi")
+    assert page.status_code == 200
+    for word in ("visible", "block_complete", "tool_call_part", "incomplete"):
+        assert word in page.text
+    assert "a-password" not in page.text
+
+
+@pytest.mark.parametrize("topic", ["visible", "chunks", "blocks", "runs"])
+def test_a_schema_refers_to_nothing_outside_itself(topic: str) -> None:
+    schema = json.dumps(payload(topic).__metadata__[0].json_schema)  # type: ignore[arg-type]
+    assert "$ref" not in schema
+    assert '"seq"' in schema

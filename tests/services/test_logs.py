@@ -1,0 +1,41 @@
+"""What a worker logs."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+
+LOGS_A_STRANGERS_TEXT = r"""
+import logging, structlog
+from tokenbus_services.worker import logs
+logs.configure("info", service="tools")
+structlog.get_logger().warning("tool_vanished", tool="weather\x1b]0;owned\x07")
+logging.getLogger("redis").warning("an error of %s", "redis\x1b[2J")
+try:
+    raise ValueError("\x9b2J")
+except ValueError:
+    structlog.get_logger().exception("failed")
+"""
+
+
+def test_on_a_terminal_no_control_character_of_a_stranger_gets_through() -> None:
+    ours, theirs = pty.openpty()
+    try:
+        subprocess.run([sys.executable, "-c", LOGS_A_STRANGERS_TEXT], stderr=theirs, check=True)
+    finally:
+        os.close(theirs)
+    shown = "".join(iter(lambda: _read(ours), ""))
+    os.close(ours)
+    assert "weather␛]0;owned␇" in shown
+    assert "redis␛[2J" in shown
+    assert "ValueError: \ufffd2J" in shown
+    assert not [control for control in ("\x1b]", "\x1b[2J", "\x07", "\x9b") if control in shown]
+
+
+def _read(terminal: int) -> str:
+    try:
+        return os.read(terminal, 2**16).decode()
+    except OSError:  # how Linux says that nobody writes any more
+        return ""
