@@ -5,6 +5,7 @@ from __future__ import annotations
 from faststream.asgi import AsgiFastStream
 from prometheus_client import CollectorRegistry, Gauge
 
+from tokenbus_services.fetcher.metrics import AdmissionMetrics
 from tokenbus_services.fetcher.service import FetcherService
 from tokenbus_services.settings import Settings
 from tokenbus_services.worker.app import make_app, make_broker
@@ -15,9 +16,12 @@ def create(settings: Settings) -> AsgiFastStream:
     """One fetcher."""
     registry = CollectorRegistry()
     broker = make_broker(settings, registry)
-    service = FetcherService(settings, settings.tool_definitions)
-    gauge = Gauge("tokenbus_attempts_running", "Provider calls in hand.", registry=registry)
-    gauge.set_function(lambda: len(service.attempts))
+    service = FetcherService(settings, settings.tool_definitions, AdmissionMetrics(registry))
+    admission = service.admission
+    running = Gauge("tokenbus_attempts_running", "Provider calls in hand.", registry=registry)
+    running.set_function(lambda: admission.running)
+    waiting = Gauge("tokenbus_attempts_waiting", "Runs that wait for their turn to be called.", registry=registry)
+    waiting.set_function(lambda: admission.waiting)
     attach(
         broker,
         stream=settings.keys.requests,
@@ -31,7 +35,7 @@ def create(settings: Settings) -> AsgiFastStream:
         stream=f"{settings.prefix}:{{n}}:turns",
         title="fetcher",
         description="Attempts to make; the provider's bytes go to `raw`.",
-        read=service.read_turn,
-        handle=service.start_turn,
+        read=service.read_turns,
+        handle=service.start_turns,
     )
     return make_app(service, broker, registry)

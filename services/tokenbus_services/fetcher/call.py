@@ -8,8 +8,13 @@ import httpx
 
 from tokenbus.events.failure import ErrorInfo
 from tokenbus.events.frames import Data, Ended, Opened
+from tokenbus.events.requests import Generate
 from tokenbus.providers.api import HttpCall
-from tokenbus_services.fetcher.providers import Endpoint, KeyMissing
+from tokenbus.providers.images import images_asked
+from tokenbus_services.fetcher.media_body import MediaBody
+from tokenbus_services.fetcher.media_failed import MediaFailed
+from tokenbus_services.fetcher.providers import Endpoint, KeyMissing, KeyUnusable
+from tokenbus_services.fetcher.tokens import Tally
 from tokenbus_services.fetcher.writer import AttemptWriter
 
 PASSED_HEADERS = (
@@ -27,7 +32,10 @@ TIMER_SLACK = 0.05
 """A silence timer is set anew only when it is off by this part of its length: most reads cost no timer."""
 
 
-class _Silence:
+DEADLINE_PASSED = ErrorInfo(code="deadline", kind="timeout", message="the run's deadline has passed")
+
+
+class Silence:
     """How long the call may still be silent: until the first event, then between reads, and never past the deadline."""
 
     def __init__(self, limit: asyncio.Timeout, deadline: float | None) -> None:
@@ -37,6 +45,8 @@ class _Silence:
         self._seconds = 0.0
         self._set_at = 0.0
         self._what = ("", "")
+        self._to_deadline = False
+        """Whether the timer runs to the deadline. Its moment does not tell: a timer may go off a little early."""
 
     def allow(self, seconds: float, code: str, message: str) -> None:
         """From now on so many seconds, or the call ends with this error."""
@@ -50,45 +60,65 @@ class _Silence:
 
     def error(self) -> ErrorInfo:
         """Why the timer ran out."""
-        if self._deadline is not None and self._clock() >= self._deadline:
-            return ErrorInfo(code="deadline", kind="timeout", message="the run's deadline has passed")
+        if self._to_deadline:
+            return DEADLINE_PASSED
         code, message = self._what
         return ErrorInfo(code=code, kind="timeout", message=message, retryable=True)
 
     def _set(self) -> None:
         self._set_at = self._clock()
         until = self._set_at + self._seconds * (1 + TIMER_SLACK)
-        self._limit.reschedule(until if self._deadline is None else min(until, self._deadline))
+        self._to_deadline = self._deadline is not None and self._deadline <= until
+        self._limit.reschedule(self._deadline if self._to_deadline else until)
 
 
 async def fetch(
-    endpoint: Endpoint, call: HttpCall, *, stream: bool, writer: AttemptWriter, deadline: float | None
+    endpoint: Endpoint,
+    request: Generate,
+    call: HttpCall,
+    body: MediaBody | None = None,
+    *,
+    writer: AttemptWriter,
+    deadline: float | None,
+    tally: Tally | None = None,
 ) -> None:
-    """Make the call and write all of it, its end included. ``deadline`` is in the event loop's time.
+    """Make the request's call and write all of it, its end included. ``body`` in place of the call's own is closed when
+    it is sent; ``deadline`` is in the event loop's time; ``tally`` hears what comes, for the limits.
 
     Raises AttemptRefused where the attempt is over. However this ends, by itself or cancelled, the connection
     is closed or back in its pool.
     """
     limit = asyncio.timeout(None)
-    silence = _Silence(limit, deadline)
+    silence = Silence(limit, deadline)
     try:
         async with limit:
-            error = await _read(endpoint, call, stream, writer, silence)
+            error = await _read(endpoint, request, call, body, writer=writer, silence=silence, tally=tally)
     except TimeoutError:
         error = silence.error()
     await writer.end(Ended(error))
 
 
 async def _read(
-    endpoint: Endpoint, call: HttpCall, stream: bool, writer: AttemptWriter, silence: _Silence
+    endpoint: Endpoint,
+    request: Generate,
+    call: HttpCall,
+    body: MediaBody | None,
+    *,
+    writer: AttemptWriter,
+    silence: Silence,
+    tally: Tally | None,
 ) -> ErrorInfo | None:
     settings = endpoint.settings
     seconds = settings.first_event_timeout_s
     silence.allow(seconds, "first_event_timeout", f"no answer within {seconds:g} s")
     try:
-        response = await endpoint.send(endpoint.request(call))
+        response = await _send(endpoint, call, body)
+    except MediaFailed as e:
+        return e.error
     except KeyMissing as e:
         return ErrorInfo(code="key_missing", kind="auth", message=str(e), where=e.variable)
+    except KeyUnusable as e:
+        return ErrorInfo(code="key_unusable", kind="auth", message=str(e), where=e.variable)
     except httpx.ConnectTimeout:
         seconds = settings.connect_timeout_s
         message = f"no connection to {endpoint.name} within {seconds:g} s"
@@ -96,7 +126,7 @@ async def _read(
     except httpx.TransportError as e:
         return _network(endpoint, e)
     try:
-        await _pass_on(response, endpoint, stream, writer, silence)
+        await _pass_on(response, endpoint, request, writer, silence, tally=tally)
     except httpx.TransportError as e:
         return _network(endpoint, e)
     finally:
@@ -104,18 +134,39 @@ async def _read(
     return None
 
 
+async def _send(endpoint: Endpoint, call: HttpCall, body: MediaBody | None) -> httpx.Response:
+    try:
+        return await endpoint.send(endpoint.request(call, body))
+    finally:
+        if body is not None:
+            await body.aclose()
+
+
 async def _pass_on(
-    response: httpx.Response, endpoint: Endpoint, stream: bool, writer: AttemptWriter, silence: _Silence
+    response: httpx.Response,
+    endpoint: Endpoint,
+    request: Generate,
+    writer: AttemptWriter,
+    silence: Silence,
+    *,
+    tally: Tally | None,
 ) -> None:
-    headers = {name: response.headers[name] for name in PASSED_HEADERS if name in response.headers}
-    quirks = endpoint.settings.quirks
-    await writer.write(Opened(endpoint.settings.api, response.status_code, headers, stream, quirks))
+    redact = endpoint.redact
+    headers = {name: redact(response.headers[name]) for name in PASSED_HEADERS if name in response.headers}
+    quirks = endpoint.quirks_of(request)
+    api = endpoint.settings.api
+    opened = Opened(api, response.status_code, headers, request.stream, quirks, images_asked(request, api))
+    await writer.write(opened)
+    if tally:
+        tally.open(opened)
     marks = endpoint.api.urgent
     # Undecoded reads come as they are; only a provider that compresses all the same is decoded here.
     body = response.aiter_bytes() if "content-encoding" in response.headers else response.aiter_raw()
+    clean = redact.stream()
     first = True
     after_boundary = False
-    async for data in body:
+    async for read in body:
+        data = clean.feed(read)
         boundary = first or any(mark in data for mark in marks)
         if first:
             first = False
@@ -123,15 +174,24 @@ async def _pass_on(
             silence.allow(seconds, "idle_timeout", f"the stream was silent for {seconds:g} s")
         else:
             silence.heard()
+        if tally:
+            tally.feed(data)
         # What follows a boundary may be a block's first chunk, and somebody waits for it.
-        await writer.write(Data(data), urgent=boundary or after_boundary)
+        if data:
+            await writer.write(Data(data), urgent=boundary or after_boundary)
         after_boundary = boundary
+    if rest := clean.end():
+        if tally:
+            tally.feed(rest)
+        await writer.write(Data(rest), urgent=True)
+    if tally:
+        tally.end()
 
 
 def _network(endpoint: Endpoint, error: httpx.TransportError) -> ErrorInfo:
     return ErrorInfo(
         code="network",
         kind="network",
-        message=f"the connection to {endpoint.name} failed: {type(error).__name__}: {error}",
+        message=endpoint.redact(f"the connection to {endpoint.name} failed: {type(error).__name__}: {error}"),
         retryable=True,
     )

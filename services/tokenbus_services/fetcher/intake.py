@@ -6,24 +6,28 @@ stream with its bytes and the reason. Nothing here stops on a bad request.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
 import msgspec
 import structlog
+from redis.exceptions import ResponseError
 
 from tokenbus.bus import scripts
 from tokenbus.bus.dead import DeadEntry, bury
 from tokenbus.bus.keys import DATA_FIELD, Keys
 from tokenbus.bus.outage import outlast
 from tokenbus.bus.queue import Item, Queue
-from tokenbus.bus.send import send_many
+from tokenbus.bus.send import send, send_many
 from tokenbus.bus.server import Server
+from tokenbus.core.continuation import continues
 from tokenbus.core.ids import id_of_entry
 from tokenbus.core.intake import check_request, decode_request, rejected_run_id
 from tokenbus.core.prefill.setting import reading_of
-from tokenbus.errors import RequestInvalid, TokenbusError
+from tokenbus.core.tenant import tenant_of
+from tokenbus.errors import PoisonRequest, RequestInvalid, TokenbusError
 from tokenbus.events.failure import ErrorInfo
 from tokenbus.events.frames import (
     CONTROL_ATTEMPT,
@@ -33,10 +37,14 @@ from tokenbus.events.frames import (
     EventFrame,
     Rejected,
     Rules,
+    TextReading,
     TurnWork,
     encode,
 )
 from tokenbus.events.requests import Cancel, Generate, Tool
+from tokenbus_services.fetcher.media_intake import IntakeMedia
+from tokenbus_services.fetcher.policies import Routes
+from tokenbus_services.fetcher.recorded import is_recorded
 from tokenbus_services.settings import Settings
 from tokenbus_services.tools.schemas import check_output, check_tools
 from tokenbus_services.worker.listed_tools import ListedTools
@@ -45,6 +53,8 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 AWAITED_MS = 60_000
 """How long a cancel waits for a run that is not known yet: its request may be in another intake's hands."""
+MOST_DELIVERIES = 4
+"""A request on which so many workers died is not tried again."""
 
 
 class Intake:
@@ -58,17 +68,20 @@ class Intake:
         *,
         providers: Callable[[str], object],
         tools: Sequence[Tool],
+        media: IntakeMedia,
     ) -> None:
         """``providers`` raises SettingsError for a name that is not configured; ``tools`` are those that the
         deployment declares: a request may name one, or one that an MCP server lists, without repeating its schema."""
         self._server = server
         self._settings = settings
+        self._routes = Routes(settings)
         self._keys: Keys = settings.keys
         self._queue = queue
         self._providers = providers
         self._tools = {tool.name: tool for tool in tools}
         self._mcp_prefixes = settings.mcp_prefixes
         self._listed = ListedTools(server, settings.keys)
+        self._media = media
         limits, retry = settings.limits, settings.retry
         self._rules = Rules(
             retry.max_attempts,
@@ -80,18 +93,62 @@ class Intake:
         )
 
     async def take(self, items: Sequence[Item]) -> None:
-        """Take these requests in; returns when each is a run, a cancel, or told as refused."""
-        calls: list[scripts.Call] = []
-        for item in items:
-            try:
-                calls.append(await self._call(item))
-            except TokenbusError as e:
-                if call := self._reject(item, e):
-                    calls.append(call)
-                await self._bury(item, e)
-        if calls:
-            await outlast(lambda: send_many(self._server, calls), what="intake")
-        await self._queue.finish(items)
+        """Take these requests in; returns when each is a run, a cancel, or told as refused.
+
+        Those whose worker was lost go one at a time and in order: should one of them be what kills workers, it is the
+        first of those that come back, and after `MOST_DELIVERIES` it is not tried again.
+        """
+        if fresh := [item for item in items if item.deliveries == 1]:
+            await self._take(fresh)
+        for n, item in enumerate(item for item in items if item.deliveries > 1):
+            if n == 0 and item.deliveries > MOST_DELIVERIES:
+                await self._refuse(item, PoisonRequest(item.deliveries - 1))
+                await self._queue.finish([item])
+            else:
+                await self._take([item])
+
+    async def _take(self, items: Sequence[Item]) -> None:
+        calls: list[tuple[Item, scripts.Call]] = []
+        refused: list[tuple[Item, Exception]] = []
+        # Side by side: one may have large media to store. Whatever is wrong with one, the requests beside it go on.
+        taken = await asyncio.gather(*(self._call(item) for item in items), return_exceptions=True)
+        for item, call in zip(items, taken, strict=True):
+            if isinstance(call, Exception):
+                refused.append((item, call))
+                if rejection := self._reject(item, call):
+                    calls.append((item, rejection))
+            elif isinstance(call, BaseException):
+                raise call
+            else:
+                calls.append((item, call))
+        sent = await self._send(calls)  # first: however many are bad, the good ones do not wait for it
+        for item, error in refused:
+            await self._bury(item, error)
+        await self._queue.finish(items, again=lambda: self._send_again(sent))
+
+    async def _send(self, calls: Sequence[tuple[Item, scripts.Call]]) -> list[scripts.Call]:
+        """Those that the server took; the others are buried."""
+        sent = [call for _, call in calls]
+        try:
+            await self._send_again(sent)
+        except ResponseError:
+            # One of them is at fault, a key of its run being of another type, say. Each bears being sent again.
+            for item, call in calls:
+                try:
+                    await outlast(lambda call=call: send(self._server, call), what="intake")
+                except ResponseError as e:
+                    sent.remove(call)
+                    await self._bury(item, e)
+        return sent
+
+    async def _send_again(self, calls: Sequence[scripts.Call]) -> None:
+        await outlast(lambda: send_many(self._server, calls), what="intake")
+
+    async def _refuse(self, item: Item, error: Exception) -> None:
+        """Its run, if it names one, ends `failed`; its bytes go to the dead stream."""
+        if call := self._reject(item, error):
+            await self._send([(item, call)])
+        await self._bury(item, error)
 
     async def _call(self, item: Item) -> scripts.Call:
         request = decode_request(item.fields, limit=self._settings.limits.request_bytes)
@@ -102,10 +159,12 @@ class Intake:
             self._providers(request.provider)
         except TokenbusError as e:
             raise RequestInvalid("provider", str(e)) from None
+        if request.record and self._settings.records is None:
+            raise RequestInvalid("record", "this deployment records nothing: its settings have no [records]")
         request = await self._with_tools(request)
         check_tools(request.tools)
         check_output(request.output_schema)
-        return self._accept(request, item)
+        return self._accept(await self._media.taken(request), item)
 
     async def _with_tools(self, request: Generate) -> Generate:
         """Tools that the request only names, with the description and schema that the deployment has for them."""
@@ -133,6 +192,7 @@ class Intake:
         # Without an id of its own the request takes the entry's, so that a second delivery is the same run.
         run = request.id or id_of_entry(item.stream, item.entry_id)
         now = time.time_ns() // 1_000_000
+        deadline_ms = now + round(request.deadline_s * 1000) if request.deadline_s else 0
         accepted = Accepted(
             request.provider,
             request.model,
@@ -142,12 +202,34 @@ class Intake:
             [t.name for t in request.tools],
             request.tool_timeout_s,
             request.metadata,
-            reading_of(request),
+            self._reading(request),
+            self._continues(request),
+            deadline_ms,
+            tuple(request.stop) if request.mode == "chat" else (),
+            is_recorded(run, request, self._settings.records),
+            self._routes.policing_of(request),
         )
         fields: list[scripts.Arg] = ["request", msgspec.json.encode(request), "accepted", now]
-        if request.deadline_s:
-            fields += ["deadline", now + round(request.deadline_s * 1000)]
-        return self._make(run, EventFrame(0, CONTROL_ATTEMPT, now, [accepted]), encode(TurnWork(run, 0, 1)), fields)
+        if accepted.record and self._settings.records:
+            fields += ["record", self._settings.records.raw_bytes]
+        if deadline_ms:
+            fields += ["deadline", deadline_ms]
+        work = TurnWork(run, 0, 1, tenant=tenant_of(request.metadata))
+        return self._make(run, EventFrame(0, CONTROL_ATTEMPT, now, [accepted]), encode(work), fields)
+
+    def _continues(self, request: Generate) -> bool:
+        """Whether a broken turn may go on from its partial text; asked only where the request wants that."""
+        if request.on_failure != "continue":
+            return False
+        vendor = self._settings.providers[request.provider]
+        return continues(request, vendor.api, vendor.quirks.of(request.model))
+
+    def _reading(self, request: Generate) -> TextReading | None:
+        """How the model's text is read; None in chat mode, where the provider's own structure gives the blocks."""
+        if request.mode == "chat":
+            return None
+        vendor = self._settings.providers[request.provider]
+        return reading_of(request, vendor.api, vendor.quirks)
 
     def _make(self, run: str, frame: EventFrame, work: bytes, fields: list[scripts.Arg]) -> scripts.Call:
         keys, partition = self._keys, self._keys.partition_of(run)
@@ -164,23 +246,29 @@ class Intake:
             fields=fields,
         )
 
-    def _reject(self, item: Item, error: TokenbusError) -> scripts.Call | None:
+    def _reject(self, item: Item, error: Exception) -> scripts.Call | None:
         run = rejected_run_id(item.fields)
-        log.info("request_rejected", run=run, code=error.code, where=getattr(error, "where", None))
+        where: str | None = getattr(error, "where", None)
+        if isinstance(error, TokenbusError):
+            log.info("request_rejected", run=run, code=error.code, where=where)
+            info = ErrorInfo(code=error.code, kind="invalid_request", message=str(error), where=where)
+        else:
+            log.error("request_poisoned", run=run, entry=item.entry_id, exc_info=error)
+            info = ErrorInfo(code="poison", kind="internal", message=_reason(error), where=f"intake {item.entry_id}")
         if run is None:
             return None
-        where = getattr(error, "where", None)
-        info = ErrorInfo(code=error.code, kind="invalid_request", message=str(error), where=where)
         now = time.time_ns() // 1_000_000
         return self._make(run, EventFrame(0, CONTROL_ATTEMPT, now, [Rejected(info)]), b"", ["accepted", now])
 
-    async def _bury(self, item: Item, error: TokenbusError) -> None:
+    async def _bury(self, item: Item, error: Exception) -> None:
+        data = item.fields.get(DATA_FIELD.encode())
         entry = DeadEntry(
-            reason=f"{error.code}: {error}",
+            reason=_reason(error),
             stage="intake",
             stream=item.stream,
             entry=item.entry_id,
-            bytes=item.fields.get(DATA_FIELD.encode(), b"")[: self._settings.limits.request_bytes],
+            bytes=msgspec.msgpack.encode(item.fields) if data is None else data,
+            run=rejected_run_id(item.fields),
         )
         await bury(self._server, self._keys, entry, most=self._settings.retention.dead_entries)
 
@@ -201,3 +289,7 @@ class Intake:
             frame=encode(EventFrame(0, CONTROL_ATTEMPT, now, [asked])),
             control_frame=encode(Control(run)),
         )
+
+
+def _reason(error: Exception) -> str:
+    return f"{error.code if isinstance(error, TokenbusError) else type(error).__name__}: {error}"

@@ -12,7 +12,9 @@ import msgspec
 from tokenbus.errors import RequestInvalid, SettingsError
 from tokenbus.events.requests import Generate, Message
 from tokenbus.providers import registry
-from tokenbus.providers.api import Built, HttpCall, Provider
+from tokenbus.providers.api import Built, HttpCall, Provider, Quirks
+from tokenbus_services.fetcher.media_body import MediaBody
+from tokenbus_services.redaction import Redaction
 from tokenbus_services.settings import ProviderSettings, Settings
 
 MAX_REQUEST_S = 30.0
@@ -27,6 +29,14 @@ class KeyMissing(Exception):
         self.variable = variable
 
 
+class KeyUnusable(Exception):
+    """The key has characters that no header can hold; an HTTP library would tell them in its error."""
+
+    def __init__(self, name: str, variable: str) -> None:
+        super().__init__(f"provider {name}: the key in {variable} has characters that a header cannot hold")
+        self.variable = variable
+
+
 class Endpoint:
     """One configured provider, ready to be called."""
 
@@ -37,7 +47,9 @@ class Endpoint:
         self.api: Provider = registry.get(settings.api)
         variable = self.api.default_key_env if settings.api_key_env is None else settings.api_key_env
         self._variable = variable
-        self._key = env.get(variable, "") if variable else ""
+        self._key = env.get(variable, "").strip() if variable else ""
+        self.redact = Redaction([self._key])
+        """Takes the key out of what the provider answers: some repeat a wrong one in their error."""
         header, form = self.api.key_header
         if settings.key_header is not None:
             header, form = settings.key_header, "{}"
@@ -52,9 +64,9 @@ class Endpoint:
             headers=settings.headers,
             # Silence inside a stream is watched by the call itself, which knows how far the answer is.
             timeout=httpx.Timeout(None, connect=settings.connect_timeout_s, write=MAX_REQUEST_S),
-            limits=httpx.Limits(
-                max_connections=settings.max_connections, max_keepalive_connections=settings.max_connections
-            ),
+            # Unbounded: a call that waited here for a connection would look like a silent provider. How many there are
+            # `limits.runs_per_fetcher` says, and `limits.providers`.
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
             follow_redirects=False,
             trust_env=True,
         )
@@ -69,15 +81,26 @@ class Endpoint:
         call = msgspec.structs.replace(built.call, path=path, query={**built.call.query, **settings.query})
         return msgspec.structs.replace(built, call=call)
 
-    def request(self, call: HttpCall) -> httpx.Request:
-        """The HTTP request with the key in its header. Raises KeyMissing."""
+    def quirks_of(self, request: Generate) -> Quirks:
+        """The quirks by which the answer is read. In prefill mode all of the text is the parser's, thinking too."""
+        quirks = self.settings.quirks.of(request.model)
+        return quirks if request.mode == "chat" else msgspec.structs.replace(quirks, inline_thinking=())
+
+    def request(self, call: HttpCall, body: MediaBody | None = None) -> httpx.Request:
+        """The HTTP request with the key in its header; ``body`` in place of the call's own, where media is sent as it
+        is read. Raises KeyMissing, KeyUnusable."""
         if self._variable and not self._key:
             raise KeyMissing(self.name, self._variable)
+        if not (self._key.isascii() and self._key.isprintable()):
+            raise KeyUnusable(self.name, self._variable)
         # Compressed, a provider's small events would come in larger clumps, and later.
         headers = {"accept-encoding": "identity", **call.headers}
         if self._key:
             headers[self._key_header] = self._key_value
-        return self._client.build_request("POST", call.path, content=call.body, headers=headers, params=call.query)
+        if body is not None:
+            headers["content-length"] = str(body.size)
+        content = call.body if body is None else body
+        return self._client.build_request("POST", call.path, content=content, headers=headers, params=call.query)
 
     async def send(self, request: httpx.Request) -> httpx.Response:
         """Send it; the answer's body is still to be read. Raises httpx.TransportError."""

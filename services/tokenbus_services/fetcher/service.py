@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
+
+import msgspec
 
 from tokenbus.bus.control import ControlListener
 from tokenbus.bus.queue import Item, Queue
 from tokenbus.bus.server import Server, join_deployment
-from tokenbus.events.frames import Control
+from tokenbus.events.frames import Control, turn_decoder
 from tokenbus.events.requests import Tool
+from tokenbus_services.blobs.loading import loader_of
+from tokenbus_services.fetcher.admission import Admission
 from tokenbus_services.fetcher.intake import Intake
+from tokenbus_services.fetcher.limiter import Limiter
+from tokenbus_services.fetcher.media import TurnMedia
+from tokenbus_services.fetcher.media_cache import RecentBlobs
+from tokenbus_services.fetcher.media_intake import IntakeMedia
+from tokenbus_services.fetcher.metrics import AdmissionMetrics
 from tokenbus_services.fetcher.providers import Providers
+from tokenbus_services.fetcher.scopes import Scopes
 from tokenbus_services.fetcher.turns import Turns
 from tokenbus_services.fetcher.writer import RawWriter
 from tokenbus_services.settings import Settings
@@ -19,7 +30,11 @@ from tokenbus_services.worker.inflight import InFlight, bury_item
 
 INTAKE_GROUP = "intake"
 TURNS_GROUP = "fetcher"
-INTAKE_COUNT = 64
+INTAKE_COUNT = 16
+"""Requests taken in together: each may have `limits.request_bytes`, and is in memory more than once meanwhile."""
+TURNED_AWAY_S = 0.002
+"""Rest for each item that finds no place here and goes back to its queue: a deep queue is looked through at no more
+than 500 items a second, which costs some hundredths of a core."""
 
 
 class FetcherService:
@@ -27,13 +42,14 @@ class FetcherService:
 
     name = "fetcher"
 
-    def __init__(self, settings: Settings, tools: Sequence[Tool]) -> None:
+    def __init__(self, settings: Settings, tools: Sequence[Tool], metrics: AdmissionMetrics) -> None:
         assert settings.redis_url
         self._settings = settings
         keys = settings.keys
         self._server = server = Server(settings.redis_url)
         worker = worker_name()
         self._providers = Providers(settings)
+        self._blobs = RecentBlobs(loader_of(settings.blobs), settings.blobs.cache_bytes)
         self._writer = RawWriter(
             server, keys, linger_s=settings.stages.linger_ms / 1000, lag_bytes=settings.limits.lag_bytes
         )
@@ -44,6 +60,16 @@ class FetcherService:
             worker=worker,
             lost=lambda item: None,  # its script decided already who took it in
             count=INTAKE_COUNT,
+            members=keys.members(INTAKE_GROUP),
+        )
+        limits = settings.limits
+        self._limiter = Limiter(server, worker=worker)
+        self.admission = Admission(
+            self._limiter,
+            metrics,
+            slots=limits.runs_per_fetcher,
+            places=limits.waiting_per_fetcher,
+            longest_wait_s=limits.longest_wait_s,
         )
         self._queue = Queue(
             server,
@@ -51,26 +77,49 @@ class FetcherService:
             streams=[keys.topic(p, "turns") for p in range(keys.partitions)],
             worker=worker,
             lost=self._lost,
+            members=keys.members(TURNS_GROUP),
+            patient=lambda: self.admission.full,
         )
-        self._intake = Intake(server, settings, self._requests, providers=self._providers.get, tools=tools)
-        turns = Turns(server, keys, self._queue, self._writer, self._providers)
-        self.attempts = InFlight(
+        self._intake = Intake(
+            server,
+            settings,
+            self._requests,
+            providers=self._providers.get,
+            tools=tools,
+            media=IntakeMedia(self._blobs, inline_bytes=settings.blobs.inline_bytes),
+        )
+        turns = Turns(
+            server,
+            keys,
             self._queue,
-            most=settings.limits.runs_per_fetcher,
+            self._writer,
+            self._providers,
+            media=TurnMedia(self._blobs),
+            admission=self.admission,
+            scopes=Scopes(limits, keys),
+            stop=self._stop,
+        )
+        self._attempts = InFlight(
+            self._queue,
+            most=limits.runs_per_fetcher + limits.waiting_per_fetcher,
             work=turns.work,
             abandon=turns.abandon,
             poisoned=self._poisoned,
+            again=turns.close,
         )
         self._control = ControlListener(server, keys, self._told)
 
     @property
     def ready(self) -> bool:
-        return self._requests.healthy and self._queue.healthy
+        parts = (self._requests, self._queue, self._writer, self.admission)
+        return all(part.healthy for part in parts)
 
     async def open(self) -> None:
         await self._server.check()
         await join_deployment(self._server, self._settings.keys)
         await self._writer.open()
+        await self._limiter.open()
+        await self.admission.open()
         await self._control.open()
         await self._requests.open()
         await self._queue.open()
@@ -79,13 +128,16 @@ class FetcherService:
         """Take nothing new, let runs finish for a while, hand the rest over."""
         await self._requests.stop_reading()
         await self._queue.stop_reading()
-        await self.attempts.drain(self._settings.stages.drain_s)
-        await self.attempts.stop()
+        await self.admission.close()
+        await self._attempts.drain(self._settings.stages.drain_s)
+        await self._attempts.stop()
+        await self._limiter.close()
         await self._requests.close()
         await self._queue.close()
         await self._control.close()
         await self._writer.close()
         await self._providers.close()
+        await self._blobs.aclose()
         await self._server.aclose()
 
     async def read_requests(self) -> list[Item]:
@@ -96,21 +148,40 @@ class FetcherService:
         """Make runs of them."""
         await self._intake.take(items)
 
-    async def read_turn(self) -> Item:
-        """The next attempt to make, once there is room for it."""
-        await self.attempts.room()
-        return await self._queue.read()
+    async def read_turns(self) -> list[Item]:
+        """The next attempts to make, once there is room for one."""
+        await self._attempts.room()
+        return await self._queue.read_ready()
 
-    async def start_turn(self, item: Item) -> None:
-        """Make it."""
-        await self.attempts.start(item)
+    async def start_turns(self, items: list[Item]) -> None:
+        """Make them; those of a tenant that has its part of the waiting places go back to the end of the queue."""
+        away: list[Item] = []
+        for item in items:
+            # What another worker held is only closed here, and waits for nothing.
+            if item.deliveries > 1 or self.admission.has_place(_tenant(item)):
+                await self._attempts.start(item)
+            else:
+                away.append(item)
+        if away:
+            await self._queue.requeue(away)
+            await asyncio.sleep(len(away) * TURNED_AWAY_S)
 
     async def _poisoned(self, item: Item, error: Exception) -> None:
         await bury_item(self._server, self._settings, self.name, item, error)
 
+    def _stop(self, item: Item) -> None:
+        self._attempts.stop_item(item)
+
     def _lost(self, item: Item) -> None:
-        self.attempts.lost(item)
+        self._attempts.lost(item)
 
     def _told(self, message: Control) -> None:
         if message.what == "cancel":
-            self.attempts.cancel(message.run)
+            self._attempts.cancel(message.run)
+
+
+def _tenant(item: Item) -> str:
+    try:
+        return next(turn_decoder.decode(data).tenant for data in item.fields.values())
+    except msgspec.MsgspecError:
+        return ""  # its work will say what is wrong with it

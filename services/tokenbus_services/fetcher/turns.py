@@ -1,13 +1,15 @@
 """Makes attempts: each item of the `turns` queue is one attempt of one run.
 
-An item that another worker held before is not tried again here: its attempt is closed as lost, and the parser decides
-on the next one. So one attempt has one fetcher, ever.
+An item on which another worker had begun is not tried again here: its attempt is closed as lost, and the parser decides
+on the next one. So one attempt has one fetcher, ever. A run that only waited there, for its turn or for the time of a
+retry, is taken as it is: however many fetchers die, it has lost nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 
 import msgspec
 import structlog
@@ -17,28 +19,75 @@ from tokenbus.bus.outage import outlast
 from tokenbus.bus.queue import Item, Queue
 from tokenbus.bus.scripts.runs import so_far_field
 from tokenbus.bus.server import Server
+from tokenbus.core.tenant import tenant_of
 from tokenbus.errors import AttemptRefused, RequestError, SettingsError
 from tokenbus.events.failure import ErrorInfo
 from tokenbus.events.frames import Ended, Noted, TurnWork, history_decoder, turn_decoder
 from tokenbus.events.requests import Generate, Message
-from tokenbus_services.fetcher.call import fetch
+from tokenbus_services.fetcher.admission import Admission, WaitedTooLong
+from tokenbus_services.fetcher.call import DEADLINE_PASSED, fetch
+from tokenbus_services.fetcher.limiter import Ask, Grant
+from tokenbus_services.fetcher.media import TurnMedia
+from tokenbus_services.fetcher.media_failed import MediaFailed
 from tokenbus_services.fetcher.providers import Endpoint, Providers
+from tokenbus_services.fetcher.scopes import Scopes
+from tokenbus_services.fetcher.tokens import Tally, estimate
 from tokenbus_services.fetcher.writer import AttemptWriter, RawWriter
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
+LOOK_UPS = 32
+"""Requests on the way here from the server at once: each may be large."""
+LONGEST_WAIT = ErrorInfo(code="limit_wait", kind="rate_limit", message="the run's turn did not come in time")
+
 _request_decoder = msgspec.json.Decoder(Generate)
+
+
+class _Turn(msgspec.Struct, frozen=True):
+    """What an attempt is made of."""
+
+    request: Generate
+    history: list[Message]
+    """What earlier turns appended."""
+    deadline: float | None
+    """In the event loop's time."""
+
+
+class _NotCalled(Exception):
+    """The attempt ends before its call."""
+
+    def __init__(self, error: ErrorInfo) -> None:
+        super().__init__(error.message)
+        self.error = error
 
 
 class Turns:
     """Makes the attempts that items of the `turns` queue ask for."""
 
-    def __init__(self, server: Server, keys: Keys, queue: Queue, writer: RawWriter, providers: Providers) -> None:
+    def __init__(
+        self,
+        server: Server,
+        keys: Keys,
+        queue: Queue,
+        writer: RawWriter,
+        providers: Providers,
+        *,
+        media: TurnMedia,
+        admission: Admission,
+        scopes: Scopes,
+        stop: Callable[[Item], None],
+    ) -> None:
+        """``stop`` stops the work on an item, whose attempt the server takes nothing more of."""
         self._server = server
         self._keys = keys
         self._queue = queue
         self._writer = writer
         self._providers = providers
+        self._media = media
+        self._admission = admission
+        self._scopes = scopes
+        self._stop = stop
+        self._looking_up = asyncio.Semaphore(LOOK_UPS)
 
     async def work(self, item: Item) -> None:
         """Make the attempt, to its end."""
@@ -47,56 +96,135 @@ class Turns:
 
     async def abandon(self, item: Item) -> None:
         """Close the attempt as lost, for others to go on from."""
+        await self.close(item, "the fetcher stopped")
+        await self._queue.finish([item], again=lambda: self.close(item))
+
+    async def close(self, item: Item, reason: str = "the server forgot how it ended") -> None:
+        """See that the attempt is over. No harm where it ended already."""
         for name, data in item.fields.items():
             work = turn_decoder.decode(data)
-            await self._writer.lost(name.decode(), work.turn, work.attempt, "the fetcher stopped")
-        await self._queue.finish([item])
+            await self._writer.lost(name.decode(), work.turn, work.attempt, reason)
 
     async def _attempt(self, run: str, work: TurnWork, item: Item) -> None:
         if item.deliveries > 1:
             log.info("attempt_lost", run=run, turn=work.turn, attempt=work.attempt)
             await self._writer.lost(run, work.turn, work.attempt, "the fetcher was lost")
             return
-        found = await self._look_up(run, work)
-        if found is None:
-            return
-        request, history, deadline_ms = found
-        start_ms = min(work.not_before_ms, deadline_ms) if deadline_ms else work.not_before_ms
-        await asyncio.sleep(max(0.0, start_ms / 1000 - time.time()))
-        this = asyncio.current_task()
-        assert this
-        writer = self._writer.attempt(run, work.turn, work.attempt, lambda _: this.cancel())
-        deadline = None
-        if deadline_ms:
-            deadline = asyncio.get_running_loop().time() + deadline_ms / 1000 - time.time()
+        writer = self._writer.attempt(run, work.turn, work.attempt, lambda _: self._stop(item))
         try:
-            await self._call(request, history, writer, deadline)
+            try:
+                with self._admission.arriving(work.tenant):
+                    ready = await self._ready(item, run, work)
+            except _NotCalled as e:
+                await writer.end(Ended(e.error))
+                return
+            if ready:
+                await self._call(*ready, writer)
         except AttemptRefused as e:
             log.info("attempt_refused", run=run, turn=work.turn, attempt=work.attempt, reason=e.reason)
 
-    async def _call(
-        self, request: Generate, history: list[Message], writer: AttemptWriter, deadline: float | None
-    ) -> None:
+    async def _ready(self, item: Item, run: str, work: TurnWork) -> tuple[_Turn, Grant] | None:
+        """The turn, once it may be called; None where the attempt is over, or another worker's by now.
+
+        Raises _NotCalled, NotBegun. While it waits its item is marked as not begun.
+        """
+        waits = work.not_before_ms > 0
+        if waits:
+            await self._queue.mark(item, begun=False)
+            await self._delay(run, work)
+        turn = await self._look_up(run, work)
+        if turn is None:
+            return None
+        ask = self._ask(run, work, turn)
+        grant = self._admission.enter_at_once(ask)
+        if grant is None:
+            deadline, turn = turn.deadline, None  # however long it waits, its request takes no room here
+            if not waits:
+                waits = True
+                await self._queue.mark(item, begun=False)
+            grant = await self._enter(ask, deadline)
+        ready = None
+        try:
+            if not waits or await self._queue.mark(item, begun=True):
+                turn = turn or await self._look_up(run, work)
+                ready = turn and (turn, grant)
+        finally:
+            if ready is None:
+                self._admission.leave(grant, used=0)
+        return ready
+
+    async def _enter(self, ask: Ask, deadline: float | None) -> Grant:
+        """Wait for the run's turn. Raises _NotCalled, NotBegun."""
+        try:
+            async with asyncio.timeout_at(deadline):
+                return await self._admission.enter(ask)
+        except TimeoutError:
+            raise _NotCalled(DEADLINE_PASSED) from None
+        except WaitedTooLong:
+            raise _NotCalled(LONGEST_WAIT) from None
+
+    def _ask(self, run: str, work: TurnWork, turn: _Turn) -> Ask:
+        request, tenant = turn.request, tenant_of(turn.request.metadata)
+        scopes = self._scopes.of(request.provider, request.model, tenant)
+        limited = any(scope.tokens_per_minute for scope in scopes)
+        return Ask(f"{run}/{work.attempt}", tenant, scopes, estimate(request, turn.history) if limited else 0)
+
+    async def _delay(self, run: str, work: TurnWork) -> None:
+        """Wait for the time of a retry, or for the run's deadline if that comes first."""
+        deadline = await outlast(
+            lambda: self._server.client.hget(self._keys.run(run), "deadline"), what="look-up of a deadline"
+        )
+        until_ms = min(work.not_before_ms, int(deadline)) if deadline else work.not_before_ms
+        await self._admission.sleep(until_ms / 1000 - time.time())
+
+    async def _call(self, turn: _Turn, grant: Grant, writer: AttemptWriter) -> None:
+        """Make the call, and give back what of its grant it did not use."""
+        tally = Tally() if grant.ask.scopes else None
+        whole = False
+        try:
+            await self._make(turn, writer, tally)
+            whole = True
+        finally:
+            # The parser may end the run, and with it this call, before the provider has closed its body.
+            used = tally.used if tally and (whole or tally.settled) else None
+            wait_s = tally.error.retry_after_s if tally and tally.error else None
+            self._admission.leave(grant, used=used, wait_s=wait_s)
+
+    async def _make(self, turn: _Turn, writer: AttemptWriter, tally: Tally | None) -> None:
+        request = turn.request
         try:
             endpoint: Endpoint = self._providers.get(request.provider)
-            built = endpoint.build(request, history)
+            async with asyncio.timeout_at(turn.deadline):
+                built, body = await self._media.build(endpoint, request, turn.history)
+        except TimeoutError:
+            await writer.end(Ended(DEADLINE_PASSED))
+            return
+        except MediaFailed as e:
+            await writer.end(Ended(e.error))
+            return
         except (RequestError, SettingsError) as e:
             where = getattr(e, "where", None)
             await writer.end(Ended(ErrorInfo(code=e.code, kind="invalid_request", message=str(e), where=where)))
             return
         for note in built.notes:
             await writer.write(Noted(note))
-        await fetch(endpoint, built.call, stream=request.stream, writer=writer, deadline=deadline)
+        await fetch(endpoint, request, built.call, body, writer=writer, deadline=turn.deadline, tally=tally)
 
-    async def _look_up(self, run: str, work: TurnWork) -> tuple[Generate, list[Message], int] | None:
-        """The request, what earlier turns appended, and the deadline; None where the attempt is over."""
+    async def _look_up(self, run: str, work: TurnWork) -> _Turn | None:
+        """The turn; None where the attempt is over."""
         names = ["status", "attempt", "request", "deadline", so_far_field(work.attempt)]
         names += [f"history:{n}" for n in range(1, work.turn + 1)]
-        values = await outlast(lambda: self._server.client.hmget(self._keys.run(run), names), what="look-up of a run")
-        status, attempt, request, deadline, so_far, *turns = values
+        async with self._looking_up:
+            values = await outlast(
+                lambda: self._server.client.hmget(self._keys.run(run), names), what="look-up of a run"
+            )
+        status, attempt, request, deadline_ms, so_far, *turns = values
         if status != b"open" or int(attempt) != work.attempt or request is None:
             return None
         history = [m for t in turns if t for m in history_decoder.decode(t)]
         if so_far is not None:
-            history.append(Message(role="assistant", content=so_far.decode()))
-        return _request_decoder.decode(request), history, int(deadline or 0)
+            history += history_decoder.decode(so_far)
+        deadline = None
+        if deadline_ms:
+            deadline = asyncio.get_running_loop().time() + int(deadline_ms) / 1000 - time.time()
+        return _Turn(_request_decoder.decode(request), history, deadline)

@@ -11,6 +11,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from typing import Any
+from uuid import uuid4
 
 from redis.exceptions import RedisError
 
@@ -22,10 +23,14 @@ from tokenbus.bus.send import send_many
 from tokenbus.bus.server import Server
 from tokenbus.errors import AttemptRefused
 from tokenbus.events.frames import ANY_FRAME, Data, Ended, Lost, RawFrame, RawItem, encode
+from tokenbus_services.worker.defects import log_defect
 
 BUFFER_BYTES = 256 * 1024
 """Bytes of one attempt that may wait for a flush; beyond it the socket is not read."""
 LAG_POLL_S = 0.02
+TORN = (b"frame ", b"writer ")
+"""How a refusal begins where the attempt is open, but what lies on the server is not what this writer wrote: it lost
+frames in a fail-over, or gave the attempt to a second worker. None of the two can go on: the attempt ends as lost."""
 
 
 class AttemptWriter:
@@ -39,6 +44,7 @@ class AttemptWriter:
         self.items: list[RawItem] = []
         self.waiting = 0
         self.frames = 0
+        self.name = uuid4().hex[:12]
         self.final = False
         self.why_refused: str | None = None
         self.flushed = asyncio.Event()
@@ -79,7 +85,7 @@ class AttemptWriter:
     def part(self, keys: Keys) -> RawPart:
         """What waits, as one frame. The items stay until the server has it."""
         frame = RawFrame(self.turn, self.attempt, self.frames, time.time_ns() // 1_000_000, _joined(self.items))
-        return RawPart(self.run, keys.run(self.run), self.attempt, self.frames, self.final, encode(frame))
+        return RawPart(self.run, keys.run(self.run), self.attempt, self.frames, self.final, encode(frame), self.name)
 
     def written(self, count: int, size: int) -> None:
         """The first ``count`` items, of ``size`` bytes, are on the server."""
@@ -111,6 +117,12 @@ class RawWriter:
     async def open(self) -> None:
         """Begin to flush."""
         self._task = asyncio.create_task(self._run(), name="raw writer")
+        self._task.add_done_callback(log_defect)
+
+    @property
+    def healthy(self) -> bool:
+        """Whether it flushes: a defect that ended it leaves a worker that can do nothing."""
+        return self._task is not None and not self._task.done()
 
     async def close(self) -> None:
         """Stop to flush."""
@@ -175,14 +187,20 @@ class RawWriter:
         if not parts:
             return
         calls = [self._call(partition, [p[1] for p in group]) for partition, group in parts.items()]
+        torn: list[tuple[AttemptWriter, bytes]] = []
         for (partition, group), reply in zip(parts.items(), await self._send(calls), strict=True):
             if reply[-1] > self._lag_bytes:
                 self._lagging.setdefault(partition, asyncio.Event())
             for (attempt, _, count, size), verdict in zip(group, reply[:-1], strict=True):
                 if verdict in (b"ok", b"already"):
                     attempt.written(count, size)
+                elif verdict.startswith(TORN):
+                    torn.append((attempt, verdict))
                 else:
                     attempt.refuse(verdict.decode())
+        for attempt, verdict in torn:
+            await self.lost(attempt.run, attempt.turn, attempt.attempt, "the server lost frames of this attempt")
+            attempt.refuse(verdict.decode())
 
     def _call(self, partition: int, parts: list[RawPart]) -> scripts.Call:
         keys = self.keys

@@ -11,7 +11,8 @@ import pytest
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server import Server
-from tokenbus.events.frames import Data, Ended, RawFrame, RawItem, raw_decoder
+from tokenbus.errors import AttemptRefused
+from tokenbus.events.frames import Data, Ended, Lost, RawFrame, RawItem, raw_decoder
 from tokenbus.events.requests import Generate, Message
 from tokenbus_services.fetcher.call import fetch
 from tokenbus_services.fetcher.providers import Endpoint
@@ -112,7 +113,7 @@ async def _forwarded(server: Server, keys: Keys, run: str, upto: str) -> None:
         endpoint = Endpoint("anthropic", settings, {})
         request = Generate(provider="anthropic", model="m", messages=[Message(role="user", content="Go")])
         call = endpoint.api.build(request, [], settings.quirks).call
-        calling = asyncio.create_task(fetch(endpoint, call, stream=True, writer=attempt, deadline=None))
+        calling = asyncio.create_task(fetch(endpoint, request, call, writer=attempt, deadline=None))
         try:
             await eventually(lambda: _holds(server, keys, run, upto.encode()))
         finally:
@@ -124,3 +125,43 @@ async def _forwarded(server: Server, keys: Keys, run: str, upto: str) -> None:
 async def _holds(server: Server, keys: Keys, run: str, text: bytes) -> bool:
     data = [item.data for each in await items(server, keys, run) for item in each if isinstance(item, Data)]
     return text in b"".join(data)
+
+
+async def test_an_attempt_whose_frames_the_server_lost_ends_as_lost(server: Server, keys: Keys, run: str) -> None:
+    async with writing(server, keys, run) as attempt:
+        for _ in range(2):
+            await attempt.write(Data(b"a"), urgent=True)
+            await eventually(lambda: not attempt.items)
+        await server.client.hset(keys.run(run), "raw", 1)  # the second is forgotten
+        with pytest.raises(AttemptRefused):
+            await attempt.end(Ended())
+    assert await items(server, keys, run) == [[Data(b"a")]] * 2 + [[Lost("the server lost frames of this attempt")]]
+    assert await server.client.hget(keys.run(run), "closed") == b"1"
+
+
+async def test_of_two_writers_of_one_attempt_none_goes_on(server: Server, keys: Keys, run: str) -> None:
+    async with writing(server, keys, run) as first, writing(server, keys, run) as second:
+        await first.write(Data(b"a"), urgent=True)
+        await eventually(lambda: not first.items)
+        with pytest.raises(AttemptRefused, match="frame 1"):
+            await second.end(Ended())
+        with pytest.raises(AttemptRefused, match="closed"):
+            await first.end(Ended())
+    assert await items(server, keys, run) == [[Data(b"a")], [Lost("the server lost frames of this attempt")]]
+
+
+async def test_a_writer_that_a_defect_ended_says_so(
+    server: Server, keys: Keys, run: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def broken(*_: object) -> None:
+        raise TypeError("a defect")
+
+    writer = RawWriter(server, keys, linger_s=LINGER_S, lag_bytes=2**20)
+    await writer.open()
+    try:
+        assert writer.healthy
+        monkeypatch.setattr("tokenbus_services.fetcher.writer.send_many", broken)
+        await writer.attempt(run, 0, 1, lambda reason: None).write(Data(b"a"), urgent=True)
+        await eventually(lambda: not writer.healthy)
+    finally:
+        await writer.close()

@@ -1,0 +1,126 @@
+"""The media of one turn: what of it lies in the blob store is found, checked, and put into the request as it is sent.
+
+A provider's request builder is pure and knows base64 and urls alone. So each blob stands in the conversation as base64
+whose data is a mark that nobody can guess; in the body that comes out, marks are where blobs belong. A message that the
+builder leaves out has no mark there, and its blobs are never asked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+from base64 import b64encode
+from collections.abc import Mapping
+from contextlib import aclosing
+
+import msgspec
+
+from tokenbus.blobs import DEFAULT_MEDIA_TYPE
+from tokenbus.errors import BlobError, RequestInvalid
+from tokenbus.events.requests import Base64Source, BlobSource, DocumentPart, Generate, Message, Source
+from tokenbus.providers.api import Built
+from tokenbus_services.fetcher.media_body import Embedded, MediaBody
+from tokenbus_services.fetcher.media_cache import Found, RecentBlobs
+from tokenbus_services.fetcher.media_failed import MediaFailed
+from tokenbus_services.fetcher.media_limits import check_body, check_media, check_size, limits_of, plain_type
+from tokenbus_services.fetcher.media_places import Media, media_in, with_sources
+from tokenbus_services.fetcher.providers import Endpoint
+from tokenbus_services.settings import MediaSettings
+
+LOOK_UPS = 8
+"""Blobs of one turn that are looked up at once."""
+
+
+class TurnMedia:
+    """Builds the requests of turns, their media included."""
+
+    def __init__(self, blobs: RecentBlobs) -> None:
+        self._blobs = blobs
+
+    async def build(
+        self, endpoint: Endpoint, request: Generate, history: list[Message]
+    ) -> tuple[Built, MediaBody | None]:
+        """The turn's call, and its body where that has blobs in it: else it is the call's own.
+
+        Raises RequestInvalid (a type, size or number that the provider does not take; whatever `Endpoint.build`
+        raises) and MediaFailed.
+        """
+        media = dict([*media_in(request.messages, "messages"), *media_in(history, "history")])
+        if not media:
+            return endpoint.build(request, history), None
+        limits = limits_of(endpoint.settings.api, endpoint.settings.media)
+        blobs = {where: part.source for where, part in media.items() if isinstance(part.source, BlobSource)}
+        texts = {where: media[where] for where, source in blobs.items() if _is_text(media[where], source)}
+        check_media(limits, texts.items())
+        sources: dict[str, Source] = {}
+        for where, found in (await self._find(texts, limits)).items():
+            sources[where] = await self._text(where, blobs[where], found)
+        mark = f"blob-{secrets.token_hex(16)}"
+        marked = [where for where in blobs if where not in texts]
+        for n, where in enumerate(marked):
+            sources[where] = Base64Source(media_type=blobs[where].media_type, data=f"{mark}-{n}.")
+        built = endpoint.build(
+            msgspec.structs.replace(request, messages=with_sources(request.messages, "messages", sources)),
+            with_sources(history, "history", sources),
+        )
+        json = re.split(rf"{mark}-(\d+)\.".encode(), built.call.body)
+        pieces = [marked[int(piece)] if n % 2 else piece for n, piece in enumerate(json)]
+        left_out = set(marked).difference(pieces)
+        used = {where: part for where, part in media.items() if where not in left_out}
+        check_media(limits, used.items())
+        found = await self._find({where: media[where] for where in pieces if isinstance(where, str)}, limits)
+        body = MediaBody([p if isinstance(p, bytes) else Embedded(p, blobs[p].blob_id, found[p]) for p in pieces])
+        check_body(limits, body.size)
+        return built, body if found else None
+
+    async def _find(self, media: Mapping[str, Media], limits: MediaSettings) -> dict[str, Found]:
+        """Their blobs, by place. Raises MediaFailed, RequestInvalid for the first that is not as it should be."""
+        at_once = asyncio.Semaphore(LOOK_UPS)
+
+        async def find(where: str, part: Media) -> Found | Exception:
+            assert isinstance(part.source, BlobSource)
+            try:
+                async with at_once:
+                    found = await self._blobs.find(part.source.blob_id)
+                check_blob(where, part.source, found)
+                check_size(limits, where, part, found.size)
+                check_body(limits, found.size)
+            except BlobError as e:
+                return MediaFailed(e, where)
+            except RequestInvalid as e:
+                return e
+            return found
+
+        async with asyncio.TaskGroup() as tasks:
+            looking = {where: tasks.create_task(find(where, part)) for where, part in media.items()}
+        found: dict[str, Found] = {}
+        for where, task in looking.items():
+            result = task.result()
+            if isinstance(result, Exception):
+                raise result
+            found[where] = result
+        return found
+
+    async def _text(self, where: str, source: BlobSource, found: Found) -> Base64Source:
+        """A text in full: some APIs take it as the text that it is, so that it must be at hand when they are built."""
+        try:
+            async with aclosing(found.pieces()) as pieces:
+                content = b"".join([piece async for piece in pieces])
+        except BlobError as e:
+            raise MediaFailed(e, where) from e
+        return Base64Source(media_type=source.media_type, data=b64encode(content).decode())
+
+
+def check_blob(where: str, source: BlobSource, found: Found) -> None:
+    """Raises RequestInvalid where the blob is not what the request says of it. A store that knows no type, or none in
+    particular, is no witness."""
+    stored, said = found.media_type, source.media_type
+    if stored and plain_type(stored) not in (DEFAULT_MEDIA_TYPE, plain_type(said)):
+        raise RequestInvalid(f"{where}.source.media_type", f"the blob is {plain_type(stored)}, not {said}")
+    if source.size_bytes not in (None, found.size):
+        raise RequestInvalid(f"{where}.source.size_bytes", f"the blob has {found.size} bytes, not {source.size_bytes}")
+
+
+def _is_text(part: Media, source: BlobSource) -> bool:
+    return isinstance(part, DocumentPart) and source.media_type.startswith("text/")

@@ -1,0 +1,48 @@
+"""Which policies a run has: settled when it is accepted, so that a replay and a second worker have the same."""
+
+from __future__ import annotations
+
+from tokenbus.core.tenant import tenant_of
+from tokenbus.errors import RequestInvalid
+from tokenbus.events.frames import Policing
+from tokenbus.events.requests import Generate
+from tokenbus_services.settings import PolicyRoute, Settings
+
+
+class Routes:
+    """The deployment's policies and routes."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._policies = settings.policies
+        self._routes = settings.policy_routes
+        self._slack_s = settings.limits.policy_slack_s
+        self._waiting = settings.limits.policy_waiting_events
+
+    def policing_of(self, request: Generate) -> Policing | None:
+        """The policies of all routes that the request meets, then those that it names itself, each once; it cannot name
+        one away. None: there are none. Raises RequestInvalid for a name that is not configured."""
+        for i, name in enumerate(request.policies):
+            if name not in self._policies:
+                raise RequestInvalid(f"policies[{i}]", f"there is no policy {name!r} here")
+        routed = [name for route in self._routes if _meets(request, route) for name in route.policies]
+        names = tuple(dict.fromkeys([*routed, *request.policies]))
+        if not names:
+            return None
+        policies = [self._policies[name] for name in names]
+        patience_s = sum(policy.timeout_s for policy in policies) + self._slack_s
+        passes = all(policy.on_error == "pass" for policy in policies)
+        return Policing(names, "pass" if passes else "block", round(patience_s * 1000), self._waiting)
+
+
+def _meets(request: Generate, route: PolicyRoute) -> bool:
+    metadata = request.metadata or {}
+    return (
+        (not route.providers or request.provider in route.providers)
+        and (not route.models or any(_is_model(request.model, name) for name in route.models))
+        and (not route.tenants or tenant_of(request.metadata) in route.tenants)
+        and all(metadata.get(name) == text for name, text in route.metadata.items())
+    )
+
+
+def _is_model(model: str, name: str) -> bool:
+    return model.startswith(name[:-1]) if name.endswith("*") else model == name

@@ -1,0 +1,227 @@
+"""Whose turn it is: tenants in turn, each limit for itself, and a place for everybody."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any, cast
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from tests.waiting import eventually
+from tokenbus.bus.scripts.limits import Scope
+from tokenbus_services.fetcher.admission import Admission, WaitedTooLong
+from tokenbus_services.fetcher.limiter import Ask, Grant, Limiter, Refusal
+from tokenbus_services.fetcher.metrics import AdmissionMetrics
+from tokenbus_services.worker.inflight import NotBegun
+
+MODEL = Scope("model", "limits:model:m")
+OTHER = Scope("model", "limits:model:other")
+
+
+class Server:
+    """Stands for the limits on the server: refuses what it is told to, and writes down what it hears."""
+
+    def __init__(self) -> None:
+        self.closed: dict[Scope, float] = {}
+        """Scopes that refuse, each with the wait that it tells."""
+        self.settled: list[tuple[str, int | None]] = []
+        self.asked: list[str] = []
+        self.broken: str | None = None
+        self.answers = asyncio.Event()
+        self.answers.set()
+
+    async def reserve(self, ask: Ask) -> Grant | Refusal:
+        self.asked.append(ask.call)
+        await self.answers.wait()
+        if ask.call == self.broken:
+            raise RuntimeError("no permission")
+        for scope in ask.scopes:
+            if scope in self.closed:
+                return Refusal(scope, self.closed[scope])
+        return Grant(ask, (0,) * len(ask.scopes))
+
+    def settle(self, grant: Grant, used: int | None) -> None:
+        self.settled.append((grant.ask.call, used))
+
+
+class Hall:
+    """An admission, and in which order it let in whom."""
+
+    def __init__(self, *, slots: int = 1, places: int = 100, longest_wait_s: float = 3600.0) -> None:
+        self.server = Server()
+        self.registry = CollectorRegistry()
+        self.admission = Admission(
+            cast("Limiter", self.server),
+            AdmissionMetrics(self.registry),
+            slots=slots,
+            places=places,
+            longest_wait_s=longest_wait_s,
+        )
+        self.entered: list[str] = []
+        self.grants: dict[str, Grant] = {}
+        self.tasks: dict[str, asyncio.Task[None]] = {}
+
+    def arrive(self, call: str, *scopes: Scope, tenant: str = "") -> asyncio.Task[None]:
+        """Somebody comes and waits."""
+        self.tasks[call] = asyncio.create_task(self._wait(Ask(call, tenant, scopes, 0)))
+        return self.tasks[call]
+
+    async def _wait(self, ask: Ask) -> None:
+        with self.admission.arriving(ask.tenant):
+            grant = self.admission.enter_at_once(ask) or await self.admission.enter(ask)
+        self.entered.append(ask.call)
+        self.grants[ask.call] = grant
+
+    async def all_wait(self, count: int) -> None:
+        await eventually(lambda: self.admission.waiting == count)
+
+    async def leave(self, call: str) -> None:
+        """The call ends; returns when the next one is in."""
+        before = len(self.entered)
+        self.admission.leave(self.grants[call], used=None)
+        await eventually(lambda: len(self.entered) > before)
+
+
+@pytest.fixture
+async def hall() -> AsyncGenerator[Hall]:
+    hall = Hall()
+    await hall.admission.open()
+    yield hall
+    await hall.admission.close()
+    await asyncio.gather(*hall.tasks.values(), return_exceptions=True)
+
+
+async def test_a_run_that_nothing_limits_enters_without_asking_the_server(hall: Hall) -> None:
+    await hall.arrive("a")
+    assert hall.entered == ["a"]
+    assert hall.server.asked == []
+    assert hall.admission.running == 1
+
+
+async def test_one_run_of_a_tenant_does_not_wait_behind_the_many_of_another(hall: Hall) -> None:
+    await hall.arrive("first", tenant="flood")
+    for n in range(30):
+        hall.arrive(f"f{n}", tenant="flood")
+    await hall.all_wait(30)
+    hall.arrive("single", tenant="small")
+    await hall.all_wait(31)
+    await hall.leave("first")
+    await hall.leave(hall.entered[-1])
+    assert "single" in hall.entered[:3], "its turn comes after one of the other's at the most"
+
+
+async def test_tenants_take_turns_and_each_keeps_its_order(hall: Hall) -> None:
+    await hall.arrive("x")
+    for call, tenant in (("a1", "a"), ("a2", "a"), ("a3", "a"), ("b1", "b"), ("c1", "c"), ("b2", "b")):
+        hall.arrive(call, tenant=tenant)
+    await hall.all_wait(6)
+    await hall.leave("x")
+    for _ in range(5):
+        await hall.leave(hall.entered[-1])
+    assert hall.entered == ["x", "a1", "b1", "c1", "a2", "b2", "a3"]
+
+
+async def test_a_limit_that_refuses_holds_back_only_those_whom_it_concerns(hall: Hall) -> None:
+    hall.server.closed[MODEL] = 3600.0
+    hall.arrive("held", MODEL)
+    await eventually(lambda: hall.server.asked == ["held"])
+    await hall.arrive("free", OTHER)
+    assert hall.entered == ["free"]
+    hall.arrive("held too", MODEL)
+    await hall.all_wait(2)
+    assert hall.server.asked == ["held", "free"], "what was refused is not asked for again before its time"
+
+
+async def test_a_run_that_was_refused_asks_again_when_its_time_has_come(hall: Hall) -> None:
+    hall.server.closed[MODEL] = 0.001
+    hall.arrive("a", MODEL)
+    await eventually(lambda: len(hall.server.asked) > 1)
+    del hall.server.closed[MODEL]
+    await eventually(lambda: hall.entered == ["a"])
+    refused = hall.registry.get_sample_value("tokenbus_calls_refused_total", {"limit": "model"})
+    assert refused
+    assert hall.registry.get_sample_value("tokenbus_calls_granted_total") == 1
+
+
+async def test_the_end_of_a_call_lets_the_next_of_its_limit_ask_at_once() -> None:
+    hall = Hall(slots=2)
+    await hall.admission.open()
+    await hall.arrive("a", MODEL)
+    hall.server.closed[MODEL] = 3600.0
+    hall.arrive("b", MODEL)
+    await eventually(lambda: hall.server.asked == ["a", "b"])
+    hall.server.closed.clear()
+    await hall.leave("a")
+    assert hall.entered == ["a", "b"]
+    await hall.admission.close()
+
+
+async def test_who_leaves_while_waiting_is_in_nobodys_way(hall: Hall) -> None:
+    await hall.arrive("a")
+    gone = hall.arrive("gone")
+    hall.arrive("next")
+    await hall.all_wait(2)
+    gone.cancel()
+    await hall.leave("a")
+    assert hall.entered == ["a", "next"]
+    assert hall.admission.waiting == 0
+
+
+async def test_a_grant_that_comes_too_late_goes_back(hall: Hall) -> None:
+    hall.server.answers.clear()
+    task = hall.arrive("a", MODEL)
+    await eventually(lambda: hall.server.asked == ["a"])
+    task.cancel()
+    hall.server.answers.set()
+    await asyncio.gather(task, return_exceptions=True)
+    await eventually(lambda: hall.server.settled == [("a", 0)])
+    assert hall.admission.running == 0
+    await hall.arrive("b")
+
+
+async def test_an_error_of_one_runs_limits_is_that_runs_alone(hall: Hall) -> None:
+    hall.server.broken = "a"
+    with pytest.raises(RuntimeError, match="no permission"):
+        await hall.arrive("a", MODEL)
+    await hall.arrive("b", MODEL)
+    assert hall.entered == ["b"]
+
+
+async def test_a_wait_has_an_end() -> None:
+    hall = Hall(longest_wait_s=0.01)
+    await hall.admission.open()
+    hall.server.closed[MODEL] = 3600.0
+    with pytest.raises(WaitedTooLong):
+        await hall.arrive("a", MODEL)
+    assert hall.admission.waiting == 0
+    await hall.admission.close()
+
+
+async def test_at_a_shutdown_all_who_wait_are_sent_away_and_nobody_enters(hall: Hall) -> None:
+    await hall.arrive("a")
+    waiting = hall.arrive("b")
+    sleeping = asyncio.create_task(hall.admission.sleep(3600))
+    await hall.all_wait(1)
+    await hall.admission.close()
+    later = hall.arrive("c", MODEL)
+    for task in cast("tuple[asyncio.Task[Any], ...]", (waiting, sleeping, later)):
+        with pytest.raises(NotBegun):
+            await task
+    assert hall.admission.running == 1, "what runs goes on"
+
+
+async def test_however_many_wait_there_is_a_place_for_a_further_tenant() -> None:
+    hall = Hall(places=100)
+    held: list[Any] = []
+    for tenant in ("a", "b", "c", "d"):
+        while hall.admission.has_place(tenant):
+            arrival = hall.admission.arriving(tenant)
+            arrival.__enter__()
+            held.append(arrival)
+    assert len(held) < 100
+    assert hall.admission.has_place("e")
+    for arrival in held:
+        arrival.__exit__(None, None, None)
+    assert hall.admission.waiting == 0

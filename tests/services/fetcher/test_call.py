@@ -1,0 +1,43 @@
+"""How long a call may be silent, and how many calls there may be."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+
+from tests.services.replay.asking import asking
+from tokenbus.providers.api import HttpCall
+from tokenbus_services.fetcher.call import DEADLINE_PASSED, Silence
+from tokenbus_services.fetcher.providers import Endpoint
+from tokenbus_services.replay import Delivery, ReplayServer, Reply, Script, Turn
+from tokenbus_services.settings import ProviderSettings
+
+MANY = 300
+"""More than the connections that an HTTP client opens by itself."""
+
+
+async def test_a_timer_that_ran_to_the_deadline_tells_of_the_deadline_even_where_it_went_off_a_little_early() -> None:
+    in_an_hour = asyncio.get_running_loop().time() + 3600
+    limit = asyncio.timeout(None)
+    async with limit:
+        silence = Silence(limit, in_an_hour)
+        silence.allow(7200, "idle_timeout", "silent")
+        assert limit.when() == in_an_hour
+        assert silence.error() == DEADLINE_PASSED
+        silence.allow(60, "idle_timeout", "silent")
+        assert silence.error().code == "idle_timeout"
+        limit.reschedule(None)
+
+
+async def test_no_call_waits_here_for_a_connection_while_its_provider_seems_silent() -> None:
+    silent = Script(name="told", turns=(Turn(says=Reply(text="late"), delivery=Delivery(delay_s=3600)),))
+    async with ReplayServer([silent]) as provider:
+        endpoint = Endpoint("p", ProviderSettings(api="openai-chat", base_url=provider.url, api_key_env=""), {})
+        request = endpoint.request(HttpCall(path="v1/chat/completions", body=msgspec.json.encode(asking()), headers={}))
+        calls = [asyncio.create_task(endpoint.send(request)) for _ in range(MANY)]
+        await provider.requested(MANY)
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+        await endpoint.close()

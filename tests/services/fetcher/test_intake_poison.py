@@ -1,0 +1,136 @@
+"""Requests that intake cannot take, whatever the reason: told, buried with their bytes, and in nobody's way."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import msgspec
+import pytest
+from redis.exceptions import ResponseError
+
+from tests.services.fetcher.shelf import Shelf
+from tokenbus.bus.dead import DeadEntry
+from tokenbus.bus.keys import Keys
+from tokenbus.bus.queue import Item
+from tokenbus.bus.server import Server
+from tokenbus_services.fetcher.intake import MOST_DELIVERIES, Intake
+from tokenbus_services.fetcher.media_cache import RecentBlobs
+from tokenbus_services.fetcher.media_intake import IntakeMedia
+from tokenbus_services.settings import Settings
+
+
+class Finished:
+    """In place of the queue: what was done with."""
+
+    def __init__(self) -> None:
+        self.ids: list[str] = []
+
+    async def finish(self, items: Sequence[Item], *, again: Callable[[], Awaitable[None]] | None = None) -> None:
+        """As over a lost connection, where all is said again."""
+        self.ids += [item.entry_id for item in items]
+        if again:
+            await again()
+
+
+def providers(name: str) -> object:
+    if name == "broken":
+        raise RuntimeError("nobody thought of this")
+    return name
+
+
+@pytest.fixture
+def queue() -> Finished:
+    return Finished()
+
+
+@pytest.fixture
+def intake(server: Server, keys: Keys, queue: Finished) -> Intake:
+    settings = Settings(prefix=keys.prefix, partitions=keys.partitions)
+    stand_in: Any = queue
+    media = IntakeMedia(RecentBlobs(Shelf(), 0), inline_bytes=1)
+    return Intake(server, settings, stand_in, providers=providers, tools=(), media=media)
+
+
+def item(keys: Keys, n: int, run: str, *, provider: str = "good", deliveries: int = 1) -> Item:
+    request = {
+        "type": "generate",
+        "id": run,
+        "provider": provider,
+        "model": "m",
+        "messages": [{"role": "user", "content": "hi"}],
+    }
+    return Item(keys.requests, f"1-{n}", {b"__data__": json.dumps(request).encode()}, deliveries)
+
+
+async def dead(server: Server, keys: Keys) -> list[DeadEntry]:
+    entries = await server.client.xrange(keys.dead)
+    return [msgspec.json.decode(fields[b"__data__"], type=DeadEntry) for _, fields in entries]
+
+
+async def accepted(server: Server, keys: Keys, run: str) -> bool:
+    return bool(await server.client.hexists(keys.run(run), "request"))
+
+
+async def test_an_error_of_any_kind_is_told_and_the_requests_beside_it_go_on(
+    server: Server, keys: Keys, intake: Intake, queue: Finished
+):
+    await intake.take([item(keys, 1, "a"), item(keys, 2, "b", provider="broken"), item(keys, 3, "c")])
+    assert queue.ids == ["1-1", "1-2", "1-3"]
+    assert [await accepted(server, keys, run) for run in "abc"] == [True, False, True]
+    assert await server.client.hget(keys.run("b"), "status") == b"open", "its rejection is on its way to the parser"
+    [entry] = await dead(server, keys)
+    assert (entry.run, entry.stage, entry.stream, entry.entry) == ("b", "intake", keys.requests, "1-2")
+    assert entry.reason == "RuntimeError: nobody thought of this"
+    assert json.loads(entry.bytes)["provider"] == "broken"
+
+
+async def test_a_run_whose_key_is_something_else_holds_nobody_up(
+    server: Server, keys: Keys, intake: Intake, queue: Finished
+):
+    await server.client.set(keys.run("b"), "no hash", px=60_000)
+    await intake.take([item(keys, 1, "a"), item(keys, 2, "b"), item(keys, 3, "c")])
+    assert queue.ids == ["1-1", "1-2", "1-3"]
+    assert [await accepted(server, keys, run) for run in "ac"] == [True, True]
+    [entry] = await dead(server, keys)
+    assert entry.run == "b"
+    assert "WRONGTYPE" in entry.reason
+
+
+async def test_good_requests_do_not_wait_until_the_bad_ones_before_them_are_buried(
+    server: Server, keys: Keys, intake: Intake, queue: Finished
+):
+    await server.client.set(keys.dead, "no stream", px=60_000)
+    with pytest.raises(ResponseError):
+        await intake.take([item(keys, 1, "a", provider="broken"), item(keys, 2, "b")])
+    assert await accepted(server, keys, "b")
+    assert queue.ids == [], "all of them come again, and are what they are by now"
+
+
+async def test_of_the_requests_on_which_workers_died_the_first_is_given_up_and_the_others_are_tried(
+    server: Server, keys: Keys, intake: Intake, queue: Finished
+):
+    often = MOST_DELIVERIES + 1
+    await intake.take(
+        [item(keys, 9, "new"), item(keys, 1, "killer", deliveries=often), item(keys, 2, "beside", deliveries=often)]
+    )
+    assert sorted(queue.ids) == ["1-1", "1-2", "1-9"]
+    assert [await accepted(server, keys, run) for run in ("new", "killer", "beside")] == [True, False, True]
+    [entry] = await dead(server, keys)
+    assert (entry.run, entry.reason) == (
+        "killer",
+        f"poison: {MOST_DELIVERIES} workers died while they took the request in",
+    )
+
+
+async def test_a_request_that_came_back_less_often_is_taken(server: Server, keys: Keys, intake: Intake):
+    await intake.take([item(keys, 1, "a", deliveries=MOST_DELIVERIES)])
+    assert await accepted(server, keys, "a")
+
+
+async def test_of_an_entry_without_a_request_all_fields_are_kept(server: Server, keys: Keys, intake: Intake):
+    await intake.take([Item(keys.requests, "1-1", {b"other": b"\xff", b"more": b""}, 1)])
+    [entry] = await dead(server, keys)
+    assert entry.run is None
+    assert msgspec.msgpack.decode(entry.bytes, type=dict[bytes, bytes]) == {b"other": b"\xff", b"more": b""}

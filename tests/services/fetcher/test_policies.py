@@ -1,0 +1,85 @@
+"""Which policies a run has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tokenbus.errors import RequestInvalid, SettingsError
+from tokenbus.events.requests import Generate, Message
+from tokenbus_services.fetcher.policies import Routes
+from tokenbus_services.settings import load, read_file
+
+TOML = """
+[policies.one]
+use = "a:B"
+timeout_s = 2
+[policies.two]
+use = "a:B"
+on_error = "pass"
+timeout_s = 3
+[policies.three]
+use = "a:B"
+
+[limits]
+policy_slack_s = 5
+
+[[policy_routes]]
+policies = ["two", "one"]
+models = ["gpt-*"]
+[[policy_routes]]
+policies = ["one", "three"]
+tenants = ["kids"]
+metadata = { channel = "public" }
+"""
+
+
+@pytest.fixture
+def routes(tmp_path: Path) -> Routes:
+    path = tmp_path / "tokenbus.toml"
+    path.write_text(TOML)
+    return Routes(read_file(path))
+
+
+def request(model: str = "m", **fields: Any) -> Generate:
+    return Generate(provider="anthropic", model=model, messages=[Message(role="user", content="hi")], **fields)
+
+
+def names(routes: Routes, asked: Generate) -> tuple[str, ...]:
+    policing = routes.policing_of(asked)
+    return policing.names if policing else ()
+
+
+def test_a_run_that_meets_no_route_and_names_none_has_none(routes: Routes) -> None:
+    assert routes.policing_of(request()) is None
+    assert names(routes, request(metadata={"tenant": "kids"})) == ()
+
+
+def test_a_run_has_the_policies_of_all_its_routes_and_then_its_own_each_once(routes: Routes) -> None:
+    public_kids: dict[str, object] = {"tenant": "kids", "channel": "public"}
+    assert names(routes, request("gpt-5")) == ("two", "one")
+    assert names(routes, request("gpt-5", metadata=public_kids)) == ("two", "one", "three")
+    assert names(routes, request("gpt-5", policies=["three", "one"])) == ("two", "one", "three")
+
+
+def test_a_run_may_go_on_without_only_if_all_its_policies_may(routes: Routes) -> None:
+    both, second = routes.policing_of(request("gpt-5")), routes.policing_of(request(policies=["two"]))
+    assert both
+    assert second
+    assert (both.on_error, both.patience_ms) == ("block", 10_000)
+    assert (second.on_error, second.patience_ms) == ("pass", 8_000)
+
+
+def test_a_name_that_is_not_configured_is_told_by_its_place(routes: Routes) -> None:
+    with pytest.raises(RequestInvalid) as e:
+        routes.policing_of(request(policies=["one", "nobody"]))
+    assert e.value.where == "policies[1]"
+
+
+def test_a_route_to_a_policy_that_is_not_there_is_an_error_of_the_settings(tmp_path: Path) -> None:
+    path = tmp_path / "tokenbus.toml"
+    path.write_text('[[policy_routes]]\npolicies = ["nobody"]\n')
+    with pytest.raises(SettingsError, match="nobody"):
+        load({"TOKENBUS_CONFIG": str(path)})

@@ -1,0 +1,75 @@
+"""What a call is reckoned to take, and what it took."""
+
+from __future__ import annotations
+
+import pytest
+
+from tokenbus.events.frames import Opened
+from tokenbus.events.requests import Base64Source, Generate, ImagePart, Message
+from tokenbus.events.vendor import Quirks
+from tokenbus_services.fetcher.tokens import IMAGE_TOKENS, UNBOUNDED_OUTPUT_TOKENS, Tally, estimate
+
+BODY = b'{"type":"error","error":{"type":"rate_limit_error","message":"slow down"}}'
+START = (
+    b'event: message_start\ndata: {"type":"message_start","message":{"id":"m","model":"m","role":"assistant",'
+    b'"content":[],"usage":{"input_tokens":10,"output_tokens":1}}}\n\n'
+)
+END = (
+    b'event: message_delta\ndata: {"type":"message_delta","delta":{"stop_reason":"end_turn"},'
+    b'"usage":{"output_tokens":7}}\n\nevent: message_stop\ndata: {"type":"message_stop"}\n\n'
+)
+
+
+def asking(*content: object, **fields: object) -> Generate:
+    messages = [Message(role="user", content=c) for c in content]  # pyright: ignore[reportArgumentType]
+    return Generate(provider="p", model="m", messages=messages, **fields)  # pyright: ignore[reportArgumentType]
+
+
+def tally(status: int, *reads: bytes, ended: bool = True, wait: str = "0") -> Tally:
+    listening = Tally()
+    listening.open(Opened("anthropic", status, {"retry-after": wait}, True, Quirks()))
+    for read in reads:
+        listening.feed(read)
+    if ended:
+        listening.end()
+    return listening
+
+
+def test_a_request_reserves_its_text_its_history_and_the_most_that_it_may_answer() -> None:
+    short = estimate(asking("hi", max_tokens=100), [])
+    assert 100 <= short < 120
+    assert estimate(asking("x" * 4000, max_tokens=100), []) == pytest.approx(short + 1000, abs=2)
+    grown = estimate(asking("hi", max_tokens=100), [Message(role="assistant", content="y" * 400)])
+    assert grown == pytest.approx(short + 100, abs=2)
+    assert estimate(asking("hi"), []) == short - 100 + UNBOUNDED_OUTPUT_TOKENS
+
+
+def test_an_image_counts_as_an_image_and_not_as_its_base64() -> None:
+    picture = ImagePart(source=Base64Source(media_type="image/png", data="A" * 10**6))
+    assert estimate(asking([picture], max_tokens=1), []) < 2 * IMAGE_TOKENS
+
+
+def test_a_call_that_ended_soundly_took_what_the_provider_says() -> None:
+    assert tally(200, START, END).used == 17
+
+
+def test_what_breaks_off_after_the_providers_last_word_changes_nothing() -> None:
+    heard = tally(200, START, END, ended=False)
+    assert (heard.settled, heard.used) == (True, 17)
+
+
+def test_what_a_call_took_that_was_broken_off_nobody_knows() -> None:
+    assert not tally(200, START, ended=False).settled
+    assert tally(200, START, ended=False).used is None
+    assert tally(200, START).used is None
+
+
+def test_a_call_that_was_refused_took_nothing_and_says_how_long_to_wait() -> None:
+    refused = tally(429, BODY, wait="7")
+    assert refused.used == 0
+    assert refused.error
+    assert refused.error.retry_after_s == 7
+
+
+def test_a_call_that_got_no_answer_took_nothing() -> None:
+    assert Tally().used == 0
