@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.scripts import Arg, Commit
 from tokenbus.core.attempt import AttemptReader
 from tokenbus.events.failure import ErrorInfo
-from tokenbus.events.frames import CONTROL_ATTEMPT, EventFrame, encode, raw_decoder
-from tokenbus.events.normalized import Failed
+from tokenbus.events.frames import CONTROL_ATTEMPT, BusEvent, EventFrame, encode, raw_decoder
+from tokenbus.events.normalized import Failed, Image
+from tokenbus_services.normalizer.images import ImageKeeper
 
 RUNS_AN_ENTRY = 1000
 """Most runs in one entry: a Lua script can unpack some thousand values."""
 
 
 class NormalizerLogic:
-    """`Logic` of the normalizer (see tokenbus.bus.stage)."""
+    """`Logic` of the normalizer (see tokenbus.bus.stage), whose images are stored before what tells of them."""
 
-    def __init__(self, partition: int, keys: Keys) -> None:
+    def __init__(self, partition: int, keys: Keys, images: ImageKeeper | None = None) -> None:
+        """``images``: None leaves all images in their events."""
         self._events = keys.topic(partition, "events")
         self._parser_lease = keys.lease(partition, "parser")
         self._readers: dict[str, AttemptReader] = {}
         self._frames: dict[str, list[EventFrame]] = {}
+        self._keeper = images
+        self._images: list[tuple[list[BusEvent], int]] = []
+        """The images among the events since the last flush that belong into blobs, by their places."""
 
     def take(self, run: str, frame: bytes) -> None:
         raw = raw_decoder.decode(frame)
@@ -30,20 +37,40 @@ class NormalizerLogic:
         if reader is None or raw.attempt > reader.attempt:
             reader = self._readers[run] = AttemptReader(raw.attempt)
         if events := reader.read(raw):
-            self._say(run, EventFrame(raw.turn, raw.attempt, raw.at_ms, events))
+            said = self._say(run, EventFrame(raw.turn, raw.attempt, raw.at_ms, events))
+            if self._keeper and not reader.images.inline:
+                places = range(len(said) - len(events), len(said))
+                self._images += [(said, place) for place in places if isinstance(said[place], Image)]
         if reader.over:
             del self._readers[run]
+
+    @property
+    def unsettled(self) -> bool:
+        return bool(self._keeper and self._images)
+
+    async def settle(self) -> None:
+        """The images of the frames go to the blob store."""
+        waiting, self._images = self._images, []
+        if self._keeper and waiting:
+            told = await self._keeper.keep([cast("Image", events[place]) for events, place in waiting])
+            # From the end, so that the places before stay what they are.
+            for (events, place), instead in reversed(list(zip(waiting, told, strict=True))):
+                events[place : place + 1] = instead
 
     def fail(self, run: str, error: ErrorInfo) -> None:
         # Told to the run and not to an attempt of it, for which attempt it was may be what could not be read.
         self._say(run, EventFrame(0, CONTROL_ATTEMPT, 0, [Failed(error)]))
         self._readers.pop(run, None)
 
+    def abandon(self, run: str, error: ErrorInfo) -> None:
+        self._readers.pop(run, None)  # what the normalizer says is public nowhere
+
     def is_open(self, run: str) -> bool:
         return run in self._readers
 
     def flush(self, commit: Commit) -> None:
         size = 0
+        self._images = []
         # An entry has each run once; a second frame of a run (its next attempt began) goes into a second entry.
         while self._frames:
             fields: list[Arg] = []
@@ -60,6 +87,7 @@ class NormalizerLogic:
 
     def mute(self) -> None:
         self._frames = {}
+        self._images = []
 
     def snapshot(self, run: str) -> bytes:
         return self._readers[run].save()
@@ -70,9 +98,11 @@ class NormalizerLogic:
     def recall(self, run: str, seq: int) -> None:
         """Nothing here depends on numbers."""
 
-    def _say(self, run: str, frame: EventFrame) -> None:
+    def _say(self, run: str, frame: EventFrame) -> list[BusEvent]:
+        """The list that the frame's events are now the end of."""
         frames = self._frames.setdefault(run, [])
         if frames and frames[-1].attempt == frame.attempt:
             frames[-1].events.extend(frame.events)
         else:
             frames.append(frame)
+        return frames[-1].events

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from faststream.asgi import AsgiFastStream
+from prometheus_client import CollectorRegistry
 
 from tokenbus.bus.keys import PUBLIC_TOPICS
+from tokenbus.bus.server import Server
+from tokenbus.bus.stage import Stage
+from tokenbus_services.parser.clock import Clock
 from tokenbus_services.parser.logic import ParserLogic
+from tokenbus_services.parser.metrics import RunMetrics
 from tokenbus_services.settings import Settings
 from tokenbus_services.worker.stage import stage_app
 
@@ -13,21 +18,32 @@ from tokenbus_services.worker.stage import stage_app
 def create(settings: Settings) -> AsgiFastStream:
     """One worker of the parser."""
     keys = settings.keys
+    registry = CollectorRegistry()
+    metrics = RunMetrics(registry)
+    logics: dict[int, ParserLogic] = {}
 
     def logic(partition: int) -> ParserLogic:
-        return ParserLogic(
+        logics[partition] = ParserLogic(
             partition,
             keys,
             topics=settings.topics,
             open_run_ms=round(settings.retention.open_run_s * 1000),
             finished_run_ms=round(settings.retention.finished_run_s * 1000),
+            told=metrics.count,
         )
+        return logics[partition]
+
+    def clock(server: Server, stage: Stage) -> Clock:
+        return Clock(server, stage, settings, logics)
 
     return stage_app(
         settings,
         name="parser",
         topic="events",
         logic=logic,
+        beside=clock,
+        registry=registry,
+        fills=("turns", "tools"),
         description="Everything that can change a run's output, in one total order a partition.",
         publishes=[t for t in PUBLIC_TOPICS if t == "runs" or t in settings.topics],
     )

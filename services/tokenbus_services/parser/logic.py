@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 import msgspec
 
@@ -10,20 +10,29 @@ from tokenbus.bus.keys import Keys, PublicTopic
 from tokenbus.bus.scripts import Commit, call_field
 from tokenbus.bus.scripts.runs import so_far_field
 from tokenbus.core.blocks import BlockTable
-from tokenbus.core.run import CloseAttempt, Effect, EndRun, NextTurn, Run, RunState, RunTools
+from tokenbus.core.effects import CloseAttempt, Decide, Draft, Effect, EndRun, NextTurn, RunTools
+from tokenbus.core.held_run import HeldRun, accept
+from tokenbus.core.run import Run
+from tokenbus.core.state import RunState
+from tokenbus.core.tenant import tenant_of
+from tokenbus.events.decisions import Decided
+from tokenbus.events.decisions import encode as encode_decided
 from tokenbus.events.failure import ErrorInfo
 from tokenbus.events.frames import (
     ANY_FRAME,
+    CONTROL_ATTEMPT,
     Accepted,
+    Drafts,
     EventFrame,
     Lost,
     RawFrame,
     Rejected,
     Rules,
+    Taken,
     encode,
     event_decoder,
 )
-from tokenbus.events.public import BlockComplete, BlockStarted, Chunk, PublicEvent
+from tokenbus.events.public import BlockComplete, BlockStarted, Chunk, ImagePreview, PublicEvent, ToolProgress
 from tokenbus.events.public import encode as encode_public
 
 
@@ -38,13 +47,19 @@ class ParserLogic:
         topics: Collection[PublicTopic],
         open_run_ms: int,
         finished_run_ms: int,
+        told: Callable[[PublicEvent], None] | None = None,
     ) -> None:
-        """``topics``: those of visible, chunks and blocks that are written; the times are the keys' lives."""
+        """``topics``: those of visible, chunks and blocks that are written; the times are the keys' lives. ``told``
+        hears of each event that is put out."""
         self._keys = keys
         self._turns = keys.topic(partition, "turns")
         self._tools = keys.topic(partition, "tools")
         self._raw = keys.topic(partition, "raw")
+        self._records = keys.topic(partition, "records")
         self._normalizer_lease = keys.lease(partition, "normalizer")
+        self._drafts = keys.topic(partition, "drafts")
+        self._policy_lease = keys.lease(partition, "policy")
+        self._decisions = keys.topic(partition, "decisions")
         self._open_run_ms = open_run_ms
         self._finished_run_ms = finished_run_ms
         streams: dict[PublicTopic, str] = {t: keys.topic(partition, t) for t in topics}
@@ -52,14 +67,19 @@ class ParserLogic:
         self._hidden = [s for t, s in streams.items() if t == "chunks"]
         self._blocks = [s for t, s in streams.items() if t == "blocks"]
         self._lifecycle = [keys.topic(partition, "runs")]
-        self._runs: dict[str, Run] = {}
-        self._changed: dict[str, Run] = {}
+        self._told = told
+        self._runs: dict[str, Run | HeldRun] = {}
+        self._changed: dict[str, Run | HeldRun] = {}
+        self._tapes: dict[str, list[Taken]] = {}
+        """What was taken of runs that are recorded."""
 
     def take(self, run: str, frame: bytes) -> None:
         events = event_decoder.decode(frame)
         machine = self._runs.get(run) or self._begin(run, events)
         if machine is None:
             return  # the run is over; what still comes of it is nobody's any more
+        if machine.state.accepted.record:
+            self._tape(run, events)
         machine.handle(events)
         self._changed[run] = machine
         if machine.over:
@@ -70,15 +90,31 @@ class ParserLogic:
             machine.fail(error)
             self._changed[run] = machine
 
+    def abandon(self, run: str, error: ErrorInfo) -> None:
+        if machine := self._runs.pop(run, None):
+            machine.abandon(error)
+            self._changed[run] = machine
+
     def is_open(self, run: str) -> bool:
         return run in self._runs
 
+    def states(self) -> list[RunState]:
+        """The open runs, for the clock; not to be changed."""
+        return [machine.state for machine in self._runs.values()]
+
     def flush(self, commit: Commit) -> None:
+        for run, taken in self._tapes.items():
+            tape = self._keys.tape(run)
+            for piece in taken:
+                commit.append(tape, ["taken", encode(piece)])
+            commit.expire(tape, self._open_run_ms)
+        self._tapes = {}
         for machine in self._changed.values():
             self._write(machine, commit)
         self._changed = {}
 
     def mute(self) -> None:
+        self._tapes = {}
         for machine in self._changed.values():
             machine.out.clear()
             machine.effects.clear()
@@ -88,15 +124,20 @@ class ParserLogic:
         return msgspec.msgpack.encode(self._runs[run].state)
 
     def restore(self, run: str, state: bytes) -> None:
-        self._runs[run] = Run(msgspec.msgpack.decode(state, type=RunState))
+        machine = Run(msgspec.msgpack.decode(state, type=RunState))
+        self._runs[run] = HeldRun(machine) if machine.state.gate else machine
 
     def recall(self, run: str, seq: int) -> None:
         self._runs[run].state.seq = seq
 
-    def _begin(self, run: str, frame: EventFrame) -> Run | None:
+    def _tape(self, run: str, frame: EventFrame) -> None:
+        bare = frame if frame.attempt == CONTROL_ATTEMPT else msgspec.structs.replace(frame, events=[])
+        self._tapes.setdefault(run, []).append(Taken(bare, len(frame.events)))
+
+    def _begin(self, run: str, frame: EventFrame) -> Run | HeldRun | None:
         match frame.events[0]:
             case Accepted() as accepted:
-                machine = Run.accept(run, accepted, frame.at_ms)
+                machine = accept(run, accepted, frame.at_ms)
             case Rejected() as rejected:
                 # Never accepted, so it never starts: its one event is its end.
                 nothing = Accepted(rejected.provider, rejected.model, "fail", 0, Rules(), [])
@@ -106,7 +147,7 @@ class ParserLogic:
         self._runs[run] = machine
         return machine
 
-    def _write(self, machine: Run, commit: Commit) -> None:
+    def _write(self, machine: Run | HeldRun, commit: Commit) -> None:
         s = machine.state
         run_key, log = self._keys.run(s.run), self._keys.log(s.run)
         first = s.seq == 0
@@ -115,6 +156,8 @@ class ParserLogic:
         for event in events:
             last = encode_public(event)
             commit.publish(log, f"{event.attempt}-{event.seq}", last, self._topics_of(event))
+            if self._told:
+                self._told(event)
         if events:
             s.seq += len(events)
             commit.put(run_key, "seq", s.seq)
@@ -128,12 +171,12 @@ class ParserLogic:
         match event:
             case Chunk():
                 return self._visible if event.visible else self._hidden
-            case BlockStarted() | BlockComplete():
+            case BlockStarted() | ImagePreview() | BlockComplete() | ToolProgress():
                 return self._blocks
             case _:
                 return self._lifecycle
 
-    def _effect(self, machine: Run, effect: Effect, last: bytes, commit: Commit) -> None:
+    def _effect(self, machine: Run | HeldRun, effect: Effect, last: bytes, commit: Commit) -> None:
         s = machine.state
         run_key, log = self._keys.run(s.run), self._keys.log(s.run)
         match effect:
@@ -144,8 +187,10 @@ class ParserLogic:
                 if history is not None:
                     commit.put(run_key, f"history:{work.turn}", encode(history))
                 if so_far is not None:
-                    commit.put(run_key, so_far_field(work.attempt), so_far)
+                    commit.drop(run_key, so_far_field(work.attempt - 1))  # it may be large, and is in the new one
+                    commit.put(run_key, so_far_field(work.attempt), encode([so_far]))
                 commit.put(run_key, "turn", work.turn, "attempt", work.attempt, "raw", 0)
+                work = msgspec.structs.replace(work, tenant=tenant_of(s.accepted.metadata))
                 commit.append(self._turns, [s.run, encode(work)])
                 commit.expire(run_key, self._open_run_ms)
                 commit.expire(log, self._open_run_ms)
@@ -153,11 +198,22 @@ class ParserLogic:
                 for call in work:
                     commit.put(run_key, call_field(call.block), call.attempt)
                     commit.append(self._tools, [s.run, encode(call)])
+            case Draft(events, over):
+                policing = s.accepted.policing
+                data = encode(Drafts(policing.names if policing else (), events, over))
+                commit.append(self._drafts, [s.run, data])
+                commit.count(self._policy_lease, len(data))
+            case Decide(number, turn, attempt, decision):
+                told = Decided.of(s.run, number, turn, attempt, decision)
+                commit.tell(self._decisions, encode_decided(told))
             case EndRun(status):
                 self._close_attempt(s.run, s.turn, s.attempt, f"the run is {status}", commit)
                 commit.put(run_key, "status", status, "result", last)
                 commit.expire(run_key, self._finished_run_ms)
                 commit.expire(log, self._finished_run_ms)
+                if s.accepted.record:
+                    commit.expire(self._keys.tape(s.run), self._finished_run_ms)
+                    commit.append(self._records, [s.run, status])
 
     def _close_attempt(self, run: str, turn: int, attempt: int, reason: str, commit: Commit) -> None:
         lost = encode(RawFrame(turn, attempt, ANY_FRAME, 0, [Lost(reason)]))

@@ -1,0 +1,95 @@
+"""Images out of the stream and into the blob store, before their events are committed.
+
+By content address, so that an upload which is made again changes nothing. The partition waits for it: a store that is
+away costs a bounded time and then the blob, never the image, which stays in its event. Only a preview is left out then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import binascii
+from base64 import b64decode
+from collections.abc import Sequence
+
+import msgspec
+import structlog
+from prometheus_client import CollectorRegistry, Counter
+
+from tokenbus.blobs import BlobLoader, BlobRef
+from tokenbus.errors import BlobError, BlobUnavailable
+from tokenbus.events.normalized import Extra, Image, Normalized
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+TRIES = 3
+PAUSE_S = 0.1
+"""Between two tries."""
+PATIENCE_S = 10.0
+"""Longest that a batch waits for all of its images."""
+REST_S = 5.0
+"""After a store that was away it is not tried again for so long, so that a stream of images is no stream of waits."""
+AT_ONCE = 4
+"""Uploads side by side: each holds an image decoded."""
+
+
+class ImageKeeper:
+    """Stores images. ``aclose`` gives its connections up."""
+
+    def __init__(self, blobs: BlobLoader, registry: CollectorRegistry) -> None:
+        self._blobs = blobs
+        self._rests_until = 0.0
+        self._kept = Counter(
+            "tokenbus_images", "Generated images, previews included, by where they lie.", ["lies"], registry=registry
+        )
+
+    async def aclose(self) -> None:
+        """Give up the connections."""
+        await self._blobs.aclose()
+
+    async def keep(self, images: Sequence[Image]) -> list[list[Normalized]]:
+        """For each image what is told in its place: the same with its blob, or inline with a note that says why. Does
+        not raise; takes `PATIENCE_S` at the most."""
+        places = asyncio.Semaphore(AT_ONCE)
+        until = asyncio.get_running_loop().time() + PATIENCE_S
+        return await asyncio.gather(*(self._told(image, places, until) for image in images))
+
+    async def _told(self, image: Image, places: asyncio.Semaphore, until: float) -> list[Normalized]:
+        try:
+            async with asyncio.timeout_at(until), places:
+                ref = await self._stored(image)
+        except TimeoutError:
+            problem = self._away(f"not stored within {PATIENCE_S:g} s")
+        except BlobError as e:
+            problem = str(e)
+        except binascii.Error as e:
+            problem = f"the image is no base64: {e}"
+        except Exception as e:  # of a loader of the deployment's own
+            problem = self._away(f"{type(e).__name__}: {e}")
+        else:
+            self._kept.labels("blob").inc()
+            return [msgspec.structs.replace(image, base64="", blob_id=ref.blob_id, size_bytes=ref.size)]
+        self._kept.labels("inline" if image.final else "nowhere").inc()
+        log.warning("image_not_stored", final=image.final, problem=problem)
+        note = Extra("tokenbus.image_not_stored", msgspec.json.encode(problem).decode(), image.block)
+        return [image, note] if image.final else [note]
+
+    async def _stored(self, image: Image) -> BlobRef:
+        """Raises BlobError, binascii.Error."""
+        content = b64decode(image.base64, validate=True)
+        left = TRIES
+        while asyncio.get_running_loop().time() >= self._rests_until:
+            try:
+                return await self._blobs.store(content, image.media_type)
+            except BlobError as e:
+                left -= 1
+                if not e.retryable:
+                    raise
+                if not left:
+                    self._away(str(e))
+                    raise
+            await asyncio.sleep(PAUSE_S)
+        raise BlobUnavailable("blobs", "the blob store was away a moment ago")
+
+    def _away(self, problem: str) -> str:
+        self._rests_until = asyncio.get_running_loop().time() + REST_S
+        return problem

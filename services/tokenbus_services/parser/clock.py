@@ -1,0 +1,159 @@
+"""The parser's clock: ends runs whose deadline has passed, and answers for tools and policies that will not.
+
+The parser itself knows no time but that of its events. So what the clock finds becomes an event too, by a script that
+looks whether the run is still open: a second clock, of an owner that has lost the partition, does no harm.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+
+import structlog
+
+from tokenbus.bus import scripts
+from tokenbus.bus.keys import Keys
+from tokenbus.bus.scripts.clock import expire, tell
+from tokenbus.bus.send import send_many
+from tokenbus.bus.server import Server
+from tokenbus.bus.stage import Stage
+from tokenbus.core.state import PendingCall, RunState
+from tokenbus.events.frames import CONTROL_ATTEMPT, BusEvent, Control, EventFrame, Overdue, ToolReturned, encode
+from tokenbus_services.parser.logic import ParserLogic
+from tokenbus_services.parser.overdue import Patience
+from tokenbus_services.settings import Settings
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+NO_RESULT = "the tool's result never came"
+LOOKS = 30
+"""How often silent runs are looked for in the time after which a run counts as silent."""
+PAGE = 1000
+
+
+class Clock:
+    """Looks at the open runs of the partitions that this worker owns. Call `open`, then `close`."""
+
+    def __init__(self, server: Server, stage: Stage, settings: Settings, logics: Mapping[int, ParserLogic]) -> None:
+        """``logics``: by partition, the logic that was made for it last."""
+        self._server = server
+        self._stage = stage
+        self._keys: Keys = settings.keys
+        self._logics = logics
+        self._patience = Patience.of(settings)
+        self._tick_s = settings.stages.tick_s
+        self._look_s = settings.limits.silent_run_s / LOOKS
+        self._look_at = 0.0
+        self._task: asyncio.Task[None] | None = None
+
+    async def open(self) -> None:
+        """Begin to look."""
+        self._task = asyncio.create_task(self._run(), name="clock of the parser")
+
+    async def close(self) -> None:
+        """Stop."""
+        if self._task:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(self._tick_s)
+            try:
+                await self._tick()
+            except Exception as e:  # of whatever kind: the next look may fare better
+                log.warning("clock_failed", problem=f"{type(e).__name__}: {e}")
+
+    async def _tick(self) -> None:
+        calls: list[scripts.Call] = []
+        look = time.monotonic() >= self._look_at
+        if look:
+            self._look_at = time.monotonic() + self._look_s
+        for partition in self._stage.owned:
+            now_ms = _now_ms()
+            silent: list[RunState] = []
+            for s in self._logics[partition].states():
+                if self._patience.deadline_passed(s, now_ms):
+                    calls.append(self._expire(partition, s))
+                    continue
+                calls += [self._answer(partition, s, p) for p in self._patience.vanished_calls(s, now_ms)]
+                if self._patience.unjudged(s, now_ms):
+                    calls.append(self._unjudged(partition, s))
+                if look and self._patience.silent(s, now_ms):
+                    silent.append(s)
+            if silent:
+                calls += [self._lost(partition, s) for s in await self._without_worker(partition, silent)]
+        if calls:
+            await send_many(self._server, calls)
+
+    async def _without_worker(self, partition: int, silent: list[RunState]) -> list[RunState]:
+        """Those whose attempt no fetcher has or will get. While a stage has something left to read, nobody knows."""
+        client, keys = self._server.client, self._keys
+        judged = [(s, s.taken) for s in silent]
+        for group in ("normalizer", "parser"):
+            arrived, done = await client.hmget(keys.lease(partition, group), ["arrived", "done"])
+            if int(arrived or 0) > int(done or 0):
+                return []
+        begin, having = "-", set[str]()
+        while page := await client.xrange(keys.topic(partition, "turns"), begin, "+", count=PAGE):
+            having.update(name.decode() for _, fields in page for name in fields)
+            begin = f"({page[-1][0].decode()}"
+        return [s for s, taken in judged if s.run not in having and s.taken == taken]
+
+    # --- what it tells ----------------------------------------------------------------------------------------
+
+    def _expire(self, partition: int, s: RunState) -> scripts.Call:
+        keys = self._keys
+        log.info("run_expired", run=s.run, turn=s.turn, attempt=s.attempt)
+        return expire(
+            keys.run(s.run),
+            keys.topic(partition, "events"),
+            keys.topic(partition, "raw"),
+            keys.topic(partition, "control"),
+            parser_lease=keys.lease(partition, "parser"),
+            normalizer_lease=keys.lease(partition, "normalizer"),
+            run=s.run,
+            frame=_frame(Overdue("deadline")),
+            control_frame=encode(Control(s.run)),
+        )
+
+    def _answer(self, partition: int, s: RunState, pending: PendingCall) -> scripts.Call:
+        keys, block = self._keys, pending.call.block
+        log.info("tool_vanished", run=s.run, turn=s.turn, block=block, tool=pending.call.name)
+        return scripts.tool_result(
+            keys.run(s.run),
+            keys.topic(partition, "events"),
+            keys.lease(partition, "parser"),
+            run=s.run,
+            block=block,
+            attempt=s.attempt,
+            frame=_frame(ToolReturned(block, NO_RESULT, is_error=True)),
+        )
+
+    def _unjudged(self, partition: int, s: RunState) -> scripts.Call:
+        assert s.gate
+        log.warning("run_unjudged", run=s.run, turn=s.turn, attempt=s.attempt)
+        return self._tell(partition, s, Overdue("policy", s.gate.steps))
+
+    def _lost(self, partition: int, s: RunState) -> scripts.Call:
+        log.warning("run_lost", run=s.run, turn=s.turn, attempt=s.attempt)
+        return self._tell(partition, s, Overdue("silent", s.taken))
+
+    def _tell(self, partition: int, s: RunState, event: Overdue) -> scripts.Call:
+        keys = self._keys
+        return tell(
+            keys.run(s.run),
+            keys.topic(partition, "events"),
+            keys.lease(partition, "parser"),
+            run=s.run,
+            frame=_frame(event),
+        )
+
+
+def _frame(event: BusEvent) -> bytes:
+    return encode(EventFrame(0, CONTROL_ATTEMPT, _now_ms(), [event]))
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,235 @@
+"""Images on their way to the blob store: stored, tried again, or left where they are; never lost."""
+
+from __future__ import annotations
+
+import asyncio
+from base64 import b64encode
+from collections.abc import AsyncIterable, Sequence
+
+import msgspec
+import pytest
+from prometheus_client import CollectorRegistry
+
+from tokenbus.blobs import BlobRef, blob_id_of
+from tokenbus.bus.keys import Keys
+from tokenbus.bus.scripts import Arg, Commit
+from tokenbus.errors import BlobRefused, BlobUnavailable
+from tokenbus.events.frames import BusEvent, Data, ImagesAsked, Opened, RawFrame, encode, event_decoder
+from tokenbus.events.normalized import BlockStart, BlockStop, Extra, Image, Normalized, Start
+from tokenbus.events.vendor import Quirks
+from tokenbus_services.normalizer import images
+from tokenbus_services.normalizer.images import ImageKeeper
+from tokenbus_services.normalizer.logic import NormalizerLogic
+
+AWAY = BlobUnavailable("blobs", "no connection")
+ODD = BlobRefused("media type", "odd")
+KEYS = Keys("t", 1)
+
+
+class Store:
+    """A blob store in memory; its first calls come to ``fails``."""
+
+    def __init__(self, *fails: Exception) -> None:
+        self.fails = list(fails)
+        self.held: list[bytes] = []
+        self.calls = 0
+
+    async def store(self, content: bytes | AsyncIterable[bytes], media_type: str) -> BlobRef:
+        assert isinstance(content, bytes)
+        self.calls += 1
+        if self.fails:
+            raise self.fails.pop(0)
+        self.held.append(content)
+        return BlobRef(blob_id=blob_id_of(content), media_type=media_type, size=len(content))
+
+    async def load(self, blob_id: str) -> bytes:
+        raise NotImplementedError
+
+    async def aclose(self) -> None:
+        pass
+
+
+class DeafStore(Store):
+    """Takes the connection and never answers."""
+
+    async def store(self, content: bytes | AsyncIterable[bytes], media_type: str) -> BlobRef:
+        self.calls += 1
+        return await asyncio.get_running_loop().create_future()
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(images, "PAUSE_S", 0.001)
+
+
+def image(content: bytes, *, final: bool = True, block: int = 0) -> Image:
+    return Image(block, "image/png", b64encode(content).decode(), final)
+
+
+def stored(content: bytes, *, final: bool = True, block: int = 0) -> Image:
+    return Image(block, "image/png", "", final, blob_id=blob_id_of(content), size_bytes=len(content))
+
+
+async def kept(store: Store, *given: Image) -> list[list[Normalized]]:
+    return await ImageKeeper(store, CollectorRegistry()).keep(given)
+
+
+def why(told: Normalized) -> str:
+    """What the note beside an image says."""
+    assert isinstance(told, Extra)
+    assert told.name == "tokenbus.image_not_stored"
+    return msgspec.json.decode(told.json)
+
+
+# --- the keeper -------------------------------------------------------------------------------------------------
+
+
+async def test_images_are_told_by_their_blobs() -> None:
+    store = Store()
+    assert await kept(store, image(b"c", final=False), image(b"cat")) == [[stored(b"c", final=False)], [stored(b"cat")]]
+    assert sorted(store.held) == [b"c", b"cat"]
+
+
+async def test_a_store_that_is_away_for_a_moment_is_tried_again() -> None:
+    assert await kept(Store(AWAY, AWAY), image(b"cat")) == [[stored(b"cat")]]
+
+
+@pytest.mark.parametrize(
+    ("store", "calls"),
+    [
+        (Store(AWAY, AWAY, AWAY), 3),
+        (Store(ODD), 1),
+        (Store(RuntimeError("an own store")), 1),
+        (DeafStore(), 1),
+    ],
+    ids=["away", "refused", "broken", "deaf"],
+)
+async def test_an_image_that_cannot_be_stored_stays_and_says_why(
+    store: Store, calls: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(images, "PATIENCE_S", 0.05)
+    [[left, note]] = await kept(store, image(b"cat", block=7))
+    assert left == image(b"cat", block=7)
+    assert isinstance(note, Extra)
+    assert note.block == 7
+    assert why(note)
+    assert store.calls == calls
+
+
+async def test_a_preview_that_cannot_be_stored_is_left_out() -> None:
+    [[note]] = await kept(Store(AWAY, AWAY, AWAY), image(b"cat", final=False))
+    assert "no connection" in why(note)
+
+
+async def test_a_store_that_was_away_is_left_alone_for_a_while() -> None:
+    store = Store(AWAY, AWAY, AWAY)
+    keeper = ImageKeeper(store, CollectorRegistry())
+    await keeper.keep([image(b"cat")])
+    [[left, note]] = await keeper.keep([image(b"dog")])
+    assert left == image(b"dog")
+    assert "a moment ago" in why(note)
+    assert store.calls == 3
+
+
+async def test_a_store_that_was_away_long_ago_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(images, "REST_S", 0.0)
+    keeper = ImageKeeper(Store(AWAY, AWAY, AWAY), CollectorRegistry())
+    await keeper.keep([image(b"cat")])
+    assert await keeper.keep([image(b"dog")]) == [[stored(b"dog")]]
+
+
+async def test_what_is_no_base64_stays_as_it_came() -> None:
+    store = Store()
+    [[left, note]] = await kept(store, Image(0, "image/png", "no base64!", True))
+    assert left == Image(0, "image/png", "no base64!", True)
+    assert "no base64" in why(note)
+    assert store.calls == 0
+
+
+# --- the logic --------------------------------------------------------------------------------------------------
+
+
+def said(kind: str, content: bytes) -> bytes:
+    event = {"type": f"image_generation.{kind}", "b64_json": b64encode(content).decode()}
+    return b"data: " + msgspec.json.encode(event) + b"\n\n"
+
+
+def frame(n: int, *sent: tuple[str, bytes], asked: ImagesAsked | None = None) -> bytes:
+    """A raw frame of the Images API; an attempt's first one says how the images were asked for."""
+    data = Data(b"".join(said(*event) for event in sent))
+    opened = Opened("openai-images", 200, {}, True, Quirks(), asked or ImagesAsked())
+    return encode(RawFrame(0, 1, n, 0, [opened, data] if n == 0 else [data]))
+
+
+class Written(Commit):
+    """Keeps the events that are appended, by run."""
+
+    def __init__(self) -> None:
+        super().__init__("lease", "raw")
+        self.events: dict[str, list[BusEvent]] = {}
+
+    def append(self, stream: str, fields: Sequence[Arg]) -> None:
+        for run, data in zip(fields[::2], fields[1::2], strict=True):
+            assert isinstance(run, str)
+            assert isinstance(data, bytes)
+            self.events.setdefault(run, []).extend(event_decoder.decode(data).events)
+
+
+def outputs(logic: NormalizerLogic) -> dict[str, list[BusEvent]]:
+    """What the logic puts out now."""
+    written = Written()
+    logic.flush(written)
+    return written.events
+
+
+async def test_each_image_of_a_batch_gets_its_own_blob_at_its_own_place() -> None:
+    logic = NormalizerLogic(0, KEYS, ImageKeeper(Store(), CollectorRegistry()))
+    logic.take("a", frame(0, ("partial_image", b"c"), ("completed", b"cat")))
+    logic.take("b", frame(0, ("completed", b"dog"), asked=ImagesAsked(inline=True)))
+    logic.take("a", frame(1, ("completed", b"cow")))
+    await logic.settle()
+    told = outputs(logic)
+    assert told["a"] == [
+        Start(""),
+        *(BlockStart(0, "image"), stored(b"c", final=False), stored(b"cat"), BlockStop(0)),
+        *(BlockStart(1, "image"), stored(b"cow", block=1), BlockStop(1)),
+    ]
+    assert told["b"] == [Start(""), BlockStart(0, "image"), image(b"dog"), BlockStop(0)]
+
+
+async def test_notes_and_left_out_previews_move_no_other_image() -> None:
+    logic = NormalizerLogic(0, KEYS, ImageKeeper(Store(ODD, ODD, ODD), CollectorRegistry()))
+    logic.take(
+        "a", frame(0, ("partial_image", b"c"), ("completed", b"cat"), ("completed", b"dog"), ("completed", b"x"))
+    )
+    await logic.settle()
+    seen = [e.name if isinstance(e, Extra) else e for e in outputs(logic)["a"]]
+    note = "tokenbus.image_not_stored"
+    assert seen == [
+        Start(""),
+        *(BlockStart(0, "image"), note, image(b"cat"), note, BlockStop(0)),
+        *(BlockStart(1, "image"), image(b"dog", block=1), note, BlockStop(1)),
+        *(BlockStart(2, "image"), stored(b"x", block=2), BlockStop(2)),
+    ]
+
+
+async def test_a_replay_stores_nothing() -> None:
+    store = Store()
+    logic = NormalizerLogic(0, KEYS, ImageKeeper(store, CollectorRegistry()))
+    logic.take("a", frame(0, ("partial_image", b"c")))
+    logic.mute()
+    logic.take("a", frame(1, ("completed", b"cat")))
+    await logic.settle()
+    assert store.held == [b"cat"]
+
+
+async def test_a_restored_attempt_knows_how_its_images_were_asked_for() -> None:
+    before = NormalizerLogic(0, KEYS)
+    before.take("a", frame(0, ("partial_image", b"c"), asked=ImagesAsked(inline=True, prompt="A cat.", model="m")))
+    store = Store()
+    logic = NormalizerLogic(0, KEYS, ImageKeeper(store, CollectorRegistry()))
+    logic.restore("a", before.snapshot("a"))
+    logic.take("a", frame(1, ("completed", b"cat")))
+    await logic.settle()
+    assert outputs(logic)["a"][0] == msgspec.structs.replace(image(b"cat"), prompt="A cat.", model="m")
+    assert store.held == []

@@ -1,0 +1,75 @@
+"""When the parser's clock rings: a function of a run's state, the settings and the time."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.core.script import START_MS, Story, call
+from tokenbus.events import normalized as n
+from tokenbus.events.failure import ErrorInfo
+from tokenbus.events.frames import ToolReturned
+from tokenbus_services.parser.overdue import Patience
+from tokenbus_services.settings import LimitSettings, McpStdio, ProviderSettings, PythonTool, Settings
+
+SETTINGS = Settings(
+    providers={"anthropic": ProviderSettings(api="anthropic", first_event_timeout_s=5, idle_timeout_s=2)},
+    tools={"f": PythonTool(call="a:b", timeout_s=20), "g": PythonTool(call="a:b")},
+    mcp={"wet": McpStdio(command="x", prefix="weather", timeout_s=7)},
+    limits=LimitSettings(tool_slack_s=10, silent_run_s=100),
+)
+PATIENCE = Patience.of(SETTINGS)
+
+
+def in_tools(name: str, **changes: object) -> Story:
+    told = Story(**changes)
+    told.provider(*call(0, "a", name), *call(1, "b", name), n.Done("tool_use"))
+    return told
+
+
+def vanished(told: Story, after_s: float) -> list[str]:
+    return [p.call.tool_id for p in PATIENCE.vanished_calls(told.run.state, told.at_ms + round(after_s * 1000))]
+
+
+def test_a_deadline_passes_at_its_moment_and_without_one_never() -> None:
+    s = Story(deadline_ms=START_MS + 50).run.state
+    assert not PATIENCE.deadline_passed(s, START_MS + 49)
+    assert PATIENCE.deadline_passed(s, START_MS + 50)
+    assert not PATIENCE.deadline_passed(Story().run.state, 2**60)
+
+
+@pytest.mark.parametrize(
+    ("name", "asked_s", "allowed_s"), [("f", None, 20), ("f", 3.0, 3), ("g", None, 60), ("weather", None, 7)]
+)
+def test_a_call_has_its_timeout_and_the_slack(name: str, asked_s: float | None, allowed_s: float) -> None:
+    told = in_tools(name, tool_timeout_s=asked_s)
+    assert vanished(told, allowed_s + 10) == []
+    assert vanished(told, allowed_s + 10.001) == ["a", "b"]
+
+
+def test_a_call_with_its_result_has_not_vanished() -> None:
+    told = in_tools("f")
+    told.control(ToolReturned(1, "late but here", False))
+    assert vanished(told, 1000) == ["a"]
+
+
+def test_a_run_is_silent_only_while_it_waits_for_a_provider() -> None:
+    streaming, tools = Story(), in_tools("f")
+    for told, expected in ((streaming, True), (tools, False)):
+        assert PATIENCE.silent(told.run.state, told.at_ms + 100_001) is expected
+        assert not PATIENCE.silent(told.run.state, told.at_ms + 100_000)
+
+
+def test_a_retry_that_waits_is_not_silent_before_it_is_due() -> None:
+    told = Story()
+    wait = ErrorInfo(code="rate_limit", kind="rate_limit", message="", retryable=True, retry_after_s=20)
+    told.provider(n.Failed(wait))
+    assert not PATIENCE.silent(told.run.state, told.at_ms + 119_000)
+    assert PATIENCE.silent(told.run.state, told.at_ms + 121_000)
+
+
+def test_a_provider_whose_own_timeouts_are_longer_may_be_silent_for_longer() -> None:
+    slow = ProviderSettings(api="anthropic", first_event_timeout_s=3600)
+    patience = Patience.of(Settings(providers={"anthropic": slow}, limits=SETTINGS.limits))
+    s = Story().run.state
+    assert not patience.silent(s, START_MS + 3_600_000)
+    assert patience.silent(s, START_MS + 4_000_000)
