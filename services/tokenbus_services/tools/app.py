@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, Gauge
 
 from tokenbus_services.settings import Settings
 from tokenbus_services.tools.execute import Executor
+from tokenbus_services.tools.metrics import CallMetrics
 from tokenbus_services.tools.service import ToolService
 from tokenbus_services.worker.app import make_app, make_broker
 from tokenbus_services.worker.source import attach
@@ -27,7 +28,7 @@ def create(settings: Settings) -> AsgiFastStream:
         sys.path.append(beside)
     registry = CollectorRegistry()
     broker = make_broker(settings, registry)
-    service = ToolService(settings, Executor.from_settings(settings))
+    service = ToolService(settings, Executor.from_settings(settings), CallMetrics(registry))
     Gauge("tokenbus_tool_calls_running", "Tool calls in hand.", registry=registry).set_function(
         lambda: len(service.calls)
     )

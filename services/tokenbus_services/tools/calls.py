@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import time
+from typing import Protocol
 
 import msgspec
+
+from tokenbus.events.frames import ResultImage
 
 
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -19,9 +22,6 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
     """The raw string, as the model wrote it; empty text means ``{}``."""
     timeout_s: float | None = None
     """What the request asks for. It can shorten the tool's own timeout, never lengthen it."""
-    allowed: dict[str, object] | None = None
-    """The ``parameters`` that the request gave for this tool, where the caller has them: the arguments must meet these
-    as well as the tool's own."""
 
     @property
     def key(self) -> str:
@@ -36,6 +36,16 @@ class ToolOutcome(msgspec.Struct, frozen=True):
     is_error: bool = False
     blob_id: str | None = None
     """Where the whole result lies when ``content`` is only its beginning, or a note in its place."""
+    images: tuple[ResultImage, ...] = ()
+    """Those that the model is shown, and those that only lie in a blob."""
+
+
+class Report(Protocol):
+    """Tells subscribers of the run how far the call is."""
+
+    def __call__(self, progress: float, total: float | None = None, message: str | None = None) -> None:
+        """``progress`` rises towards ``total``. From any thread; returns at once, and never fails the call."""
+        ...
 
 
 class ToolContext(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,6 +58,7 @@ class ToolContext(msgspec.Struct, frozen=True, kw_only=True):
     """The same when a call is delivered again after its worker was lost: for doing a thing only once."""
     deadline: float
     """When the call times out, on the clock of `time.monotonic`."""
+    report: Report
 
     @property
     def remaining_s(self) -> float:

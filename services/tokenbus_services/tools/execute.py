@@ -12,22 +12,20 @@ import msgspec
 import structlog
 
 from tokenbus.errors import ToolFailure
-from tokenbus_services.blobs.client import BlobLoader, HttpBlobs
-from tokenbus_services.settings import LimitSettings, Settings
+from tokenbus_services.blobs.client import BlobLoader
+from tokenbus_services.blobs.loading import loader_of
+from tokenbus_services.settings import DEFAULT_TOOL_TIMEOUT_S, LimitSettings, Settings
 from tokenbus_services.tools.calls import Text, ToolCall, ToolContext, ToolOutcome
 from tokenbus_services.tools.declared import Declared
+from tokenbus_services.tools.progress import Deliver, Reporter
 from tokenbus_services.tools.registry import ToolRegistry
 from tokenbus_services.tools.results import Results
-from tokenbus_services.tools.schemas import compile_schema
-from tokenbus_services.tools.unfolding import SchemaError
 
 if TYPE_CHECKING:
     from tokenbus_services.tools.mcp.servers import McpServers
 
 __all__ = ["Executor", "ToolCall", "ToolContext", "ToolOutcome"]
 
-DEFAULT_TIMEOUT_S = 60.0
-"""Where neither the tool nor the request says."""
 _GRACE_S = 1.0
 """How long a cancelled tool may take to clean up before it is left to itself."""
 _PROBLEM_CHARS = 4000
@@ -44,7 +42,9 @@ class Executor:
         """Both ``registry`` and ``blobs`` are the executor's from now on: `close` closes them."""
         self._registry = registry
         self._blobs = blobs
-        self._results = Results(limits.tool_result_bytes, blobs)
+        self._results = Results(
+            limits.tool_result_bytes, blobs, registry.redact_result, image_bytes=limits.tool_image_bytes
+        )
         self._left: set[asyncio.Task[object]] = set()
         """Tasks that went on after they were cancelled."""
 
@@ -59,7 +59,7 @@ class Executor:
             calls_at_once=limits.tool_calls_per_worker,
             message_bytes=limits.mcp_message_bytes,
         )
-        return cls(registry, limits, HttpBlobs(blobs.service_url, max_bytes=blobs.max_bytes))
+        return cls(registry, limits, loader_of(blobs, env))
 
     @property
     def mcp(self) -> McpServers | None:
@@ -77,12 +77,15 @@ class Executor:
         if self._blobs is not None:
             await self._blobs.aclose()
 
-    async def execute(self, call: ToolCall) -> ToolOutcome:
+    async def execute(self, call: ToolCall, progress: Deliver | None = None) -> ToolOutcome:
         """The outcome of a call, within its timeout and a little more. Raises CancelledError alone, when cancelled;
-        the tool is then cancelled too, or, being in a thread, left to end by itself."""
+        the tool is then cancelled too, or, being in a thread, left to end by itself.
+
+        ``progress`` is given what the tool tells of its progress, until this returns.
+        """
         began = time.monotonic()
         try:
-            outcome = await self._run(call)
+            outcome = await self._run(call, progress)
         except ToolFailure as e:
             kind, outcome = e.kind, self._failed(e.problem)
         except Exception as e:
@@ -94,17 +97,25 @@ class Executor:
         _log.info("tool_called", run=call.run, turn=call.turn, block=call.block, tool=call.name, kind=kind, ms=elapsed)
         return outcome
 
-    async def _run(self, call: ToolCall) -> ToolOutcome:
+    async def _run(self, call: ToolCall, progress: Deliver | None) -> ToolOutcome:
         declared = self._registry.get(call.name)
         if declared is None:
             raise ToolFailure(call.name, "unknown_tool", f"there is no tool called {call.name[:80]!r}")
         arguments = _arguments(call, declared)
-        timeout = min((s for s in (call.timeout_s, declared.timeout_s) if s is not None), default=DEFAULT_TIMEOUT_S)
-        context = ToolContext(
-            run=call.run, turn=call.turn, tool_id=call.tool_id, key=call.key, deadline=time.monotonic() + timeout
+        timeout = min(
+            (s for s in (call.timeout_s, declared.timeout_s) if s is not None), default=DEFAULT_TOOL_TIMEOUT_S
         )
-        work = declared.tool.run(call, arguments, context, self._results)
-        result = await self._within(timeout, work, call.name)
+        with Reporter(call.block, progress, self._registry.redact) as reporter:
+            context = ToolContext(
+                run=call.run,
+                turn=call.turn,
+                tool_id=call.tool_id,
+                key=call.key,
+                deadline=time.monotonic() + timeout,
+                report=reporter.report,
+            )
+            work = declared.tool.run(call, arguments, context, self._results)
+            result = await self._within(timeout, work, call.name)
         return await self._results.text(result) if isinstance(result, Text) else result
 
     async def _within(self, seconds: float, work: Coroutine[object, object, T], tool: str) -> T:
@@ -156,11 +167,6 @@ def _arguments(call: ToolCall, declared: Declared) -> dict[str, object]:
         raise ToolFailure(call.name, "bad_arguments", "the arguments must be one JSON object")
     arguments = cast("dict[str, object]", parsed)
     problems = declared.schema.problems(arguments)
-    if not problems and call.allowed is not None:
-        try:
-            problems = compile_schema(call.allowed).problems(arguments)
-        except SchemaError as e:
-            problems = [f"the request's own schema for this tool cannot be used: {e}"]
     if problems:
         raise ToolFailure(call.name, "bad_arguments", "the arguments do not meet the schema: " + "; ".join(problems))
     return arguments

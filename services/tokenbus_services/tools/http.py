@@ -9,6 +9,7 @@ import msgspec
 
 from tokenbus.blobs import DEFAULT_MEDIA_TYPE, parse_media_type
 from tokenbus.errors import BlobRefused, ToolFailure
+from tokenbus_services.egress import AddressRefused, Egress, GuardedTransport
 from tokenbus_services.settings import HttpTool, McpHttp
 from tokenbus_services.tools.calls import ToolCall, ToolContext, ToolOutcome
 from tokenbus_services.tools.results import Results
@@ -20,16 +21,28 @@ class EndpointTool:
     """Sends the arguments as a JSON body, or, for GET, as the query: text as it is, all else as JSON.
 
     ``Idempotency-Key`` is the same whenever the same call is sent. Redirects are not followed: where the arguments and
-    the secrets in the headers go is what the settings say. Bodies are read unencoded, so that their size is bounded.
+    the secrets in the headers go is what the settings say; which addresses that may be, `egress` says. Bodies are read
+    unencoded, so that their size is bounded.
     """
 
-    def __init__(self, name: str, settings: HttpTool, env: Mapping[str, str], client: httpx.AsyncClient) -> None:
+    def __init__(self, name: str, settings: HttpTool, env: Mapping[str, str], *, connections: int) -> None:
         """Raises ValueError, saying what is wrong with the settings."""
         self._name = name
         self._method = settings.method
         self._url = endpoint_url(settings.url)
         self._headers = headers_of(settings, env)
-        self._client = client
+        self._client = httpx.AsyncClient(
+            transport=GuardedTransport(
+                egress_of(settings),
+                limits=httpx.Limits(max_connections=connections, max_keepalive_connections=connections),
+            ),
+            # A call as a whole has a timeout of its own; only a connect shall not use it up.
+            timeout=httpx.Timeout(None, connect=10.0),
+        )
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._client.aclose()
 
     async def run(
         self, call: ToolCall, arguments: dict[str, object], context: ToolContext, results: Results
@@ -37,6 +50,8 @@ class EndpointTool:
         """What the endpoint answered. Raises ToolFailure."""
         try:
             response = await self._client.send(self._request(call, arguments), stream=True, follow_redirects=False)
+        except AddressRefused as e:
+            raise ToolFailure(self._name, "address_refused", str(e)) from None
         except httpx.HTTPError as e:
             raise self._network(e) from None
         try:
@@ -90,6 +105,20 @@ def endpoint_url(text: str) -> httpx.URL:
     if url.scheme not in {"http", "https"} or not url.host:
         raise ValueError("url: must begin with http:// or https:// and name a host")
     return url
+
+
+def egress_of(settings: HttpTool | McpHttp) -> Egress:
+    """What a call may reach, where the url does not say already that it may not. Raises ValueError."""
+    try:
+        egress = Egress(allow_private=settings.allow_private, allow_networks=settings.allow_networks)
+    except ValueError as e:
+        raise ValueError(f"allow_networks: {e}") from None
+    try:
+        egress.check_literal(endpoint_url(settings.url).host)
+    except AddressRefused as e:
+        way = "allow_private = true" if e.kind in ("loopback", "private") else "a network in allow_networks"
+        raise ValueError(f"url: {e}: {way} would let it") from None
+    return egress
 
 
 def headers_of(settings: HttpTool | McpHttp, env: Mapping[str, str]) -> dict[str, str]:

@@ -14,8 +14,8 @@ from typing import Any
 import structlog
 
 from tokenbus.errors import ToolFailure
-from tokenbus_services.tools.calls import Text, ToolCall, ToolContext
-from tokenbus_services.tools.results import Results, as_text
+from tokenbus_services.tools.calls import Text, ToolCall, ToolContext, ToolOutcome
+from tokenbus_services.tools.results import Results, outcome_of
 from tokenbus_services.tools.threads import NoThread, Threads
 
 CONTEXT = "context"
@@ -41,7 +41,9 @@ class CallableTool:
         self._signature = _signature(self._call)
         self._wants_context = _wants_context(self._signature, parameters)
 
-    async def run(self, call: ToolCall, arguments: dict[str, object], context: ToolContext, results: Results) -> Text:
+    async def run(
+        self, call: ToolCall, arguments: dict[str, object], context: ToolContext, results: Results
+    ) -> Text | ToolOutcome:
         """What the callable returned. Raises ToolFailure."""
         given = {**arguments, CONTEXT: context} if self._wants_context else arguments
         try:
@@ -61,7 +63,7 @@ class CallableTool:
             # Its message may hold anything and does not go into the log.
             _log.warning("tool_raised", run=call.run, tool=self._name, error=type(e).__name__, at=_place(e))
             raise ToolFailure(self._name, "exception", f"{type(e).__name__}: {e}") from None
-        return as_text(self._name, value)
+        return await outcome_of(self._name, value, results)
 
     async def _value(self, given: dict[str, Any]) -> object:
         if self._in_loop:

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-import httpx
-
 from tokenbus.errors import SettingsError
+from tokenbus_services.redaction import Redaction, named_secret
 from tokenbus_services.settings import HttpTool, LimitSettings, McpHttp, McpSettings, McpStdio, PythonTool, ToolSettings
 from tokenbus_services.tools.declared import NAME, Declared, Tool
 from tokenbus_services.tools.http import EndpointTool
 from tokenbus_services.tools.python import CallableTool
-from tokenbus_services.tools.redaction import Redaction
 from tokenbus_services.tools.schemas import compile_schema
 from tokenbus_services.tools.threads import Threads
 from tokenbus_services.tools.unfolding import SchemaError
@@ -38,15 +36,19 @@ class ToolRegistry:
         servers = mcp or {}
         self.threads = Threads(calls_at_once)
         self._calls_at_once = calls_at_once
-        self._http: httpx.AsyncClient | None = None
-        secret = [
-            name
-            for asked in (*tools.values(), *servers.values())
-            if isinstance(asked, HttpTool | McpHttp)
-            for name in asked.header_env.values()
-        ]
-        secret += [name for asked in servers.values() if isinstance(asked, McpStdio) for name in asked.env_pass]
-        self.redact = Redaction(env, secret)
+        self._endpoints: list[EndpointTool] = []
+        secret = named_secret(env)
+        passed = set[str]()
+        for asked in (*tools.values(), *servers.values()):
+            if isinstance(asked, HttpTool | McpHttp):
+                secret |= {env.get(name, "") for name in asked.header_env.values()}
+            elif isinstance(asked, McpStdio):
+                passed |= {env.get(name, "") for name in asked.env_pass}
+        self.redact_result = Redaction(secret)
+        """Takes secrets out of what a tool gave."""
+        self.redact = Redaction(secret | passed)
+        """Takes them out of an error's text; and all that an MCP server was passed, which may be no secret and then has
+        its place in a result."""
         self._declared = {name: self._declare(name, tool, env, source) for name, tool in tools.items()}
         self.mcp = _mcp_servers(servers, env, message_bytes, source) if servers else None
 
@@ -68,8 +70,8 @@ class ToolRegistry:
         """Close the connections, and end the servers that run as children."""
         if self.mcp:
             await self.mcp.aclose()
-        if self._http is not None:
-            await self._http.aclose()
+        for endpoint in self._endpoints:
+            await endpoint.aclose()
 
     def _declare(self, name: str, settings: ToolSettings, env: Mapping[str, str], source: str) -> Declared:
         where = f"tools.{name}"
@@ -90,18 +92,9 @@ class ToolRegistry:
             case PythonTool():
                 return CallableTool(name, settings.call, settings.parameters, self.threads)
             case HttpTool():
-                return EndpointTool(name, settings, env, self._connections())
-
-    def _connections(self) -> httpx.AsyncClient:
-        """One pool for all endpoints."""
-        if self._http is None:
-            most = self._calls_at_once
-            self._http = httpx.AsyncClient(
-                # A call as a whole has a timeout of its own; only a connect shall not use it up.
-                timeout=httpx.Timeout(None, connect=10.0),
-                limits=httpx.Limits(max_connections=most, max_keepalive_connections=most),
-            )
-        return self._http
+                endpoint = EndpointTool(name, settings, env, connections=self._calls_at_once)
+                self._endpoints.append(endpoint)
+                return endpoint
 
 
 def _mcp_servers(

@@ -1,12 +1,14 @@
 """One tool executor: takes calls off the queue, runs them side by side, hands each result in exactly once.
 
-A call may run twice, if its worker dies in the middle; its result enters `events` once, for the script that takes it
-looks whether the call is still open.
+A call may run twice, if its worker dies in the middle, but not once its result is in. That enters `events` once, for
+the script that takes it looks whether the call is still open.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from functools import partial
 
 import structlog
 
@@ -16,10 +18,20 @@ from tokenbus.bus.outage import outlast
 from tokenbus.bus.queue import Item, Queue
 from tokenbus.bus.send import send
 from tokenbus.bus.server import Server, join_deployment
-from tokenbus.events.frames import CONTROL_ATTEMPT, Control, EventFrame, ToolReturned, ToolWork, encode, tool_decoder
+from tokenbus.events.frames import (
+    CONTROL_ATTEMPT,
+    Control,
+    EventFrame,
+    ToolReported,
+    ToolReturned,
+    ToolWork,
+    encode,
+    tool_decoder,
+)
 from tokenbus_services.settings import Settings
 from tokenbus_services.tools.execute import Executor, ToolCall, ToolOutcome
 from tokenbus_services.tools.lists import McpLists
+from tokenbus_services.tools.metrics import CallMetrics
 from tokenbus_services.worker.app import worker_name
 from tokenbus_services.worker.inflight import InFlight, bury_item
 from tokenbus_services.worker.listed_tools import ListedTools
@@ -36,18 +48,20 @@ class ToolService:
 
     name = "tools"
 
-    def __init__(self, settings: Settings, executor: Executor) -> None:
+    def __init__(self, settings: Settings, executor: Executor, metrics: CallMetrics) -> None:
         assert settings.redis_url
         self._settings = settings
         self._keys = keys = settings.keys
         self._server = server = Server(settings.redis_url)
         self._executor = executor
+        self._metrics = metrics
         self._queue = Queue(
             server,
             group=GROUP,
             streams=[keys.topic(p, "tools") for p in range(keys.partitions)],
             worker=worker_name(),
             lost=self._lost,
+            members=keys.members(GROUP),
         )
         self.calls = InFlight(
             self._queue,
@@ -95,10 +109,13 @@ class ToolService:
     async def _work(self, item: Item) -> None:
         for data in item.fields.values():
             work = tool_decoder.decode(data)
+            if item.deliveries > 1 and not await self._is_open(work):
+                continue  # its worker died after it had handed the result in, or nobody waits for one any more
             if item.deliveries > MOST_DELIVERIES:
                 problem = f"the tool's worker was lost {item.deliveries - 1} times"
                 outcome = ToolOutcome(problem, is_error=True)
             else:
+                begin = time.perf_counter()
                 outcome = await self._executor.execute(
                     ToolCall(
                         run=work.run,
@@ -108,24 +125,41 @@ class ToolService:
                         name=work.name,
                         arguments=work.arguments,
                         timeout_s=work.timeout_s,
-                    )
+                    ),
+                    partial(self._progress, work),
                 )
+                self._metrics.ran(time.perf_counter() - begin, is_error=outcome.is_error)
             await self._hand_in(work, outcome)
 
+    async def _is_open(self, work: ToolWork) -> bool:
+        found: list[bytes | None] = await outlast(
+            lambda: self._server.client.hmget(self._keys.run(work.run), ["status", scripts.call_field(work.block)]),
+            what="look-up of a tool call",
+        )
+        return found == [b"open", str(work.attempt).encode()]
+
+    async def _progress(self, work: ToolWork, report: ToolReported) -> None:
+        await send(self._server, self._said(scripts.tool_progress, work, report))
+
     async def _hand_in(self, work: ToolWork, outcome: ToolOutcome) -> None:
+        returned = ToolReturned(work.block, outcome.content, outcome.is_error, outcome.blob_id, list(outcome.images))
+        call = self._said(scripts.tool_result, work, returned)
+        taken = await outlast(lambda: send(self._server, call), what="tool result")
+        log.info("tool_returned", run=work.run, tool=work.name, error=outcome.is_error, taken=bool(taken))
+
+    def _said(
+        self, script: Callable[..., scripts.Call], work: ToolWork, event: ToolReported | ToolReturned
+    ) -> scripts.Call:
         partition = self._keys.partition_of(work.run)
-        returned = ToolReturned(work.block, outcome.content, outcome.is_error, outcome.blob_id)
-        call = scripts.tool_result(
+        return script(
             self._keys.run(work.run),
             self._keys.topic(partition, "events"),
             self._keys.lease(partition, "parser"),
             run=work.run,
             block=work.block,
             attempt=work.attempt,
-            frame=encode(EventFrame(0, CONTROL_ATTEMPT, time.time_ns() // 1_000_000, [returned])),
+            frame=encode(EventFrame(0, CONTROL_ATTEMPT, time.time_ns() // 1_000_000, [event])),
         )
-        taken = await outlast(lambda: send(self._server, call), what="tool result")
-        log.info("tool_returned", run=work.run, tool=work.name, error=outcome.is_error, taken=bool(taken))
 
     async def _abandon(self, item: Item) -> None:
         await outlast(lambda: self._queue.hand_back([item]), what="hand-back of a tool call")

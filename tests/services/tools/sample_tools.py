@@ -10,6 +10,7 @@ from functools import partial, wraps
 
 from tokenbus.errors import ToolFailure
 from tokenbus_services.tools.execute import ToolContext
+from tokenbus_services.tools.images import Image
 
 events: list[str] = []
 """What happened, for tests to see."""
@@ -44,6 +45,14 @@ def give_json(size: int) -> dict[str, object]:
 
 def data() -> bytes:
     return b"\x00\x01"
+
+
+def draw() -> Image:
+    return Image(b"\x89PNG\r\n\x1a\n")
+
+
+def report() -> list[object]:
+    return ["a chart", draw(), {"points": 2}]
 
 
 def surrogate() -> str:
@@ -191,3 +200,16 @@ def wrapped(*args: str, **kwargs: str) -> Awaitable[str]:
 
 
 not_callable = 42
+
+
+async def reports_in_loop(context: ToolContext) -> str:
+    context.report(0.5, 1, "half, very-secret")
+    while not release.is_set():  # noqa: ASYNC110 - set by a test, for threads too
+        await asyncio.sleep(0.002)
+    return "done"
+
+
+def reports_in_thread(context: ToolContext) -> str:
+    context.report(0.5, 1, "half, very-secret")
+    release.wait()
+    return "done"

@@ -82,20 +82,6 @@ async def test_an_unknown_tool_is_an_error(run: MakeExecutor) -> None:
     assert len(outcome.content) < 200
 
 
-async def test_the_request_may_narrow_a_tool(run: MakeExecutor) -> None:
-    executor = run("echo", parameters=CITY)
-    only_oslo: dict[str, object] = {"properties": {"city": {"const": "Oslo"}}}
-    assert not (await executor.execute(call("echo", '{"city": "Oslo"}', allowed=only_oslo))).is_error
-    refused = await executor.execute(call("echo", '{"city": "Rome"}', allowed=only_oslo))
-    assert refused.is_error
-    assert "arguments.city" in refused.content
-    widened = await executor.execute(call("echo", "{}", allowed={}))
-    assert widened.is_error
-    broken = await executor.execute(call("echo", '{"city": "Oslo"}', allowed={"type": 7}))
-    assert broken.is_error
-    assert "the request's own schema" in broken.content
-
-
 @pytest.mark.parametrize(
     ("name", "content"),
     [

@@ -83,7 +83,7 @@ def tool(endpoint: Endpoint, make_executor: MakeExecutor) -> Callable[..., Execu
     """An executor with the endpoint as its tool `t`."""
 
     def make(path: str = "/run", limit: int = 1000, env: dict[str, str] | None = None, **settings: object) -> Executor:
-        declared = HttpTool(url=endpoint.url + path, **settings)  # type: ignore[arg-type]
+        declared = HttpTool(url=endpoint.url + path, allow_private=True, **settings)  # type: ignore[arg-type]
         return make_executor({"t": declared}, limit=limit, env=env)
 
     return make
@@ -159,7 +159,7 @@ async def test_an_endpoint_that_is_down_is_an_error(make_executor: MakeExecutor)
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{unused.getsockname()[1]}"
-        outcome = await make_executor({"t": HttpTool(url=url)}).execute(call("t"))
+        outcome = await make_executor({"t": HttpTool(url=url, allow_private=True)}).execute(call("t"))
     assert outcome == ToolOutcome("ConnectError: All connection attempts failed", is_error=True)
 
 

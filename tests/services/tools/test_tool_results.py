@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from base64 import b64encode
 from collections.abc import AsyncIterator
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from tokenbus.blobs import blob_id_of
 from tokenbus.errors import BlobTooLarge, BlobUnavailable
+from tokenbus.events.frames import ResultImage
 from tokenbus_services.tools import results as results_module
 from tokenbus_services.tools.calls import Text, ToolOutcome
 from tokenbus_services.tools.results import Results
@@ -152,3 +154,51 @@ def test_a_result_never_takes_more_than_its_limit(text: str, limit: int) -> None
     assert len(outcome.content.encode()) <= limit
     if len(text.encode()) <= limit:
         assert outcome == ToolOutcome(text)
+
+
+PNG = b"\x89PNG\r\n\x1a\n"
+SHOWN = ResultImage("image/png", blob_id=blob_id_of(PNG), size_bytes=len(PNG))
+
+
+async def test_an_image_within_the_limit_is_shown_and_kept(blobs: MemoryBlobs) -> None:
+    for outcome in (
+        await Results(100, blobs, image_bytes=8).blob(PNG, "image/png"),
+        await Results(1, blobs, image_bytes=8).stream(chunks(PNG[:3], PNG[3:]), "image/png;x=y", "utf-8"),
+    ):
+        assert outcome.images == (SHOWN,)
+        assert not outcome.is_error
+        assert "kept as blob" in outcome.content
+
+
+@pytest.mark.parametrize(("limit", "media_type"), [(7, "image/png"), (100, "image/tiff"), (100, "image/svg+xml")])
+async def test_an_image_that_is_too_large_or_unknown_to_models_is_only_kept(
+    blobs: MemoryBlobs, limit: int, media_type: str
+) -> None:
+    results = Results(4, blobs, image_bytes=limit)
+    for outcome in (
+        await results.blob(PNG, media_type),
+        await results.stream(chunks(PNG[:3], PNG[3:]), media_type, "utf-8"),
+    ):
+        assert (outcome.images, outcome.blob_id) == ((), blob_id_of(PNG))
+
+
+async def test_an_image_is_shown_without_a_blob_store_too() -> None:
+    outcome = await Results(100, None, image_bytes=8).blob(PNG, "image/png")
+    assert outcome == ToolOutcome("[8 bytes of image/png]", images=(ResultImage("image/png", b64encode(PNG).decode()),))
+
+
+async def test_of_many_images_the_first_are_shown(blobs: MemoryBlobs) -> None:
+    results = Results(1000, blobs, image_bytes=20)
+    many = [await results.blob(PNG, "image/png") for _ in range(3)]
+    outcome = await results.joined([ToolOutcome("three charts"), *many])
+    assert outcome.content.startswith("three charts\n[8 bytes of image/png, kept as blob ")
+    assert outcome.images == (SHOWN, SHOWN, ResultImage("image/png", blob_id=SHOWN.blob_id))
+
+
+async def test_a_python_tool_returns_images_alone_or_among_texts(run: MakeExecutor) -> None:
+    alone = await run("draw").execute(call("draw"))
+    among = await run("report").execute(call("report"))
+    assert [image.media_type for image in alone.images] == ["image/png"]
+    assert among.content.splitlines()[0] == "a chart"
+    assert among.content.splitlines()[2] == '{"points":2}'
+    assert among.images == alone.images

@@ -10,7 +10,7 @@ import msgspec
 
 from tokenbus.blobs import DEFAULT_MEDIA_TYPE, parse_media_type
 from tokenbus.errors import BlobRefused, ToolFailure
-from tokenbus_services.tools.calls import Text, ToolOutcome
+from tokenbus_services.tools.calls import ToolOutcome
 from tokenbus_services.tools.results import Results
 
 MAX_BLOBS = 16
@@ -37,12 +37,10 @@ async def outcome_of(tool: str, result: types.CallToolResult, results: Results) 
             parts.append(await _blob(tool, content, media_type, results))
     if not parts and result.structured_content is not None:
         parts.append(ToolOutcome(msgspec.json.encode(result.structured_content).decode()))
-    whole = "\n".join(part.content for part in parts)
     if result.is_error:
+        whole = "\n".join(part.content for part in parts)
         raise ToolFailure(tool, "tool_error", whole or "the tool ended in an error and does not say which")
-    if len(parts) == 1 and parts[0].blob_id:
-        return parts[0]
-    return await results.text(Text(whole))
+    return await results.joined(parts)
 
 
 def _text(part: types.ContentBlock) -> str:

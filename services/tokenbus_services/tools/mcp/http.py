@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import httpx2
 from mcp.client.streamable_http import streamable_http_client
 
+from tokenbus_services.egress import PORTS, Egress
+
 if TYPE_CHECKING:
     # Not public, so never imported when this runs.
     from mcp.client._transport import TransportStreams
@@ -17,8 +19,11 @@ CONNECT_S = 10.0
 
 
 @asynccontextmanager
-async def endpoint(url: str, headers: Mapping[str, str], *, message_bytes: int) -> AsyncGenerator[TransportStreams]:
-    """The transport. Redirects stay within the url's origin; a longer message ends the request that it answers."""
+async def endpoint(
+    url: str, headers: Mapping[str, str], egress: Egress, *, message_bytes: int
+) -> AsyncGenerator[TransportStreams]:
+    """The transport. Redirects stay within the url's origin, and all within ``egress``; a longer message ends the
+    request that it answers."""
 
     async def bound(response: httpx2.Response) -> None:
         # Events are bounded by the package; an answer in one piece is not, nor is what a decoder makes of it.
@@ -30,6 +35,7 @@ async def endpoint(url: str, headers: Mapping[str, str], *, message_bytes: int) 
 
     async with (
         httpx2.AsyncClient(
+            transport=_Guarded(egress),
             headers={**headers, "Accept-Encoding": "identity"},
             # A call as a whole has a timeout of its own, and a stream of events may be silent for long.
             timeout=httpx2.Timeout(None, connect=CONNECT_S),
@@ -38,6 +44,41 @@ async def endpoint(url: str, headers: Mapping[str, str], *, message_bytes: int) 
         streamable_http_client(url, http_client=client, max_sse_event_size=message_bytes) as streams,
     ):
         yield streams
+
+
+class _Guarded(httpx2.AsyncHTTPTransport):
+    """`GuardedTransport` for the package's HTTP client. Its one host needs one pool."""
+
+    def __init__(self, egress: Egress) -> None:
+        super().__init__()
+        self._egress = egress
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        url = request.url
+        timeout = request.extensions.get("timeout", {}).get("connect")
+        try:
+            addresses = await self._egress.addresses(url.host, url.port or PORTS[url.scheme], timeout=timeout)
+        except TimeoutError as e:
+            raise httpx2.ConnectTimeout(f"no address of {url.host} in time", request=request) from e
+        except OSError as e:
+            raise httpx2.ConnectError(str(e), request=request) from e
+        for address in addresses[:-1]:
+            try:
+                return await super().handle_async_request(_to(address, request))
+            except (httpx2.ConnectError, httpx2.ConnectTimeout):
+                continue  # nothing was sent yet
+        return await super().handle_async_request(_to(addresses[-1], request))
+
+
+def _to(address: str, request: httpx2.Request) -> httpx2.Request:
+    """The same request, to be sent to this address under its own name."""
+    return httpx2.Request(
+        request.method,
+        request.url.copy_with(host=address),
+        headers=request.headers,
+        stream=request.stream,
+        extensions={**request.extensions, "sni_hostname": request.url.host},
+    )
 
 
 class _Bounded(httpx2.AsyncByteStream):

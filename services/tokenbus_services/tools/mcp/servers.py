@@ -5,18 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import time
 from collections.abc import Mapping
 from functools import partial
-
-import structlog
 
 from tokenbus.errors import SettingsError
 from tokenbus.events.requests import Tool
 from tokenbus_services.settings import McpHttp, McpSettings, McpStdio, Settings
 from tokenbus_services.tools.calls import ToolCall, ToolContext, ToolOutcome
 from tokenbus_services.tools.declared import NAME, Declared
-from tokenbus_services.tools.http import endpoint_url, headers_of
+from tokenbus_services.tools.http import egress_of, endpoint_url, headers_of
 from tokenbus_services.tools.mcp.content import outcome_of
 from tokenbus_services.tools.mcp.http import endpoint
 from tokenbus_services.tools.mcp.server import Connect, McpServer
@@ -27,13 +24,9 @@ START_S = 10.0
 """How long the executor's own start waits for servers to list their tools; slower ones go on in the background."""
 CLOSE_S = 8.0
 """How long connections may take to end well."""
-PROGRESS_EVERY_S = 1.0
-"""Progress of a call is logged so often at the most."""
 
 _ALWAYS_PASSED = ("HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "TZ", "USER")
 _SERVER_NAME = re.compile(r"[A-Za-z0-9_-]{1,32}")
-
-_log = structlog.stdlib.get_logger()
 
 
 class McpServers:
@@ -118,14 +111,9 @@ class McpTool:
         self, call: ToolCall, arguments: dict[str, object], context: ToolContext, results: Results
     ) -> ToolOutcome:
         """What the server answered. Raises ToolFailure."""
-        said = -PROGRESS_EVERY_S
 
         async def tell(progress: float, total: float | None, message: str | None) -> None:
-            nonlocal said
-            if (now := time.monotonic()) - said >= PROGRESS_EVERY_S:
-                said = now
-                text = message[:200] if message else None
-                _log.info("tool_progress", run=call.run, tool=call.name, progress=progress, total=total, message=text)
+            context.report(progress, total, message)
 
         result = await self._server.call(call.name, self._remote_name, arguments, tell)
         return await outcome_of(call.name, result, results)
@@ -154,5 +142,5 @@ def _connector(name: str, settings: McpSettings, env: Mapping[str, str], message
             return lambda lost: child(name, command, passed, message_bytes=message_bytes, lost=lost)
         case McpHttp():
             url, headers = str(endpoint_url(settings.url)), headers_of(settings, env)
-            connect = partial(endpoint, url, headers, message_bytes=message_bytes)
+            connect = partial(endpoint, url, headers, egress_of(settings), message_bytes=message_bytes)
             return lambda lost: connect()

@@ -9,6 +9,7 @@ import mcp_types as types
 import pytest
 
 from tests.services.tools.conftest import MemoryBlobs
+from tokenbus.blobs import blob_id_of
 from tokenbus.errors import ToolFailure
 from tokenbus_services.tools.calls import ToolOutcome
 from tokenbus_services.tools.mcp.content import MAX_BLOBS, outcome_of
@@ -70,3 +71,14 @@ async def test_an_error_without_a_text_is_still_told(blobs: MemoryBlobs) -> None
     with pytest.raises(ToolFailure, match="does not say which") as raised:
         await outcome(blobs, is_error=True)
     assert raised.value.kind == "tool_error"
+
+
+async def test_images_among_texts_are_shown(blobs: MemoryBlobs) -> None:
+    parts: list[Any] = [text("two charts"), image(b"one"), image(b"two", "image/jpeg")]
+    results = Results(10_000, blobs, image_bytes=1000)
+    got = await outcome_of("t", types.CallToolResult(content=parts), results)
+    assert got.content.startswith("two charts\n[3 bytes of image/png")
+    assert [(i.media_type, i.blob_id) for i in got.images] == [
+        ("image/png", blob_id_of(b"one")),
+        ("image/jpeg", blob_id_of(b"two")),
+    ]

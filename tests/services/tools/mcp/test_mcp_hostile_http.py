@@ -29,7 +29,9 @@ async def test_an_answer_without_end_is_not_gathered(start: Start, encoding: str
 
     async with await asyncio.start_server(endless, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
-        executor = await start(message_bytes=100_000, far=McpHttp(url=f"http://127.0.0.1:{port}/mcp"))
+        executor = await start(
+            message_bytes=100_000, far=McpHttp(url=f"http://127.0.0.1:{port}/mcp", allow_private=True)
+        )
         assert closed, "it was read no further"
         assert executor.mcp.definitions == {}
         outcome = await answer(executor, "far__any")

@@ -45,7 +45,7 @@ def serve(port: int, notes: Notes) -> Iterator[Serve]:
 
 
 def settings(port: int, **changes: object) -> McpHttp:
-    return McpHttp(url=f"http://127.0.0.1:{port}/mcp", **changes)  # type: ignore[arg-type]
+    return McpHttp(url=f"http://127.0.0.1:{port}/mcp", allow_private=True, **changes)  # type: ignore[arg-type]
 
 
 async def says(executor: object, text: str) -> None:

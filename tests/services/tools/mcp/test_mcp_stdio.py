@@ -12,6 +12,7 @@ import structlog
 from tests.services.tools.conftest import MemoryBlobs, call
 from tests.services.tools.mcp.conftest import Notes, Start, alive, answer, stdio
 from tests.waiting import eventually
+from tokenbus.events.frames import ToolReported
 from tokenbus_services.settings import McpStdio
 from tokenbus_services.tools.execute import Executor
 
@@ -63,8 +64,9 @@ async def test_the_server_sees_the_variables_that_are_passed_and_no_others(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PRIVATE", "yes")
-    executor = await start(here=stdio(env_pass=("SECRET",)))
-    assert (await answer(executor, "here__variable", '{"name": "SECRET"}')).content == "very-secret"
+    executor = await start(here=stdio(env_pass=("SECRET", "NOTES")))
+    assert (await answer(executor, "here__variable", '{"name": "SECRET"}')).content == "[redacted]"
+    assert (await answer(executor, "here__variable", '{"name": "NOTES"}')).content.startswith("/")
     assert (await answer(executor, "here__variable", '{"name": "PRIVATE"}')).content == "not set"
 
 
@@ -86,17 +88,20 @@ async def test_a_long_text_is_cut_and_kept_whole(start: Start, blobs: MemoryBlob
     assert blobs.contents[outcome.blob_id or ""] == b"x" * 1000
 
 
-async def test_a_call_that_takes_too_long_is_cancelled_at_the_server_and_its_progress_is_logged(
+async def test_a_call_that_takes_too_long_is_cancelled_at_the_server_and_its_progress_is_reported(
     start: Start, notes: Notes
 ) -> None:
     executor = await start(here=stdio(timeout_s=1.0))
-    with structlog.testing.capture_logs() as logs:
-        outcome = await answer(executor, "here__slow")
+    reports: list[ToolReported] = []
+
+    async def deliver(report: ToolReported) -> None:
+        reports.append(report)
+
+    outcome = await executor.execute(call("here__slow"), deliver)
     assert outcome.is_error
     assert "within 1 s" in outcome.content
     await notes.has("cancelled")
-    [progress] = [entry for entry in logs if entry["event"] == "tool_progress"]
-    assert (progress["progress"], progress["total"], progress["message"]) == (1, 4, "one of four")
+    assert reports == [ToolReported(3, 1, 4, "one of four")]
     assert (await answer(executor, "here__echo", '{"text": "on"}')).content == "on"
 
 
@@ -145,6 +150,14 @@ async def test_a_command_that_is_not_there_leaves_the_other_servers_alone(start:
     executor = await start(here=stdio(), gone=McpStdio(command="no-such-command-anywhere"))
     assert (await answer(executor, "here__echo", '{"text": "x"}')).content == "x"
     assert list(executor.mcp.definitions) == ["here"]
+
+
+async def test_a_server_that_does_not_start_is_tried_again_later_each_time(start: Start) -> None:
+    with structlog.testing.capture_logs() as logs:
+        await start(gone=McpStdio(command="no-such-command-anywhere"))
+        await eventually(lambda: len([e for e in logs if e["event"] == "mcp_server_away"]) >= 3)
+    pauses = [entry["again_in_s"] for entry in logs if entry["event"] == "mcp_server_away"]
+    assert pauses[:3] == [0.25, 0.5, 1.0]
 
 
 async def test_a_message_without_end_is_not_gathered(start: Start) -> None:
