@@ -1,0 +1,31 @@
+"""The recorder's app."""
+
+from __future__ import annotations
+
+from faststream.asgi import AsgiFastStream
+from prometheus_client import CollectorRegistry
+
+from tokenbus.errors import SettingsError
+from tokenbus_services.recorder.metrics import RecordMetrics
+from tokenbus_services.recorder.service import RecordService
+from tokenbus_services.settings import Settings
+from tokenbus_services.worker.app import make_app, make_broker
+from tokenbus_services.worker.source import attach
+
+
+def create(settings: Settings) -> AsgiFastStream:
+    """One recorder. Raises SettingsError where the deployment records nothing."""
+    if settings.records is None:
+        raise SettingsError("settings", "records", "no such table, so no run is recorded; an empty one will do")
+    registry = CollectorRegistry()
+    broker = make_broker(settings, registry)
+    service = RecordService(settings, settings.records, RecordMetrics(registry))
+    attach(
+        broker,
+        stream=f"{settings.prefix}:{{n}}:records",
+        title="recorder",
+        description="Recorded runs that are over; each becomes a record in the blob store.",
+        read=service.read,
+        handle=service.start,
+    )
+    return make_app(service, broker, registry)

@@ -1,0 +1,197 @@
+"""One recorder: takes runs that are over and were chosen off the queue, and makes a record of each, once.
+
+All that it does may be done twice. A record's blobs have their content's address; the index has one entry a run; and
+what the server kept of the run is dropped in one step, after which there is nothing more to record.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import structlog
+
+from tokenbus.blobs import BlobStreams
+from tokenbus.bus.dead import DeadEntry, bury
+from tokenbus.bus.outage import outlast
+from tokenbus.bus.queue import Item, Queue
+from tokenbus.bus.records import RecordEntry, drop_old_records, newest_records, put_record
+from tokenbus.bus.scripts.records import forget_recorded
+from tokenbus.bus.send import send
+from tokenbus.bus.server import Server, join_deployment
+from tokenbus.errors import BlobError, BlobNotFound
+from tokenbus_services.blobs.loading import loader_of
+from tokenbus_services.recorder import record as records
+from tokenbus_services.recorder.gathering import gather
+from tokenbus_services.recorder.metrics import RecordMetrics
+from tokenbus_services.recorder.record import Record
+from tokenbus_services.settings import RecordSettings, Settings
+from tokenbus_services.worker.app import worker_name
+from tokenbus_services.worker.inflight import InFlight
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+GROUP = "recorder"
+AT_ONCE = 2
+"""Records in hand: each may take as much memory as several times `records.raw_bytes`."""
+MOST_DELIVERIES = 3
+"""A run whose recorders died so often is not recorded: it may be what kills them."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
+RENEWALS_A_LEASE = 4
+
+
+class RecordService:
+    """The recorded runs of a deployment, shared among its recorders."""
+
+    name = "recorder"
+
+    def __init__(self, settings: Settings, keep: RecordSettings, metrics: RecordMetrics) -> None:
+        assert settings.redis_url
+        self._settings = settings
+        self._keys = keys = settings.keys
+        self._keep_ms = round(keep.keep_s * 1000)
+        self._most = keep.keep_entries
+        self._metrics = metrics
+        self._server = server = Server(settings.redis_url)
+        self._blobs = loader_of(settings.blobs)
+        self._queue = Queue(
+            server,
+            group=GROUP,
+            streams=[keys.topic(p, "records") for p in range(keys.partitions)],
+            worker=worker_name(),
+            lost=self._lost,
+            members=keys.members(GROUP),
+        )
+        self._work_in_hand = InFlight(
+            self._queue, most=AT_ONCE, work=self._work, abandon=self._abandon, poisoned=self._poisoned
+        )
+        self._renewing: asyncio.Task[None] | None = None
+
+    @property
+    def ready(self) -> bool:
+        return self._queue.healthy
+
+    async def open(self) -> None:
+        await self._server.check()
+        await join_deployment(self._server, self._keys)
+        await self._queue.open()
+        self._renewing = asyncio.create_task(self._renew_all(), name="leases of records")
+
+    async def close(self) -> None:
+        await self._queue.stop_reading()
+        await self._work_in_hand.drain(self._settings.stages.drain_s)
+        await self._work_in_hand.stop()
+        await self._queue.close()
+        if self._renewing:
+            self._renewing.cancel()
+            await asyncio.gather(self._renewing, return_exceptions=True)
+        await self._blobs.aclose()
+        await self._server.aclose()
+
+    async def read(self) -> Item:
+        """The next run to record, once there is room for it."""
+        await self._work_in_hand.room()
+        return await self._queue.read()
+
+    async def start(self, item: Item) -> None:
+        """Record it."""
+        await self._work_in_hand.start(item)
+
+    async def _work(self, item: Item) -> None:
+        if item.deliveries > MOST_DELIVERIES:
+            raise RuntimeError(f"its recorder was lost {item.deliveries - 1} times")
+        for name, status in item.fields.items():
+            await self._record(name.decode(), status.decode())
+
+    async def _record(self, run: str, status: str) -> None:
+        kept = await outlast(lambda: gather(self._server, self._keys, run), what="look-up of a recorded run")
+        if kept is None:
+            log.info("nothing_to_record", run=run)
+            return
+        entry = await self._stored(kept, status)
+        await outlast(
+            lambda: put_record(self._server, self._keys, entry, keep_ms=self._keep_ms, most=self._most),
+            what="index of records",
+        )
+        forget = forget_recorded(self._keys.run(run), self._keys.tape(run))
+        await outlast(lambda: send(self._server, forget), what="end of a recording")
+        self._metrics.recorded(entry)
+        log.info("recorded", run=run, status=status, blob_id=entry.blob_id, truncated=entry.truncated)
+
+    async def _stored(self, kept: Record, status: str) -> RecordEntry:
+        """Put it into the blob store, and wait for one that is away or full."""
+        pause = FIRST_PAUSE_S
+        while True:
+            try:
+                stored = await records.store(kept, self._blobs)
+                media = await self._leased(kept.media())
+                break
+            except BlobError as e:
+                if not e.retryable:
+                    raise
+                if pause == FIRST_PAUSE_S:
+                    log.warning("blob_store_away", run=kept.run, code=e.code, problem=str(e))
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, LONGEST_PAUSE_S)
+        return RecordEntry(
+            run=kept.run,
+            at_ms=kept.accepted_ms,
+            status=status,
+            provider=str(kept.request.get("provider", "")),
+            model=str(kept.request.get("model", "")),
+            attempts=max((frame.attempt for frame in kept.raw_frames()), default=0),
+            raw_bytes=len(kept.frames),
+            blob_id=stored.ref.blob_id,
+            size=stored.ref.size,
+            parts=tuple(sorted(stored.parts | media)),
+            truncated=kept.truncated,
+        )
+
+    async def _leased(self, blob_ids: set[str]) -> set[str]:
+        """Those that are there, from now on for as long as the record: a run's media may have expired before its end.
+        A store without leases has its own rule."""
+        if not isinstance(self._blobs, BlobStreams):
+            return blob_ids
+        there: set[str] = set()
+        for blob_id in sorted(blob_ids):
+            try:
+                await self._blobs.lease(blob_id)
+            except BlobNotFound:
+                continue
+            there.add(blob_id)
+        return there
+
+    # --- what is indexed stays --------------------------------------------------------------------------------
+
+    async def _renew_all(self) -> None:
+        """Lease the blobs of all records again and again, until the index drops them."""
+        while True:
+            try:
+                await drop_old_records(self._server, self._keys, keep_ms=self._keep_ms, most=self._most)
+                async for entry in newest_records(self._server, self._keys):
+                    wanted = {entry.blob_id, *entry.parts}
+                    if missing := wanted - await self._leased(wanted):
+                        log.warning("record_incomplete", run=entry.run, missing=sorted(missing))
+            except Exception as e:  # of whatever kind: the next look may fare better, long before a lease is over
+                log.warning("renewal_failed", problem=f"{type(e).__name__}: {e}")
+            await asyncio.sleep(self._settings.retention.open_run_s / RENEWALS_A_LEASE)
+
+    # --- what goes wrong ----------------------------------------------------------------------------------------
+
+    async def _abandon(self, item: Item) -> None:
+        await outlast(lambda: self._queue.hand_back([item]), what="hand-back of a recording")
+
+    async def _poisoned(self, item: Item, error: Exception) -> None:
+        """The run is over and stays as it is; only its record cannot be made."""
+        for name, data in item.fields.items():
+            entry = DeadEntry(
+                reason=f"{type(error).__name__}: {error}",
+                stage=GROUP,
+                stream=item.stream,
+                entry=item.entry_id,
+                bytes=data,
+                run=name.decode(errors="replace"),
+            )
+            await bury(self._server, self._keys, entry, most=self._settings.retention.dead_entries)
+
+    def _lost(self, item: Item) -> None:
+        self._work_in_hand.lost(item)
