@@ -7,7 +7,7 @@ does not.
 from tokenbus_services.replay.asked import Asked
 from tokenbus_services.replay.exchange import Exchange, Received
 from tokenbus_services.replay.files import load_scripts, recorded
-from tokenbus_services.replay.reply import STAMP, TOKEN, TOOL_RESULT, Reply, ToolCall
+from tokenbus_services.replay.reply import STAMP, TOKEN, TOOL_RESULT, Picture, Reply, ToolCall
 from tokenbus_services.replay.script import (
     CutOff,
     Delivery,
@@ -38,6 +38,7 @@ __all__ = [
     "Fixed",
     "HangUp",
     "Offsets",
+    "Picture",
     "Random",
     "Received",
     "Recording",

@@ -19,8 +19,8 @@ from tokenbus.providers.api import ApiName
 
 T = TypeVar("T")
 
-_TRANSCRIPT = re.compile(r"[^\n:]+: (?P<said>[^\n]*)\n")
-"""How a conversation written as one text begins: ``Name: text``, a line per message."""
+_TRANSCRIPT = re.compile(r"^[^\n:]+: (?P<said>[^\n]*?)(?:\n|<\|\w+\|>)", re.MULTILINE)
+"""How a conversation written as one text begins: ``Name: text``, a line per message, or a token after each."""
 _RESULTS_END = "</function_results>"
 _RESULT = re.compile(r"<(?:result|error) [^>]*>(.*?)</(?:result|error)>", re.DOTALL)
 
@@ -56,6 +56,8 @@ class Heard(msgspec.Struct, frozen=True, kw_only=True):
     """Contributions of each item of that field; none for instructions."""
     stops: tuple[str, ...] = ()
     """The stop strings."""
+    written: bool = False
+    """The history is one text, in which instructions stand before the conversation."""
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,7 +82,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     prefilled: str = ""
-    """The text that the model is to continue, where that is a conversation written as one text."""
+    """The text that the model is to continue: the beginning of its own message, or a conversation as one text."""
     stops: tuple[str, ...] = ()
 
     @property
@@ -100,8 +102,9 @@ def understand(api: ApiName, heard: Heard, headers: Mapping[str, str], body: Map
     history = list(chain.from_iterable(said))
     _check_results(history)
     asked_of = {**body, heard.history: body[heard.history][: len(said)]} if len(said) < len(heard.said) else body
-    if written := _TRANSCRIPT.match(begun):
-        return _continuing(api, heard, (headers, body, asked_of), begun, written["said"])
+    written = (_TRANSCRIPT.search if heard.written else _TRANSCRIPT.match)(begun)
+    if written or _RESULTS_END in begun:  # after an image in it the text goes on in the middle
+        return _continuing(api, heard, (headers, body, asked_of), begun, written["said"] if written else "")
     return Asked(
         api=api,
         headers=headers,
@@ -112,6 +115,7 @@ def understand(api: ApiName, heard: Heard, headers: Mapping[str, str], body: Map
         user_text=next((one.text for one in reversed(history) if one.by == "user" and one.text), ""),
         tool_results=_latest_results(history),
         key=blake2b(msgspec.json.encode((api, asked_of), order="sorted"), digest_size=16).hexdigest(),
+        prefilled=begun,
     )
 
 

@@ -133,7 +133,10 @@ class Connection:
             await self._writer.wait_closed()
 
     async def _write(self, data: bytes | None) -> None:
-        self._writer.write(data or b"")
+        try:
+            self._writer.write(data or b"")
+        except RuntimeError as e:  # uvloop's way to say that the client has reset the connection
+            raise ConnectionResetError(str(e)) from e
         await self._writer.drain()
 
 

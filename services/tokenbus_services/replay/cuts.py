@@ -33,8 +33,8 @@ def ends_of_reads(body: bytes, cuts: Cuts) -> list[int]:
 
 
 def pieces(body: bytes, ends: Iterable[int]) -> list[bytes]:
-    """The body in pieces that end at these offsets and at its end; none is empty."""
-    places = sorted({0, len(body), *(end for end in ends if end < len(body))})
+    """The body in pieces that end at these offsets and at its end; none is empty. Offsets outside of it cut nothing."""
+    places = sorted({0, len(body), *(end for end in ends if 0 < end < len(body))})
     return [body[start:end] for start, end in pairwise(places)]
 
 

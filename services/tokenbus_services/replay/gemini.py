@@ -6,6 +6,7 @@ Source: "Generating content", "Thought signatures" and "Errors" of the Gemini AP
 from __future__ import annotations
 
 import re
+from base64 import b64encode
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 from urllib.parse import unquote
@@ -58,8 +59,13 @@ class _Content(msgspec.Struct):
     role: Literal["user", "model", "function"] = "user"
 
 
-class _Request(msgspec.Struct):
+class _Config(msgspec.Struct, frozen=True, rename="camel"):
+    stop_sequences: tuple[str, ...] = ()
+
+
+class _Request(msgspec.Struct, rename="camel"):
     contents: Annotated[list[_Content], Meta(min_length=1)]
+    generation_config: _Config = _Config()
 
 
 class Gemini:
@@ -75,8 +81,14 @@ class Gemini:
         if stream and query.get("alt") != "sse":
             # The real API answers with a JSON array then; nothing here asks for one.
             raise Refused(400, "alt: the replay provider streams with alt=sse only")
-        said = [tuple(_said(content)) for content in read_as(body, _Request).contents]
-        return Heard(model=unquote(route["model"]), stream=stream, history="contents", said=said)
+        request = read_as(body, _Request)
+        return Heard(
+            model=unquote(route["model"]),
+            stream=stream,
+            history="contents",
+            said=[tuple(_said(content)) for content in request.contents],
+            stops=request.generation_config.stop_sequences,
+        )
 
     def error(self, status: int, message: str) -> bytes:
         return _encode({"error": {"code": status, "message": message, "status": _STATUSES.get(status, "INTERNAL")}})
@@ -87,6 +99,7 @@ class Gemini:
     def stream(self, reply: Reply, asked: Asked) -> bytes:
         parts: list[Json] = [{"text": piece, "thought": True} for piece in reply.pieces(reply.thinking)]
         parts.extend({"text": piece} for piece in reply.pieces(reply.text))
+        parts += _pictures(reply)
         parts += _calls(reply, asked)
         chunks = [_chunk(asked, [part], _usage_so_far(reply)) for part in parts]
         # The last chunk of a real stream has an empty text, and the signature of a text before it.
@@ -97,6 +110,7 @@ class Gemini:
         parts: list[Json] = [{"text": reply.thinking, "thought": True}] if reply.thinking else []
         if reply.text:
             parts.append({"text": reply.text} | _signature_of_text(reply))
+        parts += _pictures(reply)
         parts += _calls(reply, asked)
         return msgspec.json.format(_encode(_chunk(asked, parts, _usage(reply), _FINISH_REASONS[reply.ending])))
 
@@ -112,9 +126,18 @@ def _said(content: _Content) -> Iterator[Said]:
         return
     results = [part.function_response for part in content.parts if part.function_response]
     for result in results:
-        yield Said(by="tool", text=_encode(result.response).decode(), answers=result.id)
+        yield Said(by="tool", text=_text_of(result.response), answers=result.id)
     if len(results) < len(content.parts):
         yield Said(by="user", text=text)
+
+
+def _text_of(response: Any) -> str:
+    """What a tool gave back: text under the name that the API has for it, or else the object as it is."""
+    match response:
+        case {"output": str(text)} | {"error": str(text)}:
+            return text
+        case _:
+            return _encode(response).decode()
 
 
 def _chunk(asked: Asked, parts: list[Json], usage: Json, finish: str | None = None) -> Json:
@@ -127,6 +150,17 @@ def _chunk(asked: Asked, parts: list[Json], usage: Json, finish: str | None = No
         "modelVersion": asked.model,
         "responseId": asked.key[:22],
     }
+
+
+def _pictures(reply: Reply) -> list[Json]:
+    """Each whole, and signed as models sign what they will have to go on from; there are no previews here."""
+    return [
+        {
+            "inlineData": {"mimeType": picture.media_type, "data": b64encode(picture.data).decode()},
+            "thoughtSignature": reply.signature,
+        }
+        for picture in reply.pictures
+    ]
 
 
 def _calls(reply: Reply, asked: Asked) -> list[Json]:

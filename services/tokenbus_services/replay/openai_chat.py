@@ -17,7 +17,7 @@ from tokenbus_services.replay.asked import Asked, Heard, Said, joined, read_as
 from tokenbus_services.replay.dialect import CREATED
 from tokenbus_services.replay.reply import Finish, Reply, ToolCall
 
-_FINISH_REASONS: dict[Finish, str] = {
+FINISH_REASONS: dict[Finish, str] = {
     "stop": "stop",
     "length": "length",
     "tool_use": "tool_calls",
@@ -48,7 +48,9 @@ class _Message(msgspec.Struct):
     tool_call_id: str = ""
 
 
-class _StreamOptions(msgspec.Struct):
+class StreamOptions(msgspec.Struct):
+    """What else a stream is to hold."""
+
     include_usage: bool = False
 
 
@@ -56,7 +58,7 @@ class _Request(msgspec.Struct):
     model: str
     messages: Annotated[list[_Message], Meta(min_length=1)]
     stream: bool | None = False
-    stream_options: _StreamOptions | None = None
+    stream_options: StreamOptions | None = None
     stop: tuple[str, ...] | str | None = None
 
 
@@ -82,7 +84,7 @@ class OpenAIChat:
         return _encode(error_object(status, message))
 
     def error_event(self, status: int, message: str) -> bytes:
-        return _data(error_object(status, message))
+        return data_event(error_object(status, message))
 
     def stream(self, reply: Reply, asked: Asked) -> bytes:
         options = read_as(asked.body, _Request).stream_options
@@ -94,12 +96,12 @@ class OpenAIChat:
             if finish and reply.stop_string:
                 choice["stop_reason"] = reply.stop_string  # as vLLM has it
             # Asked for usage, the API has the field in every chunk, null in all but the last.
-            return _data({**head, "choices": [choice], **({"usage": None} if with_usage else {})})
+            return data_event({**head, "choices": [choice], **({"usage": None} if with_usage else {})})
 
         events = [chunk(delta) for delta in _deltas(reply, asked)]
-        events.append(chunk({}, _FINISH_REASONS[reply.ending]))
+        events.append(chunk({}, FINISH_REASONS[reply.ending]))
         if with_usage:
-            events.append(_data({**head, "choices": [], "usage": _usage(reply)}))
+            events.append(data_event({**head, "choices": [], "usage": usage_object(reply)}))
         events.append(b"data: [DONE]\n\n")
         return b"".join(events)
 
@@ -116,9 +118,9 @@ class OpenAIChat:
                 }
                 for number, call in enumerate(reply.tool_calls)
             ]
-        finish = _FINISH_REASONS[reply.ending]
+        finish = FINISH_REASONS[reply.ending]
         choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": finish}
-        return _encode({**_head(asked, "chat.completion"), "choices": [choice], "usage": _usage(reply)})
+        return _encode({**_head(asked, "chat.completion"), "choices": [choice], "usage": usage_object(reply)})
 
 
 dialect = OpenAIChat()
@@ -184,7 +186,8 @@ def _head(asked: Asked, kind: str) -> dict[str, object]:
     }
 
 
-def _usage(reply: Reply) -> dict[str, object]:
+def usage_object(reply: Reply) -> dict[str, object]:
+    """The usage object of both completions APIs."""
     usage = reply.counted
     prompt, completion = usage.input or 0, usage.output or 0
     return {
@@ -196,5 +199,6 @@ def _usage(reply: Reply) -> dict[str, object]:
     }
 
 
-def _data(event: dict[str, object]) -> bytes:
+def data_event(event: dict[str, object]) -> bytes:
+    """An event of the stream."""
     return b"data: %b\n\n" % _encode(event)

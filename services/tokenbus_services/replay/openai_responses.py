@@ -6,6 +6,7 @@ Source: "Responses" and "Streaming events" of the OpenAI API reference.
 from __future__ import annotations
 
 import re
+from base64 import b64encode
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -15,7 +16,7 @@ from tokenbus.providers.api import ApiName
 from tokenbus_services.replay.asked import Asked, Heard, Refused, Said, joined, read_as
 from tokenbus_services.replay.dialect import CREATED
 from tokenbus_services.replay.openai_chat import error_object
-from tokenbus_services.replay.reply import Finish, Reply
+from tokenbus_services.replay.reply import Finish, Picture, Reply
 
 _INCOMPLETE: dict[Finish, str] = {"length": "max_output_tokens", "content_filter": "content_filter"}
 _ENCRYPTED = "reasoning.encrypted_content"
@@ -39,11 +40,21 @@ class _Item(msgspec.Struct):
     output: str | list[_Part] = ""
 
 
+class _Tool(msgspec.Struct):
+    """A tool; the fields are those of the one for images."""
+
+    type: str = ""
+    size: str = "1024x1024"
+    quality: str = "high"
+    partial_images: int = 0
+
+
 class _Request(msgspec.Struct):
     model: str
     input: str | list[_Item]
     stream: bool | None = False
     include: list[str] | None = None
+    tools: list[_Tool] | None = None
 
 
 class OpenAIResponses:
@@ -123,6 +134,8 @@ def _items(reply: Reply, asked: Asked) -> Iterator[_Composed]:
         yield _reasoning(reply, asked, f"rs_{key}")
     if reply.text:
         yield _message(reply, f"msg_{key}")
+    for number, picture in enumerate(reply.pictures):
+        yield _picture(picture, asked, f"ig_{key}{number:02d}")
     for number, call in enumerate(reply.tool_calls):
         head: Json = {
             "id": f"fc_{key}{number:02d}",
@@ -172,6 +185,37 @@ def _message(reply: Reply, item_id: str) -> _Composed:
             {"type": "response.content_part.done", **at, "part": part},
         ],
         complete={**head, "status": "incomplete" if reply.ending in _INCOMPLETE else "completed", "content": [part]},
+    )
+
+
+def _picture(picture: Picture, asked: Asked, item_id: str) -> _Composed:
+    tools = read_as(asked.body, _Request).tools or []
+    tool = next((tool for tool in tools if tool.type == "image_generation"), None)
+    if tool is None:
+        raise Refused(501, "a picture needs the request's image_generation tool")
+    head: Json = {"id": item_id, "type": "image_generation_call"}
+    form: Json = {"size": tool.size, "quality": tool.quality, "background": "opaque"}
+    form["output_format"] = picture.media_type.removeprefix("image/")
+    kind = "response.image_generation_call"
+    previews: list[Json] = [
+        {"type": f"{kind}.partial_image", "partial_image_index": i, "partial_image_b64": b64encode(preview).decode()}
+        for i, preview in enumerate(picture.previews[: tool.partial_images])
+    ]
+    return _Composed(
+        opened={**head, "status": "in_progress"},
+        events=[
+            {"type": f"{kind}.in_progress"},
+            {"type": f"{kind}.generating"},
+            *({**preview, **form} for preview in previews),
+            {"type": f"{kind}.completed"},
+        ],
+        complete={
+            **head,
+            **form,
+            "status": "completed",
+            "result": b64encode(picture.data).decode(),
+            "revised_prompt": picture.revised_prompt,
+        },
     )
 
 

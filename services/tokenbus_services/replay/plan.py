@@ -114,5 +114,7 @@ def _body(says: Source, asked: Asked, dialect: Dialect) -> bytes:
 
 
 def _filled(reply: Reply, asked: Asked) -> Reply:
+    if reply.pictures and asked.api in ("anthropic", "openai-chat"):
+        raise Refused(501, "this API makes no images")
     filled = reply.filled(token=asked.token, tool_results=asked.tool_results)
     return filled.continued(asked.prefilled, asked.stops) if asked.prefilled else filled

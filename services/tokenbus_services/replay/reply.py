@@ -44,13 +44,25 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.json.encode(self.arguments).decode()
 
 
+class Picture(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One image that the model makes; in JSON its bytes are base64."""
+
+    data: bytes
+    media_type: str = "image/png"
+    previews: tuple[bytes, ...] = ()
+    """As many of them are sent as the request asks for."""
+    revised_prompt: str = ""
+
+
 class Reply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="reply"):
-    """One turn of the model: thinking, then text, then tool calls, each left out where empty."""
+    """One turn of the model: thinking, then text, then pictures, then tool calls, each left out where empty."""
 
     text: str = ""
     thinking: str = ""
     signature: str = "c2lnbmVkIGJ5IHRoZSByZXBsYXkgcHJvdmlkZXI="
     """Goes with thinking, where the API has signatures."""
+    pictures: tuple[Picture, ...] = ()
+    """For the APIs whose models make images; the others refuse."""
     tool_calls: tuple[ToolCall, ...] = ()
     finish: Finish | None = None
     """None: ``tool_use`` with tool calls, else ``stop``."""

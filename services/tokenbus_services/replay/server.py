@@ -12,7 +12,14 @@ from typing import Any, Self
 
 import msgspec
 
-from tokenbus_services.replay import anthropic, gemini, openai_chat, openai_responses
+from tokenbus_services.replay import (
+    anthropic,
+    gemini,
+    openai_chat,
+    openai_completions,
+    openai_images,
+    openai_responses,
+)
 from tokenbus_services.replay.asked import Asked, Refused, understand
 from tokenbus_services.replay.connection import BadRequest, Connection
 from tokenbus_services.replay.dialect import Dialect
@@ -26,7 +33,9 @@ Choose = Callable[[Asked], Script | Turn | None]
 _DIALECTS: tuple[Dialect, ...] = (
     anthropic.dialect,
     openai_chat.dialect,
+    openai_completions.dialect,
     openai_responses.dialect,
+    openai_images.dialect,
     gemini.dialect,
 )
 _KEPT_BODY_BYTES = 256 * 2**20

@@ -50,6 +50,11 @@ def test_offsets_cut_where_they_say_and_those_past_the_end_are_without_effect() 
     assert pieces(b"abcdefgh", ends_of_reads(b"abcdefgh", Offsets(at=(5, 1, 99)))) == [b"a", b"bcde", b"fgh"]
 
 
+def test_offsets_before_the_beginning_are_without_effect() -> None:
+    """The rest of a body, after a fault, is cut at the offsets that lie in it."""
+    assert pieces(b"abcdefgh", (-7, -3, 0, 2)) == [b"ab", b"cdefgh"]
+
+
 def test_the_same_seed_cuts_alike_and_no_read_is_over_the_largest() -> None:
     body = bytes(1000)
     cuts = Random(seed=7, largest=11)

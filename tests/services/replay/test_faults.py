@@ -10,7 +10,20 @@ import httpx
 import pytest
 
 from tests.services.replay.asking import CHAT, EVENTS, GEMINI, MESSAGES, RESPONSES, asking, serving, told
-from tokenbus_services.replay import CutOff, Delivery, ErrorEvent, HangUp, Random, ReplayServer, Reply, Stall, Status
+from tokenbus_services.replay import (
+    CutOff,
+    Delivery,
+    ErrorEvent,
+    Fixed,
+    HangUp,
+    Random,
+    ReplayServer,
+    Reply,
+    Stall,
+    Status,
+    Whole,
+)
+from tokenbus_services.replay.script import Cuts
 
 BODIES = {
     MESSAGES: asking(),
@@ -151,6 +164,24 @@ async def test_a_stalled_answer_stays_open_until_the_client_leaves() -> None:
         assert left > exchange.received_at
         assert exchange.reads_sent == 2
         await server.until(lambda: server.open_connections == 0)
+
+
+@pytest.mark.parametrize(
+    "cuts", [Whole(), Fixed(size=7), Random(seed=3, largest=20)], ids=lambda cuts: type(cuts).__name__
+)
+@pytest.mark.parametrize("place", [1, 18, 107, len(EVENTS)])
+async def test_a_stalled_answer_that_goes_on_is_whole_and_its_connection_serves_the_next(
+    cuts: Cuts, place: int
+) -> None:
+    script = told(delivery=Delivery(cuts=cuts), fault=Stall(after_bytes=place))
+    async with serving(script) as (server, client):
+        for count in (1, 2):
+            answer = asyncio.create_task(client.post(MESSAGES, json=asking()))
+            exchange = await server.requested(count)
+            await server.until(lambda exchange=exchange: exchange.state == "stalled")
+            server.resume(exchange)
+            assert (await answer).content == EVENTS
+            assert server.open_connections == 1
 
 
 async def test_a_server_that_ends_cuts_the_answers_still_open() -> None:

@@ -8,9 +8,9 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.services.replay.asking import serving, told
+from tests.services.replay.asking import CHAT, MESSAGES, RESPONSES, post, serving, told
 from tokenbus.events.usage import Usage
-from tokenbus_services.replay import Delivery, ErrorEvent, Random, Reply, Script, Status, ToolCall
+from tokenbus_services.replay import Delivery, ErrorEvent, Picture, Random, Reply, Script, Status, ToolCall
 from tokenbus_services.replay.demo import DEMO_MODEL, DEMO_PROMPT, demo_scripts, weather
 
 REPLY = Reply(
@@ -22,6 +22,7 @@ REPLY = Reply(
     ),
     usage=Usage(input=7, output=21, reasoning=5, cache_read=3),
 )
+CAT = Picture(data=b"cat" * 100, previews=(b"c" * 10, b"ca" * 10))
 ANYHOW = Delivery(cuts=Random(seed=11, largest=40))
 
 
@@ -89,6 +90,25 @@ async def test_the_openai_sdk_reads_stream_and_body(reply: Reply) -> None:
         assert usage.prompt_tokens_details.cached_tokens == 3
 
 
+async def test_the_openai_sdk_reads_stream_and_body_of_completions() -> None:
+    openai = pytest.importorskip("openai", reason="the openai SDK is not installed")
+    prompt = "Be kind.\n\nAda: umbrella?\nClaude:"
+    asking: dict[str, Any] = {"model": "told", "prompt": prompt, "stop": ["\nAda:"]}
+    reply = Reply(text=" {token} Yes.\nAda: thanks", usage=REPLY.usage)
+    async with (
+        serving(told(reply, delivery=ANYHOW)) as (server, _),
+        openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        stream = await client.completions.create(**asking, stream=True, stream_options={"include_usage": True})
+        pieces = [chunk async for chunk in stream]
+        whole = await client.completions.create(**asking)
+    assert "".join(piece.choices[0].text for piece in pieces if piece.choices) == whole.choices[0].text
+    assert whole.choices[0].text == " umbrella? Yes."
+    for end, counted in ((pieces[-2].choices[0], pieces[-1]), (whole.choices[0], whole)):
+        assert (end.finish_reason, end.stop_reason) == ("stop", "\nAda:")
+        assert (counted.usage.prompt_tokens, counted.usage.completion_tokens) == (7, 21)
+
+
 async def test_the_openai_sdk_reads_stream_and_body_of_responses(reply: Reply) -> None:
     openai = pytest.importorskip("openai", reason="the openai SDK is not installed")
     asking: dict[str, Any] = {"model": "told", "input": "umbrella?", "include": ["reasoning.encrypted_content"]}
@@ -143,6 +163,48 @@ async def test_the_google_sdk_reads_stream_and_body(reply: Reply) -> None:
         usage = response.usage_metadata
         assert (usage.prompt_token_count, usage.candidates_token_count, usage.thoughts_token_count) == (7, 16, 5)
         assert (usage.total_token_count, usage.cached_content_token_count) == (28, 3)
+
+
+async def test_the_openai_sdk_reads_pictures_of_both_apis() -> None:
+    openai = pytest.importorskip("openai", reason="the openai SDK is not installed")
+    asking: dict[str, Any] = {"model": "told", "prompt": "A cat."}
+    tool = {"type": "image_generation", "partial_images": 1, "size": "1024x1024", "quality": "low"}
+    async with (
+        serving(told(Reply(pictures=(CAT,)), delivery=ANYHOW)) as (server, _),
+        openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        streamed = [event async for event in await client.images.generate(**asking, stream=True, partial_images=1)]
+        whole = await client.images.generate(**asking)
+        stream = await client.responses.create(model="told", input="A cat.", tools=[tool], stream=True)
+        events = [event async for event in stream]
+    assert [(event.type, b64decode(event.b64_json)) for event in streamed] == [
+        ("image_generation.partial_image", CAT.previews[0]),
+        ("image_generation.completed", CAT.data),
+    ]
+    assert b64decode(whole.data[0].b64_json) == CAT.data
+    [preview] = [event for event in events if event.type == "response.image_generation_call.partial_image"]
+    assert b64decode(preview.partial_image_b64) == CAT.previews[0]
+    [made] = events[-1].response.output
+    assert (made.type, b64decode(made.result)) == ("image_generation_call", CAT.data)
+
+
+async def test_the_google_sdk_reads_a_picture() -> None:
+    genai = pytest.importorskip("google.genai", reason="the google-genai SDK is not installed")
+    asking: dict[str, Any] = {"model": "told", "contents": "A cat."}
+    script = told(Reply(text="Here:", pictures=(CAT,)), delivery=ANYHOW)
+    async with serving(script) as (server, http), _google(genai, server.url, http) as client:
+        stream = await client.models.generate_content_stream(**asking)
+        streamed = [part async for chunk in stream for part in chunk.candidates[0].content.parts]
+        whole = await client.models.generate_content(**asking)
+    for parts in (streamed, whole.candidates[0].content.parts):
+        [picture] = [part for part in parts if part.inline_data]
+        assert (picture.inline_data.mime_type, picture.inline_data.data) == ("image/png", CAT.data)
+
+
+@pytest.mark.parametrize("path", [MESSAGES, CHAT, RESPONSES])
+async def test_a_picture_that_an_api_was_not_asked_for_or_does_not_make_is_refused(path: str) -> None:
+    async with serving(told(Reply(pictures=(CAT,)))) as (_, client):
+        assert (await client.post(**post(path))).status_code == 501
 
 
 async def test_without_being_asked_chat_completions_stream_no_usage() -> None:
