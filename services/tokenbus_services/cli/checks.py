@@ -1,22 +1,27 @@
-"""What `tokenbus doctor` makes of the facts: each finding says what is wrong, and what to do. Pure."""
+"""What `tokenbus doctor` makes of the facts: each finding says what is wrong, where, and what to do. Pure.
+
+Here the server and the deployment; `checks_work` has the bus at work, `checks_outside` what lies around it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
 import msgspec
 
 from tokenbus.bus.keys import WIRE_VERSION
 from tokenbus.bus.server import ServerInfo
-from tokenbus.errors import SettingsError
-from tokenbus.providers import registry
-from tokenbus_services.settings import DEFAULT_PROVIDERS, Settings
+from tokenbus_services.cli.facts import NodeFacts
+from tokenbus_services.cli.wording import size
+from tokenbus_services.settings import Settings
 
 Level = Literal["ok", "note", "wrong"]
 
 NEARLY = 0.8
 """Part of a bound from which on it is worth a word."""
+SKEW_MS = 2_000
+"""So far may a clock be off without harm: retry delays, deadlines and times of events are by workers' clocks."""
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -26,46 +31,6 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     about: str
     says: str
     todo: str | None = None
-
-
-class LeaseFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """One partition of an ordered stage."""
-
-    owned: bool
-    lag_bytes: int = 0
-    lag_entries: int | None = None
-    """None where the server does not know."""
-
-
-class StageFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """An ordered stage."""
-
-    name: str
-    workers: int
-    leases: list[LeaseFacts]
-
-
-class QueueFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """A work queue, over all its streams."""
-
-    name: str
-    service: str
-    workers: int | None
-    """None where nobody is seen on a server that does not show idle workers."""
-    waiting: int
-    """Entries that nobody has taken."""
-    held: int
-    """Entries in the hands of workers."""
-    stuck: int
-    """Of those, entries that nobody keeps alive and nobody takes over."""
-
-
-class DeadFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """The dead stream."""
-
-    entries: int
-    newest: str = ""
-    """Stage and reason of the newest one."""
 
 
 def check_server(url: str, info: ServerInfo, *, persistent: bool | None) -> Iterator[Finding]:
@@ -86,6 +51,56 @@ def check_server(url: str, info: ServerInfo, *, persistent: bool | None) -> Iter
             says="the server keeps nothing on disk: its restart loses open runs and requests",
             todo="set appendonly yes on the server, unless that loss is meant",
         )
+
+
+def check_node(node: NodeFacts, *, here_ms: int) -> Iterator[Finding]:
+    """``here_ms``: Unix time by this machine's clock when the node was asked for its own."""
+    if node.memory_limit and node.memory_bytes >= NEARLY * node.memory_limit:
+        yield Finding(
+            level="wrong",
+            about="memory",
+            says=f"{node.name} has {size(node.memory_bytes)} of its maxmemory {size(node.memory_limit)} in use: "
+            "at the limit it takes no more requests",
+            todo="raise maxmemory, or shorten what retention.* keeps",
+        )
+    if node.disk_fault:
+        yield Finding(
+            level="wrong",
+            about="disk",
+            says=f"{node.name} could not write to its disk: {node.disk_fault}",
+            todo="make room on the server's disk, or mend its rights; its log says more",
+        )
+    skew = here_ms - node.now_ms
+    if abs(skew) > SKEW_MS:
+        off = f"{abs(skew) / 1000:.1f} s {'ahead of' if skew > 0 else 'behind'}"
+        yield Finding(
+            level="wrong",
+            about="clock",
+            says=f"this machine's clock is {off} that of {node.name}: deadlines and retries come early or late",
+            todo="let both follow NTP",
+        )
+
+
+def check_rights(user: str, denied: Sequence[str]) -> Iterator[Finding]:
+    """``denied``: what the server would refuse to this user, in its own words."""
+    if denied:
+        more = f" (and {len(denied) - 1} more)" if len(denied) > 1 else ""
+        yield Finding(
+            level="note",
+            about="rights",
+            says=f"services with these settings could not work, for {user!r} lacks rights: {denied[0]}{more}",
+            todo="grant them with ACL SETUSER, or leave it so if this user only looks",
+        )
+
+
+def not_allowed(about: str, refusal: str) -> Finding:
+    """The server did not let this be looked at."""
+    return Finding(
+        level="note",
+        about=about,
+        says=f"could not be looked at: {refusal}",
+        todo="grant the user of these settings that right, with ACL SETUSER",
+    )
 
 
 def check_deployment(settings: Settings, meta: Mapping[str, str]) -> Iterator[Finding]:
@@ -113,105 +128,6 @@ def check_deployment(settings: Settings, meta: Mapping[str, str]) -> Iterator[Fi
         )
 
 
-def check_stage(stage: StageFacts, *, lag_limit: int) -> Finding:
-    """``lag_limit``: bytes of lag at which the stage before this one stops."""
-    orphans = [n for n, lease in enumerate(stage.leases) if not lease.owned]
-    behind = [n for n, lease in enumerate(stage.leases) if lease.lag_bytes >= lag_limit]
-    start = f"start more with `tokenbus worker {stage.name}`"
-    if orphans:
-        return Finding(
-            level="wrong",
-            about=stage.name,
-            says=f"nobody owns partition {_numbers(orphans)}; {stage.workers} at work",
-            todo=start,
-        )
-    if behind:
-        return Finding(
-            level="wrong",
-            about=stage.name,
-            says=f"partition {_numbers(behind)} is more than {lag_limit} bytes behind: what feeds it waits",
-            todo=start,
-        )
-    entries = sum(lease.lag_entries or 0 for lease in stage.leases)
-    size = sum(lease.lag_bytes for lease in stage.leases)
-    says = f"{stage.workers} at work, all {len(stage.leases)} partitions owned, {entries} entries ({size} bytes) behind"
-    return Finding(level="ok", about=stage.name, says=says)
-
-
-def check_queue(queue: QueueFacts) -> Finding:
-    """One work queue."""
-    at_work = "nobody" if not queue.workers else queue.workers
-    state = f"{at_work} at work, {queue.waiting} waiting, {queue.held} in hand"
-    start = f"start one with `tokenbus worker {queue.service}`"
-    if queue.stuck:
-        says = f"{queue.stuck} entries of lost workers are not taken over; {state}"
-        return Finding(level="wrong", about=queue.name, says=says, todo=start)
-    if queue.workers == 0 or (queue.workers is None and queue.waiting):
-        return Finding(level="wrong", about=queue.name, says=state, todo=start)
-    if queue.workers is None:
-        return Finding(level="note", about=queue.name, says="nothing to do; before 7.2 a server shows no idle workers")
-    return Finding(level="ok", about=queue.name, says=state)
-
-
-def check_room(waiting: int, *, bound: int) -> Iterator[Finding]:
-    """The inbound stream against its bound: at the bound, publishing is refused."""
-    if waiting >= NEARLY * bound:
-        yield Finding(
-            level="wrong",
-            about="requests",
-            says=f"{waiting} of at most {bound} requests wait to be taken in",
-            todo="start more with `tokenbus worker fetcher`",
-        )
-
-
-def check_dead(dead: DeadFacts, *, key: str) -> Iterator[Finding]:
-    """Poison is no state of the bus, but its cause may be."""
-    if dead.entries:
-        yield Finding(
-            level="note",
-            about="dead",
-            says=f"{dead.entries} entries could not be worked; the newest: {dead.newest}",
-            todo=f"read {key}; delete it when the cause is found",
-        )
-
-
-def check_providers(settings: Settings, env: Mapping[str, str]) -> Iterator[Finding]:
-    """Whether each provider's key is in this environment. Names variables, never what they hold."""
-    for name, provider in sorted(settings.providers.items()):
-        meant = provider is not DEFAULT_PROVIDERS.get(name)
-        about = f"provider {name}"
-        try:
-            api = registry.get(provider.api)
-        except SettingsError as e:
-            if meant:
-                yield Finding(level="wrong", about=about, says=e.problem, todo="choose another api")
-            continue
-        variable = api.default_key_env if provider.api_key_env is None else provider.api_key_env
-        if not variable:
-            yield Finding(level="ok", about=about, says="needs no key")
-        elif env.get(variable):
-            yield Finding(level="ok", about=about, says=f"{variable} holds a key")
-        else:
-            yield Finding(
-                level="wrong" if meant else "note",
-                about=about,
-                says=f"{variable} holds no key here",
-                todo="set it where fetchers run, to use this provider",
-            )
-
-
-def check_blobs(url: str, *, problem: str | None) -> Finding:
-    """``problem``: why the blob service did not answer; None where it did."""
-    if problem is None:
-        return Finding(level="ok", about="blobs", says=f"answers at {url}")
-    todo = "start it with `tokenbus worker blobs`, or set blobs.service_url"
-    return Finding(level="wrong", about="blobs", says=f"{url}: {problem}", todo=todo)
-
-
 def all_well(findings: Iterable[Finding]) -> bool:
     """Whether nothing is wrong."""
     return all(finding.level != "wrong" for finding in findings)
-
-
-def _numbers(numbers: list[int]) -> str:
-    return ", ".join(map(str, numbers))

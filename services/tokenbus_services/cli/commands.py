@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import sys
 from collections.abc import Sequence
 from io import TextIOWrapper
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from tokenbus_services.cli.services import ServiceName
 
 _json = click.option("--json", "as_json", is_flag=True, help="One JSON event a line, as on the bus.")
+_lines = click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -62,7 +64,7 @@ def tokenbus(verbose: bool) -> None:
 @click.option("--host", help="Address of its HTTP pages; else http.host of the settings.")
 @click.option("--port", type=click.IntRange(0, 65_535), help="Port, 0 for any free one; else the settings' one.")
 def worker(service: ServiceName, host: str | None, port: int | None) -> None:
-    """Run SERVICE (fetcher, normalizer, parser, tools or blobs) until SIGTERM or Ctrl-C.
+    """Run SERVICE (fetcher, normalizer, parser, tools, blobs or recorder) until SIGTERM or Ctrl-C.
 
     A second signal ends it at once. Prints "ready SERVICE URL" when it can do its work.
     """
@@ -172,12 +174,139 @@ def cancel(run: str, reason: str | None) -> None:
 
 
 @tokenbus.command()
+@click.option("--every", "every_s", type=click.FloatRange(0.1), default=1.0, show_default=True, help="Seconds.")
+@click.option("--once", is_flag=True, help="Look once, at what happens meanwhile.")
+@_lines
+def top(every_s: float, once: bool, as_json: bool) -> None:
+    """Show the deployment at work, until Ctrl-C: workers, partitions, lag, rates, open runs."""
+    from tokenbus_services.cli.top import top
+
+    asyncio.run(top(every_s=every_s, once=once, as_json=as_json))
+
+
+@tokenbus.group()
+def dead() -> None:
+    """What could not be worked: entries of the dead stream, with reason, origin and bytes."""
+
+
+def _entries(context: click.Context, parameter: click.Parameter, values: tuple[str, ...] | str) -> Any:
+    for value in [values] if isinstance(values, str) else values:
+        if not re.fullmatch(r"[0-9]+-[0-9]+", value, re.ASCII) or any(int(n) >= 2**64 for n in value.split("-")):
+            raise click.BadParameter(f"{value!r} is no id of an entry; `tokenbus dead list` shows them.")
+    return values
+
+
+def _some_or_all(entries: tuple[str, ...], everything: bool) -> tuple[str, ...]:
+    if bool(entries) == everything:
+        raise click.UsageError("Name entries, or all with --all.", click.get_current_context())
+    return entries
+
+
+@dead.command("list")
+@click.option("--most", type=click.IntRange(1), default=50, show_default=True, help="So many, the newest first.")
+@_lines
+def dead_list(most: int, as_json: bool) -> None:
+    """Show the newest entries."""
+    from tokenbus_services.cli.dead import listing
+
+    asyncio.run(listing(most=most, as_json=as_json))
+
+
+@dead.command("show")
+@click.argument("entry", callback=_entries)
+@click.option("--raw", is_flag=True, help="Its bytes alone, as they are; not onto a terminal.")
+@_lines
+def dead_show(entry: str, raw: bool, as_json: bool) -> None:
+    """Show ENTRY whole: reason, origin and bytes."""
+    from tokenbus_services.cli.dead import show
+
+    asyncio.run(show(entry, as_json=as_json, raw=raw))
+
+
+@dead.command("retry")
+@click.argument("entries", nargs=-1, callback=_entries, metavar="[ENTRY]…")
+@click.option("--all", "everything", is_flag=True, help="All entries.")
+@_lines
+def dead_retry(entries: tuple[str, ...], everything: bool, as_json: bool) -> int:
+    """Send the request behind each ENTRY again, as a new run, and take the entry away.
+
+    Sent twice it is one run. An entry from which no request can be made stays, and the reason is told.
+
+    Exit code: 1 where an entry stays.
+    """
+    from tokenbus_services.cli.dead import retry
+
+    return asyncio.run(retry(_some_or_all(entries, everything), as_json=as_json))
+
+
+@dead.command("drop")
+@click.argument("entries", nargs=-1, callback=_entries, metavar="[ENTRY]…")
+@click.option("--all", "everything", is_flag=True, help="All entries.")
+@_lines
+def dead_drop(entries: tuple[str, ...], everything: bool, as_json: bool) -> None:
+    """Delete each ENTRY."""
+    from tokenbus_services.cli.dead import drop
+
+    asyncio.run(drop(_some_or_all(entries, everything), as_json=as_json))
+
+
+@tokenbus.group(invoke_without_command=True)
+@click.pass_context
+@_lines
+def records(context: click.Context, as_json: bool) -> None:
+    """List the recorded runs, the newest first: when, run, how it ended, provider and model, sizes."""
+    if context.invoked_subcommand is None:
+        from tokenbus_services.cli.records import listing
+
+        asyncio.run(listing(as_json=as_json))
+
+
+@records.command("show")
+@click.argument("run")
+@click.option("--json", "as_json", is_flag=True, help="The record as one JSON object.")
+def records_show(run: str, as_json: bool) -> None:
+    """Show what was recorded of RUN: its request, and what the provider sent in each attempt."""
+    from tokenbus_services.cli.records import show
+
+    show(run, as_json=as_json)
+
+
+@records.command("export")
+@click.argument("run")
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+def records_export(run: str, file: Path) -> None:
+    """Write what was recorded of RUN into FILE, for `tokenbus replay --file` anywhere."""
+    from tokenbus_services.cli.records import export
+
+    export(run, file)
+
+
+@tokenbus.command()
+@click.argument("run", required=False)
+@click.option("--file", type=click.Path(dir_okay=False, path_type=Path), help="An exported record, in place of RUN.")
+@_json
+def replay(run: str | None, file: Path | None, as_json: bool) -> int:
+    """Feed the recorded raw stream of RUN through decoder and parser again, here, and show what comes out.
+
+    Exit code: 0 where that is what was recorded, 1 where it differs; stderr tells how.
+    """
+    from tokenbus_services.cli.records import replay_file, replay_run
+
+    if file and not run:
+        return replay_file(file, as_json=as_json)
+    if run and not file:
+        return replay_run(run, as_json=as_json)
+    raise click.UsageError("Name a RUN or a --file.", click.get_current_context())
+
+
+@tokenbus.command()
 @click.option("--json", "as_json", is_flag=True, help="The findings as one JSON array.")
-def doctor(as_json: bool) -> int:
+@click.option("--providers", "ask_providers", is_flag=True, help="Ask each provider's address too; no key is sent.")
+def doctor(as_json: bool, ask_providers: bool) -> int:
     """Look at settings, server, workers and queues, and say what is wrong and what to do.
 
     Exit code: 0 all well, 1 something is wrong.
     """
     from tokenbus_services.cli.doctor import run
 
-    return run(as_json=as_json)
+    return run(as_json=as_json, ask_providers=ask_providers)

@@ -18,15 +18,16 @@ from tokenbus_services.cli.demo_plan import DemoPlan, environment, plan_for, req
 from tokenbus_services.cli.demo_watching import DemoWatcher, demo_watcher
 from tokenbus_services.cli.follow import show_run
 from tokenbus_services.cli.presenting import showing
-from tokenbus_services.cli.services import SERVICES
+from tokenbus_services.cli.services import services_of
 from tokenbus_services.cli.stopping import stop_on_signal
 from tokenbus_services.cli.supervisor import Post, Supervisor
 from tokenbus_services.embedded import EmbeddedServer, free_port
-from tokenbus_services.settings import StageSettings
+from tokenbus_services.settings import Settings, StageSettings
 
 START_S = 60.0
 STOP_GRACE_S = StageSettings().drain_s + 10.0
 SERVER, PROVIDER = "server", "provider"
+SERVICES = services_of(Settings())
 
 
 def run(*, provider: str | None, model: str | None, keep: bool) -> int:

@@ -1,51 +1,45 @@
-"""`tokenbus doctor`: gathers the facts of a deployment, and shows what `checks` makes of them."""
+"""`tokenbus doctor`: gathers the facts of a deployment, and shows what the checks make of them."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterator
+import shutil
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
-from redis.exceptions import ResponseError
+from redis.exceptions import NoPermissionError, ResponseError
 
-from tokenbus.bus.keys import DATA_FIELD, InternalTopic, Keys
-from tokenbus.bus.server import Server, translated
-from tokenbus.errors import ServerError, SettingsError
+from tokenbus.bus.dead import newest_dead
+from tokenbus.bus.keys import Keys
+from tokenbus.bus.server import Server, ServerInfo, translated
+from tokenbus.errors import ServerError, ServerUnavailable, SettingsError
+from tokenbus.providers import registry
 from tokenbus_services import settings as configuration
-from tokenbus_services.cli import checks, ending, reaching, terminal
-from tokenbus_services.cli.checks import DeadFacts, Finding, LeaseFacts, QueueFacts, StageFacts
+from tokenbus_services.blobs.loading import loader_of
+from tokenbus_services.cli import checks, checks_outside, checks_work, ending, reaching, terminal
+from tokenbus_services.cli.checks import Finding
+from tokenbus_services.cli.checks_work import OFTEN, StuckFacts
+from tokenbus_services.cli.facts import INTAKE, QUEUES, RECORDER, Snapshot
+from tokenbus_services.cli.observing import Observer
 from tokenbus_services.cli.probe import status_of
-from tokenbus_services.settings import Settings
+from tokenbus_services.settings import BlobSettings, Settings
 
-STAGES: tuple[tuple[str, InternalTopic], ...] = (("normalizer", "raw"), ("parser", "events"))
-QUEUES: tuple[tuple[str, InternalTopic], ...] = (("fetcher", "turns"), ("tools", "tools"))
-SHOWS_IDLE = (7, 2)
-"""From here on a read that finds nothing counts as a consumer's sign of life (https://redis.io/commands/xinfo-consumers)."""
-ALIVE_MS = 5_000
-"""A worker asks for work, or says that it lives, at least once a second."""
 STUCK_MS = 15_000
 """A lost worker's entry is taken over after about five seconds."""
-
-_LEASE = """
-local t = redis.call('TIME') local now = t[1] * 1000 + math.floor(t[2] / 1000)
-local h = redis.call('HMGET', KEYS[1], 'owner', 'until', 'arrived', 'done')
-local owned = h[1] and tonumber(h[2] or '0') > now
-return {owned and 1 or 0, tonumber(h[3] or '0') - tonumber(h[4] or '0')}
-"""
+MOST_PENDING = 1_000
+"""Entries of one stream that are looked at one by one."""
+GROWTH_S = 1.0
+"""How long a lag is watched, where there is one."""
+REACH_S = 5.0
 
 
-class _Dead(msgspec.Struct):
-    """What is told of a `DeadEntry`."""
-
-    stage: str
-    reason: str
-
-
-def run(*, as_json: bool) -> int:
+def run(*, as_json: bool, ask_providers: bool) -> int:
     """Look, and show. The exit code."""
-    findings = asyncio.run(examine())
+    findings = asyncio.run(examine(ask_providers=ask_providers))
     if as_json:
         print(msgspec.json.format(msgspec.json.encode(findings), indent=2).decode())
     else:
@@ -53,7 +47,7 @@ def run(*, as_json: bool) -> int:
     return 0 if checks.all_well(findings) else ending.OTHER
 
 
-async def examine() -> list[Finding]:
+async def examine(*, ask_providers: bool = False) -> list[Finding]:
     """All findings. A server that does not answer is one too."""
     try:
         settings = configuration.load()
@@ -65,35 +59,61 @@ async def examine() -> list[Finding]:
         assert settings.redis_url
         async with Server(settings.redis_url) as server:
             with translated(server):
-                found += await _bus(server, settings)
+                found += [finding async for finding in _bus(server, settings)]
     except (ServerError, SettingsError) as e:
         found.append(Finding(level="wrong", about="server", says=str(e), todo="start it, or mend its url"))
-    found += checks.check_providers(settings, os.environ)
-    url = settings.blobs.service_url
-    found.append(checks.check_blobs(url, problem=await _page(f"{url.rstrip('/')}/health")))
-    return found
+    found += checks_outside.check_providers(settings, os.environ)
+    if ask_providers:
+        found += await asyncio.gather(*(_reach(name, url) for name, url in _addresses(settings)))
+    found.append(await _blobs(settings.blobs))
+    return [*found, *_disk(Path(settings.data_dir))]
 
 
-async def _bus(server: Server, settings: Settings) -> list[Finding]:
-    keys, client = settings.keys, server.client
-    info = await server.check()
-    found = [*checks.check_server(server.url.safe, info, persistent=await _persistent(server))]
-    meta: dict[bytes, bytes] = await client.hgetall(keys.meta)
-    agreed = {name.decode(): value.decode() for name, value in meta.items()}
-    found += checks.check_deployment(settings, agreed)
-    if agreed.get("partitions") != str(keys.partitions):
-        return found  # its keys are others than these settings say
-    for name, topic in STAGES:
-        stage = await _stage(server, keys, name, topic)
-        found.append(checks.check_stage(stage, lag_limit=settings.limits.lag_bytes))
-    idle_shown = info.version >= SHOWS_IDLE
-    found.append(checks.check_queue(await _queue(server, "intake", "fetcher", [keys.requests], idle_shown)))
-    for name, topic in QUEUES:
-        streams = [keys.topic(p, topic) for p in range(keys.partitions)]
-        found.append(checks.check_queue(await _queue(server, name, name, streams, idle_shown)))
-    found += checks.check_room(await client.xlen(keys.requests), bound=settings.limits.inbound_entries)
-    found += checks.check_dead(await _dead(server, keys), key=keys.dead)
-    return found
+async def _blobs(settings: BlobSettings) -> Finding:
+    """The blob service; or the store that the deployment names, as far as it can be looked at without using it."""
+    if settings.loader is None:
+        url = settings.service_url
+        return checks_outside.check_blobs(url, problem=await _page(f"{url.rstrip('/')}/health"))
+    try:
+        await loader_of(settings).aclose()
+    except SettingsError as e:
+        return Finding(level="wrong", about="blobs", says=str(e), todo="mend blobs.loader, or what it names")
+    return Finding(level="ok", about="blobs", says=f"a store of your own, {settings.loader}")
+
+
+# --- the server and the bus on it --------------------------------------------------------------------------------
+
+
+async def _bus(server: Server, settings: Settings) -> AsyncIterator[Finding]:
+    """Each part by itself: what this user may not look at hides nothing of the rest."""
+    keys, stop = settings.keys, False
+    parts: tuple[tuple[str, Callable[[], AsyncIterator[Finding]]], ...] = (
+        ("server", lambda: _server(server)),
+        ("rights", lambda: _rights(server, keys)),
+        ("deployment", lambda: _deployment(server, settings)),
+        ("work", lambda: _work(server, settings)),
+        ("dead", lambda: _dead(server, keys)),
+        ("mcp", lambda: _listings(server, settings)),
+    )
+    for about, part in parts:
+        if stop:
+            return
+        try:
+            async for finding in part():
+                # With other partitions its keys are others than these settings say.
+                stop = stop or (about == "deployment" and finding.level == "wrong")
+                yield finding
+        except (NoPermissionError, ServerUnavailable) as e:
+            refusal = e if isinstance(e, NoPermissionError) else e.__cause__
+            if not isinstance(refusal, NoPermissionError):
+                raise
+            yield checks.not_allowed(about, str(refusal))
+
+
+async def _server(server: Server) -> AsyncIterator[Finding]:
+    info: ServerInfo = await server.check()
+    for finding in checks.check_server(server.url.safe, info, persistent=await _persistent(server)):
+        yield finding
 
 
 async def _persistent(server: Server) -> bool | None:
@@ -110,48 +130,122 @@ async def _persistent(server: Server) -> bool | None:
     return any(save.values())
 
 
-async def _stage(server: Server, keys: Keys, name: str, topic: InternalTopic) -> StageFacts:
-    leases: list[LeaseFacts] = []
-    for partition in range(keys.partitions):
-        owned, lag = await server.client.execute_command("EVAL", _LEASE, 1, keys.lease(partition, name))
-        groups = await _groups(server, keys.topic(partition, topic))
-        entries = next((g.get("lag") for g in groups if g["name"] == name.encode()), None)
-        leases.append(LeaseFacts(owned=bool(owned), lag_bytes=max(0, lag), lag_entries=entries))
-    return StageFacts(name=name, workers=await server.client.zcard(keys.members(name)), leases=leases)
-
-
-async def _queue(server: Server, group: str, service: str, streams: list[str], idle_shown: bool) -> QueueFacts:
-    client = server.client
-    alive = set[bytes]()
-    waiting = held = stuck = 0
-    for stream in streams:
-        pending = next((g["pending"] for g in await _groups(server, stream) if g["name"] == group.encode()), None)
-        waiting += await client.xlen(stream) - (pending or 0)  # what is done is deleted
-        if pending is None:
-            continue
-        held += pending
-        consumers: list[dict[str, Any]] = await client.xinfo_consumers(stream, group)
-        alive.update(c["name"] for c in consumers if c["idle"] < ALIVE_MS)
-        if pending:
-            stuck += len(await client.xpending_range(stream, group, "-", "+", 1_000, idle=STUCK_MS))
-    workers = len(alive) if alive or idle_shown else None
-    return QueueFacts(name=group, service=service, workers=workers, waiting=waiting, held=held, stuck=stuck)
-
-
-async def _groups(server: Server, stream: str) -> list[dict[str, Any]]:
-    """The groups of a stream that may not be there."""
+async def _rights(server: Server, keys: Keys) -> AsyncIterator[Finding]:
+    """Asks the server what it would say to commands as services send them; not before Redis 7, nor in a Cluster."""
+    if server.topology == "cluster":
+        return
     try:
-        return await server.client.xinfo_groups(stream)
+        user: str = (await server.client.execute_command("ACL", "WHOAMI")).decode()
+        refused = [await server.client.execute_command("ACL", "DRYRUN", user, *call) for call in _calls(keys)]
+    except NoPermissionError:
+        return  # a user who may not ask; what it may not look at shows by itself
     except ResponseError:
-        return []
+        return  # before Redis 7
+    denied = [answer.decode() for answer in refused if answer != b"OK"]
+    for finding in checks.check_rights(user, denied):
+        yield finding
 
 
-async def _dead(server: Server, keys: Keys) -> DeadFacts:
-    newest: list[tuple[bytes, dict[bytes, bytes]]] = await server.client.xrevrange(keys.dead, count=1)
-    if not newest:
-        return DeadFacts(entries=0)
-    entry = msgspec.json.decode(newest[0][1][DATA_FIELD.encode()], type=_Dead)
-    return DeadFacts(entries=await server.client.xlen(keys.dead), newest=f"{entry.stage}: {entry.reason}")
+def _calls(keys: Keys) -> Iterator[tuple[str | int, ...]]:
+    raw, turns, run = keys.topic(0, "raw"), keys.topic(0, "turns"), f"{keys.prefix}:{{0}}:run:any"
+    yield "EVALSHA", "0" * 40, 1, run
+    yield "EVAL", "return 1", 1, run
+    yield "XADD", keys.requests, "*", "field", "value"
+    yield "XREAD", "STREAMS", raw, "0"
+    yield "XREADGROUP", "GROUP", "fetcher", "doctor", "STREAMS", turns, ">"
+    yield "XGROUP", "CREATE", turns, "fetcher", "0"
+    yield "XRANGE", raw, "-", "+"
+    yield "HMGET", run, "status"
+    yield "HGETALL", keys.state(0, "parser")
+    yield "ZREM", keys.members("parser"), "doctor"
+    yield "XADD", keys.dead, "*", "field", "value"
+
+
+async def _deployment(server: Server, settings: Settings) -> AsyncIterator[Finding]:
+    meta: dict[bytes, bytes] = await server.client.hgetall(settings.keys.meta)
+    agreed = {name.decode(): value.decode() for name, value in meta.items()}
+    for finding in checks.check_deployment(settings, agreed):
+        yield finding
+
+
+async def _work(server: Server, settings: Settings) -> AsyncIterator[Finding]:
+    observer = Observer(server, settings.keys, topic=None, recorded=bool(settings.records))
+    here_ms = time.time_ns() // 1_000_000
+    now = earlier = await observer.look()
+    for node in earlier.nodes:
+        for finding in checks.check_node(node, here_ms=here_ms):
+            yield finding
+    if any(stage.lag_bytes for stage in earlier.stages):
+        await asyncio.sleep(GROWTH_S)
+        now = await observer.look()
+    for finding in await _judged(server, settings, now, earlier):
+        yield finding
+
+
+async def _judged(server: Server, settings: Settings, now: Snapshot, earlier: Snapshot) -> list[Finding]:
+    found = [
+        checks_work.check_stage(stage, before, lag_limit=settings.limits.lag_bytes)
+        for stage, before in zip(now.stages, earlier.stages, strict=True)
+    ]
+    keys = settings.keys
+    streams = {name: [keys.topic(p, topic) for p in range(keys.partitions)] for name, topic in (*QUEUES, RECORDER)}
+    streams[INTAKE] = [keys.requests]
+    for queue in now.queues:
+        stuck = await _stuck(server, queue.name, streams[queue.name]) if queue.held else StuckFacts()
+        found += checks_work.check_queue(queue, stuck)
+        if queue.name == INTAKE:
+            found += checks_work.check_room(queue.waiting + queue.held, bound=settings.limits.inbound_entries)
+    return found
+
+
+async def _stuck(server: Server, group: str, streams: Sequence[str]) -> StuckFacts:
+    abandoned = often = 0
+    example = ""
+    for stream in streams:
+        try:
+            pending: list[dict[str, Any]] = await server.client.xpending_range(stream, group, "-", "+", MOST_PENDING)
+        except NoPermissionError:
+            raise
+        except ResponseError:
+            continue  # no such stream or group yet
+        abandoned += sum(entry["time_since_delivered"] > STUCK_MS for entry in pending)
+        again = [entry["message_id"].decode() for entry in pending if entry["times_delivered"] > OFTEN]
+        often += len(again)
+        example = example or (f"{stream} {again[0]}" if again else "")
+    return StuckFacts(abandoned=abandoned, often=often, example=example)
+
+
+async def _dead(server: Server, keys: Keys) -> AsyncIterator[Finding]:
+    newest = [dead async for dead in newest_dead(server, keys, most=1)]
+    for finding in checks_work.check_dead(await server.client.xlen(keys.dead), newest):
+        yield finding
+
+
+async def _listings(server: Server, settings: Settings) -> AsyncIterator[Finding]:
+    for name in sorted(settings.mcp):
+        left_s: int = await server.client.ttl(settings.keys.mcp(name))
+        yield checks_work.check_listing(name, left_s if left_s >= 0 else None)
+
+
+# --- around the bus ----------------------------------------------------------------------------------------------
+
+
+def _addresses(settings: Settings) -> Iterator[tuple[str, str]]:
+    for name, provider in sorted(settings.providers.items()):
+        yield name, provider.base_url or registry.get(provider.api).default_base_url
+
+
+async def _reach(name: str, url: str) -> Finding:
+    """Any answer will do; no key is sent. Through a proxy where the environment names one, as fetchers do."""
+    import httpx
+
+    problem = None
+    try:
+        async with httpx.AsyncClient(timeout=REACH_S) as client:
+            await client.get(url)
+    except (httpx.HTTPError, httpx.InvalidURL) as e:
+        problem = str(e) or type(e).__name__
+    return checks_outside.check_reach(name, url, problem=problem)
 
 
 async def _page(url: str) -> str | None:
@@ -163,12 +257,21 @@ async def _page(url: str) -> str | None:
     return None if status == 200 else f"HTTP {status}"
 
 
+def _disk(directory: Path) -> Iterator[Finding]:
+    if directory.is_dir():
+        free = shutil.disk_usage(directory).free
+        yield from checks_outside.check_disk(str(directory.resolve()), free_bytes=free)
+
+
+# --- shown ---------------------------------------------------------------------------------------------------------
+
+
 def _show(findings: list[Finding]) -> None:
     if console := terminal.console():
         console.print(_table(findings))
     else:
         for line in lines(findings):
-            print(line)
+            print(terminal.safe(line))
 
 
 def lines(findings: list[Finding]) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tokenbus.events.public import BlockComplete, BlockStarted, Chunk, PublicEvent, RunEnd, UsageReported
+from tokenbus.events.public import BlockComplete, BlockStarted, Chunk, ImagePreview, PublicEvent, RunEnd, UsageReported
 from tokenbus_services.cli import wording
 
 
@@ -21,7 +21,9 @@ class PlainText:
                 return self._visible(event)
             case BlockComplete() if event.kind != "text":
                 return self._marked(wording.title(event), wording.content(event))
-            case Chunk() | BlockStarted() | BlockComplete() | UsageReported():
+            case BlockStarted(prompt=str(prompt)):
+                return self._marked("image of", prompt)
+            case Chunk() | BlockStarted() | ImagePreview() | BlockComplete() | UsageReported():
                 return ""  # of a run's usage its end tells the sum
             case _:
                 text = self._marked(wording.name(event), wording.details(event))

@@ -7,11 +7,17 @@ from typing import Any, Literal, get_args
 
 from tokenbus_services.settings import Settings
 
-ServiceName = Literal["fetcher", "normalizer", "parser", "tools", "blobs"]
+ServiceName = Literal["fetcher", "normalizer", "parser", "tools", "blobs", "recorder", "policy"]
 SERVICES: tuple[ServiceName, ...] = get_args(ServiceName)
 
-STOP_ORDER: tuple[ServiceName, ...] = ("fetcher", "tools", "normalizer", "parser", "blobs")
+STOP_ORDER: tuple[ServiceName, ...] = ("fetcher", "tools", "normalizer", "policy", "parser", "recorder", "blobs")
 """What brings work in goes first, so that what it brought still reaches the logs."""
+
+
+def services_of(settings: Settings) -> list[ServiceName]:
+    """Those that a deployment with these settings has something to do for."""
+    idle: dict[ServiceName, bool] = {"recorder": settings.records is None, "policy": not settings.policies}
+    return [service for service in SERVICES if not idle.get(service)]
 
 
 def create(service: ServiceName, settings: Settings) -> Any:

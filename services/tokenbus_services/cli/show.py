@@ -16,11 +16,13 @@ from tokenbus.events.public import (
     BlockComplete,
     BlockStarted,
     Chunk,
+    ImagePreview,
     PublicEvent,
     Restarted,
     Retrying,
     RunEnd,
     Started,
+    ToolProgress,
     UsageReported,
 )
 from tokenbus_services.cli import wording
@@ -28,7 +30,14 @@ from tokenbus_services.cli.terminal import safe
 
 _MOST_OPEN = 4
 _STYLES = {"text": "green", "thinking": "bright_black", "tool_call": "cyan", "tool_result": "magenta", "image": "blue"}
-_LIFE_STYLES = {"completed": "green", "started": "dim", "usage": "dim", "retrying": "yellow", "restarted": "yellow"}
+_LIFE_STYLES = {
+    "completed": "green",
+    "started": "dim",
+    "usage": "dim",
+    "tool_progress": "dim",
+    "retrying": "yellow",
+    "restarted": "yellow",
+}
 
 
 @dataclass(slots=True)
@@ -67,11 +76,18 @@ class Fold:
         """What this event makes done."""
         match event:
             case BlockStarted():
-                self._open[event.run, event.block] = Block(event.run, event.block, event.kind, wording.title(event))
+                said = [event.prompt] if event.prompt else []
+                self._open[event.run, event.block] = Block(
+                    event.run, event.block, event.kind, wording.title(event), said
+                )
                 return self._overflow()
             case Chunk():
                 self._grow(event)
                 return self._overflow()
+            case ImagePreview():
+                if block := self._open.get((event.run, event.block)):
+                    block.pieces = [f"preview {event.index}: {wording.image(event.image)}"]
+                return []
             case BlockComplete():
                 self._open.pop((event.run, event.block), None)
                 block = Block(event.run, event.block, event.kind, wording.title(event), [wording.content(event)])
@@ -80,7 +96,7 @@ class Fold:
                 return [*self._take(event.run, since=event.drop_from, void=True), event]
             case RunEnd():
                 return [*self._take(event.run), event]
-            case Started():
+            case Started() | ToolProgress():
                 return [event]
             case UsageReported():
                 return []  # a run's end tells the sum

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tokenbus_services.visible import safe
+
 if TYPE_CHECKING:
     from rich.console import Console
 
-_VISIBLE = str.maketrans(
-    {code: chr(0x2400 + code) for code in range(0x20) if chr(code) not in "\n\t"}
-    | {0x7F: "\u2421"}
-    | dict.fromkeys(range(128, 160), "�")
-)
+__all__ = ["console", "safe"]
 
 
 def console() -> Console | None:
@@ -20,9 +18,3 @@ def console() -> Console | None:
 
     made = Console(highlight=False, emoji=False, markup=False)
     return made if made.is_terminal and not made.is_dumb_terminal else None
-
-
-def safe(text: str) -> str:
-    """The text without control characters but for line ends and tabs: a model, or a stranger through it, must not be
-    able to move the cursor, change the title or type into the terminal. They are shown as symbols."""
-    return text.translate(_VISIBLE)

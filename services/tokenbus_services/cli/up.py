@@ -13,7 +13,7 @@ from tokenbus.errors import SettingsError
 from tokenbus_services import settings as configuration
 from tokenbus_services.cli import running
 from tokenbus_services.cli.own_server import OwnServer
-from tokenbus_services.cli.services import SERVICES, ServiceName
+from tokenbus_services.cli.services import SERVICES, ServiceName, services_of
 from tokenbus_services.cli.stopping import stop_on_signal
 from tokenbus_services.cli.supervisor import Post, Supervisor
 from tokenbus_services.cli.watching import UpWatcher, up_watcher
@@ -26,7 +26,7 @@ STOP_GRACE_S = 10.0
 def run(*, scales: Sequence[str] = (), services: str | None = None, data: Path | None = None) -> None:
     """Returns after an orderly stop. Raises SettingsError, ServerUnavailable, ChildGone."""
     settings = configuration.load()
-    posts = posts_for(parse_services(services), parse_scales(scales))
+    posts = posts_for(parse_services(services) or services_of(settings), parse_scales(scales))
     directory = data or Path(settings.data_dir)
     with running.claim(directory) as claim, up_watcher([post.name for post in posts]) as watcher:
         asyncio.run(_up(settings, directory.resolve(), posts, claim, watcher))
@@ -49,10 +49,11 @@ async def _up(
 
 
 def parse_services(text: str | None) -> list[ServiceName]:
-    """The services of ``--services``; all where it is None. Raises SettingsError."""
-    if text is None:
-        return list(SERVICES)
-    return [_service("--services", name.strip()) for name in text.split(",") if name.strip()]
+    """The services of ``--services``; none where it is None. Raises SettingsError."""
+    names = [] if text is None else [name.strip() for name in text.split(",") if name.strip()]
+    if text is not None and not names:
+        raise SettingsError("options", "--services", "names none")
+    return [_service("--services", name) for name in names]
 
 
 def parse_scales(texts: Sequence[str]) -> dict[ServiceName, int]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from datetime import UTC, datetime
+
 import msgspec
 
 from tokenbus.events.failure import ErrorInfo
@@ -11,6 +14,8 @@ from tokenbus.events.public import (
     Cancelled,
     Chunk,
     Completed,
+    ImagePreview,
+    ImageRef,
     Incomplete,
     PublicEvent,
     Restarted,
@@ -18,6 +23,7 @@ from tokenbus.events.public import (
     RunFailedEvent,
     Started,
     Timing,
+    ToolProgress,
     UsageReported,
 )
 from tokenbus.events.usage import Usage
@@ -37,6 +43,10 @@ def details(event: PublicEvent) -> str:
             return f"{event.block} {title(event)}"
         case BlockComplete():
             return f"{event.block} {title(event)} {_quoted(content(event))}"
+        case ImagePreview():
+            return f"{event.block} preview {event.index} {image(event.image)}"
+        case ToolProgress():
+            return f"{event.block} {event.tool_name} {progress(event)}"
         case Started():
             return f"{event.provider} {event.model}"
         case Retrying():
@@ -64,12 +74,26 @@ def title(block: BlockStarted | BlockComplete) -> str:
     return " ".join(word for word in words if word)
 
 
+def progress(event: ToolProgress) -> str:
+    """How far a call is, and what its tool says to that."""
+    far = f"{event.progress:g}" + (f" of {event.total:g}" if event.total is not None else "")
+    return f"{far} {_quoted(event.message)}" if event.message else far
+
+
 def content(block: BlockComplete) -> str:
     """A whole block as text."""
     if block.image is not None:
-        return " ".join(part for part in (block.image.media_type, block.image.blob_id) if part)
+        return image(block.image)
     text = block.arguments if block.kind == "tool_call" else block.content
     return (text or "") + (f" (whole: {block.blob_id})" if block.blob_id else "")
+
+
+def image(ref: ImageRef) -> str:
+    """An image by what is known of it; its bytes are nothing to read."""
+    known = [ref.media_type, ref.size, ref.quality, ref.model, size(ref.size_bytes) if ref.size_bytes else None]
+    known += ["draft" if ref.draft else None, ref.blob_id or ("inline" if ref.base64 else None)]
+    prompt = _quoted(ref.revised_prompt or ref.prompt or "") if ref.revised_prompt or ref.prompt else None
+    return " ".join(word for word in [*known, prompt] if word)
 
 
 def error(info: ErrorInfo) -> str:
@@ -100,6 +124,26 @@ def timing(times: Timing) -> str:
 def one_line(event: PublicEvent) -> str:
     """The whole event on one line."""
     return " ".join(f"{event.run} {event.seq} {name(event)} {details(event)}".split("\n")).rstrip()
+
+
+def moment(entry_id: str) -> str:
+    """When a stream entry was written, in UTC."""
+    try:
+        at = datetime.fromtimestamp(int(entry_id.partition("-")[0]) / 1000, UTC)
+    except (OverflowError, ValueError):  # an id that somebody chose
+        return "?"
+    return at.strftime("%Y-%m-%d %H:%M:%S")
+
+
+def size(count: float) -> str:
+    """A number of bytes, in the largest unit of which there is one."""
+    power = min(4, max(0, int(count).bit_length() - 1) // 10)
+    return f"{count / 1024**power:.{1 if power else 0}f} {('B', 'KB', 'MB', 'GB', 'TB')[power]}"
+
+
+def per_second(rate: float | None, unit: Callable[[float], str] = lambda rate: f"{rate:.1f}") -> str:
+    """A rate; a question mark where it is not known."""
+    return "?" if rate is None else f"{unit(rate)}/s"
 
 
 def _quoted(text: str) -> str:

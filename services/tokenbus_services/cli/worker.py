@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import logging
+import os
 import socket
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from tokenbus_services.cli.probe import status_of
 from tokenbus_services.cli.reaching import with_server
 from tokenbus_services.cli.services import ServiceName
 from tokenbus_services.cli.stopping import stop_on_signal
+from tokenbus_services.redaction import secrets_of
 from tokenbus_services.worker import logs
 
 _HTTP_GRACE_S = 3
@@ -32,7 +34,7 @@ _ANY_HOST = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
 def run(service: ServiceName, *, host: str | None = None, port: int | None = None) -> None:
     """Run the service until a signal. Raises SettingsError, and ServerError where it cannot work with the server."""
     settings = with_server(configuration.load())
-    logs.configure(settings.log_level, service=service)
+    logs.configure(settings.log_level, service=service, secrets=secrets_of(settings, os.environ))
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # below that it writes sentences, not events
     assert settings.redis_url
     asked = getattr(settings.http, service) if port is None else port

@@ -13,12 +13,15 @@ from tokenbus.events.public import (
     Cancelled,
     Chunk,
     Completed,
+    ImagePreview,
+    ImageRef,
     Incomplete,
     Restarted,
     Retrying,
     RunFailedEvent,
     Started,
     Timing,
+    ToolProgress,
 )
 from tokenbus.events.usage import Usage
 
@@ -44,6 +47,12 @@ class Told:
 
     def chunk(self, block: int, text: str, kind: BlockKind = "text", **more: Any) -> Chunk:
         return Chunk(**self._at(), block=block, kind=kind, text=text, visible=kind == "text", depth=0, **more)
+
+    def preview(self, number: int, index: int, image: ImageRef) -> ImagePreview:
+        return ImagePreview(**self._at(), block=number, kind="image", index=index, image=image)
+
+    def progress(self, block: int, progress: float, **more: Any) -> ToolProgress:
+        return ToolProgress(**self._at(), block=block, tool_id="t1", tool_name="weather", progress=progress, **more)
 
     def block(self, block: int, kind: BlockKind, **more: Any) -> BlockComplete:
         return BlockComplete(**self._at(), block=block, kind=kind, **more)

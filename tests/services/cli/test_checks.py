@@ -7,14 +7,19 @@ from typing import Any
 import msgspec
 import pytest
 
+from tokenbus.bus.dead import Dead, DeadEntry
 from tokenbus.bus.keys import WIRE_VERSION
 from tokenbus.bus.server import ServerInfo
-from tokenbus_services.cli import checks
-from tokenbus_services.cli.checks import DeadFacts, Finding, LeaseFacts, QueueFacts, StageFacts
+from tokenbus_services.cli import checks, checks_outside, checks_work
+from tokenbus_services.cli.checks import Finding
+from tokenbus_services.cli.checks_outside import LITTLE_ROOM
+from tokenbus_services.cli.checks_work import StuckFacts
+from tokenbus_services.cli.facts import NodeFacts, PartitionFacts, QueueFacts, StageFacts
 from tokenbus_services.settings import ProviderSettings, Settings, load
+from tokenbus_services.worker.listed_tools import TTL_S
 
 INFO = ServerInfo(name="valkey", version=(9, 1, 0), eviction="noeviction")
-QUEUE = QueueFacts(name="intake", service="fetcher", workers=1, waiting=0, held=0, stuck=0)
+QUEUE = QueueFacts(name="intake", workers=["w"])
 
 
 def test_a_sound_server_gives_one_good_finding():
@@ -42,56 +47,115 @@ def test_a_deployment_must_be_there_and_agree():
     assert (other.level, "16" in other.says) == ("wrong", True)
 
 
+NODE = NodeFacts(name="h:1", memory_bytes=10, memory_limit=100, commands_per_s=1, clients=1, now_ms=1_700_000_000_000)
+
+
 @pytest.mark.parametrize(
-    ("leases", "level", "says"),
+    ("changes", "about"),
     [
-        ([LeaseFacts(owned=True, lag_entries=2), LeaseFacts(owned=True)], "ok", "2 entries"),
-        ([LeaseFacts(owned=True), LeaseFacts(owned=False)], "wrong", "nobody owns partition 1"),
-        (
-            [LeaseFacts(owned=True, lag_bytes=100), LeaseFacts(owned=True)],
-            "wrong",
-            "partition 0 is more than 100 bytes",
-        ),
+        ({}, None),
+        ({"memory_bytes": 80}, "memory"),
+        ({"memory_bytes": 10**12, "memory_limit": 0}, None),
+        ({"disk_fault": "rdb_last_bgsave_status err"}, "disk"),
+        ({"now_ms": NODE.now_ms + 2_001}, "clock"),
+        ({"now_ms": NODE.now_ms - 2_001}, "clock"),
     ],
 )
-def test_a_stage_needs_an_owner_for_each_partition_and_must_keep_up(leases: list[LeaseFacts], level: str, says: str):
-    finding = checks.check_stage(StageFacts(name="parser", workers=1, leases=leases), lag_limit=100)
+def test_a_node_is_judged_by_its_memory_its_disk_and_its_clock(changes: dict[str, Any], about: str | None):
+    found = list(checks.check_node(msgspec.structs.replace(NODE, **changes), here_ms=NODE.now_ms))
+    assert [f.about for f in found] == ([about] if about else [])
+    assert all(f.level == "wrong" and f.todo for f in found)
+
+
+def test_rights_that_are_missing_are_told_in_the_servers_words():
+    assert list(checks.check_rights("u", [])) == []
+    [finding] = checks.check_rights("u", ["no 'xadd'", "no 'eval'"])
+    assert finding.level == "note", "the user of these settings may be one who only looks"
+    assert "no 'xadd' (and 1 more)" in finding.says
+
+
+def stage(*partitions: PartitionFacts, workers: int = 1) -> StageFacts:
+    return StageFacts(name="parser", workers=["w"] * workers, partitions=list(partitions))
+
+
+OWNED = PartitionFacts(owner="w")
+
+
+@pytest.mark.parametrize(
+    ("now", "level", "says"),
+    [
+        (stage(PartitionFacts(owner="w", lag_entries=2), OWNED), "ok", "2 entries"),
+        (stage(OWNED, workers=3), "ok", "2 of them idle"),
+        (stage(OWNED, PartitionFacts()), "wrong", "nobody owns partition 1"),
+        (stage(PartitionFacts(owner="w", lag_bytes=100), OWNED), "wrong", "partition 0 is more than 100 B"),
+        (stage(PartitionFacts(owner="w", lag_bytes=50), OWNED), "note", "partition 0 falls further behind"),
+        (stage(PartitionFacts(owner="w", lag_bytes=9), OWNED), "ok", "9 B behind"),
+    ],
+)
+def test_a_stage_needs_an_owner_for_each_partition_and_must_keep_up(now: StageFacts, level: str, says: str):
+    earlier = stage(*(msgspec.structs.replace(p, lag_bytes=0) for p in now.partitions))
+    finding = checks_work.check_stage(now, earlier, lag_limit=100)
     assert finding.level == level
     assert says in finding.says
     assert (finding.todo is None) == (level == "ok")
 
 
+def test_a_lag_that_shrinks_is_well():
+    behind, less = (stage(PartitionFacts(owner="w", lag_bytes=n)) for n in (90, 80))
+    assert checks_work.check_stage(less, behind, lag_limit=100).level == "ok"
+
+
 @pytest.mark.parametrize(
-    ("changes", "level"),
+    ("changes", "stuck", "levels"),
     [
-        ({}, "ok"),
-        ({"held": 3, "waiting": 2}, "ok"),
-        ({"workers": 0}, "wrong"),
-        ({"held": 3, "stuck": 1}, "wrong"),
-        ({"workers": None}, "note"),
-        ({"workers": None, "waiting": 1}, "wrong"),
+        ({}, {}, ["ok"]),
+        ({"held": 3, "waiting": 2}, {}, ["ok"]),
+        ({"workers": []}, {}, ["wrong"]),
+        ({"held": 3}, {"abandoned": 1}, ["wrong"]),
+        ({"held": 3}, {"often": 1, "example": "s 1-0"}, ["ok", "wrong"]),
     ],
 )
-def test_a_queue_needs_workers_that_keep_what_they_hold_alive(changes: dict[str, Any], level: str):
-    assert checks.check_queue(msgspec.structs.replace(QUEUE, **changes)).level == level
+def test_a_queue_needs_workers_that_live_through_what_they_hold(
+    changes: dict[str, Any], stuck: dict[str, Any], levels: list[str]
+):
+    queue = msgspec.structs.replace(QUEUE, **changes)
+    assert [f.level for f in checks_work.check_queue(queue, StuckFacts(**stuck))] == levels
 
 
 def test_an_inbound_stream_near_its_bound_is_wrong():
-    assert list(checks.check_room(79, bound=100)) == []
-    assert [f.level for f in checks.check_room(80, bound=100)] == ["wrong"]
+    assert list(checks_work.check_room(79, bound=100)) == []
+    assert [f.level for f in checks_work.check_room(80, bound=100)] == ["wrong"]
 
 
 def test_dead_entries_are_a_note_with_the_newest_reason():
-    assert list(checks.check_dead(DeadFacts(entries=0), key="tokenbus:dead")) == []
-    [finding] = checks.check_dead(DeadFacts(entries=2, newest="intake: no JSON"), key="tokenbus:dead")
+    assert list(checks_work.check_dead(0, [])) == []
+    newest = Dead("5-0", DeadEntry(reason="no JSON", stage="intake", stream="s", entry="1-0", bytes=b""))
+    [finding] = checks_work.check_dead(2, [newest])
     assert finding.level == "note"
-    assert "intake: no JSON" in finding.says
+    assert "5-0 of intake: no JSON" in finding.says
+
+
+@pytest.mark.parametrize(("left_s", "level"), [(None, "wrong"), (TTL_S - 10, "ok"), (20, "note")])
+def test_what_an_mcp_server_lists_must_be_fresh(left_s: int | None, level: str):
+    assert checks_work.check_listing("files", left_s).level == level
+
+
+def test_a_disk_with_little_room_is_wrong():
+    assert list(checks_outside.check_disk("/data", free_bytes=LITTLE_ROOM)) == []
+    [finding] = checks_outside.check_disk("/data", free_bytes=LITTLE_ROOM - 1)
+    assert (finding.level, "/data" in finding.says) == ("wrong", True)
+
+
+def test_a_provider_that_gives_no_answer_is_named_with_its_address():
+    assert checks_outside.check_reach("p", "https://h", problem=None).level == "ok"
+    finding = checks_outside.check_reach("p", "https://h", problem="refused")
+    assert (finding.level, finding.says) == ("wrong", "no answer from https://h: refused")
 
 
 def test_keys_are_told_by_variable_and_never_by_value():
     settings = load({})
     env = {"ANTHROPIC_API_KEY": "sk-secret"}
-    findings = {f.about: f for f in checks.check_providers(settings, env)}
+    findings = {f.about: f for f in checks_outside.check_providers(settings, env)}
     assert findings["provider anthropic"].level == "ok"
     assert findings["provider openai-chat"].level == "note", "there by default, and perhaps not meant"
     assert "sk-secret" not in str(findings)
@@ -100,7 +164,7 @@ def test_keys_are_told_by_variable_and_never_by_value():
 def test_a_provider_that_the_settings_name_must_have_its_key_and_its_api():
     mine = ProviderSettings(api="anthropic", api_key_env="MY_KEY")
     settings = Settings(providers={"mine": mine, "free": ProviderSettings(api="openai-chat", api_key_env="")})
-    findings = {f.about: f for f in checks.check_providers(settings, {})}
+    findings = {f.about: f for f in checks_outside.check_providers(settings, {})}
     assert (findings["provider mine"].level, "MY_KEY" in findings["provider mine"].says) == ("wrong", True)
     assert findings["provider free"].level == "ok"
 

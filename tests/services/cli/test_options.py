@@ -6,13 +6,18 @@ import pytest
 
 from tokenbus.errors import RequestInvalid, SettingsError
 from tokenbus_services.cli.send import from_file, from_options
-from tokenbus_services.cli.services import SERVICES, STOP_ORDER
+from tokenbus_services.cli.services import SERVICES, STOP_ORDER, services_of
 from tokenbus_services.cli.up import parse_scales, parse_services, posts_for
+from tokenbus_services.settings import PolicySettings, RecordSettings, Settings
 
 
-def test_up_runs_one_worker_of_each_service():
-    posts = posts_for(parse_services(None), {})
-    assert [post.name for post in posts] == list(SERVICES)
+def test_up_runs_one_worker_of_each_service_and_those_for_records_and_policies_where_there_are_any():
+    everything = Settings(records=RecordSettings(), policies={"guard": PolicySettings(use="a:B")})
+    assert services_of(everything) == list(SERVICES)
+    services = services_of(Settings())
+    assert services == [service for service in SERVICES if service not in ("recorder", "policy")]
+    posts = posts_for(services, {})
+    assert [post.name for post in posts] == services
     assert not any(post.arguments for post in posts), "each on the port of the settings"
 
 
@@ -27,7 +32,7 @@ def test_further_workers_of_a_service_take_any_free_port():
 
 
 def test_a_service_scaled_to_nothing_does_not_run():
-    assert "tools" not in [post.service for post in posts_for(parse_services(None), parse_scales(["tools=0"]))]
+    assert "tools" not in [post.service for post in posts_for(services_of(Settings()), parse_scales(["tools=0"]))]
 
 
 @pytest.mark.parametrize("text", ["parser", "parser=", "parser=two", "parser=-1", "nobody=2"])
@@ -39,6 +44,8 @@ def test_a_scale_that_is_none_is_refused(text: str):
 def test_unknown_services_and_none_at_all_are_refused():
     with pytest.raises(SettingsError, match="nobody"):
         parse_services("parser,nobody")
+    with pytest.raises(SettingsError, match="--services"):
+        parse_services(" ,")
     with pytest.raises(SettingsError, match="--services"):
         posts_for([], {})
 

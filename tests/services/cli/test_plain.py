@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tests.services.cli.events import Told
-from tokenbus.events.public import PublicEvent
+from tokenbus.events.public import ImageRef, PublicEvent
 from tokenbus_services.cli.plain import PlainText
 from tokenbus_services.cli.wording import one_line
 
@@ -41,6 +41,26 @@ def test_visible_text_comes_as_it_is_and_all_else_on_marked_lines():
         "[completed] stop\n"
         "[usage] input 7, output 3\n"
         "[timing] first byte 5 ms, first text 12 ms, all 40 ms\n"
+    )
+
+
+def test_an_image_is_told_by_what_is_known_of_it_and_never_by_its_bytes():
+    told = Told()
+    preview = told.preview(0, 0, ImageRef(media_type="image/png", base64="AAAA"))
+    image = ImageRef(
+        media_type="image/png", base64="AAAA", model="gpt-image-2", revised_prompt="a black cat", draft=True
+    )
+    events = [told.opens(0, "image", prompt="A cat."), preview, told.block(0, "image", image=image)]
+    assert written(events) == '[image of] A cat.\n[image] image/png gpt-image-2 draft inline "a black cat"\n'
+    assert one_line(preview) == "r1 0 image_preview 0 preview 0 image/png inline"
+
+
+def test_a_tools_progress_is_one_line_whatever_its_message():
+    told = Told()
+    whole = told.progress(1, 1, total=4, message="one\nof four")
+    assert one_line(whole) == 'r1 0 tool_progress 1 weather 1 of 4 "one\\nof four"'
+    assert written([whole, told.progress(1, 2.5)]) == (
+        '[tool_progress] 1 weather 1 of 4 "one\\nof four"\n[tool_progress] 1 weather 2.5\n'
     )
 
 

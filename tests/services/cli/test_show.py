@@ -7,7 +7,7 @@ from io import StringIO
 from rich.console import Console
 
 from tests.services.cli.events import Told
-from tokenbus.events.public import PublicEvent
+from tokenbus.events.public import ImageRef, PublicEvent
 from tokenbus_services.cli.show import Block, Fold, Screen, panel
 
 
@@ -44,6 +44,17 @@ def test_of_a_tool_call_only_its_input_is_content():
         ("tool call weather", '{"city":'),
         ("tool result weather", "rain"),
     ]
+
+
+def test_an_image_shows_how_far_it_is_and_then_where_it_lies():
+    told, fold = Told(), Fold()
+    fold.feed(told.opens(0, "image", prompt="A cat."))
+    assert [block.text for block in fold.open] == ["A cat."]
+    assert fold.feed(told.preview(0, 1, ImageRef(media_type="image/png", size="8x8", size_bytes=2048))) == []
+    assert [block.text for block in fold.open] == ["preview 1: image/png 8x8 2.0 KB"]
+    [done] = fold.feed(told.block(0, "image", image=ImageRef(media_type="image/png", blob_id="sha256:1")))
+    assert isinstance(done, Block)
+    assert (done.kind, done.text) == ("image", "image/png sha256:1")
 
 
 def test_blocks_of_a_lost_attempt_are_void():

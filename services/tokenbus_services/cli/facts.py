@@ -1,0 +1,144 @@
+"""A deployment at one moment, and what happened between two: what `top` shows and `doctor` judges. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from tokenbus.bus.keys import InternalTopic
+
+STAGES: tuple[tuple[str, InternalTopic], ...] = (("normalizer", "raw"), ("parser", "events"))
+"""The ordered stages, each with its input."""
+QUEUES: tuple[tuple[str, InternalTopic], ...] = (("fetcher", "turns"), ("tools", "tools"))
+"""Groups of work queues that lie in partitions; intake has the inbound stream."""
+RECORDER: tuple[str, InternalTopic] = ("recorder", "records")
+"""One more, where runs are recorded."""
+INTAKE = "intake"
+
+
+class _Facts(msgspec.Struct, frozen=True, kw_only=True):
+    """Facts have names, and are not changed."""
+
+
+class PartitionFacts(_Facts, frozen=True, kw_only=True):
+    """One partition of an ordered stage."""
+
+    owner: str | None = None
+    """The worker whose lease it is; None: nobody's."""
+    lag_bytes: int = 0
+    lag_entries: int | None = None
+    """None where the server does not know."""
+    entries: int = 0
+    """Entries worked in since the partition began."""
+    done_bytes: int = 0
+    """Bytes of frames worked in; it may be set anew after a fail-over."""
+    open: int = 0
+    """Runs that the parser has open, or attempts that the normalizer reads."""
+
+
+class StageFacts(_Facts, frozen=True, kw_only=True):
+    """An ordered stage."""
+
+    name: str
+    workers: list[str]
+    partitions: list[PartitionFacts]
+
+    @property
+    def lag_bytes(self) -> int:
+        """Over all partitions."""
+        return sum(p.lag_bytes for p in self.partitions)
+
+    @property
+    def lag_entries(self) -> int | None:
+        """Over all partitions; None where the server does not know."""
+        known = [p.lag_entries for p in self.partitions if p.lag_entries is not None]
+        return sum(known) if known else None
+
+    @property
+    def open(self) -> int:
+        """Over all partitions."""
+        return sum(p.open for p in self.partitions)
+
+
+class QueueFacts(_Facts, frozen=True, kw_only=True):
+    """The work queues of a group, over all their streams."""
+
+    name: str
+    workers: list[str]
+    waiting: int = 0
+    """Entries that nobody has taken."""
+    held: int = 0
+    """Entries in the hands of workers."""
+    added: int | None = None
+    """Entries that ever came; None where the server does not count (Redis 6.2)."""
+
+
+class NodeFacts(_Facts, frozen=True, kw_only=True):
+    """One server, or one master of a Cluster."""
+
+    name: str
+    memory_bytes: int
+    memory_limit: int
+    """0: none but the machine's."""
+    commands_per_s: int
+    clients: int
+    now_ms: int
+    """Unix time by its clock."""
+    disk_fault: str | None = None
+    """What it says of its last write to disk, where that failed."""
+
+
+class Snapshot(_Facts, frozen=True, kw_only=True):
+    """Everything at one moment."""
+
+    at_ms: int
+    """Unix time by the server's clock."""
+    stages: list[StageFacts]
+    queues: list[QueueFacts]
+    nodes: list[NodeFacts]
+    chunks: int | None
+    """Chunks ever written to a public topic; None where none is written, or the server does not count (Redis 6.2)."""
+    dead: int
+
+    @property
+    def open_runs(self) -> int:
+        """Runs that were accepted and have not ended, as far as the parser has read."""
+        return next(stage.open for stage in self.stages if stage.name == "parser")
+
+
+class Rates(_Facts, frozen=True, kw_only=True):
+    """What happened a second between two snapshots. None: the server does not count it, or began to count anew."""
+
+    requests: float | None
+    attempts: float | None
+    tool_calls: float | None
+    chunks: float | None
+    stage_bytes: dict[str, float | None]
+    """By stage: bytes of frames worked in."""
+
+
+def rates(before: Snapshot, now: Snapshot) -> Rates:
+    """What happened between the two."""
+    return Rates(
+        requests=_rate(before, now, lambda s: _added(s, INTAKE)),
+        attempts=_rate(before, now, lambda s: _added(s, "fetcher")),
+        tool_calls=_rate(before, now, lambda s: _added(s, "tools")),
+        chunks=_rate(before, now, lambda s: s.chunks),
+        stage_bytes={name: _rate(before, now, lambda s, name=name: _done(s, name)) for name, _ in STAGES},
+    )
+
+
+def _rate(before: Snapshot, now: Snapshot, counter: Callable[[Snapshot], int | None]) -> float | None:
+    begin, end, ms = counter(before), counter(now), now.at_ms - before.at_ms
+    if begin is None or end is None or end < begin or ms <= 0:
+        return None
+    return (end - begin) * 1000 / ms
+
+
+def _added(snapshot: Snapshot, queue: str) -> int | None:
+    return next(q.added for q in snapshot.queues if q.name == queue)
+
+
+def _done(snapshot: Snapshot, stage: str) -> int:
+    return sum(p.done_bytes for s in snapshot.stages if s.name == stage for p in s.partitions)

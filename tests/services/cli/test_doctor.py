@@ -1,0 +1,110 @@
+"""`tokenbus doctor` against a server on which things are not as they should be."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+from uuid import uuid4
+
+import pytest
+
+from tests.services.cli.process import run, settings_file
+from tokenbus.bus.keys import Keys
+from tokenbus.bus.server import Server, join_deployment
+
+
+async def deployment(server: Server, url: str, keys: Keys, directory: Path, more: str = "") -> str:
+    """Settings of a deployment that has begun. For TOKENBUS_CONFIG."""
+    await join_deployment(server, keys)
+    where = f'redis_url = "{url}"\nprefix = "{keys.prefix}"\npartitions = {keys.partitions}\n'
+    return settings_file(directory, f'{where}data_dir = "{directory}"\n{more}')
+
+
+async def findings(config: str, *options: str) -> dict[str, list[dict[str, Any]]]:
+    """What doctor finds, by what it is about."""
+    ended = await run("doctor", "--json", *options, TOKENBUS_CONFIG=config)
+    found: dict[str, list[dict[str, Any]]] = {}
+    for finding in json.loads(ended.out):
+        found.setdefault(finding["about"], []).append(finding)
+    return found
+
+
+@pytest.fixture
+async def onlooker(server: Server, server_url: str, keys: Keys) -> AsyncGenerator[str]:
+    """The url of a user of the server who may read, but neither ask the server of itself nor write."""
+    user = f"onlooker-{uuid4().hex[:8]}"
+    await server.client.execute_command(
+        *("ACL", "SETUSER", user, "on", ">secret", f"~{keys.prefix}:*", "+@read", "+ping", "-xinfo", "+acl|whoami"),
+        *("+acl|dryrun", "+client"),
+    )
+    at = urlsplit(server_url)
+    yield at._replace(netloc=f"{user}:secret@{at.hostname}:{at.port}").geturl()
+    await server.client.execute_command("ACL", "DELUSER", user)
+
+
+async def test_what_a_user_may_not_look_at_is_told_and_hides_nothing_of_the_rest(
+    server: Server, keys: Keys, onlooker: str, tmp_path: Path
+):
+    found = await findings(await deployment(server, onlooker, keys, tmp_path))
+    assert [f["level"] for f in found["deployment"]] == ["ok"]
+    for about in ("server", "work"):
+        [finding] = found[about]
+        assert finding["level"] == "note"
+        assert "no permissions" in finding["says"]
+    [rights] = found["rights"]
+    assert "services with these settings could not work" in rights["says"]
+    assert "secret" not in json.dumps(found)
+
+
+@pytest.mark.leaves_pending
+async def test_entries_whose_workers_die_again_and_again_are_named(
+    server: Server, server_url: str, keys: Keys, tmp_path: Path
+):
+    config = await deployment(server, server_url, keys, tmp_path)
+    stream = keys.topic(0, "turns")
+    await server.client.xgroup_create(stream, "fetcher", id="0", mkstream=True)
+    entry = (await server.client.xadd(stream, {"r": b"work"})).decode()
+    await server.client.xreadgroup("fetcher", "w", {stream: ">"})
+    await server.client.xclaim(stream, "fetcher", "w", 0, [entry], retrycount=7, idle=3_600_000)
+    wrong = [f for f in (await findings(config))["fetcher"] if f["level"] == "wrong"]
+    assert ["not taken over" in wrong[0]["says"], f"{stream} {entry}" in wrong[1]["says"]] == [True, True]
+
+
+async def test_a_recorder_is_missed_where_runs_are_recorded(
+    server: Server, server_url: str, keys: Keys, tmp_path: Path
+):
+    found = await findings(await deployment(server, server_url, keys, tmp_path, "[records]\n"))
+    [missing] = found["recorder"]
+    assert (missing["level"], missing["todo"]) == ("wrong", "start one with `tokenbus worker recorder`")
+    assert "recorder" not in await findings(await deployment(server, server_url, keys, tmp_path))
+
+
+async def test_mcp_servers_must_be_listed(server: Server, server_url: str, keys: Keys, tmp_path: Path):
+    mcp = '[mcp.files]\nkind = "stdio"\ncommand = "x"\n[mcp.web]\nkind = "http"\nurl = "http://127.0.0.1:1/mcp"\n'
+    config = await deployment(server, server_url, keys, tmp_path, mcp)
+    await server.client.set(keys.mcp("files"), b"[]", ex=120)
+    found = await findings(config)
+    assert [found[f"mcp {name}"][0]["level"] for name in ("files", "web")] == ["ok", "wrong"]
+
+
+async def test_a_store_of_your_own_must_be_one(server: Server, server_url: str, keys: Keys, tmp_path: Path):
+    for loader, level in (("tests.services.tools.conftest:MemoryBlobs", "ok"), ("tests.services:nothing", "wrong")):
+        config = await deployment(server, server_url, keys, tmp_path, f'[blobs]\nloader = "{loader}"\n')
+        [finding] = (await findings(config))["blobs"]
+        assert finding["level"] == level
+        assert loader in finding["says"]
+
+
+async def test_providers_are_asked_only_on_request(server: Server, server_url: str, keys: Keys, tmp_path: Path):
+    unreachable = '[providers.mine]\napi = "anthropic"\nbase_url = "http://127.0.0.1:1"\napi_key_env = ""\n'
+    defaults = "".join(
+        f'[providers.{api}]\napi = "{api}"\nbase_url = "http://127.0.0.1:1"\napi_key_env = ""\n'
+        for api in ("anthropic", "openai-chat", "openai-responses", "gemini")
+    )
+    config = await deployment(server, server_url, keys, tmp_path, unreachable + defaults)
+    assert [f["says"] for f in (await findings(config))["provider mine"]] == ["needs no key"]
+    asked = (await findings(config, "--providers"))["provider mine"]
+    assert "no answer from http://127.0.0.1:1" in asked[1]["says"]

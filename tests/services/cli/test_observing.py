@@ -1,0 +1,107 @@
+"""What is seen of a deployment, on a single server, a Sentinel group and a Cluster."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.servers import cluster, sentinel_group
+from tokenbus.bus import scripts
+from tokenbus.bus.keys import Keys
+from tokenbus.bus.send import send
+from tokenbus.bus.server import Server
+from tokenbus_services.cli.facts import Snapshot
+from tokenbus_services.cli.observing import Observer
+
+KEYS = Keys(prefix="seen", partitions=4)
+
+
+@contextmanager
+def server_of(topology: str, shared_url: str, directory: Path) -> Generator[str]:
+    if topology == "single":
+        yield shared_url
+    elif topology == "sentinel":
+        with sentinel_group(directory) as group:
+            yield group.url
+    else:
+        with cluster() as url:
+            yield url
+
+
+@pytest.fixture(params=["single", "sentinel", "cluster"])
+async def any_server(request: pytest.FixtureRequest, server_url: str, tmp_path: Path) -> AsyncGenerator[Server]:
+    with server_of(request.param, server_url, tmp_path) as url:
+        async with Server(url) as server:
+            yield server
+            for key in (KEYS.requests, KEYS.dead, KEYS.members("parser"), KEYS.members("fetcher")):
+                await server.client.delete(key)
+            for topic in ("events", "turns", "chunks"):
+                await server.client.delete(KEYS.topic(1, topic))
+            await server.client.delete(KEYS.lease(1, "parser"))
+
+
+async def look(server: Server) -> Snapshot:
+    return await Observer(server, KEYS).look()
+
+
+async def test_nothing_is_seen_where_nothing_has_begun(any_server: Server):
+    found = await look(any_server)
+    assert [p.owner for stage in found.stages for p in stage.partitions] == [None] * 8
+    assert [(q.name, q.workers, q.waiting, q.held, q.added) for q in found.queues] == [
+        ("intake", [], 0, 0, 0),
+        ("fetcher", [], 0, 0, 0),
+        ("tools", [], 0, 0, 0),
+    ]
+    assert (found.open_runs, found.chunks, found.dead) == (0, 0, 0)
+    assert all(node.memory_bytes and node.now_ms for node in found.nodes)
+
+
+async def test_owners_workers_lag_and_work_are_seen(any_server: Server):
+    client = any_server.client
+    events, turns = KEYS.topic(1, "events"), KEYS.topic(1, "turns")
+    lease = KEYS.lease(1, "parser")
+    await send(any_server, scripts.present(KEYS.members("parser"), member="p", ttl_ms=60_000))
+    await client.zadd(KEYS.members("fetcher"), {"long gone": 1})
+    await send(any_server, scripts.acquire(lease, events, owner="p", ttl_ms=60_000, mirror="parser"))
+    await client.hset(lease, mapping={"arrived": 70, "done": 30, "entries": 5, "open": 3})
+    await client.xadd(events, {"r": b"x"})
+    await client.xgroup_create(turns, "fetcher", id="0", mkstream=True)
+    for _ in range(3):
+        await client.xadd(turns, {"r": b"x"})
+    await client.xreadgroup("fetcher", "f", {turns: ">"}, count=1)
+    await client.xadd(KEYS.topic(1, "chunks"), {"__data__": b"{}"})
+    await client.xadd(KEYS.dead, {"__data__": b"{}"})
+    found = await look(any_server)
+    parser = found.stages[1]
+    one = parser.partitions[1]
+    assert (parser.workers, one.owner, one.lag_bytes, one.entries, one.done_bytes) == (["p"], "p", 40, 5, 30)
+    assert one.lag_entries in (1, None), "before Redis 7 a server does not know"
+    assert found.open_runs == 3
+    fetcher = found.queues[1]
+    assert (fetcher.workers, fetcher.waiting, fetcher.held) == ([], 2, 1)
+    assert (fetcher.added, found.chunks) in ((3, 1), (None, None))
+    assert found.dead == 1
+
+
+async def test_a_lease_that_ran_out_is_nobodys(any_server: Server):
+    await any_server.client.hset(KEYS.lease(1, "parser"), mapping={"owner": "p", "until": 1})
+    assert (await look(any_server)).stages[1].partitions[1].owner is None
+
+
+async def test_a_look_is_as_many_commands_however_many_runs_there_are(server: Server, keys: Keys):
+    async def commands() -> int:
+        before = (await server.client.info("stats"))["total_commands_processed"]
+        await Observer(server, keys).look()
+        return (await server.client.info("stats"))["total_commands_processed"] - before
+
+    await commands()  # the first look also connects
+    few = await commands()
+    pipe = server.client.pipeline(transaction=False)
+    for n in range(2_000):
+        pipe.hset(keys.run(f"r{n}"), "status", "open")
+        pipe.pexpire(keys.run(f"r{n}"), 60_000)
+    await pipe.execute()
+    assert await commands() == few
