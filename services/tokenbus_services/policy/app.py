@@ -1,0 +1,42 @@
+"""The policy stage's app."""
+
+from __future__ import annotations
+
+from faststream.asgi import AsgiFastStream
+from prometheus_client import CollectorRegistry
+
+from tokenbus.bus.server import Server
+from tokenbus.bus.stage import Stage
+from tokenbus_services.policy.court import GROUP, Court
+from tokenbus_services.settings import Settings
+from tokenbus_services.worker.stage import stage_app
+
+
+def create(settings: Settings) -> AsgiFastStream:
+    """One worker of the policy stage. Raises SettingsError, where a policy cannot be had."""
+    registry = CollectorRegistry()
+    court = Court(settings, registry)
+
+    return stage_app(
+        settings,
+        name=GROUP,
+        topic="drafts",
+        logic=court.logic,
+        beside=lambda server, stage: _Sitting(court, server, stage),
+        room=court.room,
+        registry=registry,
+        description="Events of runs that have policies, before anybody hears of them; rulings go to `events`.",
+    )
+
+
+class _Sitting:
+    """The court, once there is a stage to judge for."""
+
+    def __init__(self, court: Court, server: Server, stage: Stage) -> None:
+        self._court, self._server, self._stage = court, server, stage
+
+    async def open(self) -> None:
+        await self._court.open(self._server, self._stage)
+
+    async def close(self) -> None:
+        await self._court.close()

@@ -1,0 +1,152 @@
+"""All runs that one policy worker judges: what they share, and what keeps them within bounds."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import structlog
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+from tokenbus.bus import scripts
+from tokenbus.bus.outage import outlast
+from tokenbus.bus.send import send
+from tokenbus.bus.server import Server
+from tokenbus.bus.stage import Stage
+from tokenbus.client.client import Client
+from tokenbus.events.frames import CONTROL_ATTEMPT, EventFrame, Ruled, Step, encode
+from tokenbus.policy.link import Link
+from tokenbus.policy.loading import PolicySpec, load
+from tokenbus_services.policy.judging import Judging
+from tokenbus_services.policy.logic import PolicyLogic
+from tokenbus_services.settings import Settings
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+GROUP = "policy"
+
+
+class Court:
+    """Makes the logics of the partitions, and the judging of their runs. `open` it, then `close` it."""
+
+    def __init__(self, settings: Settings, registry: CollectorRegistry) -> None:
+        """Imports the policies. Raises SettingsError, where one cannot be had or its options are wrong."""
+        self._keys = settings.keys
+        self._most = settings.limits.policy_waiting_events
+        self._tick_s = settings.stages.tick_s
+        self._links = {
+            name: load(
+                PolicySpec(
+                    policy=policy.use,
+                    options=policy.options,
+                    on_error=policy.on_error,
+                    timeout_s=policy.timeout_s,
+                    name=name,
+                ),
+                f"policies.{name}",
+            )
+            for name, policy in settings.policies.items()
+        }
+        self._client = Client(settings.redis_url, prefix=settings.prefix, partitions=settings.partitions)
+        self._server: Server | None = None
+        self._stage: Stage | None = None
+        self._opened = asyncio.Event()
+        self._logics: dict[int, PolicyLogic] = {}
+        self._waiting = 0
+        self._room = asyncio.Event()
+        self._room.set()
+        self._sweeping: asyncio.Task[None] | None = None
+        self._decisions = Counter(
+            "tokenbus_policy_decisions", "What policies decided, by what.", ["policy", "action"], registry=registry
+        )
+        gauge = Gauge("tokenbus_policy_waiting_drafts", "Drafts that no policy has seen yet.", registry=registry)
+        gauge.set_function(lambda: self._waiting)
+
+    def logic(self, partition: int) -> PolicyLogic:
+        """A new logic for a partition; one from before is closed."""
+        if before := self._logics.pop(partition, None):
+            before.close()
+        made = self._logics[partition] = PolicyLogic(lambda run, names: self._judging(partition, run, names))
+        return made
+
+    async def open(self, server: Server, stage: Stage) -> None:
+        """Judge what comes. Raises what a client raises when it opens."""
+        await self._client.__aenter__()
+        self._server, self._stage = server, stage
+        self._opened.set()
+        self._sweeping = asyncio.create_task(self._sweep(), name="partitions of the policy stage")
+
+    async def close(self) -> None:
+        """Stop; what is not judged by now, another worker judges."""
+        if self._sweeping:
+            self._sweeping.cancel()
+        under_way = [judging for logic in self._logics.values() for judging in logic.close()]
+        self._logics.clear()
+        await asyncio.gather(*(judging.closed() for judging in under_way))
+        await self._client.aclose()
+
+    async def room(self) -> None:
+        """Wait until there are few enough drafts in hand to read more."""
+        await self._room.wait()
+
+    async def _sweep(self) -> None:
+        """Close what belongs to another by now."""
+        assert self._stage
+        while True:
+            await asyncio.sleep(self._tick_s)
+            for partition in [p for p in self._logics if self._stage.token_of(p) is None]:
+                self._logics.pop(partition).close()
+
+    def _judging(self, partition: int, run: str, names: tuple[str, ...]) -> Judging:
+        token: str | None = None
+
+        async def wanted(run: str) -> bool:
+            nonlocal token
+            await self._opened.wait()
+            assert self._server
+            assert self._stage
+            client, key = self._server.client, self._keys.run(run)
+            token = self._stage.token_of(partition)
+            status = await outlast(lambda: client.hget(key, "status"), what="status of a run with policies")
+            return token is not None and status == b"open"
+
+        async def tell(run: str, steps: list[Step]) -> bool:
+            assert token
+            return await self._tell(partition, run, token, steps)
+
+        return Judging(
+            run, lambda: self._links_of(names), client=self._client, tell=tell, wanted=wanted, waiting=self._wait
+        )
+
+    def _links_of(self, names: tuple[str, ...]) -> list[Link]:
+        return [self._links[name]() for name in names]
+
+    async def _tell(self, partition: int, run: str, token: str, steps: list[Step]) -> bool:
+        assert self._server
+        server, keys = self._server, self._keys
+        frame = EventFrame(0, CONTROL_ATTEMPT, time.time_ns() // 1_000_000, [Ruled(token, steps)])
+        call = scripts.rule(
+            keys.run(run),
+            keys.topic(partition, "events"),
+            keys.lease(partition, "parser"),
+            keys.lease(partition, GROUP),
+            run=run,
+            token=token,
+            frame=encode(frame),
+        )
+        reply = await outlast(lambda: send(server, call), what="ruling")
+        if reply != b"ok":
+            log.info("ruling_refused", run=run, reply=reply.decode())
+            return False
+        for step in steps:
+            for decision in step.decisions:
+                self._decisions.labels(decision.policy, decision.action).inc()
+                log.info("policy_decided", run=run, policy=decision.policy, action=decision.action)
+        return True
+
+    def _wait(self, more: int) -> None:
+        self._waiting += more
+        if self._waiting > self._most:
+            self._room.clear()
+        elif self._waiting <= self._most // 2:
+            self._room.set()
