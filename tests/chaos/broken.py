@@ -1,0 +1,46 @@
+"""Builds that are broken on purpose: each takes one guarantee away, and the judge must see it.
+
+They live here and nowhere else: the zygote changes its own copy of the product before it makes workers of it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tokenbus.bus.partition import Partition
+from tokenbus.bus.queue import Item
+from tokenbus.bus.scripts import commit
+from tokenbus.bus.scripts.call import script
+from tokenbus_services.worker.inflight import InFlight
+
+
+def _without_fence() -> None:
+    """A commit is written whoever sends it, and however often."""
+    private: Any = commit
+    text: str = private._COMMIT.text
+    begin, end = text.index("if h[1] ~= ARGV[1]"), text.index("local lag =")
+    private._COMMIT = script("commit", text[:begin] + text[end:])
+
+
+def _acknowledging_early() -> None:
+    """A queue's item is acknowledged before its work is done."""
+    work: Any = InFlight._begin  # pyright: ignore[reportPrivateUsage]
+
+    async def begin(self: Any, item: Item) -> None:
+        await self._queue.finish([item])
+        await work(self, item)
+
+    InFlight._begin = begin  # pyright: ignore[reportPrivateUsage]
+
+
+def _with_the_watermark_too_far() -> None:
+    """The low watermark follows the offset, though open runs began before it."""
+    Partition.watermark = property(lambda self: self.offset)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+BUILDS = {
+    "fence": _without_fence,
+    "early-ack": _acknowledging_early,
+    "watermark": _with_the_watermark_too_far,
+}
+"""By the name that `make chaos BROKEN=…` takes."""

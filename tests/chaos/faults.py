@@ -1,0 +1,226 @@
+"""Breaks things, one after the other and several at once, as chance has it; and mends them at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import Any, Literal, get_args
+
+import msgspec
+
+from tests.chaos.proxy import Proxy, Way
+from tests.chaos.servers import Deployed
+from tests.chaos.workers import Worker, Workers
+from tests.e2e.fleet import WITH_TOOLS, Kind
+
+AT_LEAST, AT_MOST = 2, 4
+"""Workers of a kind."""
+
+
+Fault = Literal[
+    "kill",
+    "kill a stage",
+    "freeze",
+    "scale",
+    "break connections",
+    "hold connections",
+    "refuse connections",
+    "server",
+]
+
+
+ALL: dict[Fault, int] = {
+    "kill": 56,
+    "kill a stage": 4,
+    "freeze": 8,
+    "scale": 7,
+    "break connections": 12,
+    "hold connections": 6,
+    "refuse connections": 4,
+    "server": 10,
+}
+
+
+class Rates(msgspec.Struct, frozen=True):
+    """How hard it is."""
+
+    pause_s: float = 0.55
+    """Between two faults, on average."""
+    freeze_s: tuple[float, float] = (1.0, 5.0)
+    """How long a worker is stopped: shorter and longer than its lease."""
+    weights: Mapping[Fault, int] = msgspec.field(default_factory=lambda: ALL)
+    """How often each comes; what is left out never does."""
+
+
+class Chaos:
+    """What happens to one round."""
+
+    def __init__(
+        self,
+        chance: random.Random,
+        rates: Rates,
+        workers: Workers,
+        server: Deployed,
+        to_provider: Proxy,
+    ) -> None:
+        self._chance = chance
+        self._rates = rates
+        self._workers = workers
+        self._server = server
+        self._to_provider = to_provider
+        self._disturbing = asyncio.Lock()
+        self._healing: list[asyncio.Task[None]] = []
+        self._over = asyncio.Event()
+        self.tally: Counter[str] = Counter()
+        self._faults: dict[Fault, Callable[[], Awaitable[None]]] = {
+            "kill": self._kill,
+            "kill a stage": self._kill_a_stage,
+            "freeze": self._freeze,
+            "scale": self._scale,
+            "break connections": self._break_connections,
+            "hold connections": self._hold_connections,
+            "refuse connections": self._refuse_connections,
+            "server": self._disturb_server,
+        }
+
+    async def run(self, seconds: float) -> None:
+        """Break things for so long, then mend all."""
+        clock = asyncio.get_running_loop().time
+        until = clock() + seconds
+        while clock() < until:
+            await asyncio.sleep(min(self._chance.expovariate(1 / self._rates.pause_s), 3.0))
+            await self._replace()
+            weights = self._rates.weights
+            [fault] = self._chance.choices(list(weights), list(weights.values()))
+            await self._faults[fault]()
+        await self.heal()
+
+    async def heal(self) -> None:
+        """Let everything work again, with enough workers."""
+        self._over.set()
+        await asyncio.gather(*self._healing)
+        await self._replace()
+
+    def _later(self, healing: Coroutine[Any, Any, None]) -> None:
+        self._healing.append(asyncio.create_task(healing))
+
+    async def _pause(self, low: float, high: float) -> None:
+        """A while, or until the round's faults are over."""
+        try:
+            async with asyncio.timeout(self._chance.uniform(low, high)):
+                await self._over.wait()
+        except TimeoutError:
+            pass
+
+    # --- processes --------------------------------------------------------------------------------------------
+
+    async def _replace(self) -> None:
+        """What a supervisor does: there are always so many workers of each kind."""
+        for kind in WITH_TOOLS:
+            for _ in range(AT_LEAST - len(self._workers.well(kind))):
+                await self._workers.start(kind)
+
+    async def _kill(self) -> None:
+        if workers := self._workers.well():
+            self._kill_one(self._chance.choice(workers))
+
+    async def _kill_a_stage(self) -> None:
+        for worker in self._workers.well(self._chance.choice(WITH_TOOLS)):
+            self._kill_one(worker)
+
+    def _kill_one(self, worker: Worker) -> None:
+        worker.kill()
+        self.tally[f"kill -9 of a {worker.kind}"] += 1
+
+    async def _freeze(self) -> None:
+        if not (workers := self._workers.well()):
+            return
+        worker = self._chance.choice(workers)
+        worker.freeze()
+        self.tally[f"SIGSTOP of a {worker.kind}"] += 1
+
+        async def thaw() -> None:
+            await self._pause(*self._rates.freeze_s)
+            worker.thaw()
+
+        self._later(thaw())
+
+    async def _scale(self) -> None:
+        kind: Kind = self._chance.choice(WITH_TOOLS)
+        workers = self._workers.well(kind)
+        if len(workers) < AT_MOST and (len(workers) <= AT_LEAST or self._chance.random() < 0.5):
+            await self._workers.start(kind)
+            self.tally[f"{kind} added"] += 1
+        else:
+            self._later(self._chance.choice(workers).stop())
+            self.tally[f"{kind} removed"] += 1
+
+    # --- connections ------------------------------------------------------------------------------------------
+
+    def _side(self) -> tuple[str, Proxy]:
+        if self._server.proxy is None or self._chance.random() < 0.25:
+            return "provider", self._to_provider
+        return "server", self._server.proxy
+
+    async def _break_connections(self) -> None:
+        name, proxy = self._side()
+        how = self._chance.choice(("reset", "cut in a request", "cut in a reply", "reply lost"))
+        for link in proxy.some(self._chance, self._chance.choice((0.0, 0.2, 1.0))):
+            match how:
+                case "reset":
+                    link.reset()
+                case "cut in a request":
+                    link.doom("up", self._chance.random())
+                case "cut in a reply":
+                    link.doom("down", self._chance.random())
+                case _:
+                    link.doom("down", 0.0)
+            self.tally[f"connection to the {name}: {how}"] += 1
+
+    async def _hold_connections(self) -> None:
+        name, proxy = self._side()
+        links = proxy.some(self._chance, self._chance.choice((0.1, 0.4)))
+        silent = self._chance.random() < 0.3
+        ways: list[Way] = [way for way in get_args(Way) if self._chance.random() < 0.7]
+        for link in links:
+            link.silent = silent
+            for way in ways:
+                link.hold(way)
+            self.tally[f"connection to the {name}: {'half open' if silent else 'delayed'}"] += 1
+
+        async def let() -> None:
+            await self._pause(0.2, 7.0 if silent else 3.0)
+            for link in links:
+                if silent:
+                    link.reset()
+                for way in ways:
+                    link.let(way)
+
+        self._later(let())
+
+    async def _refuse_connections(self) -> None:
+        name, proxy = self._side()
+        proxy.refusing = True
+        proxy.reset_all()
+        self.tally[f"{name} refuses all connections"] += 1
+
+        async def accept() -> None:
+            await self._pause(0.2, 2.0)
+            proxy.refusing = False
+
+        self._later(accept())
+
+    # --- the server -------------------------------------------------------------------------------------------
+
+    async def _disturb_server(self) -> None:
+        """One such fault at a time: nobody survives two halves of a fail-over."""
+
+        async def disturb() -> None:
+            async with self._disturbing:
+                async for fault in self._server.disturb(self._chance, self._pause):
+                    self.tally[fault] += 1
+
+        if not self._disturbing.locked():
+            self._later(disturb())

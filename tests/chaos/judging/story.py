@@ -1,0 +1,120 @@
+"""Each run against its story: it ended as its policy allows, and said what the undisturbed run says.
+
+A run that did not complete must have said a beginning of that.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+from tests.chaos.record import Piece, Record, Story, Violation
+from tests.e2e.judge import TERMINAL, Log
+
+RESULTS = "{tool_result}"
+"""Stands in a piece for the results of the turn before."""
+LOST_BY_THE_SERVER = {"server_lost_writes", "frames_lost", "lost"}
+"""How a run may end whose writes an asynchronous fail-over has lost."""
+_BEGUN_TAG = re.compile(r"\n?</?[a-z_]*$")
+
+
+def judge(record: Record) -> Iterator[Violation]:
+    """Outcome and content of every run that ended."""
+    for story in record.stories:
+        log = [entry.event for entry in record.logs.get(story.run, ())]
+        if not log or log[-1]["type"] not in TERMINAL:
+            continue  # told by the rules of logs
+        if problem := _outcome(story, log, lossy=record.lossy):
+            yield Violation("outcome", story.run, f"{story.fate}, {story.on_failure}: {problem}")
+        if problem := _content(story, log):
+            yield Violation("content", story.run, problem)
+
+
+def kept(log: Log) -> list[dict[str, Any]]:
+    """The `block_complete` of each block that counts: what attempts that failed wrote is void."""
+    blocks: dict[int, dict[str, Any]] = {}
+    for event in log:
+        if event["type"] in ("retrying", "restarted"):
+            blocks = {n: block for n, block in blocks.items() if n < event["drop_from"]}
+        elif event["type"] == "block_complete":
+            blocks[event["block"]] = event
+    return [blocks[n] for n in sorted(blocks)]
+
+
+def _outcome(story: Story, log: Log, *, lossy: bool) -> str | None:
+    """What is wrong with how the run ended."""
+    end = log[-1]
+    how, error = end["type"], end.get("error", {})
+    again = [e for e in log if e["type"] in ("retrying", "restarted")]
+    if story.on_failure == "fail" and again:
+        return f"tried again: {again[0]}"
+    if story.on_failure != "restart" and any(e["type"] == "restarted" for e in log):
+        return "restarted without having been asked to"
+    for event in again:
+        if event.get("continues"):
+            if story.on_failure != "continue":
+                return f"went on without having been asked to: {event}"
+        elif (event["type"] == "restarted") != _heard(log[: event["seq"]], event):
+            return f"{event['type']} says the opposite of what was heard: {event}"
+    if how == "completed":
+        return "completed, though the provider never ended" if story.fate == "deadline" else None
+    if how == "cancelled":
+        return None if story.fate == "cancelled" else "cancelled by nobody"
+    if story.fate == "deadline" and error.get("code") == "deadline":
+        return None
+    if lossy and how == "incomplete" and error.get("code") in LOST_BY_THE_SERVER:
+        return None
+    if not error.get("retryable"):
+        return f"{how} by an error that is no passing one: {error}"
+    if story.on_failure == "fail":
+        return None
+    if story.on_failure == "restart" or (story.on_failure, story.mode) == ("continue", "prefill"):
+        return f"{how} in place of another attempt: {error}"
+    return None if _heard(log, end) else f"{how}, though nobody had heard anything: {error}"
+
+
+def _heard(log: Log, end: dict[str, Any]) -> bool:
+    """Whether something visible of the present turn stands."""
+    heard = False
+    for event in log:
+        if event["type"] in ("retrying", "restarted") and not event.get("continues"):
+            heard = False
+        elif event["type"] == "chunk" and event["visible"] and event["turn"] == end["turn"]:
+            heard = True
+    return heard
+
+
+def _content(story: Story, log: Log) -> str | None:
+    """What is wrong with what the run said."""
+    blocks = kept(log)
+    results: defaultdict[int, list[dict[str, Any]]] = defaultdict(list)
+    for block in blocks:
+        if block["kind"] == "tool_result":
+            results[block["turn"]].append(block)
+    said = [block for block in blocks if block["kind"] != "tool_result"]
+    if len(said) > len(story.pieces):
+        return f"{len(said)} blocks, and {len(story.pieces)} were said"
+    for block, piece in zip(said, story.pieces, strict=False):
+        if problem := _piece(story, block, piece, results[piece.turn - 1]):
+            return f"block {block['block']}: {problem}"
+    if log[-1]["type"] == "completed":
+        if len(said) < len(story.pieces):
+            return f"completed with {len(said)} of {len(story.pieces)} blocks"
+        if any(block.get("cut") for block in blocks):
+            return "completed with a block that was cut"
+    return None
+
+
+def _piece(story: Story, block: dict[str, Any], piece: Piece, results: list[dict[str, Any]]) -> str | None:
+    if (block["kind"], block["turn"]) != (piece.kind, piece.turn):
+        return f"a {block['kind']} of turn {block['turn']}, where a {piece.kind} of turn {piece.turn} was said"
+    got = block["arguments"] if piece.kind == "tool_call" else block["content"]
+    if RESULTS in piece.whole and any(r.get("is_error") for r in results):
+        return None  # how a provider is told of an error is its API's matter
+    whole = piece.whole.replace(RESULTS, " ".join(r["content"] for r in results))
+    if block.get("cut") and story.mode == "prefill":
+        got = _BEGUN_TAG.sub("", got)  # what may have been text is told as text, once no more can come
+    right = whole.startswith(got) if block.get("cut") else whole == got
+    return None if right else f"{got!r} where {whole!r} was said"

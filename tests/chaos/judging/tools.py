@@ -1,0 +1,84 @@
+"""Tool calls: each that counts ran at least once, one result of it was used, and nothing else ever ran."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+from tests.chaos.judging.story import kept
+from tests.chaos.record import Line, Record, Violation
+
+CANCELLED = "cancelled"
+WORKERS_LOST = "the tool's worker was lost"
+"""An error result that stands in for a call whose workers died one after the other."""
+NEVER_CAME = "the tool's result never came"
+"""The same for a call, or its result, that a fail-over lost."""
+
+
+def judge(record: Record) -> Iterator[Violation]:
+    """Calls and results of the logs against the executions of the ledger."""
+    executions: defaultdict[str, dict[str, Line]] = defaultdict(dict)
+    for line in record.executions:
+        executions[line.run][line.nonce] = line
+    for run in executions.keys() - record.logs.keys():
+        yield Violation("tools", run, "ran for a run that nobody asked for")
+    for run, entries in record.logs.items():
+        for problem in _of_run(run, [entry.event for entry in entries], executions[run], lossy=record.lossy):
+            yield Violation("tools", run, problem)
+
+
+def _of_run(run: str, log: list[dict[str, Any]], executions: dict[str, Line], *, lossy: bool) -> Iterator[str]:
+    blocks = kept(log)
+    calls = {b["tool_id"]: b for b in blocks if b["kind"] == "tool_call"}
+    results = [b for b in blocks if b["kind"] == "tool_result"]
+    for tool_id, count in Counter(r["tool_id"] for r in results).items():
+        if tool_id not in calls:
+            yield f"a result for {tool_id}, which is no call that counts"
+        elif count > 1:
+            yield f"{count} results for the call {tool_id}"
+    of_call = {r["tool_id"]: r for r in results}
+    if log and log[-1]["type"] == "completed":
+        for tool_id in calls.keys() - of_call.keys():
+            yield f"completed, and the call {tool_id} has no result"
+    for result in results:
+        if call := calls.get(result["tool_id"]):
+            yield from _result(run, log[-1], call, result, executions, lossy=lossy)
+    keys = {_key(run, call): call for call in calls.values() if not call.get("cut")}
+    for line in executions.values():
+        call = keys.get(line.key)
+        if call is None and lossy:
+            continue  # the server lost that the call was made
+        if call is None:
+            yield f"{line.key} ran, and is no whole call that counts"
+        elif json.loads(call["arguments"])["what"] != line.what:
+            yield f"{line.key} ran with other arguments: {line.what}"
+
+
+def _key(run: str, call: dict[str, Any]) -> str:
+    return f"{run}/{call['turn']}/{call['block']}"
+
+
+def _result(
+    run: str,
+    end: dict[str, Any],
+    call: dict[str, Any],
+    result: dict[str, Any],
+    executions: dict[str, Line],
+    *,
+    lossy: bool,
+) -> Iterator[str]:
+    content: str = result["content"]
+    if result.get("is_error"):
+        # A run that ends gives its open calls the reason as their result.
+        reason = CANCELLED if end["type"] == "cancelled" else end.get("error", {}).get("message")
+        stands_in = content == reason or content.startswith(WORKERS_LOST) or (lossy and content == NEVER_CAME)
+        if not stands_in:
+            yield f"the call {result['tool_id']} gave an error: {content}"
+        return
+    line = executions.get(json.loads(content)["nonce"])
+    if line is None:
+        yield f"a result that no execution gave: {content}"
+    elif line.key != _key(run, call):
+        yield f"the call {_key(run, call)} got the result of {line.key}"

@@ -1,0 +1,44 @@
+"""The public topics: each holds, of every run, exactly what its log holds of that topic's kinds, in the same order."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from typing import Any
+from zlib import crc32
+
+from tests.chaos.record import Record, Violation
+
+Event = dict[str, Any]
+
+OF_BLOCKS = ("block_start", "block_complete", "tool_progress")
+HOLDS: dict[str, Callable[[Event], bool]] = {
+    "visible": lambda e: e["type"] == "chunk" and e["visible"],
+    "chunks": lambda e: e["type"] == "chunk",
+    "blocks": lambda e: e["type"] in OF_BLOCKS,
+    "runs": lambda e: e["type"] not in ("chunk", *OF_BLOCKS),
+}
+
+
+def judge(record: Record) -> Iterator[Violation]:
+    """Topics against logs."""
+    for topic, holds in HOLDS.items():
+        told: defaultdict[str, list[Event]] = defaultdict(list)
+        for partition, entries in enumerate(record.topics[topic]):
+            for entry in entries:
+                run: str = entry.event["run"]
+                told[run].append(entry.event)
+                if crc32(run.encode()) % record.partitions != partition:
+                    yield Violation("topics", run, f"{topic}: in partition {partition}")
+        for run in told.keys() - record.logs.keys():
+            yield Violation("topics", run, f"{topic}: a run that nobody asked for")
+        for run, entries in record.logs.items():
+            logged = [entry.event for entry in entries if holds(entry.event)]
+            if told[run] != logged:
+                yield Violation("topics", run, f"{topic}: {_difference(told[run], logged)}")
+
+
+def _difference(told: list[Event], logged: list[Event]) -> str:
+    at = next((n for n, (a, b) in enumerate(zip(told, logged, strict=False)) if a != b), min(len(told), len(logged)))
+    first = f"{told[at : at + 1]} {logged[at : at + 1]}"
+    return f"{len(told)} events, the log has {len(logged)}; from the {at}. on they differ: {first}"

@@ -1,0 +1,65 @@
+"""Reads a round off the server with plain commands: what any program could read, and nothing of the product."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from redis.asyncio import Redis
+
+from tests.chaos.record import Entry, KeyFact
+
+TOPICS = ("visible", "chunks", "blocks", "runs")
+
+
+async def log_of(client: Redis, prefix: str, partition: int, run: str) -> list[Entry]:
+    """A run's log."""
+    return await _entries(client, f"{prefix}:{{{partition}}}:log:{run}")
+
+
+async def topics_of(client: Redis, prefix: str, partitions: int) -> dict[str, list[list[Entry]]]:
+    """All public topics."""
+    return {topic: [await _entries(client, f"{prefix}:{{{n}}}:{topic}") for n in range(partitions)] for topic in TOPICS}
+
+
+async def at_rest(client: Any, prefix: str, partitions: int) -> bool:
+    """Whether nothing is to be done any more: the queues are empty, and all that arrived is consumed."""
+    pipe = client.pipeline(transaction=False)
+    pipe.xlen(f"{prefix}:requests")
+    for n in range(partitions):
+        pipe.xlen(f"{prefix}:{{{n}}}:turns")
+        pipe.xlen(f"{prefix}:{{{n}}}:tools")
+    lengths = await pipe.execute()
+    for n in range(partitions):
+        for group in ("normalizer", "parser"):
+            pipe.hmget(f"{prefix}:{{{n}}}:lease:{group}", ["owner", "arrived", "done"])
+    leases: list[list[bytes | None]] = await pipe.execute()
+    return not any(lengths) and all(owner and arrived == done for owner, arrived, done in leases)
+
+
+async def keys_of(client: Redis, prefix: str) -> list[KeyFact]:
+    """Every key, with what bounds it."""
+    names = sorted({raw.decode() async for raw in client.scan_iter(match=f"{prefix}:*", count=1000)})
+    facts = [await _fact(client, prefix, name) for name in names]
+    return [fact for fact in facts if fact]
+
+
+async def _fact(client: Any, prefix: str, name: str) -> KeyFact | None:
+    """None: it expired by now."""
+    kind = (await client.type(name)).decode()
+    ttl_ms = await client.pttl(name)
+    if ttl_ms == -2:
+        return None
+    sizes = {"hash": client.hlen, "stream": client.xlen, "zset": client.zcard, "string": client.strlen}
+    pending: dict[str, int] = {}
+    fields: dict[str, str] = {}
+    if kind == "stream":
+        pending = {group["name"].decode(): group["pending"] for group in await client.xinfo_groups(name)}
+    elif kind == "hash" and ":lease:" in name:
+        fields = {k.decode(): v.decode() for k, v in (await client.hgetall(name)).items()}
+    return KeyFact(name.removeprefix(f"{prefix}:"), kind, ttl_ms, await sizes[kind](name), pending, fields)
+
+
+async def _entries(client: Any, key: str) -> list[Entry]:
+    entries: list[Any] = await client.xrange(key)
+    return [Entry(entry_id.decode(), json.loads(fields[b"__data__"])) for entry_id, fields in entries]

@@ -1,0 +1,116 @@
+"""What a round leaves for the judge: plain data, that can be kept and judged again."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+Fate = Literal["plain", "fails before text", "cut in text", "cancelled", "deadline"]
+"""What the plan does to a run, beside all that chance does."""
+
+
+class Piece(msgspec.Struct, frozen=True):
+    """One block that a run must give."""
+
+    turn: int
+    kind: str
+    whole: str
+    """The content, or a call's arguments. `{tool_result}` in it: the results of the turn before, joined by a blank."""
+
+
+class Story(msgspec.Struct, frozen=True, kw_only=True):
+    """One run as it was asked for, and what it must come to where nothing disturbs it."""
+
+    run: str
+    provider: str
+    mode: Literal["chat", "prefill"]
+    stream: bool
+    on_failure: str
+    fate: Fate
+    pieces: tuple[Piece, ...]
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """One entry of a log or topic."""
+
+    id: str
+    event: dict[str, Any]
+
+
+class Line(msgspec.Struct, frozen=True):
+    """One execution of a tool that came to its end."""
+
+    run: str
+    key: str
+    """``run/turn/block`` of the call."""
+    what: str
+    nonce: str
+    """In the result, so that each result that is used tells which execution it came from."""
+
+
+class KeyFact(msgspec.Struct, frozen=True):
+    """One key as the server has it at rest."""
+
+    name: str
+    """Without the deployment's prefix."""
+    type: str
+    ttl_ms: int
+    """-1: none."""
+    length: int
+    """Entries, fields or members."""
+    pending: dict[str, int] = {}
+    """A stream's groups, with what each has taken and not finished."""
+    fields: dict[str, str] = {}
+    """Of a lease."""
+
+
+class Exit(msgspec.Struct, frozen=True):
+    """How a worker ended."""
+
+    kind: str
+    pid: int
+    asked: int | None
+    """The signal by which it was to end; None: it ended by itself."""
+    status: int
+    ready: bool
+    """It had said that it is ready."""
+    log: str
+
+
+class Violation(msgspec.Struct, frozen=True, order=True):
+    """A guarantee that did not hold."""
+
+    rule: str
+    run: str
+    """Empty where no one run is concerned."""
+    what: str
+
+
+class Record(msgspec.Struct, kw_only=True):
+    """A whole round, at rest: every run ended, or was given up waiting for."""
+
+    seed: str
+    prefix: str
+    partitions: int
+    lossy: bool = False
+    """The server may have lost the last writes: an asynchronous fail-over."""
+    stories: list[Story]
+    logs: dict[str, list[Entry]]
+    """By run."""
+    topics: dict[str, list[list[Entry]]]
+    """By name: the entries of each partition."""
+    executions: list[Line]
+    keys: list[KeyFact]
+    """At rest, the workers still there."""
+    living: list[int]
+    """Pids of the workers at that time."""
+    keys_after: list[KeyFact] = []
+    """When all workers had stopped."""
+    exits: list[Exit] = []
+    complaints: list[str] = []
+    """What workers logged as an error, and what they left behind at their end."""
+    provider_connections: int = 0
+    """Still open when all workers had stopped."""
+    server_connections: int = 0
+    faults: dict[str, int] = {}

@@ -1,0 +1,87 @@
+"""What a chaos came to, as tables for people."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Sequence
+
+from rich.console import Console, Group
+from rich.table import Table
+
+from tests.chaos.record import Record, Violation
+
+MOST_TOLD = 40
+
+
+def tables(rounds: Sequence[tuple[Record, list[Violation]]], seed: str, seconds: float) -> Group:
+    """Faults by kind, runs by outcome, what was lost, and every violation with its run and its seed."""
+    return Group(_faults(rounds, seconds), _outcomes(rounds), _sums(rounds, seed), _violations(rounds))
+
+
+def show(rounds: Sequence[tuple[Record, list[Violation]]], seed: str, seconds: float) -> None:
+    """Print them."""
+    Console(width=None if os.isatty(1) else 120).print(tables(rounds, seed, seconds))
+
+
+def _faults(rounds: Sequence[tuple[Record, list[Violation]]], seconds: float) -> Table:
+    table = Table(title=f"faults in {seconds:.0f} s, {len(rounds)} rounds", title_justify="left")
+    table.add_column("fault")
+    table.add_column("times", justify="right")
+    total = sum((Counter(record.faults) for record, _ in rounds), Counter[str]())
+    for fault, times in sorted(total.items()):
+        table.add_row(fault, str(times))
+    table.add_section()
+    table.add_row("kill -9 of workers", str(sum(n for fault, n in total.items() if fault.startswith("kill -9 of"))))
+    restarts = sum(n for fault, n in total.items() if fault.startswith(("kill -9 and restart", "fail-over")))
+    table.add_row("restarts and fail-overs of the server", str(restarts))
+    return table
+
+
+def _outcomes(rounds: Sequence[tuple[Record, list[Violation]]]) -> Table:
+    table = Table(title="runs by what was asked of them, and how they ended", title_justify="left")
+    ends = ("completed", "incomplete", "failed", "cancelled", "no end")
+    for column in ("plan", "on_failure", *ends):
+        table.add_column(column, justify="right" if column in ends else "left")
+    counts: Counter[tuple[str, str, str]] = Counter()
+    for record, _ in rounds:
+        for story in record.stories:
+            log = record.logs[story.run]
+            end = log[-1].event["type"] if log else ""
+            counts[story.fate, story.on_failure, end if end in ends else "no end"] += 1
+    for fate, policy in sorted({(f, p) for f, p, _ in counts}):
+        table.add_row(fate, policy, *(str(counts[fate, policy, end] or "") for end in ends))
+    return table
+
+
+def _sums(rounds: Sequence[tuple[Record, list[Violation]]], seed: str) -> Table:
+    table = Table(title=f"seed {seed}", title_justify="left", show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    records = [record for record, _ in rounds]
+    logs = [log for record in records for log in record.logs.values()]
+    executions = [line for record in records for line in record.executions]
+    table.add_row("runs", str(len(logs)))
+    table.add_row("events in logs", str(sum(map(len, logs))))
+    again = sum(entry.event["type"] in ("retrying", "restarted") for log in logs for entry in log)
+    table.add_row("attempts begun again", str(again))
+    table.add_row("tool calls", str(len({line.key for line in executions})))
+    table.add_row("executions beyond one a call", str(len(executions) - len({line.key for line in executions})))
+    table.add_row("workers", str(sum(len(record.exits) for record in records)))
+    table.add_section()
+    table.add_row("violations: lost, doubled, out of order, left over", str(sum(len(found) for _, found in rounds)))
+    return table
+
+
+def _violations(rounds: Sequence[tuple[Record, list[Violation]]]) -> Table | str:
+    if not any(found for _, found in rounds):
+        return "nothing was lost"
+    table = Table(title="violations", title_justify="left")
+    for column in ("seed", "rule", "run", "what"):
+        table.add_column(column, overflow="fold")
+    for record, found in rounds:
+        for violation in found[:MOST_TOLD]:
+            table.add_row(record.seed, violation.rule, violation.run, violation.what[:600])
+        if len(found) > MOST_TOLD:
+            table.add_row(record.seed, "…", "", f"{len(found) - MOST_TOLD} more")
+    return table

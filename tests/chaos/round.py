@@ -1,0 +1,249 @@
+"""One round: a deployment from its birth to its orderly end, with runs and chaos in between. It ends in a `Record`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack, suppress
+from pathlib import Path
+from typing import Any, TypeVar
+from zlib import crc32
+
+import msgspec
+from redis.exceptions import RedisError
+
+from tests.chaos import ledger, observer
+from tests.chaos.faults import Chaos, Rates
+from tests.chaos.proxy import Proxy
+from tests.chaos.record import Record
+from tests.chaos.servers import KINDS, Deployed, Kind
+from tests.chaos.stories import CONTINUING, LOOK, Scene, Stage
+from tests.chaos.workers import Workers
+from tests.chaos.zygote import LEFT_BEHIND
+from tests.e2e.fleet import BASE_PATHS, WITH_TOOLS, provider_table
+from tests.waiting import eventually
+from tokenbus_services.replay import ReplayServer
+
+PARTITIONS = 4
+SETTLE_S = 90.0
+"""How long after the last fault a run may take to its end."""
+LOST_S = 4.0
+"""A run that is open while nothing is done anywhere for so long is lost: whatever could go on with it would be in a
+queue, in a stream, or in a call that holds its queue's entry."""
+SILENT_S, TOOL_S, TOOL_SLACK_S = 6.0, 20.0, 3.0
+"""With a server that may lose writes: after so long without a word a run is lost, and so is a tool call."""
+REST_S = 20.0
+"""How long after the last run queues and counters may take to come to rest."""
+_POLL_S = 0.3
+_TWICE = 0.15
+"""So many requests are sent a second time, under the same id."""
+_ENDED = {b"completed", b"incomplete", b"failed", b"cancelled"}
+
+T = TypeVar("T")
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What a round is to be."""
+
+    seed: str
+    seconds: float
+    """Of chaos; mending and judging come on top."""
+    open_runs: int = 16
+    """So many runs are under way at any time."""
+    rates: Rates = Rates()
+    build: str | None = None
+    """One of `tests.chaos.broken`."""
+    settle_s: float = SETTLE_S
+    server: Kind = "single"
+
+
+async def play(plan: Plan, directory: Path) -> Record:
+    """Play the round. ``directory`` is there, and keeps the workers' logs."""
+    prefix = "chaos"
+    stage = Stage(plan.seed, prefix)
+    written = directory / "ledger.jsonl"
+    async with AsyncExitStack() as stack:
+        server: Deployed = await stack.enter_async_context(KINDS[plan.server](directory))
+        provider = await stack.enter_async_context(ReplayServer(choose=stage.script_for))
+        to_provider = await stack.enter_async_context(Proxy(int(provider.url.rpartition(":")[2])))
+        config = directory / "tokenbus.toml"
+        config.write_text(_settings(prefix, directory, server, to_provider.port))
+        env = {"TOKENBUS_CONFIG": str(config), ledger.PATH: str(written)}
+        workers = await stack.enter_async_context(Workers(directory / "logs", env, plan.build))
+        client = server.client
+        await workers.start_ready(*WITH_TOOLS * 2)
+        chaos = Chaos(random.Random(f"{plan.seed}:faults"), plan.rates, workers, server, to_provider)
+        audience = Audience(client, prefix, stage, plan.open_runs, lossy=server.lossy)
+        publishing = asyncio.create_task(audience.keep_asking())
+        await chaos.run(plan.seconds)
+        audience.enough.set()
+        await publishing
+        await audience.all_ended(plan.settle_s)
+        with suppress(AssertionError):  # the judge tells what still moves
+            await eventually(lambda: observer.at_rest(client, prefix, PARTITIONS), timeout=min(REST_S, plan.settle_s))
+        keys = await observer.keys_of(client, prefix)
+        living = [worker.pid for worker in workers.well()]
+        await workers.stop()
+        return Record(
+            seed=plan.seed,
+            prefix=prefix,
+            partitions=PARTITIONS,
+            lossy=server.lossy,
+            stories=[scene.story for scene in stage.scenes.values()],
+            logs={run: await observer.log_of(client, prefix, _partition(run), run) for run in stage.scenes},
+            topics=await observer.topics_of(client, prefix, PARTITIONS),
+            executions=ledger.read(written),
+            keys=keys,
+            living=living,
+            keys_after=await observer.keys_of(client, prefix),
+            exits=[worker.exit() for worker in workers.all],
+            complaints=_complaints(directory / "logs"),
+            provider_connections=await _none_left(lambda: provider.open_connections),
+            server_connections=await _none_left(lambda: server.proxy.connections if server.proxy else 0),
+            faults=dict(chaos.tally),
+        )
+
+
+class Audience:
+    """Asks for runs, cancels some, and knows when all have ended. Every command is sent until the server takes it."""
+
+    def __init__(self, client: Any, prefix: str, stage: Stage, open_runs: int, *, lossy: bool) -> None:
+        """``lossy``: a request that the server does not know any more is sent again."""
+        self._client = client
+        self._prefix = prefix
+        self._stage = stage
+        self._most = open_runs
+        self._lossy = lossy
+        self._open: set[str] = set()
+        self._cancelling: list[asyncio.Task[None]] = []
+        self._chance = random.Random(stage.seed)
+        self.enough = asyncio.Event()
+        """Set: nothing more is asked for."""
+
+    async def keep_asking(self) -> None:
+        """Keep so many runs open, until there are enough."""
+        while not self.enough.is_set():
+            while len(self._open) < self._most:
+                await self._ask(self._stage.next())
+            await asyncio.sleep(_POLL_S)
+            await self._look()
+        await asyncio.gather(*self._cancelling)
+
+    async def all_ended(self, seconds: float) -> None:
+        """Wait for the runs that are open: to their end, so long at the most, or until nothing is done for them."""
+        clock = asyncio.get_running_loop().time
+        until = clock() + seconds
+        lost_s = LOST_S + TOOL_S + TOOL_SLACK_S if self._lossy else LOST_S  # the longest that the bus takes to see it
+        if self._lossy:
+            self._open.update(self._stage.scenes)  # the end of a run may have been lost too
+        rested_from: float | None = None
+        while clock() < until:
+            await self._look()
+            if not self._open:
+                return
+            if not await observer.at_rest(self._client, self._prefix, PARTITIONS):
+                rested_from = None
+            elif rested_from is None:
+                rested_from = clock()
+            elif clock() - rested_from > lost_s:
+                return  # nobody has them in hand: the judge tells which runs these are
+            await asyncio.sleep(_POLL_S)
+
+    async def _ask(self, scene: Scene) -> None:
+        for _ in range(2 if self._chance.random() < _TWICE else 1):
+            await self._send(scene.request)
+        self._open.add(scene.story.run)
+        if scene.cancel_after_s is not None:
+            self._cancelling.append(asyncio.create_task(self._cancel(scene.story.run, scene.cancel_after_s)))
+
+    async def _cancel(self, run: str, after_s: float) -> None:
+        await asyncio.sleep(after_s)
+        await self._send({"type": "cancel", "run": run, "reason": "enough"})
+
+    async def _send(self, request: dict[str, Any]) -> None:
+        data = json.dumps(request)
+        await _until_taken(lambda: self._client.xadd(f"{self._prefix}:requests", {"__data__": data}))
+
+    async def _look(self) -> None:
+        runs = list(self._open)
+
+        async def ask() -> list[bytes]:
+            pipe = self._client.pipeline(transaction=False)
+            for run in runs:
+                pipe.hget(f"{self._prefix}:{{{_partition(run)}}}:run:{run}", "status")
+            return await pipe.execute()
+
+        for run, status in zip(runs, await _until_taken(ask), strict=True):
+            if status in _ENDED:
+                self._open.discard(run)
+            elif status is None and self._lossy:
+                await self._send(self._stage.scenes[run].request)
+
+
+async def _until_taken(command: Callable[[], Awaitable[T]]) -> T:
+    while True:
+        try:
+            return await command()
+        except (RedisError, OSError):
+            await asyncio.sleep(0.1)
+
+
+def _partition(run: str) -> int:
+    return crc32(run.encode()) % PARTITIONS
+
+
+async def _none_left(count: Callable[[], int]) -> int:
+    with suppress(AssertionError):
+        await eventually(lambda: count() == 0, timeout=5)
+    return count()
+
+
+def _complaints(logs: Path) -> list[str]:
+    """Lines of the workers' logs that nobody should have had to write."""
+    marks = (LEFT_BEHIND, "Traceback", "Task was destroyed")
+    return [
+        f"{log.name}: {line[:1500]}"
+        for log in sorted(logs.iterdir())
+        for line in log.read_text(errors="replace").splitlines()
+        if line.startswith(marks) or '"level": "error"' in line
+    ]
+
+
+def _settings(prefix: str, directory: Path, server: Deployed, provider_port: int) -> str:
+    provider = f"http://127.0.0.1:{provider_port}"
+    patience = "connect_timeout_s = 2.0\nfirst_event_timeout_s = 4.0\nidle_timeout_s = 2.0"
+    tables = [provider_table(api, api, provider, patience) for api in BASE_PATHS]
+    tables.append(
+        provider_table(CONTINUING, "openai-chat", provider, f'{patience}\nquirks = {{ continues = "message" }}')
+    )
+    return f"""
+redis_url = "{server.url}"
+prefix = "{prefix}"
+partitions = {PARTITIONS}
+data_dir = "{directory}"
+{"".join(tables)}
+[tools.{LOOK["name"]}]
+kind = "python"
+call = "tests.chaos.ledger:look"
+timeout_s = {TOOL_S}
+
+[retry]
+max_attempts = 100
+max_losses = 100
+base_delay_s = 0.05
+max_delay_s = 1.0
+
+[stages]
+lease_s = 1.5
+tick_s = 0.15
+drain_s = 2.0
+
+[retention]
+topic_entries = 10000000
+
+[limits]
+tool_slack_s = {TOOL_SLACK_S if server.lossy else 120.0}
+silent_run_s = {SILENT_S if server.lossy else 900.0}
+"""

@@ -1,0 +1,209 @@
+"""The runs of the chaos: what each asks for, what the provider answers, and what must come of it.
+
+Everything of a run follows from the seed and its number.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import msgspec
+
+from tests.chaos.record import Fate, Piece, Story
+from tests.e2e.fleet import BASE_PATHS
+from tokenbus_services.replay import (
+    TOOL_RESULT,
+    Asked,
+    CutOff,
+    Delivery,
+    ErrorEvent,
+    HangUp,
+    Random,
+    Reply,
+    Script,
+    Stall,
+    Status,
+    ToolCall,
+    Turn,
+    Whole,
+)
+from tokenbus_services.replay.script import Fault
+
+LOOK: dict[str, Any] = {
+    "name": "look",
+    "parameters": {
+        "type": "object",
+        "properties": {"what": {"type": "string"}, "wait_ms": {"type": "integer"}},
+        "required": ["what", "wait_ms"],
+    },
+}
+CONTINUING = "continuing"
+"""A provider of Chat Completions that goes on with a last message of the assistant: for prefill, and to continue."""
+DEADLINE_S = 2.0
+_CHAT = (*BASE_PATHS, CONTINUING)
+_PREFILL = ("anthropic", CONTINUING)
+_FATES: dict[Fate, int] = {"plain": 55, "fails before text": 17, "cut in text": 8, "cancelled": 12, "deadline": 8}
+_POLICIES = {"restart": 45, "before_first_visible": 30, "continue": 17, "fail": 8}
+_ERROR_STATUS = {"openai-chat": 500, "openai-responses": 500, "gemini": 503}
+_THOUGHT, _SAID = "ponder", "midway"
+"""Words that mark a place in the thinking and in the text."""
+
+
+class Scene(msgspec.Struct, frozen=True):
+    """A run: its story for the judge, its request for the bus, its script for the provider."""
+
+    story: Story
+    request: dict[str, Any]
+    script: Script
+    cancel_after_s: float | None
+
+
+class Stage:
+    """All scenes so far, and the provider's way to find them."""
+
+    def __init__(self, seed: str, prefix: str) -> None:
+        self.seed = seed
+        self._prefix = prefix
+        self.scenes: dict[str, Scene] = {}
+
+    def next(self) -> Scene:
+        """One more run."""
+        number = len(self.scenes)
+        scene = _scene(f"{self._prefix}-run{number}", random.Random(f"{self.seed}:{number}"))
+        self.scenes[scene.story.run] = scene
+        return scene
+
+    def script_for(self, asked: Asked) -> Script | None:
+        """What the provider answers: a request's last word is its run."""
+        scene = self.scenes.get(asked.token)
+        return scene.script if scene else None
+
+
+def _scene(run: str, chance: random.Random) -> Scene:
+    fate = chance.choices(list(_FATES), list(_FATES.values()))[0]
+    prefill = chance.random() < 0.2
+    provider = chance.choice(_PREFILL if prefill else _CHAT)
+    stream = prefill or chance.random() < 0.85
+    policy = chance.choices(list(_POLICIES), list(_POLICIES.values()))[0]
+    # A model that goes on from its text thinks anew, so that what it thinks would depend on what was disturbed.
+    thinks = not prefill and (policy, provider) != ("continue", CONTINUING)
+    whole_words = fate in ("cut in text", "deadline")
+    replies, pieces = _conversation(run, chance, prefill=prefill, thinks=thinks, whole_words=whole_words)
+    hurt = chance.randrange(len(replies))
+    turns = tuple(
+        Turn(
+            says=reply,
+            delivery=_delivery(chance),
+            first=(_fault(fate, chance, provider, in_thinking=stream and thinks),)
+            if n == hurt and fate != "deadline"
+            else (),
+            fault=Stall(after_text=_SAID) if n == hurt and fate == "deadline" else None,
+        )
+        for n, reply in enumerate(replies)
+    )
+    story = Story(
+        run=run,
+        provider=provider,
+        mode="prefill" if prefill else "chat",
+        stream=stream,
+        on_failure=policy,
+        fate=fate,
+        pieces=tuple(pieces),
+    )
+    request: dict[str, Any] = {
+        "type": "generate",
+        "id": run,
+        "provider": provider,
+        "model": "chaos",
+        "messages": [{"role": "user", "content": f"Please look at {run}"}],
+        "tools": [LOOK],
+        "stream": stream,
+        "on_failure": policy,
+    }
+    if prefill:
+        request |= {"mode": "prefill", "participant": "Claude"}
+    if fate == "deadline":
+        request["deadline_s"] = DEADLINE_S
+    cancel = chance.uniform(0, 4) if fate == "cancelled" else None
+    return Scene(story, request, Script(name=run, turns=turns), cancel)
+
+
+def _conversation(
+    run: str, chance: random.Random, *, prefill: bool, thinks: bool, whole_words: bool
+) -> tuple[list[Reply], list[Piece]]:
+    """One to three turns, all but the last with calls, and the blocks that they are.
+
+    ``whole_words``: no word may be cut over two events, for a fault's place is told by a word.
+    """
+    replies: list[Reply] = []
+    pieces: list[Piece] = []
+    last = chance.choices([0, 1, 2], [2, 5, 3])[0]
+    for turn in range(last + 1):
+        thinking = f"I {_THOUGHT} on {run}: {_words(chance)}" if thinks else ""
+        seen = f" It says {TOOL_RESULT} and" if turn else ""
+        # In prefill mode the text is a line of a conversation, and goes on behind the results of its calls.
+        text = f"{chr(10) if prefill and turn else ' ' if prefill else ''}Turn {turn} {_SAID} of {run}.{seen}"
+        text += f" {_words(chance)}"
+        calls = [
+            {"what": f"{run}/{turn}/{n}", "wait_ms": chance.choice((0, 50, 400, 1200))}
+            for n in range(chance.randint(1, 3) if turn < last else 0)
+        ]
+        pieces += [Piece(turn, "thinking", thinking)] if thinking else []
+        if prefill and calls:
+            text += "\n"
+        pieces += [Piece(turn, "text", text)]
+        pieces += [Piece(turn, "tool_call", msgspec.json.encode(call).decode()) for call in calls]
+        if prefill:
+            replies.append(
+                Reply(text=text + _written(calls), chunk_size=None if whole_words else chance.choice((None, 3, 11)))
+            )
+        else:
+            replies.append(
+                Reply(thinking=thinking, text=text, tool_calls=tuple(ToolCall(name="look", arguments=c) for c in calls))
+            )
+    return replies, pieces
+
+
+def _written(calls: list[dict[str, Any]]) -> str:
+    """The calls as a model writes them in prefill mode."""
+    if not calls:
+        return ""
+    inner = "".join(
+        '<invoke name="look">\n'
+        + "".join(f'<parameter name="{name}">{value}</parameter>\n' for name, value in call.items())
+        + "</invoke>\n"
+        for call in calls
+    )
+    return f"<function_calls>\n{inner}</function_calls>"
+
+
+def _words(chance: random.Random) -> str:
+    return " ".join(f"wörd{n}" for n in range(chance.randint(5, 40)))
+
+
+def _delivery(chance: random.Random) -> Delivery:
+    cuts = Whole() if chance.random() < 0.6 else Random(seed=chance.randrange(10**6), largest=400)
+    return Delivery(cuts=cuts, pace=chance.choice((20, 60, 200)), delay_s=chance.choice((0, 0, 0.3)))
+
+
+def _fault(fate: Fate, chance: random.Random, provider: str, *, in_thinking: bool) -> Fault | None:
+    """What goes wrong with the first try."""
+    if fate == "cut in text":
+        return CutOff(after_text=_SAID, reset=chance.random() < 0.5)
+    if fate != "fails before text":
+        return None
+    faults: list[Fault] = [
+        Status(status=429, headers={"retry-after": "0.2"}),
+        Status(status=500),
+        HangUp(),
+        CutOff(reset=True),
+    ]
+    if in_thinking:
+        status = _ERROR_STATUS.get(provider, 529)
+        faults += [
+            CutOff(after_text=_THOUGHT),
+            Stall(after_text=_THOUGHT),
+            ErrorEvent(status=status, after_text=_THOUGHT),
+        ]
+    return chance.choice(faults)

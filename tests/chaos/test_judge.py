@@ -1,0 +1,191 @@
+"""The judge itself: silent about a round in which all is well, and never silent about one thing that is not."""
+
+from __future__ import annotations
+
+import copy
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import msgspec
+import pytest
+
+from tests.chaos.judging import judge
+from tests.chaos.judging.topics import HOLDS
+from tests.chaos.record import Entry, Exit, KeyFact, Line, Piece, Record, Story
+
+ROOT = Path(__file__).parents[2]
+RUN = "r"
+RESULT = '{"what":"here","nonce":"n1"}'
+PARTITION = crc32(RUN.encode()) % 2
+
+
+def well() -> Record:
+    """One run with one call, and nothing wrong with it."""
+    call = '{"what":"here"}'
+    story = Story(
+        run=RUN,
+        provider="anthropic",
+        mode="chat",
+        stream=True,
+        on_failure="restart",
+        fate="plain",
+        pieces=(Piece(0, "text", "Hm."), Piece(0, "tool_call", call), Piece(1, "text", "So: {tool_result}")),
+    )
+    events = [
+        {"type": "started", "turn": 0, "attempt": 1},
+        *block(0, 0, 1, "text", "Hm."),
+        *block(1, 0, 1, "tool_call", call, tool_id="t"),
+        *block(2, 0, 1, "tool_result", RESULT, tool_id="t"),
+        *block(3, 1, 2, "text", f"So: {RESULT}"),
+        {"type": "completed", "turn": 1, "attempt": 2},
+    ]
+    log = [Entry(f"{e['attempt']}-{n}", {"run": RUN, "seq": n, **e}) for n, e in enumerate(events)]
+    return Record(
+        seed="0",
+        prefix="p",
+        partitions=2,
+        stories=[story],
+        logs={RUN: log},
+        topics={
+            topic: [[e for e in log if holds(e.event)] if n == PARTITION else [] for n in range(2)]
+            for topic, holds in HOLDS.items()
+        },
+        executions=[Line(RUN, f"{RUN}/0/1", "here", "n1")],
+        keys=[
+            KeyFact("requests", "stream", -1, 0, {"intake": 0}),
+            KeyFact("{0}:run:r", "hash", 1000, 5),
+            KeyFact(
+                "{0}:lease:parser", "hash", -1, 6, fields={"owner": "host-7-0a0b0c0d", "arrived": "5", "done": "5"}
+            ),
+        ],
+        living=[7],
+        exits=[Exit("parser", 7, 15, 0, True, "0-parser.log"), Exit("parser", 8, 9, -9, True, "1-parser.log")],
+    )
+
+
+def block(number: int, turn: int, attempt: int, kind: str, whole: str, **more: Any) -> list[dict[str, Any]]:
+    about = {"turn": turn, "attempt": attempt, "block": number, "kind": kind, **more}
+    name = "arguments" if kind == "tool_call" else "content"
+    return [
+        {"type": "block_start", **about},
+        {"type": "chunk", **about, "text": whole[:2], "visible": kind == "text"},
+        {"type": "chunk", **about, "text": whole[2:], "visible": kind == "text"},
+        {"type": "block_complete", **about, name: whole},
+    ]
+
+
+def log(record: Record) -> list[Entry]:
+    return record.logs[RUN]
+
+
+def event(record: Record, n: int, **changes: Any) -> None:
+    """Change an event, in the log and in the topics alike."""
+    log(record)[n].event.update(changes)
+
+
+def without_end(record: Record) -> None:
+    del log(record)[-1], record.topics["runs"][PARTITION][-1]
+
+
+def both(record: Record, n: int) -> None:
+    """Lose a chunk wherever it stands."""
+    gone = log(record).pop(n)
+    for topic in ("visible", "chunks"):
+        record.topics[topic][PARTITION].remove(gone)
+
+
+def renumbered(record: Record, n: int) -> None:
+    """The same, and the rest closes ranks."""
+    both(record, n)
+    for seq, entry in enumerate(log(record)):
+        entry.event["seq"] = seq
+
+
+def twice(record: Record, at: int) -> None:
+    log(record).insert(at, copy.deepcopy(log(record)[at]))
+
+
+def swapped(entries: list[Entry]) -> None:
+    entries[0], entries[1] = entries[1], entries[0]
+
+
+def key(name: str, **fields: Any) -> Callable[[Record], None]:
+    return lambda record: record.keys.append(
+        KeyFact(**{"name": name, "type": "stream", "ttl_ms": -1, "length": 1, **fields})
+    )
+
+
+def ended(asked: int | None, status: int, ready: bool = True) -> Callable[[Record], None]:
+    return lambda record: record.exits.append(Exit("tools", 9, asked, status, ready, "2-tools.log"))
+
+
+WRONG: dict[str, tuple[str, Callable[[Record], object]]] = {
+    "no end": ("every run ends", without_end),
+    "a chunk lost": ("log", lambda r: both(r, 2)),
+    "a chunk lost without a gap": ("log", lambda r: renumbered(r, 2)),
+    "an event doubled": ("log", lambda r: twice(r, 2)),
+    "out of order": ("log", lambda r: swapped(log(r))),
+    "something after the end": ("log", lambda r: twice(r, len(log(r)) - 1)),
+    "an id of its own": ("log", lambda r: log(r).__setitem__(0, Entry("9-9", log(r)[0].event))),
+    "a block said otherwise": ("content", lambda r: r.stories.__setitem__(0, said(r, "Ah."))),
+    "an outcome that the policy does not allow": (
+        "outcome",
+        lambda r: event(r, len(log(r)) - 1, type="incomplete", error={"retryable": True}),
+    ),
+    "cancelled by nobody": ("outcome", lambda r: event(r, len(log(r)) - 1, type="cancelled")),
+    "a topic lacks an event": ("topics", lambda r: r.topics["visible"][PARTITION].pop()),
+    "a topic has an event twice": ("topics", lambda r: r.topics["blocks"][PARTITION].append(log(r)[1])),
+    "a topic out of order": ("topics", lambda r: swapped(r.topics["chunks"][PARTITION])),
+    "a topic of the wrong partition": ("topics", lambda r: r.topics["runs"].reverse()),
+    "a result that no execution gave": ("tools", lambda r: r.executions.clear()),
+    "a call that nobody made": ("tools", lambda r: r.executions.append(Line(RUN, f"{RUN}/0/7", "x", "n2"))),
+    "a call of a run that nobody asked for": ("tools", lambda r: r.executions.append(Line("x", "x/0/1", "x", "n2"))),
+    "other arguments": ("tools", lambda r: r.executions.__setitem__(0, Line(RUN, f"{RUN}/0/1", "there", "n1"))),
+    "another call's result": ("tools", lambda r: r.executions.__setitem__(0, Line(RUN, f"{RUN}/0/7", "here", "n1"))),
+    "a key without TTL": ("keys", key("{0}:log:r")),
+    "an unknown key": ("keys", key("{0}:mystery")),
+    "work left": ("keys", key("{0}:turns")),
+    "an input that is not trimmed": ("keys", key("{0}:raw", length=5000)),
+    "an entry pending": ("pending", key("{0}:turns", length=0, pending={"fetcher": 1})),
+    "a lease of the dead": ("leases", lambda r: r.living.clear()),
+    "bytes that nobody consumed": ("leases", lambda r: r.keys[2].fields.update(done="4")),
+    "a lease that outlives its worker": ("leases", lambda r: r.keys_after.append(r.keys[2])),
+    "a worker that ended by itself": ("workers", ended(None, 1)),
+    "a worker that lost its server": ("workers", ended(None, 3)),
+    "a worker that would not stop": ("workers", ended(15, -9)),
+    "a complaint": ("workers", lambda r: r.complaints.append("left behind: tasks")),
+    "a socket to the provider": ("sockets", lambda r: setattr(r, "provider_connections", 1)),
+    "a socket to the server": ("sockets", lambda r: setattr(r, "server_connections", 1)),
+}
+
+
+def said(record: Record, text: str) -> Story:
+    story = record.stories[0]
+    return msgspec.structs.replace(story, pieces=(Piece(0, "text", text), *story.pieces[1:]))
+
+
+def test_a_round_in_which_all_is_well_has_no_violation():
+    assert judge(well()) == []
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_whatever_is_wrong_is_told(wrong: str):
+    rule, break_it = WRONG[wrong]
+    record = well()
+    break_it(record)
+    assert rule in {violation.rule for violation in judge(record)}
+
+
+def test_a_worker_that_found_no_server_at_its_start_may_end():
+    record = well()
+    ended(None, 3, ready=False)(record)
+    assert judge(record) == []
+
+
+def test_the_judge_knows_nothing_of_the_code_that_it_judges():
+    look = "import sys, tests.chaos.judging; sys.exit(any(name.startswith('tokenbus') for name in sys.modules))"
+    assert subprocess.run([sys.executable, "-c", look], cwd=ROOT, check=False).returncode == 0

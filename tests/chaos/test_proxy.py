@@ -1,0 +1,108 @@
+"""The fault proxy does to a connection exactly what it was told to."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncGenerator
+from contextlib import suppress
+
+import pytest
+
+from tests.chaos.proxy import Link, Proxy
+from tests.waiting import eventually
+
+CHANCE = random.Random(0)
+
+
+@pytest.fixture
+async def proxy() -> AsyncGenerator[Proxy]:
+    """In front of a server that sends back what it gets, and closes after a full stop."""
+
+    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        data = b""
+        while not data.endswith(b".") and (data := await reader.read(1000)):
+            writer.write(data)
+        writer.close()
+
+    async with (
+        await asyncio.start_server(echo, "127.0.0.1", 0) as server,
+        Proxy(server.sockets[0].getsockname()[1]) as proxy,
+    ):
+        yield proxy
+
+
+class Caller:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, link: Link) -> None:
+        self.reader = reader
+        self.writer = writer
+        self.link = link
+
+    async def gets(self) -> bytes:
+        """All that comes, to the end of the connection, however it ends."""
+        got = b""
+        with suppress(ConnectionResetError):
+            while data := await self.reader.read(1000):
+                got += data
+        self.writer.close()
+        return got
+
+
+async def call(proxy: Proxy) -> Caller:
+    reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
+    writer.write(b"hello")
+    assert await reader.readexactly(5) == b"hello"
+    [link] = proxy.some(CHANCE, 1.0)
+    return Caller(reader, writer, link)
+
+
+async def test_a_doomed_reply_is_cut_in_the_middle_of_its_bytes(proxy: Proxy):
+    caller = await call(proxy)
+    caller.link.doom("down", 0.5)
+    caller.writer.write(b"12345678")
+    assert await caller.gets() in (b"1234", b"")  # a reset may overtake what was sent before it
+
+
+async def test_a_lost_reply_is_one_whose_request_arrived(proxy: Proxy):
+    caller = await call(proxy)
+    caller.link.doom("down", 0.0)
+    caller.writer.write(b"lost")
+    assert await caller.gets() == b""
+    await eventually(lambda: proxy.connections == 0)
+
+
+async def test_what_is_held_comes_whole_when_it_is_let(proxy: Proxy):
+    caller = await call(proxy)
+    caller.link.hold("up")
+    caller.writer.write(b"later")
+    held = asyncio.create_task(caller.reader.readexactly(5))
+    reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
+    writer.write(b"others go on")
+    assert await reader.readexactly(12)
+    writer.close()
+    assert not held.done()
+    caller.link.let("up")
+    assert await held == b"later"
+    caller.writer.close()
+
+
+async def test_a_connection_that_is_reset_ends_on_both_sides(proxy: Proxy):
+    caller = await call(proxy)
+    proxy.reset_all()
+    assert await caller.gets() == b""
+    await eventually(lambda: proxy.connections == 0)
+
+
+async def test_a_proxy_that_refuses_lets_nobody_in(proxy: Proxy):
+    proxy.refusing = True
+    reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
+    with suppress(ConnectionResetError):
+        assert await reader.read(1) == b""
+    writer.close()
+    assert proxy.connections == 0
+
+
+async def test_an_ordinary_connection_loses_nothing_at_its_end(proxy: Proxy):
+    caller = await call(proxy)
+    caller.writer.write(b"x" * 499_999 + b".")
+    assert len(await caller.gets()) == 500_000
