@@ -1,0 +1,193 @@
+"""Who acts in the model, one step at a time: stage workers, provider attempts and tool calls, on the real scripts.
+
+Each keeps in memory what its counterpart in the services keeps, and can be left standing at any step: what then wakes
+up again is a zombie.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+import msgspec
+import redis
+from redis.exceptions import NoScriptError
+
+from tests.model.story import frames_of
+from tokenbus.bus import scripts
+from tokenbus.bus.keys import InternalTopic, Keys
+from tokenbus.bus.leases import Lease
+from tokenbus.bus.partition import Logic, Partition
+from tokenbus.bus.reader import Entry
+from tokenbus.bus.scripts import Call, RawPart
+from tokenbus.events.frames import ANY_FRAME, Lost, RawFrame, ToolWork, TurnWork, encode
+
+TTL_MS = 600_000
+"""Nothing expires by itself: the model says when time has passed."""
+_numbers = count(1)
+"""Of writers. Each puts its own into its frames, in place of the time."""
+
+
+class Wire:
+    """The server, asked one thing at a time."""
+
+    def __init__(self, url: str) -> None:
+        self.redis: Any = redis.Redis.from_url(url, protocol=2)
+
+    def run(self, call: Call) -> Any:
+        """The reply of one script."""
+        try:
+            return self.redis.execute_command("EVALSHA", call.script.sha, len(call.keys), *call.keys, *call.args)
+        except NoScriptError:
+            return self.redis.execute_command("EVAL", call.script.text, len(call.keys), *call.keys, *call.args)
+
+
+class StageWorker:
+    """One worker of an ordered stage on partition 0, as `tokenbus.bus.stage` works it."""
+
+    def __init__(
+        self, wire: Wire, keys: Keys, *, name: str, group: str, topic: InternalTopic, logic: Callable[[], Logic]
+    ) -> None:
+        self.name = name
+        self.part: Partition | None = None
+        self.pending: Call | None = None
+        """A commit that is not answered yet."""
+        self._wire = wire
+        self._keys = keys
+        self._group = group
+        self._topic: InternalTopic = topic
+        self._logic = logic
+
+    def take(self) -> Partition | None:
+        """Ask for the lease, and rebuild the partition's state; the caller settles its numbers with `recall`."""
+        lease, stream = self._keys.lease(0, self._group), self._keys.topic(0, self._topic)
+        call = scripts.acquire(lease, stream, owner=self.name, ttl_ms=TTL_MS, mirror=self._group)
+        token, offset, watermark = self._wire.run(call)
+        if not token:
+            return None
+        held = Lease(0, token.decode(), offset.decode(), watermark.decode())
+        part = Partition(held, self._logic(), keys=self._keys, topic=self._topic, group=self._group)
+        part.restore(self._wire.redis.hgetall(part.state_key))
+        if held.offset != held.watermark:
+            part.replay(self._wire.redis.xrange(stream, f"({held.watermark}", held.offset))
+        part.settle(held.offset)
+        self.part, self.pending = part, None
+        return part
+
+    def recall(self, runs: list[str]) -> None:
+        """What the runs' hashes know better than a replay."""
+        assert self.part
+        for run in runs:
+            if seq := self._wire.redis.hget(self._keys.run(run), "seq"):
+                self.part.logic.recall(run, int(seq))
+
+    def prepare(self, count: int) -> bool:
+        """Read so many entries and work them in; the commit waits in `pending`."""
+        assert self.part
+        begin = self.part.offset
+        entries: list[Entry] = self._wire.redis.xrange(self.part.stream, f"({begin}", count=count)
+        if not entries:
+            return False
+        work = self.part.work(entries)
+        self.pending = work.commit.call(
+            token=self.part.token,
+            ttl_ms=TTL_MS,
+            begin=begin,
+            end=self.part.offset,
+            watermark=self.part.watermark,
+            entries=len(entries),
+            size=work.size,
+            mirror=self._group,
+            entries_read=True,
+            topic_entries=10_000,
+        )
+        return True
+
+    def send(self, *, reply_lost: bool) -> str:
+        """Send the commit. Without its reply the worker knows nothing, and will send it again. The verdict."""
+        assert self.pending
+        reply = self._wire.run(self.pending)
+        verdict: str = reply[0].decode()
+        if not reply_lost:
+            self.pending = None
+            if verdict not in ("ok", "already"):
+                self.part = None
+        return verdict
+
+    def crash(self) -> None:
+        """All that it remembers is gone."""
+        self.part = self.pending = None
+
+
+class Attempt:
+    """One worker's try at a turn: its frames, one after the other."""
+
+    def __init__(self, wire: Wire, keys: Keys, consumer: str, entry_id: str, work: TurnWork) -> None:
+        self.consumer = consumer
+        self.entry_id = entry_id
+        self.work = work
+        self._wire = wire
+        self._keys = keys
+        self._number = next(_numbers)
+        self._name = f"writer {self._number}"
+        self._frames = frames_of(work.turn)
+        self._next = 0
+
+    def write(self, *, reply_lost: bool = False) -> bool:
+        """Write the next frame; whether the attempt is over for this worker."""
+        items = self._frames[self._next]
+        frame = RawFrame(self.work.turn, self.work.attempt, self._next, self._number, items)
+        verdict = self._append(self._next, frame, final=self._next == len(self._frames) - 1)
+        if reply_lost:
+            return False
+        if verdict not in ("ok", "already"):
+            if verdict.startswith(("frame", "writer")):
+                self.lose()
+            return True
+        self._next += 1
+        return self._next == len(self._frames)
+
+    def lose(self) -> None:
+        """End the attempt as one that nobody works on."""
+        self._append(ANY_FRAME, RawFrame(self.work.turn, self.work.attempt, ANY_FRAME, 0, [Lost("lost")]), final=True)
+
+    def finish(self) -> None:
+        """The item is done, if it is still this worker's."""
+        stream = self._keys.topic(0, "turns")
+        self._wire.run(scripts.finish(stream, group="fetcher", consumer=self.consumer, ids=[self.entry_id]))
+
+    def again(self, consumer: str) -> Attempt:
+        """The same item in another worker's hands."""
+        return Attempt(self._wire, self._keys, consumer, self.entry_id, self.work)
+
+    def _append(self, n: int, frame: RawFrame, *, final: bool) -> str:
+        keys, run = self._keys, self.work.run
+        part = RawPart(run, keys.run(run), self.work.attempt, n, final, encode(frame), self._name)
+        reply = self._wire.run(scripts.append_raw(keys.topic(0, "raw"), keys.lease(0, "normalizer"), [part]))
+        return reply[0].decode()
+
+
+class ToolCall:
+    """One call in an executor's hands."""
+
+    def __init__(self, wire: Wire, keys: Keys, entry_id: str, work: ToolWork) -> None:
+        self.work = work
+        self._entry_id = entry_id
+        self._wire = wire
+        self._keys = keys
+
+    def hand_in(self, frame: msgspec.Raw | bytes) -> int:
+        """The result, once more or for the first time; whether it was taken."""
+        keys, work = self._keys, self.work
+        return self._wire.run(
+            scripts.tool_result(
+                keys.run(work.run),
+                keys.topic(0, "events"),
+                keys.lease(0, "parser"),
+                run=work.run,
+                block=work.block,
+                attempt=work.attempt,
+                frame=bytes(frame),
+            )
+        )

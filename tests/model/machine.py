@@ -1,0 +1,390 @@
+"""The state machine: its rules are what may happen at any time, its invariants what holds after each of them."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from typing import Any
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from tests.e2e import judge
+from tests.model import story
+from tests.model.actors import TTL_MS, Attempt, StageWorker, ToolCall, Wire
+from tests.model.oracle import Undisturbed, log_of, normalized, unjoined
+from tokenbus.bus import scripts
+from tokenbus.bus.keys import InternalTopic, Keys
+from tokenbus.bus.partition import Logic
+from tokenbus.bus.reader import Entry, id_key
+from tokenbus.events.frames import (
+    ANY_FRAME,
+    CancelAsked,
+    Control,
+    Ended,
+    Lost,
+    ToolReturned,
+    encode,
+    event_decoder,
+    raw_decoder,
+    tool_decoder,
+    turn_decoder,
+)
+from tokenbus_services.normalizer.logic import NormalizerLogic
+from tokenbus_services.parser.logic import ParserLogic
+
+KEYS = Keys("model", 1)
+RUNS = ("a", "b", "c")
+STAGES: dict[str, InternalTopic] = {"normalizer": "raw", "parser": "events"}
+TERMINAL = ("completed", "incomplete", "failed", "cancelled")
+
+stages = st.sampled_from(sorted(STAGES))
+names = st.sampled_from(["first", "second"])
+runs = st.sampled_from(RUNS)
+any_of = st.integers(0, 20)
+"""Which of those that there are, counted round."""
+
+
+def logic_of(stage: str) -> Logic:
+    """The real logic of a stage."""
+    if stage == "normalizer":
+        return NormalizerLogic(0, KEYS)
+    topics = ("visible", "chunks", "blocks")
+    return ParserLogic(0, KEYS, topics=topics, open_run_ms=TTL_MS, finished_run_ms=TTL_MS)
+
+
+class Protocol(RuleBasedStateMachine):
+    """A few runs in one partition, two workers of each stage, and as many attempts and calls as come."""
+
+    wire: Wire
+    """Set by the test."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wire.redis.flushdb()
+        self.workers = {
+            (stage, name): StageWorker(
+                self.wire, KEYS, name=name, group=stage, topic=topic, logic=lambda stage=stage: logic_of(stage)
+            )
+            for stage, topic in STAGES.items()
+            for name in ("first", "second", "last")
+        }
+        self.oracles = {stage: Undisturbed(lambda stage=stage: logic_of(stage)) for stage in STAGES}
+        self.seen: dict[InternalTopic, list[Entry]] = {"raw": [], "events": [], "turns": [], "tools": []}
+        self.accepted: set[str] = set()
+        self.attempts: list[Attempt] = []
+        self.calls: list[ToolCall] = []
+        self.taken = Counter[tuple[str, int]]()
+        self.watermarks = dict.fromkeys(STAGES, "0-0")
+        self._checked: list[object] = []
+        """What there was at the last look: where nothing came, nothing needs to be judged again."""
+        self._raw_checked = self._events_checked = 0
+        groups: dict[InternalTopic, str] = {"turns": "fetcher", "tools": "tools"}
+        for topic, group in groups.items():
+            self.wire.redis.xgroup_create(KEYS.topic(0, topic), group, id="0", mkstream=True)
+
+    # --- requests -------------------------------------------------------------------------------------------------
+
+    @rule(run=runs)
+    def accept(self, run: str) -> None:
+        """A request, which may come any number of times."""
+        reply = self.wire.run(
+            scripts.accept(
+                KEYS.run(run),
+                KEYS.topic(0, "events"),
+                KEYS.topic(0, "turns"),
+                KEYS.lease(0, "parser"),
+                KEYS.log(run),
+                run=run,
+                ttl_ms=TTL_MS,
+                frame=story.accepted(),
+                work=story.first_turn(run),
+                fields=["request", b"{}"],
+            )
+        )
+        assert (reply == b"new") == (run not in self.accepted), "a run is accepted once"
+        self.accepted.add(run)
+
+    @rule(run=runs)
+    def cancel(self, run: str) -> None:
+        self.wire.run(
+            scripts.cancel(
+                KEYS.run(run),
+                KEYS.topic(0, "events"),
+                KEYS.topic(0, "raw"),
+                KEYS.topic(0, "control"),
+                parser_lease=KEYS.lease(0, "parser"),
+                normalizer_lease=KEYS.lease(0, "normalizer"),
+                run=run,
+                awaited_ms=TTL_MS,
+                frame=story.cancel_asked(),
+                control_frame=encode(Control(run)),
+            )
+        )
+
+    # --- fetchers -------------------------------------------------------------------------------------------------
+
+    @rule(name=names)
+    def read_turn(self, name: str) -> None:
+        """A fetcher takes the next attempt that is to be made."""
+        for entry_id, run, data in self._read("turns", "fetcher", name):
+            work = turn_decoder.decode(data)
+            attempt = Attempt(self.wire, KEYS, name, entry_id, work)
+            status, present = self.wire.redis.hmget(KEYS.run(run), "status", "attempt")
+            if status == b"open" and int(present) == work.attempt:
+                self.attempts.append(attempt)
+            else:
+                attempt.finish()
+
+    @precondition(lambda self: self.attempts)
+    @rule(which=any_of, reply_lost=st.booleans())
+    def write(self, which: int, reply_lost: bool) -> None:
+        """One more frame of some attempt, be it a zombie's."""
+        attempt = self._one(self.attempts, which)
+        if attempt.write(reply_lost=reply_lost):
+            attempt.finish()
+            self.attempts.remove(attempt)
+
+    @precondition(lambda self: self.attempts)
+    @rule(which=any_of, name=names, frames=st.integers(0, 2))
+    def deliver_again(self, which: int, name: str, frames: int) -> None:
+        """The server forgot that it had handed the item out, and a second worker begins the same attempt."""
+        self.attempts.append(self._one(self.attempts, which).again(name))
+        for _ in range(frames):
+            self.write(-1, reply_lost=False)
+
+    @precondition(lambda self: self.attempts)
+    @rule(which=any_of)
+    def take_over_turn(self, which: int) -> None:
+        """The worker counts as dead, and another closes its attempt; it may be a zombie and write on."""
+        attempt = self._one(self.attempts, which).again("last")
+        self.wire.redis.xclaim(KEYS.topic(0, "turns"), "fetcher", "last", 0, [attempt.entry_id])
+        attempt.lose()
+        attempt.finish()
+
+    @precondition(lambda self: self.attempts)
+    @rule(which=any_of)
+    def fetcher_dies(self, which: int) -> None:
+        self.attempts.remove(self._one(self.attempts, which))
+
+    # --- stages ---------------------------------------------------------------------------------------------------
+
+    @rule(stage=stages, name=names)
+    def take(self, stage: str, name: str) -> None:
+        """A worker asks for the partition, and replays it."""
+        worker = self.workers[stage, name]
+        if worker.part is None and (part := worker.take()):
+            oracle = self.oracles[stage]
+            assert part.offset == oracle.offset
+            oracle.check_memory(part.logic, RUNS)
+            worker.recall([run for run in RUNS if part.logic.is_open(run)])
+
+    @rule(stage=stages, name=names)
+    def is_followed(self, stage: str, name: str) -> None:
+        """A worker takes over at once from one that is thought dead, which may have a commit under way."""
+        if self.workers[stage, name].part is None:
+            self.lease_runs_out(stage)
+            self.take(stage, name)
+
+    @rule(stage=stages)
+    def lease_runs_out(self, stage: str) -> None:
+        """Its owner was silent for too long. It does not know."""
+        if self.wire.redis.exists(KEYS.lease(0, stage)):
+            self.wire.redis.hset(KEYS.lease(0, stage), "until", 0)
+
+    @rule(stage=stages, name=names, count=st.integers(1, 4))
+    def work(self, stage: str, name: str, count: int) -> None:
+        """Read a batch and work it in; the commit is not sent yet."""
+        worker = self.workers[stage, name]
+        if worker.part and not worker.pending:
+            worker.prepare(count)
+
+    @rule(stage=stages, name=names, reply_lost=st.booleans())
+    def commit(self, stage: str, name: str, reply_lost: bool) -> None:
+        """Send the commit that waits, however old it is."""
+        worker = self.workers[stage, name]
+        if worker.pending:
+            token: bytes = worker.pending.args[0].encode()  # pyright: ignore
+            owns = self.wire.redis.hget(KEYS.lease(0, stage), "token") == token
+            verdict = worker.send(reply_lost=reply_lost)
+            assert owns == (verdict != "fenced"), f"{verdict} for {'the owner' if owns else 'a zombie'}"
+
+    @rule(stage=stages, name=names)
+    def commit_again(self, stage: str, name: str) -> None:
+        """The reply is lost, and the commit is sent once more."""
+        self.work(stage, name, 10)
+        for reply_lost in (True, False):
+            self.commit(stage, name, reply_lost=reply_lost)
+
+    @rule(stage=stages, name=names)
+    def stage_worker_dies(self, stage: str, name: str) -> None:
+        self.workers[stage, name].crash()
+
+    # --- tools ----------------------------------------------------------------------------------------------------
+
+    @rule(name=names)
+    def read_call(self, name: str) -> None:
+        """An executor takes a call. What it holds it may hand in at any time, and any number of times."""
+        for entry_id, _, data in self._read("tools", "tools", name):
+            self.calls.append(ToolCall(self.wire, KEYS, entry_id, tool_decoder.decode(data)))
+
+    @precondition(lambda self: self.calls)
+    @rule(which=any_of)
+    def hand_in(self, which: int) -> None:
+        call = self._one(self.calls, which)
+        self.taken[call.work.run, call.work.block] += call.hand_in(story.result(call.work.turn, call.work.block))
+
+    @rule(name=names)
+    def a_quiet_moment(self, name: str) -> None:
+        """Everybody gets on a little: so that histories get far enough for what happens late in a run."""
+        self.read_turn(name)
+        for attempt in [*self.attempts] * 3:
+            if attempt in self.attempts:
+                self.write(self.attempts.index(attempt), reply_lost=False)
+        for stage in STAGES:
+            self._look()
+            self.take(stage, name)
+            self.work(stage, name, 10)
+            self.commit(stage, name, reply_lost=False)
+        self.read_call(name)
+
+    # --- what holds -----------------------------------------------------------------------------------------------
+
+    @invariant()
+    def the_stages_wrote_what_an_undisturbed_one_writes(self) -> None:
+        self._look()
+        now = [*map(len, self.seen.values()), *map(self._lease, STAGES)]
+        if now == self._checked:
+            return
+        self._checked = now
+        for stage, oracle in self.oracles.items():
+            offset, watermark = self._lease(stage)
+            assert id_key(self.watermarks[stage]) <= id_key(watermark) <= id_key(offset)
+            self.watermarks[stage] = watermark
+            oracle.advance(offset)
+        said = [(run.decode(), frame) for _, fields in self.seen["events"] for run, frame in fields.items()]
+        events = self.oracles["normalizer"].appended[KEYS.topic(0, "events")]
+        assert normalized(said) == normalized(events)
+        parser = self.oracles["parser"]
+        for run in RUNS:
+            log = log_of(self.wire.redis, KEYS, run)
+            assert [event["seq"] for event in log] == list(range(len(log))), "seq has a gap or a double"
+            assert unjoined(log) == unjoined(parser.published[KEYS.log(run)])
+        first = [(run, story.first_turn(run)) for run in RUNS]
+        work: tuple[InternalTopic, ...] = ("turns", "tools")
+        for topic in work:
+            found = [(run.decode(), frame) for _, fields in self.seen[topic] for run, frame in fields.items()]
+            handed_out = [item for item in found if item not in first]
+            assert _by_run(handed_out) == _by_run(parser.appended[KEYS.topic(0, topic)])
+
+    @invariant()
+    def each_attempt_is_written_once_and_closed_once(self) -> None:
+        frames: defaultdict[tuple[str, int], list[Any]] = defaultdict(list)
+        if len(self.seen["raw"]) == self._raw_checked:
+            return
+        self._raw_checked = len(self.seen["raw"])
+        for _, fields in self.seen["raw"]:
+            for run, data in fields.items():
+                frame = raw_decoder.decode(data)
+                frames[run.decode(), frame.attempt].append(frame)
+        for written in frames.values():
+            numbers = [frame.n for frame in written if frame.n != ANY_FRAME]
+            assert numbers == list(range(len(numbers)))
+            assert len({frame.at_ms for frame in written if frame.n != ANY_FRAME}) <= 1, "two writers in one attempt"
+            ends = [i for i, frame in enumerate(written) if isinstance(frame.items[-1], Ended | Lost)]
+            assert ends in ([], [len(written) - 1]), "nothing follows an attempt's end"
+
+    @invariant()
+    def cancels_and_results_enter_once(self) -> None:
+        assert max(self.taken.values(), default=0) <= 1
+        if len(self.seen["events"]) == self._events_checked:
+            return
+        self._events_checked = len(self.seen["events"])
+        entered = Counter[tuple[str, object]]()
+        for _, fields in self.seen["events"]:
+            for run, data in fields.items():
+                for event in event_decoder.decode(data).events:
+                    if isinstance(event, CancelAsked):
+                        entered[run.decode(), "cancel"] += 1
+                    elif isinstance(event, ToolReturned):
+                        entered[run.decode(), event.block] += 1
+        assert max(entered.values(), default=1) == 1
+
+    def teardown(self) -> None:
+        """Nothing fails any more: every run comes to its one end."""
+        if self.accepted:
+            self._calm_down()
+            self.the_stages_wrote_what_an_undisturbed_one_writes()
+            for run in self.accepted:
+                log = log_of(self.wire.redis, KEYS, run)
+                judge.check(log)
+                if log[-1]["type"] == "completed":
+                    assert [text for kind, text in judge.blocks(log) if kind == "text"] == list(story.TEXTS)
+
+    def _calm_down(self) -> None:
+        for attempt in list(self.attempts):
+            attempt.lose()
+            attempt.finish()
+        redis = self.wire.redis
+        for entry in redis.xpending_range(KEYS.topic(0, "turns"), "fetcher", "-", "+", 1000):
+            entry_id = entry["message_id"].decode()
+            for _, fields in redis.xclaim(KEYS.topic(0, "turns"), "fetcher", "last", 0, [entry_id]):
+                for data in fields.values():
+                    lost = Attempt(self.wire, KEYS, "last", entry_id, turn_decoder.decode(data))
+                    lost.lose()
+                    lost.finish()
+        self.attempts.clear()
+        for stage in STAGES:
+            self.lease_runs_out(stage)
+            self.take(stage, "last")
+        for _ in range(60):
+            self._look()
+            for stage in STAGES:
+                worker = self.workers[stage, "last"]
+                while worker.prepare(100):
+                    assert worker.send(reply_lost=False) == "ok"
+                    self._look()
+            self.the_stages_wrote_what_an_undisturbed_one_writes()
+            if all(redis.hget(KEYS.run(run), "status").decode() in TERMINAL for run in self.accepted):
+                return
+            self.read_turn("last")
+            while self.attempts:
+                self.write(0, reply_lost=False)
+            self.read_call("last")
+            for which in range(len(self.calls)):
+                self.hand_in(which)
+        raise AssertionError("a run never ends")
+
+    # --- looking --------------------------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        """What came onto the streams since the last look. It is remembered, for the streams forget it."""
+        for topic, seen in self.seen.items():
+            after = seen[-1][0].decode() if seen else "0-0"
+            new = self.wire.redis.xrange(KEYS.topic(0, topic), f"({after}")
+            seen.extend(new)
+            for stage, its_input in STAGES.items():
+                if its_input == topic:
+                    self.oracles[stage].feed(new)
+
+    def _lease(self, stage: str) -> tuple[str, str]:
+        offset, watermark = self.wire.redis.hmget(KEYS.lease(0, stage), "offset", "watermark")
+        return (offset or b"0-0").decode(), (watermark or b"0-0").decode()
+
+    def _read(self, topic: InternalTopic, group: str, name: str) -> list[tuple[str, str, bytes]]:
+        stream = KEYS.topic(0, topic)
+        found = self.wire.redis.xreadgroup(group, name, {stream: ">"}, count=1)
+        return [
+            (entry_id.decode(), run.decode(), data)
+            for _, entries in found
+            for entry_id, fields in entries
+            for run, data in fields.items()
+        ]
+
+    @staticmethod
+    def _one(things: list[Any], which: int) -> Any:
+        return things[which % len(things)]
+
+
+def _by_run(items: list[tuple[str, bytes]]) -> list[tuple[str, bytes]]:
+    """In their order within each run: between runs there is none."""
+    return sorted(items, key=lambda item: item[0])

@@ -1,0 +1,104 @@
+"""What must lie on the server: each stage's logic fed with its input once, entry by entry, by nobody who can fail."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from tokenbus.bus.keys import Keys
+from tokenbus.bus.partition import Logic
+from tokenbus.bus.reader import Entry, id_key
+from tokenbus.bus.scripts import Arg, Commit
+from tokenbus.events.frames import CONTROL_ATTEMPT, EventFrame, event_decoder
+
+Told = dict[str, Any]
+
+
+class _Written(Commit):
+    """Remembers what a logic writes in place of sending it."""
+
+    def __init__(self, oracle: Undisturbed) -> None:
+        super().__init__("", "")
+        self._oracle = oracle
+
+    def publish(self, log: str, entry_id: str, data: bytes, topics: Sequence[str]) -> None:
+        self._oracle.published[log].append(msgspec.json.decode(data))
+
+    def append(self, stream: str, fields: Sequence[Arg]) -> None:
+        for run, frame in zip(fields[::2], fields[1::2], strict=True):
+            assert isinstance(run, str)
+            assert isinstance(frame, bytes)
+            self._oracle.appended[stream].append((run, frame))
+
+
+class Undisturbed:
+    """One stage, and all that it says and remembers at any offset."""
+
+    def __init__(self, logic: Callable[[], Logic]) -> None:
+        self.logic = logic()
+        self.offset = "0-0"
+        self.published: defaultdict[str, list[Told]] = defaultdict(list)
+        self.appended: defaultdict[str, list[tuple[str, bytes]]] = defaultdict(list)
+        self._waiting: list[Entry] = []
+
+    def feed(self, entries: Sequence[Entry]) -> None:
+        """Input that came."""
+        self._waiting += entries
+
+    def advance(self, offset: str) -> None:
+        """Work up to the offset that was committed."""
+        assert id_key(offset) >= id_key(self.offset), "the offset went back"
+        while self._waiting and id_key(self._waiting[0][0].decode()) <= id_key(offset):
+            _, fields = self._waiting.pop(0)
+            for run, frame in fields.items():
+                self.logic.take(run.decode(), frame)
+            self.logic.flush(_Written(self))
+        self.offset = offset
+
+    def check_memory(self, logic: Logic, runs: Sequence[str]) -> None:
+        """A new owner remembers what one remembers who was there all the time; but for the numbers, see `recall`."""
+        for run in runs:
+            assert logic.is_open(run) == self.logic.is_open(run), f"{run} is open for one and over for the other"
+            if logic.is_open(run):
+                known = [msgspec.msgpack.decode(_without_number(each, run)) for each in (logic, self.logic)]
+                assert known[0] == known[1], f"a replay of {run} gives another state"
+
+
+def _without_number(logic: Logic, run: str) -> bytes:
+    logic.recall(run, 0)
+    return logic.snapshot(run)
+
+
+def normalized(frames: Sequence[tuple[str, bytes]]) -> dict[str, list[tuple[int, int, object]]]:
+    """By run, what the normalizer said, however it was cut into frames."""
+    said: defaultdict[str, list[tuple[int, int, object]]] = defaultdict(list)
+    for run, data in frames:
+        frame: EventFrame = event_decoder.decode(data)
+        if frame.attempt != CONTROL_ATTEMPT:
+            said[run] += [(frame.turn, frame.attempt, event) for event in frame.events]
+    return dict(said)
+
+
+def unjoined(log: Sequence[Told]) -> list[Told]:
+    """Public events without their numbers, neighbouring chunks of a block as one."""
+    told: list[Told] = []
+    for event in log:
+        this = {name: value for name, value in event.items() if name != "seq"}
+        last = told[-1] if told else this
+        if this["type"] == last["type"] == "chunk" and _about(this) == _about(last) and last is not this:
+            last["text"] += this["text"]
+        else:
+            told.append(this)
+    return told
+
+
+def _about(chunk: Told) -> Told:
+    return {name: value for name, value in chunk.items() if name != "text"}
+
+
+def log_of(redis: Any, keys: Keys, run: str) -> list[Told]:
+    """A run's log as it lies on the server."""
+    return [msgspec.json.decode(fields[b"__data__"]) for _, fields in redis.xrange(keys.log(run))]

@@ -1,0 +1,93 @@
+"""Random orders of what may happen keep every guarantee; and where a script is broken, they find it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from tests.model.actors import Wire
+from tests.model.machine import Protocol
+from tests.servers import binary
+from tokenbus.bus import partition
+from tokenbus.bus.scripts import commit, runs
+from tokenbus.bus.scripts.call import script
+from tokenbus_services.embedded import EmbeddedServer
+
+EXAMPLES = int(os.environ.get("MODEL_EXAMPLES", "60"))
+STEPS = 100
+
+
+@pytest.fixture(scope="module")
+def wire() -> Generator[Wire]:
+    """A server of the model's own, that trims exactly: what is needed and trimmed is then missed."""
+    with EmbeddedServer(binary=binary(), options={"stream-node-max-entries": "1"}) as server:
+        yield Wire(server.url)
+
+
+def explore(wire: Wire, examples: int, *, phases: tuple[Phase, ...] = tuple(Phase), the_same: bool = False) -> None:
+    """So many random histories of STEPS steps each; ``the_same`` ones at each call."""
+    run_state_machine_as_test(
+        type("Model", (Protocol,), {"wire": wire}),
+        settings=settings(
+            max_examples=examples,
+            stateful_step_count=STEPS,
+            deadline=None,
+            suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+            database=None,
+            report_multiple_bugs=False,
+            phases=phases,
+            derandomize=the_same,
+        ),
+    )
+
+
+@pytest.fixture(autouse=True)
+def short_spans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checkpoints after a few entries, so that the watermark moves past open runs."""
+    monkeypatch.setattr(partition, "CHECKPOINT_SPAN", 300)
+    monkeypatch.setattr(partition, "MAX_CHECKPOINT_SPAN", 600)
+
+
+@pytest.mark.timeout(0)
+def test_whatever_happens_in_whatever_order_the_guarantees_hold(wire: Wire):
+    explore(wire, EXAMPLES)
+
+
+BROKEN: dict[str, tuple[Any, str, str, str]] = {
+    "the fence is gone": (commit, "_COMMIT", "if h[1] ~= ARGV[1] then", "if false then"),
+    "a commit writes twice": (commit, "_COMMIT", "if h[2] ~= ARGV[3] then", "if false then"),
+    "the watermark goes too far": (commit, "_COMMIT", "'watermark', ARGV[5]", "'watermark', ARGV[4]"),
+    "the offset moves before the outputs": (
+        commit,
+        "_COMMIT",
+        "local lag = {'ok'",
+        "if h[2] ~= '0-0' then redis.call('HSET', KEYS[1], 'offset', ARGV[4]) return {'ok'} end local lag = {'ok'",
+    ),
+    "a frame may come twice": (runs, "_APPEND", "h[3] ~= frame then", "false then"),
+    "two writers share an attempt": (runs, "_APPEND", "h[5]", "writer"),
+    "a closed attempt goes on": (runs, "_APPEND", "h[4] == attempt then", "false then"),
+    "a tool result enters twice": (runs, "_TOOL_RESULT", "redis.call('HDEL', KEYS[1], ARGV[2])", ""),
+    "a run is accepted twice": (runs, "_ACCEPT", "'awaited' then return h[1] end", "'awaited' then h = {} end"),
+    "a cancel enters twice": (
+        runs,
+        "_CANCEL",
+        "if status ~= 'open' then",
+        "if status ~= 'open' and status ~= 'cancelling' then",
+    ),
+}
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("what", BROKEN)
+def test_a_broken_script_is_found(wire: Wire, monkeypatch: pytest.MonkeyPatch, what: str):
+    module, name, text, instead = BROKEN[what]
+    whole = getattr(module, name)
+    assert text in whole.text, "the script is another by now"
+    monkeypatch.setattr(module, name, script(whole.name, whole.text.replace(text, instead)))
+    with pytest.raises(AssertionError):
+        explore(wire, 300, phases=(Phase.generate,), the_same=True)
