@@ -1,0 +1,97 @@
+"""An HTTP server that tells everything it was sent: what a provider or a tool may do to a key by mistake."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, suppress
+
+
+@asynccontextmanager
+async def telltale() -> AsyncGenerator[str]:
+    """Its url. Under ``/tool/…`` it is a tool, else a provider that speaks Chat Completions; what it does stands in the
+    last part of the path, or in the model's name."""
+    server = await asyncio.start_server(_serve, "127.0.0.1", 0)
+    async with server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with suppress(ConnectionError, asyncio.IncompleteReadError):
+        head = await reader.readuntil(b"\r\n\r\n")
+        lines = head.decode("latin-1").splitlines()
+        headers = dict(line.lower().split(": ", 1) for line in lines[1:] if ": " in line)
+        body = await reader.readexactly(int(headers.get("content-length", 0)))
+        path = lines[0].split()[1]
+        told = head.decode("latin-1")
+        if path.startswith("/tool/"):
+            await _tool(writer, path.rpartition("/")[2], told)
+        else:
+            asked = json.loads(body)
+            await _provider(writer, asked["model"], told, answered=asked["messages"][-1]["role"] == "tool")
+        await writer.drain()
+    writer.close()
+
+
+async def _tool(writer: asyncio.StreamWriter, what: str, told: str) -> None:
+    match what:
+        case "refuses":
+            await _send(writer, "500 Oops", "text/plain", told)
+        case "long":
+            await _send(writer, "200 OK", "text/plain", "x" * 100_000 + told)
+        case "binary":
+            await _send(writer, "200 OK", "application/octet-stream", "\xff\xfe" + told)
+        case _:
+            await _send(writer, "200 OK", "text/plain", told)
+
+
+async def _provider(writer: asyncio.StreamWriter, model: str, told: str, *, answered: bool) -> None:
+    """``unauthorized``, ``chatty``, ``breaks``, or the names of tools to call with + between."""
+    match model:
+        case "unauthorized":
+            error = json.dumps({"error": {"message": f"Incorrect API key provided: {told}", "type": "auth"}})
+            await _send(writer, "401 Unauthorized", "application/json", error)
+        case "breaks":
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: 9999\r\n\r\n")
+            await _in_pieces(writer, _event({"content": told}))
+        case "chatty":
+            await _stream(writer, _event({"content": told}), finish="stop")
+        case _ if answered:
+            await _stream(writer, _event({"content": "done"}), finish="stop")
+        case _:
+            calls = [
+                {"index": i, "id": f"c{i}", "type": "function", "function": {"name": name, "arguments": "{}"}}
+                for i, name in enumerate(model.split("+"))
+            ]
+            await _stream(writer, _event({"tool_calls": calls}), finish="tool_calls")
+
+
+def _event(delta: object, finish: str | None = None) -> bytes:
+    choice = {"index": 0, "delta": delta, "finish_reason": finish}
+    return (
+        b"data: " + json.dumps({"id": "x", "object": "chat.completion.chunk", "choices": [choice]}).encode() + b"\n\n"
+    )
+
+
+async def _stream(writer: asyncio.StreamWriter, event: bytes, *, finish: str) -> None:
+    writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n")
+    await _in_pieces(writer, event + _event({}, finish) + b"data: [DONE]\n\n")
+
+
+async def _send(writer: asyncio.StreamWriter, status: str, media_type: str, text: str) -> None:
+    body = text.encode("latin-1")
+    writer.write(
+        f"HTTP/1.1 {status}\r\ncontent-type: {media_type}\r\ncontent-length: {len(body)}\r\n"
+        f"request-id: {''.join(text.split())[:4000]}\r\nconnection: close\r\n\r\n".encode("latin-1")
+    )
+    await _in_pieces(writer, body)
+
+
+async def _in_pieces(writer: asyncio.StreamWriter, body: bytes) -> None:
+    """Cut so that a secret of the head comes in several reads."""
+    step = 7 if len(body) < 5_000 else 50_007
+    for at in range(0, len(body), step):
+        writer.write(body[at : at + step])
+        await writer.drain()
+        await asyncio.sleep(0)

@@ -1,0 +1,262 @@
+"""The users of deploy/acl: with them every service does its work, and none can do another's."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from redis.asyncio import Redis
+from redis.exceptions import AuthenticationError, NoPermissionError, ResponseError
+
+from tests.e2e.conftest import WEATHER
+from tests.e2e.fleet import WITH_TOOLS, ended, fleet
+from tests.servers import binary
+from tests.waiting import eventually
+from tokenbus import Client
+from tokenbus.bus.keys import Keys
+from tokenbus.bus.records import newest_records
+from tokenbus.bus.server import Server
+from tokenbus_services.embedded import EmbeddedServer
+from tokenbus_services.replay import ReplayServer, Reply, Script, ToolCall, Turn
+
+USERS = Path(__file__).parents[2] / "deploy" / "acl" / "users.conf"
+SERVICES = ("fetcher", "normalizer", "parser", "policy", "tools", "recorder", "blobs")
+NAMES = ("publisher", "subscriber", *SERVICES, "operator")
+KEYS = Keys(partitions=2)
+RECORDED = '[records]\nsample = 1.0\n[blobs]\nloader = "tests.e2e.own_store:create"\n'
+ASKS = Script(
+    name="asks",
+    turns=(
+        Turn(says=Reply(text="Let me look.", tool_calls=(ToolCall(name="weather", arguments={"city": "Oslo"}),))),
+        Turn(says=Reply(text="It rains.")),
+    ),
+    repeat_last=True,
+)
+
+
+PASSES = '[policies.passes]\nuse = "tokenbus.policy.processor:StreamProcessor"\n'
+
+
+class Guarded:
+    """A server with these users, each with a password of its own."""
+
+    def __init__(self, port: int, admin: Redis) -> None:
+        self.admin: Any = admin
+        self.port = port
+        self.passwords = {name: uuid4().hex for name in NAMES}
+
+    def url(self, name: str) -> str:
+        return f"redis://tokenbus-{name}:{self.passwords[name]}@127.0.0.1:{self.port}"
+
+    async def refusals(self) -> list[str]:
+        """What the server refused since the last call."""
+        log = await self.admin.acl_log()
+        await self.admin.acl_log_reset()
+        return [f"{e['username']}: {e['reason']} {e['object']} ({e['context']})" for e in log]
+
+
+@pytest.fixture
+async def guarded() -> AsyncGenerator[Guarded]:
+    with EmbeddedServer(binary=binary(), options={"include": str(USERS)}) as server:
+        async with Redis(port=server.port, decode_responses=True) as admin:
+            made = Guarded(server.port, admin)
+            for name, password in made.passwords.items():
+                await made.admin.execute_command("ACL", "SETUSER", f"tokenbus-{name}", f">{password}")
+            yield made
+
+
+async def test_a_user_without_a_password_cannot_log_in() -> None:
+    with EmbeddedServer(binary=binary(), options={"include": str(USERS)}) as server:
+        async with Redis(port=server.port, decode_responses=True) as admin:
+            users = [user for user in await admin.acl_users() if user != "default"]
+            assert users == sorted(f"tokenbus-{name}" for name in NAMES)
+            for user in users:
+                with pytest.raises(AuthenticationError):
+                    await admin.execute_command("AUTH", user, "")
+
+
+async def test_each_service_does_its_work_as_its_own_user(guarded: Guarded, tmp_path: Path) -> None:
+    async with (
+        ReplayServer([ASKS]) as provider,
+        fleet(tmp_path, guarded.url("operator"), KEYS, provider.url, (), RECORDED + PASSES) as workers,
+        Client(guarded.url("publisher")) as publisher,
+        Client(guarded.url("subscriber")) as subscriber,
+        Server(guarded.url("operator")) as operator,
+    ):
+        for kind in (*WITH_TOOLS, "policy", "recorder", "blobs"):
+            env = {"TOKENBUS_REDIS_URL": guarded.url(kind), "OWN_STORE": str(tmp_path)}
+            await workers.start(kind, env=env)
+        heard = asyncio.create_task(_listen(subscriber))
+        begun = [KEYS.lease(partition, "visible:speech") for partition in range(KEYS.partitions)]
+        await eventually(lambda: _all_there(operator, begun))
+        run = await publisher.publish(_request("asks"))
+        result = await publisher.result(run)
+        assert result.text == "Let me look.It rains."
+        logs = await ended(operator.client, KEYS, [run.id])
+        assert any(event["type"] == "block_complete" and event["kind"] == "tool_result" for event in logs[run.id])
+        assert await heard == "It rains."
+        judged = await publisher.publish({**_request("asks"), "policies": ["passes"]})
+        assert (await publisher.result(judged)).text == "Let me look.It rains."
+        cancelled = await publisher.publish(_request("asks"))
+        await publisher.cancel(cancelled)
+        await ended(operator.client, KEYS, [cancelled.id])
+        await operator.client.xadd(KEYS.requests, {"__data__": "no request"})
+        await eventually(lambda: operator.client.xlen(KEYS.dead))
+        await eventually(lambda: _recorded(operator, [run.id, judged.id, cancelled.id]))
+    assert await guarded.refusals() == []
+
+
+async def _recorded(server: Server, runs: list[str]) -> bool:
+    """Whether these runs are recorded, and nothing is left to do for it."""
+    waiting = [await server.client.xlen(KEYS.topic(p, "records")) for p in range(KEYS.partitions)]
+    return {e.run async for e in newest_records(server, KEYS)} == set(runs) and not any(waiting)
+
+
+def _request(model: str) -> dict[str, object]:
+    message = {"role": "user", "content": "Does it rain?"}
+    return {"type": "generate", "provider": "anthropic", "model": model, "messages": [message], "tools": [WEATHER]}
+
+
+async def _all_there(server: Server, keys: list[str]) -> bool:
+    return await server.client.exists(*keys) == len(keys)
+
+
+async def _listen(subscriber: Client) -> str:
+    """The last visible block of the first run, as a member of a group hears it."""
+    text: dict[int, str] = {}
+    async with subscriber.subscribe("visible", group="speech") as chunks:
+        async for chunk in chunks:
+            text[chunk.block] = text.get(chunk.block, "") + chunk.text
+            if text[chunk.block] == "It rains.":
+                break
+    return text[max(text)]
+
+
+TOPICS = ("visible", "chunks", "blocks", "runs")
+WRITES: dict[str, set[str]] = {
+    "publisher": {"requests"},
+    "subscriber": set(),
+    "fetcher": {"requests", "turns", "raw", "events", "control", "dead"},
+    "normalizer": {"events", "dead"},
+    "parser": {
+        *(
+            *TOPICS,
+            "log",
+            "decisions",
+            "events",
+            "drafts",
+            "turns",
+            "tools",
+            "raw",
+            "control",
+            "records",
+            "tape",
+            "dead",
+        ),
+    },
+    "policy": {"events", "requests", "dead"},
+    "tools": {"tools", "events", "dead"},
+    "recorder": {"dead"},
+    "blobs": set(),
+    "operator": {"requests"},
+}
+"""The streams to which each may add."""
+READS: dict[str, set[str]] = {
+    "publisher": {"log"},
+    "subscriber": {*TOPICS, "log"},
+    "fetcher": {"requests", "turns", "control"},
+    "normalizer": {"raw"},
+    "parser": {"events", "turns"},
+    "policy": {"drafts", "log"},
+    "tools": {"tools", "control"},
+    "recorder": {"records", "tape", "log"},
+    "blobs": set(),
+    "operator": {
+        *(*TOPICS, "log", "requests", "turns", "tools", "raw", "events", "drafts", "decisions", "control"),
+        *("records", "tape", "dead"),
+    },
+}
+"""The streams that each may read."""
+
+
+def streams() -> dict[str, str]:
+    topics = ("turns", "tools", "raw", "events", "drafts", "decisions", "control", "records", *TOPICS)
+    inside = {t: f"tokenbus:{{0}}:{t}" for t in topics}
+    return {
+        **inside,
+        "log": "tokenbus:{0}:log:r",
+        "tape": "tokenbus:{0}:tape:r",
+        "requests": KEYS.requests,
+        "dead": KEYS.dead,
+        "foreign": "shop:{0}:x",
+    }
+
+
+@contextmanager
+def refused() -> Iterator[None]:
+    with pytest.raises(ResponseError, match="ermission"):  # from inside a script it has no class of its own
+        yield
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_each_user_reads_and_writes_its_own_streams_and_no_others(guarded: Guarded, name: str) -> None:
+    async with Redis.from_url(guarded.url(name)) as user:
+        found: dict[str, set[str]] = {"writes": set(), "reads": set()}
+        for stream, key in streams().items():
+            for what, do in (
+                ("writes", lambda key=key: user.xadd(key, {"a": "b"})),
+                ("reads", lambda key=key: user.xrange(key)),
+            ):
+                try:
+                    await do()
+                    found[what].add(stream)
+                except NoPermissionError:
+                    pass
+            if stream not in WRITES[name]:
+                with refused():  # nor by way of a script
+                    await user.eval("return redis.call('XADD', KEYS[1], '*', 'a', 'b')", 1, key)
+        assert found["writes"] == WRITES[name]
+        assert found["reads"] == READS[name]
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_no_user_governs_the_server_or_reaches_foreign_keys(guarded: Guarded, name: str) -> None:
+    async with Redis.from_url(guarded.url(name)) as user:
+        for command in (
+            "FLUSHALL",
+            "FLUSHDB",
+            "CONFIG SET maxmemory 1",
+            "SHUTDOWN NOSAVE",
+            "ACL LIST",
+            "ACL SETUSER x on",
+            "MONITOR",
+            "CLIENT KILL TYPE normal",
+            "REPLICAOF NO ONE",
+            "MODULE LIST",
+            "FUNCTION LIST",
+            "SCRIPT FLUSH",
+            "SUBSCRIBE x",
+            "PUBLISH x y",
+            "KEYS *" if name != "operator" else "SAVE",
+            "GET shop:secret",
+            "SET tokenbus:meta x",
+            "DEL tokenbus:meta",
+            "DEL tokenbus:{0}:run:r",
+            "HSET tokenbus:other a b",
+        ):
+            with refused():
+                await user.execute_command(*command.split())
+
+
+@pytest.mark.parametrize("name", ["publisher", "subscriber", "fetcher", "normalizer", "policy", "tools", "operator"])
+async def test_only_the_parser_owns_its_leases_and_state(guarded: Guarded, name: str) -> None:
+    async with Redis.from_url(guarded.url(name)) as user:
+        with refused():
+            await user.hset("tokenbus:{0}:state:parser", "r", "x")
+        with refused():
+            await user.zadd("tokenbus:members:parser", {"me": 1})
