@@ -1,0 +1,35 @@
+"""Watches all that is said and stops a run that says what it must not. Those who listen hear no more of it.
+
+TOKENBUS_REDIS_URL=redis://localhost:6379 python moderation.py kumquat …
+"""
+
+import asyncio
+import sys
+from collections import defaultdict
+
+from tokenbus import Chunk, Client
+
+KEPT = 200
+"""Characters of a run that are looked at: a word may come in several chunks."""
+RUNS = 10_000
+"""Runs that are remembered; the oldest goes first."""
+
+
+async def main(forbidden: list[str]) -> None:
+    said: dict[str, str] = defaultdict(str)
+
+    async with Client() as bus:
+
+        async def watch(chunk: Chunk) -> None:
+            said[chunk.run] = (said[chunk.run] + chunk.text.casefold())[-KEPT:]
+            if len(said) > RUNS:
+                del said[next(iter(said))]
+            if found := next((word for word in forbidden if word in said[chunk.run]), None):
+                await bus.cancel(chunk.run, f"moderation: {found}", heard_through=chunk.seq)
+                print(f"stopped {chunk.run}: {found}", flush=True)
+
+        await bus.subscribe("visible", group="moderation", from_="start").each(watch, concurrency=20)
+
+
+if __name__ == "__main__":
+    asyncio.run(main([word.casefold() for word in sys.argv[1:]]))

@@ -1,0 +1,23 @@
+"""Speaks what models say, sentence by sentence. Start as many as you like: they share the runs among them.
+
+TOKENBUS_REDIS_URL=redis://localhost:6379 python speech_worker.py
+"""
+
+import asyncio
+
+from tokenbus import Client, Sentence
+
+
+async def speak(sentence: Sentence) -> None:
+    """Put your text-to-speech here."""
+    print(f"{sentence.run}: {sentence.text.strip()}", flush=True)
+
+
+async def main() -> None:
+    async with Client() as bus, bus.sentences(group="speech", from_="start") as sentences:
+        async for sentence in sentences:
+            await speak(sentence)  # spoken before the next is taken: only then is it done with
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,48 @@
+"""Policies over a bus subscription, beside the services: a text is rewritten, a model judges, a run is stopped."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.examples.conftest import Deployment
+from tokenbus import Chunk, Response
+from tokenbus.errors import RunCancelled
+from tokenbus.policy.blocks import StreamState
+from tokenbus.policy.judge import CallJudge, CallJudgeOptions
+from tokenbus.policy.processor import Decision, StreamContext, StreamProcessor
+from tokenbus.policy.rewrite import ReplaceText
+from tokenbus.policy.screened import screened
+
+pytestmark = pytest.mark.timeout(120)
+
+
+class StopsAtPears(StreamProcessor):
+    async def on_chunk(self, chunk: object, state: StreamState, context: StreamContext[object]) -> None:
+        if isinstance(chunk, Chunk) and "pear" in "".join(state.blocks[-1].pieces):
+            context.terminate("pears")
+        await context.send(chunk)
+
+
+async def test_policies_work_on_a_run_as_it_is_said(deployment: Deployment) -> None:
+    bus = deployment.bus
+    names = ReplaceText.from_options({"rules": [{"find": "Dr. Grey", "replace": "Somebody"}]})
+    tale = Response.of([e async for e in screened(bus.stream(deployment.request("tale")), names)])
+    assert tale.text == "Somebody came in. Nobody saw her! That was all."
+    assert tale.blocks[0].content == tale.text
+
+    judge = CallJudge(CallJudgeOptions(provider="anthropic", model="strict", notice="Blocked: {reason}."))
+    decisions: list[Decision] = []
+    tools = [{"name": "weather", "parameters": {"type": "object"}}]
+    asked = bus.stream(deployment.request("asks", tools=tools))
+    heard = Response.of([e async for e in screened(asked, judge, client=bus, on_decision=decisions.append)])
+    assert not heard.tool_calls
+    assert heard.text.startswith("Blocked: it is nobody's business.")
+    assert [(d.action, d.tool_name) for d in decisions] == [("block", "weather")]
+
+    run = await bus.publish(deployment.request("fruit"))
+    fruit = Response.of([e async for e in screened(run.events(), StopsAtPears(), client=bus)])
+    assert fruit.finish == "content_filter"
+    assert "kumquat" in fruit.text
+    assert "pear" not in fruit.text
+    with pytest.raises(RunCancelled):
+        await run.result()
