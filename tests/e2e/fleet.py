@@ -16,7 +16,7 @@ import msgspec
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
 
-Kind = Literal["fetcher", "normalizer", "parser", "tools", "blobs"]
+Kind = Literal["fetcher", "normalizer", "parser", "tools", "blobs", "recorder", "policy"]
 PIPELINE: tuple[Kind, ...] = ("fetcher", "normalizer", "parser")
 WITH_TOOLS: tuple[Kind, ...] = (*PIPELINE, "tools")
 BASE_PATHS = {"anthropic": "", "openai-chat": "/v1", "openai-responses": "/v1", "gemini": "/v1beta"}

@@ -22,27 +22,46 @@ def check(log: Log) -> None:
 def _check_blocks(log: Log) -> None:
     written: dict[int, str] = {}
     done: set[int] = set()
+    answered: set[str] = set()
     for event in log:
         number: int = event.get("block", -1)
         match event["type"]:
             case "block_start":
                 assert number == len(written), "blocks are numbered without a gap"
                 written[number] = ""
+                if event["kind"] == "tool_result":
+                    answered.add(event["tool_id"])
             case "chunk":
                 assert number in written
                 assert number not in done
                 assert event["visible"] == (event["kind"] == "text")
                 if event.get("tool_call_part") in (None, "input"):
                     written[number] += event["text"]
+            case "image_preview":
+                assert number in written
+                assert number not in done
+            case "tool_progress":
+                assert number in done, "a call makes progress once it is whole"
+                assert event["tool_id"] not in answered, "and until its result"
             case "block_complete":
                 assert number in written
                 assert number not in done
                 done.add(number)
-                whole = event["arguments"] if event["kind"] == "tool_call" else event["content"]
-                assert written[number] == whole, "chunks concatenate to exactly the content"
+                assert written[number] == _whole(event), "chunks concatenate to exactly the content"
             case _:
                 pass
     assert done == set(written), "every block that starts completes"
+
+
+def _whole(event: dict[str, Any]) -> str:
+    """The content that the block's chunks were; an image has none."""
+    match event["kind"]:
+        case "tool_call":
+            return event["arguments"]
+        case "image":
+            return ""
+        case _:
+            return event["content"]
 
 
 def blocks(log: Log) -> list[tuple[str, str]]:
@@ -52,8 +71,7 @@ def blocks(log: Log) -> list[tuple[str, str]]:
         if event["type"] in ("retrying", "restarted"):
             kept = {n: block for n, block in kept.items() if n < event["drop_from"]}
         elif event["type"] == "block_complete":
-            whole = event["arguments"] if event["kind"] == "tool_call" else event["content"]
-            kept[event["block"]] = (event["kind"], whole)
+            kept[event["block"]] = (event["kind"], _whole(event))
     return [kept[n] for n in sorted(kept)]
 
 

@@ -20,6 +20,8 @@ HELLO = Script(name="hello", turns=(Turn(says=Reply(text="Hello there")),))
 SILENT = Script(name="silent", turns=(Turn(says=Reply(text="late"), delivery=Delivery(delay_s=3600)),))
 REFUSED = Script(name="refused", turns=(Turn(says=Reply(text=""), fault=Status(status=401)),))
 
+FLOOD = 600
+
 GOOD: dict[str, Any] = {
     "type": "generate",
     "provider": "anthropic",
@@ -76,6 +78,29 @@ async def test_each_bad_request_is_told_by_name_and_the_good_ones_go_on(
     assert all(entry["stage"] == "intake" and entry["stream"] == keys.requests for entry in dead)
     kept = [base64.b64decode(entry["bytes"]) for entry in dead]
     assert all(data in kept for data in garbage), "nothing is lost"
+
+
+@pytest.mark.timeout(120)
+async def test_a_flood_of_bad_and_huge_requests_keeps_no_good_one_out(
+    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+) -> None:
+    bad = [json.dumps({**GOOD, "max_tokens": n, "model": ""}) for n in range(FLOOD)]
+    huge = json.dumps({**GOOD, "system": "x" * 5 * 2**20})
+    good: list[str] = []
+    async with ReplayServer([HELLO]) as provider, fleet(tmp_path, server_url, keys, provider.url, PIPELINE):
+        for part in range(4):
+            for data in (*bad[part::4], huge, huge):
+                await server.client.xadd(keys.requests, {"__data__": data})
+            good.append(await send("hello"))
+        logs = await ended(server.client, keys, good, timeout=60)
+
+        async def told() -> bool:
+            return await server.client.xlen(keys.dead) == FLOOD + 8
+
+        await eventually(told, timeout=60)
+        assert await server.client.xlen(keys.requests) == 0
+        assert len(provider.requests) == len(good)
+    assert {log[-1]["type"] for log in logs.values()} == {"completed"}
 
 
 @pytest.mark.timeout(90)

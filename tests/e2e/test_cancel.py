@@ -10,14 +10,38 @@ import pytest
 
 from tests.e2e import judge
 from tests.e2e.conftest import Send
-from tests.e2e.fleet import PIPELINE, ended, fleet
+from tests.e2e.fleet import PIPELINE, WITH_TOOLS, ended, fleet
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server import Server
-from tokenbus_services.replay import Delivery, ReplayServer, Reply, Script, Stall, Turn
+from tokenbus_services.replay import Delivery, ReplayServer, Reply, Script, Stall, Status, ToolCall, Turn
 
 SLOW = Script(name="slow", turns=(Turn(says=Reply(text="one two three four"), fault=Stall(after_text="three")),))
+CALLING = Script(
+    name="calling",
+    turns=(
+        Turn(says=Reply(text="Let me see.", tool_calls=(ToolCall(name="endless", arguments={}),))),
+        Turn(says=Reply(text="never said")),
+    ),
+)
+BUSY = Script(
+    name="busy", turns=(Turn(says=Reply(text="late"), first=(Status(status=429, headers={"retry-after": "29"}),)),)
+)
 SILENT = Script(name="silent", turns=(Turn(says=Reply(text="late"), delivery=Delivery(delay_s=3600)),))
+
+
+ENDLESS = """
+import asyncio, os, pathlib
+
+async def endless():
+    marks = pathlib.Path(os.environ["MARKS"])
+    (marks / "begun").touch()
+    try:
+        await asyncio.sleep(3600)
+    finally:
+        (marks / "stopped").touch()
+"""
+"""A tool, as a module of its own."""
 
 
 async def cancel(server: Server, keys: Keys, run: str, **fields: Any) -> None:
@@ -51,6 +75,78 @@ async def test_a_cancel_closes_the_providers_socket(
     assert (end["type"], end["reason"], end["heard_through"]) == ("cancelled", "enough", 3)
     assert judge.text(log) == ("one two three" if model == "slow" else "")
     assert await server.client.hget(keys.run(run), "status") == b"cancelled"
+
+
+async def test_a_cancel_during_a_tool_stops_the_tool_and_gives_its_call_a_result(
+    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+) -> None:
+    (tmp_path / "endless_tool.py").write_text(ENDLESS)
+    begun, stopped = tmp_path / "begun", tmp_path / "stopped"
+    toml = '[tools.endless]\nkind = "python"\ncall = "endless_tool:endless"\n'
+    env = {"PYTHONPATH": str(tmp_path), "MARKS": str(tmp_path)}
+    async with (
+        ReplayServer([CALLING]) as provider,
+        fleet(tmp_path, server_url, keys, provider.url, (), toml) as services,
+    ):
+        await services.start(*WITH_TOOLS, env=env)
+        run = await send("calling", tools=[{"name": "endless", "parameters": {"type": "object"}}])
+        await eventually(begun.exists)
+        await cancel(server, keys, run, heard_through=2)
+        log: Any = (await ended(server.client, keys, [run]))[run]
+        await eventually(stopped.exists)
+        assert len(provider.requests) == 1
+    judge.check(log)
+    results = [e for e in log if e["type"] == "block_complete" and e["kind"] == "tool_result"]
+    assert [(r["tool_name"], r["content"], r["is_error"]) for r in results] == [("endless", "cancelled", True)]
+    assert (log[-1]["type"], log[-1]["heard_through"]) == ("cancelled", 2)
+
+
+@pytest.mark.parametrize(
+    ("model", "toml"),
+    [("busy", ""), ("slow", "[limits.providers.anthropic]\nconcurrency = 1\n")],
+    ids=["a retry's delay", "a limit"],
+)
+async def test_a_cancel_ends_a_wait(
+    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path, model: str, toml: str
+) -> None:
+    async with (
+        ReplayServer([SLOW, BUSY]) as provider,
+        fleet(tmp_path, server_url, keys, provider.url, PIPELINE, toml),
+    ):
+        runs = [await send(model)]
+        await provider.requested()
+        if toml:
+            runs.append(await send(model))  # the first one has the only place
+        await eventually(lambda: waits(server, keys, runs[-1], again=not toml))
+        await cancel(server, keys, runs[-1])
+        log: Any = (await ended(server.client, keys, runs[-1:]))[runs[-1]]
+        await eventually(lambda: gone(server, keys, runs[-1]))
+        assert len(provider.requests) == 1, "it was not called in the end"
+        await cancel(server, keys, runs[0])
+        await ended(server.client, keys, runs[:1])
+    assert log[-1]["type"] == "cancelled"
+
+
+async def waits(server: Server, keys: Keys, run: str, *, again: bool) -> bool:
+    """Whether a fetcher has the run's first attempt, or the next one, in hand."""
+    attempt = await server.client.hget(keys.run(run), "attempt")
+    return attempt == (b"2" if again else b"1") and not await gone(server, keys, run) and await taken(server, keys)
+
+
+async def taken(server: Server, keys: Keys) -> bool:
+    """Whether all that lies on the queues is in a fetcher's hands."""
+    for partition in range(keys.partitions):
+        stream = keys.topic(partition, "turns")
+        [group] = await server.client.xinfo_groups(stream)
+        if group["pending"] != await server.client.xlen(stream):
+            return False
+    return True
+
+
+async def gone(server: Server, keys: Keys, run: str) -> bool:
+    """Whether nothing of the run is on its queue any more."""
+    entries = await server.client.xrange(keys.topic(keys.partition_of(run), "turns"))
+    return all(run.encode() not in fields for _, fields in entries)
 
 
 async def test_a_cancel_that_comes_before_its_request_takes_effect(

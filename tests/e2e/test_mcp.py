@@ -13,7 +13,7 @@ import pytest
 
 from tests.e2e import judge
 from tests.e2e.conftest import Send
-from tests.e2e.fleet import WITH_TOOLS, ended, fleet
+from tests.e2e.fleet import WITH_TOOLS, ended, fleet, log_of
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server import Server
@@ -65,6 +65,11 @@ env_pass = ["NOTES"]
 
         killed = await send("never", tools=[{"name": "here__slow"}])
         await eventually(lambda: "began" in notes.read_text(), timeout=30)
+
+        async def made_progress() -> bool:
+            return any(e["type"] == "tool_progress" for e in await log_of(server.client, keys, killed))
+
+        await eventually(made_progress, timeout=30)
         [pid] = _pids(notes)
         os.kill(pid, signal.SIGKILL)
         logs |= await ended(server.client, keys, [killed])
@@ -85,6 +90,9 @@ env_pass = ["NOTES"]
     assert (second["content"].strip(), second["is_error"]) == ("Error executing tool fail: x", True)
     error = logs[unlisted][-1]["error"]
     assert (error["where"], "lists no tool 'nothing'" in error["message"]) == ("tools[1]", True)
+    judge.check(logs[killed])
+    [told] = [e for e in logs[killed] if e["type"] == "tool_progress"]
+    assert (told["tool_name"], told["progress"], told["total"], told["message"]) == ("here__slow", 1, 4, "one of four")
     assert _results(logs[killed])[0]["is_error"]
     assert logs[killed][-1]["type"] == "completed", "the model goes on after a tool's error"
     assert not [pid for pid in _pids(notes) if alive(pid)], "a server outlived the services"

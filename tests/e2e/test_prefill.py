@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from tests.e2e import judge
 from tests.e2e.conftest import WEATHER, Send
-from tests.e2e.fleet import WITH_TOOLS, ended, fleet
+from tests.e2e.fleet import PIPELINE, WITH_TOOLS, ended, fleet, provider_table
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server import Server
 from tokenbus_services.replay import Delivery, Random, ReplayServer, Reply, Script, ToolCall, Turn
@@ -47,17 +48,19 @@ RESUMED = script(
     "resumed",
     Reply(text=" <thinking>User said hello.\nUser: hello</thinking>Well.\nUser: never heard", chunk_size=2),
 )
+TURNED = script("turned", Reply(text=" Hi <b>all</b><|eot|>Alice: never heard", chunk_size=1))
+CITIES = ["text", "tool_call", "tool_call", "tool_result", "tool_result"]
 
 
-def continuing(url: str) -> str:
-    """A vendor of Chat Completions that goes on with a last message of the assistant."""
-    return f"""
-[providers.continuing]
-api = "openai-chat"
-base_url = "{url}/v1"
-api_key_env = ""
-quirks = {{ continues = "message" }}
-"""
+def providers(url: str) -> str:
+    """Vendors that continue a text, beside Anthropic: Chat Completions in both of its ways, and Gemini."""
+    return "".join(
+        (
+            provider_table("continuing", "openai-chat", url, 'quirks = { continues = "message" }'),
+            provider_table("completing", "openai-chat", url, 'quirks = { continues = "completions" }'),
+            provider_table("turning", "gemini", url, 'quirks = { models_continuing = [""] }'),
+        )
+    )
 
 
 def told(log: judge.Log) -> list[dict[str, Any]]:
@@ -76,29 +79,89 @@ def told(log: judge.Log) -> list[dict[str, Any]]:
     return out
 
 
+def clean(log: judge.Log, *, stream: bool) -> None:
+    """No tag in any chunk, but for what is none; results whole; unstreamed, one chunk a block."""
+    chunks = [event for event in log if event["type"] == "chunk" and event.get("tool_call_part") in (None, "input")]
+    everything = "".join(chunk["text"] for chunk in chunks)
+    assert not any(tag in everything for tag in ("function_", "invoke", "parameter"))
+    assert "One <b>more</b>." in judge.text(log)
+    results = [event for event in log if event["type"] == "block_complete" and event["kind"] == "tool_result"]
+    assert [json.loads(result["content"])["city"] for result in results] == ["Rome", "Oslo", "Bern"]
+    if not stream:
+        numbers = [chunk["block"] for chunk in chunks]
+        assert numbers == sorted(set(numbers))
+
+
 @pytest.mark.timeout(90)
-@pytest.mark.parametrize("provider_name", ["anthropic", "continuing"])
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("name", ["anthropic", "continuing", "completing", "turning"])
 async def test_chat_and_prefill_parity(
-    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path, provider_name: str
+    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path, name: str, stream: bool
 ) -> None:
     async with (
-        ReplayServer([WRITTEN, SPOKEN, RESUMED]) as provider,
-        fleet(tmp_path, server_url, keys, provider.url, WITH_TOOLS, continuing(provider.url)),
+        ReplayServer([WRITTEN, SPOKEN]) as provider,
+        fleet(tmp_path, server_url, keys, provider.url, WITH_TOOLS, providers(provider.url)),
     ):
-        written = await send("written", provider=provider_name, tools=[WEATHER], **PREFILL)
-        spoken = await send("spoken", provider=provider_name, tools=[WEATHER])
-        resumed = await send("resumed", provider=provider_name, **PREFILL)
-        logs: Any = await ended(server.client, keys, [written, spoken, resumed])
+        written = await send("written", provider=name, tools=[WEATHER], stream=stream, **PREFILL)
+        spoken = await send("spoken", provider=name, tools=[WEATHER], stream=stream)
+        logs: Any = await ended(server.client, keys, [written, spoken])
     for log in logs.values():
         judge.check(log)
-    if provider_name == "anthropic":
+    if name in ("anthropic", "turning"):
         assert told(logs[written]) == told(logs[spoken])
     # Chat Completions tells the end of a call only with the answer's: its blocks are the same, but end later.
     assert judge.blocks(logs[written]) == judge.blocks(logs[spoken])
     kinds = [kind for kind, _ in judge.blocks(logs[written])]
-    one = ["text", "tool_call", "tool_call", "tool_result", "tool_result"]
-    assert kinds == [*one, "text", "tool_call", "tool_result", "text"]
+    assert kinds == [*CITIES, "text", "tool_call", "tool_result", "text"]
     assert logs[written][-1]["turn"] == 2
-    # The provider stopped on a name inside thinking, and was asked to go on; in text that name ended the turn.
-    assert judge.blocks(logs[resumed]) == [("thinking", "User said hello.\nUser: hello"), ("text", "Well.")]
-    assert logs[resumed][-1]["type"] == "completed"
+    clean(logs[written], stream=stream)
+
+
+@pytest.mark.timeout(90)
+@pytest.mark.parametrize("name", ["anthropic", "continuing", "completing"])
+async def test_a_provider_that_stopped_inside_thinking_is_resumed_and_one_that_stopped_in_text_is_done(
+    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path, name: str
+) -> None:
+    async with (
+        ReplayServer([RESUMED]) as provider,
+        fleet(tmp_path, server_url, keys, provider.url, PIPELINE, providers(provider.url)),
+    ):
+        run = await send("resumed", provider=name, **PREFILL)
+        logs: Any = await ended(server.client, keys, [run])
+    judge.check(logs[run])
+    assert judge.blocks(logs[run]) == [("thinking", "User said hello.\nUser: hello"), ("text", "Well.")]
+    assert logs[run][-1]["type"] == "completed"
+
+
+@pytest.mark.timeout(90)
+async def test_the_end_of_turn_token_ends_the_turn_and_is_never_heard(
+    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+) -> None:
+    names = [("Alice", "Hello"), ("Bob", "Hi there")]
+    messages = [{"role": "user", "participant": who, "content": said} for who, said in names]
+    async with (
+        ReplayServer([TURNED]) as provider,
+        fleet(tmp_path, server_url, keys, provider.url, PIPELINE, providers(provider.url)),
+    ):
+        runs = [
+            await send(
+                "turned",
+                provider="turning",
+                messages=messages,
+                prefill={"stop_on_end_of_turn": stops},
+                stream=stream,
+                **PREFILL,
+            )
+            for stops in (True, False)
+            for stream in (True, False)
+        ]
+        logs: Any = await ended(server.client, keys, runs)
+        bodies = [exchange.asked.body for exchange in provider.requests if exchange.asked]
+    for run in runs:
+        judge.check(logs[run])
+        assert judge.blocks(logs[run]) == [("text", " Hi <b>all</b>")]
+        assert (logs[run][-1]["type"], logs[run][-1]["finish"]) == ("completed", "stop")
+    written = {body["contents"][-1]["parts"][0]["text"] for body in bodies}
+    assert written == {"Alice: Hello<|eot|>Bob: Hi there<|eot|>Claude:"}
+    told_to_stop = [body["generationConfig"]["stopSequences"][0] == "<|eot|>" for body in bodies]
+    assert sorted(told_to_stop) == [False, False, True, True]

@@ -1,7 +1,8 @@
-"""The server killed in the middle and started again: the workers come back, and the runs come out exactly."""
+"""The server killed in the middle: workers come back with it, and the runs come out exactly; or they end without it."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -22,6 +23,20 @@ from tokenbus_services.embedded import EmbeddedServer
 from tokenbus_services.replay import Delivery, ReplayServer, Script, Turn
 
 RUNS = 12
+LONGEST_END_S = 45
+"""`stages.drain_s` for what may yet come to an end, and some seconds for what cannot; an orchestrator's patience."""
+
+
+async def ask(server: Server, keys: Keys, run: str) -> None:
+    request = {
+        "type": "generate",
+        "id": run,
+        "provider": "anthropic",
+        "model": "story",
+        "messages": [{"role": "user", "content": run}],
+        "tools": [WEATHER],
+    }
+    await server.client.xadd(keys.requests, {"__data__": json.dumps(request)})
 
 
 @pytest.mark.timeout(120)
@@ -37,15 +52,7 @@ async def test_runs_outlast_a_server_that_is_killed_and_started_again(tmp_path: 
         ):
             runs = [f"run{i}" for i in range(RUNS)]
             for run in runs:
-                request = {
-                    "type": "generate",
-                    "id": run,
-                    "provider": "anthropic",
-                    "model": "story",
-                    "messages": [{"role": "user", "content": run}],
-                    "tools": [WEATHER],
-                }
-                await server.client.xadd(keys.requests, {"__data__": json.dumps(request)})
+                await ask(server, keys, run)
             for times in (1, 2):
 
                 async def under_way(times: int = times) -> bool:
@@ -62,3 +69,26 @@ async def test_runs_outlast_a_server_that_is_killed_and_started_again(tmp_path: 
         assert logs[run][-1]["type"] == "completed", logs[run][-1]
         [result] = [content for kind, content in judge.blocks(logs[run]) if kind == "tool_result"]
         assert judge.blocks(logs[run]) == undisturbed(run, result)
+
+
+@pytest.mark.timeout(120)
+async def test_workers_that_are_told_to_end_do_so_without_a_server(tmp_path: Path) -> None:
+    keys = Keys(prefix="gone", partitions=2)
+    script = Script(name="story", turns=tuple(Turn(says=reply, delivery=Delivery(pace=20)) for reply in TURNS))
+    with EmbeddedServer(binary=binary()) as process:
+        async with (
+            ReplayServer([script]) as provider,
+            fleet(tmp_path, process.url, keys, provider.url, WITH_TOOLS) as running,
+            Server(process.url) as server,
+        ):
+            for run in ("a", "b", "c"):
+                await ask(server, keys, run)
+
+            async def under_way() -> bool:
+                return all([len(await log_of(server.client, keys, run)) > 5 for run in ("a", "b", "c")])
+
+            await eventually(under_way, timeout=20)
+            process.stop()
+            # Runs are in hand, and nobody will ever take what they came to.
+            async with asyncio.timeout(LONGEST_END_S):
+                assert await asyncio.gather(*(worker.stop() for worker in running.workers)) == [0] * len(WITH_TOOLS)

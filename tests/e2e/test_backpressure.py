@@ -1,0 +1,89 @@
+"""A later stage that stands still: sockets are not read, memory stays as it is, and nothing is dropped."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e import judge
+from tests.e2e.conftest import Send
+from tests.e2e.fleet import PIPELINE, ended, fleet
+from tests.waiting import eventually
+from tokenbus import Client
+from tokenbus.bus.keys import Keys
+from tokenbus.bus.server import Server
+from tokenbus.errors import CursorTrimmed
+from tokenbus_services.replay import ReplayServer, Reply, Script, ToolCall, Turn
+
+LAG_BYTES = 64 * 1024
+WORDS = 150_000
+"""A stream of some 20 MB: far more than sockets, buffers and both lags may hold."""
+MOST_READ = 8 * 2**20
+TEXT = "word " * WORDS
+LONG = Script(name="long", turns=(Turn(says=Reply(text=TEXT, chunk_size=5)),))
+CALLS = tuple(ToolCall(name="noted", arguments={"n": n}) for n in range(300))
+BLOCKS = Script(name="blocks", turns=(Turn(says=Reply(tool_calls=CALLS)),))
+"""600 entries of the topic a run: what begins and ends a block is never joined with others."""
+
+
+NOTED = {"name": "noted", "parameters": {"type": "object"}}
+
+
+async def lag(server: Server, key: str) -> int:
+    arrived, done = await server.client.hmget(key, ["arrived", "done"])
+    return int(arrived or 0) - int(done or 0)
+
+
+@pytest.mark.timeout(180)
+async def test_a_parser_that_stands_still_stops_the_reading_of_sockets_and_nothing_is_lost(
+    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+) -> None:
+    toml = f"[limits]\nlag_bytes = {LAG_BYTES}\n"
+    async with (
+        ReplayServer([LONG]) as provider,
+        fleet(tmp_path, server_url, keys, provider.url, PIPELINE, toml) as services,
+    ):
+        parser = next(worker for worker in services.workers if worker.kind == "parser")
+        run = await send("long")
+        exchange = await provider.requested()
+        parser.freeze()
+        partition = keys.partition_of(run)
+        await eventually(lambda: _over(server, keys.lease(partition, "parser")), timeout=60)
+        await eventually(lambda: _over(server, keys.lease(partition, "normalizer")), timeout=60)
+        # What waits on the server is bounded, and so the rest is still at the provider.
+        raw = await lag(server, keys.lease(partition, "normalizer"))
+        events = await lag(server, keys.lease(partition, "parser"))
+        assert max(raw, events) < LAG_BYTES + 2**20
+        assert exchange.bytes_sent < MOST_READ
+        assert not exchange.ended
+        parser.thaw()
+        log: Any = (await ended(server.client, keys, [run], timeout=120))[run]
+    judge.check(log)
+    assert log[-1]["type"] == "completed"
+    assert judge.text(log) == TEXT
+
+
+async def _over(server: Server, key: str) -> bool:
+    return await lag(server, key) > LAG_BYTES
+
+
+async def test_a_subscriber_that_slept_too_long_hears_that_entries_were_trimmed(
+    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+) -> None:
+    toml = "[retention]\ntopic_entries = 1000\n"
+    async with (
+        ReplayServer([BLOCKS]) as provider,
+        fleet(tmp_path, server_url, keys, provider.url, PIPELINE, toml),
+        Client(server_url, prefix=keys.prefix) as bus,
+        bus.subscribe("blocks", from_="start") as sleeper,
+    ):
+        names = [name for name in (f"run-{n}" for n in range(100)) if keys.partition_of(name) == 0][:8]
+        await send("blocks", id=names[0], max_tool_depth=0, tools=[NOTED])
+        await anext(sleeper)  # then it sleeps
+        await ended(server.client, keys, [await send("blocks", id=n, max_tool_depth=0, tools=[NOTED]) for n in names])
+        assert await server.client.xlen(keys.topic(0, "blocks")) < 2000, "bounded, however long it sleeps"
+        with pytest.raises(CursorTrimmed):
+            async for _ in sleeper:
+                pass

@@ -1,0 +1,107 @@
+"""The parser's clock through the running services: no run outlives its deadline, its tools or its workers."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e import judge
+from tests.e2e.conftest import WEATHER, Send
+from tests.e2e.fleet import PIPELINE, ended, fleet, log_of
+from tokenbus.bus import scripts
+from tokenbus.bus.keys import Keys
+from tokenbus.bus.send import send as send_script
+from tokenbus.bus.server import Server
+from tokenbus.events.frames import CONTROL_ATTEMPT, Accepted, EventFrame, Rules, TurnWork, encode
+from tokenbus_services.replay import Delivery, ReplayServer, Reply, Script, Stall, ToolCall, Turn
+
+SAID = "One two three."
+CALLS = (ToolCall(name="weather", arguments={"city": "Bern"}), ToolCall(name="weather", arguments={"city": "Rome"}))
+SCRIPTS = [
+    Script(name="slow", turns=(Turn(says=Reply(text=SAID), fault=Stall(after_text="two")),)),
+    Script(name="silent", turns=(Turn(says=Reply(text=SAID), delivery=Delivery(delay_s=3600)),)),
+    Script(name="calls", turns=(Turn(says=Reply(text=SAID, tool_calls=CALLS)), Turn(says=Reply(text="I see.")))),
+]
+
+
+@pytest.mark.timeout(90)
+async def test_a_deadline_ends_a_run_in_whatever_phase(
+    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+) -> None:
+    # No tool executor runs: the calls stay open until the deadline.
+    async with ReplayServer(SCRIPTS) as provider, fleet(tmp_path, server_url, keys, provider.url, PIPELINE):
+        runs = [
+            await send(model, f"hello {name}", id=name, deadline_s=1.5, **more)
+            for name, (model, more) in {
+                "mid-stream": ("slow", {"on_failure": "continue"}),
+                "before": ("silent", {}),
+                "whole": ("silent", {"stream": False}),
+                "tools": ("calls", {"tools": [WEATHER]}),
+            }.items()
+        ]
+        logs: Any = await ended(server.client, keys, runs)
+        for exchange in [e for e in provider.requests if e.asked and e.asked.model != "calls"]:
+            await provider.disconnected(exchange)
+        assert len(provider.requests) == 4
+    for run, log in logs.items():
+        judge.check(log)
+        end = log[-1]
+        assert (end["type"], end["finish"]) == ("failed", "error"), end
+        assert (end["error"]["code"], end["error"]["class"]) == ("deadline", "timeout"), run
+        assert await server.client.hget(keys.run(run), "status") == b"failed"
+    assert [text for kind, text in judge.blocks(logs["tools"]) if kind == "tool_result"] == [
+        "the run's deadline has passed"
+    ] * 2
+    assert judge.text(logs["mid-stream"]) == "One two"
+
+
+@pytest.mark.timeout(90)
+async def test_calls_that_nobody_runs_get_an_error_and_the_run_goes_on(
+    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+) -> None:
+    quick = "\n[limits]\ntool_slack_s = 0.5\n"
+    async with ReplayServer(SCRIPTS) as provider, fleet(tmp_path, server_url, keys, provider.url, PIPELINE, quick):
+        run = await send("calls", tools=[WEATHER], tool_timeout_s=0.5)
+        log: Any = (await ended(server.client, keys, [run]))[run]
+    judge.check(log)
+    assert log[-1]["type"] == "completed"
+    results = [e for e in log if e["type"] == "block_complete" and e["kind"] == "tool_result"]
+    assert [(e["content"], e["is_error"]) for e in results] == [("the tool's result never came", True)] * 2
+
+
+@pytest.mark.timeout(90)
+async def test_a_run_whose_turn_was_lost_ends_and_one_whose_turn_still_waits_does_not(
+    server: Server, server_url: str, keys: Keys, tmp_path: Path
+) -> None:
+    quick = "\n[limits]\nsilent_run_s = 1\n"
+    now = time.time_ns() // 1_000_000
+    async with fleet(tmp_path, server_url, keys, "http://127.0.0.1:9", ("normalizer", "parser"), quick):
+        # As after a fail-over of the server that kept the one's turn, and lost the other's.
+        await accept(server, keys, "waiting", now - 3_600_000, encode(TurnWork("waiting", 0, 1)))
+        await accept(server, keys, "lost", now - 3_600_000, b"")
+        log: Any = (await ended(server.client, keys, ["lost"]))["lost"]
+        waiting: Any = await log_of(server.client, keys, "waiting")
+    judge.check(log)
+    assert (log[-1]["type"], log[-1]["error"]["code"]) == ("incomplete", "lost")
+    assert [e["type"] for e in waiting] == ["started"]
+
+
+async def accept(server: Server, keys: Keys, run: str, at_ms: int, work: bytes) -> None:
+    accepted = Accepted("unknown", "m", "continue", 0, Rules(), [])
+    partition = keys.partition_of(run)
+    call = scripts.accept(
+        keys.run(run),
+        keys.topic(partition, "events"),
+        keys.topic(partition, "turns"),
+        keys.lease(partition, "parser"),
+        keys.log(run),
+        run=run,
+        ttl_ms=60_000,
+        frame=encode(EventFrame(0, CONTROL_ATTEMPT, at_ms, [accepted])),
+        work=work,
+        fields=["request", b"{}"],
+    )
+    assert await send_script(server, call) == b"new"

@@ -1,0 +1,162 @@
+"""A fail-over under running services: what was lost with the old master is told, and nobody hears two stories.
+
+What another node of a Cluster has comes out whole.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import defaultdict
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from redis.exceptions import RedisError
+
+from tests.e2e import judge
+from tests.e2e.fleet import PIPELINE, ended, fleet
+from tests.servers import cluster_group, part_from_replicas, sentinel_group
+from tests.waiting import eventually
+from tokenbus.bus.keys import PUBLIC_TOPICS, Keys
+from tokenbus.bus.reader import Reader
+from tokenbus.bus.server import Server
+from tokenbus_services.replay import Delivery, ReplayServer, Reply, Script, Turn
+
+KEYS = Keys(prefix="failover", partitions=4)
+RUNS = 8
+WORDS = " ".join(f"word{n}" for n in range(400))
+
+
+class Listener:
+    """Hears all topics from the beginning, whatever server stands behind them, and forgets nothing."""
+
+    def __init__(self, server: Server, keys: Keys) -> None:
+        self.heard: defaultdict[str, dict[int, set[bytes]]] = defaultdict(lambda: defaultdict(set))
+        self._reader = Reader(server, count=500)
+        self._offsets = {keys.topic(p, topic): "0-0" for p in range(keys.partitions) for topic in PUBLIC_TOPICS}
+
+    async def listen(self) -> None:
+        try:
+            while True:
+                try:
+                    found = await self._reader.read(self._offsets)
+                except (RedisError, OSError):
+                    await asyncio.sleep(0.01)
+                    continue
+                for stream, entries in found:
+                    self._offsets[stream] = entries[-1][0].decode()
+                    for _, fields in entries:
+                        event = json.loads(fields[b"__data__"])
+                        self.heard[event["run"]][event["seq"]].add(fields[b"__data__"])
+        finally:
+            await self._reader.close()
+
+
+async def ask(server: Server, keys: Keys, run: str) -> None:
+    request = {
+        "type": "generate",
+        "id": run,
+        "provider": "openai-chat",
+        "model": "story",
+        "messages": [{"role": "user", "content": "tell"}],
+    }
+    await server.client.xadd(keys.requests, {"__data__": json.dumps(request)})
+
+
+@dataclass
+class Failing:
+    """A server that will fail over."""
+
+    url: str
+    part: Callable[[], None]
+    """What is written after this, the fail-over will lose."""
+    fail: Callable[[], None]
+    concerns: Callable[[str], bool]
+    """Whether this run is among what fails over."""
+
+
+@contextmanager
+def sentinels(directory: Path) -> Generator[Failing]:
+    with sentinel_group(directory) as group:
+        yield Failing(group.url, group.part, group.master.stop, lambda run: True)
+
+
+@contextmanager
+def node_of_a_cluster(directory: Path) -> Generator[Failing]:
+    with cluster_group(replicas=1, cluster_node_timeout="1000") as group:
+        node = group.master_of(KEYS.topic(0, "raw"))
+        slots = {p for p in range(KEYS.partitions) if group.master_of(KEYS.topic(p, "raw")) is node}
+        yield Failing(
+            group.url,
+            lambda: part_from_replicas(node.port),
+            node.stop,
+            lambda run: KEYS.partition_of(run) in slots,
+        )
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("kind", [sentinels, node_of_a_cluster])
+async def test_what_a_fail_over_lost_ends_incomplete_under_the_numbers_that_were_heard(
+    kind: Callable[[Path], AbstractContextManager[Failing]], tmp_path: Path
+) -> None:
+    keys = KEYS
+    script = Script(name="story", turns=(Turn(says=Reply(text=WORDS), delivery=Delivery(pace=60)),))
+    with kind(tmp_path) as group:
+        async with (
+            ReplayServer([script]) as provider,
+            fleet(tmp_path, group.url, keys, provider.url, PIPELINE),
+            Server(group.url) as server,
+            Server(group.url) as ears,
+        ):
+            listener = Listener(ears, keys)
+            listening = asyncio.create_task(listener.listen())
+            runs = [f"run{n}" for n in range(RUNS)]
+            for run in runs:
+                await ask(server, keys, run)
+
+            def heard_of_all(number: int) -> bool:
+                return all(len(listener.heard[run]) > number for run in runs)
+
+            await eventually(lambda: heard_of_all(8), timeout=20)
+            await asyncio.to_thread(group.part)
+            parted = {run: max(listener.heard[run]) for run in runs}
+            await eventually(lambda: all(max(listener.heard[run]) > parted[run] + 5 for run in runs), timeout=20)
+            await asyncio.to_thread(group.fail)
+            logs: Any = await ended(_Patient(server), keys, runs, timeout=60)
+            await ask(server, keys, "after")
+            logs |= await ended(_Patient(server), keys, ["after"], timeout=60)
+            listening.cancel()
+            await asyncio.gather(listening, return_exceptions=True)
+    for run in runs:
+        judge.check(logs[run])
+        last = logs[run][-1]
+        if group.concerns(run):
+            assert (last["type"], last["error"]["code"]) == ("incomplete", "server_lost_writes")
+        else:
+            assert last["type"] == "completed"
+            assert judge.text(logs[run]) == WORDS
+        told = {event["seq"]: event for event in logs[run]}
+        for seq, versions in listener.heard[run].items():
+            assert len(versions) == 1, f"two stories under {run} {seq}"
+            assert json.loads(versions.pop()) == told[seq]
+    assert judge.text(logs["after"]) == WORDS
+
+
+class _Patient:
+    """Reads that wait for the fail-over."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+
+    async def xrange(self, *args: Any) -> Any:
+        async def found() -> Any:
+            try:
+                return [await self._server.client.xrange(*args)]
+            except (RedisError, OSError):
+                return None
+
+        return (await eventually(found, timeout=30))[0]

@@ -1,0 +1,150 @@
+"""What a request may ask of its format, through the running services, whatever the provider can do by itself."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e import judge
+from tests.e2e.conftest import WEATHER, Send
+from tests.e2e.fleet import BASE_PATHS, PIPELINE, WITH_TOOLS, ended, fleet, provider_table
+from tokenbus.bus.keys import Keys
+from tokenbus.bus.server import Server
+from tokenbus_services.replay import ReplayServer, Reply, Script, Stall, ToolCall, Turn
+
+CITIES = ("Rome", "Oslo")
+THREE_TURNS = Script(
+    name="three",
+    turns=(
+        Turn(
+            says=Reply(
+                text="Let me look.",
+                tool_calls=tuple(ToolCall(name="weather", arguments={"city": city}) for city in CITIES),
+            )
+        ),
+        Turn(says=Reply(text="One more.", tool_calls=(ToolCall(name="weather", arguments={"city": "Bern"}),))),
+        Turn(says=Reply(text="It is fine: {tool_result}")),
+    ),
+)
+SAID = "One. EN two. END of it"
+ENDLESS = Script(name="endless", turns=(Turn(says=Reply(text=SAID, chunk_size=2), fault=Stall(after_text=" o")),))
+"""It falls silent after the stop string, and its answer never ends by itself."""
+WHOLE = Script(name="whole", turns=(Turn(says=Reply(text=SAID)),), repeat_last=True)
+HELLO = Script(name="hello", turns=(Turn(says=Reply(text="Hello")),), repeat_last=True)
+R1 = Script(name="r1-big", turns=(Turn(says=Reply(text="Hm.</think>Yes.", chunk_size=3)),), repeat_last=True)
+INSTRUCT = Script(name="instruct", turns=(Turn(says=Reply(text="Yes.", chunk_size=2)),), repeat_last=True)
+TAGS = """
+[providers.NAME.quirks.models."r1-"]
+inline_thinking = ["think"]
+inline_thinking_opened = true
+
+[providers.NAME.quirks.models.instruct]
+inline_thinking = ["think"]
+inline_thinking_opened = true
+unclosed_thinking = "release"
+"""
+
+
+async def visible(server: Server, keys: Keys, run: str) -> list[dict[str, Any]]:
+    """What a subscriber of `visible` reads of the run, in order."""
+    entries = await server.client.xrange(keys.topic(keys.partition_of(run), "visible"))
+    events = [json.loads(fields[b"__data__"]) for _, fields in entries]
+    return [event for event in events if event["run"] == run]
+
+
+@pytest.mark.timeout(90)
+async def test_three_turns_with_parallel_tools_in_chat_are_the_same_for_each_api(
+    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+) -> None:
+    async with ReplayServer([THREE_TURNS]) as provider, fleet(tmp_path, server_url, keys, provider.url, WITH_TOOLS):
+        runs = [
+            await send("three", provider=api, tools=[WEATHER], stream=stream)
+            for api in BASE_PATHS
+            for stream in (True, False)
+        ]
+        logs: Any = await ended(server.client, keys, runs)
+        heard = {run: await visible(server, keys, run) for run in runs}
+    kinds = ["text", "tool_call", "tool_call", "tool_result", "tool_result", "text", "tool_call", "tool_result", "text"]
+    for run in runs:
+        judge.check(logs[run])
+        assert judge.blocks(logs[run]) == judge.blocks(logs[runs[0]])
+        assert [kind for kind, _ in judge.blocks(logs[run])] == kinds
+        assert logs[run][-1]["turn"] == 2
+        assert "".join(event["text"] for event in heard[run]) == judge.text(logs[run])
+        assert {event["kind"] for event in heard[run]} == {"text"}
+
+
+@pytest.mark.timeout(90)
+async def test_a_stop_string_ends_the_turn_whether_its_provider_knows_it_or_not(
+    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+) -> None:
+    async with (
+        ReplayServer([ENDLESS, WHOLE]) as provider,
+        fleet(tmp_path, server_url, keys, provider.url, PIPELINE),
+    ):
+        stops = ["A", "B", "C", "D", "E.", "END"]  # more than most providers take, and Responses takes none
+        endless = [await send("endless", provider=api, stop=stops) for api in BASE_PATHS]
+        whole = [await send("whole", provider=api, stop=stops, stream=False) for api in BASE_PATHS]
+        logs: Any = await ended(server.client, keys, [*endless, *whole])
+        waiting = [exchange for exchange in provider.requests if exchange.asked and exchange.asked.model == "endless"]
+        for exchange in waiting:
+            await provider.disconnected(exchange)
+    assert len(waiting) == len(BASE_PATHS)
+    for log in logs.values():
+        judge.check(log)
+        assert judge.blocks(log) == [("text", "One. EN two. ")]
+        assert (log[-1]["type"], log[-1]["finish"], log[-1]["stop_string"]) == ("completed", "stop", "END")
+
+
+async def test_thinking_of_another_model_is_an_error_or_becomes_text_as_the_run_tells(
+    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+) -> None:
+    messages = [
+        {"role": "user", "content": "Is it raining?"},
+        {"role": "assistant", "content": [{"type": "thinking", "text": "Hm."}, {"type": "text", "text": "Yes."}]},
+        {"role": "user", "content": "Still?"},
+    ]
+    async with ReplayServer([HELLO]) as provider, fleet(tmp_path, server_url, keys, provider.url, PIPELINE):
+        refused = [await send("hello", provider=api, messages=messages) for api in BASE_PATHS]
+        taken = [
+            await send("hello", provider=api, messages=messages, convert_unsigned_thinking_to_text=True)
+            for api in BASE_PATHS
+        ]
+        logs: Any = await ended(server.client, keys, [*refused, *taken])
+        bodies = [exchange.received.body for exchange in provider.requests]
+    for run in refused:
+        error = logs[run][-1]["error"]
+        assert (logs[run][-1]["type"], error["class"], error["where"]) == ("failed", "invalid_request", "messages[1]")
+        assert "convert_unsigned_thinking_to_text" in error["message"]
+    for run in taken:
+        assert logs[run][-1]["type"] == "completed"
+        assert logs[run][-1]["provider_extra"] == [
+            {"note": "messages[1]: thinking without a signature was turned into text"}
+        ]
+    assert len(bodies) == len(taken)
+    assert all(b"<thinking>Hm.</thinking>" in body for body in bodies)
+
+
+async def test_the_tags_of_a_model_count_in_chat_and_in_prefill(
+    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+) -> None:
+    async with ReplayServer([R1, INSTRUCT]) as provider:
+        toml = "".join(
+            provider_table(f"{api}-local", api, provider.url) + TAGS.replace("NAME", f"{api}-local")
+            for api in BASE_PATHS
+        )
+        async with fleet(tmp_path, server_url, keys, provider.url, PIPELINE, toml):
+            thought = [await send("r1-big", provider=f"{api}-local") for api in BASE_PATHS]
+            plain = [await send("instruct", provider=f"{api}-local") for api in BASE_PATHS]
+            prefilled = await send("r1-big", provider="anthropic-local", mode="prefill", participant="Claude")
+            logs: Any = await ended(server.client, keys, [*thought, *plain, prefilled])
+    for run in thought:
+        judge.check(logs[run])
+        assert judge.blocks(logs[run]) == [("thinking", "Hm."), ("text", "Yes.")]
+    for run in plain:
+        judge.check(logs[run])
+        assert judge.blocks(logs[run]) == [("text", "Yes.")], "the tag was never closed, for there was no thinking"
+    assert judge.blocks(logs[prefilled]) == [("text", "Hm.Yes.")], "a stray close is as if not written"

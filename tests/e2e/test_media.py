@@ -1,0 +1,222 @@
+"""Media by reference through the running services: to the provider in full, over the bus as a name."""
+
+from __future__ import annotations
+
+import re
+from base64 import b64encode
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.e2e import judge
+from tests.e2e.conftest import Send
+from tests.e2e.fleet import PIPELINE, Fleet, Worker, ended, fleet
+from tests.e2e.test_tool_images import DRAW, SPOKEN, TOOL, WRITTEN
+from tests.services.tools.sample_tools import draw
+from tokenbus.blobs import blob_id_of
+from tokenbus.bus.keys import Keys
+from tokenbus.bus.server import Server
+from tokenbus_services.embedded import free_port
+from tokenbus_services.replay import ReplayServer, Reply, Script, Turn
+
+MB = 2**20
+PNG = b"\x89PNG\r\n\x1a\n"
+SEES = Script(name="sees", turns=(Turn(says=Reply(text="I see.")),))
+
+
+@asynccontextmanager
+async def with_store(
+    directory: Path, server_url: str, keys: Keys, provider_url: str, more: str = ""
+) -> AsyncIterator[tuple[Fleet, Worker]]:
+    """The pipeline and a blob service."""
+    for name in ("store", "bus"):
+        (directory / name).mkdir()
+    async with fleet(directory / "store", server_url, keys, provider_url, ["blobs"]) as store:
+        [blobs] = store.workers
+        toml = f'\n[blobs]\nservice_url = "{blobs.url}"\n{more}'
+        async with fleet(directory / "bus", server_url, keys, provider_url, PIPELINE, toml) as bus:
+            yield bus, blobs
+
+
+async def upload(url: str, content: bytes, media_type: str = "image/png") -> dict[str, str]:
+    """As anybody would do it; the source of a message's image."""
+    async with httpx.AsyncClient(timeout=60) as http:
+        answer = (await http.post(f"{url}/blobs", content=content, headers={"content-type": media_type})).json()
+    return {"type": "blob", "blob_id": answer["blob_id"], "media_type": media_type}
+
+
+def asks(*sources: dict[str, str]) -> list[dict[str, Any]]:
+    images = [{"type": "image", "source": source} for source in sources]
+    return [{"role": "user", "content": [{"type": "text", "text": "What is it?"}, *images]}]
+
+
+async def bus_bytes(server: Server, keys: Keys) -> int:
+    """What the server holds of this deployment."""
+    return sum(
+        [await server.client.memory_usage(key, samples=0) async for key in server.client.scan_iter(f"{keys.prefix}:*")]
+    )
+
+
+def most_memory(worker: Worker) -> int:
+    """Bytes of a process's memory, at its highest."""
+    status = Path(f"/proc/{worker.process.pid}/status").read_text()
+    found = re.search(r"VmHWM:\s+(\d+) kB", status)
+    assert found
+    return int(found[1]) * 1024
+
+
+@pytest.mark.timeout(120)
+async def test_20_mb_of_image_by_reference_leave_bus_and_fetcher_flat(
+    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+) -> None:
+    image = PNG + bytes(range(256)) * (20 * MB // 256)
+    async with (
+        ReplayServer([SEES]) as provider,
+        with_store(tmp_path, server_url, keys, provider.url) as (bus, blobs),
+    ):
+        await ended(server.client, keys, [await send("sees", provider="openai-responses", id="first")])
+        source = await upload(blobs.url, image)
+        [fetcher] = [worker for worker in bus.workers if worker.kind == "fetcher"]
+        before, fetcher_before = await bus_bytes(server, keys), most_memory(fetcher)
+        run = await send("sees", provider="openai-responses", messages=asks(source), id="large")
+        logs: Any = await ended(server.client, keys, [run], timeout=60)
+        after, fetcher_after = await bus_bytes(server, keys), most_memory(fetcher)
+        body = provider.requests[-1].received.body
+    assert logs[run][-1]["type"] == "completed", logs[run][-1]
+    judge.check(logs[run])
+    assert b64encode(image) in body
+    assert after - before < 64 * 1024
+    assert fetcher_after - fetcher_before < len(image)
+    print(f"bus: {after - before} bytes more; fetcher: {(fetcher_after - fetcher_before) / MB:.1f} MB at its highest")
+
+
+@pytest.mark.timeout(90)
+async def test_large_base64_of_a_request_lies_in_the_store_and_not_in_the_runs_records(
+    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+) -> None:
+    image = PNG + bytes(range(256)) * (MB // 256)
+    source = {"type": "base64", "media_type": "image/png", "data": b64encode(image).decode()}
+    async with (
+        ReplayServer([SEES]) as provider,
+        with_store(tmp_path, server_url, keys, provider.url) as (_, blobs),
+        httpx.AsyncClient() as http,
+    ):
+        run = await send("sees", provider="gemini", messages=asks(source))
+        logs: Any = await ended(server.client, keys, [run])
+        body = provider.requests[-1].received.body
+        stored = await http.get(f"{blobs.url}/blobs/{blob_id_of(image)}")
+    assert logs[run][-1]["type"] == "completed", logs[run][-1]
+    assert b64encode(image) in body
+    assert (stored.content, stored.headers["content-type"]) == (image, "image/png")
+    assert await bus_bytes(server, keys) < 64 * 1024
+
+
+@pytest.mark.timeout(90)
+async def test_without_a_store_base64_is_taken_as_it_is_and_a_reference_fails_as_one_that_may_be_tried_again(
+    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+) -> None:
+    image = PNG + bytes(MB // 4)
+    value = {"type": "base64", "media_type": "image/png", "data": b64encode(image).decode()}
+    name = {"type": "blob", "media_type": "image/png", "blob_id": blob_id_of(image)}
+    away = (
+        f'\n[blobs]\nservice_url = "http://127.0.0.1:{free_port()}"\n[retry]\nmax_attempts = 2\nbase_delay_s = 0.01\n'
+    )
+    async with (
+        ReplayServer([SEES]) as provider,
+        fleet(tmp_path, server_url, keys, provider.url, PIPELINE, away),
+    ):
+        runs = [await send("sees", messages=asks(source)) for source in (value, name)]
+        logs: Any = await ended(server.client, keys, runs)
+        bodies = [exchange.received.body for exchange in provider.requests]
+    by_value, by_name = (logs[run] for run in runs)
+    assert by_value[-1]["type"] == "completed", by_value[-1]
+    assert len(bodies) == 1
+    assert b64encode(image) in bodies[0]
+    assert [event["type"] for event in by_name] == ["started", "retrying", "failed"]
+    error = by_name[-1]["error"]
+    assert (error["code"], error["class"], error["retryable"]) == ("blob_unavailable", "server", True)
+    assert error["where"] == "messages[0].content[1]"
+
+
+@pytest.mark.timeout(90)
+async def test_what_cannot_be_sent_fails_before_any_call_and_says_where_it_stands(
+    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+) -> None:
+    async with (
+        ReplayServer([SEES]) as provider,
+        with_store(tmp_path, server_url, keys, provider.url) as (_, blobs),
+    ):
+        png = await upload(blobs.url, PNG)
+        large = await upload(blobs.url, PNG + bytes(5 * MB))
+        sources = [
+            png | {"blob_id": blob_id_of(b"never stored")},
+            png | {"blob_id": "sha256:../../x"},
+            png | {"media_type": "image/webp"},
+            png | {"size_bytes": 9},
+            await upload(blobs.url, b"<svg/>", "image/svg+xml"),
+            large,
+        ]
+        runs = [await send("sees", messages=asks(png, source)) for source in sources]
+        logs: Any = await ended(server.client, keys, runs)
+        assert len(provider.requests) == 0
+    errors = [logs[run][-1]["error"] for run in runs]
+    assert {error["class"] for error in errors} == {"invalid_request"}
+    at = "messages[0].content[2]"
+    assert [(error["code"], error["where"]) for error in errors] == [
+        ("blob_not_found", at),
+        ("blob_refused", at),
+        ("request_invalid", f"{at}.source.media_type"),
+        ("request_invalid", f"{at}.source.size_bytes"),
+        ("request_invalid", f"{at}.source.media_type"),
+        ("request_invalid", at),
+    ]
+
+
+@pytest.mark.timeout(90)
+async def test_a_store_of_your_own_takes_the_place_of_the_blob_service(
+    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image = PNG + bytes(MB // 4)
+    own = tmp_path / "own"
+    own.mkdir()
+    monkeypatch.setenv("OWN_STORE", str(own))
+    source = {"type": "base64", "media_type": "image/png", "data": b64encode(image).decode()}
+    async with (
+        ReplayServer([SEES]) as provider,
+        fleet(tmp_path, server_url, keys, provider.url, PIPELINE, '\n[blobs]\nloader = "tests.e2e.own_store:create"\n'),
+    ):
+        run = await send("sees", messages=asks(source))
+        logs: Any = await ended(server.client, keys, [run])
+        body = provider.requests[-1].received.body
+    assert logs[run][-1]["type"] == "completed", logs[run][-1]
+    assert b64encode(image) in body
+    assert [path.read_bytes() for path in own.iterdir()] == [image]
+
+
+@pytest.mark.timeout(90)
+async def test_an_image_of_a_tool_reaches_the_model_by_its_blob_in_both_modes(
+    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+) -> None:
+    drawn = draw().data
+    async with (
+        ReplayServer([SPOKEN, WRITTEN]) as provider,
+        with_store(tmp_path, server_url, keys, provider.url, DRAW) as (bus, _),
+    ):
+        await bus.start("tools")
+        chat = await send("spoken", tools=[TOOL], id="chat")
+        prefill = await send("written", tools=[TOOL], id="prefill", mode="prefill", participant="Claude")
+        logs: Any = await ended(server.client, keys, [chat, prefill])
+        bodies = [exchange.received.body for exchange in provider.requests]
+        records = [await server.client.hgetall(keys.run(run)) for run in (chat, prefill)]
+    for log in logs.values():
+        judge.check(log)
+        assert log[-1]["type"] == "completed", log[-1]
+        [result] = [e for e in log if e["type"] == "block_complete" and e["kind"] == "tool_result"]
+        assert result["images"] == [{"media_type": "image/png", "blob_id": blob_id_of(drawn)}]
+    encoded = b64encode(drawn)
+    assert sum(encoded in body for body in bodies) == 2
+    assert not any(encoded in value for record in records for value in record.values())

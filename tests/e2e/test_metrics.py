@@ -1,0 +1,119 @@
+"""What the services show on `/metrics`, and that dashboard and alerts ask for nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.e2e.conftest import WEATHER, Send
+from tests.e2e.fleet import WITH_TOOLS, Fleet, ended, fleet
+from tests.waiting import eventually
+from tokenbus.bus.keys import Keys
+from tokenbus.bus.server import Server
+from tokenbus_services.replay import ReplayServer, Reply, Script, ToolCall, Turn
+
+OBSERVABILITY = Path(__file__).parents[2] / "deploy" / "observability"
+FORECAST = Script(
+    name="forecast",
+    turns=(
+        Turn(says=Reply(text="Let me look.", tool_calls=(ToolCall(name="weather", arguments={"city": "Zürich"}),))),
+        Turn(says=Reply(text="Take it along.")),
+    ),
+)
+SUFFIXES = {
+    "counter": ("_total",),
+    "gauge": ("",),
+    "histogram": ("_bucket", "_count", "_sum"),
+}
+
+
+class Seen:
+    """All that the workers show."""
+
+    def __init__(self) -> None:
+        self.names: set[str] = {"up"}
+        """Of samples; `up` is Prometheus's own."""
+        self.labels: dict[str, set[str]] = {}
+        self.samples: list[tuple[str, dict[str, str], float]] = []
+
+    def add(self, page: str) -> None:
+        for family in text_string_to_metric_families(page):
+            self.names |= {family.name + suffix for suffix in SUFFIXES.get(family.type, ())}
+            for sample in family.samples:
+                self.labels.setdefault(sample.name, set()).update(sample.labels)
+                self.samples.append((sample.name, sample.labels, sample.value))
+
+    def sum(self, metric: str, **labels: str) -> float:
+        return sum(value for name, has, value in self.samples if name == metric and labels.items() <= has.items())
+
+
+async def scraped(services: Fleet) -> Seen:
+    seen = Seen()
+    for worker in services.workers:
+        seen.add(await asyncio.to_thread(lambda url=worker.url: urlopen(f"{url}/metrics").read().decode()))
+    return seen
+
+
+def asked() -> Iterator[str]:
+    """The expressions of the dashboard and of the alerts."""
+    dashboard: Any = json.loads((OBSERVABILITY / "grafana-dashboard.json").read_text())
+    for panel in dashboard["panels"]:
+        yield from (target["expr"] for target in panel.get("targets", ()))
+    yield from re.findall(r"^ +expr: (.+)$", (OBSERVABILITY / "alerts.yml").read_text(), re.MULTILINE)
+
+
+@pytest.mark.timeout(120)
+async def test_the_pages_tell_of_runs_calls_and_queues_and_hold_all_that_dashboard_and_alerts_ask_for(
+    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+):
+    async with (
+        ReplayServer([FORECAST]) as provider,
+        fleet(tmp_path, server_url, keys, provider.url, WITH_TOOLS) as services,
+    ):
+        runs = [await send("forecast", tools=[WEATHER]) for _ in range(3)]
+        bad = await send("forecast", provider="nobody")
+        await ended(server.client, keys, [*runs, bad])
+        await eventually(lambda: server.client.xlen(keys.dead))
+        seen = await scraped(services)
+    assert seen.sum("tokenbus_runs_started_total") == len(runs)
+    assert seen.sum("tokenbus_runs_ended_total", status="completed") == len(runs)
+    assert seen.sum("tokenbus_runs_ended_total", status="failed") == 1
+    assert seen.sum("tokenbus_failures_total", error="invalid_request") == 1
+    assert seen.sum("tokenbus_tool_results_total", outcome="ok") == len(runs)
+    assert seen.sum("tokenbus_tool_call_seconds_count", outcome="ok") == len(runs)
+    assert seen.sum("tokenbus_chunks_total", kind="text") >= 2 * len(runs)
+    assert seen.sum("tokenbus_first_text_seconds_count") == len(runs)
+    assert seen.sum("tokenbus_partitions", stage="parser") == keys.partitions
+    assert seen.sum("tokenbus_dead_entries") == 1
+    assert seen.sum("tokenbus_open_runs") == seen.sum("tokenbus_lag_bytes", stage="parser") == 0
+    assert {has["queue"] for name, has, _ in seen.samples if name == "tokenbus_queue_entries"} == {
+        "requests",
+        "turns",
+        "tools",
+    }
+
+    expressions = list(asked())
+    assert len(expressions) > 30
+    for expression in expressions:
+        named = set(re.findall(r"\b(?:tokenbus_[a-z_]+|process_[a-z_]+|up(?=\{))", expression))
+        assert named, expression
+        assert named <= seen.names, f"{expression}: nobody shows {named - seen.names}"
+        [by] = re.findall(r"\bby \(([a-z, ]+)\)", expression)[:1] or [""]
+        wanted = {label.strip() for label in by.split(",") if label} - {"job", "le"}
+        for name in named & set(seen.labels):
+            assert wanted <= seen.labels[name], f"{expression}: {name} has no {wanted - seen.labels[name]}"
+
+
+def test_every_panel_has_its_own_id_and_says_what_it_shows():
+    dashboard: Any = json.loads((OBSERVABILITY / "grafana-dashboard.json").read_text())
+    panels = dashboard["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    assert all(panel["title"] and panel.get("description") for panel in panels if panel["type"] != "row")

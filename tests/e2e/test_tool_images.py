@@ -1,0 +1,55 @@
+"""An image that a tool gives reaches the model, in the form of each API and in prefill mode, and the subscribers."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e import judge
+from tests.e2e.conftest import Send
+from tests.e2e.fleet import BASE_PATHS, WITH_TOOLS, ended, fleet
+from tests.services.tools.sample_tools import draw
+from tokenbus.bus.keys import Keys
+from tokenbus.bus.server import Server
+from tokenbus_services.replay import ReplayServer, Reply, Script, ToolCall, Turn
+
+DRAW = '\n[tools.draw]\nkind = "python"\ncall = "tests.services.tools.sample_tools:draw"\n'
+TOOL = {"name": "draw", "parameters": {"type": "object", "properties": {}}}
+SPOKEN = Script(
+    name="spoken",
+    turns=(Turn(says=Reply(text="Look:", tool_calls=(ToolCall(name="draw"),))), Turn(says=Reply(text="Nice."))),
+)
+WRITTEN = Script(
+    name="written",
+    turns=(
+        Turn(says=Reply(text=' Look:\n<function_calls><invoke name="draw"></invoke></function_calls>')),
+        Turn(says=Reply(text="Nice.")),
+    ),
+)
+
+
+@pytest.mark.timeout(90)
+async def test_an_image_of_a_tool_reaches_the_model_and_the_subscribers(
+    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+) -> None:
+    image = b64encode(draw().data).decode()
+    async with (
+        ReplayServer([SPOKEN, WRITTEN]) as provider,
+        fleet(tmp_path, server_url, keys, provider.url, WITH_TOOLS, DRAW),
+    ):
+        runs = [await send("spoken", f"hello {api}", provider=api, id=api, tools=[TOOL]) for api in BASE_PATHS]
+        prefill = {"mode": "prefill", "participant": "Claude"}
+        runs.append(await send("written", "hello prefill", id="prefill", tools=[TOOL], **prefill))
+        logs: Any = await ended(server.client, keys, runs)
+        bodies = [e.received.body.decode() for e in provider.requests]
+    for run, log in logs.items():
+        judge.check(log)
+        assert log[-1]["type"] == "completed", log[-1]
+        [result] = [e for e in log if e["type"] == "block_complete" and e["kind"] == "tool_result"]
+        # No blob service runs here, so the bytes themselves are told.
+        assert result["images"] == [{"media_type": "image/png", "base64": image}]
+        asked = [body for body in bodies if f"hello {run}" in body]
+        assert [image in body for body in asked] == [False, True], run
