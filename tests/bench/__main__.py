@@ -7,24 +7,37 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Never
 
+from tests.bench.cancel import cancelled
 from tests.bench.figures import NAMES, SECTIONS, WARM, Figure, decoded, measured
 from tests.bench.measure import Meter
+from tests.bench.policy import judged
 from tests.bench.report import Report, as_json, as_table, machine
+from tests.bench.scaling import remembered, scaled
 from tests.bench.stack import running
+
+ALONE: dict[str, Callable[[], list[Figure]]] = {
+    "decode": decoded,
+    "cancel": cancelled,
+    "scaling": scaled,
+    "memory": remembered,
+    "policy": judged,
+}
+"""Sections with processes of their own, or without any."""
+ALL = (*NAMES, *ALONE)
 
 
 def main() -> None:
     """Measure what is asked for, and print it."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description="What a chunk costs.")
-    parser.add_argument("--only", action="append", choices=NAMES, help="measure this alone; may be repeated")
+    parser.add_argument("--only", action="append", choices=ALL, help="measure this alone; may be repeated")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, _stop)
     try:
-        report = bench(options.only or NAMES)
+        report = bench(options.only or ALL)
     except KeyboardInterrupt:
         sys.exit(130)
     print(as_json(report) if options.json else as_table(report))
@@ -34,11 +47,8 @@ def bench(names: Sequence[str]) -> Report:
     """Measure these sections. Everything that was started is stopped, however this ends."""
     load_before, begin = os.getloadavg()[0], time.monotonic()
     figures: list[Figure] = []
-    if "decode" in names:
-        _say("decode")
-        figures += decoded()
     server = "no server"
-    chosen = [name for name in names if name != "decode"]
+    chosen = [name for name in names if name not in ALONE]
     if chosen:
         _say("starting the services")
         loads = [WARM, *(SECTIONS[name].load for name in chosen if name in SECTIONS)]
@@ -50,6 +60,10 @@ def bench(names: Sequence[str]) -> Report:
             for name in chosen:
                 _say(name)
                 figures += measured(meter, name)
+    for name in names:
+        if name in ALONE:
+            _say(name)
+            figures += ALONE[name]()
     return Report(machine(server, load_before), time.monotonic() - begin, figures)
 
 

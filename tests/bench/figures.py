@@ -102,7 +102,7 @@ SECTIONS: dict[str, Section] = {
         ],
     ),
 }
-NAMES = (*SECTIONS, "idle", "decode")
+NAMES = (*SECTIONS, "idle")
 
 
 def measured(meter: Meter, name: str) -> list[Figure]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from array import array
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from typing import Any
 from uuid import uuid4
 
@@ -12,7 +14,7 @@ import msgspec
 from tests.bench import bare, subscriber
 from tests.bench.jobs import CHAIN, Heard, Listen, Load
 from tests.bench.procs import cpu_s
-from tests.bench.stack import PROVIDER, SERVICES, Stack
+from tests.bench.stack import PROVIDER, SERVICES, Stack, service_of
 
 SERVICES_COUNTED = (*SERVICES, "server", subscriber.NAME)
 """The processes on a chunk's way. The replay provider stands for the world outside, and is not counted."""
@@ -73,16 +75,17 @@ class Meter:
     def __init__(self, stack: Stack) -> None:
         self._stack = stack
 
-    def services(self, load: Load) -> Sample:
-        """The load as requests through the services."""
+    def services(self, load: Load, **fields: object) -> Sample:
+        """The load as requests through the services, each with these further fields."""
         stack = self._stack
-        streams = [stack.keys.topic(p, "visible") for p in range(stack.keys.partitions)]
+        streams = self._visible()
         ready = self._listen(streams, load)
         before = self._state()
-        runs = self._publish(load)
+        runs = self._publish(load, load.name, fields)
         heard = self._heard(ready, load)
-        self._ended(runs)
-        sample = self._sample(heard, load, before, SERVICES_COUNTED)
+        self._ended(runs, b"completed")
+        counted = tuple(name for name in stack.pids if service_of(name) in SERVICES_COUNTED)
+        sample = self._sample(heard, load, before, counted)
         stack.client.delete(*streams, *(stack.keys.log(run) for run in runs))
         return sample
 
@@ -97,6 +100,19 @@ class Meter:
         sample = self._sample(heard, load, before, BARE_COUNTED)
         stack.client.delete(*bare.STREAMS)
         return sample
+
+    @contextmanager
+    def held(self, load: Load, script: str) -> Generator[None]:
+        """The load as runs whose provider falls silent after the last chunk; in the end they are cancelled."""
+        streams = self._visible()
+        ready = self._listen(streams, load)
+        runs = self._publish(load, script, {})
+        self._heard(ready, load)
+        yield
+        for run in runs:
+            self._request({"type": "cancel", "run": run})
+        self._ended(runs, b"cancelled")
+        self._stack.client.delete(*streams, *(self._stack.keys.log(run) for run in runs))
 
     def idle(self, seconds: float) -> dict[str, float]:
         """CPU of each idle worker, in percent of a core."""
@@ -113,16 +129,22 @@ class Meter:
         self._stack.desk.answer(subscriber.NAME, bool, timeout_s=30)
         return time.monotonic()
 
-    def _publish(self, load: Load) -> list[str]:
+    def _visible(self) -> list[str]:
+        return [self._stack.keys.topic(p, "visible") for p in range(self._stack.keys.partitions)]
+
+    def _publish(self, load: Load, script: str, fields: Mapping[str, object]) -> list[str]:
         """Publish the requests as any program would, so that their chunks come evenly over the time."""
         runs = [f"bench-{uuid4().hex}" for _ in range(load.runs)]
         begin = time.monotonic()
         for number, run in enumerate(runs):
             time.sleep(max(0.0, begin + number * load.stagger_s - time.monotonic()))
             messages = [{"role": "user", "content": f"Run {number}"}]
-            request = {"type": "generate", "id": run, "provider": PROVIDER, "model": load.name, "messages": messages}
-            self._stack.client.xadd(self._stack.keys.requests, {"__data__": msgspec.json.encode(request)})
+            request = {"type": "generate", "id": run, "provider": PROVIDER, "model": script, "messages": messages}
+            self._request({**request, **fields})
         return runs
+
+    def _request(self, request: dict[str, object]) -> None:
+        self._stack.client.xadd(self._stack.keys.requests, {"__data__": msgspec.json.encode(request)})
 
     def _heard(self, begin: float, load: Load) -> Heard:
         heard = self._stack.desk.answer(subscriber.NAME, Heard, load.timeout_s + 10)
@@ -131,13 +153,13 @@ class Meter:
             raise TimeoutError(f"{came} of {load.total} chunks came within {took:.0f} s")
         return heard
 
-    def _ended(self, runs: list[str]) -> None:
+    def _ended(self, runs: list[str], how: bytes) -> None:
         """Wait until all runs are over, so that what ends them is counted too and the next load begins in peace."""
         deadline = time.monotonic() + 30
         for run in runs:
-            while (status := self._stack.client.hget(self._stack.keys.run(run), "status")) != b"completed":
-                if time.monotonic() > deadline or status not in (None, b"open"):
-                    raise RuntimeError(f"run {run} is {status}, not completed")
+            while (status := self._stack.client.hget(self._stack.keys.run(run), "status")) != how:
+                if time.monotonic() > deadline or status not in (None, b"open", b"cancelling"):
+                    raise RuntimeError(f"run {run} is {status}, not {how.decode()}")
                 time.sleep(0.01)
 
     def _state(self) -> tuple[dict[str, float], dict[str, int]]:
@@ -152,7 +174,7 @@ class Meter:
         sent, arrived = array("q", heard.sent), array("q", heard.arrived)
         made = {name: n - before[1].get(name, 0) for name, n in after[1].items() if name not in OF_THE_BENCH}
         made = {name: n for name, n in made.items() if n}
-        scripts = counted is SERVICES_COUNTED  # the bare chain has none
+        scripts = counted is not BARE_COUNTED  # the bare chain has none
         inside = {name: n for name, n in made.items() if scripts and name not in ONLY_FROM_CLIENTS}
         return Sample(
             chunks=load.total,

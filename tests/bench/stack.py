@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,6 +21,8 @@ from tokenbus_services.replay import STAMP, Delivery, Reply, Script, Turn
 
 SERVICES = ("fetcher", "normalizer", "parser")
 PROVIDER = "anthropic"
+RUNS_AT_ONCE = 1000
+"""What one fetcher takes on; more than its default, for the table of many runs."""
 
 
 class Stack(msgspec.Struct, frozen=True):
@@ -36,17 +38,34 @@ class Stack(msgspec.Struct, frozen=True):
     """Process ids by name: the services, `server`, `provider`, `subscriber`, and those of the bare chain."""
 
 
+def service_of(process: str) -> str:
+    """Which service a process runs: the second fetcher is called `fetcher 2`."""
+    return process.partition(" ")[0]
+
+
 @contextmanager
-def running(loads: Sequence[Load]) -> Generator[Stack]:
-    """Start everything, with a script at the provider for each load; in the end stop everything."""
+def running(
+    loads: Sequence[Load],
+    *,
+    workers: int = 1,
+    scripts: Mapping[str, Script] | None = None,
+    settings: str = "",
+    services: Sequence[str] = SERVICES,
+) -> Generator[Stack]:
+    """Start everything, so many workers of each service; in the end stop everything.
+
+    The provider has a script for each load, and those given by name. ``settings`` are further tables of
+    `tokenbus.toml`.
+    """
     with ExitStack() as stack:
         directory = Path(stack.enter_context(TemporaryDirectory(prefix="tokenbus-bench-")))
         server = stack.enter_context(EmbeddedServer(directory / "server", binary=binary()))
         client = stack.enter_context(closing(redis.Redis(port=server.port, protocol=2, socket_timeout=None)))
         processes = stack.enter_context(Processes(directory))
         desk = Desk(client, processes.check)
-        provider_url = _start_provider(processes, directory, loads)
-        _start_services(processes, _settings(directory, server.url, provider_url))
+        answers = {load.name: _says(load) for load in loads} | dict(scripts or {})
+        provider_url = _start_provider(processes, directory, answers)
+        _start_services(processes, _settings(directory, server.url, provider_url, settings), services, workers)
         processes.start(subscriber.NAME, "tests.bench.subscriber", server.url)
         for name in CHAIN:
             processes.start(name, "tests.bench.bare", server.url, name)
@@ -55,20 +74,24 @@ def running(loads: Sequence[Load]) -> Generator[Stack]:
         yield Stack(client, desk, Keys(), _version(client), {**processes.pids, "server": server.pid})
 
 
-def _start_provider(processes: Processes, directory: Path, loads: Sequence[Load]) -> str:
-    scripts = directory / "scripts"
-    scripts.mkdir()
-    for load in loads:
-        # Every chunk is one word, and every word the time at which the read that holds it was written.
-        turn = Turn(says=Reply(text=" ".join([STAMP] * load.chunks)), delivery=Delivery(pace=load.pace or None))
-        (scripts / f"{load.name}.json").write_bytes(msgspec.json.encode(Script(turns=(turn,))))
+def _says(load: Load) -> Script:
+    # Every chunk is one word, and every word the time at which the read that holds it was written.
+    turn = Turn(says=Reply(text=" ".join([STAMP] * load.chunks)), delivery=Delivery(pace=load.pace or None))
+    return Script(turns=(turn,))
+
+
+def _start_provider(processes: Processes, directory: Path, scripts: Mapping[str, Script]) -> str:
+    folder = directory / "scripts"
+    folder.mkdir()
+    for name, script in scripts.items():
+        (folder / f"{name}.json").write_bytes(msgspec.json.encode(script))
     port = free_port()
-    processes.start("provider", "tokenbus_services.replay", "--scripts", str(scripts), "--port", str(port))
+    processes.start("provider", "tokenbus_services.replay", "--scripts", str(folder), "--port", str(port))
     processes.until(lambda: listens(port), "the replay provider")
     return f"http://127.0.0.1:{port}"
 
 
-def _settings(directory: Path, redis_url: str, provider_url: str) -> Path:
+def _settings(directory: Path, redis_url: str, provider_url: str, further: str) -> Path:
     path = directory / "tokenbus.toml"
     path.write_text(
         f"""
@@ -80,15 +103,20 @@ log_level = "warning"
 api = "{PROVIDER}"
 base_url = "{provider_url}"
 api_key_env = ""
+
+[limits]
+runs_per_fetcher = {RUNS_AT_ONCE}
+{further}
 """
     )
     return path
 
 
-def _start_services(processes: Processes, config: Path) -> None:
-    ports = {name: free_port() for name in SERVICES}
+def _start_services(processes: Processes, config: Path, services: Sequence[str], workers: int) -> None:
+    names = [name if n == 1 else f"{name} {n}" for name in services for n in range(1, workers + 1)]
+    ports = {name: free_port() for name in names}
     for name, port in ports.items():
-        arguments = ("worker", name, "--port", str(port))
+        arguments = ("worker", service_of(name), "--port", str(port))
         processes.start(name, "tokenbus_services.cli", *arguments, env={"TOKENBUS_CONFIG": str(config)})
     for name, port in ports.items():
         processes.until(lambda port=port: answers(f"http://127.0.0.1:{port}/ready"), f"the {name}")
