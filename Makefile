@@ -2,7 +2,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: setup demo up test test-docker fuzz check lint types bench clean
+.PHONY: setup demo up test test-docker model fuzz chaos check lint types bench clean
 
 setup: $(INSTALLED)
 
@@ -19,17 +19,26 @@ demo: setup
 up: setup
 	$(BIN)/tokenbus up
 
+# Most tests wait for processes of their own, so several run at once, each with a server for itself: JOBS=
 test: setup
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(or $(JOBS),4)
 
 test-docker: setup
 	$(BIN)/python -m pytest -m docker
 
+# Random histories of the protocol against the real scripts, in any number: EXAMPLES=
+model: setup
+	MODEL_EXAMPLES=$(or $(EXAMPLES),2000) $(BIN)/python -m pytest tests/model -k whatever
+
 # Coverage-guided, on the provider decoders. Where atheris does not install, it says so and ends.
-SECONDS ?= 60
 fuzz: setup
 	@$(BIN)/pip install --quiet --disable-pip-version-check atheris 2>/dev/null || true
-	$(BIN)/python -m tests.fuzz $(SECONDS)
+	$(BIN)/python -m tests.fuzz $(or $(SECONDS),60)
+
+# Runs through real workers while everything breaks, and a judge of what came: SECONDS=600 SEED= BROKEN= KEEP=
+chaos: setup
+	$(BIN)/python -m tests.chaos --seconds $(or $(SECONDS),600) --seed "$(SEED)" \
+		$(if $(BROKEN),--broken $(BROKEN)) $(if $(KEEP),--keep $(KEEP))
 
 check: lint types
 

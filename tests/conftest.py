@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import AsyncGenerator, Generator
 from uuid import uuid4
 
@@ -18,6 +19,9 @@ from tokenbus.bus.server import Server
 # A loaded machine is slow; that says nothing of the code under test.
 settings.register_profile("tokenbus", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
 settings.load_profile("tokenbus")
+
+# A shell that starts tests in the background lets them ignore Ctrl-C, and so would all that they start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _outcome = pytest.StashKey[pytest.TestReport]()
 

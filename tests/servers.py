@@ -71,28 +71,71 @@ def image_here() -> str | None:
     return next((name for name in IMAGES if name in here), None)
 
 
+class ClusterGroup:
+    """The nodes of a Cluster, as processes: the masters first, then the replicas of each in turn."""
+
+    def __init__(self, nodes: list[EmbeddedServer]) -> None:
+        self.nodes = nodes
+        self.url = "redis+cluster://" + ",".join(f"127.0.0.1:{node.port}" for node in nodes)
+
+    def master_of(self, key: str) -> EmbeddedServer:
+        """The process that has this key now, as another node tells."""
+        for node in self.nodes:
+            with closing(redis.Redis(port=node.port, decode_responses=True)) as client:
+                try:
+                    slot = client.execute_command("CLUSTER KEYSLOT", key)
+                    ranges: Any = client.execute_command("CLUSTER SLOTS")
+                except redis.RedisError:
+                    continue
+            port = next(master[1] for first, last, master, *_ in ranges if first <= slot <= last)
+            return next(node for node in self.nodes if node.port == port)
+        raise AssertionError("no node answers")
+
+
 @contextmanager
 def cluster(nodes: int = 3) -> Generator[str]:
     """The url of a Cluster that is up: masters alone, the slots in equal parts."""
+    with cluster_group(nodes) as group:
+        yield group.url
+
+
+@contextmanager
+def cluster_group(masters: int = 3, *, replicas: int = 0, **more: str) -> Generator[ClusterGroup]:
+    """A Cluster that is up, the slots in equal parts, each master followed by so many replicas; ``more`` options."""
     with ExitStack() as stack:
         servers: list[EmbeddedServer] = []
         clients: list[redis.Redis] = []
+        nodes = masters * (1 + replicas)
         for i in range(nodes):
             options = {"cluster-enabled": "yes", "cluster-port": str(free_port()), "cluster-node-timeout": "2000"}
+            options["repl-diskless-sync-delay"] = "0"
+            options |= {name.replace("_", "-"): value for name, value in more.items()}
             servers.append(stack.enter_context(EmbeddedServer(binary=binary(), options=options)))
             clients.append(stack.enter_context(closing(redis.Redis(port=servers[i].port))))
             clients[i].execute_command("CLUSTER SET-CONFIG-EPOCH", i + 1)
-            first, last = 16384 * i // nodes, 16384 * (i + 1) // nodes - 1
-            clients[i].execute_command("CLUSTER ADDSLOTSRANGE", first, last)
+            if i < masters:
+                first, last = 16384 * i // masters, 16384 * (i + 1) // masters - 1
+                clients[i].execute_command("CLUSTER ADDSLOTSRANGE", first, last)
             clients[0].execute_command("CLUSTER MEET", "127.0.0.1", servers[i].port, options["cluster-port"])
         for client in clients:
             eventually_sync(lambda c=client: _sees(c, nodes))
-        yield "redis+cluster://" + ",".join(f"127.0.0.1:{s.port}" for s in servers)
+        for i in range(masters, nodes):
+            master: Any = clients[(i - masters) % masters].execute_command("CLUSTER MYID")
+            clients[i].execute_command("CLUSTER REPLICATE", master)
+            eventually_sync(lambda c=clients[i]: c.info("replication")["master_link_status"] == "up")
+        yield ClusterGroup(servers)
 
 
 def _sees(node: redis.Redis, nodes: int) -> bool:
     info: Any = node.execute_command("CLUSTER INFO")
     return info["cluster_state"] == "ok" and info["cluster_known_nodes"] == str(nodes)
+
+
+def part_from_replicas(port: int) -> None:
+    """The master on this port lets no replica follow it any more."""
+    with closing(redis.Redis(port=port)) as master:
+        master.execute_command("ACL SETUSER default -psync -sync")
+        master.execute_command("CLIENT KILL TYPE replica")
 
 
 class SentinelGroup:
@@ -102,6 +145,10 @@ class SentinelGroup:
         self.master = master
         self.replica = replica
         self.url = f"redis+sentinel://127.0.0.1:{sentinel_port}/{MASTER}"
+
+    def part(self) -> None:
+        """From now on nothing reaches the replica any more: what the master writes, a fail-over will lose."""
+        part_from_replicas(self.master.port)
 
 
 @contextmanager
