@@ -16,10 +16,10 @@ SOURCE = "".join(
     path.read_text()
     for package in (tokenbus, tokenbus_services)
     for path in Path(str(package.__file__)).parent.rglob("*.py")
-    if path != Path(settings.__file__)
+    if not path.is_relative_to(Path(settings.__file__).parent)
 )
 TABLES = [table for table in vars(settings).values() if isinstance(table, type) and issubclass(table, msgspec.Struct)]
-NAMES = sorted({name for table in TABLES if table.__module__ == settings.__name__ for name in table.__struct_fields__})
+NAMES = sorted({name for table in TABLES for name in table.__struct_fields__})
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,0 +1,50 @@
+"""All settings as one typed object, read once at the edge: `tokenbus.toml`, then the environment.
+
+Keys of providers stay in the environment: a file names the variable (`api_key_env`), never the key.
+"""
+
+from __future__ import annotations
+
+from tokenbus_services.settings.file import Settings, load, read_file
+from tokenbus_services.settings.keeping import BlobSettings, RecordSettings, RetentionSettings
+from tokenbus_services.settings.limits import LimitSettings, ProviderRates, RateSettings
+from tokenbus_services.settings.policies import PolicyRoute, PolicySettings
+from tokenbus_services.settings.providers import DEFAULT_PROVIDERS, MediaSettings, ProviderSettings, QuirkSettings
+from tokenbus_services.settings.tools import (
+    DEFAULT_TOOL_TIMEOUT_S,
+    HttpTool,
+    McpHttp,
+    McpSettings,
+    McpStdio,
+    PythonTool,
+    ToolSettings,
+)
+from tokenbus_services.settings.workers import HttpSettings, RetrySettings, StageSettings
+
+__all__ = [
+    "DEFAULT_PROVIDERS",
+    "DEFAULT_TOOL_TIMEOUT_S",
+    "BlobSettings",
+    "HttpSettings",
+    "HttpTool",
+    "LimitSettings",
+    "McpHttp",
+    "McpSettings",
+    "McpStdio",
+    "MediaSettings",
+    "PolicyRoute",
+    "PolicySettings",
+    "ProviderRates",
+    "ProviderSettings",
+    "PythonTool",
+    "QuirkSettings",
+    "RateSettings",
+    "RecordSettings",
+    "RetentionSettings",
+    "RetrySettings",
+    "Settings",
+    "StageSettings",
+    "ToolSettings",
+    "load",
+    "read_file",
+]

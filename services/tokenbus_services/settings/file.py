@@ -1,0 +1,125 @@
+"""The whole of `tokenbus.toml`, and how it is read."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Literal, get_args
+
+import msgspec
+from msgspec import Meta
+
+from tokenbus.bus.keys import DEFAULT_PARTITIONS, DEFAULT_PREFIX, MAX_PARTITIONS, Keys
+from tokenbus.bus.url import with_password
+from tokenbus.errors import SettingsError
+from tokenbus.events.requests import Tool
+from tokenbus_services.settings.keeping import BlobSettings, RecordSettings, RetentionSettings
+from tokenbus_services.settings.limits import LimitSettings
+from tokenbus_services.settings.policies import PolicyRoute, PolicySettings
+from tokenbus_services.settings.providers import DEFAULT_PROVIDERS, ProviderSettings
+from tokenbus_services.settings.table import Table
+from tokenbus_services.settings.tools import McpSettings, ToolSettings
+from tokenbus_services.settings.workers import HttpSettings, RetrySettings, StageSettings
+
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+
+class Settings(Table, frozen=True, kw_only=True):
+    """The whole of `tokenbus.toml`."""
+
+    redis_url: str | None = None
+    """None: the embedded server of `tokenbus up` and `tokenbus demo`."""
+    data_dir: str = ".tokenbus"
+    """Where the embedded server and the blob store keep their files (TOKENBUS_DATA)."""
+    prefix: str = DEFAULT_PREFIX
+    partitions: Annotated[int, Meta(ge=1, le=MAX_PARTITIONS)] = DEFAULT_PARTITIONS
+    topics: tuple[Literal["visible", "chunks", "blocks"], ...] = ("visible", "chunks", "blocks")
+    """Public topics that are written; `runs` and the logs always are."""
+    log_level: LogLevel = "info"
+    """How much is logged (TOKENBUS_LOG_LEVEL)."""
+    providers: dict[str, ProviderSettings] = {}
+    tools: dict[str, ToolSettings] = {}
+    mcp: dict[str, McpSettings] = {}
+    """MCP servers whose tools may be called."""
+    retry: RetrySettings = RetrySettings()
+    limits: LimitSettings = LimitSettings()
+    retention: RetentionSettings = RetentionSettings()
+    blobs: BlobSettings = BlobSettings()
+    records: RecordSettings | None = None
+    """None: nothing is recorded, and a request that asks for it is refused."""
+    policies: dict[str, PolicySettings] = {}
+    """With one of them there is a policy stage."""
+    policy_routes: tuple[PolicyRoute, ...] = ()
+    stages: StageSettings = StageSettings()
+    http: HttpSettings = HttpSettings()
+
+    @property
+    def keys(self) -> Keys:
+        """The key names of this deployment."""
+        return Keys(self.prefix, self.partitions)
+
+    @property
+    def tool_definitions(self) -> list[Tool]:
+        """The declared tools as a request would list them."""
+        return [
+            Tool(name=name, description=tool.description or None, parameters=tool.parameters)
+            for name, tool in self.tools.items()
+        ]
+
+    @property
+    def mcp_prefixes(self) -> dict[str, str]:
+        """What the names of each MCP server's tools begin with."""
+        return {name: f"{name}__" if server.prefix is None else server.prefix for name, server in self.mcp.items()}
+
+
+def load(env: Mapping[str, str] = os.environ) -> Settings:
+    """Settings from the file that TOKENBUS_CONFIG names (none: defaults) and the environment.
+
+    Raises SettingsError with the file or variable and the key at fault.
+    """
+    path = env.get("TOKENBUS_CONFIG")
+    settings = read_file(Path(path)) if path else Settings()
+    if url := env.get("TOKENBUS_REDIS_URL"):
+        settings = msgspec.structs.replace(settings, redis_url=url)
+    if settings.redis_url:
+        settings = msgspec.structs.replace(settings, redis_url=with_password(settings.redis_url, env))
+    if data := env.get("TOKENBUS_DATA"):
+        settings = msgspec.structs.replace(settings, data_dir=data)
+    if partitions := env.get("TOKENBUS_PARTITIONS"):
+        if not (partitions.isascii() and partitions.isdigit() and 1 <= int(partitions) <= MAX_PARTITIONS):
+            raise SettingsError("environment", "TOKENBUS_PARTITIONS", f"{partitions!r} is not 1 to {MAX_PARTITIONS}")
+        settings = msgspec.structs.replace(settings, partitions=int(partitions))
+    if level := env.get("TOKENBUS_LOG_LEVEL"):
+        try:
+            settings = msgspec.structs.replace(settings, log_level=msgspec.convert(level.lower(), LogLevel))
+        except msgspec.ValidationError:
+            known = ", ".join(get_args(LogLevel))
+            raise SettingsError("environment", "TOKENBUS_LOG_LEVEL", f"{level!r} is none of {known}") from None
+    try:
+        _ = settings.keys
+    except ValueError as e:
+        raise SettingsError(path or "settings", "prefix", str(e)) from None
+    settings = msgspec.structs.replace(settings, providers={**DEFAULT_PROVIDERS, **settings.providers})
+    for name in settings.limits.providers:
+        if name not in settings.providers:
+            raise SettingsError(path or "settings", f"limits.providers.{name}", "there is no provider of this name")
+    for i, route in enumerate(settings.policy_routes):
+        for name in route.policies:
+            if name not in settings.policies:
+                where = f"policy_routes[{i}].policies"
+                raise SettingsError(path or "settings", where, f"there is no policy {name!r}")
+    return settings
+
+
+def read_file(path: Path) -> Settings:
+    """One `tokenbus.toml`. Raises SettingsError."""
+    try:
+        return msgspec.toml.decode(path.read_bytes(), type=Settings)
+    except OSError as e:
+        raise SettingsError(str(path), "file", e.strerror or str(e)) from None
+    except msgspec.ValidationError as e:
+        problem, _, where = str(e).partition(" - at `")
+        raise SettingsError(str(path), where.rstrip("`") or "$", problem) from None
+    except msgspec.DecodeError as e:
+        raise SettingsError(str(path), "syntax", str(e)) from None

@@ -1,0 +1,72 @@
+"""Providers, and what media they take."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from tokenbus.providers.api import ApiName, Quirks
+from tokenbus_services.settings.table import Bytes, Count, HeaderName, HttpUrl, Seconds, Table
+
+MediaTypes = tuple[Annotated[str, Meta(pattern=r"^(\*|[a-z]+/(\*|[a-z0-9.+-]+))$(?!\n)")], ...]
+"""Media types, as `image/png`, `image/*` or `*`."""
+
+
+class MediaSettings(Table, frozen=True, kw_only=True):
+    """What media one request may hold; checked before the call. What is left out is as the API documents it."""
+
+    image_types: MediaTypes | None = None
+    document_types: MediaTypes | None = None
+    image_bytes: Bytes | None = None
+    """Of one image, before base64."""
+    document_bytes: Bytes | None = None
+    """Of one document, before base64."""
+    images: Count | None = None
+    """How many images, those by url too."""
+    request_bytes: Bytes | None = None
+    """Of the whole body."""
+
+
+class QuirkSettings(Quirks, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Quirks as the file has them: an unknown one is an error too."""
+
+
+class ProviderSettings(Table, frozen=True, kw_only=True):
+    """One configured provider: what a request's `provider` names. What is left out is as its API has it."""
+
+    api: ApiName
+    base_url: HttpUrl | None = None
+    path: str | None = None
+    """In place of the API's own, beneath `base_url`; `{model}` in it stands for the request's model. Not for `gemini`,
+    whose path says whether the answer streams."""
+    query: dict[str, str] = {}
+    """Parameters of each call's URL. Not for secrets."""
+    api_key_env: str | None = None
+    """Environment variable that holds the key; empty text: the provider needs none."""
+    key_header: HeaderName | None = None
+    """Header that carries the key."""
+    key_format: Annotated[str, Meta(pattern=r"^[^{}]*\{\}[^{}]*$")] | None = None
+    """What that header holds, with `{}` for the key. None: with `key_header` the key alone, else as the API has it."""
+    headers: dict[HeaderName, str] = {}
+    """Sent with each call. Not for secrets."""
+    connect_timeout_s: Seconds = 10.0
+    first_event_timeout_s: Seconds = 120.0
+    idle_timeout_s: Seconds = 60.0
+    """Longest silence inside a stream."""
+    media: MediaSettings = MediaSettings()
+    quirks: QuirkSettings = QuirkSettings()
+
+    def __post_init__(self) -> None:
+        if self.path is not None and self.api == "gemini":
+            raise ValueError("gemini takes no path: it says whether the answer streams; base_url may have one")
+
+
+DEFAULT_PROVIDERS: dict[str, ProviderSettings] = {
+    "anthropic": ProviderSettings(api="anthropic"),
+    "openai-chat": ProviderSettings(api="openai-chat"),
+    "openai-responses": ProviderSettings(api="openai-responses"),
+    "openai-images": ProviderSettings(api="openai-images"),
+    "gemini": ProviderSettings(api="gemini"),
+}
+"""There without any file, each under the name of its API."""

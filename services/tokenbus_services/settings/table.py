@@ -1,0 +1,20 @@
+"""What all tables of the file have in common, and the kinds of values in them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+Seconds = Annotated[float, Meta(gt=0)]
+Count = Annotated[int, Meta(ge=1)]
+Bytes = Annotated[int, Meta(ge=1)]
+HttpUrl = Annotated[str, Meta(pattern=r"^https?://[^/?#\s]+[^?#\s]*$(?!\n)")]
+HeaderName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9!#$%&'*+.^_`|~-]+$(?!\n)")]
+ImportPath = Annotated[str, Meta(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$(?!\n)")]
+"""`module:name`."""
+
+
+class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A table of the file. An unknown key is an error, so that a typing mistake is heard."""
