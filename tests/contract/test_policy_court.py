@@ -55,9 +55,7 @@ class Bench:
     @asynccontextmanager
     async def worker(self, name: str) -> AsyncGenerator[Stage]:
         court = Court(self.settings, CollectorRegistry())
-        stage = Stage(
-            self.server, self.keys, group=GROUP, topic="drafts", worker=name, logic=court.logic, lease_s=1, tick_s=0.05
-        )
+        stage = Stage(self.server, self.keys, group=GROUP, topic="drafts", worker=name, logic=court.logic, tick_s=0.05)
         async with working(stage):
             await court.open(self.server, stage)
             try:

@@ -150,7 +150,7 @@ TERMINAL = ("completed", "incomplete", "failed", "cancelled")
 
 
 async def ended(
-    client: object, keys: Keys, runs: Sequence[str], *, timeout: float = 30
+    client: object, keys: Keys, runs: Sequence[str], *, timeout: float = 60
 ) -> dict[str, list[dict[str, object]]]:
     """The logs of these runs once all of them ended."""
     logs: dict[str, list[dict[str, object]]] = {}

@@ -101,7 +101,7 @@ async def test_a_queue_takes_finishes_and_hands_back_in_all_partitions(clustered
 
     def queue(worker: str) -> Queue:
         return Queue(
-            clustered, group="g", streams=streams, worker=worker, lost=lambda item: None, idle_s=0.3, beat_s=0.05
+            clustered, group="g", streams=streams, worker=worker, lost=lambda item: None, idle_s=2.0, beat_s=0.05
         )
 
     first, second = queue("a"), queue("b")

@@ -97,7 +97,7 @@ async def test_a_queue_and_a_listener_go_on_when_the_server_is_back(mortal: Embe
         await eventually(lambda: _outlast(server.client.ping))
         await server.client.xadd(keys.topic(1, "control"), {"r": encode(Control("after"))})
         await server.client.xadd(keys.topic(1, "turns"), {"n": "new"})
-        item = await asyncio.wait_for(reading, 10)
+        item = await asyncio.wait_for(reading, 60)
         assert item.fields == {b"n": b"new"}
         await queue.finish([item])
         await eventually(lambda: heard == ["before", "after"])
@@ -121,7 +121,7 @@ async def test_everything_closes_while_the_server_is_away(mortal: EmbeddedServer
         await listener.open()
         mortal.stop()
         processing = asyncio.create_task(worker.process(batches))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await worker.close()
             await queue.close()
             await listener.close()

@@ -17,7 +17,7 @@ def queue(server: Server, keys: Keys, worker: str) -> Queue:
         streams=[keys.topic(0, "turns")],
         worker=worker,
         lost=lambda item: None,
-        idle_s=0.25,
+        idle_s=60.0,
         beat_s=0.05,
         members=keys.members(GROUP),
     )

@@ -160,7 +160,7 @@ async def test_a_run_that_nobody_knows_is_not_found_in_time(bus: Client):
     with pytest.raises(RunNotFound) as caught:
         await all_of(bus.follow("nobody", wait_s=0.3))
     assert caught.value.run == "nobody"
-    assert 0.3 <= loop.time() - asked < 2
+    assert loop.time() - asked >= 0.3
 
 
 async def test_a_known_run_that_waits_for_a_worker_is_waited_for(bus: Client, server: Server, keys: Keys):
