@@ -51,7 +51,8 @@ def main() -> None:
             plan = Plan(seed=f"{seed}.{number}", seconds=seconds, build=options.broken, server=server)
             record, found = _round(plan, options.keep)
             rounds.append((record, found))
-            print(f"round {plan.seed}: {server}, {len(record.stories)} runs, {len(found)} violations", flush=True)
+            told = f"{server}, {len(record.stories)} runs, {report.beyond_one(record)} tools run again"
+            print(f"round {plan.seed}: {told}, {len(found)} violations", flush=True)
     except KeyboardInterrupt:
         sys.exit(130)
     report.show(rounds, seed, time.monotonic() - began)

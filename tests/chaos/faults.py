@@ -185,7 +185,7 @@ class Chaos:
         silent = self._chance.random() < 0.3
         ways: list[Way] = [way for way in get_args(Way) if self._chance.random() < 0.7]
         for link in links:
-            link.silent = silent
+            link.silent |= silent  # for good: a connection that goes on behind a gap is no fault of any network
             for way in ways:
                 link.hold(way)
             self.tally[f"connection to the {name}: {'half open' if silent else 'delayed'}"] += 1
@@ -193,7 +193,7 @@ class Chaos:
         async def let() -> None:
             await self._pause(0.2, 7.0 if silent else 3.0)
             for link in links:
-                if silent:
+                if link.silent:
                     link.reset()
                 for way in ways:
                     link.let(way)

@@ -9,7 +9,8 @@ from redis.asyncio import Redis
 
 from tests.chaos.record import Entry, KeyFact
 
-TOPICS = ("visible", "chunks", "blocks", "runs")
+TOPICS = ("visible", "chunks", "blocks", "runs", "decisions")
+STAGES = ("normalizer", "parser", "policy")
 
 
 async def log_of(client: Redis, prefix: str, partition: int, run: str) -> list[Entry]:
@@ -18,7 +19,7 @@ async def log_of(client: Redis, prefix: str, partition: int, run: str) -> list[E
 
 
 async def topics_of(client: Redis, prefix: str, partitions: int) -> dict[str, list[list[Entry]]]:
-    """All public topics."""
+    """All topics that are there to be read."""
     return {topic: [await _entries(client, f"{prefix}:{{{n}}}:{topic}") for n in range(partitions)] for topic in TOPICS}
 
 
@@ -31,7 +32,7 @@ async def at_rest(client: Any, prefix: str, partitions: int) -> bool:
         pipe.xlen(f"{prefix}:{{{n}}}:tools")
     lengths = await pipe.execute()
     for n in range(partitions):
-        for group in ("normalizer", "parser"):
+        for group in STAGES:
             pipe.hmget(f"{prefix}:{{{n}}}:lease:{group}", ["owner", "arrived", "done"])
     leases: list[list[bytes | None]] = await pipe.execute()
     return not any(lengths) and all(owner and arrived == done for owner, arrived, done in leases)

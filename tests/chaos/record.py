@@ -19,6 +19,23 @@ class Piece(msgspec.Struct, frozen=True):
     """The content, or a call's arguments. `{tool_result}` in it: the results of the turn before, joined by a blank."""
 
 
+class Guarded(msgspec.Struct, frozen=True, kw_only=True):
+    """What policies must make of a run."""
+
+    chain: tuple[str, ...]
+    """Their names, in order."""
+    blocked: tuple[Piece, ...]
+    """Calls of the model that nobody hears of, and that never run."""
+    changed: tuple[Piece, ...]
+    """What is heard in place of something else."""
+    reason: str
+    """What the model reads in place of the result of a call that was blocked."""
+    unheard: tuple[str, ...]
+    """What no listener hears, wherever it is cut."""
+    stopped: bool
+    """A policy ends the run before its end."""
+
+
 class Story(msgspec.Struct, frozen=True, kw_only=True):
     """One run as it was asked for, and what it must come to where nothing disturbs it."""
 
@@ -29,6 +46,8 @@ class Story(msgspec.Struct, frozen=True, kw_only=True):
     on_failure: str
     fate: Fate
     pieces: tuple[Piece, ...]
+    """What is heard."""
+    guarded: Guarded | None = None
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -99,7 +118,7 @@ class Record(msgspec.Struct, kw_only=True):
     logs: dict[str, list[Entry]]
     """By run."""
     topics: dict[str, list[list[Entry]]]
-    """By name: the entries of each partition."""
+    """By name, `decisions` among them: the entries of each partition."""
     executions: list[Line]
     keys: list[KeyFact]
     """At rest, the workers still there."""

@@ -19,6 +19,11 @@ def tables(rounds: Sequence[tuple[Record, list[Violation]]], seed: str, seconds:
     return Group(_faults(rounds, seconds), _outcomes(rounds), _sums(rounds, seed), _violations(rounds))
 
 
+def beyond_one(record: Record) -> int:
+    """Executions of tool calls beyond the first of each."""
+    return len(record.executions) - len({line.key for line in record.executions})
+
+
 def show(rounds: Sequence[tuple[Record, list[Violation]]], seed: str, seconds: float) -> None:
     """Print them."""
     Console(width=None if os.isatty(1) else 120).print(tables(rounds, seed, seconds))
@@ -60,13 +65,12 @@ def _sums(rounds: Sequence[tuple[Record, list[Violation]]], seed: str) -> Table:
     table.add_column(justify="right")
     records = [record for record, _ in rounds]
     logs = [log for record in records for log in record.logs.values()]
-    executions = [line for record in records for line in record.executions]
     table.add_row("runs", str(len(logs)))
     table.add_row("events in logs", str(sum(map(len, logs))))
     again = sum(entry.event["type"] in ("retrying", "restarted") for log in logs for entry in log)
     table.add_row("attempts begun again", str(again))
-    table.add_row("tool calls", str(len({line.key for line in executions})))
-    table.add_row("executions beyond one a call", str(len(executions) - len({line.key for line in executions})))
+    table.add_row("tool executions", str(sum(len(record.executions) for record in records)))
+    table.add_row("of them beyond one a call", str(sum(map(beyond_one, records))))
     table.add_row("workers", str(sum(len(record.exits) for record in records)))
     table.add_section()
     table.add_row("violations: lost, doubled, out of order, left over", str(sum(len(found) for _, found in rounds)))

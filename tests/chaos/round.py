@@ -80,7 +80,9 @@ async def play(plan: Plan, directory: Path) -> Record:
         await chaos.run(plan.seconds)
         audience.enough.set()
         await publishing
-        await audience.all_ended(plan.settle_s)
+        if not await audience.all_ended(plan.settle_s):
+            for worker in workers.well():
+                worker.tell()
         with suppress(AssertionError):  # the judge tells what still moves
             await eventually(lambda: observer.at_rest(client, prefix, PARTITIONS), timeout=min(REST_S, plan.settle_s))
         keys = await observer.keys_of(client, prefix)
@@ -131,7 +133,7 @@ class Audience:
             await self._look()
         await asyncio.gather(*self._cancelling)
 
-    async def all_ended(self, seconds: float) -> None:
+    async def all_ended(self, seconds: float) -> bool:
         """Wait for the runs that are open: to their end, so long at the most, or until nothing is done for them."""
         clock = asyncio.get_running_loop().time
         until = clock() + seconds
@@ -142,14 +144,15 @@ class Audience:
         while clock() < until:
             await self._look()
             if not self._open:
-                return
+                return True
             if not await observer.at_rest(self._client, self._prefix, PARTITIONS):
                 rested_from = None
             elif rested_from is None:
                 rested_from = clock()
             elif clock() - rested_from > lost_s:
-                return  # nobody has them in hand: the judge tells which runs these are
+                return False  # nobody has them in hand: the judge tells which runs these are
             await asyncio.sleep(_POLL_S)
+        return False
 
     async def _ask(self, scene: Scene) -> None:
         for _ in range(2 if self._chance.random() < _TWICE else 1):

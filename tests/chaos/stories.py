@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from tests.chaos.guards import CHAINS, STOP, heard
 from tests.chaos.record import Fate, Piece, Story
 from tests.e2e.fleet import BASE_PATHS
 from tokenbus_services.replay import (
@@ -62,15 +63,19 @@ class Scene(msgspec.Struct, frozen=True):
 class Stage:
     """All scenes so far, and the provider's way to find them."""
 
-    def __init__(self, seed: str, prefix: str) -> None:
+    def __init__(self, seed: str, prefix: str, guarded: float = 0.0) -> None:
+        """``guarded``: the share of the runs that have policies."""
         self.seed = seed
         self._prefix = prefix
+        self._guarded = guarded
         self.scenes: dict[str, Scene] = {}
 
     def next(self) -> Scene:
         """One more run."""
         number = len(self.scenes)
-        scene = _scene(f"{self._prefix}-run{number}", random.Random(f"{self.seed}:{number}"))
+        guards = random.Random(f"{self.seed}:{number}:guard")  # of its own: the run is the same with policies and without
+        guard = guards.choice([*CHAINS]) if guards.random() < self._guarded else None
+        scene = _scene(f"{self._prefix}-run{number}", random.Random(f"{self.seed}:{number}"), guard)
         self.scenes[scene.story.run] = scene
         return scene
 
@@ -80,7 +85,7 @@ class Stage:
         return scene.script if scene else None
 
 
-def _scene(run: str, chance: random.Random) -> Scene:
+def _scene(run: str, chance: random.Random, guard: str | None) -> Scene:
     fate = chance.choices(list(_FATES), list(_FATES.values()))[0]
     prefill = chance.random() < 0.2
     provider = chance.choice(_PREFILL if prefill else _CHAT)
@@ -89,7 +94,11 @@ def _scene(run: str, chance: random.Random) -> Scene:
     # A model that goes on from its text thinks anew, so that what it thinks would depend on what was disturbed.
     thinks = not prefill and (policy, provider) != ("continue", CONTINUING)
     whole_words = fate in ("cut in text", "deadline")
-    replies, pieces = _conversation(run, chance, prefill=prefill, thinks=thinks, whole_words=whole_words)
+    at_last = f" {STOP} Or not." if guard and "stop" in CHAINS[guard] else ""
+    replies, pieces = _conversation(
+        run, chance, prefill=prefill, thinks=thinks, whole_words=whole_words, at_last=at_last
+    )
+    pieces, guarded = heard(pieces, guard) if guard else (pieces, None)
     hurt = chance.randrange(len(replies))
     turns = tuple(
         Turn(
@@ -110,6 +119,7 @@ def _scene(run: str, chance: random.Random) -> Scene:
         on_failure=policy,
         fate=fate,
         pieces=tuple(pieces),
+        guarded=guarded,
     )
     request: dict[str, Any] = {
         "type": "generate",
@@ -123,6 +133,8 @@ def _scene(run: str, chance: random.Random) -> Scene:
     }
     if prefill:
         request |= {"mode": "prefill", "participant": "Claude"}
+    if guard:
+        request["metadata"] = {"guard": guard}
     if fate == "deadline":
         request["deadline_s"] = DEADLINE_S
     cancel = chance.uniform(0, 4) if fate == "cancelled" else None
@@ -130,9 +142,9 @@ def _scene(run: str, chance: random.Random) -> Scene:
 
 
 def _conversation(
-    run: str, chance: random.Random, *, prefill: bool, thinks: bool, whole_words: bool
+    run: str, chance: random.Random, *, prefill: bool, thinks: bool, whole_words: bool, at_last: str
 ) -> tuple[list[Reply], list[Piece]]:
-    """One to three turns, all but the last with calls, and the blocks that they are.
+    """One to three turns, all but the last with calls, and the blocks that they are; ``at_last`` is said at the end.
 
     ``whole_words``: no word may be cut over two events, for a fault's place is told by a word.
     """
@@ -144,7 +156,7 @@ def _conversation(
         seen = f" It says {TOOL_RESULT} and" if turn else ""
         # In prefill mode the text is a line of a conversation, and goes on behind the results of its calls.
         text = f"{chr(10) if prefill and turn else ' ' if prefill else ''}Turn {turn} {_SAID} of {run}.{seen}"
-        text += f" {_words(chance)}"
+        text += f" {_words(chance)}{at_last if turn == last else ''}"
         calls = [
             {"what": f"{run}/{turn}/{n}", "wait_ms": chance.choice((0, 50, 400, 1200))}
             for n in range(chance.randint(1, 3) if turn < last else 0)

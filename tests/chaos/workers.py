@@ -16,7 +16,7 @@ from typing import Self
 import msgspec
 
 from tests.chaos.record import Exit
-from tests.chaos.zygote import Born, Order, Told
+from tests.chaos.zygote import TELL, Born, Order, Told
 from tests.e2e.fleet import Kind
 from tests.waiting import eventually
 
@@ -72,6 +72,10 @@ class Worker:
         if self.status is None:
             self._signal(signal.SIGKILL)
         await self.ended.wait()
+
+    def tell(self) -> None:
+        """Write into the log where each task waits."""
+        self._signal(TELL)
 
     def exit(self) -> Exit:
         """How it ended."""

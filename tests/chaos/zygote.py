@@ -30,6 +30,8 @@ from tokenbus_services.tools import app as _tools  # noqa: F401
 
 LEFT_BEHIND = "left behind:"
 """How a worker's last line begins that ended with tasks or sockets still open."""
+TELL = signal.SIGUSR1
+"""On this signal a worker writes into its log where each of its tasks waits."""
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
@@ -130,6 +132,7 @@ def _watched(serve: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[N
 
     async def watched(*args: Any) -> None:
         sockets = _sockets()
+        asyncio.get_running_loop().add_signal_handler(TELL, _tell_tasks)
         await serve(*args)
         await asyncio.sleep(0)  # transports that were closed in the last step are gone after it
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
@@ -138,6 +141,17 @@ def _watched(serve: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[N
             print(LEFT_BEHIND, f"tasks {names}" if tasks else f"{more} sockets", flush=True)
 
     return watched
+
+
+def _tell_tasks() -> None:
+    for task in asyncio.all_tasks():
+        waits_in: Any = task.get_coro()
+        path: list[str] = []
+        while waits_in is not None:
+            frame = getattr(waits_in, "cr_frame", None) or getattr(waits_in, "ag_frame", None)
+            path.append(f"{frame.f_code.co_qualname}:{frame.f_lineno}" if frame else repr(waits_in))
+            waits_in = getattr(waits_in, "cr_await", None) or getattr(waits_in, "ag_await", None)
+        print(f"task {task.get_name()}:", " > ".join(path), flush=True)
 
 
 def _sockets() -> int:

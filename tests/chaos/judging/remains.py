@@ -15,9 +15,9 @@ SERVER_AWAY = 3
 """Exit code of a worker that found no server at its start; a supervisor starts it again."""
 _TTL = re.compile(r"\{\d+\}:(run|log):.+|members:.+|mcp:.+")
 _EMPTY = re.compile(r"requests|\{\d+\}:(turns|tools|state:.+)")
-_TRIMMED = re.compile(r"\{\d+\}:(raw|events)")
-_KEPT = re.compile(r"\{\d+\}:(visible|chunks|blocks|runs)")
-_LEASE = re.compile(r"\{\d+\}:lease:(normalizer|parser)")
+_TRIMMED = re.compile(r"\{\d+\}:(raw|events|drafts)")
+_KEPT = re.compile(r"\{\d+\}:(visible|chunks|blocks|runs|decisions)")
+_LEASE = re.compile(r"\{\d+\}:lease:(normalizer|parser|policy)")
 _MOST_TRIMMED = 300
 """A trimmed stream's most entries at rest: a trim goes by whole nodes, of 100 entries by default."""
 _MOST_CONTROL = 1_200

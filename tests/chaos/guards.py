@@ -1,0 +1,146 @@
+"""The policies of the chaos: what they do to a run follows from the run alone, so that whoever judges it again comes to
+the same; and what must be heard of a run that has them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from tests.chaos.record import Guarded, Piece
+from tokenbus.events.public import PublicEvent
+from tokenbus.policy.blocks import StreamState, ToolCallStreamBlock
+from tokenbus.policy.call_gate import Block, Replace, ToolCallGate, Verdict
+from tokenbus.policy.processor import NewToolCall, StreamContext, StreamProcessor
+
+CHAINS: dict[str, tuple[str, ...]] = {
+    "mask": ("mask",),
+    "gate": ("gate",),
+    "stop": ("mask", "stop"),
+    "all": ("hold", "mask", "gate"),
+    "gate and stop": ("gate", "stop"),
+}
+"""What a run's ``metadata.guard`` may be, and the policies that it has then."""
+MASKED, MASK = "wörd7", "wörd[7]"
+"""What is said, and what is heard in its place: it begins in the same way, so that a text which is cut within the word is
+a beginning of what must be heard."""
+STOP = "enough!"
+"""A run with the policy `stop` ends before this word is heard."""
+NOTICE, REASON, AGAIN = "[not that]", "not this one", " again"
+TIMEOUT_S = 7.0
+"""Of each policy: longer than a worker is ever frozen."""
+LONGEST_S = TIMEOUT_S * max(map(len, CHAINS.values()))
+"""How long the policies of a run may take."""
+
+
+class Gate(ToolCallGate):
+    """Judges calls side by side, each after a while, as one does who asks elsewhere."""
+
+    side_by_side = True
+
+    async def judge(self, call: ToolCallStreamBlock, context: StreamContext[Any]) -> Verdict:
+        arguments: dict[str, Any] = json.loads(call.arguments)
+        await asyncio.sleep(arguments["wait_ms"] / 1000)
+        match _verdict(arguments["what"]):
+            case "block":
+                return Block(REASON)
+            case "tell":
+                return Block(REASON, NOTICE)
+            case "change":
+                return Replace(NewToolCall(call.id, call.name, _changed(call.arguments)))
+            case _:
+                return None
+
+
+class Hold(StreamProcessor):
+    """Holds each text until it is complete, and thinks about it for a moment. One that breaks off is never heard."""
+
+    def __init__(self, options: Any = None) -> None:
+        super().__init__(options)
+        self._held: list[PublicEvent] = []
+
+    async def on_chunk(self, chunk: Any, state: StreamState, context: StreamContext[Any]) -> None:
+        if state.chunk_block is None or state.chunk_block.kind != "text":
+            await context.send(chunk)
+            return
+        self._held.append(chunk)
+        if not (state.just_completed or state.just_cut):
+            return
+        held, self._held = self._held, []
+        if state.just_completed:
+            await asyncio.sleep(0.1)
+            for each in held:
+                await context.send(each)
+
+
+class Stop(StreamProcessor):
+    """Ends the run at a word."""
+
+    async def on_chunk(self, chunk: Any, state: StreamState, context: StreamContext[Any]) -> None:
+        if state.chunk_block and STOP in "".join(state.chunk_block.pieces):
+            context.terminate(STOP)
+        else:
+            await context.send(chunk)
+
+
+def settings() -> str:
+    """Their tables, and the routes to them."""
+    rule = f'{{ find = "{MASKED}", replace = "{MASK}" }}'
+    uses = {name: f'use = "{__name__}:{name.title()}"' for name in ("gate", "hold", "stop")}
+    uses["mask"] = (
+        f'use = "tokenbus.policy.rewrite:ReplaceText"\noptions = {{ rules = [{rule}], kinds = ["text", "thinking"] }}'
+    )
+    tables = [f"[policies.{name}]\ntimeout_s = {TIMEOUT_S}\n{use}\n" for name, use in uses.items()]
+    for guard, chain in CHAINS.items():
+        tables.append(f'[[policy_routes]]\npolicies = {json.dumps(chain)}\nmetadata = {{ guard = "{guard}" }}\n')
+    return "\n".join(tables)
+
+
+def heard(pieces: Sequence[Piece], guard: str) -> tuple[list[Piece], Guarded]:
+    """What of these pieces must be heard where a run has this guard; and all else that must become of it."""
+    chain = CHAINS[guard]
+    blocked: list[Piece] = []
+    left: list[Piece] = []
+    unheard = [word for word, policy in ((MASKED, "mask"), (STOP, "stop")) if policy in chain]
+    for piece in pieces:
+        if piece.kind != "tool_call":
+            text = piece.whole.replace(MASKED, MASK) if "mask" in chain else piece.whole
+            left.append(msgspec.structs.replace(piece, whole=text))
+            continue
+        what: str = json.loads(piece.whole)["what"]
+        verdict = _verdict(what) if "gate" in chain else "let"
+        if verdict != "let":
+            unheard.append(json.dumps(what))
+        match verdict:
+            case "let":
+                left.append(piece)
+            case "change":
+                left.append(msgspec.structs.replace(piece, whole=_changed(piece.whole)))
+            case _:
+                blocked.append(piece)
+                left += [Piece(piece.turn, "text", NOTICE)] if verdict == "tell" else []
+    said = {piece.whole for piece in pieces}
+    guarded = Guarded(
+        chain=chain,
+        blocked=tuple(blocked),
+        changed=tuple(piece for piece in left if piece.whole not in said and piece.whole != NOTICE),
+        reason=REASON,
+        unheard=tuple(unheard),
+        stopped="stop" in chain,
+    )
+    return left, guarded
+
+
+def _verdict(what: str) -> str:
+    """What becomes of the call ``<run>/<turn>/<n>``."""
+    _, turn, n = what.split("/")
+    return ("let", "block", "tell", "change")[(int(turn) + int(n)) % 4]
+
+
+def _changed(arguments: str) -> str:
+    call: dict[str, Any] = json.loads(arguments)
+    return msgspec.json.encode(call | {"what": call["what"] + AGAIN}).decode()
