@@ -173,6 +173,9 @@ class Admission:
             if waiting is None:
                 await self._wait()
                 continue
+            if waiting.granted.done():  # cancelled, and its own task did not come to run since
+                self._take_out(waiting)
+                continue
             try:
                 verdict = await self._limiter.reserve(waiting.ask)
             except Exception as e:  # of this run's own limits: the others go on

@@ -169,6 +169,21 @@ async def test_who_leaves_while_waiting_is_in_nobodys_way(hall: Hall) -> None:
     assert hall.admission.waiting == 0
 
 
+@pytest.mark.parametrize("scopes", [(), (MODEL,)])
+async def test_who_leaves_in_the_moment_in_which_its_turn_comes_is_in_nobodys_way(
+    hall: Hall, scopes: tuple[Scope, ...]
+) -> None:
+    await hall.arrive("a", *scopes)
+    gone = hall.arrive("gone", *scopes)
+    hall.arrive("next", *scopes)
+    await hall.all_wait(2)
+    hall.admission.leave(hall.grants["a"], used=None)
+    gone.cancel()
+    await eventually(lambda: hall.entered == ["a", "next"])
+    assert hall.admission.waiting == 0
+    assert hall.admission.running == 1
+
+
 async def test_a_grant_that_comes_too_late_goes_back(hall: Hall) -> None:
     hall.server.answers.clear()
     task = hall.arrive("a", MODEL)
