@@ -11,23 +11,22 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import msgspec
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import RedisError
 
-from tokenbus.bus import scripts
-from tokenbus.bus.dead import DeadEntry, bury
+from tokenbus.bus.asides import Asides
+from tokenbus.bus.commits import Commits, Worked
 from tokenbus.bus.journal import LOST_WRITES, Journal
 from tokenbus.bus.keys import InternalTopic, Keys
 from tokenbus.bus.leases import Lease, Leases
 from tokenbus.bus.outage import outlast
-from tokenbus.bus.partition import Logic, Partition, Poison, Settling, Taken, Work
+from tokenbus.bus.partition import Logic, Partition, Settling, Taken, Work
 from tokenbus.bus.reader import Entry, Reader
 from tokenbus.bus.rebuilding import rebuild, standing
-from tokenbus.bus.send import send, send_many
 from tokenbus.bus.server import Server
 
 __all__ = ["Batch", "Logic", "Stage"]
@@ -82,9 +81,6 @@ class Stage:
         self._downstream = downstream
         self._lag_bytes = lag_bytes
         self._lease_s = lease_s
-        self._topic_entries = topic_entries
-        self._dead_entries = dead_entries
-        self._entries_read = entries_read
         self._parts: dict[str, Partition] = {}
         """By stream: the partitions that are loaded."""
         self._journals: dict[int, Journal] = {}
@@ -93,8 +89,17 @@ class Stage:
         self._apart = server.topology == "cluster"
         """The partitions lie on different nodes, and one of those that fails shall not hold up the others."""
         self._locks: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
-        self._busy: dict[int, asyncio.Task[None]] = {}
-        """By partition, where they are apart or one settles: what is done with it, so that it is not read."""
+        self._asides = Asides(group)
+        """Of partitions that are apart, or settle."""
+        self._commits = Commits(
+            server,
+            keys,
+            group=group,
+            lease_s=lease_s,
+            topic_entries=topic_entries,
+            dead_entries=dead_entries,
+            entries_read=entries_read,
+        )
         self._closed = False
         self._reader = Reader(server, count=max_records)
         self._leases = Leases(
@@ -136,26 +141,27 @@ class Stage:
         """
         await self._leases.close()
         self._closed = True
+        self._commits.close()
         self._parts.clear()
-        tasks = [*self._loading.values(), *self._busy.values()]
-        for task in tasks:
+        loading = [*self._loading.values()]
+        for task in loading:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(self._asides.close(), *loading, return_exceptions=True)
         await self._reader.close()
 
     async def read(self, *, block_ms: int = 2000) -> list[Batch]:
         """New entries by partition, empty after ``block_ms`` or a change of partitions. Raises what redis-py raises."""
-        if paused := [part for part in self._parts.values() if part.paused and part.number not in self._busy]:
+        if paused := [part for part in self._parts.values() if part.paused and part.number not in self._asides]:
             if self._apart:
                 for part in paused:
-                    self._aside(part.number, partial(self._look_at_lag, [part]))
+                    self._asides.start(part.number, partial(self._look_at_lag, [part]))
             else:
                 await self._look_at_lag(paused)
             block_ms = min(block_ms, PAUSED_POLL_MS)
         offsets = {
             stream: part.offset
             for stream, part in self._parts.items()
-            if not part.paused and part.number not in self._busy
+            if not part.paused and part.number not in self._asides
         }
         found = await self._reader.read(offsets, block_ms=block_ms)
         return [
@@ -171,7 +177,7 @@ class Stage:
         partition whose node is away is left to that behind the scenes, and not read before it is committed.
         """
         if self._apart:
-            tasks = [self._aside(batch.partition, partial(self._process, [batch])) for batch in batches]
+            tasks = [self._asides.start(batch.partition, partial(self._process, [batch])) for batch in batches]
             if tasks:
                 await asyncio.wait(tasks, timeout=STRAGGLING_S)
             for task in tasks:
@@ -180,26 +186,9 @@ class Stage:
             return
         await self._process(batches)
 
-    def _aside(self, partition: int, doing: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
-        """Do this with a partition while the others are read."""
-
-        async def do() -> None:
-            try:
-                await doing()
-            except (RedisError, OSError) as e:
-                if not self._closed:
-                    log.warning("%s partition %d: %s", self._group, partition, e)
-            except Exception:
-                log.exception("%s partition %d", self._group, partition)
-            finally:
-                del self._busy[partition]
-
-        task = self._busy[partition] = asyncio.create_task(do(), name=f"{self._group} {partition}")
-        return task
-
     async def _process(self, batches: Sequence[Batch]) -> None:
         async with self._lock(batches[0].partition if batches else 0):
-            worked: list[tuple[Partition, Batch, Work]] = []
+            worked: list[Worked] = []
             try:
                 for batch in batches:
                     part = self._parts.get(self._keys.topic(batch.partition, self._topic))
@@ -208,26 +197,23 @@ class Stage:
                         continue
                     taken = await self._alone(part, batch) if part.loads > CAREFUL_LOADS else batch
                     if work := await self._work(part, taken):
-                        worked.append((part, taken, work))
+                        worked.append(Worked(part, taken.begin, work))
             except BaseException:
-                for part, _, _ in worked:
-                    self._drop(part)  # what it remembers is ahead of what is committed
+                for each in worked:
+                    self._drop(each.part)  # what it remembers is ahead of what is committed
                 raise
             await self._put_in(worked)
 
-    async def _put_in(self, worked: list[tuple[Partition, Batch, Work]]) -> None:
+    async def _put_in(self, worked: list[Worked]) -> None:
         """Commit what the batches came to."""
         try:
-            for part, _, work in worked:
-                for poison in work.poison:
-                    await self._bury(part, poison)
-            replies = await self._commit([self._call(*each) for each in worked])
+            replies = await self._commits.put_in(worked)
         except BaseException:
-            for part, _, _ in worked:
-                self._drop(part)
+            for each in worked:
+                self._drop(each.part)
             raise
-        for (part, _, work), reply in zip(worked, replies, strict=True):
-            await self._committed(part, work, reply)
+        for each, reply in zip(worked, replies, strict=True):
+            await self._committed(each.part, each.work, reply)
 
     def _lock(self, partition: int) -> asyncio.Lock:
         """Held by whoever works on the partition: one for all, or in a Cluster one for each."""
@@ -247,7 +233,7 @@ class Stage:
             taken = part.take(batch.entries)
             if part.logic.unsettled:
                 if not self._apart:
-                    task = self._aside(part.number, partial(self._settle, part, part.logic, batch, taken))
+                    task = self._asides.start(part.number, partial(self._settle, part, part.logic, batch, taken))
                     task.add_done_callback(lambda _: self._reader.wake())
                     return None
                 await part.logic.settle()
@@ -266,7 +252,7 @@ class Stage:
             await logic.settle()
             async with self._lock(part.number):
                 if self._parts.get(part.stream) is part:
-                    await self._put_in([(part, batch, part.put_out(taken))])
+                    await self._put_in([Worked(part, batch.begin, part.put_out(taken))])
         except (RedisError, OSError):
             raise
         except Exception:
@@ -282,56 +268,8 @@ class Stage:
         entry_id = first[0][0].decode()
         before, tries = part.suspect
         part.suspect = entry_id, (tries + 1 if entry_id == before else 1)
-        note = f"{entry_id} {part.suspect[1]}"
-        await outlast(
-            lambda: self._server.client.hset(part.lease_key, "suspect", note),
-            what=f"note of {self._group}",
-            unless=lambda: self._closed,
-        )
+        await self._commits.note(part, "suspect", f"{entry_id} {part.suspect[1]}")
         return Batch(batch.partition, batch.begin, first)
-
-    def _call(self, part: Partition, batch: Batch, work: Work) -> scripts.Call:
-        return work.commit.call(
-            token=part.token,
-            ttl_ms=round(self._lease_s * 1000),
-            begin=batch.begin,
-            end=part.offset,
-            watermark=part.watermark,
-            entries=len(batch.entries),
-            size=work.size,
-            mirror=self._group,
-            entries_read=self._entries_read,
-            topic_entries=self._topic_entries,
-        )
-
-    async def _bury(self, part: Partition, poison: Poison) -> None:
-        """Poison goes to the dead stream before the commit: a crash between may show it twice, never lose it."""
-        entry = DeadEntry(
-            reason=poison.reason,
-            stage=self._group,
-            stream=part.stream,
-            entry=poison.entry_id,
-            bytes=poison.frame,
-            run=poison.run,
-        )
-        await bury(self._server, self._keys, entry, most=self._dead_entries)
-
-    async def _commit(self, calls: list[scripts.Call]) -> list[Any]:
-        """The reply to each. Raises what redis-py raises once the stage is closed."""
-        what, closed = f"commit of {self._group}", lambda: self._closed
-        try:
-            return await outlast(lambda: send_many(self._server, calls), what=what, unless=closed)
-        except ResponseError:
-            if self._closed:
-                raise
-        # One of them is at fault, and the others shall not suffer: those that are in already say so.
-        replies: list[Any] = []
-        for call in calls:
-            try:
-                replies.append(await outlast(lambda call=call: send(self._server, call), what=what, unless=closed))
-            except ResponseError as e:
-                replies.append([b"refused", str(e)])
-        return replies
 
     async def _committed(self, part: Partition, work: Work, reply: list[Any]) -> None:
         if reply[0] in (b"ok", b"already"):
@@ -344,11 +282,7 @@ class Stage:
         log.warning("%s partition %d: dropped: %s", self._group, part.number, reply)
         try:
             if reply[0] == b"refused":  # which says nothing of the entries
-                await outlast(
-                    lambda: self._server.client.hset(part.lease_key, "loads", 0),
-                    what=f"note of {self._group}",
-                    unless=lambda: self._closed,
-                )
+                await self._commits.note(part, "loads", 0)
             if reply[0] == b"moved" and self._journals[part.number].is_ahead_of(reply[1].decode()):
                 await self._end_lost(part)
         finally:
@@ -373,23 +307,8 @@ class Stage:
         if not (lost := self._journals[part.number].after(lease.offset)):
             return
         past = await outlast(lambda: self._rebuilt(lease), what=what, unless=closed)
-        if (commit := past.end_lost(lost, last, LOST_WRITES)) is None:
-            return
-        call = commit.call(
-            token=part.token,
-            ttl_ms=round(self._lease_s * 1000),
-            begin=lease.offset,
-            end=lease.offset,
-            watermark=lease.watermark,
-            entries=0,
-            size=0,
-            mirror=self._group,
-            entries_read=self._entries_read,
-            topic_entries=self._topic_entries,
-        )
-        reply = await outlast(lambda: send(self._server, call), what=what, unless=closed)
-        if reply[0] != b"ok":
-            log.error("%s partition %d: runs that lost events go on: %s", self._group, part.number, reply)
+        if commit := past.end_lost(lost, last, LOST_WRITES):
+            await self._commits.make_good(part, lease, commit)
 
     async def _look_at_lag(self, paused: list[Partition]) -> None:
         assert self._downstream

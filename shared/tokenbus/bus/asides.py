@@ -1,0 +1,49 @@
+"""Work on one partition of a stage that goes on while the others are read."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from redis.exceptions import RedisError
+
+log = logging.getLogger(__name__)
+
+
+class Asides:
+    """At most one task a partition; a partition that has one is not to be read."""
+
+    def __init__(self, group: str) -> None:
+        self._group = group
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._closed = False
+
+    def __contains__(self, partition: int) -> bool:
+        """Whether something is done with the partition."""
+        return partition in self._tasks
+
+    def start(self, partition: int, doing: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
+        """Do this with a partition. The task raises nothing: what goes wrong is logged."""
+
+        async def do() -> None:
+            try:
+                await doing()
+            except (RedisError, OSError) as e:
+                if not self._closed:
+                    log.warning("%s partition %d: %s", self._group, partition, e)
+            except Exception:
+                log.exception("%s partition %d", self._group, partition)
+            finally:
+                del self._tasks[partition]
+
+        task = self._tasks[partition] = asyncio.create_task(do(), name=f"{self._group} {partition}")
+        return task
+
+    async def close(self) -> None:
+        """Cancel all that is done, and wait for its end."""
+        self._closed = True
+        tasks = [*self._tasks.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
