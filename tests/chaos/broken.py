@@ -11,6 +11,8 @@ from tokenbus.bus.partition import Partition
 from tokenbus.bus.queue import Item
 from tokenbus.bus.scripts import commit
 from tokenbus.bus.scripts.call import script
+from tokenbus.core.gate import Gate
+from tokenbus.events.frames import Step
 from tokenbus_services.worker.inflight import InFlight
 
 
@@ -38,9 +40,20 @@ def _with_the_watermark_too_far() -> None:
     Partition.watermark = property(lambda self: self.offset)  # pyright: ignore[reportAttributeAccessIssue]
 
 
+def _counting_every_ruling() -> None:
+    """What a policy worker says of a draft counts though another has said it before."""
+    first = Gate.fresh
+
+    def fresh(self: Gate, step: Step) -> bool:
+        return first(self, step) or (not step.part and step.draft < self.ruled)
+
+    Gate.fresh = fresh
+
+
 BUILDS = {
     "fence": _without_fence,
     "early-ack": _acknowledging_early,
     "watermark": _with_the_watermark_too_far,
+    "rulings": _counting_every_ruling,
 }
 """By the name that `make chaos BROKEN=…` takes."""

@@ -12,8 +12,9 @@ import msgspec
 
 from tests.chaos.proxy import Proxy, Way
 from tests.chaos.servers import Deployed
+from tests.chaos.workers import ALL as KINDS
 from tests.chaos.workers import Worker, Workers
-from tests.e2e.fleet import WITH_TOOLS, Kind
+from tests.e2e.fleet import Kind
 
 AT_LEAST, AT_MOST = 2, 4
 """Workers of a kind."""
@@ -118,7 +119,7 @@ class Chaos:
 
     async def _replace(self) -> None:
         """What a supervisor does: there are always so many workers of each kind."""
-        for kind in WITH_TOOLS:
+        for kind in KINDS:
             for _ in range(AT_LEAST - len(self._workers.well(kind))):
                 await self._workers.start(kind)
 
@@ -127,7 +128,7 @@ class Chaos:
             self._kill_one(self._chance.choice(workers))
 
     async def _kill_a_stage(self) -> None:
-        for worker in self._workers.well(self._chance.choice(WITH_TOOLS)):
+        for worker in self._workers.well(self._chance.choice(KINDS)):
             self._kill_one(worker)
 
     def _kill_one(self, worker: Worker) -> None:
@@ -148,7 +149,7 @@ class Chaos:
         self._later(thaw())
 
     async def _scale(self) -> None:
-        kind: Kind = self._chance.choice(WITH_TOOLS)
+        kind: Kind = self._chance.choice(KINDS)
         workers = self._workers.well(kind)
         if len(workers) < AT_MOST and (len(workers) <= AT_LEAST or self._chance.random() < 0.5):
             await self._workers.start(kind)

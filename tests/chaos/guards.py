@@ -26,7 +26,7 @@ CHAINS: dict[str, tuple[str, ...]] = {
 }
 """What a run's ``metadata.guard`` may be, and the policies that it has then."""
 MASKED, MASK = "wörd7", "wörd[7]"
-"""What is said, and what is heard in its place: it begins in the same way, so that a text which is cut within the word is
+"""What is said, and what is heard in its place. It begins in the same way: so a text that is cut within the word is
 a beginning of what must be heard."""
 STOP = "enough!"
 """A run with the policy `stop` ends before this word is heard."""
@@ -82,7 +82,7 @@ class Stop(StreamProcessor):
 
     async def on_chunk(self, chunk: Any, state: StreamState, context: StreamContext[Any]) -> None:
         if state.chunk_block and STOP in "".join(state.chunk_block.pieces):
-            context.terminate(STOP)
+            context.terminate("it was enough")
         else:
             await context.send(chunk)
 

@@ -14,15 +14,15 @@ from zlib import crc32
 import msgspec
 from redis.exceptions import RedisError
 
-from tests.chaos import ledger, observer
+from tests.chaos import guards, ledger, observer
 from tests.chaos.faults import Chaos, Rates
 from tests.chaos.proxy import Proxy
 from tests.chaos.record import Record
 from tests.chaos.servers import KINDS, Deployed, Kind
 from tests.chaos.stories import CONTINUING, LOOK, Scene, Stage
-from tests.chaos.workers import Workers
+from tests.chaos.workers import ALL, Workers
 from tests.chaos.zygote import LEFT_BEHIND
-from tests.e2e.fleet import BASE_PATHS, WITH_TOOLS, provider_table
+from tests.e2e.fleet import BASE_PATHS, provider_table
 from tests.waiting import eventually
 from tokenbus_services.replay import ReplayServer
 
@@ -32,8 +32,8 @@ SETTLE_S = 90.0
 LOST_S = 4.0
 """A run that is open while nothing is done anywhere for so long is lost: whatever could go on with it would be in a
 queue, in a stream, or in a call that holds its queue's entry."""
-SILENT_S, TOOL_S, TOOL_SLACK_S = 6.0, 20.0, 3.0
-"""With a server that may lose writes: after so long without a word a run is lost, and so is a tool call."""
+SILENT_S, TOOL_S, TOOL_SLACK_S, POLICY_SLACK_S = 6.0, 20.0, 3.0, 2.0
+"""With a server that may lose writes: after so long without a word a run is lost, and so is a tool call or a draft."""
 REST_S = 20.0
 """How long after the last run queues and counters may take to come to rest."""
 _POLL_S = 0.3
@@ -52,6 +52,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """Of chaos; mending and judging come on top."""
     open_runs: int = 16
     """So many runs are under way at any time."""
+    guarded: float = 0.35
+    """The share of the runs that have policies."""
     rates: Rates = Rates()
     build: str | None = None
     """One of `tests.chaos.broken`."""
@@ -62,7 +64,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 async def play(plan: Plan, directory: Path) -> Record:
     """Play the round. ``directory`` is there, and keeps the workers' logs."""
     prefix = "chaos"
-    stage = Stage(plan.seed, prefix)
+    stage = Stage(plan.seed, prefix, plan.guarded)
     written = directory / "ledger.jsonl"
     async with AsyncExitStack() as stack:
         server: Deployed = await stack.enter_async_context(KINDS[plan.server](directory))
@@ -73,7 +75,7 @@ async def play(plan: Plan, directory: Path) -> Record:
         env = {"TOKENBUS_CONFIG": str(config), ledger.PATH: str(written)}
         workers = await stack.enter_async_context(Workers(directory / "logs", env, plan.build))
         client = server.client
-        await workers.start_ready(*WITH_TOOLS * 2)
+        await workers.start_ready(*ALL * 2)
         chaos = Chaos(random.Random(f"{plan.seed}:faults"), plan.rates, workers, server, to_provider)
         audience = Audience(client, prefix, stage, plan.open_runs, lossy=server.lossy)
         publishing = asyncio.create_task(audience.keep_asking())
@@ -137,7 +139,8 @@ class Audience:
         """Wait for the runs that are open: to their end, so long at the most, or until nothing is done for them."""
         clock = asyncio.get_running_loop().time
         until = clock() + seconds
-        lost_s = LOST_S + TOOL_S + TOOL_SLACK_S if self._lossy else LOST_S  # the longest that the bus takes to see it
+        # The longest that the bus takes to see it.
+        lost_s = LOST_S + max(TOOL_S + TOOL_SLACK_S, guards.LONGEST_S + POLICY_SLACK_S) if self._lossy else LOST_S
         if self._lossy:
             self._open.update(self._stage.scenes)  # the end of a run may have been lost too
         rested_from: float | None = None
@@ -232,6 +235,7 @@ kind = "python"
 call = "tests.chaos.ledger:look"
 timeout_s = {TOOL_S}
 
+{guards.settings()}
 [retry]
 max_attempts = 100
 max_losses = 100
@@ -249,4 +253,5 @@ topic_entries = 10000000
 [limits]
 tool_slack_s = {TOOL_SLACK_S if server.lossy else 120.0}
 silent_run_s = {SILENT_S if server.lossy else 900.0}
+policy_slack_s = {POLICY_SLACK_S if server.lossy else 120.0}
 """

@@ -73,7 +73,9 @@ class Stage:
     def next(self) -> Scene:
         """One more run."""
         number = len(self.scenes)
-        guards = random.Random(f"{self.seed}:{number}:guard")  # of its own: the run is the same with policies and without
+        guards = random.Random(
+            f"{self.seed}:{number}:guard"
+        )  # of its own: the run is the same with policies and without
         guard = guards.choice([*CHAINS]) if guards.random() < self._guarded else None
         scene = _scene(f"{self._prefix}-run{number}", random.Random(f"{self.seed}:{number}"), guard)
         self.scenes[scene.story.run] = scene

@@ -53,7 +53,8 @@ def well() -> Record:
         topics={
             topic: [[e for e in log if holds(e.event)] if n == PARTITION else [] for n in range(2)]
             for topic, holds in HOLDS.items()
-        },
+        }
+        | {"decisions": [[], []]},
         executions=[Line(RUN, f"{RUN}/0/1", "here", "n1")],
         keys=[
             KeyFact("requests", "stream", -1, 0, {"intake": 0}),

@@ -18,6 +18,7 @@ CAUGHT: dict[str, tuple[Rates, float, set[str]]] = {
     "fence": (FREEZES, 6, {"log", "content", "topics"}),
     "early-ack": (KILLS, SETTLE_S, {"every run ends"}),
     "watermark": (KILLS, SETTLE_S, {"every run ends", "log", "content"}),
+    "rulings": (KILLS, SETTLE_S, {"content", "log"}),
 }
 """By build: what brings it out, how long to wait for runs, and the rules of which one at least is broken. A run without
 an end counts only where the wait was long enough for any."""
@@ -43,11 +44,12 @@ async def test_nothing_is_lost_doubled_or_out_of_order_whatever_breaks(tmp_path:
 @pytest.mark.parametrize("build", CAUGHT)
 async def test_a_build_that_is_broken_on_purpose_is_caught(tmp_path: Path, seed: str, build: str):
     rates, settle_s, rules = CAUGHT[build]
+    share = 1.0 if build == "rulings" else 0.0
     found: set[str] = set()
     for number in range(ROUNDS):
         directory = tmp_path / str(number)
         directory.mkdir()
-        plan = Plan(seed=f"{seed}.{number}", seconds=6, rates=rates, build=build, settle_s=settle_s)
+        plan = Plan(seed=f"{seed}.{number}", seconds=6, rates=rates, build=build, settle_s=settle_s, guarded=share)
         found |= {violation.rule for violation in judge(await play(plan, directory))}
         if rules & found:
             return

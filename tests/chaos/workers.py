@@ -17,10 +17,12 @@ import msgspec
 
 from tests.chaos.record import Exit
 from tests.chaos.zygote import TELL, Born, Order, Told
-from tests.e2e.fleet import Kind
+from tests.e2e.fleet import WITH_TOOLS, Kind
 from tests.waiting import eventually
 
 ROOT = Path(__file__).parents[2]
+ALL: tuple[Kind, ...] = (*WITH_TOOLS, "policy")
+"""What a round has workers of."""
 STOP_S = 30.0
 """Longest that an orderly stop may take; the server may be away for a part of it."""
 
@@ -148,7 +150,7 @@ class Workers:
 
     async def stop(self) -> None:
         """Stop all in order: what brings work in goes first."""
-        for kinds in (("fetcher", "tools"), ("normalizer",), ("parser",)):
+        for kinds in (("fetcher", "tools"), ("normalizer",), ("policy",), ("parser",)):
             await asyncio.gather(*(w.stop() for w in self.all if w.status is None and w.kind in kinds))
 
     async def _listen(self) -> None:

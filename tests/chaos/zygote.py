@@ -26,6 +26,7 @@ from tokenbus_services.cli import commands, worker
 from tokenbus_services.fetcher import app as _fetcher  # noqa: F401 - imported once, for all who are forked
 from tokenbus_services.normalizer import app as _normalizer  # noqa: F401
 from tokenbus_services.parser import app as _parser  # noqa: F401
+from tokenbus_services.policy import app as _policy  # noqa: F401
 from tokenbus_services.tools import app as _tools  # noqa: F401
 
 LEFT_BEHIND = "left behind:"

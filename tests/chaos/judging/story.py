@@ -17,6 +17,10 @@ RESULTS = "{tool_result}"
 """Stands in a piece for the results of the turn before."""
 LOST_BY_THE_SERVER = {"server_lost_writes", "frames_lost", "lost"}
 """How a run may end whose writes an asynchronous fail-over has lost."""
+UNJUDGED = "policy_silent"
+"""How a run may fail whose drafts, or the rulings on them, were lost so."""
+TERMINATED = "policy_terminated"
+"""The error of a run that a policy ended."""
 _BEGUN_TAG = re.compile(r"\n?</?[a-z_]*$")
 
 
@@ -56,9 +60,13 @@ def _outcome(story: Story, log: Log, *, lossy: bool) -> str | None:
         if event.get("continues"):
             if story.on_failure != "continue":
                 return f"went on without having been asked to: {event}"
-        elif (event["type"] == "restarted") != _heard(log[: event["seq"]], event):
+        elif (event["type"] == "restarted") != _heard(log[: event["seq"]], event) and not (
+            story.guarded and event["type"] == "restarted"  # it goes by what was said: more than what policies let out
+        ):
             return f"{event['type']} says the opposite of what was heard: {event}"
     if how == "completed":
+        if story.guarded and story.guarded.stopped:
+            return "completed, though a policy ends it"
         return "completed, though the provider never ended" if story.fate == "deadline" else None
     if how == "cancelled":
         return None if story.fate == "cancelled" else "cancelled by nobody"
@@ -66,13 +74,18 @@ def _outcome(story: Story, log: Log, *, lossy: bool) -> str | None:
         return None
     if lossy and how == "incomplete" and error.get("code") in LOST_BY_THE_SERVER:
         return None
+    if error.get("code") == UNJUDGED:
+        return None if lossy and story.guarded else "no policy worker judged it"
+    if error.get("code") == TERMINATED:
+        due = story.guarded and story.guarded.stopped and (how, end["finish"]) == ("incomplete", "content_filter")
+        return None if due else f"{how}, {end['finish']}, by a policy: {error}"
     if not error.get("retryable"):
         return f"{how} by an error that is no passing one: {error}"
     if story.on_failure == "fail":
         return None
     if story.on_failure == "restart" or (story.on_failure, story.mode) == ("continue", "prefill"):
         return f"{how} in place of another attempt: {error}"
-    return None if _heard(log, end) else f"{how}, though nobody had heard anything: {error}"
+    return None if _heard(log, end) or story.guarded else f"{how}, though nobody had heard anything: {error}"
 
 
 def _heard(log: Log, end: dict[str, Any]) -> bool:
@@ -113,8 +126,28 @@ def _piece(story: Story, block: dict[str, Any], piece: Piece, results: list[dict
     got = block["arguments"] if piece.kind == "tool_call" else block["content"]
     if RESULTS in piece.whole and any(r.get("is_error") for r in results):
         return None  # how a provider is told of an error is its API's matter
+    if RESULTS in piece.whole and (reasons := _reasons(story, piece.turn - 1)):
+        return _among(got, piece, [*reasons, *(r["content"] for r in results)], cut=bool(block.get("cut")))
     whole = piece.whole.replace(RESULTS, " ".join(r["content"] for r in results))
     if block.get("cut") and story.mode == "prefill":
         got = _BEGUN_TAG.sub("", got)  # what may have been text is told as text, once no more can come
     right = whole.startswith(got) if block.get("cut") else whole == got
     return None if right else f"{got!r} where {whole!r} was said"
+
+
+def _reasons(story: Story, turn: int) -> list[str]:
+    """What the model reads in place of the results of this turn's calls that policies blocked."""
+    guarded = story.guarded
+    return [guarded.reason for piece in guarded.blocked if piece.turn == turn] if guarded else []
+
+
+def _among(got: str, piece: Piece, results: list[str], *, cut: bool) -> str | None:
+    """What is wrong with a text that quotes results, errors among them: how a provider is told of these is its API's
+    matter, so they must be there, in whatever form."""
+    begin, end = piece.whole.split(RESULTS)
+    if cut:
+        return None if begin.startswith(got[: len(begin)]) else f"{got!r} where {begin!r} was said"
+    if not (got.startswith(begin) and got.endswith(end)):
+        return f"{got!r} where {piece.whole!r} was said"
+    missing = [result for result in results if result not in got]
+    return f"the model never read {missing}" if missing else None

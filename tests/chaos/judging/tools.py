@@ -24,12 +24,31 @@ def judge(record: Record) -> Iterator[Violation]:
         executions[line.run][line.nonce] = line
     for run in executions.keys() - record.logs.keys():
         yield Violation("tools", run, "ran for a run that nobody asked for")
+    judged = {story.run for story in record.stories if story.guarded}
     for run, entries in record.logs.items():
-        for problem in _of_run(run, [entry.event for entry in entries], executions[run], lossy=record.lossy):
+        log = [entry.event for entry in entries]
+        name = _Names(run, by_what=run in judged)
+        for problem in _of_run(name, log, executions[run], lossy=record.lossy):
             yield Violation("tools", run, problem)
 
 
-def _of_run(run: str, log: list[dict[str, Any]], executions: dict[str, Line], *, lossy: bool) -> Iterator[str]:
+class _Names:
+    """What a call and its executions have in common: its block's number; of a run with policies, which is heard under
+    other numbers than the model's, what it asks for."""
+
+    def __init__(self, run: str, *, by_what: bool) -> None:
+        self._run = run
+        self._by_what = by_what
+
+    def of_call(self, call: dict[str, Any]) -> str:
+        which = json.loads(call["arguments"])["what"] if self._by_what else call["block"]
+        return f"{self._run}/{call['turn']}/{which}"
+
+    def of_line(self, line: Line) -> str:
+        return f"{line.key.rpartition('/')[0]}/{line.what}" if self._by_what else line.key
+
+
+def _of_run(name: _Names, log: list[dict[str, Any]], executions: dict[str, Line], *, lossy: bool) -> Iterator[str]:
     blocks = kept(log)
     calls = {b["tool_id"]: b for b in blocks if b["kind"] == "tool_call"}
     results = [b for b in blocks if b["kind"] == "tool_result"]
@@ -44,10 +63,10 @@ def _of_run(run: str, log: list[dict[str, Any]], executions: dict[str, Line], *,
             yield f"completed, and the call {tool_id} has no result"
     for result in results:
         if call := calls.get(result["tool_id"]):
-            yield from _result(run, log[-1], call, result, executions, lossy=lossy)
-    keys = {_key(run, call): call for call in calls.values() if not call.get("cut")}
+            yield from _result(name, log[-1], call, result, executions, lossy=lossy)
+    keys = {name.of_call(call): call for call in calls.values() if not call.get("cut")}
     for line in executions.values():
-        call = keys.get(line.key)
+        call = keys.get(name.of_line(line))
         if call is None and lossy:
             continue  # the server lost that the call was made
         if call is None:
@@ -56,12 +75,8 @@ def _of_run(run: str, log: list[dict[str, Any]], executions: dict[str, Line], *,
             yield f"{line.key} ran with other arguments: {line.what}"
 
 
-def _key(run: str, call: dict[str, Any]) -> str:
-    return f"{run}/{call['turn']}/{call['block']}"
-
-
 def _result(
-    run: str,
+    name: _Names,
     end: dict[str, Any],
     call: dict[str, Any],
     result: dict[str, Any],
@@ -80,5 +95,5 @@ def _result(
     line = executions.get(json.loads(content)["nonce"])
     if line is None:
         yield f"a result that no execution gave: {content}"
-    elif line.key != _key(run, call):
-        yield f"the call {_key(run, call)} got the result of {line.key}"
+    elif name.of_line(line) != name.of_call(call):
+        yield f"the call {name.of_call(call)} got the result of {name.of_line(line)}"

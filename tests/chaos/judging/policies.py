@@ -1,0 +1,104 @@
+"""Policies: what they hold back is heard nowhere and never runs; what they did is told, once, of what is heard so."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from itertools import chain
+from typing import Any
+from zlib import crc32
+
+from tests.chaos.judging.story import RESULTS, TERMINATED, kept
+from tests.chaos.record import Guarded, Line, Record, Violation
+
+Event = dict[str, Any]
+
+
+def judge(record: Record) -> Iterator[Violation]:
+    """The runs with policies; and of all others, that no policy touched them."""
+    guards = {story.run: story.guarded for story in record.stories}
+    decided: defaultdict[str, list[Event]] = defaultdict(list)
+    for partition, entries in enumerate(record.topics["decisions"]):
+        for entry in entries:
+            run: str = entry.event["run"]
+            decided[run].append(entry.event)
+            if crc32(run.encode()) % record.partitions != partition:
+                yield Violation("decisions", run, f"in partition {partition}")
+    for run in decided.keys() - {run for run, guarded in guards.items() if guarded}:
+        yield Violation("decisions", run, f"of a run without policies: {decided[run][0]}")
+    told = _told(record)
+    ran: defaultdict[str, list[Line]] = defaultdict(list)
+    for line in record.executions:
+        ran[line.run].append(line)
+    for run, guarded in guards.items():
+        if not guarded:
+            continue
+        for problem in _held_back(guarded, told[run], ran[run]):
+            yield Violation("policies", run, problem)
+        log = [entry.event for entry in record.logs[run]]
+        for problem in _decisions(guarded, log, decided[run], lossy=record.lossy):
+            yield Violation("decisions", run, problem)
+
+
+def _told(record: Record) -> dict[str, dict[str, str]]:
+    """By run and place, all that was said there: each block of each topic, and whatever else events hold."""
+    told: defaultdict[str, defaultdict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    topics = {topic: chain(*parts) for topic, parts in record.topics.items() if topic != "decisions"}
+    for place, entries in {**topics, "the log": chain(*record.logs.values())}.items():
+        for entry in entries:
+            event = entry.event
+            of_run = told[event["run"]]
+            if event["type"] == "chunk":
+                of_run[f"{place}, chunks of block {event['block']}"].append(event["text"])
+            else:
+                texts = [value for value in event.values() if isinstance(value, str)]
+                of_run[f"{place}, seq {event['seq']}"].append("\n".join(texts))
+    return defaultdict(dict, {run: {at: "".join(said) for at, said in of.items()} for run, of in told.items()})
+
+
+def _held_back(guarded: Guarded, told: dict[str, str], ran: list[Line]) -> Iterator[str]:
+    for at, said in told.items():
+        for word in guarded.unheard:
+            if word in said:
+                yield f"{word} is heard: {at}"
+    for line in ran:
+        if f'"{line.what}"' in guarded.unheard:
+            yield f"{line.what} ran as no policy let it through"
+
+
+def _decisions(guarded: Guarded, log: list[Event], decided: list[Event], *, lossy: bool) -> Iterator[str]:
+    numbers = [each["n"] for each in decided]
+    if numbers != list(range(len(decided))):
+        yield f"decisions are numbered {numbers}"
+    of_blocks = Counter((d["policy"], d["block"]) for d in decided if "block" in d)
+    for (policy, block), count in of_blocks.items():
+        if count > 1:
+            yield f"{policy} decided {count} times on block {block}"
+    blocked = [piece.whole for piece in guarded.blocked]
+    for each in decided:
+        if each["action"] == "error" and not lossy:
+            yield f"a policy failed: {each}"
+        if each["action"] == "block" and each["original"] not in blocked:
+            yield f"a policy blocked what it lets through: {each}"
+    end = log[-1] if log else {}
+    ended = [d["policy"] for d in decided if d["action"] == "terminate"]
+    if len(ended) != (end.get("error", {}).get("code") == TERMINATED):
+        yield f"ended by {ended}, and the run's end is {end}"
+    if end.get("type") != "completed":
+        return
+    for piece in guarded.blocked:
+        if not any(d["action"] == "block" and d["original"] == piece.whole for d in decided):
+            yield f"nobody decided to block {piece.whole}"
+    finals = Counter(d["final"] for d in decided if d["action"] == "replace")
+    for block in kept(log):
+        whole: str = block["arguments"] if block["kind"] == "tool_call" else block.get("content", "")
+        if _is_changed(guarded, block, whole) and not finals[whole]:
+            yield f"nobody decided what block {block['block']} is: {whole!r}"
+
+
+def _is_changed(guarded: Guarded, block: Event, whole: str) -> bool:
+    return any(
+        (piece.kind, piece.turn) == (block["kind"], block["turn"])
+        and whole.startswith(piece.whole.partition(RESULTS)[0])
+        for piece in guarded.changed
+    )
