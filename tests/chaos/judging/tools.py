@@ -41,7 +41,7 @@ class _Names:
         self._by_what = by_what
 
     def of_call(self, call: dict[str, Any]) -> str:
-        which = json.loads(call["arguments"])["what"] if self._by_what else call["block"]
+        which = _what(call) if self._by_what else call["block"]
         return f"{self._run}/{call['turn']}/{which}"
 
     def of_line(self, line: Line) -> str:
@@ -71,8 +71,16 @@ def _of_run(name: _Names, log: list[dict[str, Any]], executions: dict[str, Line]
             continue  # the server lost that the call was made
         if call is None:
             yield f"{line.key} ran, and is no whole call that counts"
-        elif json.loads(call["arguments"])["what"] != line.what:
+        elif _what(call) != line.what:
             yield f"{line.key} ran with other arguments: {line.what}"
+
+
+def _what(call: dict[str, Any]) -> str:
+    """What the call asks for; all of its arguments where they are none any more."""
+    try:
+        return json.loads(call["arguments"])["what"]
+    except ValueError:
+        return call["arguments"]
 
 
 def _result(
