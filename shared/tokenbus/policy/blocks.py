@@ -12,13 +12,14 @@ The rules, the same for every kind of stream:
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 
 from tokenbus.events.public import BlockKind
 
 
 @dataclass(slots=True)
-class StreamBlock:
+class StreamBlock(ABC):
     """A block, complete or still being written. One object for its whole life."""
 
     id: str
@@ -30,9 +31,9 @@ class StreamBlock:
     """The content as it came."""
 
     @property
+    @abstractmethod
     def kind(self) -> BlockKind:
         """The kind as the bus names it."""
-        raise NotImplementedError
 
 
 @dataclass(slots=True)

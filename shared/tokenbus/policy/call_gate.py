@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar, TypeAlias
 
@@ -29,7 +30,7 @@ Verdict: TypeAlias = Block | Replace | None
 """None: the call goes out as it is."""
 
 
-class ToolCallGate(StreamProcessor):
+class ToolCallGate(StreamProcessor, ABC):
     """Lets a tool call out when `judge` says so. A call that breaks off never goes out: nobody could judge it."""
 
     side_by_side: ClassVar[bool] = False
@@ -40,9 +41,9 @@ class ToolCallGate(StreamProcessor):
         super().__init__(options)
         self._held: dict[int, list[Any]] = {}
 
+    @abstractmethod
     async def judge(self, call: ToolCallStreamBlock, context: StreamContext[Any]) -> Verdict:
         """What becomes of a complete call. What it raises is an error of the policy, and so is its timeout."""
-        raise NotImplementedError
 
     async def on_chunk(self, chunk: Any, state: StreamState, context: StreamContext[Any]) -> None:
         if isinstance(state.chunk_block, ToolCallStreamBlock):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Callable
 from typing import Annotated, Any
 
@@ -38,6 +39,8 @@ def load(spec: PolicySpec, source: str = "policy") -> Callable[[], Link]:
         raise SettingsError(source, spec.policy, f"cannot be imported: {e}") from e
     if not (isinstance(found, type) and issubclass(found, StreamProcessor)):
         raise SettingsError(source, spec.policy, "is no class of StreamProcessor")
+    if inspect.isabstract(found):
+        raise SettingsError(source, spec.policy, "is only the ground of policies")
     policy = found
     options = policy.from_options(spec.options).options
     handling = Handling(on_error=spec.on_error, timeout_s=spec.timeout_s)

@@ -5,6 +5,7 @@ A provider's decoder says what one event means (`_read`) and what the end of the
 
 from __future__ import annotations
 
+from abc import ABCMeta, abstractmethod
 from collections.abc import Mapping
 from typing import Any, Self
 
@@ -29,7 +30,11 @@ MAX_HELD_BYTES = MAX_EVENT_BYTES
 """Most that a decoder keeps of content which it can only tell later (a server tool's input, citations)."""
 
 
-class ResponseDecoder(msgspec.Struct, kw_only=True):
+class _AbstractStruct(msgspec.StructMeta, ABCMeta):
+    """Of a struct that leaves methods to those below it."""
+
+
+class ResponseDecoder(msgspec.Struct, metaclass=_AbstractStruct, kw_only=True):
     """One response's bytes in, normalised events out; see `tokenbus.providers.api.Decoder`.
 
     A response that is one JSON body goes the same way: to the framing it is a single event.
@@ -79,16 +84,16 @@ class ResponseDecoder(msgspec.Struct, kw_only=True):
             self._close(terminal, out)
         return out if self.inline is None else self.inline.split(out)
 
+    @abstractmethod
     def _read(self, event: SseEvent, out: list[Normalized]) -> Terminal | None:
         """One event of the provider: what it means goes to ``out``; the terminal event is returned.
 
         Raises Malformed and TooLarge: the attempt ends with them.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def _closed(self, out: list[Normalized]) -> Terminal:
         """The body ended and no terminal event came: what that means. Raises Malformed."""
-        raise NotImplementedError
 
     def _hold(self, size: int) -> None:
         """So many bytes more are kept for later; less than 0: fewer. Raises TooLarge where they are too many."""
