@@ -17,11 +17,11 @@ from tokenbus.bus.server import Server
 async def ends(server: Server, steps: int) -> bool:
     """Whether a blocking read ends when it is cancelled after so many steps of the event loop."""
     await server.client.exists("nothing")  # now there is a connection to the node
-    task = asyncio.create_task(server.client.xread({"nothing": "0-0"}, block=2000))
+    task = asyncio.create_task(server.client.xread({"nothing": "0-0"}, block=4000))
     for _ in range(steps):
         await asyncio.sleep(0)
     task.cancel()
-    done, _ = await asyncio.wait({task}, timeout=1)
+    done, _ = await asyncio.wait({task}, timeout=3.5)  # well before the block is over
     return bool(done)
 
 

@@ -36,7 +36,6 @@ async def lag(server: Server, key: str) -> int:
     return int(arrived or 0) - int(done or 0)
 
 
-@pytest.mark.timeout(180)
 async def test_a_parser_that_stands_still_stops_the_reading_of_sockets_and_nothing_is_lost(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:

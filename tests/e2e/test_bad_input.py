@@ -7,8 +7,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.e2e.conftest import Send
 from tests.e2e.fleet import PIPELINE, ended, fleet
 from tests.waiting import eventually
@@ -46,7 +44,6 @@ REJECTED: dict[str, tuple[dict[str, Any], str, str]] = {
 }
 
 
-@pytest.mark.timeout(90)
 async def test_each_bad_request_is_told_by_name_and_the_good_ones_go_on(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:
@@ -80,7 +77,6 @@ async def test_each_bad_request_is_told_by_name_and_the_good_ones_go_on(
     assert all(data in kept for data in garbage), "nothing is lost"
 
 
-@pytest.mark.timeout(120)
 async def test_a_flood_of_bad_and_huge_requests_keeps_no_good_one_out(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:
@@ -103,7 +99,6 @@ async def test_a_flood_of_bad_and_huge_requests_keeps_no_good_one_out(
     assert {log[-1]["type"] for log in logs.values()} == {"completed"}
 
 
-@pytest.mark.timeout(90)
 async def test_poison_on_any_internal_stream_ends_its_run_and_nothing_else(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:

@@ -64,7 +64,7 @@ async def an_mcp_server_over_http(notes: Path) -> AsyncIterator[tuple[str, str]]
         sys.executable, str(SAMPLE), str(port), stderr=asyncio.subprocess.DEVNULL
     )
     try:
-        await eventually(lambda: listens(port), timeout=30)
+        await eventually(lambda: listens(port), timeout=60)
         yield "far__slow", f'[mcp.far]\nkind = "http"\nurl = "http://127.0.0.1:{port}/mcp"\nallow_private = true\n'
     finally:
         server.kill()
@@ -76,7 +76,6 @@ def listens(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     ("elsewhere", "deadline_s"),
     [(an_http_endpoint, None), (an_mcp_child, None), (an_mcp_server_over_http, None), (an_http_endpoint, 8.0)],
@@ -103,7 +102,7 @@ async def test_who_runs_a_tool_is_told_that_its_run_is_over_and_the_call_gets_a_
         ):
             tools = [{"name": tool, "parameters": {"type": "object"}}]
             run = await send("calling", tools=tools, **({"deadline_s": deadline_s} if deadline_s else {}))
-            await eventually(lambda: "began" in notes.read_text(), timeout=30)
+            await eventually(lambda: "began" in notes.read_text(), timeout=60)
             if not deadline_s:
                 await server.client.xadd(keys.requests, {"__data__": f'{{"type":"cancel","run":"{run}"}}'})
             log: Any = (await ended(server.client, keys, [run]))[run]

@@ -6,8 +6,6 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.e2e import judge
 from tests.e2e.conftest import WEATHER, Send
 from tests.e2e.fleet import WITH_TOOLS, ended, fleet, provider_table
@@ -64,7 +62,6 @@ async def listen(bus: Client, run: str, heard: dict[str, str]) -> None:
             heard[run] = heard.get(run, "") + event.text
 
 
-@pytest.mark.timeout(120)
 async def test_a_fetcher_killed_in_the_middle_of_a_text_is_not_heard(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:
@@ -78,7 +75,7 @@ async def test_a_fetcher_killed_in_the_middle_of_a_text_is_not_heard(
             more = {"mode": "prefill", "participant": "Claude"} if mode == "prefill" else {}
             await send(mode, f"hello {run}", provider=name, id=run, tools=[WEATHER], on_failure="continue", **more)
         listeners = [asyncio.create_task(listen(bus, run, heard)) for run in RUNS]
-        await eventually(lambda: all("three" in heard.get(run, "") for run in RUNS), timeout=30)
+        await eventually(lambda: all("three" in heard.get(run, "") for run in RUNS), timeout=60)
         workers.workers[0].kill()
         await workers.start("fetcher")
         logs: Any = await ended(server.client, keys, list(RUNS), timeout=60)
@@ -101,7 +98,6 @@ async def test_a_fetcher_killed_in_the_middle_of_a_text_is_not_heard(
     assert SAID.startswith(heard["chat-newest"])
 
 
-@pytest.mark.timeout(90)
 async def test_a_stream_that_breaks_twice_is_one_text_with_the_usage_of_all_tries(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:

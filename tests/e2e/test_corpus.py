@@ -42,7 +42,6 @@ def recordings() -> list[dict[str, Any]]:
 
 
 @pytest.mark.skipif(not CORPUS.exists(), reason="no corpus: it lies beside the project, or where TOKENBUS_CORPUS says")
-@pytest.mark.timeout(120)
 async def test_recorded_streams_come_out_as_they_were_said(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:

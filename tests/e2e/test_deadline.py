@@ -6,8 +6,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.e2e import judge
 from tests.e2e.conftest import WEATHER, Send
 from tests.e2e.fleet import PIPELINE, ended, fleet, log_of
@@ -27,14 +25,13 @@ SCRIPTS = [
 ]
 
 
-@pytest.mark.timeout(90)
 async def test_a_deadline_ends_a_run_in_whatever_phase(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:
     # No tool executor runs: the calls stay open until the deadline.
     async with ReplayServer(SCRIPTS) as provider, fleet(tmp_path, server_url, keys, provider.url, PIPELINE):
         runs = [
-            await send(model, f"hello {name}", id=name, deadline_s=1.5, **more)
+            await send(model, f"hello {name}", id=name, deadline_s=5, **more)
             for name, (model, more) in {
                 "mid-stream": ("slow", {"on_failure": "continue"}),
                 "before": ("silent", {}),
@@ -58,7 +55,6 @@ async def test_a_deadline_ends_a_run_in_whatever_phase(
     assert judge.text(logs["mid-stream"]) == "One two"
 
 
-@pytest.mark.timeout(90)
 async def test_calls_that_nobody_runs_get_an_error_and_the_run_goes_on(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:
@@ -72,7 +68,6 @@ async def test_calls_that_nobody_runs_get_an_error_and_the_run_goes_on(
     assert [(e["content"], e["is_error"]) for e in results] == [("the tool's result never came", True)] * 2
 
 
-@pytest.mark.timeout(90)
 async def test_a_run_whose_turn_was_lost_ends_and_one_whose_turn_still_waits_does_not(
     server: Server, server_url: str, keys: Keys, tmp_path: Path
 ) -> None:

@@ -17,8 +17,6 @@ from tests.services.cli.process import TOKENBUS, descendants, environment, run, 
 from tokenbus_services.replay import ReplayServer, Reply, Status, Turn
 from tokenbus_services.replay.demo import DEMO_PROMPT, demo_scripts
 
-pytestmark = pytest.mark.timeout(120)
-
 KEY = {
     "anthropic": "ANTHROPIC_API_KEY",
     "openai-chat": "OPENAI_API_KEY",

@@ -28,7 +28,8 @@ from tokenbus_services.replay import Delivery, ReplayServer, Reply, Script, Turn
 
 KEYS = Keys(prefix="failover", partitions=4)
 RUNS = 8
-WORDS = " ".join(f"word{n}" for n in range(400))
+WORDS = " ".join(f"word{n}" for n in range(800))
+"""Said in 13 s: it still goes on at the fail-over, also on a slow machine."""
 
 
 class Listener:
@@ -56,12 +57,12 @@ class Listener:
             await self._reader.close()
 
 
-async def ask(server: Server, keys: Keys, run: str) -> None:
+async def ask(server: Server, keys: Keys, run: str, model: str = "story") -> None:
     request = {
         "type": "generate",
         "id": run,
         "provider": "openai-chat",
-        "model": "story",
+        "model": model,
         "messages": [{"role": "user", "content": "tell"}],
     }
     await server.client.xadd(keys.requests, {"__data__": json.dumps(request)})
@@ -98,16 +99,16 @@ def node_of_a_cluster(directory: Path) -> Generator[Failing]:
         )
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("kind", [sentinels, node_of_a_cluster])
 async def test_what_a_fail_over_lost_ends_incomplete_under_the_numbers_that_were_heard(
     kind: Callable[[Path], AbstractContextManager[Failing]], tmp_path: Path
 ) -> None:
     keys = KEYS
     script = Script(name="story", turns=(Turn(says=Reply(text=WORDS), delivery=Delivery(pace=60)),))
+    short = Script(name="short", turns=(Turn(says=Reply(text="All is well.")),))
     with kind(tmp_path) as group:
         async with (
-            ReplayServer([script]) as provider,
+            ReplayServer([script, short]) as provider,
             fleet(tmp_path, group.url, keys, provider.url, PIPELINE),
             Server(group.url) as server,
             Server(group.url) as ears,
@@ -121,13 +122,13 @@ async def test_what_a_fail_over_lost_ends_incomplete_under_the_numbers_that_were
             def heard_of_all(number: int) -> bool:
                 return all(len(listener.heard[run]) > number for run in runs)
 
-            await eventually(lambda: heard_of_all(8), timeout=20)
+            await eventually(lambda: heard_of_all(8), timeout=60)
             await asyncio.to_thread(group.part)
             parted = {run: max(listener.heard[run]) for run in runs}
-            await eventually(lambda: all(max(listener.heard[run]) > parted[run] + 5 for run in runs), timeout=20)
+            await eventually(lambda: all(max(listener.heard[run]) > parted[run] + 5 for run in runs), timeout=60)
             await asyncio.to_thread(group.fail)
             logs: Any = await ended(_Patient(server), keys, runs, timeout=60)
-            await ask(server, keys, "after")
+            await ask(server, keys, "after", "short")
             logs |= await ended(_Patient(server), keys, ["after"], timeout=60)
             listening.cancel()
             await asyncio.gather(listening, return_exceptions=True)
@@ -143,7 +144,7 @@ async def test_what_a_fail_over_lost_ends_incomplete_under_the_numbers_that_were
         for seq, versions in listener.heard[run].items():
             assert len(versions) == 1, f"two stories under {run} {seq}"
             assert json.loads(versions.pop()) == told[seq]
-    assert judge.text(logs["after"]) == WORDS
+    assert judge.text(logs["after"]) == "All is well."
 
 
 class _Patient:
@@ -159,4 +160,4 @@ class _Patient:
             except (RedisError, OSError):
                 return None
 
-        return (await eventually(found, timeout=30))[0]
+        return (await eventually(found, timeout=60))[0]

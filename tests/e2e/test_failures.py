@@ -63,7 +63,6 @@ def named(name: str) -> str:
     return name.replace(" ", "-")
 
 
-@pytest.mark.timeout(90)
 @pytest.mark.parametrize("api", APIS)
 async def test_a_failure_is_tried_again_unless_somebody_heard(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path, api: str
@@ -74,7 +73,7 @@ async def test_a_failure_is_tried_again_unless_somebody_heard(
     once = [Script(name=named(n), turns=(Turn(says=REPLY, first=(fault,)),)) for n, (fault, _) in before_text.items()]
     heard = [Script(name=named(n), turns=(Turn(says=REPLY, fault=fault),)) for n, (fault, _, _) in in_text.items()]
     async with ReplayServer([*once, *heard]) as provider:
-        toml = QUICK + provider_table("impatient", api, provider.url, "idle_timeout_s = 0.5")
+        toml = QUICK + provider_table("impatient", api, provider.url, "idle_timeout_s = 3")
         async with fleet(tmp_path, server_url, keys, provider.url, PIPELINE, toml):
             again = [await send(named(name), name, provider="impatient", id=named(name)) for name in before_text]
             told = [await send(named(name), name, provider="impatient", id=named(name)) for name in in_text]
@@ -98,7 +97,6 @@ async def test_a_failure_is_tried_again_unless_somebody_heard(
         assert judge.text(log).endswith("full,"), "what was heard stays, and nothing is heard twice"
 
 
-@pytest.mark.timeout(90)
 async def test_restart_says_it_again_and_tells_which_blocks_are_void(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:
@@ -112,20 +110,18 @@ async def test_restart_says_it_again_and_tells_which_blocks_are_void(
     assert judge.blocks(log) == [("thinking", THOUGHT), ("text", SAID)]
 
 
-@pytest.mark.timeout(90)
 async def test_a_deadline_ends_the_run_and_closes_the_socket(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:
     script = Script(name="slow", turns=(Turn(says=REPLY, fault=Stall(after_text="think")),))
     async with ReplayServer([script]) as provider, fleet(tmp_path, server_url, keys, provider.url, PIPELINE):
-        run = await send("slow", deadline_s=0.5)
+        run = await send("slow", deadline_s=4)
         log: Any = (await ended(server.client, keys, [run]))[run]
         await provider.disconnected(provider.requests[0])
     judge.check(log)
     assert (log[-1]["error"]["code"], log[-1]["error"]["class"]) == ("deadline", "timeout")
 
 
-@pytest.mark.timeout(90)
 @pytest.mark.parametrize("api", APIS)
 async def test_a_call_that_does_not_stream_gives_the_same_blocks_with_one_chunk_each(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path, api: str
@@ -149,7 +145,6 @@ async def test_a_call_that_does_not_stream_gives_the_same_blocks_with_one_chunk_
         assert parts in ([None], ["name", "id", "input"]), "one chunk a block, a call's three parts apart"
 
 
-@pytest.mark.timeout(90)
 async def test_what_a_tool_cannot_do_the_model_is_told(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:

@@ -6,8 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.e2e import judge
 from tests.e2e.conftest import WEATHER, Send
 from tests.e2e.fleet import BASE_PATHS, PIPELINE, WITH_TOOLS, ended, fleet, provider_table
@@ -55,7 +53,6 @@ async def visible(server: Server, keys: Keys, run: str) -> list[dict[str, Any]]:
     return [event for event in events if event["run"] == run]
 
 
-@pytest.mark.timeout(90)
 async def test_three_turns_with_parallel_tools_in_chat_are_the_same_for_each_api(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:
@@ -77,7 +74,6 @@ async def test_three_turns_with_parallel_tools_in_chat_are_the_same_for_each_api
         assert {event["kind"] for event in heard[run]} == {"text"}
 
 
-@pytest.mark.timeout(90)
 async def test_a_stop_string_ends_the_turn_whether_its_provider_knows_it_or_not(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:

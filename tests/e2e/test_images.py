@@ -8,7 +8,6 @@ from typing import Any
 
 import httpx
 import msgspec
-import pytest
 
 from tests.e2e import judge
 from tests.e2e.conftest import WEATHER, Send
@@ -49,7 +48,6 @@ def told(log: Any, kind: str) -> list[Any]:
     return [e for e in log if e["type"] == kind and e["kind"] == "image"]
 
 
-@pytest.mark.timeout(120)
 async def test_images_come_in_order_with_the_text_as_blobs_and_go_back_with_the_next_turn(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:
@@ -108,7 +106,6 @@ async def test_images_come_in_order_with_the_text_as_blobs_and_go_back_with_the_
     assert [image.blob_id for image in result.images] == [blob_id_of(p.data) for p in (CAT, DOG)]
 
 
-@pytest.mark.timeout(120)
 async def test_a_killed_normalizer_costs_no_image_and_doubles_none(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:
@@ -138,7 +135,6 @@ async def test_a_killed_normalizer_costs_no_image_and_doubles_none(
     ]
 
 
-@pytest.mark.timeout(90)
 async def test_without_a_blob_store_an_image_is_inline_and_its_run_says_why(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:
@@ -160,7 +156,6 @@ async def test_without_a_blob_store_an_image_is_inline_and_its_run_says_why(
         assert [note["name"] for note in notes] == ["tokenbus.image_not_stored"] * 4
 
 
-@pytest.mark.timeout(120)
 async def test_20_mb_of_image_leave_the_bus_flat(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:

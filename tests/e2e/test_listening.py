@@ -30,7 +30,6 @@ REQUEST = {
 }
 
 
-@pytest.mark.timeout(90)
 async def test_a_run_that_broke_off_is_gone_on_with_or_tried_again_and_spoken_in_sentences(
     server_url: str, keys: Keys, tmp_path: Path
 ) -> None:
@@ -53,7 +52,7 @@ async def test_a_run_that_broke_off_is_gone_on_with_or_tried_again_and_spoken_in
         assert rest.run != whole.run
 
         spoken: dict[str, list[Sentence]] = {}
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while "".join(s.text for s in spoken.get(whole.run, [])) != SAID:
                 sentence = await anext(speech)
                 spoken.setdefault(sentence.run, []).append(sentence)

@@ -69,7 +69,6 @@ def most_memory(worker: Worker) -> int:
     return int(found[1]) * 1024
 
 
-@pytest.mark.timeout(120)
 async def test_20_mb_of_image_by_reference_leave_bus_and_fetcher_flat(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:
@@ -94,7 +93,6 @@ async def test_20_mb_of_image_by_reference_leave_bus_and_fetcher_flat(
     print(f"bus: {after - before} bytes more; fetcher: {(fetcher_after - fetcher_before) / MB:.1f} MB at its highest")
 
 
-@pytest.mark.timeout(90)
 async def test_large_base64_of_a_request_lies_in_the_store_and_not_in_the_runs_records(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:
@@ -115,7 +113,6 @@ async def test_large_base64_of_a_request_lies_in_the_store_and_not_in_the_runs_r
     assert await bus_bytes(server, keys) < 64 * 1024
 
 
-@pytest.mark.timeout(90)
 async def test_without_a_store_base64_is_taken_as_it_is_and_a_reference_fails_as_one_that_may_be_tried_again(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:
@@ -142,7 +139,6 @@ async def test_without_a_store_base64_is_taken_as_it_is_and_a_reference_fails_as
     assert error["where"] == "messages[0].content[1]"
 
 
-@pytest.mark.timeout(90)
 async def test_what_cannot_be_sent_fails_before_any_call_and_says_where_it_stands(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:
@@ -176,7 +172,6 @@ async def test_what_cannot_be_sent_fails_before_any_call_and_says_where_it_stand
     ]
 
 
-@pytest.mark.timeout(90)
 async def test_a_store_of_your_own_takes_the_place_of_the_blob_service(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -197,7 +192,6 @@ async def test_a_store_of_your_own_takes_the_place_of_the_blob_service(
     assert [path.read_bytes() for path in own.iterdir()] == [image]
 
 
-@pytest.mark.timeout(90)
 async def test_an_image_of_a_tool_reaches_the_model_by_its_blob_in_both_modes(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:

@@ -8,8 +8,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.e2e.conftest import Send
 from tests.e2e.fleet import WITH_TOOLS, ended, fleet, log_of
 from tests.services.cli.process import run as command
@@ -26,7 +24,6 @@ STAGES = {"turns": "fetcher", "raw": "normalizer", "events": "parser", "tools": 
 POISON = b"\xc1 poison"
 
 
-@pytest.mark.timeout(120)
 async def test_poison_of_every_origin_is_buried_and_what_it_stopped_is_asked_again(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ):
@@ -70,7 +67,6 @@ async def test_poison_of_every_origin_is_buried_and_what_it_stopped_is_asked_aga
         assert (await ended(server.client, keys, [after]))[after][-1]["type"] == "completed"
 
 
-@pytest.mark.timeout(90)
 async def test_a_frame_whose_run_is_not_there_stops_nobody(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ):

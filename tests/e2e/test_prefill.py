@@ -92,7 +92,6 @@ def clean(log: judge.Log, *, stream: bool) -> None:
         assert numbers == sorted(set(numbers))
 
 
-@pytest.mark.timeout(90)
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("name", ["anthropic", "continuing", "completing", "turning"])
 async def test_chat_and_prefill_parity(
@@ -117,7 +116,6 @@ async def test_chat_and_prefill_parity(
     clean(logs[written], stream=stream)
 
 
-@pytest.mark.timeout(90)
 @pytest.mark.parametrize("name", ["anthropic", "continuing", "completing"])
 async def test_a_provider_that_stopped_inside_thinking_is_resumed_and_one_that_stopped_in_text_is_done(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path, name: str
@@ -133,7 +131,6 @@ async def test_a_provider_that_stopped_inside_thinking_is_resumed_and_one_that_s
     assert logs[run][-1]["type"] == "completed"
 
 
-@pytest.mark.timeout(90)
 async def test_the_end_of_turn_token_ends_the_turn_and_is_never_heard(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:

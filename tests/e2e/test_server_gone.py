@@ -9,8 +9,6 @@ import signal
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.e2e import judge
 from tests.e2e.conftest import WEATHER
 from tests.e2e.fleet import WITH_TOOLS, ended, fleet, log_of
@@ -23,8 +21,8 @@ from tokenbus_services.embedded import EmbeddedServer
 from tokenbus_services.replay import Delivery, ReplayServer, Script, Turn
 
 RUNS = 12
-LONGEST_END_S = 45
-"""`stages.drain_s` for what may yet come to an end, and some seconds for what cannot; an orchestrator's patience."""
+LONGEST_END_S = 120
+"""`stages.drain_s` for what may yet come to an end, and what a slow machine needs for the rest."""
 
 
 async def ask(server: Server, keys: Keys, run: str) -> None:
@@ -39,7 +37,6 @@ async def ask(server: Server, keys: Keys, run: str) -> None:
     await server.client.xadd(keys.requests, {"__data__": json.dumps(request)})
 
 
-@pytest.mark.timeout(120)
 async def test_runs_outlast_a_server_that_is_killed_and_started_again(tmp_path: Path) -> None:
     keys = Keys(prefix="gone", partitions=4)
     script = Script(name="story", turns=tuple(Turn(says=reply, delivery=Delivery(pace=40)) for reply in TURNS))
@@ -58,7 +55,7 @@ async def test_runs_outlast_a_server_that_is_killed_and_started_again(tmp_path: 
                 async def under_way(times: int = times) -> bool:
                     return len(await log_of(server.client, keys, runs[0])) > 12 * times
 
-                await eventually(under_way, timeout=20)
+                await eventually(under_way, timeout=60)
                 os.kill(process.pid, signal.SIGKILL)
                 process.stop()
                 process.start()
@@ -71,7 +68,6 @@ async def test_runs_outlast_a_server_that_is_killed_and_started_again(tmp_path: 
         assert judge.blocks(logs[run]) == undisturbed(run, result)
 
 
-@pytest.mark.timeout(120)
 async def test_workers_that_are_told_to_end_do_so_without_a_server(tmp_path: Path) -> None:
     keys = Keys(prefix="gone", partitions=2)
     script = Script(name="story", turns=tuple(Turn(says=reply, delivery=Delivery(pace=20)) for reply in TURNS))
@@ -87,7 +83,7 @@ async def test_workers_that_are_told_to_end_do_so_without_a_server(tmp_path: Pat
             async def under_way() -> bool:
                 return all([len(await log_of(server.client, keys, run)) > 5 for run in ("a", "b", "c")])
 
-            await eventually(under_way, timeout=20)
+            await eventually(under_way, timeout=60)
             process.stop()
             # Runs are in hand, and nobody will ever take what they came to.
             async with asyncio.timeout(LONGEST_END_S):

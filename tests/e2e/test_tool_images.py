@@ -6,8 +6,6 @@ from base64 import b64encode
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.e2e import judge
 from tests.e2e.conftest import Send
 from tests.e2e.fleet import BASE_PATHS, WITH_TOOLS, ended, fleet
@@ -31,7 +29,6 @@ WRITTEN = Script(
 )
 
 
-@pytest.mark.timeout(90)
 async def test_an_image_of_a_tool_reaches_the_model_and_the_subscribers(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:

@@ -17,19 +17,17 @@ from tests.servers import binary
 from tokenbus import Client
 from tokenbus.bus.keys import Keys
 from tokenbus_services.embedded import EmbeddedServer
-from tokenbus_services.replay import Delivery, ReplayServer, Reply, Script, ToolCall, Turn, Whole
+from tokenbus_services.replay import ReplayServer, Reply, Script, Stall, ToolCall, Turn
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 
 SCRIPTS = (
     Script(name="tale", turns=(Turn(says=Reply(text="Dr. Grey came in. Nobody saw her! That was all.")),)),
+    # It falls silent: only who stops it ends it.
     Script(
         name="fruit",
         turns=(
-            Turn(
-                says=Reply(text="apples, a kumquat, " + "pears, " * 400, chunk_size=4),
-                delivery=Delivery(cuts=Whole(), pace=50),
-            ),
+            Turn(says=Reply(text="apples, a kumquat, pears, plums", chunk_size=4), fault=Stall(after_text="pears")),
         ),
     ),
     Script(name="strict", turns=(Turn(says=Reply(text="BLOCK: it is nobody's business")),) * 2),

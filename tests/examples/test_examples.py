@@ -17,8 +17,6 @@ from tests.waiting import eventually
 from tokenbus.errors import RunCancelled
 from tokenbus.events.public import Chunk, Completed, decode
 
-pytestmark = pytest.mark.timeout(120)
-
 TALE = "Dr. Grey came in. Nobody saw her! That was all."
 LINES = 40
 
@@ -43,7 +41,7 @@ async def test_the_chat_window_shows_the_answer_as_it_comes(deployment: Deployme
         port = probe.getsockname()[1]
     url = f"http://127.0.0.1:{port}"
     command = (sys.executable, "-m", "uvicorn", "chat_window:app", "--port", str(port), "--log-level", "warning")
-    async with deployment.process(*command), httpx.AsyncClient(trust_env=False, timeout=30) as http:
+    async with deployment.process(*command), httpx.AsyncClient(trust_env=False, timeout=60) as http:
 
         async def answer() -> str:
             try:
@@ -51,7 +49,7 @@ async def test_the_chat_window_shows_the_answer_as_it_comes(deployment: Deployme
             except httpx.ConnectError:
                 return ""
 
-        body = await eventually(answer, timeout=30)
+        body = await eventually(answer, timeout=60)
     events = [decode(line[6:].encode()) for line in body.splitlines() if line.startswith("data: ")]
     assert "".join(event.text for event in events if isinstance(event, Chunk) and event.visible) == TALE
     assert isinstance(events[-1], Completed)
@@ -67,7 +65,7 @@ async def test_moderation_stops_a_run_in_the_middle_of_what_it_says(deployment: 
     assert fine.text == TALE
     assert caught.value.result
     assert "kumquat" in caught.value.result.text
-    assert caught.value.result.text.count("pears") < 400
+    assert "plums" not in caught.value.result.text
     assert caught.value.result.heard_through is not None
 
 
@@ -83,10 +81,10 @@ async def test_the_transcript_store_keeps_each_block_once(deployment: Deployment
         run = await deployment.bus.publish(deployment.request("asks", tools=tools))
         expected = [(b.kind, b.tool_name, b.content or b.arguments) for b in (await run.result()).blocks]
         assert len(expected) == 3
-        await eventually(lambda: path.exists() and path.stat().st_size and stored() == expected, timeout=30)
+        await eventually(lambda: path.exists() and path.stat().st_size and stored() == expected, timeout=60)
     async with deployment.example("transcript_store", str(path)):
         again = await (await deployment.bus.publish(deployment.request("tale"))).result()
-        await eventually(lambda: stored()[3:] == [("text", None, again.text)], timeout=30)
+        await eventually(lambda: stored()[3:] == [("text", None, again.text)], timeout=60)
 
 
 async def test_token_accounting_adds_up_by_tenant(deployment: Deployment) -> None:
@@ -97,7 +95,7 @@ async def test_token_accounting_adds_up_by_tenant(deployment: Deployment) -> Non
             result = await (await deployment.bus.publish(request)).result()
             assert result.usage
             spent = result.usage.output or 0
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             lines = [parsed(await printed.readline()) for _ in range(3)]
     assert spent
     told = sorted((str(line["tenant"]), int(str(line["output"]))) for line in lines)

@@ -13,8 +13,6 @@ from tokenbus.policy.processor import Decision, StreamContext, StreamProcessor
 from tokenbus.policy.rewrite import ReplaceText
 from tokenbus.policy.screened import screened
 
-pytestmark = pytest.mark.timeout(120)
-
 
 class StopsAtPears(StreamProcessor):
     async def on_chunk(self, chunk: object, state: StreamState, context: StreamContext[object]) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-import pytest
-
 from tests.contract.bus.test_lost_writes import ended_by_loss, says
 from tests.contract.bus.toys import Bench, working
 from tests.servers import sentinel_group
@@ -34,7 +32,6 @@ async def test_a_stage_goes_on_after_a_fail_over(tmp_path: Path):
             await bench.check()
 
 
-@pytest.mark.timeout(60)
 async def test_runs_that_lost_events_in_a_fail_over_end_and_others_go_on(tmp_path: Path):
     with sentinel_group(tmp_path) as group:
         async with Server(group.url) as server:

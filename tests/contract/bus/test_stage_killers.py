@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-import pytest
 
 from tests.contract.bus.toys import GROUP, Bench, ToyLogic, working
 from tests.waiting import eventually
@@ -55,7 +54,6 @@ async def dead(bench: Bench) -> list[dict[str, Any]]:
     return [msgspec.json.decode(fields[b"__data__"]) for _, fields in entries]
 
 
-@pytest.mark.timeout(120)
 async def test_an_entry_on_which_workers_die_is_given_up_and_nothing_beside_it_is_lost(bench: Bench):
     victim, beside, later = bench.runs(0, 3)
     await bench.feed(
@@ -72,7 +70,6 @@ async def test_an_entry_on_which_workers_die_is_given_up_and_nothing_beside_it_i
     await bench.check()  # all that the others say, and of the victim its end as poison
 
 
-@pytest.mark.timeout(120)
 async def test_a_replay_passes_over_what_was_given_up(bench: Bench):
     victim, beside = bench.runs(0, 2)
     await bench.feed(0, {beside: b"+1"}, {victim: b"+1"}, {victim: b"kill"})

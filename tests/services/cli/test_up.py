@@ -15,10 +15,7 @@ import redis.asyncio
 from tests.services.cli.process import Command, descendants, run, running, settings_file
 from tests.waiting import eventually
 
-pytestmark = [
-    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="finds the children in /proc"),
-    pytest.mark.timeout(90),
-]
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="finds the children in /proc")
 
 
 def pid_of(directory: Path, command: str) -> int:
@@ -91,7 +88,7 @@ async def test_children_end_with_up_however_it_ends(tmp_path: Path):
     async with running(tmp_path / "err", "up", "--services", "parser,blobs", **env) as up:
         await up.says("ready parser")
         up.process.kill()
-    await eventually(lambda: all_gone(tmp_path), timeout=20)
+    await eventually(lambda: all_gone(tmp_path))
 
 
 async def test_a_service_that_is_set_up_wrongly_ends_all_with_its_error(tmp_path: Path):
@@ -111,6 +108,6 @@ async def test_a_server_that_is_down_is_waited_for(tmp_path: Path):
     async with running(tmp_path / "err", "up", "--services", "parser", TOKENBUS_REDIS_URL=url, **env) as up:
         for pause in ("0.25", "0.5", "1"):
             assert f"exit code 3; starting again in {pause} s" in await up.says("died parser")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             assert await up.stop() == 0
     assert f"parser | error: server {url} is unavailable" in up.log.read_text()

@@ -10,6 +10,7 @@ import pytest
 
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
+from tokenbus.bus.scripts.runs import LET_GO
 from tokenbus.bus.server import Server
 from tokenbus.errors import AttemptRefused
 from tokenbus.events.frames import Data, Ended, Lost, RawFrame, RawItem, raw_decoder
@@ -22,6 +23,7 @@ from tokenbus_services.settings import ProviderSettings
 
 RUN = "r1"
 LINGER_S = 60.0
+LAG_BYTES = 2**20
 
 
 @pytest.fixture
@@ -33,11 +35,11 @@ async def run(server: Server, keys: Keys) -> str:
 
 
 @asynccontextmanager
-async def writing(server: Server, keys: Keys, run: str) -> AsyncGenerator[AttemptWriter]:
-    writer = RawWriter(server, keys, linger_s=LINGER_S, lag_bytes=2**20)
+async def writing(server: Server, keys: Keys, run: str, *, held: bool = False) -> AsyncGenerator[AttemptWriter]:
+    writer = RawWriter(server, keys, linger_s=LINGER_S, lag_bytes=LAG_BYTES)
     await writer.open()
     try:
-        yield writer.attempt(run, 0, 1, lambda reason: None)
+        yield writer.attempt(run, 0, 1, lambda reason: None, held=held)
     finally:
         await writer.close()
 
@@ -148,6 +150,76 @@ async def test_of_two_writers_of_one_attempt_none_goes_on(server: Server, keys: 
         with pytest.raises(AttemptRefused, match="closed"):
             await first.end(Ended())
     assert await items(server, keys, run) == [[Data(b"a")], [Lost("the server lost frames of this attempt")]]
+
+
+async def behind(server: Server, keys: Keys, stage: str, by: int) -> None:
+    lease = keys.lease(keys.partition_of(RUN), stage)
+    await server.client.hset(lease, mapping={"arrived": by, "done": 0})
+
+
+async def test_a_run_that_policies_judge_waits_for_their_stage_and_no_other_run_does(
+    server: Server, keys: Keys, run: str
+) -> None:
+    await behind(server, keys, "policy", LAG_BYTES + 1)
+    async with writing(server, keys, run, held=True) as attempt:
+        await attempt.write(Data(b"a"), urgent=True)  # what is read already is written
+        await eventually(lambda: attempt.must_wait)
+        beside = AttemptWriter(attempt.writer, "r2", 0, 1, lambda reason: None, held=False)
+        assert not beside.must_wait
+        waiting = asyncio.create_task(attempt.room())
+        await behind(server, keys, "policy", LAG_BYTES // 2)
+        await waiting
+        assert not attempt.must_wait
+
+
+async def test_a_run_that_its_policies_let_go_of_waits_no_longer(server: Server, keys: Keys, run: str) -> None:
+    await behind(server, keys, "policy", LAG_BYTES + 1)
+    async with writing(server, keys, run, held=True) as attempt:
+        await attempt.write(Data(b"a"), urgent=True)
+        await eventually(lambda: attempt.must_wait)
+        await server.client.hset(keys.run(run), LET_GO, 1)
+        await attempt.room()
+        assert not attempt.must_wait
+
+
+async def test_a_run_that_ended_while_it_waited_for_its_policies_is_refused(
+    server: Server, keys: Keys, run: str
+) -> None:
+    await behind(server, keys, "policy", LAG_BYTES + 1)
+    async with writing(server, keys, run, held=True) as attempt:
+        await attempt.write(Data(b"a"), urgent=True)
+        await eventually(lambda: attempt.must_wait)
+        await server.client.hset(keys.run(run), "status", "failed")
+        with pytest.raises(AttemptRefused):
+            await attempt.room()
+
+
+async def test_a_provider_is_not_silent_while_nobody_listens(server: Server, keys: Keys, run: str) -> None:
+    idle_s, clock = 0.05, asyncio.get_running_loop().time
+    await behind(server, keys, "normalizer", LAG_BYTES + 1)
+    says = Reply(text="word " * 200_000, chunk_size=5)
+    async with (
+        ReplayServer([Script(name="m", turns=(Turn(says=says),))]) as provider,
+        writing(server, keys, run) as attempt,
+    ):
+        settings = ProviderSettings(
+            api="anthropic", base_url=provider.url, api_key_env="", first_event_timeout_s=20, idle_timeout_s=idle_s
+        )
+        endpoint = Endpoint("anthropic", settings, {})
+        request = Generate(provider="anthropic", model="m", messages=[Message(role="user", content="Go")])
+        call = endpoint.api.build(request, [], settings.quirks).call
+        calling = asyncio.create_task(fetch(endpoint, request, call, writer=attempt, deadline=None))
+        try:
+            await eventually(lambda: attempt.must_wait)
+            until = clock() + 4 * idle_s
+            await eventually(lambda: clock() > until)
+            ends = [item for each in await items(server, keys, run) for item in each if isinstance(item, Ended)]
+            assert ends == []
+            assert not calling.done()
+        finally:
+            calling.cancel()
+            await asyncio.gather(calling, return_exceptions=True)
+            await endpoint.close()
 
 
 async def test_a_writer_that_a_defect_ended_says_so(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
-from tests.unit.core.script import START_MS, Story, call
+from tests.unit.core.held import HeldStory
+from tests.unit.core.script import START_MS, Story, call, text
 from tokenbus.events import normalized as n
 from tokenbus.events.failure import ErrorInfo
 from tokenbus.events.frames import ToolReturned
-from tokenbus_services.parser.overdue import Patience
+from tokenbus_services.parser.overdue import Judges, Patience
 from tokenbus_services.settings import LimitSettings, McpStdio, ProviderSettings, PythonTool, Settings
 
 SETTINGS = Settings(
@@ -73,3 +75,52 @@ def test_a_provider_whose_own_timeouts_are_longer_may_be_silent_for_longer() -> 
     s = Story().run.state
     assert not patience.silent(s, START_MS + 3_600_000)
     assert patience.silent(s, START_MS + 4_000_000)
+
+
+HERE = Judges(alive_ms=START_MS, alive=True, lag_bytes=0, read_ms=START_MS)
+NOBODY = Judges(alive_ms=0, alive=False, lag_bytes=100, read_ms=0)
+FULL = msgspec.structs.replace(NOBODY, lag_bytes=SETTINGS.limits.lag_bytes)
+
+
+def drafted() -> HeldStory:
+    """A run whose first draft waits for a ruling; its policies have a second."""
+    told = HeldStory()
+    told.provider(n.Start("m"), *text(0, "Hello"))
+    return told
+
+
+def unjudged(told: HeldStory, after_ms: int, judges: Judges) -> bool:
+    return PATIENCE.unjudged(told.run.state, told.at_ms + after_ms, judges)
+
+
+@pytest.mark.parametrize("judges", [HERE, NOBODY])
+def test_a_run_waits_for_its_policies_as_long_as_they_may_take(judges: Judges) -> None:
+    told = drafted()
+    assert not unjudged(told, 1_000, judges)
+    assert unjudged(told, 1_001, judges)
+    told.pass_all()
+    assert not unjudged(told, 2_000, judges)
+
+
+def test_drafts_that_a_slow_stage_has_not_read_wait_for_their_turn() -> None:
+    told = drafted()
+    slow = msgspec.structs.replace(HERE, lag_bytes=1, read_ms=told.at_ms - 1)
+    assert not unjudged(told, 3_600_000, slow)
+    past = msgspec.structs.replace(slow, read_ms=told.at_ms + 1_001)
+    assert unjudged(told, 3_600_000, past)
+
+
+def test_a_stage_that_was_just_lost_has_the_time_to_come_back() -> None:
+    told = drafted()
+    lost = msgspec.structs.replace(NOBODY, alive_ms=told.at_ms + 3_600_000)
+    assert not unjudged(told, 3_601_000, lost)
+    assert unjudged(told, 3_601_001, lost)
+
+
+def test_a_run_that_is_held_back_for_others_drafts_waits_no_longer_than_they() -> None:
+    told = HeldStory()
+    assert told.drafts == []
+    assert not unjudged(told, 1_000, FULL)
+    assert unjudged(told, 1_001, FULL)
+    for judges in (NOBODY, msgspec.structs.replace(FULL, alive=True)):
+        assert not unjudged(told, 3_600_000, judges)

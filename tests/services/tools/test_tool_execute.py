@@ -137,7 +137,8 @@ async def test_a_thread_that_does_not_end_in_time_is_an_error(run: MakeExecutor)
 
 
 async def test_threads_that_never_end_are_reported_and_do_not_stop_other_tools(make_executor: MakeExecutor) -> None:
-    tools = {name: PythonTool(call=f"{SAMPLES}:{name}", timeout_s=0.05) for name in ("hang", "greet", "greet_later")}
+    timeouts = {"hang": 0.05, "greet": 60.0, "greet_later": 60.0}
+    tools = {name: PythonTool(call=f"{SAMPLES}:{name}", timeout_s=longest) for name, longest in timeouts.items()}
     executor = make_executor(tools, calls_at_once=2)
     for _ in range(2):
         await executor.execute(call("hang"))
@@ -174,7 +175,7 @@ async def test_a_cancelled_call_stops_its_tool_and_stays_cancelled(run: MakeExec
 
 @pytest.mark.parametrize("name", ["meet", "meet_later"])
 async def test_calls_run_side_by_side(run: MakeExecutor, name: str) -> None:
-    executor = run(name, timeout_s=10)
+    executor = run(name, timeout_s=60)
     outcomes = await asyncio.gather(*(executor.execute(call(name, block=i)) for i in range(4)))
     assert outcomes == [ToolOutcome("met")] * 4
 

@@ -38,7 +38,7 @@ class Notes:
 
     async def has(self, line: str) -> None:
         """Returns once it wrote this."""
-        await eventually(lambda: line in self.lines, timeout=20)
+        await eventually(lambda: line in self.lines)
 
 
 @pytest.fixture
@@ -95,4 +95,4 @@ def alive(pid: int) -> bool:
 
 async def answer(executor: Executor, name: str, arguments: str = "{}", **changes: Any) -> ToolOutcome:
     """What the model sees of a call."""
-    return await asyncio.wait_for(executor.execute(call(name, arguments, **changes)), 30)
+    return await asyncio.wait_for(executor.execute(call(name, arguments, **changes)), 60)

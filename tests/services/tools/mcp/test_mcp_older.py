@@ -24,7 +24,7 @@ async def test_an_older_server_is_listed_page_by_page_called_and_told_of_a_cance
     def changed() -> bool:
         return "o_late" in {tool.name for tool in executor.mcp.definitions["old"]}
 
-    await eventually(changed, timeout=10)
+    await eventually(changed)
     assert (await answer(executor, "o_late")).content == '{"degrees":7}'
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -35,7 +35,7 @@ async def test_an_older_server_is_listed_page_by_page_called_and_told_of_a_cance
 async def test_an_error_with_the_code_of_a_closed_connection_ends_no_other_call(start: Start, notes: Notes) -> None:
     executor = await start(old=McpStdio(command=sys.executable, args=(str(OLDER),)))
     running = asyncio.create_task(executor.execute(call("old__wait")))
-    await eventually(lambda: len(executor.mcp.definitions["old"]) == 2, timeout=10)
+    await eventually(lambda: len(executor.mcp.definitions["old"]) == 2)
     outcome = await answer(executor, "old__late", '{"fail": true}')
     assert (outcome.content, outcome.is_error) == ("MCP error -32000: out of order", True)
     assert not (await answer(executor, "old__late")).is_error

@@ -21,7 +21,7 @@ async def works_again(executor: Executor, name: str) -> None:
     async def works() -> bool:
         return not (await answer(executor, name, '{"text": "again"}')).is_error
 
-    await eventually(works, timeout=20)
+    await eventually(works)
 
 
 async def test_tools_are_listed_at_start_with_their_schemas_and_names_that_providers_take(start: Start) -> None:
@@ -91,7 +91,7 @@ async def test_a_long_text_is_cut_and_kept_whole(start: Start, blobs: MemoryBlob
 async def test_a_call_that_takes_too_long_is_cancelled_at_the_server_and_its_progress_is_reported(
     start: Start, notes: Notes
 ) -> None:
-    executor = await start(here=stdio(timeout_s=1.0))
+    executor = await start(here=stdio(timeout_s=5.0))
     reports: list[ToolReported] = []
 
     async def deliver(report: ToolReported) -> None:
@@ -99,7 +99,7 @@ async def test_a_call_that_takes_too_long_is_cancelled_at_the_server_and_its_pro
 
     outcome = await executor.execute(call("here__slow"), deliver)
     assert outcome.is_error
-    assert "within 1 s" in outcome.content
+    assert "within 5 s" in outcome.content
     await notes.has("cancelled")
     assert reports == [ToolReported(3, 1, 4, "one of four")]
     assert (await answer(executor, "here__echo", '{"text": "on"}')).content == "on"
@@ -120,9 +120,9 @@ async def test_a_killed_server_gives_error_results_at_once_and_works_again(start
     running = asyncio.create_task(executor.execute(call("here__slow")))
     await notes.has("began")
     os.kill(notes.pids[0], signal.SIGKILL)
-    lost = await asyncio.wait_for(running, 5)
+    lost = await asyncio.wait_for(running, 60)
     assert (lost.is_error, "Connection closed" in lost.content) == (True, True)
-    meanwhile = await asyncio.wait_for(executor.execute(call("here__echo", '{"text": "x"}')), 5)
+    meanwhile = await asyncio.wait_for(executor.execute(call("here__echo", '{"text": "x"}')), 60)
     assert (meanwhile.is_error, "not running" in meanwhile.content) == (True, True)
     await works_again(executor, "here__echo")
     assert len(notes.pids) == 2
@@ -136,7 +136,7 @@ async def test_the_list_is_read_again_when_the_server_says_that_it_changed(start
     async def there() -> bool:
         return (await answer(executor, "here__late")).content == "late"
 
-    await eventually(there, timeout=10)
+    await eventually(there)
     assert "here__late" in {tool.name for tool in executor.mcp.definitions["here"]}
 
 
@@ -185,6 +185,6 @@ open({str(notes.path)!r}, "a").write(f"pid {{os.getpid()}}\\npid {{child.pid}}\\
 time.sleep(300)
 """
     executor = await start(stubborn=stdio(script=stubborn, connect_timeout_s=2.0))
-    await eventually(lambda: len(notes.pids) >= 2, timeout=10)
+    await eventually(lambda: len(notes.pids) >= 2)
     await executor.close()
-    await eventually(lambda: not any(alive(pid) for pid in notes.pids), timeout=5)
+    await eventually(lambda: not any(alive(pid) for pid in notes.pids))
