@@ -1,4 +1,5 @@
-"""The body of a provider request with blobs in it: JSON, then a blob in base64, then JSON again, and so on.
+"""The body of a provider request with blobs in it: JSON, then a blob in base64, then JSON again, and so on; or a form,
+which has them as they are.
 
 It is sent as it is made: of a blob no more than a piece is in memory, and nowhere the whole of the body.
 """
@@ -23,6 +24,13 @@ class Embedded(msgspec.Struct, frozen=True):
     """Its place in the conversation."""
     blob_id: str
     found: Found
+    raw: bool = False
+    """As it is, and not in base64."""
+
+    @property
+    def size(self) -> int:
+        """What it takes of the body, in bytes."""
+        return self.found.size if self.raw else base64_size(self.found.size)
 
 
 class MediaBody:
@@ -31,7 +39,7 @@ class MediaBody:
     def __init__(self, pieces: Sequence[bytes | Embedded]) -> None:
         self._pieces = pieces
         self._sending: AsyncGenerator[bytes] | None = None
-        self.size = sum(len(p) if isinstance(p, bytes) else base64_size(p.found.size) for p in pieces)
+        self.size = sum(len(piece) if isinstance(piece, bytes) else piece.size for piece in pieces)
 
     def __aiter__(self) -> AsyncIterator[bytes]:
         """Raises MediaFailed where a blob breaks off or is not what it was: the request is then cut short."""
@@ -57,12 +65,16 @@ class MediaBody:
 
 
 async def _encoded(blob: Embedded) -> AsyncGenerator[bytes]:
-    """The blob in base64. Raises BlobError. Three bytes make four characters: what is over waits for the next piece."""
+    """The blob as the body has it. Raises BlobError. Three bytes make four characters of base64: what is over waits for
+    the next piece."""
     size = 0
     over = b""
     async with aclosing(blob.found.pieces()) as pieces:
         async for piece in pieces:
             size += len(piece)
+            if blob.raw:
+                yield piece
+                continue
             data = over + piece
             over = data[len(data) - len(data) % 3 :]
             if whole := data[: len(data) - len(over)]:

@@ -16,13 +16,12 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import TypeVar
 
-import msgspec
 import structlog
 
 from tokenbus.errors import BlobError, BlobRefused, BlobUnauthorized, BlobUnavailable, RequestInvalid
 from tokenbus.events.requests import Base64Source, BlobSource, Generate, Source
 from tokenbus_services.fetcher.media_cache import RecentBlobs
-from tokenbus_services.fetcher.media_places import media_in, with_sources
+from tokenbus_services.fetcher.media_places import media_of, request_with
 
 TRIES = 2
 TRY_S = 5.0
@@ -56,7 +55,7 @@ class IntakeMedia:
         """
         sources: dict[str, Source] = {}
         named: set[str] = set()
-        for where, part in media_in(request.messages, "messages"):
+        for where, part in media_of(request):
             match part.source:
                 case Base64Source() as source if len(source.data) > self._inline_bytes:
                     sources[where] = await self._moved(where, source)
@@ -67,7 +66,7 @@ class IntakeMedia:
                 case _:
                     pass
         await asyncio.gather(*(self._lease(blob_id) for blob_id in named))
-        return msgspec.structs.replace(request, messages=with_sources(request.messages, "messages", sources))
+        return request_with(request, sources)
 
     async def _moved(self, where: str, source: Base64Source) -> Source:
         try:

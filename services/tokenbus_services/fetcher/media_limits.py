@@ -14,6 +14,7 @@ import msgspec
 from tokenbus.errors import RequestInvalid
 from tokenbus.events.requests import Base64Source, BlobSource, ImagePart
 from tokenbus.events.vendor import ApiName
+from tokenbus.providers.images import MASK
 from tokenbus_services.fetcher.media_places import Media
 from tokenbus_services.settings import MediaSettings
 
@@ -44,8 +45,15 @@ DOCUMENTED: dict[ApiName, MediaSettings] = {
     "openai-responses": MediaSettings(
         image_types=_IMAGES, document_types=_ANY, document_bytes=50 * MIB, images=1500, request_bytes=512 * MIB
     ),
-    # One prompt in text: see tokenbus.providers.openai_images.request.
-    "openai-images": MediaSettings(image_types=(), document_types=(), images=0),
+    # https://developers.openai.com/api/reference/resources/images/methods/edit: three types, 50 MB an image, 16 of them
+    # beside the mask.
+    "openai-images": MediaSettings(
+        image_types=("image/png", "image/jpeg", "image/webp"),
+        document_types=(),
+        image_bytes=50 * MIB,
+        images=16,
+        request_bytes=512 * MIB,
+    ),
     # https://ai.google.dev/gemini-api/docs/file-input-methods: 100 MB a request, 50 MB a PDF; …/image-understanding:
     # five types, 3,600 images. Sound and film are documents here: the API takes many types of them.
     "gemini": MediaSettings(
@@ -79,7 +87,7 @@ def check_media(limits: MediaSettings, media: Iterable[tuple[str, Media]]) -> No
             raise RequestInvalid(f"{where}.source.media_type", problem)
         if isinstance(source, Base64Source):
             check_size(limits, where, part, len(source.data) * 3 // 4 - source.data[-2:].count("="))
-        images += is_image
+        images += is_image and where != MASK
         if limits.images is not None and images > limits.images:
             raise RequestInvalid(where, f"this provider takes {limits.images} images in a request")
 

@@ -1,4 +1,4 @@
-"""Where a conversation has its media: each with its place, by which errors name it and a new source is put in."""
+"""Where a request has its media: each with its place, by which errors name it and a new source is put in."""
 
 from __future__ import annotations
 
@@ -7,10 +7,35 @@ from typing import TypeVar
 
 import msgspec
 
-from tokenbus.events.requests import ContentPart, DocumentPart, ImagePart, Message, Source, ToolResultPart
+from tokenbus.events.requests import (
+    ContentPart,
+    DocumentPart,
+    Generate,
+    ImagePart,
+    Message,
+    Source,
+    ToolResultPart,
+)
+from tokenbus.providers.images import MASK
 
 Media = ImagePart | DocumentPart
 P = TypeVar("P", bound=msgspec.Struct)
+
+
+def media_of(request: Generate) -> Iterator[tuple[str, Media]]:
+    """Each image and document of the request with its place."""
+    yield from media_in(request.messages, "messages")
+    if request.images and request.images.mask:
+        yield MASK, request.images.mask
+
+
+def request_with(request: Generate, sources: Mapping[str, Source]) -> Generate:
+    """The same request, with these sources at these places."""
+    images = request.images
+    if images and images.mask and MASK in sources:
+        images = msgspec.structs.replace(images, mask=_shown(images.mask, MASK, sources))
+    messages = with_sources(request.messages, "messages", sources)
+    return msgspec.structs.replace(request, messages=messages, images=images)
 
 
 def media_in(messages: Sequence[Message], root: str) -> Iterator[tuple[str, Media]]:
@@ -19,6 +44,17 @@ def media_in(messages: Sequence[Message], root: str) -> Iterator[tuple[str, Medi
         if not isinstance(message.content, str):
             for j, part in enumerate(message.content):
                 yield from _within(part, f"{root}[{i}].content[{j}]")
+
+
+def own_media(messages: Sequence[Message], root: str) -> set[str]:
+    """The places of media that the model made."""
+    return {
+        where
+        for i, message in enumerate(messages)
+        if message.role == "assistant" and not isinstance(message.content, str)
+        for j, part in enumerate(message.content)
+        for where, _ in _within(part, f"{root}[{i}].content[{j}]")
+    }
 
 
 def with_sources(messages: list[Message], root: str, sources: Mapping[str, Source]) -> list[Message]:

@@ -149,10 +149,11 @@ def _continuing(
     )
 
 
-def read_as(json: object, shape: type[T]) -> T:
-    """Decoded JSON as a type with the fields that matter here. Raises Refused, saying which field is wrong."""
+def read_as(json: object, shape: type[T], *, strict: bool = True) -> T:
+    """Decoded JSON as a type with the fields that matter here; not ``strict``: numbers and truth may be texts. Raises
+    Refused, saying which field is wrong."""
     try:
-        return msgspec.convert(json, shape)
+        return msgspec.convert(json, shape, strict=strict)
     except msgspec.ValidationError as e:
         raise Refused(400, str(e)) from None
 

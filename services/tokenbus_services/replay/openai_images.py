@@ -1,6 +1,7 @@
-"""OpenAI's Images API: one prompt, answered with images.
+"""OpenAI's Images API: one prompt, with or without images to edit, answered with images.
 
-Source: "Images" and "Image streaming" of the OpenAI API reference.
+Source: "Images" and "Image streaming" of the OpenAI API reference; edits come as a form with files, or as JSON with
+references.
 """
 
 from __future__ import annotations
@@ -34,15 +35,19 @@ class _Request(msgspec.Struct):
 
 
 class OpenAIImages:
-    """The generations endpoint."""
+    """The endpoints for generations and edits."""
 
     name: ApiName = "openai-images"
-    route = re.compile(r"/v1/images/generations")
+    route = re.compile(r"/v1/images/(generations|edits)")
 
     def hear(
         self, route: re.Match[str], query: Mapping[str, str], headers: Mapping[str, str], body: Mapping[str, Any]
     ) -> Heard:
-        request = read_as(body, _Request)
+        request = _read(body)
+        if route[1] == "generations" and _edits(body):
+            raise Refused(400, f"Unknown parameter: {_edits(body)!r}.")
+        if route[1] == "edits" and not _edits(body):
+            raise Refused(400, "Missing required parameter: 'image'.")
         said = [(Said(by="user", text=request.prompt),)]
         return Heard(model=request.model, stream=bool(request.stream), history="prompt", said=said)
 
@@ -55,11 +60,12 @@ class OpenAIImages:
     def stream(self, reply: Reply, asked: Asked) -> bytes:
         events: list[Json] = []
         form = _form(reply, asked)
+        kind = "image_edit" if _edits(asked.body) else "image_generation"
         for picture in reply.pictures:
-            for index, preview in enumerate(picture.previews[: read_as(asked.body, _Request).partial_images or 0]):
-                shown: Json = {"type": "image_generation.partial_image", "partial_image_index": index}
+            for index, preview in enumerate(picture.previews[: _read(asked.body).partial_images or 0]):
+                shown: Json = {"type": f"{kind}.partial_image", "partial_image_index": index}
                 events.append({**shown, **form, "b64_json": b64encode(preview).decode()})
-            made: Json = {"type": "image_generation.completed", "b64_json": b64encode(picture.data).decode()}
+            made: Json = {"type": f"{kind}.completed", "b64_json": b64encode(picture.data).decode()}
             events.append({**made, **form, "usage": _usage(reply)})
         return b"".join(b"event: %b\ndata: %b\n\n" % (str(e["type"]).encode(), _encode(e)) for e in events)
 
@@ -72,11 +78,21 @@ class OpenAIImages:
 dialect = OpenAIImages()
 
 
+def _read(body: Mapping[str, Any]) -> _Request:
+    """Raises Refused. All fields of a form are texts."""
+    return read_as(body, _Request, strict=False)
+
+
+def _edits(body: Mapping[str, Any]) -> str:
+    """The field with the images to edit, if there is one."""
+    return next((field for field in ("image", "image[]", "images") if body.get(field)), "")
+
+
 def _form(reply: Reply, asked: Asked) -> Json:
     """What every event repeats of the request."""
     if not reply.pictures or reply.text or reply.tool_calls:
         raise Refused(501, "the Images API answers with pictures alone")
-    request = read_as(asked.body, _Request)
+    request = _read(asked.body)
     return {
         "created_at": CREATED,
         "size": request.size,

@@ -24,6 +24,7 @@ from tokenbus_services.replay.asked import Asked, Refused, understand
 from tokenbus_services.replay.connection import BadRequest, Connection
 from tokenbus_services.replay.dialect import Dialect
 from tokenbus_services.replay.exchange import Attempts, Exchange, Journal, Received, State
+from tokenbus_services.replay.form import MULTIPART, read_form
 from tokenbus_services.replay.plan import Plan, plan, refusal
 from tokenbus_services.replay.script import Script, Turn
 
@@ -247,9 +248,17 @@ def _route(path: str) -> tuple[Dialect, re.Match[str] | None]:
 def _understand(dialect: Dialect, route: re.Match[str], received: Received) -> Asked:
     if received.method != "POST":
         raise Refused(405, f"{received.path} takes POST, not {received.method}")
-    try:
-        body = msgspec.json.decode(received.body, type=dict[str, Any])
-    except msgspec.DecodeError as e:
-        raise Refused(400, f"the body is no JSON object: {e}") from None
+    body = _body(received)
     heard = dialect.hear(route, received.query, received.headers, body)
     return understand(dialect.name, heard, received.headers, body)
+
+
+def _body(received: Received) -> dict[str, Any]:
+    """Raises Refused."""
+    content_type = received.headers.get("content-type", "")
+    if content_type.startswith(MULTIPART):
+        return read_form(content_type, received.body)
+    try:
+        return msgspec.json.decode(received.body, type=dict[str, Any])
+    except msgspec.DecodeError as e:
+        raise Refused(400, f"the body is no JSON object: {e}") from None

@@ -40,7 +40,16 @@ class BlobSource(_Part, frozen=True, kw_only=True, tag="blob"):
     size_bytes: int | None = None
 
 
-Source = Base64Source | UrlSource | BlobSource
+class FileSource(_Part, frozen=True, kw_only=True, tag="file"):
+    """Media that lie with the provider already, in its own file store."""
+
+    file_id: str
+    """As its file API gave it; of Gemini's the `uri`."""
+    media_type: str | None = None
+    """For Gemini, which wants it told."""
+
+
+Source = Base64Source | UrlSource | BlobSource | FileSource
 
 
 class TextPart(_Part, frozen=True, kw_only=True, tag="text"):
@@ -176,6 +185,8 @@ class ImageOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     count: Annotated[int, Meta(ge=1, le=10)] = 1
     previews: Annotated[int, Meta(ge=0, le=3)] = 0
     """How many previews of each image at the most."""
+    mask: ImagePart | None = None
+    """Where the (first) image of the request may change: a PNG of its size, transparent there (OpenAI)."""
     deliver: Literal["blob", "base64"] = "blob"
     """Whether events carry the images' blob ids, or their bytes."""
 

@@ -4,8 +4,19 @@ from __future__ import annotations
 
 from tokenbus.errors import RequestInvalid
 from tokenbus.events.frames import ImagesAsked
-from tokenbus.events.requests import Generate, ImageOptions, TextPart
+from tokenbus.events.requests import (
+    BlobSource,
+    FileSource,
+    Generate,
+    ImageOptions,
+    ImagePart,
+    TextPart,
+)
 from tokenbus.events.vendor import ApiName
+from tokenbus.providers.building import data_url
+
+MASK = "images.mask"
+"""The mask's place in a request."""
 
 
 def image_options(request: Generate, *known: str) -> ImageOptions | None:
@@ -30,6 +41,18 @@ def image_fields(images: ImageOptions) -> dict[str, object]:
         "partial_images": images.previews or None,
     }
     return {name: value for name, value in said.items() if value is not None}
+
+
+def image_reference(where: str, image: ImagePart) -> dict[str, object]:
+    """An image beside the conversation, as both of OpenAI's APIs name it in JSON. Raises RequestInvalid for one that is
+    still in the blob store."""
+    match image.source:
+        case FileSource(file_id=file_id):
+            return {"file_id": file_id}
+        case BlobSource():
+            raise RequestInvalid(where, "media from the blob store was not loaded")
+        case source:
+            return {"image_url": data_url(source)}
 
 
 def images_asked(request: Generate, api: ApiName) -> ImagesAsked:

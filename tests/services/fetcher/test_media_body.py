@@ -6,6 +6,7 @@ import tracemalloc
 from base64 import b64encode
 from collections.abc import AsyncGenerator, Sequence
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -44,15 +45,24 @@ async def test_however_the_store_cuts_a_blob_its_base64_is_that_of_the_whole(
     assert len(said) == body.size
 
 
+@given(st.lists(st.binary(max_size=7), max_size=12))
+async def test_a_blob_that_belongs_there_as_it_is_is_not_touched(pieces: list[bytes]) -> None:
+    body = MediaBody([b"--x", msgspec.structs.replace(embedded(pieces), raw=True), b"--x--"])
+    said = await whole(body)
+    assert said == b"--x%b--x--" % b"".join(pieces)
+    assert len(said) == body.size
+
+
 @given(st.binary(max_size=50))
 def test_the_size_of_base64_is_known_before_it_is_made(content: bytes) -> None:
     assert base64_size(len(content)) == len(b64encode(content))
 
 
+@pytest.mark.parametrize("raw", [False, True])
 @pytest.mark.parametrize("told", [5, 7])
-async def test_a_blob_of_another_size_than_told_ends_the_body_with_an_error(told: int) -> None:
+async def test_a_blob_of_another_size_than_told_ends_the_body_with_an_error(told: int, raw: bool) -> None:
     with pytest.raises(MediaFailed, match=r"messages\[3\].*6 bytes came"):
-        await whole(MediaBody([embedded([b"abc", b"def"], size=told)]))
+        await whole(MediaBody([msgspec.structs.replace(embedded([b"abc", b"def"], size=told), raw=raw)]))
 
 
 async def test_a_store_that_breaks_off_ends_the_body_with_its_error_and_a_reader_left_off_is_closed() -> None:
@@ -77,14 +87,16 @@ async def test_a_store_that_breaks_off_ends_the_body_with_its_error_and_a_reader
     assert closed == 2
 
 
-async def test_a_blob_of_20_mb_goes_out_in_a_small_part_of_its_size() -> None:
+@pytest.mark.parametrize("raw", [False, True])
+async def test_a_blob_of_20_mb_goes_out_in_a_small_part_of_its_size(raw: bool) -> None:
     size, piece = 20 * MB, bytes(64 * 1024)
 
     async def read() -> AsyncGenerator[bytes]:
         for _ in range(size // len(piece)):
             yield piece
 
-    body = MediaBody([b'{"a":"', Embedded("messages[3].content[1]", blob_id_of(b""), Found(size, None, read)), b'"}'])
+    blob = Embedded("messages[3].content[1]", blob_id_of(b""), Found(size, None, read), raw)
+    body = MediaBody([b'{"a":"', blob, b'"}'])
     tracemalloc.start()
     try:
         async for sent in body:

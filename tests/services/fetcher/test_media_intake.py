@@ -6,6 +6,7 @@ import asyncio
 from base64 import b64encode
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.services.fetcher.shelf import Shelf
@@ -16,6 +17,7 @@ from tokenbus.events.requests import (
     BlobSource,
     DocumentPart,
     Generate,
+    ImageOptions,
     ImagePart,
     Message,
     TextPart,
@@ -83,6 +85,19 @@ async def test_what_is_large_becomes_a_reference_wherever_it_stands_and_all_else
         ),
     )
     assert shelf.contents[blob_id_of(LARGE)][0] == LARGE
+
+
+async def test_a_mask_is_moved_and_leased_as_any_image() -> None:
+    shelf = Shelf()
+
+    def masked(source: Any) -> Generate:
+        return msgspec.structs.replace(asks(), images=ImageOptions(mask=ImagePart(source=source), previews=1))
+
+    stored = BlobSource(media_type="image/png", blob_id=blob_id_of(LARGE), size_bytes=len(LARGE))
+    assert await intake(shelf).taken(masked(inline(LARGE))) == masked(stored)
+    shelf.leased.clear()
+    await intake(shelf).taken(masked(stored))
+    assert shelf.leased == [stored.blob_id]
 
 
 async def test_a_request_without_media_asks_no_store() -> None:

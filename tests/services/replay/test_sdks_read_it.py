@@ -188,6 +188,34 @@ async def test_the_openai_sdk_reads_pictures_of_both_apis() -> None:
     assert (made.type, b64decode(made.result)) == ("image_generation_call", CAT.data)
 
 
+async def test_the_openai_sdk_sends_images_to_edit_and_reads_what_became_of_them() -> None:
+    openai = pytest.importorskip("openai", reason="the openai SDK is not installed")
+    images = [("a.png", b"--a\r\n\x00", "image/png"), ("b.webp", b"", "image/webp")]
+    async with (
+        serving(told(Reply(pictures=(CAT,)), delivery=ANYHOW)) as (server, client),
+        openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as sdk,
+    ):
+        asking: dict[str, Any] = {"model": "told", "prompt": "Blue."}
+        stream = await sdk.images.edit(**asking, image=images, mask=images[0], stream=True, partial_images=1)
+        streamed = [event async for event in stream]
+        asked = server.requests[-1].asked
+        whole = await sdk.images.edit(**asking, image=images[0])
+        with pytest.raises(openai.BadRequestError, match="Missing required parameter: 'image'"):
+            await sdk.post("/images/edits", body=asking, cast_to=object)
+        with pytest.raises(openai.BadRequestError, match="Unknown parameter: 'images'"):
+            await sdk.images.generate(**asking, extra_body={"images": [{"image_url": "x"}]})
+        bad = {"content-type": "multipart/form-data; boundary=x"}
+        assert (await client.post("/v1/images/edits", content=b"{}", headers=bad)).status_code == 400
+    assert [(event.type, b64decode(event.b64_json)) for event in streamed] == [
+        ("image_edit.partial_image", CAT.previews[0]),
+        ("image_edit.completed", CAT.data),
+    ]
+    assert b64decode(whole.data[0].b64_json) == CAT.data
+    assert asked is not None
+    files = [*asked.body["image[]"], asked.body["mask"]]
+    assert [(file["filename"], file["data"], file["media_type"]) for file in files] == [*images, images[0]]
+
+
 async def test_the_google_sdk_reads_a_picture() -> None:
     genai = pytest.importorskip("google.genai", reason="the google-genai SDK is not installed")
     asking: dict[str, Any] = {"model": "told", "contents": "A cat."}

@@ -8,13 +8,27 @@ import msgspec
 import pytest
 
 from tests.unit.providers.reading import answer, cut, read, read_pieces, sse
+from tokenbus.blobs import blob_id_of
 from tokenbus.errors import RequestInvalid
 from tokenbus.events.frames import ImagesAsked
 from tokenbus.events.normalized import BlockStart, BlockStop, Cut, Done, Extra, Failed, Image, Normalized, Opaque
-from tokenbus.events.requests import Base64Source, Generate, ImageOptions, ImagePart, Message, TextPart, UrlSource
+from tokenbus.events.requests import (
+    Base64Source,
+    BlobSource,
+    DocumentPart,
+    FileSource,
+    Generate,
+    ImageOptions,
+    ImagePart,
+    Message,
+    TextPart,
+    UrlSource,
+)
 from tokenbus.events.vendor import ApiName, Quirks
 from tokenbus.providers import registry
+from tokenbus.providers.api import HttpCall
 from tokenbus.providers.images import images_asked
+from tokenbus_services.replay.form import read_form
 
 CAT = Message(role="user", content="A cat.")
 USAGE = {"input_tokens": 5, "output_tokens": 200, "total_tokens": 205}
@@ -35,6 +49,24 @@ def image(block: int, data: str, final: bool, **fields: Any) -> Image:
 
 def shown(events: list[Normalized]) -> list[Normalized]:
     return [e for e in events if isinstance(e, BlockStart | Image | BlockStop | Opaque | Extra)]
+
+
+def image_part(data: str, media_type: str = "image/png") -> ImagePart:
+    return ImagePart(source=Base64Source(media_type=media_type, data=data))
+
+
+def edit_of(*datas: str, media_type: str = "image/png") -> list[Message]:
+    """One message that asks for an edit of these."""
+    return [Message(role="user", content=[TextPart(text="Blue."), *(image_part(data, media_type) for data in datas)])]
+
+
+IMAGE = image_part("AAAA")
+STORED = ImagePart(source=BlobSource(blob_id=blob_id_of(b""), media_type="image/png"))
+
+
+def call_of(messages: list[Message], **fields: Any) -> HttpCall:
+    request = Generate(provider="p", model="m", messages=messages, **fields)
+    return registry.get("openai-images").build(request, [], Quirks()).call
 
 
 def refused(api: ApiName, **fields: Any) -> str:
@@ -170,13 +202,72 @@ def test_previews_need_a_stream(api: ApiName) -> None:
         ({"messages": [Message(role="system", content="x")]}, "messages"),
         ({"messages": [Message(role="user", content="")]}, "messages[0].content"),
         (
-            {"messages": [Message(role="user", content=[TextPart(text="x"), ImagePart(source=UrlSource(url="u"))])]},
+            {
+                "messages": [
+                    Message(role="user", content=[TextPart(text="x"), DocumentPart(source=UrlSource(url="u"))]),
+                ]
+            },
             "messages[0].content[1]",
         ),
+        ({"messages": [Message(role="user", content=[IMAGE])]}, "messages[0].content"),
+        ({"images": ImageOptions(mask=IMAGE)}, "images.mask"),
+        ({"messages": edit_of("no base64")}, "messages[0].content[1].source.data"),
+        ({"messages": edit_of("AAAA", media_type="image/\r\nx: y")}, "messages[0].content[1].source.media_type"),
+        (
+            {"messages": edit_of("AAAA"), "images": ImageOptions(mask=image_part("AAAA", "image/jpeg"))},
+            "images.mask.source.media_type",
+        ),
+        ({"messages": [Message(role="user", content=[TextPart(text="x"), STORED])]}, "messages[0].content[1]"),
+        ({"messages": edit_of("AAAA"), "images": ImageOptions(mask=STORED)}, "images.mask"),
     ],
 )
-def test_the_images_api_takes_one_prompt_and_refuses_a_conversation(fields: dict[str, Any], where: str) -> None:
+def test_the_images_api_takes_one_prompt_and_images_and_refuses_a_conversation(
+    fields: dict[str, Any], where: str
+) -> None:
     assert refused("openai-images", **fields) == where
+
+
+def test_one_image_to_edit_has_the_name_that_every_vendor_knows_and_several_that_of_a_list() -> None:
+    for datas, names in ((["AAAA"], ["image"]), (["AAAA", "BBBB"], ["image[]"])):
+        call = call_of(edit_of(*datas))
+        form = read_form(call.headers["content-type"], call.body)
+        assert (call.path, [name for name in form if name.startswith("image")]) == ("/images/edits", names)
+
+
+def test_a_file_is_named_and_typed_by_what_is_in_it() -> None:
+    for said, name, media_type in (
+        ("image/jpeg", "image.jpg", "image/jpeg"),
+        ("image/JPG; q=1", "image.jpg", "image/jpeg"),
+        ("image/webp", "image.webp", "image/webp"),
+    ):
+        call = call_of(edit_of("AAAA", media_type=said))
+        file = read_form(call.headers["content-type"], call.body)["image"]
+        assert file == {"filename": name, "media_type": media_type, "data": bytes(3)}
+
+
+def test_an_image_that_is_only_named_goes_as_a_reference_and_those_beside_it_too() -> None:
+    named = [UrlSource(url="https://example.com/y.png"), FileSource(file_id="file-1")]
+    [message] = edit_of("AAAA")
+    assert not isinstance(message.content, str)
+    message = Message(role="user", content=[*message.content, *(ImagePart(source=source) for source in named)])
+    call = call_of([message], images=ImageOptions(mask=IMAGE))
+    body = msgspec.json.decode(call.body)
+    data = {"image_url": "data:image/png;base64,AAAA"}
+    assert body["images"] == [data, {"image_url": "https://example.com/y.png"}, {"file_id": "file-1"}]
+    assert body["mask"] == data
+
+
+def test_what_has_no_name_here_stands_in_the_form_too() -> None:
+    call = call_of(edit_of("AAAA"), extra={"input_fidelity": "high", "svg": {"model": "s"}, "user": None})
+    form = read_form(call.headers["content-type"], call.body)
+    assert (form["input_fidelity"], form["svg[model]"], "user" in form) == ("high", "s", False)
+
+
+def test_an_edit_streams_as_a_generation_does() -> None:
+    data = sse(part_of("AAAA", type="image_edit.partial_image"), whole_of("CCCC", type="image_edit.completed"))
+    events = read("openai-images", data)
+    assert shown(events) == [BlockStart(0, "image"), image(0, "AAAA", False), image(0, "CCCC", True), BlockStop(0)]
+    assert isinstance(answer(events).terminal, Done)
 
 
 def test_the_models_image_without_an_own_id_goes_back_as_the_users() -> None:

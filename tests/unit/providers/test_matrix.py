@@ -25,9 +25,11 @@ from tokenbus.events.requests import (
     Thinking,
     Tool,
     ToolResultPart,
+    UrlSource,
 )
 from tokenbus.events.vendor import ApiName, Quirks
 from tokenbus.providers import registry
+from tokenbus_services.replay.form import MULTIPART, read_form
 
 GOLDEN = Path(__file__).parent / "golden"
 SCHEMA: dict[str, object] = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -47,6 +49,8 @@ CELLS: dict[str, tuple[ApiName, Mode, Quirks]] = {
     "openai-responses-chat": ("openai-responses", "chat", Quirks()),
     "openai-responses-chat-images": ("openai-responses", "chat", Quirks()),
     "openai-images-chat": ("openai-images", "chat", Quirks()),
+    "openai-images-chat-edit": ("openai-images", "chat", Quirks()),
+    "openai-images-chat-edit-by-url": ("openai-images", "chat", Quirks()),
     "gemini-chat": ("gemini", "chat", Quirks()),
     "gemini-chat-images": ("gemini", "chat", Quirks()),
     "gemini-prefill": ("gemini", "prefill", Quirks()),
@@ -66,16 +70,32 @@ PAINTED = [
     ),
     Message(role="user", content="Make it blue."),
 ]
+EDITED = ImagePart(source=Base64Source(media_type="image/png", data=PIXEL))
+BY_URL = ImagePart(source=UrlSource(url="https://example.com/y.png"))
 IMAGES: dict[str, tuple[list[Message], ImageOptions]] = {
     "openai-responses-chat-images": (
         PAINTED,
         ImageOptions(
-            size="1024x1024", quality="low", format="webp", background="opaque", model="gpt-image-2", previews=2
+            size="1024x1024",
+            quality="low",
+            format="webp",
+            background="opaque",
+            model="gpt-image-2",
+            previews=2,
+            mask=EDITED,
         ),
     ),
     "openai-images-chat": (
         PAINTED[:1],
         ImageOptions(size="1024x1024", quality="low", format="png", background="transparent", count=2, previews=3),
+    ),
+    "openai-images-chat-edit": (
+        [Message(role="user", content=[TextPart(text="Both, as one."), EDITED, EDITED])],
+        ImageOptions(size="1024x1024", quality="low", format="png", count=2, previews=3, mask=EDITED),
+    ),
+    "openai-images-chat-edit-by-url": (
+        [Message(role="user", content=[EDITED, TextPart(text="In the style of"), BY_URL])],
+        ImageOptions(size="1024x1024", mask=EDITED),
     ),
     "gemini-chat-images": (PAINTED, ImageOptions(size="2K", aspect_ratio="16:9")),
 }
@@ -119,7 +139,11 @@ def made(name: str) -> dict[str, Any]:
     api, _, quirks = CELLS[name]
     built = registry.get(api).build(*asked(name), quirks)
     call = built.call
-    body = msgspec.json.decode(call.body)
+    content_type = call.headers["content-type"]
+    if content_type.startswith(MULTIPART):
+        body = msgspec.json.decode(msgspec.json.encode(read_form(content_type, call.body)))
+    else:
+        body = msgspec.json.decode(call.body)
     return {"path": call.path, "query": call.query, "headers": call.headers, "body": body, "notes": list(built.notes)}
 
 

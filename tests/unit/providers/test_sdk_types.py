@@ -6,6 +6,7 @@ The SDKs are development dependencies; a test says that it was skipped where one
 from __future__ import annotations
 
 import warnings
+from base64 import b64decode
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
@@ -76,12 +77,39 @@ def sdk_accepts(api: ApiName, body: dict[str, Any]) -> None:
             kinds = pytest.importorskip("openai.types.responses.response_create_params")
             whole = kinds.ResponseCreateParamsStreaming if stream else kinds.ResponseCreateParamsNonStreaming
             _taken(whole, body)
+        case "openai-images" if body.keys() & {"image", "image[]", "images"}:
+            kinds = pytest.importorskip("openai.types.image_edit_params")
+            body = _edit(body)
+            whole = kinds.ImageEditParamsStreaming if body["stream"] else kinds.ImageEditParamsNonStreaming
+            _taken(whole, body)
         case "openai-images":
             kinds = pytest.importorskip("openai.types.image_generate_params")
             whole = kinds.ImageGenerateParamsStreaming if stream else kinds.ImageGenerateParamsNonStreaming
             _taken(whole, body)
         case "gemini":
             _gemini_accepts(body)
+
+
+def _edit(body: dict[str, Any]) -> dict[str, Any]:
+    """The edit as the SDK is given it. A form has texts for numbers and truth; the SDK has no type for the whole of the
+    other way, JSON with references, but for those."""
+    body = dict(body)
+    if "images" in body:
+        kinds = pytest.importorskip("openai.types.image_input_reference_param")
+        for reference in (*body["images"], *([body["mask"]] if "mask" in body else [])):
+            _taken(kinds.ImageInputReferenceParam, reference)
+        images = [b"" for _ in body.pop("images")]
+        return body | {"image": images, "mask": b""}
+    typed = {name: int(body[name]) for name in ("n", "partial_images") if name in body}
+    body |= typed | {"stream": {"true": True, "false": False}[body["stream"]]}
+    files = body.pop("image[]") if "image[]" in body else [body.pop("image")]
+    return (
+        body | {"image": [_upload(file) for file in files]} | ({"mask": _upload(m)} if (m := body.get("mask")) else {})
+    )
+
+
+def _upload(file: dict[str, Any]) -> tuple[str, bytes, str]:
+    return file["filename"], b64decode(file["data"]), file["media_type"]
 
 
 def _taken(kind: Any, body: dict[str, Any]) -> None:

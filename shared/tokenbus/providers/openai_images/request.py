@@ -1,7 +1,6 @@
 """Build an Images request: https://developers.openai.com/api/reference/resources/images/methods/generate.
 
-The API takes one prompt and no conversation. Images to work from go to it as a form, which is not built here: the
-Responses API takes them in its messages.
+The API takes one prompt and no conversation. With images beside the prompt it is an edit of those (`edits`).
 """
 
 from __future__ import annotations
@@ -9,10 +8,11 @@ from __future__ import annotations
 import msgspec
 
 from tokenbus.errors import RequestInvalid
-from tokenbus.events.requests import Generate, ImageOptions, Message, TextPart
+from tokenbus.events.requests import Generate, ImageOptions, ImagePart, Message, TextPart
 from tokenbus.providers.api import Built, HttpCall, Quirks
 from tokenbus.providers.building import with_extra
-from tokenbus.providers.images import image_fields, image_options, prompt_of
+from tokenbus.providers.images import MASK, image_fields, image_options, prompt_of
+from tokenbus.providers.openai_images.edits import edit
 
 _UNKNOWN = ("system", "tools", "tool_choice", "max_tokens", "temperature", "top_p", "stop", "thinking", "output_schema")
 """Fields of a request that this API has no place for."""
@@ -23,24 +23,36 @@ def build(request: Generate, history: list[Message], quirks: Quirks) -> Built:
     for name in _UNKNOWN:
         if getattr(request, name) not in (None, []):
             raise RequestInvalid(name, "the Images API takes a prompt and `images`, and nothing like this")
-    body: dict[str, object] = {"model": request.model, "prompt": _prompt(request), "stream": request.stream}
-    asked = image_options(request, "size", "quality", "format", "background", "count", "previews") or ImageOptions()
+    prompt, images = _said(request)
+    body: dict[str, object] = {"model": request.model, "prompt": prompt, "stream": request.stream}
+    known = ("size", "quality", "format", "background", "count", "previews", "mask")
+    asked = image_options(request, *known) or ImageOptions()
     body |= image_fields(asked)
     if asked.count > 1:
         body["n"] = asked.count
+    if images:
+        return Built(call=edit(body, images, asked.mask, request.extra))
+    if asked.mask:
+        raise RequestInvalid(MASK, "there is no image that it could be the mask of")
     encoded = msgspec.json.encode(with_extra(body, request.extra))
     headers = {"content-type": "application/json"}
     return Built(call=HttpCall(path="/images/generations", body=encoded, headers=headers))
 
 
-def _prompt(request: Generate) -> str:
-    """The text of the one message. Raises RequestInvalid."""
+def _said(request: Generate) -> tuple[str, dict[str, ImagePart]]:
+    """The prompt, and the images to work from by their places: all of the one message. Raises RequestInvalid."""
     [message, *more] = request.messages
     if more or message.role != "user":
-        raise RequestInvalid("messages", "the Images API takes one message of the user, which is the prompt")
+        raise RequestInvalid("messages", "the Images API takes one message of the user: the prompt, and images to edit")
+    images: dict[str, ImagePart] = {}
     for i, part in enumerate(message.content if isinstance(message.content, list) else ()):
-        if not isinstance(part, TextPart):
-            raise RequestInvalid(f"messages[0].content[{i}]", "the Images API takes text; the Responses API takes more")
+        match part:
+            case TextPart():
+                pass
+            case ImagePart():
+                images[f"messages[0].content[{i}]"] = part
+            case _:
+                raise RequestInvalid(f"messages[0].content[{i}]", "the Images API takes text and images")
     if not (prompt := prompt_of(request)):
         raise RequestInvalid("messages[0].content", "the prompt is empty")
-    return prompt
+    return prompt, images

@@ -20,7 +20,7 @@ from tokenbus.providers.building import (
     with_extra,
 )
 from tokenbus.providers.conversation import conversation
-from tokenbus.providers.images import image_fields, image_options
+from tokenbus.providers.images import MASK, image_fields, image_options, image_reference
 from tokenbus.providers.openai_responses.input import Input, text_part
 
 ENCRYPTED_REASONING = "reasoning.encrypted_content"
@@ -77,8 +77,9 @@ def _limits(request: Generate, quirks: Quirks) -> dict[str, object]:
 def _tools(request: Generate) -> dict[str, object]:
     said: dict[str, object] = {}
     tools = [_tool(tool) for tool in request.tools]
-    if images := image_options(request, "size", "quality", "format", "background", "model", "previews"):
-        tools.append({"type": "image_generation"} | image_fields(images))
+    if images := image_options(request, "size", "quality", "format", "background", "model", "previews", "mask"):
+        mask = {"input_image_mask": image_reference(MASK, images.mask)} if images.mask else {}
+        tools.append({"type": "image_generation"} | image_fields(images) | mask)
     if tools:
         said["tools"] = tools
     choice = request.tool_choice
