@@ -4,6 +4,10 @@ Each worker signs on in the group's member set and counts who else did. Ranked b
 of M workers are due ``P div M + 1`` partitions, the others ``P div M``. A worker gives up what it holds beyond
 its share and takes free leases below it; nobody takes a lease that is held. A dead worker's sign of life and
 its leases run out together after ``ttl_ms``, so that it is followed within that and one tick.
+
+Nothing here waits for a node of a Cluster that does not answer, but what is asked of that node: leases on the others
+are kept and taken meanwhile. Only who is there is known to one node alone; while that is away, no partition changes
+hands.
 """
 
 from __future__ import annotations
@@ -11,7 +15,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
 
 import msgspec
 from redis.exceptions import RedisError
@@ -86,8 +91,13 @@ class Leases:
         self._committed: dict[int, str] = {}
         self._shunned: dict[int, float] = {}
         """Partitions that are left to others, until when."""
-        self._renew_at = 0.0
-        self._take_at = 0.0
+        self._renew_at: dict[int, float] = {}
+        self._asked: dict[int, asyncio.Task[Exception | None]] = {}
+        """What is asked of the server about a partition, until it has answered."""
+        self._counted: asyncio.Task[list[str]] | None = None
+        """The members, when the server has answered."""
+        self._troubled: set[int] = set()
+        """Partitions whose server failed to answer, the last time."""
         self._healthy = False
         self._closing = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -99,12 +109,16 @@ class Leases:
 
     @property
     def healthy(self) -> bool:
-        """Whether the last tick reached the server."""
-        return self._healthy
+        """Whether the last tick reached the server, and nothing that is held has run out."""
+        now = asyncio.get_running_loop().time()
+        return self._healthy and all(self._renew_at[p] + self._ttl_s * 2 / 3 > now for p in self._held)
 
     async def open(self) -> None:
         """Start to take part; returns with leases, where any were free. Raises what redis-py raises."""
-        await self._tick()
+        error = await self._share(await self._count(), patience_s=self._ttl_s)
+        if error and not self._held:
+            await self._settle()
+            raise error
         self._healthy = True
         self._task = asyncio.create_task(self._run(), name=f"leases {self._group}")
 
@@ -117,7 +131,8 @@ class Leases:
         try:
             async with asyncio.timeout(self._ttl_s):
                 if self._task:
-                    await self._task  # cut off in the middle, it might have acquired what it does not know of
+                    await self._task
+                await self._settle()
                 # Tried again: a connection that broke unnoticed would cost the others the time of a lease.
                 members, what = self._keys.members(self._group), f"sign-off from {self._group}"
                 await outlast(lambda: self._server.client.zrem(members, self._worker), what=what)
@@ -126,6 +141,18 @@ class Leases:
         except (RedisError, OSError, TimeoutError) as e:
             log.warning("leases of %s: left to run out: %s", self._group, str(e) or type(e).__name__)
             self._held.clear()
+
+    async def _settle(self) -> None:
+        """Wait for what is asked, for cut off it might have acquired what it does not know of. Not for good, though:
+        what other nodes of a Cluster gave is to be given back to them."""
+        asked: set[asyncio.Task[Any]] = set(self._asked.values())
+        if self._counted:
+            asked.add(self._counted)
+        if asked:
+            _, late = await asyncio.wait(asked, timeout=self._ttl_s / 2)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*asked, return_exceptions=True)
 
     def committed(self, partition: int, offset: str) -> None:
         """The owner's commit moved the offset here."""
@@ -139,7 +166,6 @@ class Leases:
             self._shunned[partition] = asyncio.get_running_loop().time() + shun_s
 
     async def _run(self) -> None:
-        clock = asyncio.get_running_loop().time
         while not await self._wait_for_tick():
             try:
                 await self._tick()
@@ -148,12 +174,18 @@ class Leases:
                 if self._healthy:
                     log.warning("leases of %s: the server is away: %s", self._group, e)
                 self._healthy = False
-                # Then everybody's lease ran out; each owner shall have the time to renew its own before others take it.
-                self._take_at = clock() + 3 * self._tick_s
-                self._renew_at = 0.0
+                self._stand_back(range(self._keys.partitions))
             except Exception:
                 self._healthy = False
                 log.exception("tick of %s", self._group)
+
+    def _stand_back(self, partitions: Iterable[int]) -> None:
+        """The server was away, so everybody's leases there ran out: each owner shall have the time to renew its own
+        before others take it."""
+        until = asyncio.get_running_loop().time() + 3 * self._tick_s
+        for partition in partitions:
+            self._shunned[partition] = max(until, self._shunned.get(partition, 0.0))
+            self._renew_at[partition] = 0.0
 
     async def _wait_for_tick(self) -> bool:
         """True: there is none any more. The jitter keeps workers that started together from asking together."""
@@ -165,66 +197,127 @@ class Leases:
 
     async def _tick(self) -> None:
         now = asyncio.get_running_loop().time()
-        found: list[bytes] = await send(
-            self._server,
-            scripts.present(self._keys.members(self._group), member=self._worker, ttl_ms=self._ttl_ms),
-        )
-        due = share_of(self._worker, [m.decode() for m in found], self._keys.partitions)
-        if now >= self._renew_at:
-            await self._renew()
-            self._renew_at = now + self._ttl_s / 3
-        if len(self._held) > due:
-            await self._give_up(sorted(self._held)[due:])
-        elif len(self._held) < due and now >= self._take_at:
-            await self._take(due - len(self._held), now)
+        self._counted = self._counted or asyncio.create_task(self._count(), name=f"members of {self._group}")
+        asked = [
+            self._ask(group, self._renew)
+            for group in self._groups(self._held)
+            if any(self._renew_at[p] <= now for p in group)
+        ]
+        await asyncio.wait([self._counted, *asked], timeout=self._tick_s)
+        if self._counted.done():
+            counted, self._counted = self._counted, None
+            await self._share(counted.result(), patience_s=self._tick_s)
 
-    async def _renew(self) -> None:
-        held = list(self._held.values())
+    async def _count(self) -> list[str]:
+        """Sign on; who else did."""
+        clock = asyncio.get_running_loop().time
+        asked_at = clock()
+        present = scripts.present(self._keys.members(self._group), member=self._worker, ttl_ms=self._ttl_ms)
+        found: list[bytes] = await send(self._server, present)
+        if clock() - asked_at > self._ttl_s / 2:
+            self._stand_back(range(self._keys.partitions))
+        return [member.decode() for member in found]
+
+    async def _share(self, members: list[str], *, patience_s: float) -> Exception | None:
+        """Give up or take what is needed for a fair share; what failed, of what was answered in time."""
+        due = share_of(self._worker, members, self._keys.partitions)
+        if len(self._held) > due:
+            asked = [self._ask(group, self._give_up) for group in self._groups(sorted(self._held)[due:])]
+            return await self._answers(asked, patience_s)
+        now = asyncio.get_running_loop().time()
+        self._shunned = {p: until for p, until in self._shunned.items() if until > now}
+        free = [p for p in range(self._keys.partitions) if p not in self._held and p not in self._shunned]
+        random.shuffle(free)  # so that several newcomers do not all ask for the same ones
+        error = None
+        while (wanted := due - len(self._held)) > 0 and free and not error:
+            asked = [self._ask(group, self._acquire) for group in self._groups(free[:wanted])]
+            free = free[wanted:]
+            error = await self._answers(asked, patience_s)
+        return error
+
+    # --- what is asked about partitions -----------------------------------------------------------------------
+
+    def _groups(self, partitions: Iterable[int]) -> list[list[int]]:
+        """Those about which nothing is asked yet, together where they lie on one node for sure."""
+        free = [p for p in partitions if p not in self._asked]
+        return [[p] for p in free] if self._server.topology == "cluster" else [free] if free else []
+
+    def _ask(self, group: list[int], about: Callable[[list[int]], Awaitable[None]]) -> asyncio.Task[Exception | None]:
+        task = asyncio.create_task(self._answer(group, about), name=f"leases {self._group} {group}")
+        self._asked |= dict.fromkeys(group, task)
+        return task
+
+    async def _answer(self, group: list[int], about: Callable[[list[int]], Awaitable[None]]) -> Exception | None:
+        try:
+            await about(group)
+            self._troubled.difference_update(group)
+        except (RedisError, OSError) as e:
+            if self._healthy and not self._troubled.issuperset(group):
+                log.warning("leases of %s: no answer about %s: %s", self._group, group, str(e) or type(e).__name__)
+            self._troubled.update(group)
+            self._stand_back(group if self._server.topology == "cluster" else range(self._keys.partitions))
+            return e
+        except Exception as e:
+            log.exception("leases of %s", self._group)
+            return e
+        finally:
+            for partition in group:
+                del self._asked[partition]
+        return None
+
+    @staticmethod
+    async def _answers(asked: list[asyncio.Task[Exception | None]], patience_s: float) -> Exception | None:
+        """Wait so long for the answers; the first error, TimeoutError where some are still to come."""
+        if not asked:
+            return None
+        done, late = await asyncio.wait(asked, timeout=patience_s)
+        return next((error for task in done if (error := task.result())), TimeoutError() if late else None)
+
+    async def _renew(self, partitions: list[int]) -> None:
+        held = [self._held[partition] for partition in partitions if partition in self._held]
         calls = [
             scripts.renew(self._lease_key(x.partition), self._stream(x.partition), token=x.token, ttl_ms=self._ttl_ms)
             for x in held
         ]
         committed = dict(self._committed)
+        renew_at = self._next_renewal()
         for lease, offset in zip(held, await send_many(self._server, calls), strict=True):
             if self._held.get(lease.partition) is not lease:
                 continue
+            self._renew_at[lease.partition] = renew_at
             if not offset:
                 self.forget(lease.partition)
                 await self._gone(lease.partition)
             elif self._behind and id_key(offset.decode()) < id_key(committed.get(lease.partition, "0-0")):
                 await self._behind(lease.partition, offset.decode())
 
-    async def _take(self, wanted: int, now: float) -> None:
-        self._shunned = {p: until for p, until in self._shunned.items() if until > now}
-        free = [p for p in range(self._keys.partitions) if p not in self._held and p not in self._shunned]
-        random.shuffle(free)  # so that several newcomers do not all ask for the same ones
-        while wanted and free:
-            asked, free = free[:wanted], free[wanted:]
-            calls = [
-                scripts.acquire(
-                    self._lease_key(partition),
-                    self._stream(partition),
-                    owner=self._worker,
-                    ttl_ms=self._ttl_ms,
-                    start=self._start,
-                    mirror=self._mirror,
-                )
-                for partition in asked
-            ]
-            for partition, reply in zip(asked, await send_many(self._server, calls), strict=True):
-                token, offset, watermark = reply
-                if token:
-                    lease = Lease(partition, token.decode(), offset.decode(), watermark.decode())
-                    self._held[partition] = lease
-                    self._committed[partition] = lease.offset
-                    wanted -= 1
-                    self._taken(lease)
+    async def _acquire(self, partitions: list[int]) -> None:
+        calls = [
+            scripts.acquire(
+                self._lease_key(partition),
+                self._stream(partition),
+                owner=self._worker,
+                ttl_ms=self._ttl_ms,
+                start=self._start,
+                mirror=self._mirror,
+            )
+            for partition in partitions
+        ]
+        renew_at = self._next_renewal()
+        for partition, reply in zip(partitions, await send_many(self._server, calls), strict=True):
+            token, offset, watermark = reply
+            if token:
+                lease = Lease(partition, token.decode(), offset.decode(), watermark.decode())
+                self._held[partition] = lease
+                self._renew_at[partition] = renew_at
+                self._committed[partition] = lease.offset
+                self._taken(lease)
 
     async def _give_up(self, partitions: list[int]) -> None:
         await self._release(await self._let_go(partitions))
 
     async def _let_go(self, partitions: list[int]) -> list[Lease]:
-        leases = [self._held.pop(partition) for partition in partitions]
+        leases = [self._held.pop(partition) for partition in partitions if partition in self._held]
         for lease in leases:
             await self._gone(lease.partition)
         return leases
@@ -232,6 +325,10 @@ class Leases:
     async def _release(self, leases: list[Lease]) -> None:
         calls = [scripts.release(self._lease_key(lease.partition), token=lease.token) for lease in leases]
         await send_many(self._server, calls)
+
+    def _next_renewal(self) -> float:
+        """When what is asked for now is to be renewed."""
+        return asyncio.get_running_loop().time() + self._ttl_s / 3
 
     def _lease_key(self, partition: int) -> str:
         return self._keys.lease(partition, self._group)

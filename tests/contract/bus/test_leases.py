@@ -15,7 +15,7 @@ from tests.contract.bus.faults import Gate
 from tests.waiting import eventually
 from tokenbus.bus import scripts
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.leases import Lease, Leases
+from tokenbus.bus.leases import Lease, Leases, share_of
 from tokenbus.bus.send import send
 from tokenbus.bus.server import Server
 
@@ -97,8 +97,10 @@ async def test_shares_stay_fair_while_workers_join_and_leave(server: Server, key
 async def test_workers_that_start_at_the_same_moment_settle(server: Server, keys: Keys):
     keys = Keys(keys.prefix, 8)
     workers = [Worker(server, keys, f"w{i}") for i in range(5)]
+    names = [f"w{i}" for i in range(5)]
+    due = [share_of(name, names, 8) for name in names]
     await asyncio.gather(*(worker.leases.open() for worker in workers))
-    await eventually(lambda: shared_out(workers, 8))
+    await eventually(lambda: shared_out(workers, 8) and [len(worker.held) for worker in workers] == due)
     settled = [worker.held for worker in workers]
     begin = asyncio.get_running_loop().time()
     await eventually(lambda: asyncio.get_running_loop().time() > begin + 5 * TICK_S)
