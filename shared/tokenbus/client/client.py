@@ -6,7 +6,7 @@ import os
 from collections.abc import AsyncGenerator, Collection, Mapping
 from contextlib import aclosing
 from types import TracebackType
-from typing import Any, Literal, Self, overload
+from typing import Literal, Self, Unpack, overload
 from weakref import WeakSet
 
 import msgspec
@@ -15,7 +15,6 @@ from tokenbus.bus.keys import DEFAULT_PREFIX, PublicTopic
 from tokenbus.bus.server import Server
 from tokenbus.client import publishing
 from tokenbus.client.again import ended_run, going_on, once_more
-from tokenbus.client.cursor import Cursor
 from tokenbus.client.deployment import Deployment, partitions_in, url_in
 from tokenbus.client.ids import new_run_id
 from tokenbus.client.log import follow
@@ -25,6 +24,7 @@ from tokenbus.client.run import PUBLISHED_WAIT_S, Run
 from tokenbus.client.selection import Runs, Selection
 from tokenbus.client.sentences import SentenceSubscription
 from tokenbus.client.shared import SharedSubscription
+from tokenbus.client.subscribing import Ack, Begin, GroupBegin, Reading, Subscription, subscription
 from tokenbus.core.intake import MAX_REQUEST_BYTES
 from tokenbus.errors import RequestInvalid
 from tokenbus.events.public import BlockEvent, Chunk, PublicEvent, RunEvent
@@ -70,7 +70,7 @@ class Client:
         self._reconnect_s = reconnect_s
         self._max_waiting = max_waiting
         self._max_request_bytes = max_request_bytes
-        self._subscriptions: WeakSet[OrderedSubscription[Any] | SharedSubscription[Any]] = WeakSet()
+        self._subscriptions: WeakSet[Subscription] = WeakSet()
 
     async def __aenter__(self) -> Self:
         """Connect. Raises ServerUnavailable, ServerTooOld, and DeploymentMismatch where ``partitions`` are not the
@@ -192,75 +192,27 @@ class Client:
 
     @overload
     def subscribe(
-        self,
-        topic: Literal["visible", "chunks"],
-        *,
-        group: None = None,
-        kinds: Collection[str] | None = None,
-        runs: Runs | None = None,
-        from_: Cursor | Literal["now", "start"] = "now",
-        ack: Literal["auto", "explicit"] = "auto",
-        prefetch: int = PREFETCH,
+        self, topic: Literal["visible", "chunks"], *, group: None = None, from_: Begin = "now", **how: Unpack[Reading]
     ) -> OrderedSubscription[Chunk]: ...
     @overload
     def subscribe(
-        self,
-        topic: Literal["visible", "chunks"],
-        *,
-        group: str,
-        kinds: Collection[str] | None = None,
-        runs: Runs | None = None,
-        from_: Literal["now", "start"] = "now",
-        ack: Literal["auto", "explicit"] = "auto",
-        prefetch: int = PREFETCH,
+        self, topic: Literal["visible", "chunks"], *, group: str, from_: GroupBegin = "now", **how: Unpack[Reading]
     ) -> SharedSubscription[Chunk]: ...
     @overload
     def subscribe(
-        self,
-        topic: Literal["blocks"],
-        *,
-        group: None = None,
-        kinds: Collection[str] | None = None,
-        runs: Runs | None = None,
-        from_: Cursor | Literal["now", "start"] = "now",
-        ack: Literal["auto", "explicit"] = "auto",
-        prefetch: int = PREFETCH,
+        self, topic: Literal["blocks"], *, group: None = None, from_: Begin = "now", **how: Unpack[Reading]
     ) -> OrderedSubscription[BlockEvent]: ...
     @overload
     def subscribe(
-        self,
-        topic: Literal["blocks"],
-        *,
-        group: str,
-        kinds: Collection[str] | None = None,
-        runs: Runs | None = None,
-        from_: Literal["now", "start"] = "now",
-        ack: Literal["auto", "explicit"] = "auto",
-        prefetch: int = PREFETCH,
+        self, topic: Literal["blocks"], *, group: str, from_: GroupBegin = "now", **how: Unpack[Reading]
     ) -> SharedSubscription[BlockEvent]: ...
     @overload
     def subscribe(
-        self,
-        topic: Literal["runs"],
-        *,
-        group: None = None,
-        kinds: Collection[str] | None = None,
-        runs: Runs | None = None,
-        from_: Cursor | Literal["now", "start"] = "now",
-        ack: Literal["auto", "explicit"] = "auto",
-        prefetch: int = PREFETCH,
+        self, topic: Literal["runs"], *, group: None = None, from_: Begin = "now", **how: Unpack[Reading]
     ) -> OrderedSubscription[RunEvent]: ...
     @overload
     def subscribe(
-        self,
-        topic: Literal["runs"],
-        *,
-        group: str,
-        kinds: Collection[str] | None = None,
-        runs: Runs | None = None,
-        from_: Literal["now", "start"] = "now",
-        ack: Literal["auto", "explicit"] = "auto",
-        prefetch: int = PREFETCH,
+        self, topic: Literal["runs"], *, group: str, from_: GroupBegin = "now", **how: Unpack[Reading]
     ) -> SharedSubscription[RunEvent]: ...
     def subscribe(
         self,
@@ -269,10 +221,10 @@ class Client:
         group: str | None = None,
         kinds: Collection[str] | None = None,
         runs: Runs | None = None,
-        from_: Cursor | Literal["now", "start"] = "now",
-        ack: Literal["auto", "explicit"] = "auto",
+        from_: Begin = "now",
+        ack: Ack = "auto",
         prefetch: int = PREFETCH,
-    ) -> OrderedSubscription[Any] | SharedSubscription[Any]:
+    ) -> Subscription:
         """The events of a topic, of all runs: enter the subscription with ``async with`` and iterate it, or call
         `each`.
 
@@ -296,8 +248,8 @@ class Client:
         *,
         group: str | None = None,
         runs: Runs | None = None,
-        from_: Cursor | Literal["now", "start"] = "now",
-        ack: Literal["auto", "explicit"] = "auto",
+        from_: Begin = "now",
+        ack: Ack = "auto",
         prefetch: int = PREFETCH,
         rules: SentenceRules | None = None,
         hold_s: float = HOLD_S,
@@ -326,41 +278,22 @@ class Client:
         group: str | None,
         *,
         selection: Selection,
-        from_: Cursor | Literal["now", "start"],
-        ack: Literal["auto", "explicit"],
+        from_: Begin,
+        ack: Ack,
         prefetch: int,
         most_in_hand: int | None = None,
-    ) -> OrderedSubscription[Any] | SharedSubscription[Any]:
-        if prefetch < 1:
-            raise ValueError("prefetch: at least 1")
-        if isinstance(from_, Cursor):
-            if group is not None or from_.topic != topic:
-                raise ValueError(f"from_: a cursor of {from_.topic}; a group keeps its own, another topic has another")
-        elif from_ not in ("now", "start"):
-            raise ValueError(f'from_: {from_!r} is neither "now", "start" nor a Cursor')
-        made: OrderedSubscription[Any] | SharedSubscription[Any]
-        if group is None:
-            made = OrderedSubscription(
-                self._deployment,
-                topic,
-                begin=from_,
-                selection=selection,
-                ack=ack,
-                prefetch=prefetch,
-                reconnect_s=self._reconnect_s,
-            )
-        else:
-            made = SharedSubscription(
-                self._deployment,
-                topic,
-                group=group,
-                begin="start" if from_ == "start" else "now",
-                selection=selection,
-                ack=ack,
-                prefetch=prefetch,
-                most_in_hand=most_in_hand,
-                reconnect_s=self._reconnect_s,
-            )
+    ) -> Subscription:
+        made = subscription(
+            self._deployment,
+            topic,
+            group,
+            selection=selection,
+            from_=from_,
+            ack=ack,
+            prefetch=prefetch,
+            most_in_hand=most_in_hand,
+            reconnect_s=self._reconnect_s,
+        )
         self._subscriptions.add(made)
         return made
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from types import TracebackType
 from typing import Generic, Literal, Self, TypeVar, cast
@@ -12,7 +12,7 @@ from tokenbus.bus.keys import Keys, PublicTopic
 from tokenbus.bus.reader import Entry
 from tokenbus.client.cursor import OLDEST, Cursor
 from tokenbus.client.deployment import Deployment, Outage
-from tokenbus.client.entries import public_event
+from tokenbus.client.iterating import until_left, until_stopped
 from tokenbus.client.lanes import each
 from tokenbus.client.progress import Hand, Progress
 from tokenbus.client.selection import Selection
@@ -97,7 +97,7 @@ class OrderedSubscription(Generic[E]):
             await self._reader.close()
 
     def __aiter__(self) -> AsyncIterator[E]:
-        return self if self._entered else self._until_left()
+        return self if self._entered else until_left(self.__anext__, self.aclose)
 
     async def __anext__(self) -> E:
         event = await self._take()
@@ -115,42 +115,15 @@ class OrderedSubscription(Generic[E]):
         Returns when the subscription is closed. An error of a handler, or one that iterating raises, cancels the other
         handlers and is raised; `cursor` then stands before what was not handled.
         """
-        async with aclosing(self._taken()) as events:
+        async with aclosing(until_stopped(self._take)) as events:
             await each(events, handler, self.ack, concurrency=concurrency, most=self._prefetch)
-
-    async def _until_left(self) -> AsyncGenerator[E]:
-        try:
-            async with aclosing(self._taken()) as events:
-                async for event in events:
-                    if self._auto:
-                        self._hand.done(event)
-                    yield event
-        finally:
-            await self.aclose()
-
-    async def _taken(self) -> AsyncGenerator[E]:
-        while True:
-            try:
-                event = await self._take()
-            except StopAsyncIteration:
-                return
-            yield event
 
     async def _take(self) -> E:
         while not self._closed:
             while self._pending:
-                partition, (entry_id, fields) = self._pending.popleft()
-                progress, place = self._parts[partition], entry_id.decode()
-                progress.give(place)
-                try:
-                    event = public_event(f"{self._topic} {partition}", (entry_id, fields))
-                    wanted = self._selection.wants(event)
-                except BaseException:
-                    progress.done(place)
-                    raise
-                if not wanted:
-                    progress.done(place)
-                elif self._hand.give(event, progress, place):
+                partition, entry = self._pending.popleft()
+                source = f"{self._topic} {partition}"
+                if event := self._hand.take(source, entry, self._parts[partition], self._selection):
                     return cast("E", event)
             try:
                 await self._refill()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from tokenbus.bus.reader import Entry
+from tokenbus.client.entries import public_event
+from tokenbus.client.selection import Selection
 from tokenbus.events.public import PublicEvent
 
 
@@ -51,6 +54,24 @@ class Hand:
             held[0].done(held[1])
         self._places[event.run, event.seq] = progress, entry_id
         return held is None
+
+    def take(self, source: str, entry: Entry, progress: Progress, selection: Selection) -> PublicEvent | None:
+        """The event of the next entry, given out; None where it is not wanted, or in hand already.
+
+        Raises Malformed, naming ``source``, and what the selection raises; the entry is done then.
+        """
+        place = entry[0].decode()
+        progress.give(place)
+        try:
+            event = public_event(source, entry)
+            wanted = selection.wants(event)
+        except BaseException:
+            progress.done(place)
+            raise
+        if not wanted:
+            progress.done(place)
+            return None
+        return event if self.give(event, progress, place) else None
 
     def done(self, event: PublicEvent) -> bool:
         """The event is done; False where it was not in hand."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from types import TracebackType
 from typing import Literal, Self
@@ -24,6 +24,7 @@ from tokenbus.bus.server import translated
 from tokenbus.client.cursor import Cursor
 from tokenbus.client.deployment import Deployment
 from tokenbus.client.entries import public_event
+from tokenbus.client.iterating import until_left, until_stopped
 from tokenbus.client.lanes import each
 from tokenbus.client.ordered import OrderedSubscription
 from tokenbus.client.shared import SharedSubscription
@@ -130,13 +131,13 @@ class SentenceSubscription:
         """
         self._auto = False
         try:
-            async with aclosing(self._sentences()) as sentences:
+            async with aclosing(until_stopped(self.__anext__)) as sentences:
                 await each(sentences, handler, self.ack, concurrency=concurrency, most=self._prefetch)
         finally:
             await self.aclose()
 
     def __aiter__(self) -> AsyncIterator[Sentence]:
-        return self if self._entered else self._until_left()
+        return self if self._entered else until_left(self.__anext__, self.aclose)
 
     async def __anext__(self) -> Sentence:
         self._last_is_done()
@@ -147,22 +148,6 @@ class SentenceSubscription:
         if self._auto:
             self._last = sentence
         return sentence
-
-    async def _until_left(self) -> AsyncGenerator[Sentence]:
-        try:
-            async with aclosing(self._sentences()) as sentences:
-                async for sentence in sentences:
-                    yield sentence
-        finally:
-            await self.aclose()
-
-    async def _sentences(self) -> AsyncGenerator[Sentence]:
-        while True:
-            try:
-                sentence = await self.__anext__()
-            except StopAsyncIteration:
-                return
-            yield sentence
 
     def _last_is_done(self) -> None:
         if self._last is not None:

@@ -12,25 +12,22 @@ import os
 import re
 import secrets
 import socket
-import time
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, suppress
 from types import TracebackType
-from typing import Generic, Literal, Self, TypeVar, cast
+from typing import Generic, Literal, NamedTuple, Self, TypeVar, cast
 
 from tokenbus.bus.keys import Keys, PublicTopic
 from tokenbus.bus.leases import Lease, Leases
 from tokenbus.bus.reader import Entry
-from tokenbus.bus.scripts import Call, Commit
-from tokenbus.bus.send import send_many
 from tokenbus.bus.server import translated
+from tokenbus.client.acknowledging import ACK_S, Acknowledging, Part
 from tokenbus.client.cursor import OLDEST
 from tokenbus.client.deployment import Deployment, Outage
-from tokenbus.client.entries import public_event
-from tokenbus.client.lag import show
+from tokenbus.client.iterating import until_left, until_stopped
 from tokenbus.client.lanes import each
-from tokenbus.client.progress import Hand, Progress
+from tokenbus.client.progress import Hand
 from tokenbus.client.selection import Selection
 from tokenbus.client.topic import TopicReader
 from tokenbus.errors import CursorTrimmed, ServerUnavailable
@@ -38,20 +35,14 @@ from tokenbus.events.public import PublicEvent
 
 E = TypeVar("E", bound=PublicEvent)
 
-ACK_S = 1.0
-"""Done events are told to the server at least this often while more are taken."""
 _GROUP = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
-class _Part(Progress):
-    """A partition in hand, and how far its events are done and told."""
-
-    def __init__(self, lease: Lease) -> None:
-        super().__init__(lease.offset)
-        self.lease = lease
-        self.told = lease.offset
-        self.shown = False
-        """The consumer group that mirrors the offset has its count."""
+class _Opened(NamedTuple):
+    keys: Keys
+    reader: TopicReader
+    leases: Leases
+    acknowledging: Acknowledging
 
 
 class SharedSubscription(Generic[E]):
@@ -105,17 +96,13 @@ class SharedSubscription(Generic[E]):
         self._most_in_hand = most_in_hand or prefetch
         self._lease_s = lease_s
         self._outage = Outage(reconnect_s)
-        self._opened: tuple[Keys, TopicReader, Leases] | None = None
-        self._parts: dict[int, _Part] = {}
-        self._pending: deque[tuple[_Part, Entry]] = deque()
+        self._opened: _Opened | None = None
+        self._parts: dict[int, Part] = {}
+        self._pending: deque[tuple[Part, Entry]] = deque()
         self._hand = Hand()
         self._last: E | None = None
         """The event that the next one makes done."""
         self._acked = asyncio.Event()
-        self._telling = asyncio.Lock()
-        self._told_at = time.monotonic()
-        self._counts = False
-        """The server counts the entries that a group has read."""
         self._entered = False
         self._closed = False
 
@@ -146,9 +133,8 @@ class SharedSubscription(Generic[E]):
         self._hand.drop()
         self._acked.set()
         if self._opened:
-            _, reader, leases = self._opened
-            await leases.close()
-            await reader.close()
+            await self._opened.leases.close()
+            await self._opened.reader.close()
 
     def ack(self, event: E) -> None:
         """The event is done (``ack="explicit"``). Does nothing for one that is not in hand, as after a second `ack`.
@@ -167,13 +153,13 @@ class SharedSubscription(Generic[E]):
         """
         self._auto = False
         try:
-            async with aclosing(self._events()) as events:
+            async with aclosing(until_stopped(self.__anext__)) as events:
                 await each(events, handler, self.ack, concurrency=concurrency, most=self._prefetch)
         finally:
             await self.aclose()
 
     def __aiter__(self) -> AsyncIterator[E]:
-        return self if self._entered else self._until_left()
+        return self if self._entered else until_left(self.__anext__, self.aclose)
 
     async def __anext__(self) -> E:
         self._next()
@@ -181,22 +167,6 @@ class SharedSubscription(Generic[E]):
         if self._auto:
             self._last = event
         return event
-
-    async def _until_left(self) -> AsyncGenerator[E]:
-        try:
-            async with aclosing(self._events()) as events:
-                async for event in events:
-                    yield event
-        finally:
-            await self.aclose()
-
-    async def _events(self) -> AsyncGenerator[E]:
-        while True:
-            try:
-                event = await self.__anext__()
-            except StopAsyncIteration:
-                return
-            yield event
 
     def _next(self) -> None:
         if self._last is not None:
@@ -222,18 +192,9 @@ class SharedSubscription(Generic[E]):
     def _give(self) -> E | None:
         """The next wanted event of those that were read."""
         while self._pending:
-            part, (entry_id, fields) = self._pending.popleft()
-            place = entry_id.decode()
-            part.give(place)
-            try:
-                event = public_event(f"{self._topic} {part.lease.partition}", (entry_id, fields))
-                wanted = self._selection.wants(event)
-            except BaseException:
-                part.done(place)
-                raise
-            if not wanted:
-                part.done(place)
-            elif self._hand.give(event, part, place):
+            part, entry = self._pending.popleft()
+            source = f"{self._topic} {part.lease.partition}"
+            if event := self._hand.take(source, entry, part, self._selection):
                 return cast("E", event)
         return None
 
@@ -243,7 +204,7 @@ class SharedSubscription(Generic[E]):
             async with asyncio.timeout(ACK_S):  # and then tell what is done
                 await self._acked.wait()
 
-    async def _open(self) -> tuple[Keys, TopicReader, Leases]:
+    async def _open(self) -> _Opened:
         server = self._deployment.server
         keys = await self._deployment.keys()
         reader = TopicReader(server, keys, self._topic, most=self._prefetch)
@@ -259,9 +220,12 @@ class SharedSubscription(Generic[E]):
             tick_s=self._lease_s / 12,
             start="0-0" if self._from_oldest else "$",
         )
-        self._opened = keys, reader, leases
+        counts = (await server.check()).entries_read
+        acknowledging = Acknowledging(
+            server, keys, self._topic, group=self._group, lease_s=self._lease_s, entries_read=counts
+        )
+        self._opened = _Opened(keys, reader, leases, acknowledging)
         try:
-            self._counts = (await server.check()).entries_read
             with translated(server):
                 await leases.open()
         except BaseException:
@@ -271,10 +235,10 @@ class SharedSubscription(Generic[E]):
         return self._opened
 
     async def _refill(self) -> None:
-        keys, reader, _ = self._opened or await self._open()
-        await self._deployment.still(keys)
+        opened = self._opened or await self._open()
+        await self._deployment.still(opened.keys)
         try:
-            found = await reader.read()
+            found = await opened.reader.read()
         except CursorTrimmed:
             for part in self._parts.values():
                 part.shown = False  # what was trimmed counts as read
@@ -283,77 +247,22 @@ class SharedSubscription(Generic[E]):
             part = self._parts[partition]
             self._pending.extend((part, entry) for entry in entries)
 
-    # --- acknowledging ----------------------------------------------------------------------------------------
-
     async def _tell(self) -> None:
-        """Move the group's offsets past what is done, when it is time. Raises ServerUnavailable."""
-        if self._pending and time.monotonic() - self._told_at < ACK_S:
+        """Acknowledge what is done, when it is time. Raises ServerUnavailable."""
+        if not self._opened or (self._pending and not self._opened.acknowledging.due):
             return
         with translated(self._deployment.server):
-            await self._show()
-            await self._commit(list(self._parts.values()))
-        self._told_at = time.monotonic()
-
-    async def _show(self) -> None:
-        """Count for the mirrors of new partitions what lies before the group's offset."""
-        new = [part for part in self._parts.values() if not part.shown]
-        if not new:
-            return
-        assert self._opened
-        keys = self._opened[0]
-        calls = [
-            show(
-                keys.lease(part.lease.partition, self._group),
-                keys.topic(part.lease.partition, self._topic),
-                group=self._group,
-                offset=part.told,
-            )
-            for part in new
-        ]
-        await send_many(self._deployment.server, calls)
-        for part in new:
-            part.shown = True
-
-    async def _commit(self, parts: list[_Part]) -> None:
-        """Raises what redis-py raises."""
-        async with self._telling:
-            calls = [
-                (part, self._call(part), part.position, part.entries) for part in parts if part.position != part.told
-            ]
-            if not calls:
-                return
-            replies = await send_many(self._deployment.server, [call for _, call, _, _ in calls])
-            for (part, _, done, entries), reply in zip(calls, replies, strict=True):
-                if reply[0] in (b"ok", b"already"):
-                    part.told = done
-                    part.entries -= entries
-                elif self._parts.get(part.lease.partition) is part:
-                    # Another worker has the partition by now, and gives these events out again.
+            for part in await self._opened.acknowledging.tell(list(self._parts.values())):
+                if self._parts.get(part.lease.partition) is part:
                     self._forget(part)
-
-    def _call(self, part: _Part) -> Call:
-        assert self._opened
-        keys, number = self._opened[0], part.lease.partition
-        return Commit(keys.lease(number, self._group), keys.topic(number, self._topic)).call(
-            token=part.lease.token,
-            ttl_ms=int(self._lease_s * 1000),
-            begin=part.told,
-            end=part.position,
-            watermark="0-0",  # what lies before it is trimmed from a mirror's input, and this input is others' too
-            entries=part.entries,
-            size=0,
-            mirror=self._group,
-            entries_read=self._counts,
-            topic_entries=0,
-        )
 
     # --- partitions come and go -------------------------------------------------------------------------------
 
     def _taken(self, lease: Lease) -> None:
         assert self._opened
-        self._parts[lease.partition] = _Part(lease)
+        self._parts[lease.partition] = Part(lease)
         fresh = self._from_oldest and lease.offset == "0-0"
-        self._opened[1].take(lease.partition, OLDEST if fresh else lease.offset)
+        self._opened.reader.take(lease.partition, OLDEST if fresh else lease.offset)
 
     async def _gone(self, partition: int) -> None:
         part = self._parts.get(partition)
@@ -366,15 +275,16 @@ class SharedSubscription(Generic[E]):
                 while part.open and not self._closed:
                     self._acked.clear()
                     await self._acked.wait()
-        await self._commit([part])
-
-    def _forget(self, part: _Part) -> None:
         assert self._opened
-        self._opened[2].forget(part.lease.partition)
+        await self._opened.acknowledging.commit([part])
+
+    def _forget(self, part: Part) -> None:
+        assert self._opened
+        self._opened.leases.forget(part.lease.partition)
         self._remove(part)
 
-    def _remove(self, part: _Part) -> None:
+    def _remove(self, part: Part) -> None:
         assert self._opened
         del self._parts[part.lease.partition]
-        self._opened[1].drop(part.lease.partition)
+        self._opened.reader.drop(part.lease.partition)
         self._pending = deque(item for item in self._pending if item[0] is not part)
