@@ -174,7 +174,7 @@ def _sentinel(directory: Path, port: int, master_port: int) -> Generator[None]:
     config.write_text(
         f"port {port}\nbind 127.0.0.1\ndir {directory}\n"
         f"sentinel monitor {MASTER} 127.0.0.1 {master_port} 1\n"
-        f"sentinel down-after-milliseconds {MASTER} 500\n"
+        f"sentinel down-after-milliseconds {MASTER} 2000\n"
         f"sentinel failover-timeout {MASTER} 3000\n"
     )
     command = [sys.executable, guard.__file__, str(binary()), str(config), "--sentinel"]

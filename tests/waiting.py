@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-async def eventually(condition: Callable[[], T | Awaitable[T]], *, timeout: float = 30.0) -> T:
+async def eventually(condition: Callable[[], T | Awaitable[T]], *, timeout: float = 60.0) -> T:
     """Ask until the answer is truthy, and return it. An AssertionError inside the condition is a "not yet"."""
     attempts = _Attempts(timeout)
     for pause in attempts:
@@ -31,7 +31,7 @@ async def eventually(condition: Callable[[], T | Awaitable[T]], *, timeout: floa
     raise attempts.failure(condition)
 
 
-def eventually_sync(condition: Callable[[], T], *, timeout: float = 30.0) -> T:
+def eventually_sync(condition: Callable[[], T], *, timeout: float = 60.0) -> T:
     """The same where no event loop runs."""
     attempts = _Attempts(timeout)
     for pause in attempts:

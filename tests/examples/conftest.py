@@ -26,9 +26,7 @@ SCRIPTS = (
     # It falls silent: only who stops it ends it.
     Script(
         name="fruit",
-        turns=(
-            Turn(says=Reply(text="apples, a kumquat, pears, plums", chunk_size=4), fault=Stall(after_text="pears")),
-        ),
+        turns=(Turn(says=Reply(text="apples, a kumquat, pears, plums", chunk_size=4), fault=Stall(after_text="ears")),),
     ),
     Script(name="strict", turns=(Turn(says=Reply(text="BLOCK: it is nobody's business")),) * 2),
     Script(

@@ -14,7 +14,7 @@ from redis.asyncio import Redis
 from redis.exceptions import AuthenticationError, NoPermissionError, ResponseError
 
 from tests.e2e.conftest import WEATHER
-from tests.e2e.fleet import WITH_TOOLS, ended, fleet
+from tests.e2e.fleet import WITH_TOOLS, Kind, ended, fleet
 from tests.servers import binary
 from tests.waiting import eventually
 from tokenbus import Client
@@ -88,9 +88,9 @@ async def test_each_service_does_its_work_as_its_own_user(guarded: Guarded, tmp_
         Client(guarded.url("subscriber")) as subscriber,
         Server(guarded.url("operator")) as operator,
     ):
-        for kind in (*WITH_TOOLS, "policy", "recorder", "blobs"):
-            env = {"TOKENBUS_REDIS_URL": guarded.url(kind), "OWN_STORE": str(tmp_path)}
-            await workers.start(kind, env=env)
+        kinds: tuple[Kind, ...] = (*WITH_TOOLS, "policy", "recorder", "blobs")
+        envs = [{"TOKENBUS_REDIS_URL": guarded.url(kind), "OWN_STORE": str(tmp_path)} for kind in kinds]
+        await asyncio.gather(*(workers.start(kind, env=env) for kind, env in zip(kinds, envs, strict=True)))
         heard = asyncio.create_task(_listen(subscriber))
         begun = [KEYS.lease(partition, "visible:speech") for partition in range(KEYS.partitions)]
         await eventually(lambda: _all_there(operator, begun))

@@ -335,7 +335,7 @@ async def test_a_follower_outlasts_a_server_that_restarts(tmp_path: Path):
 
 async def test_a_server_that_stays_away_is_an_error_in_time():
     with EmbeddedServer() as process:
-        async with Server(process.url) as server, Client(process.url, prefix="away", reconnect_s=0.3) as bus:
+        async with Server(process.url) as server, Client(process.url, prefix="away", reconnect_s=2) as bus:
             writer = Writer(server, Keys("away", 8), "r")
             await writer.start()
             seen: list[PublicEvent] = []

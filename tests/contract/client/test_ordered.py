@@ -180,7 +180,7 @@ async def test_a_server_that_stays_away_is_an_error_in_time_and_iterating_tries_
     with EmbeddedServer() as process:
         async with (
             Server(process.url) as server,
-            Client(process.url, prefix="away", reconnect_s=0.3) as bus,
+            Client(process.url, prefix="away", reconnect_s=2) as bus,
             bus.subscribe("visible") as events,
         ):
             await asyncio.to_thread(process.stop)
