@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.fleet import PIPELINE, fleet
+from tests.e2e.fleet import PIPELINE, fleet, provider_table
+from tests.e2e.test_continue import GOES_ON
 from tokenbus import Client, Response, Sentence, coalesced
 from tokenbus.bus.keys import Keys
-from tokenbus.errors import RunIncomplete
+from tokenbus.errors import RunIncomplete, RunNotRepeatable
 from tokenbus_services.replay import CutOff, Delivery, Fixed, ReplayServer, Reply, Script, Turn
 
 SAID = "Dr. Grey came at 3.30 p.m. and left. Did anybody see her? Nobody did"
@@ -23,11 +24,18 @@ BROKEN = Script(
     ),
 )
 REQUEST = {
-    "provider": "anthropic",
+    "provider": "claude",
     "model": "broken",
     "messages": [{"role": "user", "content": "Go on."}],
     "on_failure": "fail",
 }
+
+
+def vendors(url: str) -> str:
+    """One whose models go on from a partial answer, and one of another name that speaks an API which takes none. The
+    model of `anthropic` is none that goes on."""
+    goes_on = provider_table("claude", "anthropic", url, GOES_ON)
+    return goes_on + provider_table("far", "openai-responses", url)
 
 
 async def test_a_run_that_broke_off_is_gone_on_with_or_tried_again_and_spoken_in_sentences(
@@ -35,7 +43,7 @@ async def test_a_run_that_broke_off_is_gone_on_with_or_tried_again_and_spoken_in
 ) -> None:
     async with (
         ReplayServer([BROKEN]) as provider,
-        fleet(tmp_path, server_url, keys, provider.url, PIPELINE),
+        fleet(tmp_path, server_url, keys, provider.url, PIPELINE, vendors(provider.url)),
         Client(server_url, prefix=keys.prefix, partitions=keys.partitions) as bus,
         bus.sentences(group="speech", from_="start") as speech,
     ):
@@ -46,6 +54,13 @@ async def test_a_run_that_broke_off_is_gone_on_with_or_tried_again_and_spoken_in
         heard = caught.value.result.text
         assert heard.startswith("Dr. Grey")
         rest = await (await bus.resume(run)).result()
+        for name in ("anthropic", "far"):
+            asks = [{"role": "user", "content": f"Go on, {name}."}]  # its own words: a script breaks off once for each
+            stuck = await bus.publish({**REQUEST, "provider": name, "messages": asks})
+            with pytest.raises(RunIncomplete):
+                await stuck.result()
+            with pytest.raises(RunNotRepeatable, match=f"broken at {name} does not go on"):
+                await bus.resume(stuck)
         again = await bus.retry(run)
         whole = Response.of([event async for event in coalesced(again.events())])
         assert heard.rstrip() + rest.text == whole.text == SAID

@@ -22,7 +22,7 @@ from tokenbus.bus.outage import outlast
 from tokenbus.bus.queue import Item, Queue
 from tokenbus.bus.send import send, send_many
 from tokenbus.bus.server import Server
-from tokenbus.core.continuation import continues
+from tokenbus.core.continuation import CONTINUES, continues
 from tokenbus.core.ids import id_of_entry
 from tokenbus.core.intake import check_request, decode_request, rejected_run_id
 from tokenbus.core.prefill.setting import reading_of
@@ -193,6 +193,7 @@ class Intake:
         run = request.id or id_of_entry(item.stream, item.entry_id)
         now = time.time_ns() // 1_000_000
         deadline_ms = now + round(request.deadline_s * 1000) if request.deadline_s else 0
+        goes_on = self._continues(request)
         accepted = Accepted(
             request.provider,
             request.model,
@@ -203,13 +204,15 @@ class Intake:
             request.tool_timeout_s,
             request.metadata,
             self._reading(request),
-            self._continues(request),
+            goes_on and request.on_failure == "continue",
             deadline_ms,
             tuple(request.stop) if request.mode == "chat" else (),
             is_recorded(run, request, self._settings.records),
             self._routes.policing_of(request),
         )
         fields: list[scripts.Arg] = ["request", msgspec.json.encode(request), "accepted", now]
+        # For `Client.resume`, which knows the provider's name alone.
+        fields += [CONTINUES, int(goes_on)]
         if accepted.record and self._settings.records:
             fields += ["record", self._settings.records.raw_bytes]
         if deadline_ms:
@@ -218,9 +221,7 @@ class Intake:
         return self._make(run, EventFrame(0, CONTROL_ATTEMPT, now, [accepted]), encode(work), fields)
 
     def _continues(self, request: Generate) -> bool:
-        """Whether a broken turn may go on from its partial text; asked only where the request wants that."""
-        if request.on_failure != "continue":
-            return False
+        """Whether provider and model can go on from the partial text of a broken turn."""
         vendor = self._settings.providers[request.provider]
         return continues(request, vendor.api, vendor.quirks.of(request.model))
 

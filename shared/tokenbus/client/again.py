@@ -11,7 +11,7 @@ import msgspec
 from tokenbus.bus.server import translated
 from tokenbus.client.deployment import Deployment
 from tokenbus.client.response import Response
-from tokenbus.core.continuation import partial_message
+from tokenbus.core.continuation import CONTINUES, partial_message
 from tokenbus.errors import RunNotFound, RunNotRepeatable, RunOpen
 from tokenbus.events.frames import history_decoder
 from tokenbus.events.requests import ContentPart, Generate, Message, TextPart
@@ -28,6 +28,8 @@ class Ended(msgspec.Struct, frozen=True):
     history: list[Message]
     """What its turns before the last added to the conversation."""
     turn: int
+    continues: bool = True
+    """Whether its provider and model can go on from a partial answer; True also where nobody said."""
 
 
 async def ended_run(deployment: Deployment, run: str) -> Ended:
@@ -40,7 +42,8 @@ async def ended_run(deployment: Deployment, run: str) -> Ended:
     client = deployment.server.client
     # Field by field: the hash of a run that is recorded holds its raw stream too.
     with translated(deployment.server):
-        status, request, last_turn = await client.hmget(keys.run(run), ["status", "request", "turn"])
+        fields = ["status", "request", "turn", CONTINUES]
+        status, request, last_turn, continues = await client.hmget(keys.run(run), fields)
     if status in (None, b"awaited"):
         raise RunNotFound(run)
     if status in (b"open", b"cancelling", b"expiring"):
@@ -57,7 +60,7 @@ async def ended_run(deployment: Deployment, run: str) -> Ended:
         if None in turns:  # expired between the two reads
             raise RunNotFound(run)
         history = [message for encoded in turns for message in history_decoder.decode(encoded)]
-    return Ended(run, _request.decode(request), history, turn)
+    return Ended(run, _request.decode(request), history, turn, continues != b"0")
 
 
 def once_more(ended: Ended, *, again: int) -> Generate:
@@ -65,13 +68,19 @@ def once_more(ended: Ended, *, again: int) -> Generate:
     return _linked(ended, "retry", again, ended.request.messages)
 
 
+def check_going_on(ended: Ended) -> None:
+    """What can be told before the run's text is read. Raises RunNotRepeatable for what cannot be gone on with."""
+    if not ended.continues:
+        problem = f"{ended.request.model} at {ended.request.provider} does not go on from a partial answer to it"
+        raise RunNotRepeatable(ended.run, problem)
+    if ended.request.mode == "prefill" and ended.history:
+        raise RunNotRepeatable(ended.run, "in mode prefill a run cannot be taken up after its tools ran")
+
+
 def going_on(ended: Ended, response: Response, *, again: int) -> Generate:
     """The request that goes on from the last turn's text. Raises RunNotRepeatable where there is none that could be."""
+    check_going_on(ended)
     request, run = ended.request, ended.run
-    if request.provider == "openai-responses":
-        raise RunNotRepeatable(run, "its provider goes on from no partial answer")
-    if request.mode == "prefill" and ended.history:
-        raise RunNotRepeatable(run, "in mode prefill a run cannot be taken up after its tools ran")
     said: list[ContentPart] = []
     for block in response.blocks:
         if block.turn == ended.turn and block.kind in ("tool_call", "tool_result") and not block.cut:

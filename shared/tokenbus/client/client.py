@@ -14,7 +14,7 @@ import msgspec
 from tokenbus.bus.keys import DEFAULT_PREFIX, PublicTopic
 from tokenbus.bus.server import Server
 from tokenbus.client import publishing
-from tokenbus.client.again import ended_run, going_on, once_more
+from tokenbus.client.again import check_going_on, ended_run, going_on, once_more
 from tokenbus.client.deployment import Deployment, partitions_in, url_in
 from tokenbus.client.ids import new_run_id
 from tokenbus.client.log import follow
@@ -172,12 +172,13 @@ class Client:
         """Go on from the visible text of the last turn of a run that ended incomplete, failed or cancelled, as a new
         run.
 
-        The new run's text is what follows. The partial text is sent as the beginning of the model's answer; whether the
-        provider and model go on from that is theirs (docs/providers.md): some refuse it, and that run fails. Id and
-        metadata (``resume_of``) as with `retry`. Raises as that; RunNotRepeatable also where the run said nothing, or
-        ended among its tool calls.
+        The new run's text is what follows. The partial text is sent as the beginning of the model's answer. Id and
+        metadata (``resume_of``) as with `retry`. Raises as that; RunNotRepeatable also where provider and model do not
+        go on from a partial answer to this request (docs/providers.md says which do), where the run said nothing, or
+        where it ended among its tool calls.
         """
         ended = await ended_run(self._deployment, _run_id(run))
+        check_going_on(ended)
         builder = ResponseBuilder()
         async with aclosing(self.follow(run)) as events:
             async for event in events:

@@ -123,3 +123,19 @@ async def test_what_said_nothing_or_broke_off_among_calls_cannot_be_gone_on_with
     await server.client.hset(keys.run("r"), "status", "incomplete")
     with pytest.raises(RunNotRepeatable, match="tool calls"):
         await bus.resume("r")
+
+
+async def test_what_intake_said_of_going_on_counts_and_not_what_the_provider_is_called(
+    bus: Client, server: Server, keys: Keys
+):
+    writer = await ended(server, keys, "Half", request=msgspec.structs.replace(REQUEST, provider="openai-responses"))
+    await bus.resume("r")  # nobody said that it could not
+    await server.client.hset(keys.run("r"), "continues", 1)
+    await bus.resume("r", again=2)
+    assert len(await published(server, keys)) == 2
+    await server.client.hset(keys.run("r"), "continues", 0)
+    await server.client.unlink(writer.log)  # it is told before the run's text is read
+    with pytest.raises(RunNotRepeatable, match="does not go on") as e:
+        await bus.resume("r")
+    assert (e.value.code, e.value.run) == ("run_not_repeatable", "r")
+    await bus.retry("r")

@@ -47,10 +47,10 @@ def test_in_mode_prefill_the_text_is_the_participants_own():
         going_on(Ended("r", prefill, HISTORY, 1), said, again=1)
 
 
-def test_a_provider_that_cannot_go_on_is_named():
-    request = msgspec.structs.replace(REQUEST, provider="openai-responses")
-    with pytest.raises(RunNotRepeatable, match="provider"):
-        going_on(Ended("r", request, [], 0), Response.of([block(0, "Half", 0)]), again=1)
+def test_a_model_that_cannot_go_on_is_named_with_its_provider():
+    ended = Ended("r", msgspec.structs.replace(REQUEST, provider="far-away"), [], 0, continues=False)
+    with pytest.raises(RunNotRepeatable, match="m at far-away does not go on"):
+        going_on(ended, Response.of([block(0, "Half", 0)]), again=1)
 
 
 def test_ids_of_new_runs_differ_by_run_by_way_and_by_count_and_fit_in_an_id():
