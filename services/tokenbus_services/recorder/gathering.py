@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from tokenbus.bus.keys import DATA_FIELD, Keys
-from tokenbus.bus.scripts.records import FRAME
+from tokenbus.bus.records import FRAME
 from tokenbus.bus.server import Server
 from tokenbus.events.frames import ANY_FRAME, history_decoder
 from tokenbus_services.recorder.record import Record, packed

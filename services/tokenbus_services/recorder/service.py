@@ -1,7 +1,7 @@
 """One recorder: takes runs that are over and were chosen off the queue, and makes a record of each, once.
 
 All that it does may be done twice. A record's blobs have their content's address; the index has one entry a run; and
-what the server kept of the run is dropped in one step, after which there is nothing more to record.
+once what the server kept of the run begins to be dropped, there is nothing more to record.
 """
 
 from __future__ import annotations
@@ -14,9 +14,7 @@ from tokenbus.blobs import BlobStreams
 from tokenbus.bus.dead import DeadEntry, bury
 from tokenbus.bus.outage import outlast
 from tokenbus.bus.queue import Item, Queue
-from tokenbus.bus.records import RecordEntry, drop_old_records, newest_records, put_record
-from tokenbus.bus.scripts.records import forget_recorded
-from tokenbus.bus.send import send
+from tokenbus.bus.records import RecordEntry, drop_old_records, forget_recorded, newest_records, put_record
 from tokenbus.bus.server import Server, join_deployment
 from tokenbus.errors import BlobError, BlobNotFound
 from tokenbus_services.blobs.loading import loader_of
@@ -105,6 +103,7 @@ class RecordService:
     async def _record(self, run: str, status: str) -> None:
         kept = await outlast(lambda: gather(self._server, self._keys, run), what="look-up of a recorded run")
         if kept is None:
+            await self._forget(run)  # the recorder before may have died while it did
             log.info("nothing_to_record", run=run)
             return
         entry = await self._stored(kept, status)
@@ -112,10 +111,12 @@ class RecordService:
             lambda: put_record(self._server, self._keys, entry, keep_ms=self._keep_ms, most=self._most),
             what="index of records",
         )
-        forget = forget_recorded(self._keys.run(run), self._keys.tape(run))
-        await outlast(lambda: send(self._server, forget), what="end of a recording")
+        await self._forget(run)
         self._metrics.recorded(entry)
         log.info("recorded", run=run, status=status, blob_id=entry.blob_id, truncated=entry.truncated)
+
+    async def _forget(self, run: str) -> None:
+        await outlast(lambda: forget_recorded(self._server, self._keys, run), what="end of a recording")
 
     async def _stored(self, kept: Record, status: str) -> RecordEntry:
         """Put it into the blob store, and wait for one that is away or full."""

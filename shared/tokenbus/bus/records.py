@@ -1,4 +1,7 @@
-"""The index of debug records: which runs were recorded, and where each record lies. The records are blobs."""
+"""Debug records on the server: what a run keeps for its recorder, and the index of what was recorded.
+
+The records themselves are blobs.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,10 @@ from tokenbus.bus.server import Server
 from tokenbus.errors import RecordNotFound
 
 PAGE = 100
+FRAME = "frame:"
+"""How the fields of a run's hash begin that hold its raw frames: `append_raw` writes them."""
+FORGET_PAGE = 500
+"""Frames that are dropped in one step: each may have 256 KB, and a run tens of thousands of them."""
 
 
 class RecordEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -39,6 +46,19 @@ class RecordEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 _decode = msgspec.json.Decoder(RecordEntry).decode
+
+
+async def forget_recorded(server: Server, keys: Keys, run: str) -> None:
+    """Drop what a run kept for its recorder. Raises what redis-py raises; may be called again.
+
+    The field ``record`` goes first: whoever still finds it after reading the rest has read all of it.
+    """
+    client, key = server.client, keys.run(run)
+    await client.hdel(key, "record")
+    await client.unlink(keys.tape(run))
+    frames = [name for name in await client.hkeys(key) if name.startswith(FRAME.encode())]
+    for at in range(0, len(frames), FORGET_PAGE):
+        await client.hdel(key, *frames[at : at + FORGET_PAGE])
 
 
 async def put_record(server: Server, keys: Keys, entry: RecordEntry, *, keep_ms: int, most: int) -> None:

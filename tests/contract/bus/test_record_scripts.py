@@ -9,9 +9,15 @@ import pytest
 
 from tokenbus.bus import scripts
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.records import RecordEntry, drop_old_records, find_record, newest_records, put_record
+from tokenbus.bus.records import (
+    RecordEntry,
+    drop_old_records,
+    find_record,
+    forget_recorded,
+    newest_records,
+    put_record,
+)
 from tokenbus.bus.scripts import RawPart
-from tokenbus.bus.scripts.records import forget_recorded
 from tokenbus.bus.send import send
 from tokenbus.bus.server import Server
 from tokenbus.errors import RecordNotFound
@@ -65,15 +71,15 @@ async def test_any_other_run_keeps_nothing(server: Server, keys: Keys) -> None:
     assert await kept(server, keys) == {}
 
 
-async def test_what_was_kept_goes_in_one_step_and_the_run_stays(server: Server, keys: Keys) -> None:
+async def test_what_was_kept_goes_and_the_run_stays(server: Server, keys: Keys) -> None:
     frames = {f"frame:1:{n}": "x" for n in range(9000)}
     await begin(server, keys, record=1)
     await server.client.hset(keys.run(RUN), mapping=frames)
     await server.client.xadd(keys.tape(RUN), {"taken": b"x"})
-    assert await send(server, forget_recorded(keys.run(RUN), keys.tape(RUN))) == 9000
+    await forget_recorded(server, keys, RUN)
     assert await server.client.hgetall(keys.run(RUN)) == {b"status": b"open", b"attempt": b"1", b"raw": b"0"}
     assert not await server.client.exists(keys.tape(RUN))
-    assert await send(server, forget_recorded(keys.run(RUN), keys.tape(RUN))) == 0
+    await forget_recorded(server, keys, RUN)
 
 
 def entry(run: str, at_ms: int, status: str = "completed") -> RecordEntry:

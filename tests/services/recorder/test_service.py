@@ -162,6 +162,20 @@ async def test_a_record_has_all_in_its_order_and_a_second_delivery_changes_nothi
     assert EXPIRED not in entry.parts, "a run's media may be gone before its end"
 
 
+async def test_what_a_dead_recorder_began_to_drop_is_dropped(
+    server: Server, server_url: str, keys: Keys, store: Store
+) -> None:
+    await ended_run(server, keys)
+    await server.client.hdel(keys.run(RUN), "record")
+    async with recorder(server_url, keys):
+        await tell(server, keys)
+        await done(server, keys)
+    assert [e async for e in newest_records(server, keys)] == []
+    left = {name for name in await server.client.hkeys(keys.run(RUN)) if not name.startswith(b"history:")}
+    assert left == {b"status", b"accepted", b"request"}
+    assert not await server.client.exists(keys.tape(RUN))
+
+
 async def test_a_store_that_is_away_is_waited_for(server: Server, server_url: str, keys: Keys, store: Store) -> None:
     store.failures = [BlobUnavailable("blobs", "away"), BlobUnavailable("blobs", "away")]
     await ended_run(server, keys)

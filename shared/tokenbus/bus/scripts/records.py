@@ -1,34 +1,8 @@
-"""Debug records on the server: what a run keeps for its recorder, and the index of what was recorded."""
+"""Debug records on the server: the index of what was recorded."""
 
 from __future__ import annotations
 
 from tokenbus.bus.scripts.call import MAX_VALUES, NOW, Call, script
-
-FRAME = "frame:"
-"""How the fields of a run's hash begin that hold its raw frames: `append_raw` writes them."""
-
-_FORGET = script(
-    "forget_recorded",
-    """
-local frames = {}
-for _, name in ipairs(redis.call('HKEYS', KEYS[1])) do
-  if string.sub(name, 1, #ARGV[1]) == ARGV[1] then frames[#frames + 1] = name end
-end
-for i = 1, #frames, MAX_VALUES do
-  redis.call('HDEL', KEYS[1], unpack(frames, i, math.min(i + MAX_VALUES - 1, #frames)))
-end
-redis.call('HDEL', KEYS[1], 'record')
-redis.call('DEL', KEYS[2])
-return #frames
-""".replace("MAX_VALUES", str(MAX_VALUES)),
-)
-
-
-def forget_recorded(run_key: str, tape: str) -> Call:
-    """Drop what a run kept for its recorder, all in one step: whoever still finds the field ``record`` after reading
-    the rest has read all of it. Reply: how many frames there were."""
-    return Call(_FORGET, [run_key, tape], [FRAME])
-
 
 _INDEX = script(
     "index_record",
