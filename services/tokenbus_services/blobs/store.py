@@ -17,13 +17,10 @@ takes a blob that is being put again; across processes only one re-put between i
 from __future__ import annotations
 
 import asyncio
-import errno
 import math
-import os
 import re
 import time
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Generator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterable, AsyncIterator, Callable
 from datetime import timedelta
 from hashlib import sha256
 from pathlib import Path
@@ -32,31 +29,26 @@ from typing import IO, TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 import obstore
-from obstore.exceptions import BaseError
-from obstore.store import AzureStore, GCSStore, LocalStore, ObjectStore, S3Store, from_url
+from obstore.store import AzureStore, GCSStore, LocalStore, ObjectStore, S3Store
 
 from tokenbus.blobs import BlobRef, blob_id_from_digest, parse_blob_id, parse_media_type
 from tokenbus.errors import (
     BlobCorrupt,
     BlobNotFound,
-    BlobQuotaExceeded,
     BlobRefused,
-    BlobStoreFull,
     BlobTooLarge,
-    BlobUnavailable,
-    SettingsError,
 )
-from tokenbus_services.blobs import leases
+from tokenbus_services.blobs import backend, leases
+from tokenbus_services.blobs.backend import listed, remove_staged, store_errors
+from tokenbus_services.blobs.quota import Quota
 from tokenbus_services.blobs.ranges import Part
 from tokenbus_services.settings import BlobSettings, RetentionSettings
 
 if TYPE_CHECKING:
-    from obstore import GetOptions, ListStream, ObjectMeta
+    from obstore import GetOptions
 
 _ROOT = "sha256"
 _KEY = re.compile(rf"{_ROOT}/([0-9a-f]{{2}})/(\1[0-9a-f]{{62}})/([^/]+/[^/]+)")
-_STAGED = re.compile(r".+#\d+")
-"""object_store writes a local file under its name with ``#1``, and renames it when it is whole."""
 _STAGED_STALE_S = 3600.0
 _SPOOL_BYTES = 2**20
 """Uploads up to this stay in memory; larger ones are written to disk in pieces of this size."""
@@ -67,20 +59,9 @@ _KNOWN_LEASES = 10_000
 
 
 def create(settings: BlobSettings, directory: Path, *, lease_s: float = RetentionSettings().open_run_s) -> BlobStore:
-    """The store that the settings name; without a URL, one in ``directory``. A lease is for ``lease_s``. Raises
-    SettingsError.
-
-    S3's credentials, region and endpoint come from the environment (``AWS_…``), as obstore reads them.
-    """
-    try:
-        if settings.url is None:
-            objects = LocalStore(directory, mkdir=True, automatic_cleanup=True)
-        elif settings.url.startswith("file:"):
-            objects = LocalStore.from_url(settings.url, mkdir=True, automatic_cleanup=True)
-        else:
-            objects = from_url(settings.url)
-    except (BaseError, ValueError, OSError) as e:
-        raise SettingsError("settings", "blobs.url", _first_line(e)) from None
+    """The store that the settings name, as `backend.opened` takes them. A lease is for ``lease_s``. Raises
+    SettingsError."""
+    objects = backend.opened(settings.url, directory)
     return BlobStore(
         objects, max_bytes=settings.max_bytes, ttl_s=settings.ttl_s, lease_s=lease_s, quota_bytes=settings.quota_bytes
     )
@@ -102,7 +83,7 @@ class OpenBlob:
         """
         hasher = sha256()
         held = b""
-        with _store_errors("read"):
+        with store_errors("read"):
             async for chunk in self._read:
                 hasher.update(chunk)
                 if held:
@@ -127,16 +108,12 @@ class BlobStore:
         quota_bytes: int | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """``quota_bytes`` is kept within a process to the byte; several processes together may be over it by what they
-        stored since their last sweep."""
+        """``quota_bytes``: of all blobs, see `Quota`."""
         self.max_bytes = max_bytes
         self._objects = objects
         self._ttl_s = ttl_s
         self._lease_s = lease_s
-        self._quota_bytes = quota_bytes
-        self._held_bytes: int | None = None
-        """Of all blobs, as the last listing found them and this process changed them; None before the first."""
-        self._counted_puts = 0
+        self._quota = Quota(quota_bytes)
         self._leased: dict[str, float] = {}
         """Leases that this process knows to be there: digest to end. Forgotten when there are many."""
         self._clock = clock
@@ -158,15 +135,15 @@ class BlobStore:
                 raise BlobRefused("blob id", f"the content is {blob_id_from_digest(digest)}, not {expected}")
             key = f"{_ROOT}/{digest[:2]}/{digest}/{media_type}"
             spool.seek(0)
-            if self._quota_bytes is not None and self._held_bytes is None:
+            if self._quota.wants_count:
                 await self.sweep()  # here, for it takes the lock of each blob that it removes
             async with self._puts, self._lock(key):
                 more = await self._reserve(key, size)
                 try:
-                    with _store_errors("put"):
+                    with store_errors("put"):
                         await obstore.put_async(self._objects, key, spool, max_concurrency=2)
                 except BaseException:
-                    self._count(-more)
+                    self._quota.give_back(more)
                     raise
         return BlobRef(blob_id=blob_id_from_digest(digest), media_type=media_type, size=size)
 
@@ -179,7 +156,7 @@ class BlobStore:
         BlobUnavailable."""
         key, ref = await self._find(blob_id)
         options: GetOptions = {} if part is None else {"range": (part.start, part.end)}
-        with _store_errors("open"):
+        with store_errors("open"):
             try:
                 found = await obstore.get_async(self._objects, key, options=options)
             except FileNotFoundError:
@@ -200,7 +177,7 @@ class BlobStore:
             until = await self._leased_until(digest)
             if until < now + self._lease_s / 2:
                 until = math.ceil(now + self._lease_s)
-                with _store_errors("lease"):
+                with store_errors("lease"):
                     await obstore.put_async(self._objects, leases.key_of(digest, until), b"")
         if len(self._leased) >= _KNOWN_LEASES:
             self._leased.clear()
@@ -214,7 +191,7 @@ class BlobStore:
         key, _ = await self._find(blob_id)
         if not isinstance(self._objects, S3Store | GCSStore | AzureStore):
             raise BlobRefused("link", "only S3, Google Cloud Storage and Azure give out urls of their own")
-        with _store_errors("link"):
+        with store_errors("link"):
             return await obstore.sign_async(self._objects, "GET", key, timedelta(seconds=seconds))
 
     async def sweep(self, now: float | None = None) -> int:
@@ -226,9 +203,9 @@ class BlobStore:
         limit = self._clock() if now is None else now
         removed = 0
         held = 0
-        puts = self._counted_puts
-        with _store_errors("sweep"):
-            async for batch in _list(self._objects, _ROOT):
+        count = self._quota.begin_count()
+        with store_errors("sweep"):
+            async for batch in listed(self._objects, _ROOT):
                 for found in batch:
                     if not _KEY.fullmatch(found["path"]):
                         continue
@@ -236,22 +213,23 @@ class BlobStore:
                         found["path"], limit
                     )
                     removed += gone
-                    held += 0 if gone else found["size"]
-                    self._count(-found["size"] if gone else 0)
-            async for batch in _list(self._objects, leases.ROOT):
+                    if gone:
+                        self._quota.give_back(found["size"])
+                    else:
+                        held += found["size"]
+            async for batch in listed(self._objects, leases.ROOT):
                 for found in batch:
                     if (until := leases.until_of(found["path"])) is not None and until <= limit:
                         await self._remove(found["path"])
-        if self._counted_puts == puts:  # otherwise the listing may or may not have seen what came meanwhile
-            self._held_bytes = held
+        self._quota.counted(count, held)
         if isinstance(self._objects, LocalStore) and self._objects.prefix is not None:
-            await asyncio.to_thread(_remove_staged, self._objects.prefix / _ROOT, limit - _STAGED_STALE_S)
+            await asyncio.to_thread(remove_staged, self._objects.prefix / _ROOT, limit - _STAGED_STALE_S)
         return removed
 
     async def check(self) -> None:
         """Returns if the store answers. Raises BlobUnavailable."""
-        with _store_errors("check"):
-            await _list(self._objects, f"{_ROOT}/none").collect_async()
+        with store_errors("check"):
+            await listed(self._objects, f"{_ROOT}/none").collect_async()
 
     async def _receive(self, body: AsyncIterable[bytes], spool: IO[bytes]) -> tuple[str, int]:
         """Write a body to the spool; its digest and size."""
@@ -261,7 +239,7 @@ class BlobStore:
 
         def write(piece: bytes) -> None:
             hasher.update(piece)
-            with _store_errors("upload"):
+            with store_errors("upload"):
                 spool.write(piece)
 
         async for chunk in body:
@@ -277,8 +255,8 @@ class BlobStore:
 
     async def _stored(self, digest: str) -> list[tuple[str, BlobRef, float]]:
         """Every object of this content, expired or not: its key, what it is, when it was last put."""
-        with _store_errors("list"):
-            found = await _list(self._objects, f"{_ROOT}/{digest[:2]}/{digest}").collect_async()
+        with store_errors("list"):
+            found = await listed(self._objects, f"{_ROOT}/{digest[:2]}/{digest}").collect_async()
         stored: list[tuple[str, BlobRef, float]] = []
         for entry in found:
             if match := _KEY.fullmatch(entry["path"]):
@@ -316,71 +294,27 @@ class BlobStore:
 
     async def _leased_until(self, digest: str) -> int:
         """The end of the longest lease on this content (Unix seconds); 0 where there is none."""
-        with _store_errors("lease"):
-            found = await _list(self._objects, leases.prefix_of(digest)).collect_async()
+        with store_errors("lease"):
+            found = await listed(self._objects, leases.prefix_of(digest)).collect_async()
         return leases.latest(entry["path"] for entry in found)
 
     async def _reserve(self, key: str, size: int) -> int:
         """Count a blob that is about to be put; how many bytes more it makes. Raises BlobQuotaExceeded."""
-        if self._quota_bytes is None:
+        if not self._quota.is_set:
             return 0
-        with _store_errors("put"):
+        with store_errors("put"):
             try:
                 await obstore.head_async(self._objects, key)
                 return 0
             except FileNotFoundError:
                 pass
-        held = self._held_bytes or 0
-        if held + size > self._quota_bytes:
-            raise BlobQuotaExceeded("quota", f"{held} of {self._quota_bytes} bytes are taken, {size} more were asked")
-        self._counted_puts += 1
-        self._count(size)
+        self._quota.reserve(size)
         return size
 
-    def _count(self, size: int) -> None:
-        if self._held_bytes is not None:
-            self._held_bytes += size
-
     async def _remove(self, key: str) -> bool:
-        with _store_errors("delete"):
+        with store_errors("delete"):
             try:
                 await obstore.delete_async(self._objects, key)
             except FileNotFoundError:
                 return False
         return True
-
-
-def _list(objects: ObjectStore, prefix: str) -> ListStream[Sequence[ObjectMeta]]:
-    # obstore's other overload speaks of arro3, which is not installed.
-    return obstore.list(objects, prefix)  # pyright: ignore[reportUnknownMemberType]
-
-
-@contextmanager
-def _store_errors(where: str) -> Generator[None]:
-    """Errors of obstore and of the disk, as errors of this package."""
-    try:
-        yield
-    except OSError as e:
-        full = e.errno in {errno.ENOSPC, errno.EDQUOT}
-        raise (BlobStoreFull if full else BlobUnavailable)(where, e.strerror or str(e)) from e
-    except BaseError as e:
-        # object_store has no error of its own for a full disk; the kind of the I/O error stands in its text.
-        full = any(
-            kind in str(e) for kind in ("kind: StorageFull", "kind: QuotaExceeded", "kind: FilesystemQuotaExceeded")
-        )
-        raise (BlobStoreFull if full else BlobUnavailable)(where, _first_line(e)) from e
-
-
-def _first_line(e: Exception) -> str:
-    """An error's message without the debug dump that obstore appends."""
-    return str(e).partition("\n")[0] or type(e).__name__
-
-
-def _remove_staged(root: Path, before: float) -> None:
-    """Remove files that a killed process left half-written, last touched before this time (Unix seconds)."""
-    for folder, _, names in os.walk(root):
-        for name in filter(_STAGED.fullmatch, names):
-            path = Path(folder, name)
-            with suppress(FileNotFoundError):
-                if path.stat().st_mtime < before:
-                    path.unlink()

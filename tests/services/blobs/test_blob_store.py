@@ -234,7 +234,7 @@ async def test_a_swept_local_store_leaves_no_empty_directories(local_shelf: Shel
 
 async def test_a_blob_put_again_after_the_sweep_listed_it_stays(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
     ref = await shelf.store.put(body(b"renewed"), TEXT)
-    real = store_module._list
+    real = store_module.listed
 
     async def stale(objects: MemoryStore, prefix: str) -> AsyncIterator[list[dict[str, object]]]:
         long_ago = datetime.fromtimestamp(0, UTC)
@@ -242,7 +242,7 @@ async def test_a_blob_put_again_after_the_sweep_listed_it_stays(shelf: Shelf, mo
             yield [{**entry, "last_modified": long_ago} for entry in batch]
 
     with monkeypatch.context() as patched:
-        patched.setattr(store_module, "_list", stale)
+        patched.setattr(store_module, "listed", stale)
         assert await shelf.store.sweep() == 0
     assert await content_of(shelf.store, ref.blob_id) == b"renewed"
 
