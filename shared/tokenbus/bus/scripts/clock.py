@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 from tokenbus.bus.scripts.call import Call, script
+from tokenbus.bus.scripts.runs import STOP
 
 _EXPIRE = script(
     "expire",
-    """
+    STOP
+    + """
 local h = redis.call('HMGET', KEYS[1], 'status', 'attempt', 'closed', 'turn')
 if h[1] and h[1] ~= 'open' then return h[1] end
 redis.call('XADD', KEYS[2], '*', ARGV[1], ARGV[2])
 redis.call('HINCRBY', KEYS[5], 'arrived', #ARGV[2])
 if not h[1] then return 'gone' end
-redis.call('XADD', KEYS[4], 'MAXLEN', '~', 1000, '*', ARGV[1], ARGV[3])
-if h[3] ~= h[2] then
-  -- A RawFrame that ends the present attempt, as in the script of cancel.
-  local turn, attempt = tonumber(h[4] or '0'), tonumber(h[2])
-  local lost = cmsgpack.pack({turn, attempt, -1, 0, {{'lost', 'the deadline of the run has passed'}}})
-  redis.call('XADD', KEYS[3], '*', ARGV[1], lost)
-  redis.call('HINCRBY', KEYS[6], 'arrived', #lost)
-end
-redis.call('HSET', KEYS[1], 'status', 'expiring', 'closed', h[2])
-return 'expiring'
+return stop(h, ARGV[3], 'the deadline of the run has passed', 'expiring')
 """,
 )
 

@@ -55,9 +55,28 @@ def accept(
     return Call(_ACCEPT, [run_key, events, turns, parser_lease, log], [run, ttl_ms, frame, work, *fields])
 
 
+STOP = """
+local function stop(h, told, why, status)
+  redis.call('XADD', KEYS[4], 'MAXLEN', '~', 1000, '*', ARGV[1], told)
+  if h[3] ~= h[2] then
+    -- A RawFrame that ends the present attempt (see frames.py): turn, attempt, any frame, no time, its one item.
+    local turn, attempt = tonumber(h[4] or '0'), tonumber(h[2])
+    local lost = cmsgpack.pack({turn, attempt, -1, 0, {{'lost', why}}})
+    redis.call('XADD', KEYS[3], '*', ARGV[1], lost)
+    redis.call('HINCRBY', KEYS[6], 'arrived', #lost)
+  end
+  redis.call('HSET', KEYS[1], 'status', status, 'closed', h[2])
+  return status
+end
+"""
+"""Lua: an open run may write no more, and its workers are told. ``h``: its status, attempt, closed and turn.
+
+KEYS: run, events, raw, control, lease of the parser, lease of the normalizer; ARGV begins with the run."""
+
 _CANCEL = script(
     "cancel",
-    """
+    STOP
+    + """
 local h = redis.call('HMGET', KEYS[1], 'status', 'attempt', 'closed', 'turn')
 local status = h[1]
 if not status then
@@ -68,16 +87,7 @@ end
 if status ~= 'open' then return status end
 redis.call('XADD', KEYS[2], '*', ARGV[1], ARGV[3])
 redis.call('HINCRBY', KEYS[5], 'arrived', #ARGV[3])
-redis.call('XADD', KEYS[4], 'MAXLEN', '~', 1000, '*', ARGV[1], ARGV[4])
-if h[3] ~= h[2] then
-  -- A RawFrame that ends the present attempt (see frames.py): turn, attempt, any frame, no time, its one item.
-  local turn, attempt = tonumber(h[4] or '0'), tonumber(h[2])
-  local lost = cmsgpack.pack({turn, attempt, -1, 0, {{'lost', 'the run was cancelled'}}})
-  redis.call('XADD', KEYS[3], '*', ARGV[1], lost)
-  redis.call('HINCRBY', KEYS[6], 'arrived', #lost)
-end
-redis.call('HSET', KEYS[1], 'status', 'cancelling', 'closed', h[2])
-return 'cancelling'
+return stop(h, ARGV[4], 'the run was cancelled', 'cancelling')
 """,
 )
 
