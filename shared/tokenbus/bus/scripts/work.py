@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tokenbus.bus.scripts.call import Call, script
+from tokenbus.bus.scripts.call import Call, Script, script
 
 # A group that is gone (NOGROUP) holds nothing: so the checks use pcall, whose error has no first element.
 
@@ -77,20 +77,27 @@ def mark(stream: str, *, group: str, consumer: str, entry: str, begun: bool) -> 
     return Call(_MARK, [stream], [group, consumer, entry, 1 if begun else 0])
 
 
-_FINISH = script(
-    "finish",
-    """
+def _with_ours(name: str, deed: str) -> Script:
+    """What is done with each entry ``id`` that is the consumer's own. Reply: how many were."""
+    return script(
+        name,
+        f"""
 local done = 0
 for i = 3, #ARGV do
-  if redis.pcall('XPENDING', KEYS[1], ARGV[1], ARGV[i], ARGV[i], 1, ARGV[2])[1] then
-    redis.call('XACK', KEYS[1], ARGV[1], ARGV[i])
-    redis.call('XDEL', KEYS[1], ARGV[i])
+  local id = ARGV[i]
+  if redis.pcall('XPENDING', KEYS[1], ARGV[1], id, id, 1, ARGV[2])[1] then
+    {deed}
     done = done + 1
   end
 end
 return done
 """,
-)
+    )
+
+
+_REMOVE = "redis.call('XACK', KEYS[1], ARGV[1], id) redis.call('XDEL', KEYS[1], id)"
+
+_FINISH = _with_ours("finish", _REMOVE)
 
 
 def finish(stream: str, *, group: str, consumer: str, ids: Sequence[str]) -> Call:
@@ -106,18 +113,9 @@ HANDED_BACK_MS = 86_400_000
 NOBODY = "-"
 """The consumer who has what was handed back."""
 
-_HAND_BACK = script(
+_HAND_BACK = _with_ours(
     "hand_back",
-    """
-local done = 0
-for i = 5, #ARGV do
-  if redis.pcall('XPENDING', KEYS[1], ARGV[1], ARGV[i], ARGV[i], 1, ARGV[2])[1] then
-    redis.call('XCLAIM', KEYS[1], ARGV[1], ARGV[3], 0, ARGV[i], 'IDLE', ARGV[4], 'RETRYCOUNT', 0, 'JUSTID')
-    done = done + 1
-  end
-end
-return done
-""",
+    f"redis.call('XCLAIM', KEYS[1], ARGV[1], '{NOBODY}', 0, id, 'IDLE', {HANDED_BACK_MS}, 'RETRYCOUNT', 0, 'JUSTID')",
 )
 
 
@@ -126,24 +124,14 @@ def hand_back(stream: str, *, group: str, consumer: str, ids: Sequence[str]) -> 
 
     They keep their place and their id, which is the name of a request that has none of its own.
     """
-    return Call(_HAND_BACK, [stream], [group, consumer, NOBODY, HANDED_BACK_MS, *ids])
+    return Call(_HAND_BACK, [stream], [group, consumer, *ids])
 
 
-_REQUEUE = script(
+_REQUEUE = _with_ours(
     "requeue",
-    """
-local done = 0
-for i = 3, #ARGV do
-  if redis.pcall('XPENDING', KEYS[1], ARGV[1], ARGV[i], ARGV[i], 1, ARGV[2])[1] then
-    local entry = redis.call('XRANGE', KEYS[1], ARGV[i], ARGV[i])[1]
+    f"""local entry = redis.call('XRANGE', KEYS[1], id, id)[1]
     if entry then redis.call('XADD', KEYS[1], '*', unpack(entry[2])) end
-    redis.call('XACK', KEYS[1], ARGV[1], ARGV[i])
-    redis.call('XDEL', KEYS[1], ARGV[i])
-    done = done + 1
-  end
-end
-return done
-""",
+    {_REMOVE}""",
 )
 
 
