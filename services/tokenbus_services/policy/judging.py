@@ -53,7 +53,6 @@ class Judging:
         self._more = asyncio.Event()
         self._steps: deque[Step] = deque()
         self._to_tell = asyncio.Event()
-        self._decisions: list[Decision] = []
         self._task: asyncio.Task[None] | None = None
 
     def add(self, drafts: Sequence[PublicEvent]) -> None:
@@ -131,18 +130,16 @@ class Judging:
                 await more
 
     def _put(self, trace: Trace, out: Sequence[PublicEvent], stream: PolicyStream[PublicEvent]) -> None:
-        self._decisions += [_told(decision) for decision in stream.decisions()]
-        steps = [Step(origin.draft, origin.part, later, events) for origin, events, later in trace.take(out)]
-        if not steps:
-            return
-        steps[0] = msgspec.structs.replace(steps[0], decisions=self._decisions)
-        self._decisions = []
-        if stream.terminated:
-            ended = stream.terminated
+        stream.decisions()  # the trace has them, each where it belongs
+        ends: str | None = None
+        if ended := stream.terminated:
             reason = ended.reason if ended.action == "terminate" else f"failed: {ended.reason}"
-            steps[-1] = msgspec.structs.replace(steps[-1], ends=f"{ended.policy}: {reason}" if reason else ended.policy)
-        self._steps.extend(steps)
-        self._to_tell.set()
+            ends = f"{ended.policy}: {reason}" if reason else ended.policy
+        for known in trace.take(out):
+            decisions = [_told(decision) for decision in known.decisions]
+            step = Step(known.origin.draft, known.origin.part, known.later, known.events, decisions)
+            self._steps.append(msgspec.structs.replace(step, ends=ends) if known.ends else step)
+            self._to_tell.set()
 
     async def _telling(self, judging: asyncio.Task[None]) -> None:
         """Tell what is known, until all is judged; what becomes known meanwhile goes together next."""

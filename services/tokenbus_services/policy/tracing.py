@@ -15,7 +15,7 @@ import msgspec
 
 from tokenbus.events.public import PublicEvent
 from tokenbus.policy.dialect import Writer
-from tokenbus.policy.processor import NewText, NewToolCall
+from tokenbus.policy.processor import Decision, NewText, NewToolCall
 from tokenbus.policy.public_events import PublicEvents, PublicReader, PublicWords
 
 
@@ -27,6 +27,19 @@ class Origin(msgspec.Struct, frozen=True):
     """Empty: from the call with the draft itself."""
 
 
+class Known(msgspec.Struct):
+    """What became of an origin: all that goes out of it."""
+
+    origin: Origin
+    events: list[PublicEvent] = []
+    later: list[str] = []
+    """Parts that were put off under it."""
+    decisions: list[Decision] = []
+    """That policies took there."""
+    ends: bool = False
+    """A policy ended the stream there."""
+
+
 class Trace:
     """What goes out of one stream, by origin, since it was last taken."""
 
@@ -34,13 +47,13 @@ class Trace:
         self._origins: dict[int, tuple[PublicEvent, Origin]] = {}
         """By identity of events that a policy sent and the next one, or the taker, has not had yet."""
         self._parts: dict[Origin, int] = {}
-        self._put_off: dict[Origin, list[str]] = {}
-        self._touched: dict[Origin, None] = {}
+        self._known: dict[Origin, Known] = {}
+        """Of the origins that were worked on and are not taken yet."""
 
     def draft(self, event: PublicEvent) -> None:
         """The stream is fed with this draft next."""
         self._origins[id(event)] = event, Origin(event.seq)
-        self._touched[Origin(event.seq)] = None
+        self.of(Origin(event.seq))
 
     def origin_of(self, event: PublicEvent) -> Origin:
         """Where this event comes from, which is asked once."""
@@ -54,21 +67,26 @@ class Trace:
         """A new part of this origin's draft."""
         nth = self._parts[origin] = self._parts.get(origin, 0) + 1
         part = f"{origin.part}.{nth}" if origin.part else str(nth)
-        self._put_off.setdefault(origin, []).append(part)
+        self.of(origin).later.append(part)
         return Origin(origin.draft, part)
 
-    def taken_up(self, origin: Origin) -> None:
-        """This part is known, whatever comes of it."""
-        self._touched[origin] = None
+    def of(self, origin: Origin) -> Known:
+        """What is known of this origin now; it is worked on, whatever comes of it."""
+        return self._known.setdefault(origin, Known(origin))
 
-    def take(self, out: Sequence[PublicEvent]) -> list[tuple[Origin, list[PublicEvent], list[str]]]:
-        """Every origin that was worked on since the last call, what goes out of it, and the parts put off under it."""
-        events: dict[Origin, list[PublicEvent]] = {origin: [] for origin in self._touched}
-        for event in out:
-            events.setdefault(self.origin_of(event), []).append(event)
-        taken = [(origin, said, self._put_off.pop(origin, [])) for origin, said in events.items()]
-        self._touched = {}
-        return taken
+    def take(self, out: Sequence[PublicEvent]) -> list[Known]:
+        """Every origin that was worked on since the last call.
+
+        They stand in the order in which the last of each goes out. What must not overtake anything, a retry or an end,
+        is the last of its origin: so nothing that goes out before it stands behind it.
+        """
+        last: dict[Origin, int] = {}
+        for n, event in enumerate(out):
+            origin = self.origin_of(event)
+            self.of(origin).events.append(event)
+            last[origin] = n
+        known, self._known = self._known, {}
+        return sorted(known.values(), key=lambda each: last.get(each.origin, -1))
 
 
 class TracedEvents:
@@ -106,12 +124,16 @@ class TracedWriter:
 
     def taken_up(self, mark: object) -> None:
         self._now = cast("Origin", mark)
-        self._trace.taken_up(self._now)
+        self._trace.of(self._now)
+
+    def decided(self, decision: Decision) -> None:
+        self._trace.of(self._now).decisions.append(decision)
 
     def write(self, sent: PublicEvent | NewText | NewToolCall) -> Sequence[PublicEvent]:
         return self._told(lambda: self._writer.write(sent))
 
     def terminate(self) -> Sequence[PublicEvent]:
+        self._trace.of(self._now).ends = True
         return self._told(self._writer.terminate)
 
     def _told(self, write: Callable[[], Sequence[PublicEvent]]) -> list[PublicEvent]:

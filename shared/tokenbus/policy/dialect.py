@@ -11,7 +11,7 @@ from typing import Generic, Protocol, TypeVar
 import msgspec
 
 from tokenbus.events.public import BlockKind
-from tokenbus.policy.processor import NewText, NewToolCall, Words
+from tokenbus.policy.processor import Decision, NewText, NewToolCall, Words
 
 C = TypeVar("C")
 
@@ -95,6 +95,10 @@ class Writer(Protocol[C]):
 
     def taken_up(self, mark: object) -> None:
         """What is written from now on is what was put off under this mark, until another chunk is `heard`."""
+        ...
+
+    def decided(self, decision: Decision) -> None:
+        """The policy decided this, about what was `heard` or `taken_up` last."""
         ...
 
     def write(self, sent: C | NewText | NewToolCall) -> Sequence[C]:

@@ -18,7 +18,6 @@ from tokenbus.policy.processor import (
     NewToolCall,
     StreamContext,
     StreamProcessor,
-    Taken,
 )
 
 if TYPE_CHECKING:
@@ -115,6 +114,7 @@ class RunningLink(Generic[C]):
         while self._works and self._works[0].task.done() and not self.terminated:
             work = self._works.popleft()
             self._writer.taken_up(work.mark)
+            also = self._take(work.decisions)
             try:
                 sent = work.task.result()
             except Exception as e:
@@ -124,7 +124,7 @@ class RunningLink(Generic[C]):
                 sent = work.holding
             for item in sent:
                 out += self._writer.write(item)
-            out += self._out(self._take())
+            out += self._out(also)
         return out
 
     async def close(self) -> None:
@@ -146,14 +146,22 @@ class RunningLink(Generic[C]):
         out = await self.settle() if waits else []
         return [*out, *self._out(sent), *(self._failed(error) if error else ())]
 
-    def _take(self) -> list[C | NewText | NewToolCall]:
-        """What the policy wants out; what it put off begins."""
+    def _take(self, decided: Iterable[Decision] = ()) -> list[C | NewText | NewToolCall]:
+        """What the policy wants out; what it put off begins. ``decided``: by a work that is taken up."""
         taken = self._context.take()
+        decisions = [*decided, *taken.decisions]
         if self._held:
-            self._let_go(taken)
-        self._works.extend(_Work(work, self._handling.timeout_s, self._writer.put_off()) for work in taken.later)
-        self._decisions += taken.decisions
+            self._let_go(taken.dealt_with, decisions)
+        self._works.extend(
+            _Work(work, self._handling.timeout_s, self._writer.put_off(), self._context) for work in taken.later
+        )
+        for decision in decisions:
+            self._decide(decision)
         return taken.sent
+
+    def _decide(self, decision: Decision) -> None:
+        self._decisions.append(decision)
+        self._writer.decided(decision)
 
     def _out(self, sent: Iterable[C | NewText | NewToolCall]) -> list[C]:
         if self.terminated:
@@ -163,11 +171,11 @@ class RunningLink(Generic[C]):
             out += self._stop(next(d for d in reversed(self._decisions) if d.action == "terminate"))
         return out
 
-    def _let_go(self, taken: Taken[C]) -> None:
+    def _let_go(self, dealt_with: Iterable[int], decisions: Iterable[Decision]) -> None:
         """What was dealt with or decided on is held no longer."""
-        for key in taken.dealt_with:
+        for key in dealt_with:
             self._held.pop(key, None)
-        if decided := {decision.block for decision in taken.decisions if decision.block is not None}:
+        if decided := {decision.block for decision in decisions if decision.block is not None}:
             self._held = {key: held for key, held in self._held.items() if held[0] not in decided}
 
     def _failed(self, error: Exception) -> list[C]:
@@ -183,7 +191,7 @@ class RunningLink(Generic[C]):
     def _fault(self, error: Exception) -> None:
         what = f"no answer in {self._handling.timeout_s:g} s" if isinstance(error, TimeoutError) else str(error)
         reason = f"{type(error).__name__}: {what}"[:REASON_CHARS]
-        self._decisions.append(Decision(policy=self._name, action="error", reason=reason))
+        self._decide(Decision(policy=self._name, action="error", reason=reason))
 
     def _stop(self, decision: Decision) -> list[C]:
         self.terminated = decision
@@ -195,14 +203,15 @@ class RunningLink(Generic[C]):
 class _Work(Generic[C]):
     """Something that a policy put off, under way."""
 
-    def __init__(self, later: Later[C], timeout_s: float, mark: object) -> None:
+    def __init__(self, later: Later[C], timeout_s: float, mark: object, context: StreamContext[C]) -> None:
         self.mark = mark
         self.holding: list[C | NewText | NewToolCall] = [*later.holding]
-        self.task = asyncio.ensure_future(self._within(later.work, timeout_s))
+        self.decisions: list[Decision] = []
+        self.task = asyncio.ensure_future(self._within(later.work, timeout_s, context))
 
-    @staticmethod
     async def _within(
-        work: Awaitable[Iterable[C | NewText | NewToolCall]], timeout_s: float
+        self, work: Awaitable[Iterable[C | NewText | NewToolCall]], timeout_s: float, context: StreamContext[C]
     ) -> list[C | NewText | NewToolCall]:
-        async with asyncio.timeout(timeout_s):
-            return list(await work)
+        with context.putting_off(self.decisions):
+            async with asyncio.timeout(timeout_s):
+                return list(await work)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tokenbus.policy.openai_form import as_dict, calls_of, field, like
-from tokenbus.policy.processor import NewText, NewToolCall
+from tokenbus.policy.processor import Decision, NewText, NewToolCall
 
 
 class OpenAIWriter:
@@ -30,6 +30,9 @@ class OpenAIWriter:
         """Where it stands makes no difference here."""
 
     def taken_up(self, mark: object) -> None:
+        """See `put_off`."""
+
+    def decided(self, decision: Decision) -> None:
         """See `put_off`."""
 
     def write(self, sent: Any) -> Sequence[Any]:

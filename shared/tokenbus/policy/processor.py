@@ -10,7 +10,9 @@ A policy is told of every chunk, and what it does not send does not go out: hold
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterable, Mapping
+from collections.abc import Awaitable, Generator, Iterable, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, Protocol, Self, TypeVar
 
 import msgspec
@@ -112,7 +114,8 @@ class StreamContext(Generic[C]):
 
         The stream goes on meanwhile, and several works run side by side; but a finish reason, a turn's end and
         everything else that is not content waits for them all. ``holding``: the chunks that the work is about, which
-        go out where it fails and the policy's ``on_error`` is pass.
+        go out where it fails and the policy's ``on_error`` is pass. What a coroutine has `decided` is told with what it
+        gives.
         """
         self._later.append(Later(work, list(holding)))
 
@@ -121,7 +124,8 @@ class StreamContext(Generic[C]):
         content = "".join(block.pieces)
         call = block.kind == "tool_call"
         name = getattr(block, "name", None)
-        self._decisions.append(
+        context, decisions = _putting_off.get()
+        (decisions if context is self else self._decisions).append(
             Decision(
                 policy=self.policy,
                 action=action,
@@ -143,6 +147,15 @@ class StreamContext(Generic[C]):
         self._dealt_with.append(self._words.key(chunk))
         return self._words.with_text(chunk, text)
 
+    @contextmanager
+    def putting_off(self, decisions: list[Decision]) -> Generator[None]:
+        """For the runner: what is decided in here goes into this list, for it is told with what the work gives."""
+        token = _putting_off.set((self, decisions))
+        try:
+            yield
+        finally:
+            _putting_off.reset(token)
+
     def take(self) -> Taken[C]:
         """For the runner: what the policy did since it last asked."""
         for item in self._sent:
@@ -153,6 +166,12 @@ class StreamContext(Generic[C]):
         taken = Taken(self._sent, self._later, self._decisions, self._dealt_with)
         self._sent, self._later, self._decisions, self._dealt_with = [], [], [], []
         return taken
+
+
+_putting_off: ContextVar[tuple[StreamContext[Any] | None, list[Decision]]] = ContextVar(
+    "putting_off", default=(None, [])
+)
+"""Where work that was put off decides, and on which stream."""
 
 
 class Taken(NamedTuple, Generic[C]):

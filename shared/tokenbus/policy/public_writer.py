@@ -28,7 +28,7 @@ from tokenbus.events.public import (
     UsageReported,
 )
 from tokenbus.events.usage import Usage
-from tokenbus.policy.processor import NewText, NewToolCall
+from tokenbus.policy.processor import Decision, NewText, NewToolCall
 
 E = TypeVar("E", bound=PublicEvent)
 
@@ -84,6 +84,9 @@ class PublicWriter:
         """Where it stands makes no difference here."""
 
     def taken_up(self, mark: object) -> None:
+        """See `put_off`."""
+
+    def decided(self, decision: Decision) -> None:
         """See `put_off`."""
 
     def write(self, sent: PublicEvent | NewText | NewToolCall) -> Sequence[PublicEvent]:

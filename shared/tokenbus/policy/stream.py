@@ -43,14 +43,6 @@ class PolicyStream(Generic[C]):
         """What goes out now that the source has ended, with a finish reason or without; waits for what was put off."""
         return [] if self.terminated else await self._through(0, [], ended=True)
 
-    async def settle(self) -> list[C]:
-        """Wait for all that was put off, and give what goes out for it."""
-        out: list[C] = []
-        for n, link in enumerate(self._links):
-            if not self.terminated:
-                out += await self._through(n + 1, await link.settle(), ended=link.terminated is not None)
-        return out
-
     @property
     def pending(self) -> list[asyncio.Future[object]]:
         """What was put off and is under way: of each policy the one that goes out next."""

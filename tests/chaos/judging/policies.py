@@ -8,7 +8,7 @@ from itertools import chain
 from typing import Any
 from zlib import crc32
 
-from tests.chaos.judging.story import RESULTS, TERMINATED, kept
+from tests.chaos.judging.story import RESULTS, TERMINATED
 from tests.chaos.record import Guarded, Line, Record, Violation
 
 Event = dict[str, Any]
@@ -84,16 +84,29 @@ def _decisions(guarded: Guarded, log: list[Event], decided: list[Event], *, loss
     ended = [d["policy"] for d in decided if d["action"] == "terminate"]
     if len(ended) != (end.get("error", {}).get("code") == TERMINATED):
         yield f"ended by {ended}, and the run's end is {end}"
-    if end.get("type") != "completed":
+    if end.get("type") == "completed":
+        for piece in guarded.blocked:
+            if not any(d["action"] == "block" and d["original"] == piece.whole for d in decided):
+                yield f"nobody decided to block {piece.whole}"
+    elif lossy:
         return
-    for piece in guarded.blocked:
-        if not any(d["action"] == "block" and d["original"] == piece.whole for d in decided):
-            yield f"nobody decided to block {piece.whole}"
     finals = Counter(d["final"] for d in decided if d["action"] == "replace")
-    for block in kept(log):
-        whole: str = block["arguments"] if block["kind"] == "tool_call" else block.get("content", "")
-        if _is_changed(guarded, block, whole) and not finals[whole]:
-            yield f"nobody decided what block {block['block']} is: {whole!r}"
+    heard = Counter(
+        (whole, bool(event.get("cut")))
+        for event in log
+        if event["type"] == "block_complete" and _is_changed(guarded, event, whole := _whole(event))
+    )
+    for whole in {whole for whole, _ in heard}:
+        surely, perhaps = (
+            heard[whole, False],
+            heard[whole, True],
+        )  # what is cut may be so over the heads of the policies
+        if not surely <= finals[whole] <= surely + perhaps:
+            yield f"decided {finals[whole]} times, and heard {surely} times: {whole!r}"
+
+
+def _whole(block: Event) -> str:
+    return block["arguments"] if block["kind"] == "tool_call" else block.get("content", "")
 
 
 def _is_changed(guarded: Guarded, block: Event, whole: str) -> bool:

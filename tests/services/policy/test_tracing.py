@@ -8,12 +8,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from tokenbus.events.public import BlockComplete, BlockStarted, Chunk, PublicEvent
+from tokenbus.events.failure import ErrorInfo
+from tokenbus.events.public import BlockComplete, BlockStarted, Chunk, PublicEvent, Retrying
 from tokenbus.policy.link import Link
 from tokenbus.policy.processor import NewText, StreamProcessor
 from tokenbus.policy.public_events import PublicEvents
 from tokenbus.policy.stream import PolicyStream
-from tokenbus_services.policy.tracing import Trace, TracedEvents
+from tokenbus_services.policy.tracing import Known, Trace, TracedEvents
+
+BROKEN = ErrorInfo(code="timeout", kind="timeout", message="broke off", retryable=True)
 
 
 class PutsOff(StreamProcessor):
@@ -53,10 +56,10 @@ async def judged(order: str) -> dict[tuple[int, str], tuple[list[str], list[str]
     found: dict[tuple[int, str], tuple[list[str], list[str]]] = {}
 
     def note(out: list[PublicEvent]) -> None:
-        for origin, events, later in trace.take(out):
-            assert (origin.draft, origin.part) not in found, "an origin is told once"
-            texts = [e.text for e in events if isinstance(e, Chunk)]
-            found[origin.draft, origin.part] = (texts, later)
+        for known in trace.take(out):
+            at = known.origin.draft, known.origin.part
+            assert at not in found, "an origin is told once"
+            found[at] = ([e.text for e in known.events if isinstance(e, Chunk)], known.later)
 
     for draft in drafts():
         trace.draft(draft)
@@ -83,3 +86,72 @@ async def test_an_event_has_the_same_origin_whenever_it_is_known(order: str) -> 
         (1, "1"): (["A"], []),
         (2, "1"): (["B"], []),
     }
+
+
+class Judges(StreamProcessor):
+    """Puts each text off once it is complete, and lets it out; ends the stream at a retry, if it is to."""
+
+    def __init__(self, known: asyncio.Event, *, ends: bool = False) -> None:
+        super().__init__()
+        self._known = known
+        self._ends = ends
+        self._held: list[Any] = []
+
+    async def on_chunk(self, chunk: Any, state: Any, context: Any) -> None:
+        if isinstance(chunk, Retrying):
+            await context.send(chunk)
+            if self._ends:
+                context.terminate("enough")
+            return
+        self._held.append(chunk)
+        if done := state.just_completed:
+            held, self._held = self._held, []
+            context.later(self._judged(held, done, context))
+
+    async def _judged(self, held: list[Any], done: Any, context: Any) -> list[Any]:
+        await self._known.wait()
+        context.decided("replace", done, final="ab")
+        return held
+
+
+async def in_one_take(*policies: StreamProcessor, known: asyncio.Event) -> list[Known]:
+    """What is known where a retry finds out all that was put off before it."""
+    trace = Trace()
+    links = [Link(str(n), policy) for n, policy in enumerate(policies)]
+    stream = PolicyStream(links, TracedEvents(PublicEvents(lambda: 0), trace), run="r")
+    for draft in drafts():
+        trace.draft(draft)
+        trace.take(await stream.feed(draft))
+    known.set()
+    retry = Retrying(run="r", seq=4, turn=0, attempt=1, drop_from=0, next_attempt=2, delay_ms=0, error=BROKEN)
+    trace.draft(retry)
+    taken = trace.take(await stream.feed(retry))
+    await stream.close()
+    return taken
+
+
+async def through_one(known: asyncio.Event, *, ends: bool = False) -> list[Known]:
+    return await in_one_take(Judges(known, ends=ends), known=known)
+
+
+async def through_two(known: asyncio.Event, *, ends: bool = False) -> list[Known]:
+    return await in_one_take(StreamProcessor(), Judges(known, ends=ends), known=known)
+
+
+@pytest.mark.parametrize("through", [through_one, through_two])
+async def test_what_was_put_off_stands_before_the_retry_that_makes_it_void(through: Any) -> None:
+    taken = await through(asyncio.Event())
+    assert [(k.origin.draft, k.origin.part) for k in taken] == [(3, "1"), (4, "")]
+    assert [e.text for e in taken[0].events if isinstance(e, Chunk)] == ["a", "b"]
+    assert [type(e) for e in taken[1].events] == [Retrying]
+
+
+async def test_a_decision_belongs_to_the_work_that_took_it() -> None:
+    taken = await through_one(asyncio.Event())
+    assert [[d.final for d in k.decisions] for k in taken] == [["ab"], []]
+
+
+async def test_the_end_belongs_to_the_draft_at_which_the_policy_ended_the_stream() -> None:
+    taken = await through_one(asyncio.Event(), ends=True)
+    assert [k.ends for k in taken] == [False, True]
+    assert [[d.action for d in k.decisions] for k in taken] == [["replace"], ["terminate"]]

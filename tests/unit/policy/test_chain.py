@@ -138,16 +138,16 @@ async def test_what_is_judged_goes_out_although_the_source_says_nothing_more():
     assert [c async for c in out] == [], "a call that breaks off is let out"
 
 
-async def test_settling_waits_for_all_that_was_put_off():
+async def test_the_end_waits_for_all_that_was_put_off():
     judge = Judge()
     stream = chunk_stream(judge, Notes())
     for item in TWO_CALLS[:4]:
         await stream.feed(item)
-    settling = asyncio.create_task(stream.settle())
+    ending = asyncio.create_task(stream.end())
     await eventually(lambda: len(judge.asked) == 2)
     judge.asked["g"].set_result(None)
     judge.asked["f"].set_result(Block("no", "[no]"))
-    assert contents(await settling) == ["[no]", "g"]
+    assert contents(await ending) == ["[no]", "g"]
     assert stream.pending == []
 
 
