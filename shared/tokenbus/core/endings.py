@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import msgspec
 
+from tokenbus.core.bounds import MAX_NAME_CHARS
 from tokenbus.core.content import add
 from tokenbus.core.effects import EndRun, EndStatus
 from tokenbus.core.outbox import Outbox
 from tokenbus.core.state import RunState
 from tokenbus.core.tool_turn import answer_open_calls
 from tokenbus.events.failure import ErrorInfo
+from tokenbus.events.normalized import Start
 from tokenbus.events.public import (
     Cancelled,
     Completed,
@@ -66,7 +68,10 @@ def settle(s: RunState, out: Outbox, usage: Usage | None) -> None:
     s.usage = None
     if usage:
         s.total = _added(s.total, usage)
-        out.event(s.turn, s.attempt, UsageReported, usage=usage, total=s.total)
+        start = s.start or Start("")
+        model, response_id = (said[:MAX_NAME_CHARS] or None for said in (start.model, start.provider_id))
+        fields = {"model": model, "response_id": response_id}
+        out.event(s.turn, s.attempt, UsageReported, usage=usage, total=s.total, **fields)
 
 
 def end(s: RunState, out: Outbox, event: type[TerminalEvent], at_ms: int, **fields: object) -> EndRun:

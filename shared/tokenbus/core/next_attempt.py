@@ -103,6 +103,6 @@ def fresh_table(s: RunState) -> BlockTable:
 def _begin(s: RunState) -> None:
     s.attempt += 1
     s.phase = "streaming"
-    s.usage = s.seam = None
+    s.usage = s.seam = s.start = None
     s.first_block = s.blocks.next_number
     s.blocks = fresh_table(s)

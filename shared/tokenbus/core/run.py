@@ -203,6 +203,7 @@ class Run:
             case n.Start():
                 if s.first_byte_ms is None:
                     s.first_byte_ms = at_ms - s.accepted_ms
+                s.start = event
                 if event.void_before:
                     self._began_again(at_ms)
             case n.Done():

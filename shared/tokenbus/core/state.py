@@ -12,6 +12,7 @@ from tokenbus.core.gate import Gate
 from tokenbus.core.prefill.turn import TurnText
 from tokenbus.core.stop_scan import StopScan
 from tokenbus.events.frames import Accepted, ToolReturned
+from tokenbus.events.normalized import Start
 from tokenbus.events.requests import Message
 from tokenbus.events.usage import Usage
 
@@ -58,6 +59,8 @@ class RunState(msgspec.Struct):
     """What the present turn will append, once its results are in."""
     usage: Usage | None = None
     """Of the present attempt."""
+    start: Start | None = None
+    """Of the present attempt's answer."""
     total: Usage | None = None
     """Of the turns that ended."""
     first_byte_ms: int | None = None

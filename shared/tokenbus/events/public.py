@@ -171,6 +171,10 @@ class UsageReported(Event, frozen=True, kw_only=True, tag="usage"):
 
     usage: Usage
     total: Usage
+    model: str | None = None
+    """The model that answered, as the provider names it: often one version of what was asked for."""
+    response_id: str | None = None
+    """The provider's id of its answer: what its support and its own lists go by."""
 
 
 class RunEnd(Event, frozen=True, kw_only=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.core.script import Story, call, of_type, text
+from tokenbus.core.bounds import MAX_NAME_CHARS
 from tokenbus.core.effects import EndRun, NextTurn, RunTools
 from tokenbus.core.retry import WORKER_LOST
 from tokenbus.events import normalized as n
@@ -316,6 +317,23 @@ def test_cancel_during_tools_keeps_the_results_that_came() -> None:
     story.control(CancelAsked())
     results = [e.content for e in of_type(story.events, BlockComplete) if e.kind == "tool_result"]
     assert results == ["cancelled", "real"]
+
+
+def test_usage_says_which_answer_it_is_of_and_never_that_of_another_turn() -> None:
+    story = Story()
+    story.provider(n.Start("m-2", "resp_1"), *call(0, "a", "f"), n.Done("tool_use", usage=Usage(input=10)))
+    story.control(ToolReturned(0, "ok", False))
+    story.provider(*text(0, "done"), n.Done("stop", usage=Usage(input=20)))
+    first, second = of_type(story.events, UsageReported)
+    assert (first.model, first.response_id) == ("m-2", "resp_1")
+    assert (second.model, second.response_id) == (None, None)
+
+
+def test_what_an_answer_says_of_itself_is_cut_to_what_a_name_may_have() -> None:
+    story = Story()
+    story.provider(n.Start("m" * 10**6, "r" * 10**6), *text(0, "Hi"), n.Done("stop", usage=Usage(input=1)))
+    [usage] = of_type(story.events, UsageReported)
+    assert (len(usage.model or ""), len(usage.response_id or "")) == (MAX_NAME_CHARS, MAX_NAME_CHARS)
 
 
 def test_usage_adds_up_over_turns() -> None:

@@ -143,8 +143,14 @@ FULL: list[tuple[PublicEvent, str]] = [
         '{"type":"restarted",' + HEAD + ',"error":' + ERROR_JSON + ',"next_attempt":3,"delay_ms":500,"drop_from":2}',
     ),
     (
-        UsageReported(**AT, usage=USAGE, total=USAGE),
-        '{"type":"usage",' + HEAD + ',"usage":' + USAGE_JSON + ',"total":' + USAGE_JSON + "}",
+        UsageReported(**AT, usage=USAGE, total=USAGE, model="m-2", response_id="r1"),
+        '{"type":"usage",'
+        + HEAD
+        + ',"usage":'
+        + USAGE_JSON
+        + ',"total":'
+        + USAGE_JSON
+        + ',"model":"m-2","response_id":"r1"}',
     ),
     (
         Completed(
