@@ -70,6 +70,10 @@ class Keys(msgspec.Struct, frozen=True):
         """Hash: what is taken of one limit, all of them in one slot; `:held` after it: the calls that run now."""
         return f"{self.prefix}:{{limits}}:{scope}"
 
+    def file(self, name: str) -> str:
+        """Text: the id of a provider's file with one blob's content; empty: the blob was sent, and not yet as a file."""
+        return f"{self.prefix}:files:{name}"
+
     def members(self, group: str) -> str:
         """Sorted set: live workers of a group by the server time of their last sign of life, in ms."""
         return f"{self.prefix}:members:{group}"

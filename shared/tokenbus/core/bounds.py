@@ -12,6 +12,7 @@ import msgspec
 
 from tokenbus.events.requests import (
     DocumentPart,
+    FileSource,
     Generate,
     ImagePart,
     Message,
@@ -88,6 +89,8 @@ def _part(where: str, part: object) -> Iterator[tuple[str, str]]:
     match part:
         case ImagePart(source=UrlSource(url=url)) | DocumentPart(source=UrlSource(url=url)):
             yield from _count(f"{where}.source.url", len(url), MAX_URL_CHARS, "characters")
+        case ImagePart(source=FileSource(file_id=file_id)) | DocumentPart(source=FileSource(file_id=file_id)):
+            yield from _count(f"{where}.source.file_id", len(file_id), MAX_URL_CHARS, "characters")
         case _:
             pass
     match part:

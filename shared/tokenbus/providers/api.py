@@ -10,6 +10,7 @@ import msgspec
 from tokenbus.events.normalized import Normalized
 from tokenbus.events.requests import Generate, Message, Mode
 from tokenbus.events.vendor import ApiName, Quirks
+from tokenbus.providers.files import FileApi
 
 __all__ = ["ApiName", "Built", "Decoder", "Format", "HttpCall", "Provider", "Quirks"]
 
@@ -22,6 +23,8 @@ class HttpCall(msgspec.Struct, frozen=True, kw_only=True):
     body: bytes
     headers: dict[str, str]
     query: dict[str, str] = {}
+    files: tuple[str, ...] = ()
+    """Ids of files in the body that the fetcher put there in place of media: it can send those in another way."""
 
 
 class Built(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,6 +65,11 @@ class Provider(Protocol):
     urgent: tuple[bytes, ...]
     """Byte marks of a block's boundaries: a read that holds one is forwarded at once, and so is the one after it, which
     may bring the block's first chunk."""
+    files: FileApi | None
+    """Its file API; None where it has none, or its requests can name no file."""
+    last: tuple[bytes, ...]
+    """How the lines of events begin after which a stream says nothing more (see `LastEvent`); an API whose streams end
+    with their bodies alone has its errors here."""
     formats: Mapping[Mode, Format]
     """This API's row of the matrix of APIs and modes; a mode that is not in it is refused by name."""
 

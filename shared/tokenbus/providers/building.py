@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import cast
 from zlib import crc32
 
 from tokenbus.errors import RequestInvalid
 from tokenbus.events.requests import (
     Base64Source,
+    DocumentPart,
     Effort,
+    FileSource,
     Generate,
+    ImagePart,
     Message,
     Mode,
     OutputSchema,
     Thinking,
+    ToolResultPart,
     UrlSource,
 )
 from tokenbus.providers.api import Built, Format, Quirks
@@ -97,6 +101,18 @@ def named_schema(output: OutputSchema) -> dict[str, object]:
 def data_url(source: Base64Source | UrlSource) -> str:
     """A source as one URL."""
     return source.url if isinstance(source, UrlSource) else f"data:{source.media_type};base64,{source.data}"
+
+
+def names_files(messages: Iterable[Message]) -> bool:
+    """Whether media in these messages lie in the provider's own file store."""
+    for message in messages:
+        for part in message.content if isinstance(message.content, list) else ():
+            inside = part.content if isinstance(part, ToolResultPart) else [part]
+            if any(
+                isinstance(media, ImagePart | DocumentPart) and isinstance(media.source, FileSource) for media in inside
+            ):
+                return True
+    return False
 
 
 def with_extra(

@@ -15,6 +15,8 @@ from tests.unit.providers.test_sdk_types import CONVERSATION, PIXEL, sdk_accepts
 from tokenbus.errors import RequestInvalid
 from tokenbus.events.requests import (
     Base64Source,
+    DocumentPart,
+    FileSource,
     Generate,
     ImageOptions,
     ImagePart,
@@ -24,6 +26,7 @@ from tokenbus.events.requests import (
     TextPart,
     Thinking,
     Tool,
+    ToolCallPart,
     ToolResultPart,
     UrlSource,
 )
@@ -53,6 +56,11 @@ CELLS: dict[str, tuple[ApiName, Mode, Quirks]] = {
     "openai-images-chat-edit-by-url": ("openai-images", "chat", Quirks()),
     "gemini-chat": ("gemini", "chat", Quirks()),
     "gemini-chat-images": ("gemini", "chat", Quirks()),
+    "anthropic-chat-files": ("anthropic", "chat", Quirks()),
+    "anthropic-prefill-files": ("anthropic", "prefill", Quirks()),
+    "openai-chat-chat-files": ("openai-chat", "chat", Quirks()),
+    "openai-responses-chat-files": ("openai-responses", "chat", Quirks()),
+    "gemini-chat-files": ("gemini", "chat", Quirks()),
     "gemini-prefill": ("gemini", "prefill", Quirks()),
     "gemini-prefill-of-a-model-that-takes-no-last-turn": ("gemini", "prefill", Quirks(models_continuing=())),
 }
@@ -100,6 +108,22 @@ IMAGES: dict[str, tuple[list[Message], ImageOptions]] = {
     "gemini-chat-images": (PAINTED, ImageOptions(size="2K", aspect_ratio="16:9")),
 }
 """Cells that ask for images."""
+FILES = [
+    Message(
+        role="user",
+        content=[
+            TextPart(text="Look:"),
+            ImagePart(source=FileSource(file_id="file-1", media_type="image/png"), cache=True),
+            DocumentPart(source=FileSource(file_id="file-2", media_type="application/pdf"), title="a.pdf"),
+        ],
+    ),
+    Message(role="assistant", content=[ToolCallPart(tool_id="t1", tool_name="draw", arguments="{}")]),
+    Message(
+        role="tool",
+        content=[ToolResultPart(tool_id="t1", content=[ImagePart(source=FileSource(file_id="file-3"))])],
+    ),
+]
+"""Media that lie with the provider."""
 NAMED = [
     Message(role="user", participant="Alice", content="Hello"),
     Message(role="user", participant="Bob", content="Hi"),
@@ -113,6 +137,11 @@ def asked(name: str) -> tuple[Generate, list[Message]]:
     if name in IMAGES:
         messages, images = IMAGES[name]
         return Generate(provider=api, model=MODELS[api], messages=messages, images=images), []
+    if name.endswith("-files"):
+        # Chat Completions names documents so, and no images.
+        messages = [Message(role="user", content=FILES[0].content[2:])] if api == "openai-chat" else FILES
+        who = "Claude" if mode == "prefill" else None
+        return Generate(provider=api, model=MODELS[api], mode=mode, participant=who, messages=messages), []
     call = '\n<function_calls>\n<invoke name="now"/>\n</function_calls>'
     result = Message(role="tool", content=[ToolResultPart(tool_id="t4", content="noon & <later>")])
     fields: dict[str, Any] = {}

@@ -7,11 +7,13 @@ from collections.abc import Mapping
 import msgspec
 
 from tokenbus.events.requests import Generate, Message, Mode
+from tokenbus.providers.anthropic.files import files
 from tokenbus.providers.anthropic.prefill import build_prefill
 from tokenbus.providers.anthropic.request import build
 from tokenbus.providers.anthropic.stream import AnthropicDecoder
 from tokenbus.providers.api import ApiName, Built, Decoder, Format, Provider, Quirks
 from tokenbus.providers.building import formatted
+from tokenbus.providers.files import FileApi
 from tokenbus.providers.inline_thinking import InlineThinking
 
 
@@ -25,6 +27,8 @@ class Anthropic:
     # Starts and stops of blocks and of the message, and the ping that often comes between a block's start and its first
     # chunk; a text with such a word in it is merely forwarded sooner.
     urgent: tuple[bytes, ...] = (b"content_block_st", b"message_st", b'"ping"', b'"error"')
+    files: FileApi | None = files
+    last: tuple[bytes, ...] = (b'data:{"type":"message_stop"', b'data:{"type":"error"')
     formats: Mapping[Mode, Format] = {"chat": build, "prefill": build_prefill}
 
     def build(self, request: Generate, history: list[Message], quirks: Quirks) -> Built:

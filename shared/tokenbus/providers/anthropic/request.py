@@ -19,6 +19,7 @@ from tokenbus.events.requests import (
     ContentPart,
     DocumentPart,
     ExtraPart,
+    FileSource,
     Generate,
     ImagePart,
     Message,
@@ -29,11 +30,18 @@ from tokenbus.events.requests import (
     ToolChoice,
     ToolResultPart,
 )
+from tokenbus.providers.anthropic.files import API_VERSION, FILES_BETA
 from tokenbus.providers.api import Built, HttpCall, Quirks
-from tokenbus.providers.building import budget_of, fitted_id, needs_tools, schema_of, told_stops, with_extra
+from tokenbus.providers.building import (
+    budget_of,
+    fitted_id,
+    names_files,
+    needs_tools,
+    schema_of,
+    told_stops,
+    with_extra,
+)
 from tokenbus.providers.conversation import Spoken, conversation, own_extra, raw_json
-
-API_VERSION = "2023-06-01"
 
 MIN_BUDGET = 1024
 
@@ -67,11 +75,13 @@ def build(request: Generate, history: list[Message], quirks: Quirks) -> Built:
     if system:
         body["system"] = system
     body |= limits(request, quirks) | _tools(request)
-    return built(body, request, notes)
+    return built(body, request, history, notes)
 
 
-def built(body: dict[str, object], request: Generate, notes: tuple[str, ...]) -> Built:
+def built(body: dict[str, object], request: Generate, history: list[Message], notes: tuple[str, ...]) -> Built:
     headers = {"content-type": "application/json", "anthropic-version": API_VERSION}
+    if names_files(request.messages) or names_files(history):
+        headers["anthropic-beta"] = FILES_BETA
     encoded = msgspec.json.encode(with_extra(body, request.extra))
     return Built(call=HttpCall(path="/v1/messages", body=encoded, headers=headers), notes=notes)
 
@@ -225,6 +235,8 @@ def _source(source: Source) -> dict[str, object]:
     assert not isinstance(source, BlobSource)  # conversation() lets none through
     if isinstance(source, Base64Source):
         return {"type": "base64", "media_type": source.media_type, "data": source.data}
+    if isinstance(source, FileSource):
+        return {"type": "file", "file_id": source.file_id}
     return {"type": "url", "url": source.url}
 
 

@@ -9,6 +9,8 @@ import msgspec
 from tokenbus.events.requests import Generate, Message, Mode
 from tokenbus.providers.api import ApiName, Built, Decoder, Format, Provider, Quirks
 from tokenbus.providers.building import formatted
+from tokenbus.providers.files import FileApi
+from tokenbus.providers.gemini.files import files
 from tokenbus.providers.gemini.prefill import build_prefill
 from tokenbus.providers.gemini.request import build
 from tokenbus.providers.gemini.stream import GeminiDecoder
@@ -25,6 +27,8 @@ class Gemini:
     default_key_env = "GEMINI_API_KEY"
     # Calls, images and what ends the response. What begins or ends a text cannot be told by a mark.
     urgent: tuple[bytes, ...] = (b'"functionCall"', b'"inlineData"', b'"finishReason"', b'"blockReason"', b'"error"')
+    files: FileApi | None = files
+    last: tuple[bytes, ...] = (b'data:{"error":{"',)
     formats: Mapping[Mode, Format] = {"chat": build, "prefill": build_prefill}
 
     def build(self, request: Generate, history: list[Message], quirks: Quirks) -> Built:

@@ -12,6 +12,7 @@ from tokenbus.events.requests import (
     ContentPart,
     DocumentPart,
     ExtraPart,
+    FileSource,
     ImagePart,
     Source,
     TextPart,
@@ -160,6 +161,8 @@ def _media(source: Source, otherwise: str) -> Json:
     assert not isinstance(source, BlobSource)  # conversation() lets none through
     if isinstance(source, Base64Source):
         return {"inlineData": {"mimeType": source.media_type, "data": source.data}}
+    if isinstance(source, FileSource):
+        return {"fileData": {"mimeType": source.media_type or otherwise, "fileUri": source.file_id}}
     found = _SUFFIX.fullmatch(source.url)
     media_type = _MEDIA_TYPES.get(found[1].lower(), otherwise) if found else otherwise
     return {"fileData": {"mimeType": media_type, "fileUri": source.url}}

@@ -9,10 +9,12 @@ import msgspec
 from tokenbus.events.requests import Generate, Message, Mode
 from tokenbus.providers.api import ApiName, Built, Decoder, Format, Provider, Quirks
 from tokenbus.providers.building import formatted
+from tokenbus.providers.files import FileApi
 from tokenbus.providers.inline_thinking import InlineThinking
 from tokenbus.providers.openai_chat.prefill import build_prefill
 from tokenbus.providers.openai_chat.request import build
 from tokenbus.providers.openai_chat.stream import ChatDecoder
+from tokenbus.providers.openai_responses.files import chat_files
 
 
 class OpenAIChat:
@@ -30,6 +32,8 @@ class OpenAIChat:
         b"[DONE]",
         b'"error"',
     )
+    files: FileApi | None = chat_files
+    last: tuple[bytes, ...] = (b"data:[DONE]", b'data:{"error":{"')
     formats: Mapping[Mode, Format] = {"chat": build, "prefill": build_prefill}
 
     def build(self, request: Generate, history: list[Message], quirks: Quirks) -> Built:

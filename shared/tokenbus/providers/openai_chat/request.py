@@ -15,6 +15,7 @@ from tokenbus.events.requests import (
     BlobSource,
     DocumentPart,
     ExtraPart,
+    FileSource,
     Generate,
     ImagePart,
     Message,
@@ -159,7 +160,7 @@ def user_content(message: Spoken, quirks: Quirks) -> object:
             case TextPart():
                 parts.append({"type": "text", "text": part.text} | _cache(part.cache, quirks))
             case ImagePart():
-                parts.append(_image(part, quirks))
+                parts.append(_image(part, quirks, f"{message.where}.content[{i}]"))
             case DocumentPart():
                 parts.append(_document(part, quirks))
             case ExtraPart():
@@ -225,7 +226,7 @@ def _results(message: Spoken, quirks: Quirks) -> list[ChatMessage]:
             continue
         content = [TextPart(text=part.content)] if isinstance(part.content, str) else part.content
         texts = [inner.text for inner in content if isinstance(inner, TextPart)]
-        shown = [_image(inner, quirks) for inner in content if isinstance(inner, ImagePart)]
+        shown = [_image(inner, quirks, message.where) for inner in content if isinstance(inner, ImagePart)]
         if shown:
             images += [{"type": "text", "text": f"Images of the result of {part.tool_id}:"}, *shown]
         said.append({"role": "tool", "tool_call_id": _fitted(part.tool_id), "content": "\n".join(texts)})
@@ -241,14 +242,19 @@ def _text(parts: list[TextPart], quirks: Quirks) -> object:
     return "\n\n".join(part.text for part in parts if part.text)
 
 
-def _image(part: ImagePart, quirks: Quirks) -> dict[str, object]:
+def _image(part: ImagePart, quirks: Quirks, where: str) -> dict[str, object]:
     assert not isinstance(part.source, BlobSource)  # conversation() lets none through
+    if isinstance(part.source, FileSource):
+        raise RequestInvalid(f"{where}.source", "Chat Completions takes no image by its file id")
     return {"type": "image_url", "image_url": {"url": data_url(part.source)}} | _cache(part.cache, quirks)
 
 
 def _document(part: DocumentPart, quirks: Quirks) -> dict[str, object]:
     assert not isinstance(part.source, BlobSource)
-    file = {"filename": part.title or "document", "file_data": data_url(part.source)}
+    if isinstance(part.source, FileSource):
+        file = {"file_id": part.source.file_id}
+    else:
+        file = {"filename": part.title or "document", "file_data": data_url(part.source)}
     return {"type": "file", "file": file} | _cache(part.cache, quirks)
 
 

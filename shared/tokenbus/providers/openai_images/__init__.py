@@ -9,6 +9,7 @@ import msgspec
 from tokenbus.events.requests import Generate, Message, Mode
 from tokenbus.providers.api import ApiName, Built, Decoder, Format, Provider, Quirks
 from tokenbus.providers.building import formatted
+from tokenbus.providers.files import FileApi
 from tokenbus.providers.openai_images.request import build
 from tokenbus.providers.openai_images.stream import ImagesDecoder
 from tokenbus.providers.sse import MAX_IMAGE_EVENT_BYTES, SseDecoder
@@ -22,6 +23,8 @@ class OpenAIImages:
     default_base_url = "https://api.openai.com/v1"
     default_key_env = "OPENAI_API_KEY"
     urgent: tuple[bytes, ...] = (b".partial_image", b".completed", b'"error"')
+    files: FileApi | None = None
+    last: tuple[bytes, ...] = (b'data:{"type":"error"', b'data:{"error":{"')
     formats: Mapping[Mode, Format] = {"chat": build}
 
     def build(self, request: Generate, history: list[Message], quirks: Quirks) -> Built:

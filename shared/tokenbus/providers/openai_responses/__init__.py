@@ -9,7 +9,9 @@ import msgspec
 from tokenbus.events.requests import Generate, Message, Mode
 from tokenbus.providers.api import ApiName, Built, Decoder, Format, Provider, Quirks
 from tokenbus.providers.building import formatted
+from tokenbus.providers.files import FileApi
 from tokenbus.providers.inline_thinking import InlineThinking
+from tokenbus.providers.openai_responses.files import files
 from tokenbus.providers.openai_responses.request import build
 from tokenbus.providers.openai_responses.stream import ResponsesDecoder
 from tokenbus.providers.sse import MAX_IMAGE_EVENT_BYTES, SseDecoder
@@ -30,6 +32,11 @@ class OpenAIResponses:
         b"response.incomplete",
         b"response.failed",
         b'"error"',
+    )
+    files: FileApi | None = files
+    last: tuple[bytes, ...] = tuple(
+        b'data:{"type":"%b"' % name
+        for name in (b"response.completed", b"response.incomplete", b"response.failed", b"response.cancelled", b"error")
     )
     formats: Mapping[Mode, Format] = {"chat": build}
 

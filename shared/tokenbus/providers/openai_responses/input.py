@@ -13,6 +13,7 @@ from tokenbus.events.requests import (
     BlobSource,
     DocumentPart,
     ExtraPart,
+    FileSource,
     ImagePart,
     TextPart,
     ThinkingPart,
@@ -191,16 +192,23 @@ def _output_text(text: str, opaque: dict[str, str], where: str) -> Json:
 
 def _image(part: ImagePart, quirks: Quirks) -> Json:
     assert not isinstance(part.source, BlobSource)  # conversation() lets none through
-    url = data_url(part.source)
-    return {"type": "input_image", "detail": "auto", "image_url": url} | _cache(part.cache, quirks)
+    if isinstance(part.source, FileSource):
+        said: Json = {"type": "input_image", "detail": "auto", "file_id": part.source.file_id}
+    else:
+        said = {"type": "input_image", "detail": "auto", "image_url": data_url(part.source)}
+    return said | _cache(part.cache, quirks)
 
 
 def _document(part: DocumentPart, quirks: Quirks) -> Json:
     source = part.source
-    assert isinstance(source, Base64Source | UrlSource)
+    assert not isinstance(source, BlobSource)
+    said: Json = {"type": "input_file"}
     if isinstance(source, UrlSource):
-        return {"type": "input_file", "file_url": source.url} | _cache(part.cache, quirks)
-    said: Json = {"type": "input_file", "filename": part.title or "document", "file_data": data_url(source)}
+        said["file_url"] = source.url
+    elif isinstance(source, FileSource):
+        said["file_id"] = source.file_id
+    else:
+        said |= {"filename": part.title or "document", "file_data": data_url(source)}
     return said | _cache(part.cache, quirks)
 
 
