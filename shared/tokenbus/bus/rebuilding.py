@@ -26,8 +26,10 @@ async def rebuild(server: Server, keys: Keys, part: Partition, lease: Lease) -> 
     while part.offset != lease.offset:
         page: list[Entry] = await client.xrange(part.stream, f"({part.offset}", lease.offset, count=REPLAY_PAGE)
         if not page:
-            log.error("%s: entries are gone that a replay needs", part.lease_key)
-            break
+            token = await client.hget(part.lease_key, "token")
+            if token is None or token.decode() == part.token:
+                log.error("%s: entries are gone that a replay needs", part.lease_key)
+            break  # else another has the partition by now, and trimmed what it does not need: nothing of this counts
         part.replay(page)
         await asyncio.sleep(0)  # other partitions go on meanwhile
     runs = part.settle(lease.offset)

@@ -15,6 +15,7 @@ from tests.waiting import eventually
 from tokenbus.bus import partition, rebuilding
 from tokenbus.bus.dead import KEPT_BYTES
 from tokenbus.bus.keys import Keys
+from tokenbus.bus.leases import Lease
 from tokenbus.bus.scripts import Commit
 from tokenbus.bus.server import Server
 
@@ -106,6 +107,18 @@ async def test_a_replay_without_its_entries_goes_on_and_says_so(bench: Bench, ca
     await bench.feed(0, {run: b"+1"})
     await bench.finish("second")
     assert "entries are gone that a replay needs" in caplog.text
+
+
+async def test_a_replay_that_was_overtaken_misses_nothing(bench: Bench, caplog: pytest.LogCaptureFixture):
+    [run] = bench.runs(0, 1)
+    await bench.feed(0, {run: b"+1"}, {run: b"+1"})
+    await bench.finish("first")
+    stands = await lease_of(bench, 0)
+    before = Lease(0, "1:frozen", stands["offset"], stands["watermark"])
+    await bench.server.client.xtrim(bench.keys.topic(0, "raw"), maxlen=0, approximate=False)
+    part = partition.Partition(before, ToyLogic(0, bench.keys), keys=bench.keys, topic="raw", group=GROUP)
+    await rebuilding.rebuild(bench.server, bench.keys, part, before)
+    assert "entries are gone" not in caplog.text
 
 
 async def test_a_lease_lost_in_a_long_replay_ends_it(bench: Bench, server: Server, monkeypatch: pytest.MonkeyPatch):
