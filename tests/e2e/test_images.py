@@ -12,7 +12,7 @@ import msgspec
 from tests.e2e import judge
 from tests.e2e.conftest import WEATHER, Send
 from tests.e2e.fleet import PIPELINE, ended, fleet, log_of
-from tests.e2e.test_media import MB, bus_bytes, with_store
+from tests.e2e.test_media import MB, bus_bytes, most_memory, upload, with_store
 from tests.waiting import eventually
 from tokenbus.blobs import blob_id_of
 from tokenbus.bus.keys import Keys
@@ -174,3 +174,58 @@ async def test_20_mb_of_image_leave_the_bus_flat(
     [image] = told(logs[run], "block_complete")
     assert image["image"]["size_bytes"] == int(stored.headers["content-length"]) == len(large.data)
     assert held < MB
+
+
+def edits(*sources: dict[str, str]) -> list[dict[str, Any]]:
+    images = [{"type": "image", "source": source} for source in sources]
+    return [{"role": "user", "content": [{"type": "text", "text": "As one."}, *images]}]
+
+
+async def test_images_are_edited_by_reference_and_what_was_made_is_edited_again(
+    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+) -> None:
+    large, masking = PNG + bytes(range(256)) * (20 * MB // 256), PNG + b"clear" * 50
+    inline = {"type": "base64", "media_type": "image/png", "data": b64encode(DOG.data).decode()}
+    edited = Script(name="edited", turns=(Turn(says=Reply(pictures=(CAT,))),))
+    async with (
+        ReplayServer([edited]) as provider,
+        with_store(tmp_path, server_url, keys, provider.url, images_api(provider.url)) as (bus, blobs),
+    ):
+        ask: dict[str, Any] = {"provider": "openai-images"}
+        await ended(server.client, keys, [await send("edited", messages=edits(inline), id="warm", **ask)])
+        mask = {"source": await upload(blobs.url, masking)}
+        [fetcher] = [worker for worker in bus.workers if worker.kind == "fetcher"]
+        held, peak = await bus_bytes(server, keys), most_memory(fetcher)
+        whole = edits(await upload(blobs.url, large), inline)
+        run = await send("edited", messages=whole, images={"mask": mask, "previews": 2}, id="one", **ask)
+        logs: Any = await ended(server.client, keys, [run])
+        grown, risen = await bus_bytes(server, keys) - held, most_memory(fetcher) - peak
+        [made] = told(logs[run], "block_complete")
+        again = {"type": "blob", "media_type": "image/png", "blob_id": made["image"]["blob_id"]}
+        by_url = {"type": "url", "url": "https://example.org/a.png"}
+        missing = {"source": {**again, "blob_id": blob_id_of(b"never stored")}}
+        await send("edited", messages=edits(again), id="again", stream=False, **ask)
+        await send("edited", messages=edits(again, by_url), id="by_url", **ask)
+        await send("edited", messages=edits(again), images={"mask": missing}, id="unmasked", **ask)
+        logs |= await ended(server.client, keys, ["again", "by_url", "unmasked"])
+        asked = {exchange.received.path: exchange.asked for exchange in provider.requests}
+        bodies = [exchange.asked.body for exchange in provider.requests if exchange.asked]
+    for log in logs.values():
+        judge.check(log)
+    assert [logs[name][-1]["type"] for name in ("one", "again", "by_url")] == ["completed"] * 3
+    assert asked.keys() == {"/v1/images/edits"}
+    _, one, *later = bodies
+    assert [file["data"] for file in (*one["image[]"], one["mask"])] == [large, DOG.data, masking]
+    assert grown < 64 * 1024
+    assert risen < len(large)
+    previews = told(logs["one"], "image_preview")
+    assert [e["image"]["blob_id"] for e in previews] == [blob_id_of(preview) for preview in CAT.previews]
+    assert made["image"] == blob(CAT.data, prompt="As one.", model="edited", size="1024x1024", quality="high")
+    assert {"image", "images"} == {name for body in later for name in body if name.startswith("image")}
+    [named] = [body["images"] for body in later if "images" in body]
+    as_data = f"data:image/png;base64,{b64encode(CAT.data).decode()}"
+    assert named == [{"image_url": as_data}, {"image_url": "https://example.org/a.png"}]
+    [file] = [body["image"] for body in later if "image" in body]
+    assert file["data"] == CAT.data
+    error = logs["unmasked"][-1]["error"]
+    assert (error["code"], error["where"]) == ("blob_not_found", "images.mask")

@@ -77,7 +77,7 @@ class Endpoint:
         built = self.api.build(request, history, settings.quirks)
         path = built.call.path
         if settings.path is not None:
-            path = settings.path.replace("{model}", _segment(request.model))
+            path = settings.path.replace("{path}", path).replace("{model}", _segment(request.model))
         call = msgspec.structs.replace(built.call, path=path, query={**built.call.query, **settings.query})
         return msgspec.structs.replace(built, call=call)
 

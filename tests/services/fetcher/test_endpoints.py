@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from tokenbus.errors import RequestInvalid, SettingsError
-from tokenbus.events.requests import Generate, Message, Thinking
+from tokenbus.events.requests import Base64Source, Generate, ImagePart, Message, TextPart, Thinking
 from tokenbus_services.fetcher.providers import Endpoint
 from tokenbus_services.settings import ProviderSettings, Settings
 
@@ -134,6 +134,20 @@ async def test_mistral_gets_no_field_that_it_refuses() -> None:
     settings = msgspec.structs.replace(DOCUMENTED["mistral"], api_key_env="")
     said = msgspec.json.decode((await call(settings, asked(max_tokens=7))).content)
     assert set(said) == {"model", "messages", "stream", "max_tokens"}
+
+
+async def test_a_path_may_keep_the_one_that_the_api_has_for_the_request() -> None:
+    settings = ProviderSettings(
+        api="openai-images", base_url="http://h", path="/deployments/{model}{path}", api_key_env=""
+    )
+    endpoint = Endpoint("dated", settings, {})
+    image = ImagePart(source=Base64Source(media_type="image/png", data="AAAA"))
+    paths: list[bytes] = []
+    for more in ([], [image]):
+        messages = [Message(role="user", content=[TextPart(text="A cat."), *more])]
+        built = endpoint.build(Generate(provider="dated", model="{path}", messages=messages), [])
+        paths.append(endpoint.request(built.call).url.raw_path)
+    assert paths == [b"/deployments/%7Bpath%7D/images/generations", b"/deployments/%7Bpath%7D/images/edits"]
 
 
 async def test_a_model_in_the_path_is_one_part_of_it_and_leads_nowhere_else() -> None:
