@@ -1,20 +1,17 @@
 """The media of one turn: what of it lies in the blob store is found, checked, and put into the request as it is sent.
 
-A provider's request builder is pure and knows base64 and urls alone. So each blob stands in the conversation as base64
-whose data is a mark that nobody can guess; in the body that comes out, marks are where blobs belong. A message that the
-builder leaves out has no mark there, and its blobs are never asked for.
+A provider's request builder is pure and knows base64 and urls alone. So each blob stands in the conversation as the
+base64 of a mark that nobody can guess; in the body that comes out, marks are where blobs belong: as base64 where that
+is base64, and as bytes where the builder decoded it, for a form. A message that the builder leaves out has no mark
+there, and its blobs are never asked for.
 """
 
 from __future__ import annotations
 
 import asyncio
-import re
-import secrets
 from base64 import b64encode
 from collections.abc import Mapping
 from contextlib import aclosing
-
-import msgspec
 
 from tokenbus.blobs import DEFAULT_MEDIA_TYPE
 from tokenbus.errors import BlobError, RequestInvalid
@@ -24,7 +21,8 @@ from tokenbus_services.fetcher.media_body import Embedded, MediaBody
 from tokenbus_services.fetcher.media_cache import Found, RecentBlobs
 from tokenbus_services.fetcher.media_failed import MediaFailed
 from tokenbus_services.fetcher.media_limits import check_body, check_media, check_size, limits_of, plain_type
-from tokenbus_services.fetcher.media_places import Media, media_in, with_sources
+from tokenbus_services.fetcher.media_marks import Marks
+from tokenbus_services.fetcher.media_places import Media, media_in, media_of, request_with, with_sources
 from tokenbus_services.fetcher.providers import Endpoint
 from tokenbus_services.settings import MediaSettings
 
@@ -46,7 +44,7 @@ class TurnMedia:
         Raises RequestInvalid (a type, size or number that the provider does not take; whatever `Endpoint.build`
         raises) and MediaFailed.
         """
-        media = dict([*media_in(request.messages, "messages"), *media_in(history, "history")])
+        media = dict([*media_of(request), *media_in(history, "history")])
         if not media:
             return endpoint.build(request, history), None
         limits = limits_of(endpoint.settings.api, endpoint.settings.media)
@@ -56,21 +54,20 @@ class TurnMedia:
         sources: dict[str, Source] = {}
         for where, found in (await self._find(texts, limits)).items():
             sources[where] = await self._text(where, blobs[where], found)
-        mark = f"blob-{secrets.token_hex(16)}"
+        marks = Marks()
         marked = [where for where in blobs if where not in texts]
         for n, where in enumerate(marked):
-            sources[where] = Base64Source(media_type=blobs[where].media_type, data=f"{mark}-{n}.")
-        built = endpoint.build(
-            msgspec.structs.replace(request, messages=with_sources(request.messages, "messages", sources)),
-            with_sources(history, "history", sources),
-        )
-        json = re.split(rf"{mark}-(\d+)\.".encode(), built.call.body)
-        pieces = [marked[int(piece)] if n % 2 else piece for n, piece in enumerate(json)]
-        left_out = set(marked).difference(pieces)
+            sources[where] = Base64Source(media_type=blobs[where].media_type, data=marks.base64(n))
+        built = endpoint.build(request_with(request, sources), with_sources(history, "history", sources))
+        pieces = [p if isinstance(p, bytes) else (marked[p.number], p.raw) for p in marks.split(built.call.body)]
+        wanted = dict.fromkeys(piece[0] for piece in pieces if not isinstance(piece, bytes))
+        left_out = set(marked).difference(wanted)
         used = {where: part for where, part in media.items() if where not in left_out}
         check_media(limits, used.items())
-        found = await self._find({where: media[where] for where in pieces if isinstance(where, str)}, limits)
-        body = MediaBody([p if isinstance(p, bytes) else Embedded(p, blobs[p].blob_id, found[p]) for p in pieces])
+        found = await self._find({where: media[where] for where in wanted}, limits)
+        body = MediaBody(
+            [p if isinstance(p, bytes) else Embedded(p[0], blobs[p[0]].blob_id, found[p[0]], p[1]) for p in pieces]
+        )
         check_body(limits, body.size)
         return built, body if found else None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from base64 import b64encode
 from typing import Any, Literal
 
+import msgspec
 import pytest
 
 from tests.services.fetcher.shelf import Shelf
@@ -15,6 +16,7 @@ from tokenbus.events.requests import (
     BlobSource,
     DocumentPart,
     Generate,
+    ImageOptions,
     ImagePart,
     Message,
     Source,
@@ -28,9 +30,11 @@ from tokenbus_services.fetcher.media import TurnMedia
 from tokenbus_services.fetcher.media_cache import RecentBlobs
 from tokenbus_services.fetcher.media_failed import MediaFailed
 from tokenbus_services.fetcher.providers import Endpoint
+from tokenbus_services.replay.form import read_form
 from tokenbus_services.settings import MediaSettings, ProviderSettings, QuirkSettings
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 17
+MASKING = b"\x89PNG\r\n\x1a\n" + bytes(1003)
 JPEG = b"\xff\xd8\xff" + b"camera" * 401
 PDF = b"%PDF-1.7 " + b"page" * 300
 TEXT = "Grüße, und mehr".encode() * 100
@@ -114,6 +118,53 @@ async def test_a_request_with_blobs_is_the_request_with_base64(api: ApiName, mod
     assert b64encode(JPEG) in by_blob
 
 
+def edit_of(sources: Sources, media_type: str = "image/png") -> Generate:
+    """Two images to edit, one of them twice, with a mask."""
+    images = [ImagePart(source=sources(content, media_type)) for content in (PNG, JPEG, PNG)]
+    messages = [Message(role="user", content=[TextPart(text="As one."), *images])]
+    mask = ImagePart(source=sources(MASKING, "image/png"))
+    return Generate(provider="p", model="m", messages=messages, images=ImageOptions(mask=mask, previews=2))
+
+
+async def test_blobs_are_in_a_form_as_the_files_that_they_are() -> None:
+    async def form_of(shelf: Shelf, request: Generate) -> dict[str, Any]:
+        built, body = await TurnMedia(RecentBlobs(shelf, 0)).build(endpoint_of("openai-images"), request, [])
+        whole = built.call.body if body is None else b"".join([piece async for piece in body])
+        assert len(whole) == (len(built.call.body) if body is None else body.size)
+        return read_form(built.call.headers["content-type"], whole)
+
+    shelf = Shelf()
+    by_blob = await form_of(shelf, edit_of(Sources(shelf)))
+    assert by_blob == await form_of(Shelf(), edit_of(Sources(None)))
+    assert [file["data"] for file in by_blob["image[]"]] == [PNG, JPEG, PNG]
+    assert (by_blob["mask"]["data"], by_blob["partial_images"]) == (MASKING, "2")
+
+
+async def test_blobs_beside_an_image_that_is_named_by_url_are_base64_in_json() -> None:
+    shelf = Shelf()
+    request = edit_of(Sources(shelf))
+    [message] = request.messages
+    assert not isinstance(message.content, str)
+    named = ImagePart(source=UrlSource(url="https://example.org/a.png"))
+    request = msgspec.structs.replace(request, messages=[Message(role="user", content=[*message.content, named])])
+    body = msgspec.json.decode(await sent(shelf, endpoint_of("openai-images"), request))
+    urls = [image["image_url"] for image in (*body["images"], body["mask"])]
+    as_json = [f"data:image/png;base64,{b64encode(content).decode()}" for content in (PNG, JPEG, PNG, MASKING)]
+    assert urls == [*as_json[:3], "https://example.org/a.png", as_json[3]]
+
+
+async def test_a_mask_is_checked_as_every_image_and_not_counted_among_those_to_edit() -> None:
+    shelf = Shelf()
+    await sent(shelf, endpoint_of("openai-images", images=3), edit_of(Sources(shelf)))
+    with pytest.raises(RequestInvalid, match="2 images"):
+        await sent(shelf, endpoint_of("openai-images", images=2), edit_of(Sources(shelf)))
+    request = edit_of(Sources(shelf))
+    del shelf.contents[blob_id_of(MASKING)]
+    with pytest.raises(MediaFailed) as e:
+        await sent(shelf, endpoint_of("openai-images"), request)
+    assert (e.value.error.code, e.value.error.where) == ("blob_not_found", "images.mask")
+
+
 async def test_a_text_goes_to_anthropic_as_the_text_that_it_is() -> None:
     shelf = Shelf()
     body = await sent(shelf, endpoint_of("anthropic"), conversation(Sources(shelf), "chat", text=True))
@@ -154,9 +205,10 @@ async def test_each_turn_renews_the_lease_of_its_blobs_also_of_those_in_memory()
 async def test_what_looks_like_a_blobs_mark_in_a_text_stays_text() -> None:
     shelf = Shelf()
     image = shows(BlobSource(blob_id=shelf.put(PNG, "image/png"), media_type="image/png"))
-    forged = Message(role="user", content="blob-00000000000000000000000000000000 \\u0062lob-0")
-    body = await sent(shelf, endpoint_of("anthropic"), hello(image, forged))
-    assert b"blob-00000000000000000000000000000000" in body
+    forged = f"blob-{'0' * 34}000000"
+    texts = [forged, b64encode(forged.encode()).decode(), forged.replace("b", "\\u0062")]
+    body = await sent(shelf, endpoint_of("anthropic"), hello(image, *(Message(role="user", content=t) for t in texts)))
+    assert all(msgspec.json.encode(text)[1:-1] in body for text in texts)
     assert body.count(b64encode(PNG)) == 1
 
 
