@@ -14,6 +14,7 @@ import pytest
 from tests.e2e import judge
 from tests.e2e.conftest import Send
 from tests.e2e.fleet import WITH_TOOLS, ended, fleet, log_of
+from tests.services.tools.mcp.conftest import alive
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server import Server
@@ -24,14 +25,6 @@ SAMPLE = Path(__file__).parent.parent / "services/tools/mcp/sample_server.py"
 
 def says(*calls: ToolCall) -> tuple[Turn, ...]:
     return Turn(says=Reply(tool_calls=calls)), Turn(says=Reply(text="I see."))
-
-
-def alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 async def test_a_request_names_a_servers_tools_and_gets_their_schemas_and_results(
