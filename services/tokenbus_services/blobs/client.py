@@ -126,7 +126,7 @@ class HttpBlobs:
             response = await self._http.send(request, stream=True)
             try:
                 if response.status_code != HTTPStatus.OK:
-                    raise _error(response.status_code, await response.aread(), blob_id)
+                    raise _error(response.status_code, await _beginning(response), blob_id)
                 async for chunk in response.aiter_raw():
                     hasher.update(chunk)
                     if held:
@@ -157,11 +157,16 @@ class HttpBlobs:
         return content
 
     async def _send(self, request: httpx.Request, *, limit: int) -> tuple[int, bytes]:
-        """Status and body of the answer. Raises BlobTooLarge where the body is over the limit, BlobUnavailable."""
+        """Status and body of the answer, of an error its beginning.
+
+        Raises BlobTooLarge where the body of another is over the limit, BlobUnavailable.
+        """
         body = bytearray()
         try:
             response = await self._http.send(request, stream=True)
             try:
+                if response.is_error:
+                    return response.status_code, await _beginning(response)
                 async for chunk in response.aiter_raw():
                     body += chunk
                     if len(body) > limit:
@@ -174,6 +179,16 @@ class HttpBlobs:
 
     def _unavailable(self, error: httpx.HTTPError) -> BlobUnavailable:
         return BlobUnavailable(str(self._http.base_url), f"{type(error).__name__} {error}".strip())
+
+
+async def _beginning(response: httpx.Response) -> bytes:
+    """Of an error's body no more than the service ever says: what is longer comes from something else."""
+    body = bytearray()
+    async for chunk in response.aiter_raw():
+        body += chunk
+        if len(body) >= _MAX_ANSWER_BYTES:
+            break
+    return bytes(body[:_MAX_ANSWER_BYTES])
 
 
 def _error(status: int, answer: bytes, what: str) -> BlobError:

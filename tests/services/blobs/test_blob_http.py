@@ -352,6 +352,28 @@ async def test_a_strange_answer_is_an_error(serve: Serve, status: int, answer: b
             await (blobs.load(blob_id_of(b"x")) if status == 200 else blobs.store(b"x", "text/plain"))
 
 
+async def test_an_error_without_end_is_not_waited_for(serve: Serve) -> None:
+    async def left(receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    async def endless(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 502, "headers": []})
+        leaving = asyncio.create_task(left(receive))
+        while not leaving.done():
+            await send({"type": "http.response.body", "body": bytes(2**16), "more_body": True})
+            await asyncio.sleep(0)
+
+    service = await serve(endless)
+    async with HttpBlobs(service.url) as blobs:
+        with pytest.raises(BlobUnavailable, match="HTTP 502"):
+            await blobs.store(b"x", "text/plain")
+        with pytest.raises(BlobUnavailable, match="HTTP 502"):
+            await blobs.load(blob_id_of(b"x"))
+        with pytest.raises(BlobUnavailable, match="HTTP 502"):
+            await anext(blobs.chunks(blob_id_of(b"x")))
+
+
 @pytest.mark.parametrize(("error", "status"), [(BlobStoreFull, 507), (BlobUnavailable, 503)])
 async def test_a_failing_store_is_answered_with_its_code(
     http: httpx.AsyncClient, shelf: Shelf, monkeypatch: pytest.MonkeyPatch, error: type[BlobUnavailable], status: int
