@@ -10,7 +10,7 @@ import pytest
 
 from tests.e2e import judge
 from tests.e2e.conftest import Send
-from tests.e2e.fleet import PIPELINE, ended, fleet
+from tests.e2e.fleet import PIPELINE, ended, fleet, provider_table
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server import Server
@@ -84,6 +84,22 @@ async def test_calls_at_once_are_bounded_over_all_fetchers_and_all_of_them_get_t
         assert most_at_once(provider.requests) <= 2
     assert {judge.text(log) for log in logs.values()} == {"one two three"}  # pyright: ignore[reportArgumentType]
     assert await server.client.zcard(keys.limit("provider:anthropic") + ":held") == 0
+
+
+async def test_a_provider_that_never_closes_its_body_holds_no_place_after_its_last_event(
+    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+) -> None:
+    left_open = Script(name="open", turns=(Turn(says=Reply(text="one two"), fault=Stall(after_text="message_stop")),))
+    async with ReplayServer([left_open]) as provider:
+        toml = provider_table("patient", "anthropic", provider.url, "idle_timeout_s = 3600\n")
+        toml += "[limits.providers.patient]\nconcurrency = 1\n"
+        async with fleet(tmp_path, server_url, keys, provider.url, PIPELINE, toml):
+            runs = [await send("open", provider="patient") for _ in range(3)]
+            logs = await ended(server.client, keys, runs)
+            for exchange in provider.requests:
+                await provider.disconnected(exchange)
+            assert most_at_once(provider.requests) == 1
+    assert [log[-1]["type"] for log in logs.values()] == ["completed"] * 3
 
 
 async def test_a_killed_fetchers_places_free_themselves(

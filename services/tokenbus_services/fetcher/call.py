@@ -11,6 +11,7 @@ from tokenbus.events.frames import Data, Ended, Opened
 from tokenbus.events.requests import Generate
 from tokenbus.providers.api import HttpCall
 from tokenbus.providers.images import images_asked
+from tokenbus.providers.last_event import LastEvent
 from tokenbus_services.fetcher.media_body import MediaBody
 from tokenbus_services.fetcher.media_failed import MediaFailed
 from tokenbus_services.fetcher.providers import Endpoint, KeyMissing, KeyUnusable
@@ -32,6 +33,10 @@ TIMER_SLACK = 0.05
 """A silence timer is set anew only when it is off by this part of its length: most reads cost no timer."""
 
 
+CLOSING_S = 1.0
+"""So long a provider may take to close its body after its last event. Few need any of it; one that leaves it open would
+hold the run's place and a socket, and loses the connection in place of that."""
+
 DEADLINE_PASSED = ErrorInfo(code="deadline", kind="timeout", message="the run's deadline has passed")
 
 
@@ -45,6 +50,7 @@ class Silence:
         self._seconds = 0.0
         self._set_at = 0.0
         self._what = ("", "")
+        self._over = False
         self._to_deadline = False
         """Whether the timer runs to the deadline. Its moment does not tell: a timer may go off a little early."""
 
@@ -55,11 +61,20 @@ class Silence:
 
     def heard(self) -> None:
         """The call gave a sign of life."""
-        if self._clock() - self._set_at > self._seconds * TIMER_SLACK:
+        if not self._over and self._clock() - self._set_at > self._seconds * TIMER_SLACK:
             self._set()
 
-    def error(self) -> ErrorInfo:
-        """Why the timer ran out."""
+    def allow_closing(self) -> None:
+        """The stream has said its last; that its body does not end is no error."""
+        if not self._over:
+            self._over = True
+            self._seconds = CLOSING_S
+            self._set()
+
+    def error(self) -> ErrorInfo | None:
+        """Why the timer ran out; None: the answer is whole all the same."""
+        if self._over:
+            return None
         if self._to_deadline:
             return DEADLINE_PASSED
         code, message = self._what
@@ -163,6 +178,7 @@ async def _pass_on(
     # Undecoded reads come as they are; only a provider that compresses all the same is decoded here.
     body = response.aiter_bytes() if "content-encoding" in response.headers else response.aiter_raw()
     clean = redact.stream()
+    last = LastEvent(endpoint.api.last if request.stream and response.status_code < 300 else ())
     first = True
     after_boundary = False
     async for read in body:
@@ -179,6 +195,8 @@ async def _pass_on(
         # What follows a boundary may be a block's first chunk, and somebody waits for it.
         if data:
             await writer.write(Data(data), urgent=boundary or after_boundary)
+            if last.feed(data):
+                silence.allow_closing()
         after_boundary = boundary
     if rest := clean.end():
         if tally:

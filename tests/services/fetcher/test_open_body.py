@@ -1,0 +1,101 @@
+"""A provider that says its last and leaves the body open: the call is over, and the connection closed by us."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from tests.e2e.fleet import BASE_PATHS
+from tests.services.fetcher.test_writer import frames, run, writing
+from tokenbus.bus.keys import Keys
+from tokenbus.bus.server import Server
+from tokenbus.core.attempt import AttemptReader
+from tokenbus.events.frames import Ended
+from tokenbus.events.normalized import Done
+from tokenbus.events.requests import Generate, Message
+from tokenbus.events.vendor import ApiName
+from tokenbus_services.fetcher.call import fetch
+from tokenbus_services.fetcher.providers import Endpoint
+from tokenbus_services.replay import ReplayServer, Reply, Script, Stall, Turn
+from tokenbus_services.settings import ProviderSettings
+
+__all__ = ["run"]
+
+HOUR = 3600.0
+LAST: dict[ApiName, str] = {
+    "anthropic": '"message_stop"',
+    "openai-chat": "[DONE]",
+    "openai-responses": '"response.completed"',
+}
+
+
+@asynccontextmanager
+async def calling(
+    server: Server, keys: Keys, run: str, api: ApiName, provider: ReplayServer
+) -> AsyncGenerator[asyncio.Task[None]]:
+    """A call that no silence ends."""
+    settings = ProviderSettings(
+        api=api,
+        base_url=provider.url + BASE_PATHS[api],
+        api_key_env="",
+        first_event_timeout_s=HOUR,
+        idle_timeout_s=HOUR,
+    )
+    endpoint = Endpoint("p", settings, {})
+    request = Generate(provider="p", model="m", messages=[Message(role="user", content="Go")])
+    call = endpoint.build(request, []).call
+    async with writing(server, keys, run) as attempt:
+        task = asyncio.create_task(fetch(endpoint, request, call, writer=attempt, deadline=None))
+        try:
+            yield task
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            await endpoint.close()
+
+
+@pytest.mark.parametrize("api", LAST)
+async def test_the_call_ends_well_and_the_socket_is_closed_by_us(
+    server: Server, keys: Keys, run: str, api: ApiName
+) -> None:
+    turn = Turn(says=Reply(text="one two three"), fault=Stall(after_text=LAST[api]))
+    async with (
+        ReplayServer([Script(name="m", turns=(turn,))]) as provider,
+        calling(server, keys, run, api, provider) as call,
+    ):
+        exchange = await provider.requested()
+        await provider.disconnected(exchange)
+        await call
+    written = await frames(server, keys, run)
+    assert written[-1].items[-1] == Ended()
+    reader = AttemptReader(1)
+    assert isinstance([event for frame in written for event in reader.read(frame)][-1], Done)
+
+
+async def test_a_silence_after_the_finish_reason_is_not_the_end(server: Server, keys: Keys, run: str) -> None:
+    """Usage comes after it."""
+    turn = Turn(says=Reply(text="one two three"), fault=Stall(after_text='"finish_reason":"stop"'))
+    async with (
+        ReplayServer([Script(name="m", turns=(turn,))]) as provider,
+        calling(server, keys, run, "openai-chat", provider) as call,
+    ):
+        exchange = await provider.requested()
+        await provider.until(lambda: exchange.state == "stalled")
+        provider.resume(exchange)
+        await call
+        assert exchange.state == "sent"
+
+
+async def test_a_body_that_is_closed_in_time_leaves_the_connection_for_the_next_call(
+    server: Server, keys: Keys, run: str
+) -> None:
+    turn = Turn(says=Reply(text="one two three"))
+    async with (
+        ReplayServer([Script(name="m", turns=(turn,))]) as provider,
+        calling(server, keys, run, "anthropic", provider) as call,
+    ):
+        await call
+        assert provider.open_connections == 1
