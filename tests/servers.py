@@ -100,8 +100,13 @@ def cluster(nodes: int = 3) -> Generator[str]:
 
 
 @contextmanager
-def cluster_group(masters: int = 3, *, replicas: int = 0, **more: str) -> Generator[ClusterGroup]:
-    """A Cluster that is up, the slots in equal parts, each master followed by so many replicas; ``more`` options."""
+def cluster_group(
+    masters: int = 3, *, replicas: int = 0, directory: Path | None = None, **more: str
+) -> Generator[ClusterGroup]:
+    """A Cluster that is up, the slots in equal parts, each master followed by so many replicas; ``more`` options.
+
+    With a ``directory`` a node that was stopped may be started again: it knows who it was.
+    """
     with ExitStack() as stack:
         servers: list[EmbeddedServer] = []
         clients: list[redis.Redis] = []
@@ -110,7 +115,8 @@ def cluster_group(masters: int = 3, *, replicas: int = 0, **more: str) -> Genera
             options = {"cluster-enabled": "yes", "cluster-port": str(free_port()), "cluster-node-timeout": "2000"}
             options["repl-diskless-sync-delay"] = "0"
             options |= {name.replace("_", "-"): value for name, value in more.items()}
-            servers.append(stack.enter_context(EmbeddedServer(binary=binary(), options=options)))
+            home = directory / f"node{i}" if directory else None
+            servers.append(stack.enter_context(EmbeddedServer(home, binary=binary(), options=options)))
             clients.append(stack.enter_context(closing(redis.Redis(port=servers[i].port))))
             clients[i].execute_command("CLUSTER SET-CONFIG-EPOCH", i + 1)
             if i < masters:

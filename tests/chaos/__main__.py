@@ -24,10 +24,12 @@ from tests.chaos.broken import BUILDS
 from tests.chaos.judging import judge
 from tests.chaos.record import Record, Violation
 from tests.chaos.round import Plan, play
-from tests.chaos.servers import KINDS
+from tests.chaos.servers import KINDS, Kind
 
 ROUND_S = 60.0
 """Of chaos, before all is mended, stopped and judged, and the next deployment begins."""
+ROTATION: tuple[Kind, ...] = ("single", "cluster", "single", "sentinel")
+"""The servers of the rounds, in turn."""
 END_S = 12.0
 """What the end of a round takes, about."""
 
@@ -38,7 +40,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=600.0, help="all in all, about (600)")
     parser.add_argument("--seed", default="", help="what an earlier chaos printed; SEED.ROUND: that round alone")
     parser.add_argument("--broken", choices=[*BUILDS], help="a build that must be caught")
-    parser.add_argument("--server", choices=[*KINDS], help="of every round; by default one round in four is Sentinel's")
+    parser.add_argument("--server", choices=[*KINDS], help="of every round; by default they take turns")
     parser.add_argument("--keep", type=Path, help="keep the rounds with violations here: record.json and logs")
     options = parser.parse_args()
     seed, _, only = (options.seed or str(random.randrange(10**6))).partition(".")
@@ -47,7 +49,7 @@ def main() -> None:
     rounds: list[tuple[Record, list[Violation]]] = []
     try:
         for number, seconds in _rounds(options.seconds, int(only) if only else None):
-            server = options.server or ("sentinel" if number % 4 == 3 else "single")
+            server = options.server or ROTATION[number % len(ROTATION)]
             plan = Plan(seed=f"{seed}.{number}", seconds=seconds, build=options.broken, server=server)
             record, found = _round(plan, options.keep)
             rounds.append((record, found))

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from zlib import crc32
 
 import msgspec
-from redis.exceptions import RedisError
+from redis.exceptions import RedisClusterException, RedisError
 
 from tests.chaos import guards, ledger, observer
 from tests.chaos.faults import Chaos, Rates
@@ -192,7 +192,7 @@ async def _until_taken(command: Callable[[], Awaitable[T]]) -> T:
     while True:
         try:
             return await command()
-        except (RedisError, OSError):
+        except (RedisError, RedisClusterException, OSError):
             await asyncio.sleep(0.1)
 
 

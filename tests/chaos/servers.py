@@ -1,4 +1,5 @@
-"""The server of a round: a single one that loses nothing, or a Sentinel group whose fail-overs may lose last writes.
+"""The server of a round: a single one that loses nothing; or a Sentinel group or a Cluster, whose fail-overs may lose
+last writes.
 
 Each has the url for the workers, a client for the harness, the proxy between server and workers where there is one, and
 its own way to be disturbed.
@@ -15,17 +16,19 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, Literal
 
-from redis.asyncio import Redis, Sentinel
+from redis.asyncio import Redis, RedisCluster, Sentinel
+from redis.asyncio.cluster import ClusterNode
 
 from tests.chaos.proxy import Proxy
-from tests.servers import MASTER, SentinelGroup, binary, sentinel_group
+from tests.servers import MASTER, ClusterGroup, SentinelGroup, binary, cluster_group, sentinel_group
 from tests.waiting import eventually
 from tokenbus_services.embedded import EmbeddedServer
 
-Kind = Literal["single", "sentinel"]
+Kind = Literal["single", "sentinel", "cluster"]
 Pause = Callable[[float, float], Awaitable[None]]
 """Waits for a while between the two; less, once the faults are over."""
 _PROMOTED_S = 40.0
+_SLOTS = 16384
 
 
 class Single:
@@ -120,7 +123,70 @@ class Group:
         await eventually(known, timeout=_PROMOTED_S)
 
 
-Deployed = Single | Group
+class Nodes:
+    """Three masters of a Cluster, each with a replica that follows asynchronously.
+
+    A proxy would be of no use: clients go where the nodes tell them to.
+    """
+
+    lossy = True
+    proxy: Proxy | None = None
+
+    def __init__(self, group: ClusterGroup, client: Any) -> None:
+        self.url = group.url
+        self.client = client
+        self._servers = {server.port: server for server in group.nodes}
+
+    async def disturb(self, chance: random.Random, pause: Pause) -> AsyncGenerator[str]:
+        """kill -9 of one master, or SIGSTOP until its replica is promoted; then it comes back as the replica."""
+        slot = chance.randrange(_SLOTS)
+        old = await self._master(slot, next(iter(self._servers)))
+        server = self._servers[old]
+        witness = next(port for port in self._servers if port != old)
+        killed = chance.random() < 0.6
+        yield f"fail-over: {'kill -9' if killed else 'SIGSTOP'} of a Cluster's master"
+        os.kill(server.pid, signal.SIGKILL if killed else signal.SIGSTOP)
+
+        async def promoted() -> bool:
+            return await self._master(slot, witness) != old
+
+        await eventually(promoted, timeout=_PROMOTED_S)
+        if killed:
+            await asyncio.to_thread(server.stop)
+            await asyncio.to_thread(server.start)
+        else:
+            await pause(0.0, 2.0)
+            os.kill(server.pid, signal.SIGCONT)
+        await self._in_step(old)
+
+    async def _master(self, slot: int, asked: int) -> int:
+        """Who has the slot, as the node on the port ``asked`` knows it."""
+        async with Redis(port=asked) as client:
+            ranges: Any = await client.execute_command("CLUSTER SLOTS")
+        return next(int(master[1]) for first, last, master, *_ in ranges if first <= slot <= last)
+
+    async def _in_step(self, port: int) -> None:
+        """Until this server follows its master, and all nodes take each other for well."""
+
+        async def follows() -> bool:
+            async with Redis(port=port) as client:
+                replication: Any = await client.info("replication")
+                return replication.get("master_link_status") == "up"
+
+        async def well() -> bool:
+            for asked in self._servers:
+                async with Redis(port=asked, decode_responses=True) as client:
+                    nodes: Any = await client.execute_command("CLUSTER NODES")
+                    state: Any = await client.execute_command("CLUSTER INFO")
+                if "fail" in str(nodes) or state["cluster_state"] != "ok":
+                    return False
+            return True
+
+        await eventually(follows, timeout=_PROMOTED_S)
+        await eventually(well, timeout=_PROMOTED_S)
+
+
+Deployed = Single | Group | Nodes
 
 
 @asynccontextmanager
@@ -154,5 +220,20 @@ async def group(directory: Path) -> AsyncGenerator[Deployed]:
         await asyncio.to_thread(servers.__exit__, None, None, None)
 
 
-KINDS: dict[Kind, Any] = {"single": single, "sentinel": group}
+@asynccontextmanager
+async def nodes(directory: Path) -> AsyncGenerator[Deployed]:
+    """A Cluster. A replica is promoted however long ago it heard of its master; until then all nodes refuse all commands,
+    as they do by default."""
+    servers = cluster_group(replicas=1, directory=directory / "nodes", cluster_replica_validity_factor="0")
+    running = await asyncio.to_thread(servers.__enter__)
+    try:
+        async with RedisCluster(
+            startup_nodes=[ClusterNode("127.0.0.1", node.port) for node in running.nodes]
+        ) as client:
+            yield Nodes(running, client)
+    finally:
+        await asyncio.to_thread(servers.__exit__, None, None, None)
+
+
+KINDS: dict[Kind, Any] = {"single": single, "sentinel": group, "cluster": nodes}
 """How a deployment's server is made."""
