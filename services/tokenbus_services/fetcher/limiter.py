@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from uuid import uuid4
 
 import msgspec
 import structlog
@@ -29,12 +30,20 @@ MEMBERS_A_CALL = 500
 
 
 class Ask(msgspec.Struct, frozen=True, eq=False):
-    """A call that would be made: its name, which no other has, and what it takes part in."""
+    """A call that would be made: its name, and what it takes part in."""
 
     call: str
     tenant: str
     scopes: tuple[Scope, ...]
     tokens: int
+    token: str = msgspec.field(default_factory=lambda: uuid4().hex[:12])
+    """Of this asking alone. One run's attempt may be asked for by two fetchers, of which the first was taken for dead
+    while it waited; when that one wakes and leaves, the place of the other stays."""
+
+    @property
+    def member(self) -> str:
+        """The name of its places."""
+        return f"{self.call}/{self.token}"
 
 
 class Grant(msgspec.Struct, frozen=True, eq=False):
@@ -79,13 +88,13 @@ class Limiter:
         if not ask.scopes:
             return Grant(ask, ())
         lease_ms = round(LEASE_S * 1000)
-        call = scripts.reserve(ask.scopes, member=ask.call, worker=self._worker, tokens=ask.tokens, lease_ms=lease_ms)
+        call = scripts.reserve(ask.scopes, member=ask.member, worker=self._worker, tokens=ask.tokens, lease_ms=lease_ms)
         reply = await outlast(lambda: send(self._server, call), what="limits")
         if reply[0] == b"wait":
             return Refusal(ask.scopes[int(reply[1]) - 1], int(reply[2]) / 1000)
         for scope in ask.scopes:
             if scope.concurrency:
-                self._held.setdefault(scope, set()).add(ask.call)
+                self._held.setdefault(scope, set()).add(ask.member)
         taken = reply[1:] if reply[0] == b"ok" else [0] * len(ask.scopes)
         return Grant(ask, tuple(int(until) for until in taken))
 
@@ -96,11 +105,11 @@ class Limiter:
             return
         for scope in ask.scopes:
             if members := self._held.get(scope):
-                members.discard(ask.call)
+                members.discard(ask.member)
                 if not members:
                     del self._held[scope]
         left = 0 if used is None else ask.tokens - used
-        self._later(scripts.settle(ask.scopes, member=ask.call, left=left, taken=grant.taken))
+        self._later(scripts.settle(ask.scopes, member=ask.member, left=left, taken=grant.taken))
 
     def pause(self, ask: Ask, seconds: float) -> None:
         """The provider asked to wait so long: no fetcher calls it for this model meanwhile."""

@@ -27,7 +27,8 @@ async def test_a_timer_that_ran_to_the_deadline_tells_of_the_deadline_even_where
         assert silence.error() == DEADLINE_PASSED
         silence.allow(60, "idle_timeout", "silent")
         error = silence.error()
-        assert error and error.code == "idle_timeout"
+        assert error
+        assert error.code == "idle_timeout"
         limit.reschedule(None)
 
 
