@@ -120,6 +120,16 @@ call = "tokenbus_services.replay.demo:weather"
         self.workers.append(worker)
         return worker
 
+    async def doctor(self) -> str:
+        """What `tokenbus doctor` finds."""
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", LAUNCH, "doctor"),
+            env={**os.environ, "TOKENBUS_CONFIG": str(self._config)},
+            stdout=asyncio.subprocess.PIPE,
+        )
+        found, _ = await process.communicate()
+        return found.decode()
+
     async def stop(self) -> None:
         """Stop all, and fail for one that did not end well by itself."""
         codes = await asyncio.gather(*(worker.stop() for worker in self.workers))

@@ -57,8 +57,8 @@ class WholeRun(StreamProcessor):
 
     async def on_end(self, state: StreamState, context: StreamContext) -> None:
         marks = Path(os.environ["MARKS"])
-        (marks / "judging").touch()
-        await eventually((marks / "go").exists, timeout=25)
+        (marks / f"judging-{context.run}").touch()
+        await eventually((marks / "go").exists, timeout=80)
         for each in self._held:
             await context.send(each)
 
@@ -135,3 +135,25 @@ class Slow(StreamProcessor):
             calls.write(f"{text}\n")
         await eventually((marks / "go").exists, timeout=25)
         return held
+
+
+class AsksTheBus(StreamProcessor):
+    """Holds a run's text until a model, asked by way of the bus, has said something about it."""
+
+    Options = Word
+
+    def __init__(self, options: Word) -> None:
+        super().__init__(options)
+        self._held: list[PublicEvent] = []
+
+    async def on_chunk(self, chunk: PublicEvent, state: StreamState, context: StreamContext) -> None:
+        self._held.append(chunk)
+
+    async def on_end(self, state: StreamState, context: StreamContext) -> None:
+        assert context.client
+        asked = await context.client.publish(
+            {"provider": "anthropic", "model": "short", "messages": [{"role": "user", "content": "Well?"}]}
+        )
+        await context.send(NewText(f"[{(await asked.result()).text}] "))
+        for each in self._held:
+            await context.send(each)

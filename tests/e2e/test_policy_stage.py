@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ TALK = Script(
     name="talk",
     turns=(Turn(says=Reply(text="The password is swordfish, remember it well")),),
 )
+SHORT = Script(name="short", turns=(Turn(says=Reply(text="That is all.")),))
 LONG = Script(
     name="long",
     turns=(Turn(says=Reply(text=" ".join(f"word{i}" for i in range(60))), delivery=Delivery(pace=40)),),
@@ -70,7 +72,7 @@ async def test_nothing_of_a_run_is_heard_before_its_judge_lets_it_out(
     ):
         await services.start(*PIPELINE, *POLICY, env={"MARKS": str(tmp_path)})
         run = await send("talk", policies=["whole"])
-        await eventually((tmp_path / "judging").exists)
+        await eventually((tmp_path / f"judging-{run}").exists)
         assert [e["type"] for e in await log_of(server.client, keys, run)] == ["started"]
         (tmp_path / "go").touch()
         log: Any = (await ended(server.client, keys, [run]))[run]
@@ -218,11 +220,60 @@ async def test_a_cancel_ends_a_run_whose_judge_never_answers(
     ):
         await services.start(*PIPELINE, *POLICY, env={"MARKS": str(tmp_path)})
         run = await send("talk", policies=["whole"])
-        await eventually((tmp_path / "judging").exists)
+        await eventually((tmp_path / f"judging-{run}").exists)
         await server.client.xadd(keys.requests, {"__data__": msgspec.json.encode({"type": "cancel", "run": run})})
         log: Any = (await ended(server.client, keys, [run]))[run]
     judge.check(log)
     assert [e["type"] for e in log] == ["started", "cancelled"]
+
+
+async def test_a_policy_that_every_run_meets_may_ask_the_bus_and_does_not_judge_its_own_question(
+    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+) -> None:
+    toml = policy("asks", "AsksTheBus", "timeout_s = 60") + '\n[[policy_routes]]\npolicies = ["asks"]\n'
+    async with (
+        ReplayServer([TALK, SHORT]) as provider,
+        fleet(tmp_path, server_url, keys, provider.url, (*PIPELINE, *POLICY), toml),
+    ):
+        asked_about = await send("talk")
+        logs: Any = await ended(server.client, keys, [asked_about])
+        assert len(provider.requests) == 2
+        # A run that only says of itself that it is a question is judged like any other.
+        pretends = await send("talk", metadata={"judges": asked_about})
+        logs |= await ended(server.client, keys, [pretends])
+        assert len(provider.requests) == 4
+    for log in logs.values():
+        judge.check(log)
+        assert judge.text(log) == "[That is all.] The password is swordfish, remember it well"
+        assert log[-1]["type"] == "completed"
+
+
+async def test_a_run_whose_policies_wait_for_those_of_others_is_patient(
+    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+) -> None:
+    toml = "[limits]\npolicy_calls_per_worker = 2\npolicy_slack_s = 0.5\n" + policy(
+        "whole", "WholeRun", "timeout_s = 90"
+    )
+    toml += policy("hide", "Replace", "timeout_s = 0.2", word="swordfish", by="*****")
+    patience_s, clock = 0.5 + 0.2, asyncio.get_running_loop().time
+    async with (
+        ReplayServer([TALK]) as provider,
+        fleet(tmp_path, server_url, keys, provider.url, PIPELINE, toml) as services,
+    ):
+        await services.start(*POLICY, env={"MARKS": str(tmp_path)})
+        slow = [await send("talk", policies=["whole"]) for _ in range(2)]
+        await eventually(lambda: len(list(tmp_path.glob("judging*"))) == 2)
+        quick = await send("talk", policies=["hide"])
+        await provider.requested(3)
+        until = clock() + 4 * patience_s
+        await eventually(lambda: clock() > until)
+        assert [e["type"] for e in await log_of(server.client, keys, quick)] == ["started"]
+        (tmp_path / "go").touch()
+        logs: Any = await ended(server.client, keys, [*slow, quick])
+    for log in logs.values():
+        judge.check(log)
+        assert log[-1]["type"] == "completed"
+    assert judge.text(logs[quick]) == "The password is *****, remember it well"
 
 
 async def test_a_request_that_names_a_policy_which_is_not_there_is_refused(

@@ -57,6 +57,15 @@ def check_stage(stage: StageFacts, earlier: StageFacts, *, lag_limit: int) -> Fi
     return Finding(level="ok", about=stage.name, says=says)
 
 
+def check_no_policy_worker(stage: StageFacts, *, meant: bool) -> Iterator[Finding]:
+    """The policy stage, where none of its workers lives. ``meant``: whether these settings have policies."""
+    if not stage.lag_bytes and not meant:
+        return
+    waiting = f"{size(stage.lag_bytes)} of drafts wait, and " if stage.lag_bytes else ""
+    says = f"{waiting}no policy worker runs: runs that have policies wait, or end when their patience does"
+    yield Finding(level="wrong", about=stage.name, says=says, todo="start one with `tokenbus worker policy`")
+
+
 def check_queue(queue: QueueFacts, stuck: StuckFacts) -> Iterator[Finding]:
     """One group of work queues."""
     at_work = len(queue.workers) or "nobody"

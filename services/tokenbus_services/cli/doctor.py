@@ -23,7 +23,7 @@ from tokenbus_services.blobs.loading import loader_of
 from tokenbus_services.cli import checks, checks_outside, checks_work, ending, reaching, terminal
 from tokenbus_services.cli.checks import Finding
 from tokenbus_services.cli.checks_work import OFTEN, StuckFacts
-from tokenbus_services.cli.facts import INTAKE, QUEUES, RECORDER, Snapshot
+from tokenbus_services.cli.facts import INTAKE, POLICY, QUEUES, RECORDER, Snapshot
 from tokenbus_services.cli.observing import Observer
 from tokenbus_services.cli.probe import status_of
 from tokenbus_services.settings import BlobSettings, Settings
@@ -169,7 +169,8 @@ async def _deployment(server: Server, settings: Settings) -> AsyncIterator[Findi
 
 
 async def _work(server: Server, settings: Settings) -> AsyncIterator[Finding]:
-    observer = Observer(server, settings.keys, topic=None, recorded=bool(settings.records))
+    # The policy stage in any case: other services may have settings with policies.
+    observer = Observer(server, settings.keys, topic=None, recorded=bool(settings.records), judged=True)
     here_ms = time.time_ns() // 1_000_000
     now = earlier = await observer.look()
     for node in earlier.nodes:
@@ -183,10 +184,12 @@ async def _work(server: Server, settings: Settings) -> AsyncIterator[Finding]:
 
 
 async def _judged(server: Server, settings: Settings, now: Snapshot, earlier: Snapshot) -> list[Finding]:
-    found = [
-        checks_work.check_stage(stage, before, lag_limit=settings.limits.lag_bytes)
-        for stage, before in zip(now.stages, earlier.stages, strict=True)
-    ]
+    limit, found = settings.limits.lag_bytes, list[Finding]()
+    for stage, before in zip(now.stages, earlier.stages, strict=True):
+        if stage.name != POLICY[0] or stage.workers:
+            found.append(checks_work.check_stage(stage, before, lag_limit=limit))
+        else:
+            found += checks_work.check_no_policy_worker(stage, meant=bool(settings.policies))
     keys = settings.keys
     streams = {name: [keys.topic(p, topic) for p in range(keys.partitions)] for name, topic in (*QUEUES, RECORDER)}
     streams[INTAKE] = [keys.requests]

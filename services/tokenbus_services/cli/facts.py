@@ -10,6 +10,8 @@ from tokenbus.bus.keys import InternalTopic
 
 STAGES: tuple[tuple[str, InternalTopic], ...] = (("normalizer", "raw"), ("parser", "events"))
 """The ordered stages, each with its input."""
+POLICY: tuple[str, InternalTopic] = ("policy", "drafts")
+"""One more, where runs have policies."""
 QUEUES: tuple[tuple[str, InternalTopic], ...] = (("fetcher", "turns"), ("tools", "tools"))
 """Groups of work queues that lie in partitions; intake has the inbound stream."""
 RECORDER: tuple[str, InternalTopic] = ("recorder", "records")
@@ -95,6 +97,7 @@ class Snapshot(_Facts, frozen=True, kw_only=True):
     at_ms: int
     """Unix time by the server's clock."""
     stages: list[StageFacts]
+    """Those of `STAGES`, and `POLICY` where it was looked at."""
     queues: list[QueueFacts]
     nodes: list[NodeFacts]
     chunks: int | None
@@ -125,7 +128,7 @@ def rates(before: Snapshot, now: Snapshot) -> Rates:
         attempts=_rate(before, now, lambda s: _added(s, "fetcher")),
         tool_calls=_rate(before, now, lambda s: _added(s, "tools")),
         chunks=_rate(before, now, lambda s: s.chunks),
-        stage_bytes={name: _rate(before, now, lambda s, name=name: _done(s, name)) for name, _ in STAGES},
+        stage_bytes={stage.name: _rate(before, now, lambda s, name=stage.name: _done(s, name)) for stage in now.stages},
     )
 
 

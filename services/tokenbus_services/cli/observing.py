@@ -11,6 +11,7 @@ from tokenbus.bus.keys import Keys, PublicTopic
 from tokenbus.bus.server import Server, translated
 from tokenbus_services.cli.facts import (
     INTAKE,
+    POLICY,
     QUEUES,
     RECORDER,
     STAGES,
@@ -32,14 +33,21 @@ class Observer:
     """Looks at one deployment, as often as asked."""
 
     def __init__(
-        self, server: Server, keys: Keys, *, topic: PublicTopic | None = "chunks", recorded: bool = False
+        self,
+        server: Server,
+        keys: Keys,
+        *,
+        topic: PublicTopic | None = "chunks",
+        recorded: bool = False,
+        judged: bool = False,
     ) -> None:
         """``topic``: the public topic whose entries count as chunks; None: none is written. ``recorded``: whether the
-        deployment records runs."""
+        deployment records runs; ``judged``: whether it has policies."""
         self._server = server
         self._keys = keys
         self._topic: PublicTopic | None = topic
         self._queue_topics = (*QUEUES, RECORDER) if recorded else QUEUES
+        self._stages = (*STAGES, POLICY) if judged else STAGES
 
     async def look(self) -> Snapshot:
         """Everything as it stands. Raises ServerUnavailable, and what redis-py raises for a right that is missing."""
@@ -50,7 +58,7 @@ class Observer:
     def _ask(self) -> Any:
         keys = self._keys
         pipe = self._server.client.pipeline(transaction=False)
-        for name, topic in STAGES:
+        for name, topic in self._stages:
             pipe.zrange(keys.members(name), 0, -1, withscores=True)
             for p in range(keys.partitions):
                 pipe.hmget(keys.lease(p, name), _LEASE_FIELDS)
@@ -74,7 +82,7 @@ class Observer:
     def _snapshot(self, replies: Replies, nodes: list[NodeFacts]) -> Snapshot:
         """Takes the replies in the order of `_ask`."""
         now = max(node.now_ms for node in nodes)
-        stages = [self._stage(name, replies, now) for name, _ in STAGES]
+        stages = [self._stage(name, replies, now) for name, _ in self._stages]
         queues = [self._queue(name, len(streams), replies, now) for name, streams in self._queues()]
         return Snapshot(
             at_ms=now,

@@ -35,7 +35,10 @@ async def top(*, every_s: float, once: bool, as_json: bool) -> None:
     assert settings.redis_url
     async with Server(settings.redis_url) as server:
         keys = await Deployment(server, settings.prefix, None).keys()
-        looks = _looks(Observer(server, keys, topic=_counted(settings), recorded=bool(settings.records)), every_s)
+        observer = Observer(
+            server, keys, topic=_counted(settings), recorded=bool(settings.records), judged=bool(settings.policies)
+        )
+        looks = _looks(observer, every_s)
         if not (once or as_json) and (console := terminal.console()):
             from tokenbus_services.cli.top_screen import TopScreen
 

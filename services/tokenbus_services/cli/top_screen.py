@@ -106,6 +106,7 @@ def _partitions(stages: Sequence[StageFacts], rows: int) -> list[Text | Table]:
         range(len(across)), key=lambda n: (all(p.owner for p in across[n]), -sum(p.lag_bytes for p in across[n]), n)
     )
     shown = sorted(order[:rows])
+    parser = next(n for n, stage in enumerate(stages) if stage.name == "parser")
     for n in shown:
         cells = [Text(str(n))]
         for p in across[n]:
@@ -113,7 +114,7 @@ def _partitions(stages: Sequence[StageFacts], rows: int) -> list[Text | Table]:
                 Text(safe(p.owner)) if p.owner else Text("nobody", style="bold red"),
                 Text(behind(p.lag_entries, p.lag_bytes)),
             ]
-        table.add_row(*cells, Text(str(across[n][-1].open)))
+        table.add_row(*cells, Text(str(across[n][parser].open)))
     rest = len(across) - len(shown)
     return [table, Text(f"and {rest} more, none further behind", style="dim")] if rest else [table]
 

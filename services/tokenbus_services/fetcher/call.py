@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Generator
+from contextlib import contextmanager
 
 import httpx
 
@@ -63,6 +65,14 @@ class Silence:
         """The call gave a sign of life."""
         if not self._over and self._clock() - self._set_at > self._seconds * TIMER_SLACK:
             self._set()
+
+    @contextmanager
+    def paused(self) -> Generator[None]:
+        """It is not the call that is silent in this block, for nobody listens."""
+        self._to_deadline = True
+        self._limit.reschedule(self._deadline)
+        yield
+        self._set()  # not after an error: then the timer may be what ended it, and is not set any more
 
     def allow_closing(self) -> None:
         """The stream has said its last; that its body does not end is no error."""
@@ -171,7 +181,7 @@ async def _pass_on(
     quirks = endpoint.quirks_of(request)
     api = endpoint.settings.api
     opened = Opened(api, response.status_code, headers, request.stream, quirks, images_asked(request, api))
-    await writer.write(opened)
+    await _write(writer, opened, silence)
     if tally:
         tally.open(opened)
     marks = endpoint.api.urgent
@@ -194,7 +204,7 @@ async def _pass_on(
             tally.feed(data)
         # What follows a boundary may be a block's first chunk, and somebody waits for it.
         if data:
-            await writer.write(Data(data), urgent=boundary or after_boundary)
+            await _write(writer, Data(data), silence, urgent=boundary or after_boundary)
             if last.feed(data):
                 silence.allow_closing()
         after_boundary = boundary
@@ -204,6 +214,14 @@ async def _pass_on(
         await writer.write(Data(rest), urgent=True)
     if tally:
         tally.end()
+
+
+async def _write(writer: AttemptWriter, item: Opened | Data, silence: Silence, *, urgent: bool = False) -> None:
+    """Write an item; while there is no room for more, nobody listens, and the provider is not silent."""
+    writer.put(item, urgent=urgent)
+    if writer.must_wait:
+        with silence.paused():
+            await writer.room()
 
 
 def _network(endpoint: Endpoint, error: httpx.TransportError) -> ErrorInfo:

@@ -20,6 +20,7 @@ from tokenbus.bus.dead import DeadEntry, bury
 from tokenbus.bus.keys import DATA_FIELD, Keys
 from tokenbus.bus.outage import outlast
 from tokenbus.bus.queue import Item, Queue
+from tokenbus.bus.scripts.runs import ASKED
 from tokenbus.bus.send import send, send_many
 from tokenbus.bus.server import Server
 from tokenbus.core.continuation import CONTINUES, continues
@@ -35,6 +36,7 @@ from tokenbus.events.frames import (
     CancelAsked,
     Control,
     EventFrame,
+    Policing,
     Rejected,
     Rules,
     TextReading,
@@ -164,7 +166,17 @@ class Intake:
         request = await self._with_tools(request)
         check_tools(request.tools)
         check_output(request.output_schema)
-        return self._accept(await self._media.taken(request), item)
+        policing = await self._policing(request)
+        return self._accept(await self._media.taken(request), item, policing)
+
+    async def _policing(self, request: Generate) -> Policing | None:
+        """The run's policies; none, whatever its routes, where a policy asks for it."""
+        policing = self._routes.policing_of(request)
+        if policing and request.id:
+            key = self._keys.run(request.id)
+            if await outlast(lambda: self._server.client.hget(key, ASKED), what="look-up of a policy's question"):
+                return None
+        return policing
 
     async def _with_tools(self, request: Generate) -> Generate:
         """Tools that the request only names, with the description and schema that the deployment has for them."""
@@ -188,7 +200,7 @@ class Intake:
             raise RequestInvalid(where, problem)
         return tool
 
-    def _accept(self, request: Generate, item: Item) -> scripts.Call:
+    def _accept(self, request: Generate, item: Item, policing: Policing | None) -> scripts.Call:
         # Without an id of its own the request takes the entry's, so that a second delivery is the same run.
         run = request.id or id_of_entry(item.stream, item.entry_id)
         now = time.time_ns() // 1_000_000
@@ -208,7 +220,7 @@ class Intake:
             deadline_ms,
             tuple(request.stop) if request.mode == "chat" else (),
             is_recorded(run, request, self._settings.records),
-            self._routes.policing_of(request),
+            policing,
         )
         fields: list[scripts.Arg] = ["request", msgspec.json.encode(request), "accepted", now]
         # For `Client.resume`, which knows the provider's name alone.
@@ -217,7 +229,7 @@ class Intake:
             fields += ["record", self._settings.records.raw_bytes]
         if deadline_ms:
             fields += ["deadline", deadline_ms]
-        work = TurnWork(run, 0, 1, tenant=tenant_of(request.metadata))
+        work = TurnWork(run, 0, 1, tenant=tenant_of(request.metadata), held=policing is not None)
         return self._make(run, EventFrame(0, CONTROL_ATTEMPT, now, [accepted]), encode(work), fields)
 
     def _continues(self, request: Generate) -> bool:

@@ -16,7 +16,6 @@ class Routes:
         self._policies = settings.policies
         self._routes = settings.policy_routes
         self._slack_s = settings.limits.policy_slack_s
-        self._waiting = settings.limits.policy_waiting_events
 
     def policing_of(self, request: Generate) -> Policing | None:
         """The policies of all routes that the request meets, then those that it names itself, each once; it cannot name
@@ -31,7 +30,7 @@ class Routes:
         policies = [self._policies[name] for name in names]
         patience_s = sum(policy.timeout_s for policy in policies) + self._slack_s
         passes = all(policy.on_error == "pass" for policy in policies)
-        return Policing(names, "pass" if passes else "block", round(patience_s * 1000), self._waiting)
+        return Policing(names, "pass" if passes else "block", round(patience_s * 1000))
 
 
 def _meets(request: Generate, route: PolicyRoute) -> bool:

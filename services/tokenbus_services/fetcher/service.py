@@ -22,7 +22,7 @@ from tokenbus_services.fetcher.media_intake import IntakeMedia
 from tokenbus_services.fetcher.metrics import AdmissionMetrics
 from tokenbus_services.fetcher.providers import Providers
 from tokenbus_services.fetcher.scopes import Scopes
-from tokenbus_services.fetcher.turns import Turns
+from tokenbus_services.fetcher.turns import Turns, waits_as
 from tokenbus_services.fetcher.writer import RawWriter
 from tokenbus_services.settings import Settings
 from tokenbus_services.worker.app import worker_name
@@ -182,6 +182,6 @@ class FetcherService:
 
 def _tenant(item: Item) -> str:
     try:
-        return next(turn_decoder.decode(data).tenant for data in item.fields.values())
+        return next(waits_as(turn_decoder.decode(data)) for data in item.fields.values())
     except msgspec.MsgspecError:
         return ""  # its work will say what is wrong with it

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from functools import partial
 
 import msgspec
 import structlog
@@ -32,7 +33,7 @@ from tokenbus_services.fetcher.media_failed import MediaFailed
 from tokenbus_services.fetcher.providers import Endpoint, Providers
 from tokenbus_services.fetcher.scopes import Scopes
 from tokenbus_services.fetcher.tokens import Tally, estimate
-from tokenbus_services.fetcher.writer import AttemptWriter, RawWriter
+from tokenbus_services.fetcher.writer import LOOK_S, AttemptWriter, RawWriter
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -41,6 +42,12 @@ LOOK_UPS = 32
 LONGEST_WAIT = ErrorInfo(code="limit_wait", kind="rate_limit", message="the run's turn did not come in time")
 
 _request_decoder = msgspec.json.Decoder(Generate)
+
+
+def waits_as(work: TurnWork) -> str:
+    """Whose part of the waiting places a run takes: the tenant's, or that of the tenant's runs which policies judge.
+    However many of those wait for their policies, what the policies ask the bus finds a place."""
+    return f"{work.tenant} held" if work.held else work.tenant
 
 
 class _Turn(msgspec.Struct, frozen=True):
@@ -110,10 +117,10 @@ class Turns:
             log.info("attempt_lost", run=run, turn=work.turn, attempt=work.attempt)
             await self._writer.lost(run, work.turn, work.attempt, "the fetcher was lost")
             return
-        writer = self._writer.attempt(run, work.turn, work.attempt, lambda _: self._stop(item))
+        writer = self._writer.attempt(run, work.turn, work.attempt, lambda _: self._stop(item), held=work.held)
         try:
             try:
-                with self._admission.arriving(work.tenant):
+                with self._admission.arriving(waits_as(work)):
                     ready = await self._ready(item, run, work)
             except _NotCalled as e:
                 await writer.end(Ended(e.error))
@@ -132,6 +139,8 @@ class Turns:
         if waits:
             await self._queue.mark(item, begun=False)
             await self._delay(run, work)
+        if work.held:
+            waits = await self._await_policies(item, run, marked=waits)
         turn = await self._look_up(run, work)
         if turn is None:
             return None
@@ -152,6 +161,19 @@ class Turns:
             if ready is None:
                 self._admission.leave(grant, used=0)
         return ready
+
+    async def _await_policies(self, item: Item, run: str, *, marked: bool) -> bool:
+        """Wait while the policy stage is too far behind to judge one run more: it takes no slot meanwhile. Whether the
+        item is marked as not begun, as it was or for this. Raises NotBegun."""
+        look = partial(self._writer.lags.holds_back, run)
+        behind = await outlast(lambda: look(waits=False), what="lag of the policy stage")
+        while behind:
+            if not marked:
+                marked = True
+                await self._queue.mark(item, begun=False)
+            await self._admission.sleep(LOOK_S)
+            behind = await outlast(lambda: look(waits=True), what="lag of the policy stage")
+        return marked
 
     async def _enter(self, ask: Ask, deadline: float | None) -> Grant:
         """Wait for the run's turn. Raises _NotCalled, NotBegun."""

@@ -14,14 +14,15 @@ import structlog
 
 from tokenbus.bus import scripts
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.scripts.clock import expire, tell
+from tokenbus.bus.reader import id_key
+from tokenbus.bus.scripts.clock import expire, judges, tell
 from tokenbus.bus.send import send_many
 from tokenbus.bus.server import Server
 from tokenbus.bus.stage import Stage
 from tokenbus.core.state import PendingCall, RunState
 from tokenbus.events.frames import CONTROL_ATTEMPT, BusEvent, Control, EventFrame, Overdue, ToolReturned, encode
 from tokenbus_services.parser.logic import ParserLogic
-from tokenbus_services.parser.overdue import Patience
+from tokenbus_services.parser.overdue import Judges, Patience
 from tokenbus_services.settings import Settings
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -45,6 +46,8 @@ class Clock:
         self._tick_s = settings.stages.tick_s
         self._look_s = settings.limits.silent_run_s / LOOKS
         self._look_at = 0.0
+        self._judges_ms: dict[int, int] = {}
+        """By partition: when a policy worker was last seen to have it."""
         self._task: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
@@ -70,15 +73,16 @@ class Clock:
         look = time.monotonic() >= self._look_at
         if look:
             self._look_at = time.monotonic() + self._look_s
+        judges_of = await self._judges()
         for partition in self._stage.owned:
-            now_ms = _now_ms()
+            now_ms, judges = _now_ms(), judges_of.get(partition)
             silent: list[RunState] = []
             for s in self._logics[partition].states():
                 if self._patience.deadline_passed(s, now_ms):
                     calls.append(self._expire(partition, s))
                     continue
                 calls += [self._answer(partition, s, p) for p in self._patience.vanished_calls(s, now_ms)]
-                if self._patience.unjudged(s, now_ms):
+                if judges and self._patience.unjudged(s, now_ms, judges):
                     calls.append(self._unjudged(partition, s))
                 if look and self._patience.silent(s, now_ms):
                     silent.append(s)
@@ -86,6 +90,23 @@ class Clock:
                 calls += [self._lost(partition, s) for s in await self._without_worker(partition, silent)]
         if calls:
             await send_many(self._server, calls)
+
+    async def _judges(self) -> dict[int, Judges]:
+        """The policy stage in the partitions with runs that have policies."""
+        owned = self._stage.owned
+        self._judges_ms = {p: at_ms for p, at_ms in self._judges_ms.items() if p in owned}
+        partitions = [p for p in owned if any(s.gate for s in self._logics[p].states())]
+        calls = [judges(self._keys.lease(p, "policy")) for p in partitions]
+        replies = await send_many(self._server, calls) if calls else []
+        now_ms, found = _now_ms(), dict[int, Judges]()
+        for partition, (alive, lag, offset) in zip(partitions, replies, strict=True):
+            at = offset.decode()
+            if alive or (at != "0-0" and partition not in self._judges_ms):
+                # There was one, and when it was lost was not seen: then it was just now.
+                self._judges_ms[partition] = now_ms
+            alive_ms = self._judges_ms.get(partition, 0)
+            found[partition] = Judges(alive_ms, bool(alive), lag, id_key(at)[0])
+        return found
 
     async def _without_worker(self, partition: int, silent: list[RunState]) -> list[RunState]:
         """Those whose attempt no fetcher has or will get. While a stage has something left to read, nobody knows."""
@@ -134,7 +155,7 @@ class Clock:
     def _unjudged(self, partition: int, s: RunState) -> scripts.Call:
         assert s.gate
         log.warning("run_unjudged", run=s.run, turn=s.turn, attempt=s.attempt)
-        return self._tell(partition, s, Overdue("policy", s.gate.steps))
+        return self._tell(partition, s, Overdue("policy", s.gate.alive))
 
     def _lost(self, partition: int, s: RunState) -> scripts.Call:
         log.warning("run_lost", run=s.run, turn=s.turn, attempt=s.attempt)

@@ -8,9 +8,9 @@ import msgspec
 
 from tokenbus.bus.keys import Keys, PublicTopic
 from tokenbus.bus.scripts import Commit, call_field
-from tokenbus.bus.scripts.runs import so_far_field
+from tokenbus.bus.scripts.runs import LET_GO, so_far_field
 from tokenbus.core.blocks import BlockTable
-from tokenbus.core.effects import CloseAttempt, Decide, Draft, Effect, EndRun, NextTurn, RunTools
+from tokenbus.core.effects import CloseAttempt, Decide, Draft, Effect, EndRun, LetGo, NextTurn, RunTools
 from tokenbus.core.held_run import HeldRun, accept
 from tokenbus.core.run import Run
 from tokenbus.core.state import RunState
@@ -190,7 +190,8 @@ class ParserLogic:
                     commit.drop(run_key, so_far_field(work.attempt - 1))  # it may be large, and is in the new one
                     commit.put(run_key, so_far_field(work.attempt), encode([so_far]))
                 commit.put(run_key, "turn", work.turn, "attempt", work.attempt, "raw", 0)
-                work = msgspec.structs.replace(work, tenant=tenant_of(s.accepted.metadata))
+                held = s.gate is not None and not s.gate.passing
+                work = msgspec.structs.replace(work, tenant=tenant_of(s.accepted.metadata), held=held)
                 commit.append(self._turns, [s.run, encode(work)])
                 commit.expire(run_key, self._open_run_ms)
                 commit.expire(log, self._open_run_ms)
@@ -206,6 +207,8 @@ class ParserLogic:
             case Decide(number, turn, attempt, decision):
                 told = Decided.of(s.run, number, turn, attempt, decision)
                 commit.tell(self._decisions, encode_decided(told))
+            case LetGo():
+                commit.put(run_key, LET_GO, 1)
             case EndRun(status):
                 self._close_attempt(s.run, s.turn, s.attempt, f"the run is {status}", commit)
                 commit.put(run_key, "status", status, "result", last)

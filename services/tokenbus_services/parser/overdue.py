@@ -10,6 +10,19 @@ from tokenbus.core.state import PendingCall, RunState
 from tokenbus_services.settings import DEFAULT_TOOL_TIMEOUT_S, Settings
 
 
+class Judges(msgspec.Struct, frozen=True):
+    """The policy stage in one partition."""
+
+    alive_ms: int
+    """Unix time at which a worker was last seen to have it; 0: never."""
+    alive: bool
+    """Whether one has it now."""
+    lag_bytes: int
+    """Drafts that it has not read."""
+    read_ms: int
+    """When the last one that it has read was drafted."""
+
+
 class Patience(msgspec.Struct, frozen=True):
     """How long the parser waits."""
 
@@ -21,6 +34,8 @@ class Patience(msgspec.Struct, frozen=True):
     """By provider: the longest silence that its own timeouts allow."""
     slack_s: float
     silent_s: float
+    lag_bytes: int
+    """With more drafts unread, attempts of runs that have policies are held back."""
 
     @classmethod
     def of(cls, settings: Settings) -> Patience:
@@ -35,6 +50,7 @@ class Patience(msgspec.Struct, frozen=True):
             },
             slack_s=settings.limits.tool_slack_s,
             silent_s=settings.limits.silent_run_s,
+            lag_bytes=settings.limits.lag_bytes,
         )
 
     def deadline_passed(self, s: RunState, now_ms: int) -> bool:
@@ -49,10 +65,23 @@ class Patience(msgspec.Struct, frozen=True):
                 if pending.result is None and now_ms - s.seen_ms > allowed_s * 1000:
                     yield pending
 
-    def unjudged(self, s: RunState, now_ms: int) -> bool:
-        """Whether the run's policies must have said something by now, if any worker had them."""
+    def unjudged(self, s: RunState, now_ms: int, judges: Judges) -> bool:
+        """Whether the run's policies must have said something by now, if any worker had them.
+
+        A stage that is slow is not one that is away: what it has not read yet waits for its turn. Of a stage that is
+        away, a run whose attempt is held back for others' drafts waits no longer than one that has drafts of its own.
+        """
         gate, policing = s.gate, s.accepted.policing
-        return bool(gate and policing and not gate.idle and now_ms - gate.since_ms > policing.patience_ms)
+        if gate is None or policing is None or gate.passing:
+            return False
+        if gate.idle and (judges.alive or s.phase != "streaming" or judges.lag_bytes <= self.lag_bytes // 2):
+            return False
+        since_ms = max(gate.since_ms, s.seen_ms, s.accepted_ms) if gate.idle else gate.since_ms
+        if not judges.alive:
+            now_ms -= max(0, judges.alive_ms - since_ms)
+        elif judges.lag_bytes > 0:
+            now_ms = min(now_ms, judges.read_ms)
+        return now_ms - since_ms > policing.patience_ms
 
     def silent(self, s: RunState, now_ms: int) -> bool:
         """Whether a provider should have been heard by now, if anybody called it."""

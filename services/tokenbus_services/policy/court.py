@@ -13,17 +13,20 @@ from tokenbus.bus.outage import outlast
 from tokenbus.bus.send import send
 from tokenbus.bus.server import Server
 from tokenbus.bus.stage import Stage
-from tokenbus.client.client import Client
 from tokenbus.events.frames import CONTROL_ATTEMPT, EventFrame, Ruled, Step, encode
 from tokenbus.policy.link import Link
 from tokenbus.policy.loading import PolicySpec, load
+from tokenbus_services.policy.asking import AskingClient
 from tokenbus_services.policy.judging import Judging
 from tokenbus_services.policy.logic import PolicyLogic
+from tokenbus_services.policy.seats import Seats
 from tokenbus_services.settings import Settings
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 GROUP = "policy"
+REASSURANCES = 3
+"""So often, in the least time that a run waits for a worker, one that waits for a seat is told to be in hand."""
 
 
 class Court:
@@ -47,7 +50,9 @@ class Court:
             )
             for name, policy in settings.policies.items()
         }
-        self._client = Client(settings.redis_url, prefix=settings.prefix, partitions=settings.partitions)
+        self._client = AskingClient(settings)
+        limits = settings.limits
+        self._seats = Seats(limits.policy_calls_per_worker, reassure_s=limits.policy_slack_s / REASSURANCES)
         self._server: Server | None = None
         self._stage: Stage | None = None
         self._opened = asyncio.Event()
@@ -61,6 +66,8 @@ class Court:
         )
         gauge = Gauge("tokenbus_policy_waiting_drafts", "Drafts that no policy has seen yet.", registry=registry)
         gauge.set_function(lambda: self._waiting)
+        gauge = Gauge("tokenbus_policy_waiting_calls", "Calls of policies that wait for others.", registry=registry)
+        gauge.set_function(lambda: self._seats.waiting)
 
     def logic(self, partition: int) -> PolicyLogic:
         """A new logic for a partition; one from before is closed."""
@@ -73,6 +80,7 @@ class Court:
         """Judge what comes. Raises what a client raises when it opens."""
         await self._client.__aenter__()
         self._server, self._stage = server, stage
+        self._client.server = server
         self._opened.set()
         self._sweeping = asyncio.create_task(self._sweep(), name="partitions of the policy stage")
 
@@ -115,7 +123,13 @@ class Court:
             return await self._tell(partition, run, token, steps)
 
         return Judging(
-            run, lambda: self._links_of(names), client=self._client, tell=tell, wanted=wanted, waiting=self._wait
+            run,
+            lambda: self._links_of(names),
+            client=self._client,
+            tell=tell,
+            wanted=wanted,
+            waiting=self._wait,
+            seats=self._seats,
         )
 
     def _links_of(self, names: tuple[str, ...]) -> list[Link]:

@@ -17,6 +17,7 @@ from tokenbus.policy.link import Link
 from tokenbus.policy.processor import Decision as Said
 from tokenbus.policy.public_events import PublicEvents
 from tokenbus.policy.stream import PolicyStream
+from tokenbus_services.policy.seats import Seats
 from tokenbus_services.policy.tracing import Trace, TracedEvents
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -40,15 +41,19 @@ class Judging:
         tell: Tell,
         wanted: Callable[[str], Awaitable[bool]],
         waiting: Callable[[int], None],
+        seats: Seats,
     ) -> None:
         """``wanted``: whether the run is still open, asked before its policies are first called, for they may be what
-        ends their workers. ``waiting``: so many drafts more wait, or fewer."""
+        ends their workers. ``waiting``: so many drafts more wait, or fewer. ``seats``: of all runs of this worker."""
         self.run = run
         self._links = links
         self._client = client
         self._tell = tell
         self._wanted = wanted
         self._waiting = waiting
+        self._seats = seats
+        self._reassuring = False
+        """The run waits for a seat, and those who wait for it are to be told so."""
         self._drafts: deque[PublicEvent] = deque()
         self._more = asyncio.Event()
         self._steps: deque[Step] = deque()
@@ -94,7 +99,11 @@ class Judging:
     async def _judge(self) -> None:
         trace = Trace()
         stream = PolicyStream(
-            self._links(), TracedEvents(PublicEvents(lambda: 0), trace), run=self.run, client=self._client
+            self._links(),
+            TracedEvents(PublicEvents(lambda: 0), trace),
+            run=self.run,
+            client=self._client,
+            seat=lambda: self._seats.seat(self.run, self._reassure),
         )
         try:
             while True:
@@ -117,6 +126,10 @@ class Judging:
                     return
         finally:
             await stream.close()
+
+    def _reassure(self) -> None:
+        self._reassuring = True
+        self._to_tell.set()
 
     async def _until_known(self, pending: Sequence[asyncio.Future[object]]) -> None:
         """Something that was put off is known, or there are more drafts."""
@@ -144,10 +157,11 @@ class Judging:
     async def _telling(self, judging: asyncio.Task[None]) -> None:
         """Tell what is known, until all is judged; what becomes known meanwhile goes together next."""
         while self._steps or not judging.done():
-            if not self._steps:
+            if not self._steps and not self._reassuring:
                 self._to_tell.clear()
                 await self._to_tell.wait()
                 continue
+            self._reassuring = False
             steps = [self._steps.popleft() for _ in range(min(len(self._steps), STEPS_A_RULING))]
             if not await self._tell(self.run, steps):
                 return

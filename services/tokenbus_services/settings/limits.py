@@ -60,8 +60,10 @@ class LimitSettings(Table, frozen=True, kw_only=True):
     """One message of an MCP server."""
     policy_slack_s: Seconds = 30.0
     """So long past the timeouts of all its policies a run may wait for a policy worker: one may have to start anew."""
+    policy_calls_per_worker: Count = 64
+    """Calls of policies that run at once in one worker, the works that they put off among them; the runs take turns."""
     policy_waiting_events: Count = 50_000
-    """Events of one run that wait for a policy worker. With more it counts as one for which none answers. And of all
-    runs in one policy worker's hands: with more it reads no further for a while."""
+    """Events that wait in one policy worker's hands: with more it reads no further for a while."""
     lag_bytes: Bytes = 8 * 2**20
-    """Per partition and hop: a fetcher stops reading sockets while a later stage is this far behind."""
+    """Per partition and hop: a fetcher stops reading sockets while a later stage is this far behind; those of
+    runs that have policies also while the policy stage is."""

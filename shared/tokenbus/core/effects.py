@@ -52,10 +52,14 @@ class Decide(msgspec.Struct, frozen=True):
     decision: Decision
 
 
+class LetGo(msgspec.Struct, frozen=True):
+    """Nobody judges the run any more: its attempt need not wait for the policy stage."""
+
+
 class EndRun(msgspec.Struct, frozen=True):
     """The run is over; its attempt may write nothing more."""
 
     status: EndStatus
 
 
-Effect = NextTurn | CloseAttempt | RunTools | Draft | Decide | EndRun
+Effect = NextTurn | CloseAttempt | RunTools | Draft | Decide | LetGo | EndRun

@@ -192,10 +192,10 @@ class Gate(msgspec.Struct):
     """Below this every draft's policies were called, and what they said then is told."""
     awaited: list[tuple[int, str]] = []
     """Draft and part of what they put off and did not tell yet."""
-    steps: int = 0
-    """Parts that were told."""
+    alive: int = 0
+    """Signs of life that the policy stage gave of this run: parts that were told, and that its turn will come."""
     since_ms: int = 0
-    """When the last part was told, or when the first draft after a time without any came."""
+    """When the last of them was given, or when the first draft after a time without any came."""
     waiting: list[PublicEvent] = []
     """Drafts that are not ruled, where they are to pass should nobody rule on them."""
     begun: dict[int, int] = {}
@@ -209,11 +209,13 @@ class Gate(msgspec.Struct):
     """Decisions that were told."""
     last: TerminalEvent | None = None
     """The run's end, which waits until all before it is judged."""
+    beginning: list[PublicEvent] = []
+    """Drafts that the policies are told with the next one."""
 
     @property
     def idle(self) -> bool:
         """Whether nothing waits for a ruling."""
-        return self.ruled == self.drafted and not self.awaited
+        return bool(self.beginning) or (self.ruled == self.drafted and not self.awaited)
 
     def fresh(self, step: Step) -> bool:
         """Whether this part is told for the first time; from now on it is not."""
@@ -228,8 +230,12 @@ class Gate(msgspec.Struct):
         self.awaited += [(step.draft, part) for part in step.later]
         if self.waiting:
             self.waiting = self.waiting[-(self.drafted - self.ruled) :] if self.drafted > self.ruled else []
-        self.steps += 1
         return True
+
+    def lives(self, at_ms: int) -> None:
+        """Somebody has the run in hand."""
+        self.alive += 1
+        self.since_ms = at_ms
 
 
 def _place(draft: int, part: str, nth: int) -> str:

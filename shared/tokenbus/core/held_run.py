@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import msgspec
 
-from tokenbus.core.effects import Decide, Draft, Effect, EndRun
+from tokenbus.core.effects import Decide, Draft, Effect, EndRun, LetGo
 from tokenbus.core.endings import STATUS, deadline_passed, end, nobody_works
 from tokenbus.core.gate import Gate
 from tokenbus.core.outbox import Outbox
@@ -88,11 +88,17 @@ class HeldRun:
 
     @classmethod
     def accept(cls, run: str, event: Accepted, at_ms: int) -> HeldRun:
-        """A run begins, and that much is heard at once."""
+        """A run begins, and that much is heard at once.
+
+        Policies hear of it with the first thing that is said: a run that is held back until they have room leaves them
+        nothing to do.
+        """
         inner = Run.accept(run, event, at_ms)
         inner.state.gate = gate = Gate()
         self = cls(inner)
-        for draft in self._draft(at_ms):
+        gate.beginning = inner.out.number(run, 0)
+        gate.drafted = len(gate.beginning)
+        for draft in gate.beginning:
             gate.heard.tell(draft, self.out)
         return self
 
@@ -125,7 +131,7 @@ class HeldRun:
                 heard = event.heard_through
                 self._stop(Cancelled, at_ms, "cancelled", finish="unknown", reason=event.reason, heard_through=heard)
             case Overdue(what="policy"):
-                if event.taken == self._gate.steps and not self._gate.idle:
+                if event.taken == self._gate.alive and not self._gate.passing:
                     self._unjudged(at_ms)
             case Overdue(what="deadline"):
                 error = deadline_passed()
@@ -146,9 +152,6 @@ class HeldRun:
             return
         self._run.handle(frame)
         self._collect(frame.at_ms)
-        waiting = self._gate.drafted - self._gate.ruled
-        if not self._over and waiting > self._policing.most_waiting:
-            self._unjudged(frame.at_ms)
 
     def _collect(self, at_ms: int) -> None:
         """Take what the run inside says and does."""
@@ -176,7 +179,8 @@ class HeldRun:
         if gate.passing:
             gate.ruled = gate.drafted
         else:
-            self.effects.append(Draft(drafts))
+            self.effects.append(Draft([*gate.beginning, *drafts]))
+            gate.beginning = []
             if self._policing.on_error == "pass":
                 gate.waiting += drafts
                 gate.begun |= {d.seq: d.block for d in drafts if isinstance(d, BlockStarted)}
@@ -188,6 +192,9 @@ class HeldRun:
         gate = self._gate
         if gate.passing:
             return  # an answer that came too late
+        if not event.steps:
+            gate.lives(at_ms)
+            return
         gate.heard.begin(event.teller)
         for step in event.steps:
             fresh = gate.fresh(step)
@@ -195,7 +202,7 @@ class HeldRun:
             gate.heard.step(msgspec.structs.replace(step, events=said), self.out, known=not fresh)
             if not fresh:
                 continue
-            gate.since_ms = at_ms
+            gate.lives(at_ms)
             if gate.first_heard_ms is None and any(isinstance(e, Chunk) and e.visible for e in said):
                 gate.first_heard_ms = at_ms - self.state.accepted_ms
             self._decide(step.decisions)
@@ -253,7 +260,8 @@ class HeldRun:
             self._stop(RunFailedEvent, at_ms, problem, finish="error", error=error)
             return
         self._decide([Decision(names, "error", f"{problem}: it goes on without")])
-        gate.passing = True
+        gate.passing, gate.beginning = True, []
+        self.effects.append(LetGo())
         gate.awaited = []
         gate.heard.begin("", gate.begun)
         waiting, gate.waiting = gate.waiting, []
@@ -287,5 +295,6 @@ class HeldRun:
         gate.heard.tell(msgspec.structs.replace(last, timing=timing), self.out)
         self._over = True
         self._run.effects.clear()
-        self.effects.append(Draft([], over=True))
+        if not gate.beginning:
+            self.effects.append(Draft([], over=True))
         self.effects.append(EndRun(STATUS[type(last)]))

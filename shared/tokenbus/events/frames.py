@@ -132,8 +132,6 @@ class Policing(msgspec.Struct, frozen=True, array_like=True):
     """What becomes of the run where no policy worker answers."""
     patience_ms: int = 60_000
     """So long without an answer counts as that."""
-    most_waiting: int = 50_000
-    """So many events that wait for an answer count as that too."""
 
 
 class Accepted(_Item, frozen=True, tag="accepted"):
@@ -214,7 +212,7 @@ class Overdue(_Item, frozen=True, tag="overdue"):
     what: Literal["deadline", "silent", "policy"]
     taken: int = 0
     """`silent`: how many events the run had when that was judged. With more it is silent no longer. `policy`: the same
-    of steps."""
+    of the signs of life that its policies gave."""
 
 
 PolicyAction = Literal["block", "replace", "terminate", "error"]
@@ -257,6 +255,7 @@ class Ruled(_Item, frozen=True, tag="ruled"):
     teller: str
     """Who numbers the blocks in it: another one begins anew."""
     steps: list[Step]
+    """None: the run is in good hands, and its turn will come."""
 
 
 ControlEvent = Accepted | Rejected | CancelAsked | ToolReturned | Noted | Overdue | ToolReported | Ruled
@@ -309,6 +308,8 @@ class TurnWork(msgspec.Struct, frozen=True, array_like=True):
     """Unix time before which the provider is not called (a retry's delay)."""
     tenant: str = ""
     """Whose run it is, so that its turn can be found before its request is loaded."""
+    held: bool = False
+    """Policies judge what it says before anybody hears of it: it waits while their stage is too far behind."""
 
 
 class ToolWork(msgspec.Struct, frozen=True, array_like=True):

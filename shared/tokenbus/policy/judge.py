@@ -36,7 +36,7 @@ class CallJudge(ToolCallGate):
     """Asks a model about each tool call; an answer that is none is an error of the policy.
 
     The same call of a run is asked about once: a second asking, after a crash say, has the first one's answer. The
-    question is a run of the bus; the policies of such runs are told apart by `metadata.judges`.
+    question is a run of the bus, whose `metadata.judges` names the run that it is about.
     """
 
     Options = CallJudgeOptions

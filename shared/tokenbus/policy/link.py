@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Iterable
-from typing import TYPE_CHECKING, Generic, Literal, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from contextlib import AbstractAsyncContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar, cast
 
 import msgspec
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 C = TypeVar("C")
 
 OnError = Literal["block", "pass"]
+Seat: TypeAlias = Callable[[], AbstractAsyncContextManager[None]]
+"""What a call of a policy enters: its time counts from then on."""
 
 REASON_CHARS = 500
 """Most characters of an error that are told."""
@@ -52,10 +55,13 @@ class Link(msgspec.Struct, frozen=True):
 class RunningLink(Generic[C]):
     """See `PolicyStream`, whose parts these are."""
 
-    def __init__(self, link: Link, dialect: Dialect[C], run: str, client: Client | None) -> None:
+    def __init__(
+        self, link: Link, dialect: Dialect[C], run: str, client: Client | None, seat: Seat = nullcontext
+    ) -> None:
         self._name = link.name
         self._policy = link.policy
         self._handling = link.handling
+        self._seat = seat
         self._words = dialect.words
         self._reader = dialect.reader()
         self._writer = dialect.writer()
@@ -138,10 +144,12 @@ class RunningLink(Generic[C]):
         """Call the policy, and give what goes out for it: after all that was put off, where that must come first."""
         error: Exception | None = None
         try:
-            async with asyncio.timeout(self._handling.timeout_s):
+            async with self._seat(), asyncio.timeout(self._handling.timeout_s):
                 await call
         except Exception as e:
             error = e
+        finally:
+            _unused(call)
         sent = self._take()
         out = await self.settle() if waits else []
         return [*out, *self._out(sent), *(self._failed(error) if error else ())]
@@ -152,9 +160,8 @@ class RunningLink(Generic[C]):
         decisions = [*decided, *taken.decisions]
         if self._held:
             self._let_go(taken.dealt_with, decisions)
-        self._works.extend(
-            _Work(work, self._handling.timeout_s, self._writer.put_off(), self._context) for work in taken.later
-        )
+        timeout_s, context = self._handling.timeout_s, self._context
+        self._works.extend(_Work(work, timeout_s, self._writer.put_off(), context, self._seat) for work in taken.later)
         for decision in decisions:
             self._decide(decision)
         return taken.sent
@@ -203,15 +210,28 @@ class RunningLink(Generic[C]):
 class _Work(Generic[C]):
     """Something that a policy put off, under way."""
 
-    def __init__(self, later: Later[C], timeout_s: float, mark: object, context: StreamContext[C]) -> None:
+    def __init__(self, later: Later[C], timeout_s: float, mark: object, context: StreamContext[C], seat: Seat) -> None:
         self.mark = mark
         self.holding: list[C | NewText | NewToolCall] = [*later.holding]
         self.decisions: list[Decision] = []
-        self.task = asyncio.ensure_future(self._within(later.work, timeout_s, context))
+        self.task = asyncio.ensure_future(self._within(later.work, timeout_s, context, seat))
 
     async def _within(
-        self, work: Awaitable[Iterable[C | NewText | NewToolCall]], timeout_s: float, context: StreamContext[C]
+        self,
+        work: Awaitable[Iterable[C | NewText | NewToolCall]],
+        timeout_s: float,
+        context: StreamContext[C],
+        seat: Seat,
     ) -> list[C | NewText | NewToolCall]:
-        with context.putting_off(self.decisions):
-            async with asyncio.timeout(timeout_s):
-                return list(await work)
+        try:
+            with context.putting_off(self.decisions):
+                async with seat(), asyncio.timeout(timeout_s):
+                    return list(await work)
+        finally:
+            _unused(work)
+
+
+def _unused(call: object) -> None:
+    """A coroutine that never came to a seat is closed, for Python warns of one that nobody awaits."""
+    if isinstance(call, Coroutine):
+        cast("Coroutine[Any, Any, Any]", call).close()

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from tokenbus.policy.dialect import Dialect
-from tokenbus.policy.link import Link, RunningLink
+from tokenbus.policy.link import Link, RunningLink, Seat
 from tokenbus.policy.processor import Decision
 
 if TYPE_CHECKING:
@@ -28,9 +29,16 @@ class PolicyStream(Generic[C]):
     """
 
     def __init__(
-        self, links: Sequence[Link], dialect: Dialect[C], *, run: str = "", client: Client | None = None
+        self,
+        links: Sequence[Link],
+        dialect: Dialect[C],
+        *,
+        run: str = "",
+        client: Client | None = None,
+        seat: Seat = nullcontext,
     ) -> None:
-        self._links = [RunningLink(link, dialect, run, client) for link in links]
+        """``seat``: entered by each call of a policy, to bound how many there are at once."""
+        self._links = [RunningLink(link, dialect, run, client, seat) for link in links]
         self._decisions: list[Decision] = []
         self.terminated: Decision | None = None
         """What ended the stream before its source did; the source is to be stopped then, and `feed` gives nothing."""

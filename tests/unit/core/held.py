@@ -15,7 +15,7 @@ from tokenbus.core.state import RunState
 from tokenbus.events.frames import CONTROL_ATTEMPT, BusEvent, EventFrame, Policing, Ruled, Step
 from tokenbus.events.public import PublicEvent
 
-JUDGED = Policing(("guard",), "block", 1_000, 1_000)
+JUDGED = Policing(("guard",), "block", 1_000)
 
 
 class HeldStory:

@@ -10,10 +10,10 @@ import pytest
 from tests.e2e import judge
 from tests.unit.core.held import JUDGED, HeldStory
 from tests.unit.core.script import call, of_type, text
-from tokenbus.core.effects import Draft, EndRun, NextTurn, RunTools
+from tokenbus.core.effects import Draft, EndRun, LetGo, NextTurn, RunTools
 from tokenbus.events import normalized as n
 from tokenbus.events.failure import ErrorInfo
-from tokenbus.events.frames import CancelAsked, Decision, Overdue, Policing, Step, ToolReported, ToolReturned
+from tokenbus.events.frames import CancelAsked, Decision, Overdue, Ruled, Step, ToolReported, ToolReturned
 from tokenbus.events.public import (
     BlockComplete,
     BlockStarted,
@@ -258,7 +258,7 @@ async def test_where_no_worker_answers_the_run_goes_on_without_when_it_may(judge
     story.provider(n.TextDelta(0, "lo "), n.BlockStop(0))
     story.rule(*(Step(d.seq, events=[d]) for d in story.drafts[:judged]))
     story.reborn()
-    story.control(Overdue("policy", story.run.state.gate.steps if story.run.state.gate else -1))
+    story.control(Overdue("policy", story.run.state.gate.alive if story.run.state.gate else -1))
     story.provider(*text(1, "you"), n.Done("stop"))
     assert said(story) == "Hello you"
     assert isinstance(end_of(story), Completed)
@@ -275,12 +275,25 @@ async def test_an_answer_that_came_after_all_counts() -> None:
     assert isinstance(end_of(story), Completed)
 
 
-async def test_more_drafts_than_may_wait_end_the_run() -> None:
-    story = HeldStory(Policing(("guard",), most_waiting=10))
-    for i in range(12):
-        story.provider(*text(i, "a"))
-    assert isinstance(end_of(story), RunFailedEvent)
-    assert said(story) == ""
+async def test_a_run_whose_turn_will_come_is_in_good_hands() -> None:
+    story = HeldStory()
+    story.provider(n.Start("m"), *text(0, "Hello"))
+    story.control(Ruled("first", []), Overdue("policy", 0))
+    story.provider(n.Done("stop"))
+    story.pass_all()
+    assert said(story) == "Hello"
+    assert isinstance(end_of(story), Completed)
+
+
+@pytest.mark.parametrize("may_pass", [True, False])
+async def test_a_run_that_is_held_back_before_its_first_draft_waits_no_longer_than_others(may_pass: bool) -> None:
+    story = HeldStory(PASSING if may_pass else JUDGED)
+    story.pass_all()
+    story.control(Overdue("policy", story.run.state.gate.alive if story.run.state.gate else -1))
+    story.provider(n.Start("m"), *text(0, "Hello"), n.Done("stop"))
+    assert len(story.of(LetGo)) == may_pass
+    assert said(story) == ("Hello" if may_pass else "")
+    assert isinstance(end_of(story), Completed if may_pass else RunFailedEvent)
 
 
 async def test_a_retry_voids_what_was_heard_under_the_numbers_that_were_heard() -> None:

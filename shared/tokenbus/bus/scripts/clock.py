@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tokenbus.bus.scripts.call import Call, script
+from tokenbus.bus.scripts.call import NOW, Call, script
 from tokenbus.bus.scripts.runs import STOP
 
 _EXPIRE = script(
@@ -57,3 +57,20 @@ def tell(run_key: str, events: str, parser_lease: str, *, run: str, frame: bytes
     """Put an event of the clock's into `events`: 1, or 0 where the run is not open any more. Nothing is fenced by it:
     the parser may find that it does not hold."""
     return Call(_TELL, [run_key, events, parser_lease], [run, frame])
+
+
+_JUDGES = script(
+    "judges",
+    NOW
+    + """
+local h = redis.call('HMGET', KEYS[1], 'owner', 'until', 'arrived', 'done', 'offset')
+local alive = h[1] and tonumber(h[2] or '0') > now and 1 or 0
+return {alive, tonumber(h[3] or '0') - tonumber(h[4] or '0'), h[5] or '0-0'}
+""",
+)
+
+
+def judges(policy_lease: str) -> Call:
+    """How the policy stage stands in a partition: whether a worker has it (1 or 0), the bytes that it has not read, and
+    the last entry that it has."""
+    return Call(_JUDGES, [policy_lease], [])

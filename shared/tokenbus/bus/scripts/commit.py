@@ -129,7 +129,7 @@ class Commit:
         self._ops += ("t", self._key(topic), data)
 
     def count(self, lease: str, size: int) -> None:
-        """Count ``size`` bytes as arrived at the group whose lease hash this is, whose lag holds nobody up."""
+        """Count ``size`` bytes as arrived at the group whose lease hash this is. Its lag holds no writer up."""
         self._ops += ("n", self._key(lease), size)
 
     def append(self, stream: str, fields: Sequence[Arg]) -> None:

@@ -122,6 +122,7 @@ _APPEND = script(
     """
 local out, fields, writes, records, size = {}, {}, {}, {}, 0
 local n = (#ARGV) / 6
+local policy = KEYS[n + 3]
 for k = 0, n - 1 do
   local run, attempt, frame, final, data, writer = unpack(ARGV, k * 6 + 1, k * 6 + 6)
   local key = KEYS[3 + k]
@@ -162,6 +163,10 @@ if size > 0 then
 end
 local c = redis.call('HMGET', KEYS[2], 'arrived', 'done')
 out[n + 1] = tonumber(c[1] or '0') - tonumber(c[2] or '0')
+if policy then
+  local p = redis.call('HMGET', policy, 'arrived', 'done')
+  out[n + 2] = tonumber(p[1] or '0') - tonumber(p[2] or '0')
+end
 return out
 """.replace("MAX_VALUES", str(MAX_VALUES)),
 )
@@ -180,13 +185,14 @@ class RawPart(msgspec.Struct, frozen=True):
     """Who writes the attempt's frames: a name that no other writer has. Not looked at for ANY_FRAME."""
 
 
-def append_raw(raw: str, normalizer_lease: str, parts: Sequence[RawPart]) -> Call:
+def append_raw(raw: str, normalizer_lease: str, parts: Sequence[RawPart], *, policy_lease: str | None = None) -> Call:
     """Write frames of several runs of one partition as one entry; each run is judged for itself.
 
     Each run may stand in ``parts`` once. Reply: for each part ``ok``, ``already`` (this frame is in: a lost
-    reply), or why it is refused (``gone``, a status, ``attempt N``, ``closed``, ``frame N``, ``writer W``); last, the
-    lag in bytes. The writer of frame 0 writes them all. So a server that forgot that it had handed the attempt out,
-    and gave it to a second worker, never mixes the frames of the two.
+    reply), or why it is refused (``gone``, a status, ``attempt N``, ``closed``, ``frame N``, ``writer W``); then the
+    normalizer's lag in bytes; and with a ``policy_lease`` that of the policy stage. The writer of frame 0 writes them
+    all. So a server that forgot that it had handed the attempt out, and gave it to a second worker, never mixes the
+    frames of the two.
 
     A run whose hash has the field ``record`` is recorded: its frames stay in the hash too, as ``frame:<attempt>:<n>``,
     for as long as the bytes last that this field counts down.
@@ -194,7 +200,8 @@ def append_raw(raw: str, normalizer_lease: str, parts: Sequence[RawPart]) -> Cal
     args: list[Arg] = []
     for p in parts:
         args += (p.run, p.attempt, p.n, 1 if p.final else 0, p.data, p.writer)
-    return Call(_APPEND, [raw, normalizer_lease, *(p.run_key for p in parts)], args)
+    keys = [raw, normalizer_lease, *(p.run_key for p in parts)]
+    return Call(_APPEND, keys + ([policy_lease] if policy_lease else []), args)
 
 
 _OF_OPEN_CALL = """
@@ -205,6 +212,29 @@ redis.call('HINCRBY', KEYS[3], 'arrived', #ARGV[4])
 """
 _TOOL_RESULT = script("tool_result", _OF_OPEN_CALL + "redis.call('HDEL', KEYS[1], ARGV[2])\nreturn 1\n")
 _TOOL_PROGRESS = script("tool_progress", _OF_OPEN_CALL + "return 1\n")
+
+
+_ASK = script(
+    "ask",
+    """
+if redis.call('EXISTS', KEYS[1]) == 1 then return 0 end
+redis.call('HSET', KEYS[1], 'asked', 1)
+redis.call('PEXPIRE', KEYS[1], ARGV[1])
+return 1
+""",
+)
+
+ASKED = "asked"
+"""The field of a run's hash that says that a policy asks for it: no policy judges it."""
+
+
+def ask(run_key: str, *, ttl_ms: int) -> Call:
+    """Note of a run that is to be published that a policy asks for it: 1, or 0 where the run is known already."""
+    return Call(_ASK, [run_key], [ttl_ms])
+
+
+LET_GO = "let_go"
+"""The field of a run's hash that says that no policy judges it any more, though it had some."""
 
 
 def call_field(block: int) -> str:

@@ -1,0 +1,109 @@
+"""A policy stage that is slow, or not there: runs that have policies wait at their sockets, and no other run does."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e import judge
+from tests.e2e.conftest import Send
+from tests.e2e.fleet import PIPELINE, ended, fleet
+from tests.waiting import eventually
+from tokenbus.bus.keys import Keys
+from tokenbus.bus.server import Server
+from tokenbus_services.replay import ReplayServer, Reply, Script, Turn
+
+LAG_BYTES = 64 * 1024
+WORDS = 150_000
+"""A stream of some 18 MB: far more than sockets, buffers and the lags may hold."""
+STILL_S = 2.0
+"""A provider that sends nothing for so long is not read."""
+MOST_READ = 12 * 2**20
+TEXT = "word " * WORDS
+LONG = Script(name="long", turns=(Turn(says=Reply(text=TEXT, chunk_size=5)),))
+SHORT = Script(name="short", turns=(Turn(says=Reply(text="That is all.")),))
+TOML = f"""
+[limits]
+lag_bytes = {LAG_BYTES}
+policy_slack_s = 300
+
+[policies.plain]
+use = "tokenbus.policy.tool_rules:ToolRules"
+
+[policies.plain.options]
+deny = ["shell"]
+"""
+
+
+async def drafts_waiting(server: Server, keys: Keys, partition: int) -> int:
+    arrived, done = await server.client.hmget(keys.lease(partition, "policy"), ["arrived", "done"])
+    return int(arrived or 0) - int(done or 0)
+
+
+async def over(server: Server, keys: Keys, run: str) -> bool:
+    return await drafts_waiting(server, keys, keys.partition_of(run)) > LAG_BYTES
+
+
+@pytest.mark.timeout(300)
+async def test_a_policy_stage_that_stands_still_stops_the_reading_of_sockets_and_nothing_is_lost(
+    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+) -> None:
+    clock = asyncio.get_running_loop().time
+    async with (
+        ReplayServer([LONG]) as provider,
+        fleet(tmp_path, server_url, keys, provider.url, PIPELINE, TOML) as services,
+    ):
+        (policy,) = await services.start("policy")
+        policy.freeze()
+        run = await send("long", policies=["plain"])
+        exchange = await provider.requested()
+        await eventually(lambda: over(server, keys, run), timeout=60)
+        sent, since = -1, clock()
+
+        def stands_still() -> bool:
+            nonlocal sent, since
+            if sent != exchange.bytes_sent:
+                sent, since = exchange.bytes_sent, clock()
+            return clock() - since > STILL_S
+
+        await eventually(stands_still, timeout=60)
+        # What waits on the server is bounded, and so the rest is still at the provider.
+        assert await drafts_waiting(server, keys, keys.partition_of(run)) < LAG_BYTES + 2**20
+        assert exchange.bytes_sent < MOST_READ
+        assert not exchange.ended
+        policy.thaw()
+        log: Any = (await ended(server.client, keys, [run], timeout=120))[run]
+    judge.check(log)
+    assert log[-1]["type"] == "completed"
+    assert judge.text(log) == TEXT
+
+
+@pytest.mark.timeout(300)
+async def test_without_a_policy_worker_runs_wait_until_one_comes_and_those_without_policies_go_on(
+    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+) -> None:
+    names = [name for name in (f"run-{n}" for n in range(100)) if keys.partition_of(name) == 0]
+    async with (
+        ReplayServer([LONG, SHORT]) as provider,
+        fleet(tmp_path, server_url, keys, provider.url, PIPELINE, TOML) as services,
+    ):
+        long = await send("long", id=names[0], policies=["plain"])
+        await eventually(lambda: over(server, keys, long), timeout=60)
+        behind = await send("short", id=names[1], policies=["plain"])
+        free = await send("short", id=names[2])
+        logs: Any = await ended(server.client, keys, [free])
+        assert judge.text(logs[free]) == "That is all."
+        assert len(provider.requests) == 2, "the run behind the lag is not even called for"
+        assert await drafts_waiting(server, keys, 0) < LAG_BYTES + 2**20
+        found = await services.doctor()
+        assert "no policy worker runs" in found
+        assert "tokenbus worker policy" in found
+        await services.start("policy")
+        logs = await ended(server.client, keys, [long, behind], timeout=120)
+        assert "no policy worker runs" not in await services.doctor()
+    for run, said in ((long, TEXT), (behind, "That is all.")):
+        judge.check(logs[run])
+        assert (logs[run][-1]["type"], judge.text(logs[run])) == ("completed", said)
