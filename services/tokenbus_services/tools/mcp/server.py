@@ -177,12 +177,13 @@ class McpServer:
         capability = client.server_capabilities.tools
         if not (capability and capability.list_changed):
             return
-        # A server that cannot be listened to is listed every RELIST_S as any other.
-        with suppress(Exception):
+        try:
             async with client.listen(tools_list_changed=True) as events:
                 async for event in events:
                     if isinstance(event, ToolsListChanged):
                         self._tell_changed()
+        except Exception as e:  # of whatever kind: it is listed every RELIST_S as any other
+            _log.info("mcp_server_not_heard", server=self.name, problem=_told(e))
 
     async def _told_something(self, message: IncomingMessage) -> None:
         if isinstance(message, types.ToolListChangedNotification):
