@@ -54,12 +54,27 @@ class StreamOptions(msgspec.Struct):
     include_usage: bool = False
 
 
-class _Request(msgspec.Struct):
+class Request(msgspec.Struct, kw_only=True):
+    """What both completions APIs are asked."""
+
     model: str
-    messages: Annotated[list[_Message], Meta(min_length=1)]
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     stop: tuple[str, ...] | str | None = None
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The stop strings."""
+        return (self.stop,) if isinstance(self.stop, str) else self.stop or ()
+
+    @property
+    def with_usage(self) -> bool:
+        """Whether a stream is to end with the usage."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+
+class _Request(Request, kw_only=True):
+    messages: Annotated[list[_Message], Meta(min_length=1)]
 
 
 class OpenAIChat:
@@ -77,7 +92,7 @@ class OpenAIChat:
             stream=bool(request.stream),
             history="messages",
             said=[_said(message) for message in request.messages],
-            stops=(request.stop,) if isinstance(request.stop, str) else request.stop or (),
+            stops=request.stops,
         )
 
     def error(self, status: int, message: str) -> bytes:
@@ -87,8 +102,7 @@ class OpenAIChat:
         return data_event(error_object(status, message))
 
     def stream(self, reply: Reply, asked: Asked) -> bytes:
-        options = read_as(asked.body, _Request).stream_options
-        with_usage = options is not None and options.include_usage
+        with_usage = read_as(asked.body, _Request).with_usage
         head = _head(asked, "chat.completion.chunk")
 
         def chunk(delta: dict[str, object], finish: str | None = None) -> bytes:

@@ -15,18 +15,14 @@ from tokenbus.providers.api import ApiName
 from tokenbus_services.replay import openai_chat
 from tokenbus_services.replay.asked import Asked, Heard, Said, read_as
 from tokenbus_services.replay.dialect import CREATED
-from tokenbus_services.replay.openai_chat import FINISH_REASONS, StreamOptions, data_event, usage_object
+from tokenbus_services.replay.openai_chat import FINISH_REASONS, Request, data_event, usage_object
 from tokenbus_services.replay.reply import Reply
 
 _encode = msgspec.json.Encoder().encode
 
 
-class _Request(msgspec.Struct):
-    model: str
+class _Request(Request, kw_only=True):
     prompt: str
-    stream: bool | None = False
-    stream_options: StreamOptions | None = None
-    stop: tuple[str, ...] | str | None = None
 
 
 class Completions:
@@ -44,7 +40,7 @@ class Completions:
             stream=bool(request.stream),
             history="prompt",
             said=[(Said(by="model", text=request.prompt),)],
-            stops=(request.stop,) if isinstance(request.stop, str) else request.stop or (),
+            stops=request.stops,
             written=True,
         )
 
@@ -55,10 +51,9 @@ class Completions:
         return openai_chat.dialect.error_event(status, message)
 
     def stream(self, reply: Reply, asked: Asked) -> bytes:
-        options = read_as(asked.body, _Request).stream_options
         events = [data_event(_answer(asked, piece)) for piece in reply.pieces(reply.text)]
         events.append(data_event(_answer(asked, "", reply)))
-        if options is not None and options.include_usage:
+        if read_as(asked.body, _Request).with_usage:
             events.append(data_event({**_head(asked), "choices": [], "usage": usage_object(reply)}))
         events.append(b"data: [DONE]\n\n")
         return b"".join(events)
