@@ -6,6 +6,7 @@ from tokenbus.core.tenant import tenant_of
 from tokenbus.errors import RequestInvalid
 from tokenbus.events.frames import Policing
 from tokenbus.events.requests import Generate
+from tokenbus_services.fetcher.matching import meets
 from tokenbus_services.settings import PolicyRoute, Settings
 
 
@@ -34,14 +35,4 @@ class Routes:
 
 
 def _meets(request: Generate, route: PolicyRoute) -> bool:
-    metadata = request.metadata or {}
-    return (
-        (not route.providers or request.provider in route.providers)
-        and (not route.models or any(_is_model(request.model, name) for name in route.models))
-        and (not route.tenants or tenant_of(request.metadata) in route.tenants)
-        and all(metadata.get(name) == text for name, text in route.metadata.items())
-    )
-
-
-def _is_model(model: str, name: str) -> bool:
-    return model.startswith(name[:-1]) if name.endswith("*") else model == name
+    return meets(request, route) and (not route.tenants or tenant_of(request.metadata) in route.tenants)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from hashlib import sha256
 
 from tokenbus.events.requests import Generate
+from tokenbus_services.fetcher.matching import meets
 from tokenbus_services.settings import RecordSettings
 
 
@@ -12,17 +13,7 @@ def is_recorded(run: str, request: Generate, settings: RecordSettings | None) ->
     """Whether this run is recorded. The request's own word comes first."""
     if settings is None or request.record is not None:
         return bool(settings and request.record)
-    metadata = request.metadata or {}
-    fits = (
-        (not settings.providers or request.provider in settings.providers)
-        and (not settings.models or any(_is_model(request.model, name) for name in settings.models))
-        and all(metadata.get(name) == text for name, text in settings.metadata.items())
-    )
-    return fits and _place(run) < settings.sample
-
-
-def _is_model(model: str, name: str) -> bool:
-    return model.startswith(name[:-1]) if name.endswith("*") else model == name
+    return meets(request, settings) and _place(run) < settings.sample
 
 
 def _place(run: str) -> float:
