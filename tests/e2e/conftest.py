@@ -20,8 +20,7 @@ WEATHER = {
 Send = Callable[..., Any]
 
 
-@pytest.fixture
-def send(server: Server, keys: Keys) -> Send:
+def sender(server: Server, keys: Keys) -> Send:
     """Puts a request on the inbound stream as any program would, and gives its run's id."""
 
     async def put(model: str, text: str = "hello", *, provider: str = "anthropic", **fields: Any) -> str:
@@ -38,3 +37,9 @@ def send(server: Server, keys: Keys) -> Send:
         return run
 
     return put
+
+
+@pytest.fixture
+def send(server: Server, keys: Keys) -> Send:
+    """The `sender` of the test's deployment."""
+    return sender(server, keys)

@@ -18,6 +18,7 @@ import pytest
 from redis.exceptions import RedisError
 
 from tests.e2e import judge
+from tests.e2e.conftest import sender
 from tests.e2e.fleet import PIPELINE, ended, fleet
 from tests.servers import cluster_group, part_from_replicas, sentinel_group
 from tests.waiting import eventually
@@ -55,17 +56,6 @@ class Listener:
                         self.heard[event["run"]][event["seq"]].add(fields[b"__data__"])
         finally:
             await self._reader.close()
-
-
-async def ask(server: Server, keys: Keys, run: str, model: str = "story") -> None:
-    request = {
-        "type": "generate",
-        "id": run,
-        "provider": "openai-chat",
-        "model": model,
-        "messages": [{"role": "user", "content": "tell"}],
-    }
-    await server.client.xadd(keys.requests, {"__data__": json.dumps(request)})
 
 
 @dataclass
@@ -113,11 +103,12 @@ async def test_what_a_fail_over_lost_ends_incomplete_under_the_numbers_that_were
             Server(group.url) as server,
             Server(group.url) as ears,
         ):
+            send = sender(server, keys)
             listener = Listener(ears, keys)
             listening = asyncio.create_task(listener.listen())
             runs = [f"run{n}" for n in range(RUNS)]
             for run in runs:
-                await ask(server, keys, run)
+                await send("story", "tell", id=run, provider="openai-chat")
 
             def heard_of_all(number: int) -> bool:
                 return all(len(listener.heard[run]) > number for run in runs)
@@ -128,7 +119,7 @@ async def test_what_a_fail_over_lost_ends_incomplete_under_the_numbers_that_were
             await eventually(lambda: all(max(listener.heard[run]) > parted[run] + 5 for run in runs), timeout=60)
             await asyncio.to_thread(group.fail)
             logs: Any = await ended(_Patient(server), keys, runs, timeout=60)
-            await ask(server, keys, "after", "short")
+            await send("short", "tell", id="after", provider="openai-chat")
             logs |= await ended(_Patient(server), keys, ["after"], timeout=60)
             listening.cancel()
             await asyncio.gather(listening, return_exceptions=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 from redis.exceptions import ResponseError
 
 from tests.e2e import judge
-from tests.e2e.conftest import WEATHER
+from tests.e2e.conftest import WEATHER, sender
 from tests.e2e.fleet import WITH_TOOLS, Worker, ended, fleet, log_of
 from tests.e2e.test_disturbed import TURNS, undisturbed
 from tests.servers import binary
@@ -22,18 +21,6 @@ from tokenbus_services.embedded import EmbeddedServer
 from tokenbus_services.replay import Delivery, ReplayServer, Script, Turn
 
 RUNS = 6
-
-
-async def ask(server: Server, keys: Keys, run: str) -> None:
-    request = {
-        "type": "generate",
-        "id": run,
-        "provider": "openai-chat",
-        "model": "story",
-        "messages": [{"role": "user", "content": run}],
-        "tools": [WEATHER],
-    }
-    await server.client.xadd(keys.requests, {"__data__": json.dumps(request)})
 
 
 async def is_ready(worker: Worker, *, status: int) -> bool:
@@ -50,9 +37,10 @@ async def test_a_full_server_stops_intake_and_runs_and_then_all_go_on_with_nothi
             fleet(tmp_path, process.url, keys, provider.url, WITH_TOOLS) as running,
             Server(process.url) as server,
         ):
+            send = sender(server, keys)
             runs = [f"run{n}" for n in range(RUNS)]
             for run in runs:
-                await ask(server, keys, run)
+                await send("story", run, id=run, tools=[WEATHER], provider="openai-chat")
 
             async def under_way() -> bool:
                 return all([len(await log_of(server.client, keys, run)) > 5 for run in runs])
@@ -60,12 +48,12 @@ async def test_a_full_server_stops_intake_and_runs_and_then_all_go_on_with_nothi
             await eventually(under_way, timeout=60)
             await server.client.config_set("maxmemory", 1)
             with pytest.raises(ResponseError, match="maxmemory"):
-                await ask(server, keys, "refused")
+                await send("story", "refused", id="refused", tools=[WEATHER], provider="openai-chat")
             for worker in running.workers:
                 await eventually(lambda w=worker: is_ready(w, status=503), timeout=60)
             assert [worker.process.returncode for worker in running.workers] == [None] * len(WITH_TOOLS)
             await server.client.config_set("maxmemory", 0)
-            await ask(server, keys, "later")
+            await send("story", "later", id="later", tools=[WEATHER], provider="openai-chat")
             runs.append("later")
             logs: Any = await ended(server.client, keys, runs, timeout=60)
             for worker in running.workers:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 from pathlib import Path
 from typing import Any
 
 from tests.e2e import judge
-from tests.e2e.conftest import WEATHER
+from tests.e2e.conftest import WEATHER, sender
 from tests.e2e.fleet import WITH_TOOLS, ended, fleet, log_of
 from tests.e2e.test_disturbed import TURNS, undisturbed
 from tests.servers import binary
@@ -25,18 +24,6 @@ LONGEST_END_S = 120
 """`stages.drain_s` for what may yet come to an end, and what a slow machine needs for the rest."""
 
 
-async def ask(server: Server, keys: Keys, run: str) -> None:
-    request = {
-        "type": "generate",
-        "id": run,
-        "provider": "anthropic",
-        "model": "story",
-        "messages": [{"role": "user", "content": run}],
-        "tools": [WEATHER],
-    }
-    await server.client.xadd(keys.requests, {"__data__": json.dumps(request)})
-
-
 async def test_runs_outlast_a_server_that_is_killed_and_started_again(tmp_path: Path) -> None:
     keys = Keys(prefix="gone", partitions=4)
     script = Script(name="story", turns=tuple(Turn(says=reply, delivery=Delivery(pace=40)) for reply in TURNS))
@@ -47,9 +34,10 @@ async def test_runs_outlast_a_server_that_is_killed_and_started_again(tmp_path: 
             fleet(tmp_path, process.url, keys, provider.url, WITH_TOOLS),
             Server(process.url) as server,
         ):
+            send = sender(server, keys)
             runs = [f"run{i}" for i in range(RUNS)]
             for run in runs:
-                await ask(server, keys, run)
+                await send("story", run, id=run, tools=[WEATHER])
             for times in (1, 2):
 
                 async def under_way(times: int = times) -> bool:
@@ -77,8 +65,9 @@ async def test_workers_that_are_told_to_end_do_so_without_a_server(tmp_path: Pat
             fleet(tmp_path, process.url, keys, provider.url, WITH_TOOLS) as running,
             Server(process.url) as server,
         ):
+            send = sender(server, keys)
             for run in ("a", "b", "c"):
-                await ask(server, keys, run)
+                await send("story", run, id=run, tools=[WEATHER])
 
             async def under_way() -> bool:
                 return all([len(await log_of(server.client, keys, run)) > 5 for run in ("a", "b", "c")])
