@@ -21,7 +21,8 @@ from tokenbus.client.response import Response
 from tokenbus.events.public import decode
 from tokenbus_services.replay import Delivery, Fixed, Picture, ReplayServer, Reply, Script, ToolCall, Turn
 
-PNG = b"\x89PNG\r\n\x1a\n"
+PNG = b"\x89PNG\r\n\x1a\n\x00\x00\x00\x0dIHDR\x00\x00\x02\x80\x00\x00\x01\xe0"
+"""The beginning of one of 640 by 480 pixels."""
 CAT = Picture(data=PNG + b"cat" * 1000, previews=(PNG + b"c" * 500, PNG + b"ca" * 500), revised_prompt="a black cat")
 DOG = Picture(data=PNG + b"dog" * 1000)
 CALL = ToolCall(name="weather", arguments={"city": "B"})
@@ -41,7 +42,8 @@ def images_api(url: str, more: str = "") -> str:
 
 def blob(content: bytes, **known: Any) -> dict[str, Any]:
     """An image as an event tells of it."""
-    return {"media_type": "image/png", "blob_id": blob_id_of(content), "size_bytes": len(content), **known}
+    where = {"media_type": "image/png", "blob_id": blob_id_of(content), "size_bytes": len(content)}
+    return {**where, "width": 640, "height": 480, **known}
 
 
 def told(log: Any, kind: str) -> list[Any]:

@@ -16,6 +16,7 @@ import structlog
 from prometheus_client import CollectorRegistry, Counter
 
 from tokenbus.blobs import BlobLoader, BlobRef
+from tokenbus.core.pixels import in_blob
 from tokenbus.errors import BlobError, BlobUnavailable
 from tokenbus.events.normalized import Extra, Image, Normalized
 
@@ -56,7 +57,7 @@ class ImageKeeper:
     async def _told(self, image: Image, places: asyncio.Semaphore, until: float) -> list[Normalized]:
         try:
             async with asyncio.timeout_at(until), places:
-                ref = await self._stored(image)
+                content, ref = await self._stored(image)
         except TimeoutError:
             problem = self._away(f"not stored within {PATIENCE_S:g} s")
         except BlobError as e:
@@ -67,19 +68,19 @@ class ImageKeeper:
             problem = self._away(f"{type(e).__name__}: {e}")
         else:
             self._kept.labels("blob").inc()
-            return [msgspec.structs.replace(image, base64="", blob_id=ref.blob_id, size_bytes=ref.size)]
+            return [in_blob(image, content, ref.blob_id)]
         self._kept.labels("inline" if image.final else "nowhere").inc()
         log.warning("image_not_stored", final=image.final, problem=problem)
         note = Extra("tokenbus.image_not_stored", msgspec.json.encode(problem).decode(), image.block)
         return [image, note] if image.final else [note]
 
-    async def _stored(self, image: Image) -> BlobRef:
-        """Raises BlobError, binascii.Error."""
+    async def _stored(self, image: Image) -> tuple[bytes, BlobRef]:
+        """Its bytes, and where they lie now. Raises BlobError, binascii.Error."""
         content = b64decode(image.base64, validate=True)
         left = TRIES
         while asyncio.get_running_loop().time() >= self._rests_until:
             try:
-                return await self._blobs.store(content, image.media_type)
+                return content, await self._blobs.store(content, image.media_type)
             except BlobError as e:
                 left -= 1
                 if not e.retryable:

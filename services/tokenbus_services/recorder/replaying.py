@@ -13,6 +13,7 @@ import msgspec
 from tokenbus.blobs import blob_id_of
 from tokenbus.core.attempt import AttemptReader
 from tokenbus.core.held_run import HeldRun, accept
+from tokenbus.core.pixels import in_blob
 from tokenbus.core.run import Run
 from tokenbus.errors import Malformed
 from tokenbus.events.frames import CONTROL_ATTEMPT, Accepted, BusEvent, EventFrame, RawFrame, Taken
@@ -81,7 +82,7 @@ def _in_blob(image: Image) -> Image:
         content = b64decode(image.base64, validate=True)
     except binascii.Error:
         return image
-    return msgspec.structs.replace(image, base64="", blob_id=blob_id_of(content), size_bytes=len(content))
+    return in_blob(image, content, blob_id_of(content))
 
 
 def _lines(events: Iterable[PublicEvent]) -> list[str]:

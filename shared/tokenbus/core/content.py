@@ -64,6 +64,8 @@ def _ref_of(event: n.Image) -> ImageRef:
         size=event.size or None,
         quality=event.quality or None,
         size_bytes=event.size_bytes or None,
+        width=event.width or None,
+        height=event.height or None,
         draft=event.draft or None,
     )
 

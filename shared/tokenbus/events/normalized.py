@@ -133,6 +133,9 @@ class Image(_Normal, frozen=True, tag="image"):
     blob_id: str = ""
     size_bytes: int = 0
     """Of the image itself; 0: not counted."""
+    width: int = 0
+    """In pixels, as the image's own header says; 0: not known. So is the height."""
+    height: int = 0
 
 
 class Extra(_Normal, frozen=True, tag="extra"):

@@ -34,6 +34,9 @@ class ImageRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """In the provider's words, mostly ``WIDTHxHEIGHT``."""
     quality: str | None = None
     size_bytes: int | None = None
+    width: int | None = None
+    """In pixels, as the header of a stored PNG, JPEG, WebP or GIF says; height likewise."""
+    height: int | None = None
     draft: bool | None = None
     """True: an image of the model's thinking, and no part of the answer."""
 

@@ -41,8 +41,8 @@ GOLDEN: list[tuple[Normalized, list[Any]]] = [
     (ToolCallDone(2), ["called", 2, ""]),
     (Opaque(1, "signature", "s"), ["opaque", 1, "signature", "s"]),
     (
-        Image(3, "image/png", "aGk=", True, "a cat", True, "cat", "gpt-image-2", "8x8", "low", "sha256:0", 2),
-        ["image", 3, "image/png", "aGk=", True, "a cat", True, "cat", "gpt-image-2", "8x8", "low", "sha256:0", 2],
+        Image(3, "image/png", "aGk=", True, "a cat", True, "cat", "gpt-image-2", "8x8", "low", "sha256:0", 2, 8, 9),
+        ["image", 3, "image/png", "aGk=", True, "a cat", True, "cat", "gpt-image-2", "8x8", "low", "sha256:0", 2, 8, 9],
     ),
     (Extra("citation", "{}", 0, 4), ["extra", "citation", "{}", 0, 4]),
     (UsageSeen(Usage(input=1)), ["usage", {"input": 1}]),

@@ -115,6 +115,8 @@ FULL: list[tuple[PublicEvent, str]] = [
                 size="8x8",
                 quality="low",
                 size_bytes=2,
+                width=8,
+                height=9,
                 draft=True,
             ),
             blob_id="sha256:01",
@@ -126,7 +128,7 @@ FULL: list[tuple[PublicEvent, str]] = [
         '"tool_name":"weather","arguments":"{\\"city\\":\\"Brno\\"}","input":{"city":"Brno"},"input_error":"no JSON",'
         '"is_error":true,"signature":"sig","image":{"media_type":"image/png","blob_id":"sha256:00","base64":"aGk=",'
         '"revised_prompt":"a cat","prompt":"cat","model":"gpt-image-2","size":"8x8","quality":"low","size_bytes":2,'
-        '"draft":true},"blob_id":"sha256:01","images":[{"media_type":"image/webp","blob_id":"sha256:02"}],'
+        '"width":8,"height":9,"draft":true},"blob_id":"sha256:01","images":[{"media_type":"image/webp","blob_id":"sha256:02"}],'
         '"cut":true,"provider_extra":[{"name":"citation"}]}',
     ),
     (
