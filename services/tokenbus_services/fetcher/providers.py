@@ -104,7 +104,14 @@ class Endpoint:
 
     async def send(self, request: httpx.Request) -> httpx.Response:
         """Send it; the answer's body is still to be read. Raises httpx.TransportError."""
-        return await self._client.send(request, stream=True)
+        try:
+            return await self._client.send(request, stream=True)
+        except AttributeError as e:
+            # A connection that was reset as it was made: uvloop has no socket of it any more, and anyio asks that whose
+            # peer it is (alike: MagicStack/uvloop#560).
+            if e.name != "getpeername":
+                raise
+            raise httpx.ConnectError("the connection was reset as it was made", request=request) from e
 
     async def close(self) -> None:
         """Close the pool."""
