@@ -172,7 +172,9 @@ class Tail:
         finally:
             self._scope = None
         streams = {name.decode(): entries for name, entries in found}
-        for feed in self.feeds:
+        # No others: one that came meanwhile, or was full, may be behind where this read began, and would miss what lies
+        # between. The next read begins there.
+        for feed in self._reading:
             if feed.stream in streams:
                 feed.put(streams[feed.stream])
 

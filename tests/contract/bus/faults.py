@@ -24,7 +24,7 @@ _RENEW = renew("", "", token="", ttl_ms=0)
 _UNCOUNTED = {call.script.sha for call in (present("", member="", ttl_ms=0), _RENEW, joined([_RENEW, _RENEW]))}
 """What comes when time has passed, whatever the worker does."""
 
-GIVE_UP_S = 60
+GIVE_UP_S = 240
 
 
 class Victim(Protocol):

@@ -1,0 +1,55 @@
+"""Readers of one stream share a connection, each from its own place on: none misses what another had already."""
+
+from __future__ import annotations
+
+import asyncio
+
+from tests.waiting import eventually
+from tokenbus.bus.keys import Keys
+from tokenbus.bus.server import Server
+from tokenbus.client.tail import ROOM, Feed, Hub
+
+
+async def write(server: Server, stream: str, first: int, count: int) -> None:
+    pipe = server.client.pipeline(transaction=True)
+    for n in range(first, first + count):
+        pipe.xadd(stream, {"n": n}, id=f"1-{n}")
+    pipe.pexpire(stream, 60_000)
+    await pipe.execute()
+
+
+async def read(feed: Feed, count: int) -> list[int]:
+    """The numbers of the next entries, as many as that."""
+    seen: list[int] = []
+    while len(seen) < count:
+        entries = await feed.take(30)
+        assert entries, f"only {seen} came"
+        seen += [int(fields[b"n"]) for _, fields in entries]
+    return seen
+
+
+async def test_a_reader_that_joins_behind_one_that_waits_misses_nothing(server: Server, keys: Keys):
+    hub, stream = Hub(server), keys.log("r")
+    await write(server, stream, 1, 2)
+    async with hub.feed(stream, "1-2") as ahead:
+        waiting = asyncio.create_task(read(ahead, 1))
+        await eventually(lambda: _waits(server))
+        async with hub.feed(stream, "1-1") as behind:
+            await write(server, stream, 3, 1)
+            assert await waiting == [3]
+            assert await read(behind, 2) == [2, 3]
+
+
+async def test_a_slow_reader_beside_a_quick_one_is_held_little_for_and_misses_nothing(server: Server, keys: Keys):
+    hub, stream, rounds = Hub(server), keys.log("r"), 5
+    async with hub.feed(stream, "0-0") as slow, hub.feed(stream, "0-0") as quick:
+        for n in range(rounds):
+            await write(server, stream, 1 + n * ROOM, ROOM)
+            assert await read(quick, ROOM) == list(range(1 + n * ROOM, 1 + (n + 1) * ROOM))
+        assert len(slow.entries) < 2 * ROOM
+        assert await read(slow, rounds * ROOM) == list(range(1, 1 + rounds * ROOM))
+
+
+async def _waits(server: Server) -> bool:
+    clients: list[dict[str, str]] = await server.client.client_list()
+    return any(c["cmd"] == "xread" and "b" in c["flags"] for c in clients)
