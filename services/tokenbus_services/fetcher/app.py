@@ -5,7 +5,7 @@ from __future__ import annotations
 from faststream.asgi import AsgiFastStream
 from prometheus_client import CollectorRegistry, Gauge
 
-from tokenbus_services.fetcher.metrics import AdmissionMetrics
+from tokenbus_services.fetcher.metrics import AdmissionMetrics, UploadMetrics
 from tokenbus_services.fetcher.service import FetcherService
 from tokenbus_services.settings import Settings
 from tokenbus_services.worker.app import make_app, make_broker
@@ -16,7 +16,7 @@ def create(settings: Settings) -> AsgiFastStream:
     """One fetcher."""
     registry = CollectorRegistry()
     broker = make_broker(settings, registry)
-    service = FetcherService(settings, settings.tool_definitions, AdmissionMetrics(registry))
+    service = FetcherService(settings, settings.tool_definitions, AdmissionMetrics(registry), UploadMetrics(registry))
     admission = service.admission
     running = Gauge("tokenbus_attempts_running", "Provider calls in hand.", registry=registry)
     running.set_function(lambda: admission.running)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator
+from collections.abc import AsyncIterator, Generator
 from contextlib import contextmanager
 
 import httpx
@@ -12,12 +12,14 @@ from tokenbus.events.failure import ErrorInfo
 from tokenbus.events.frames import Data, Ended, Opened
 from tokenbus.events.requests import Generate
 from tokenbus.providers.api import HttpCall
+from tokenbus.providers.files import LOST_STATUSES, lost_files
 from tokenbus.providers.images import images_asked
 from tokenbus.providers.last_event import LastEvent
 from tokenbus_services.fetcher.media_body import MediaBody
 from tokenbus_services.fetcher.media_failed import MediaFailed
 from tokenbus_services.fetcher.providers import Endpoint, KeyMissing, KeyUnusable
 from tokenbus_services.fetcher.tokens import Tally
+from tokenbus_services.fetcher.upload import MAX_ANSWER_BYTES, beginning
 from tokenbus_services.fetcher.writer import AttemptWriter
 
 PASSED_HEADERS = (
@@ -97,6 +99,14 @@ class Silence:
         self._limit.reschedule(self._deadline if self._to_deadline else until)
 
 
+class FilesLost(Exception):
+    """The provider does not have these files, which the request names; nothing of the answer was written."""
+
+    def __init__(self, file_ids: tuple[str, ...]) -> None:
+        super().__init__(f"{len(file_ids)} files")
+        self.file_ids = file_ids
+
+
 async def fetch(
     endpoint: Endpoint,
     request: Generate,
@@ -110,8 +120,8 @@ async def fetch(
     """Make the request's call and write all of it, its end included. ``body`` in place of the call's own is closed when
     it is sent; ``deadline`` is in the event loop's time; ``tally`` hears what comes, for the limits.
 
-    Raises AttemptRefused where the attempt is over. However this ends, by itself or cancelled, the connection
-    is closed or back in its pool.
+    Raises AttemptRefused where the attempt is over; FilesLost before anything is written. However this ends, by itself
+    or cancelled, the connection is closed or back in its pool.
     """
     limit = asyncio.timeout(None)
     silence = Silence(limit, deadline)
@@ -151,7 +161,12 @@ async def _read(
     except httpx.TransportError as e:
         return _network(endpoint, e)
     try:
-        await _pass_on(response, endpoint, request, writer, silence, tally=tally)
+        refused = None
+        if call.files and response.status_code in LOST_STATUSES:
+            refused = await beginning(response, MAX_ANSWER_BYTES)
+            if lost := lost_files(response.status_code, refused, call.files):
+                raise FilesLost(lost)
+        await _pass_on(response, endpoint, request, writer, silence, tally=tally, begun=refused)
     except httpx.TransportError as e:
         return _network(endpoint, e)
     finally:
@@ -175,7 +190,9 @@ async def _pass_on(
     silence: Silence,
     *,
     tally: Tally | None,
+    begun: bytes | None = None,
 ) -> None:
+    """``begun``: the body, where it was read already."""
     redact = endpoint.redact
     headers = {name: redact(response.headers[name]) for name in PASSED_HEADERS if name in response.headers}
     quirks = endpoint.quirks_of(request)
@@ -191,7 +208,7 @@ async def _pass_on(
     last = LastEvent(endpoint.api.last if request.stream and response.status_code < 300 else ())
     first = True
     after_boundary = False
-    async for read in body:
+    async for read in body if begun is None else _once(begun):
         data = clean.feed(read)
         boundary = first or any(mark in data for mark in marks)
         if first:
@@ -222,6 +239,11 @@ async def _write(writer: AttemptWriter, item: Opened | Data, silence: Silence, *
     if writer.must_wait:
         with silence.paused():
             await writer.room()
+
+
+async def _once(data: bytes) -> AsyncIterator[bytes]:
+    if data:
+        yield data
 
 
 def _network(endpoint: Endpoint, error: httpx.TransportError) -> ErrorInfo:

@@ -3,15 +3,18 @@
 A provider's request builder is pure and knows base64 and urls alone. So each blob stands in the conversation as the
 base64 of a mark that nobody can guess; in the body that comes out, marks are where blobs belong: as base64 where that
 is base64, and as bytes where the builder decoded it, for a form. A message that the builder leaves out has no mark
-there, and its blobs are never asked for.
+there, and its blobs are never asked for. Where a blob lies with the provider as a file, the request is built once more
+with that in its place.
 """
 
 from __future__ import annotations
 
 import asyncio
 from base64 import b64encode
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import aclosing
+
+import msgspec
 
 from tokenbus.blobs import DEFAULT_MEDIA_TYPE
 from tokenbus.errors import BlobError, RequestInvalid
@@ -22,8 +25,9 @@ from tokenbus_services.fetcher.media_cache import Found, RecentBlobs
 from tokenbus_services.fetcher.media_failed import MediaFailed
 from tokenbus_services.fetcher.media_limits import check_body, check_media, check_size, limits_of, plain_type
 from tokenbus_services.fetcher.media_marks import Marks
-from tokenbus_services.fetcher.media_places import Media, media_in, media_of, request_with, with_sources
+from tokenbus_services.fetcher.media_places import Media, media_in, media_of, own_media, request_with, with_sources
 from tokenbus_services.fetcher.providers import Endpoint
+from tokenbus_services.fetcher.uploads import Uploads
 from tokenbus_services.settings import MediaSettings
 
 LOOK_UPS = 8
@@ -33,16 +37,18 @@ LOOK_UPS = 8
 class TurnMedia:
     """Builds the requests of turns, their media included."""
 
-    def __init__(self, blobs: RecentBlobs) -> None:
+    def __init__(self, blobs: RecentBlobs, uploads: Uploads | None = None) -> None:
         self._blobs = blobs
+        self._uploads = uploads
 
     async def build(
-        self, endpoint: Endpoint, request: Generate, history: list[Message]
+        self, endpoint: Endpoint, request: Generate, history: list[Message], *, lost: Collection[str] = ()
     ) -> tuple[Built, MediaBody | None]:
-        """The turn's call, and its body where that has blobs in it: else it is the call's own.
+        """The turn's call, and its body where that has blobs in it: else it is the call's own. The call says which
+        files of the provider's it names in place of blobs; ``lost``: those that the provider said it does not have.
 
         Raises RequestInvalid (a type, size or number that the provider does not take; whatever `Endpoint.build`
-        raises) and MediaFailed.
+        raises), MediaFailed and UploadFailed.
         """
         media = dict([*media_of(request), *media_in(history, "history")])
         if not media:
@@ -53,23 +59,40 @@ class TurnMedia:
         check_media(limits, texts.items())
         sources: dict[str, Source] = {}
         for where, found in (await self._find(texts, limits)).items():
+            check_body(limits, found.size)
             sources[where] = await self._text(where, blobs[where], found)
-        marks = Marks()
-        marked = [where for where in blobs if where not in texts]
-        for n, where in enumerate(marked):
-            sources[where] = Base64Source(media_type=blobs[where].media_type, data=marks.base64(n))
-        built = endpoint.build(request_with(request, sources), with_sources(history, "history", sources))
-        pieces = [p if isinstance(p, bytes) else (marked[p.number], p.raw) for p in marks.split(built.call.body)]
-        wanted = dict.fromkeys(piece[0] for piece in pieces if not isinstance(piece, bytes))
+        marked = {where: source for where, source in blobs.items() if where not in texts}
+        built, pieces = _built(endpoint, request, history, sources, marked)
+        wanted = dict.fromkeys(piece.where for piece in pieces if not isinstance(piece, bytes))
         left_out = set(marked).difference(wanted)
         used = {where: part for where, part in media.items() if where not in left_out}
         check_media(limits, used.items())
         found = await self._find({where: media[where] for where in wanted}, limits)
+        if self._uploads:
+            room = None
+            if limits.request_bytes is not None:
+                room = limits.request_bytes - sum(len(piece) for piece in pieces if isinstance(piece, bytes))
+            files = await self._uploads.name(
+                endpoint,
+                {where: (media[where], blob) for where, blob in found.items()},
+                room=room,
+                repeats=bool(history or (request.tools and request.max_tool_depth)),
+                own=own_media(request.messages, "messages") | own_media(history, "history"),
+                lost=lost,
+            )
+            if files:
+                inside = {where: source for where, source in marked.items() if where not in files}
+                built, pieces = _built(endpoint, request, history, {**sources, **files}, inside)
+                call = msgspec.structs.replace(built.call, files=tuple(file.file_id for file in files.values()))
+                built = msgspec.structs.replace(built, call=call)
         body = MediaBody(
-            [p if isinstance(p, bytes) else Embedded(p[0], blobs[p[0]].blob_id, found[p[0]], p[1]) for p in pieces]
+            [
+                p if isinstance(p, bytes) else Embedded(p.where, blobs[p.where].blob_id, found[p.where], p.raw)
+                for p in pieces
+            ]
         )
         check_body(limits, body.size)
-        return built, body if found else None
+        return built, body if len(pieces) > 1 else None
 
     async def _find(self, media: Mapping[str, Media], limits: MediaSettings) -> dict[str, Found]:
         """Their blobs, by place. Raises MediaFailed, RequestInvalid for the first that is not as it should be."""
@@ -82,7 +105,6 @@ class TurnMedia:
                     found = await self._blobs.find(part.source.blob_id)
                 check_blob(where, part.source, found)
                 check_size(limits, where, part, found.size)
-                check_body(limits, found.size)
             except BlobError as e:
                 return MediaFailed(e, where)
             except RequestInvalid as e:
@@ -107,6 +129,32 @@ class TurnMedia:
         except BlobError as e:
             raise MediaFailed(e, where) from e
         return Base64Source(media_type=source.media_type, data=b64encode(content).decode())
+
+
+class _Place(msgspec.Struct, frozen=True):
+    """Where a blob belongs in a body."""
+
+    where: str
+    raw: bool
+
+
+def _built(
+    endpoint: Endpoint,
+    request: Generate,
+    history: list[Message],
+    sources: Mapping[str, Source],
+    marked: Mapping[str, BlobSource],
+) -> tuple[Built, list[bytes | _Place]]:
+    """The call with these sources, and its body cut at the places where the ``marked`` blobs belong."""
+    marks, places = Marks(), list(marked)
+    marking = {
+        where: Base64Source(media_type=source.media_type, data=marks.base64(n))
+        for n, (where, source) in enumerate(marked.items())
+    }
+    sources = {**sources, **marking}
+    built = endpoint.build(request_with(request, sources), with_sources(history, "history", sources))
+    pieces = [p if isinstance(p, bytes) else _Place(places[p.number], p.raw) for p in marks.split(built.call.body)]
+    return built, pieces
 
 
 def check_blob(where: str, source: BlobSource, found: Found) -> None:

@@ -1,10 +1,30 @@
-"""What a fetcher shows of who may call, besides FastStream's numbers. No label holds a name that a request brings."""
+"""What a fetcher shows of who may call and what it uploads, besides FastStream's numbers. No label holds a name that a
+request brings."""
 
 from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter
 
 from tokenbus.bus.scripts.limits import Kind
+
+
+class UploadMetrics:
+    """Blobs that became files of a provider's."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._made = Counter("tokenbus_uploads", "Blobs uploaded to a provider's file store.", registry=registry)
+        self._bytes = Counter("tokenbus_upload_bytes", "Their bytes.", registry=registry)
+        self.failed = Counter(
+            "tokenbus_uploads_failed", "Uploads that failed, and were sent inside the request.", registry=registry
+        )
+        self.lost = Counter(
+            "tokenbus_files_lost", "Files that their provider did not have any more when named.", registry=registry
+        )
+
+    def made(self, size: int) -> None:
+        """One of so many bytes was made."""
+        self._made.inc()
+        self._bytes.inc(size)
 
 
 class AdmissionMetrics:

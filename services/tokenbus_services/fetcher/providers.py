@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from hashlib import blake2b
 from urllib.parse import quote
 
 import httpx
@@ -13,10 +14,13 @@ from tokenbus.errors import RequestInvalid, SettingsError
 from tokenbus.events.requests import Generate, Message
 from tokenbus.providers import registry
 from tokenbus.providers.api import Built, HttpCall, Provider, Quirks
+from tokenbus.providers.files import FileCall
 from tokenbus_services.fetcher.media_body import MediaBody
 from tokenbus_services.redaction import Redaction
 from tokenbus_services.settings import ProviderSettings, Settings
 
+_LISTS = ("anthropic-beta",)
+"""Headers whose values are lists, where a call's own word must not take the place of the settings'."""
 MAX_REQUEST_S = 30.0
 """Longest that sending a request's body may stall."""
 
@@ -71,6 +75,18 @@ class Endpoint:
             trust_env=True,
         )
 
+    @property
+    def base_path(self) -> str:
+        """The path of its address, without a slash at the end."""
+        return self._client.base_url.path.rstrip("/")
+
+    @property
+    def account(self) -> str:
+        """Names whose files it may use: a digest of its address, its key and what it sends with each call."""
+        settings = self.settings
+        said = (settings.api, str(self._client.base_url), settings.headers, settings.query, self._key_value)
+        return blake2b(msgspec.json.encode(said, order="sorted"), digest_size=16).hexdigest()
+
     def build(self, request: Generate, history: list[Message]) -> Built:
         """The call for the request's next turn, as this vendor takes it. Raises RequestInvalid, naming the field."""
         settings = self.settings
@@ -89,18 +105,48 @@ class Endpoint:
     def request(self, call: HttpCall, body: MediaBody | None = None) -> httpx.Request:
         """The HTTP request with the key in its header; ``body`` in place of the call's own, where media is sent as it
         is read. Raises KeyMissing, KeyUnusable."""
-        if self._variable and not self._key:
-            raise KeyMissing(self.name, self._variable)
-        if not (self._key.isascii() and self._key.isprintable()):
-            raise KeyUnusable(self.name, self._variable)
         # Compressed, a provider's small events would come in larger clumps, and later.
-        headers = {"accept-encoding": "identity", **call.headers}
-        if self._key:
-            headers[self._key_header] = self._key_value
+        headers = {"accept-encoding": "identity", **self._with_configured(call.headers), **self._key_headers()}
         if body is not None:
             headers["content-length"] = str(body.size)
         content = call.body if body is None else body
         return self._client.build_request("POST", call.path, content=content, headers=headers, params=call.query)
+
+    def file_request(self, call: FileCall, body: MediaBody) -> httpx.Request:
+        """One call of an upload. Raises KeyMissing, KeyUnusable; RequestInvalid for a URL of somebody else's."""
+        ours = self._client.base_url
+        headers = {"accept-encoding": "identity", **self._with_configured(call.headers)}
+        if "://" in call.path:
+            url, query = httpx.URL(call.path), None
+            if (url.scheme, url.host, url.port) != (ours.scheme, ours.host, ours.port):
+                raise RequestInvalid("file", f"{self.name} wants it uploaded to another address than its own")
+        else:
+            url, query = ours.copy_with(path=call.path, query=None), self.settings.query or None
+            headers |= self._key_headers()
+        timeout = httpx.Timeout(
+            self.settings.first_event_timeout_s, connect=self.settings.connect_timeout_s, write=MAX_REQUEST_S
+        )
+        if body.size:
+            headers["content-length"] = str(body.size)
+        content = body if body.size else None
+        return self._client.build_request(
+            call.method, url, content=content, headers=headers, params=query, timeout=timeout
+        )
+
+    def _key_headers(self) -> dict[str, str]:
+        if self._variable and not self._key:
+            raise KeyMissing(self.name, self._variable)
+        if not (self._key.isascii() and self._key.isprintable()):
+            raise KeyUnusable(self.name, self._variable)
+        return {self._key_header: self._key_value} if self._key else {}
+
+    def _with_configured(self, headers: Mapping[str, str]) -> dict[str, str]:
+        """The headers of a call; those that are lists of what is wanted go on with what the settings have for them."""
+        configured = {name.lower(): value for name, value in self.settings.headers.items()}
+        return {
+            name: f"{configured[name]},{value}" if name in _LISTS and name in configured else value
+            for name, value in headers.items()
+        }
 
     async def send(self, request: httpx.Request) -> httpx.Response:
         """Send it; the answer's body is still to be read. Raises httpx.TransportError."""

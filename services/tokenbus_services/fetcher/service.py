@@ -19,10 +19,12 @@ from tokenbus_services.fetcher.limiter import Limiter
 from tokenbus_services.fetcher.media import TurnMedia
 from tokenbus_services.fetcher.media_cache import RecentBlobs
 from tokenbus_services.fetcher.media_intake import IntakeMedia
-from tokenbus_services.fetcher.metrics import AdmissionMetrics
+from tokenbus_services.fetcher.metrics import AdmissionMetrics, UploadMetrics
 from tokenbus_services.fetcher.providers import Providers
 from tokenbus_services.fetcher.scopes import Scopes
 from tokenbus_services.fetcher.turns import Turns, waits_as
+from tokenbus_services.fetcher.uploaded import UploadedFiles
+from tokenbus_services.fetcher.uploads import Uploads
 from tokenbus_services.fetcher.writer import RawWriter
 from tokenbus_services.settings import Settings
 from tokenbus_services.worker.app import worker_name
@@ -42,7 +44,9 @@ class FetcherService:
 
     name = "fetcher"
 
-    def __init__(self, settings: Settings, tools: Sequence[Tool], metrics: AdmissionMetrics) -> None:
+    def __init__(
+        self, settings: Settings, tools: Sequence[Tool], metrics: AdmissionMetrics, uploads: UploadMetrics
+    ) -> None:
         assert settings.redis_url
         self._settings = settings
         keys = settings.keys
@@ -94,7 +98,7 @@ class FetcherService:
             self._queue,
             self._writer,
             self._providers,
-            media=TurnMedia(self._blobs),
+            media=TurnMedia(self._blobs, Uploads(UploadedFiles(server, keys), uploads)),
             admission=self.admission,
             scopes=Scopes(limits, keys),
             stop=self._stop,

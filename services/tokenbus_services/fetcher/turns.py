@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 
 import msgspec
@@ -25,14 +25,17 @@ from tokenbus.errors import AttemptRefused, RequestError, SettingsError
 from tokenbus.events.failure import ErrorInfo
 from tokenbus.events.frames import Ended, Noted, TurnWork, history_decoder, turn_decoder
 from tokenbus.events.requests import Generate, Message
+from tokenbus.providers.api import HttpCall
 from tokenbus_services.fetcher.admission import Admission, WaitedTooLong
-from tokenbus_services.fetcher.call import DEADLINE_PASSED, fetch
+from tokenbus_services.fetcher.call import DEADLINE_PASSED, FilesLost, fetch
 from tokenbus_services.fetcher.limiter import Ask, Grant
 from tokenbus_services.fetcher.media import TurnMedia
+from tokenbus_services.fetcher.media_body import MediaBody
 from tokenbus_services.fetcher.media_failed import MediaFailed
 from tokenbus_services.fetcher.providers import Endpoint, Providers
 from tokenbus_services.fetcher.scopes import Scopes
 from tokenbus_services.fetcher.tokens import Tally, estimate
+from tokenbus_services.fetcher.upload import UploadFailed
 from tokenbus_services.fetcher.writer import LOOK_S, AttemptWriter, RawWriter
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -213,24 +216,41 @@ class Turns:
             self._admission.leave(grant, used=used, wait_s=wait_s)
 
     async def _make(self, turn: _Turn, writer: AttemptWriter, tally: Tally | None) -> None:
+        """The call; and once more, without the files that the provider turns out not to have."""
+        lost: tuple[str, ...] = ()
+        while ready := await self._built(turn, writer, lost):
+            endpoint, call, body = ready
+            try:
+                await fetch(endpoint, turn.request, call, body, writer=writer, deadline=turn.deadline, tally=tally)
+            except FilesLost as e:
+                lost = e.file_ids
+            else:
+                return
+
+    async def _built(
+        self, turn: _Turn, writer: AttemptWriter, lost: Collection[str]
+    ) -> tuple[Endpoint, HttpCall, MediaBody | None] | None:
+        """What to send where; None where the attempt ended with an error instead."""
         request = turn.request
         try:
             endpoint: Endpoint = self._providers.get(request.provider)
             async with asyncio.timeout_at(turn.deadline):
-                built, body = await self._media.build(endpoint, request, turn.history)
+                built, body = await self._media.build(endpoint, request, turn.history, lost=lost)
         except TimeoutError:
             await writer.end(Ended(DEADLINE_PASSED))
-            return
-        except MediaFailed as e:
+            return None
+        except (MediaFailed, UploadFailed) as e:
             await writer.end(Ended(e.error))
-            return
+            return None
         except (RequestError, SettingsError) as e:
             where = getattr(e, "where", None)
             await writer.end(Ended(ErrorInfo(code=e.code, kind="invalid_request", message=str(e), where=where)))
-            return
+            return None
+        if lost:  # the second answer is passed on, whatever it is
+            return endpoint, msgspec.structs.replace(built.call, files=()), body
         for note in built.notes:
             await writer.write(Noted(note))
-        await fetch(endpoint, request, built.call, body, writer=writer, deadline=turn.deadline, tally=tally)
+        return endpoint, built.call, body
 
     async def _look_up(self, run: str, work: TurnWork) -> _Turn | None:
         """The turn; None where the attempt is over."""

@@ -49,6 +49,11 @@ def refusal(dialect: Dialect, refused: Refused) -> Plan:
     return _error(dialect, Status(status=refused.status), refused.message)
 
 
+def failed(dialect: Dialect, fault: Status) -> Plan:
+    """An error of the script's."""
+    return _error(dialect, fault, f"HTTP {fault.status}, as the replay script says")
+
+
 def plan(turn: Turn, asked: Asked, dialect: Dialect, attempt: int) -> Plan:
     """The response to one try, counted from 0, at one turn.
 
@@ -60,7 +65,7 @@ def plan(turn: Turn, asked: Asked, dialect: Dialect, attempt: int) -> Plan:
         case HangUp():
             answer = Plan(status=None, ending="closed")
         case Status():
-            answer = _error(dialect, fault, f"HTTP {fault.status}, as the replay script says")
+            answer = failed(dialect, fault)
         case _:
             answer = _delivered(turn, asked, dialect, fault)
     return msgspec.structs.replace(answer, delay_s=turn.delivery.delay_s, pace=turn.delivery.pace)

@@ -27,6 +27,7 @@ from tokenbus_services.replay.exchange import Attempts, Exchange, Journal, Recei
 from tokenbus_services.replay.form import MULTIPART, read_form
 from tokenbus_services.replay.plan import Plan, plan, refusal
 from tokenbus_services.replay.script import Script, Turn
+from tokenbus_services.replay.uploads import FileStore
 
 Choose = Callable[[Asked], Script | Turn | None]
 """Which script or turn a request gets; None: the script that its model names."""
@@ -63,6 +64,8 @@ class ReplayServer:
         port: int = 0,
         keep: int = 1_000,
     ) -> None:
+        self.files = FileStore()
+        """What was uploaded to its file APIs."""
         self._scripts = {script.name: script for script in scripts}
         self._choose = choose
         self._address = (host, port)
@@ -210,11 +213,14 @@ class ReplayServer:
         self._journal.changed()
 
     def _plan(self, exchange: Exchange) -> Plan:
+        if (uploading := self.files.plan(exchange.received)) is not None:
+            return uploading
         dialect, route = _route(exchange.received.path)
         try:
             if route is None:
                 raise Refused(404, f"no such endpoint: {exchange.received.path}")
             exchange.asked = asked = _understand(dialect, route, exchange.received)
+            self.files.check(asked.api, asked.headers, asked.body)
             exchange.attempt = self._attempts.next(asked.key)
             return plan(self._turn(asked), asked, dialect, exchange.attempt)
         except Refused as refused:

@@ -9,7 +9,13 @@ from tokenbus_services.settings.file import Settings, load, read_file
 from tokenbus_services.settings.keeping import BlobSettings, RecordSettings, RetentionSettings
 from tokenbus_services.settings.limits import LimitSettings, ProviderRates, RateSettings
 from tokenbus_services.settings.policies import PolicyRoute, PolicySettings
-from tokenbus_services.settings.providers import DEFAULT_PROVIDERS, MediaSettings, ProviderSettings, QuirkSettings
+from tokenbus_services.settings.providers import (
+    DEFAULT_PROVIDERS,
+    MediaSettings,
+    ProviderSettings,
+    QuirkSettings,
+    UploadSettings,
+)
 from tokenbus_services.settings.tools import (
     DEFAULT_TOOL_TIMEOUT_S,
     HttpTool,
@@ -45,6 +51,7 @@ __all__ = [
     "Settings",
     "StageSettings",
     "ToolSettings",
+    "UploadSettings",
     "load",
     "read_file",
 ]

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from tokenbus.providers import registry
 from tokenbus.providers.api import ApiName, Quirks
 from tokenbus_services.settings.table import Bytes, Count, HeaderName, HttpUrl, Seconds, Table
 
@@ -26,6 +27,16 @@ class MediaSettings(Table, frozen=True, kw_only=True):
     """How many images, those by url too."""
     request_bytes: Bytes | None = None
     """Of the whole body."""
+
+
+class UploadSettings(Table, frozen=True, kw_only=True):
+    """With this table, even an empty one, blobs that are sent again and again go to the provider's own file store once,
+    and requests name them there. See docs/media.md."""
+
+    min_bytes: Bytes = 256 * 2**10
+    """Smaller ones are sent with each request."""
+    keep_s: Annotated[float, Meta(ge=3_600, le=30 * 86_400)] = 86_400.0
+    """So long a file is named; the provider deletes it a while after, where its API lets that be said."""
 
 
 class QuirkSettings(Quirks, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -55,11 +66,15 @@ class ProviderSettings(Table, frozen=True, kw_only=True):
     idle_timeout_s: Seconds = 60.0
     """Longest silence inside a stream."""
     media: MediaSettings = MediaSettings()
+    uploads: UploadSettings | None = None
+    """None: no file of this provider's is ever made."""
     quirks: QuirkSettings = QuirkSettings()
 
     def __post_init__(self) -> None:
         if self.path is not None and self.api == "gemini":
             raise ValueError("gemini takes no path: it says whether the answer streams; base_url may have one")
+        if self.uploads is not None and registry.get(self.api).files is None:
+            raise ValueError(f"{self.api} has no requests that could name an uploaded file")
 
 
 DEFAULT_PROVIDERS: dict[str, ProviderSettings] = {

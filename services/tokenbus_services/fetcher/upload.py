@@ -1,0 +1,95 @@
+"""One upload of a blob to a provider's file API: streamed from the store, and every way it can end."""
+
+from __future__ import annotations
+
+import asyncio
+from base64 import b64decode
+from collections.abc import Mapping
+
+import httpx
+import msgspec
+
+from tokenbus.errors import Malformed, RequestInvalid
+from tokenbus.events.failure import ErrorInfo
+from tokenbus.providers.failures import http_failure, wire_failure
+from tokenbus.providers.files import FileAnswer, FileApi, FileCall, FileToUpload, ProviderFile
+from tokenbus_services.fetcher.media_body import Embedded, MediaBody
+from tokenbus_services.fetcher.media_marks import Marks
+from tokenbus_services.fetcher.providers import Endpoint, KeyMissing, KeyUnusable
+
+MAX_ANSWER_BYTES = 64 * 2**10
+
+
+class UploadFailed(Exception):
+    """``error`` is what a call of the provider would have ended with."""
+
+    def __init__(self, error: ErrorInfo) -> None:
+        super().__init__(error.message)
+        self.error = error
+
+    def at(self, where: str) -> UploadFailed:
+        """The same, of media at this place of the conversation."""
+        return UploadFailed(msgspec.structs.replace(self.error, message=f"{where}: {self.error.message}", where=where))
+
+
+async def upload(endpoint: Endpoint, api: FileApi, file: FileToUpload, content: Embedded) -> ProviderFile:
+    """Make a file of the blob. Of its content no more than a piece is in memory.
+
+    Raises UploadFailed, and MediaFailed where the blob breaks off.
+    """
+    marks = Marks()
+    mark = b64decode(marks.base64(0))
+    steps = api.upload(file, mark, endpoint.base_path)
+    try:
+        call = next(steps)
+        while True:
+            await asyncio.sleep(call.pause_s)
+            pieces = [piece if isinstance(piece, bytes) else content for piece in marks.split(call.body)]
+            try:
+                call = steps.send(await _answer(endpoint, call, MediaBody(pieces)))
+            except StopIteration as e:
+                return e.value
+    except Malformed as e:
+        raise UploadFailed(wire_failure(e)) from e
+
+
+async def _answer(endpoint: Endpoint, call: FileCall, body: MediaBody) -> FileAnswer:
+    try:
+        response = await endpoint.send(endpoint.file_request(call, body))
+    except (KeyMissing, KeyUnusable) as e:
+        raise UploadFailed(ErrorInfo(code="key_missing", kind="auth", message=str(e), where=e.variable)) from e
+    except RequestInvalid as e:
+        raise UploadFailed(ErrorInfo(code="upload_refused", kind="protocol", message=str(e))) from e
+    except (httpx.TransportError, httpx.InvalidURL) as e:
+        raise UploadFailed(_network(endpoint, e)) from e
+    finally:
+        await body.aclose()
+    try:
+        content = await beginning(response, MAX_ANSWER_BYTES)
+    except httpx.TransportError as e:
+        raise UploadFailed(_network(endpoint, e)) from e
+    finally:
+        await response.aclose()
+    headers: Mapping[str, str] = response.headers
+    if response.status_code >= 300:
+        raise UploadFailed(http_failure(response.status_code, endpoint.redact.data(content), headers))
+    return FileAnswer(headers={name.lower(): value for name, value in headers.items()}, body=content)
+
+
+async def beginning(response: httpx.Response, limit: int) -> bytes:
+    """What the body begins with, and its end where that is within ``limit`` bytes. Raises httpx.TransportError."""
+    content = bytearray()
+    async for read in response.aiter_bytes():
+        content += read
+        if len(content) >= limit:
+            break
+    return bytes(content[:limit])
+
+
+def _network(endpoint: Endpoint, error: Exception) -> ErrorInfo:
+    return ErrorInfo(
+        code="network",
+        kind="network",
+        message=endpoint.redact(f"the upload to {endpoint.name} failed: {type(error).__name__}: {error}"),
+        retryable=True,
+    )

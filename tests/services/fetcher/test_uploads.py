@@ -1,0 +1,395 @@
+"""Which blobs become files of a provider's, by real uploads to its file API; and all that can go wrong with that."""
+
+from __future__ import annotations
+
+import asyncio
+from base64 import b64encode
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from hashlib import sha256
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from tests.services.fetcher.shelf import Shelf
+from tests.waiting import eventually
+from tokenbus.bus.keys import Keys
+from tokenbus.bus.server import Server
+from tokenbus.errors import BlobUnavailable, RequestInvalid, SettingsError
+from tokenbus.events.requests import (
+    BlobSource,
+    DocumentPart,
+    Generate,
+    ImagePart,
+    Message,
+    TextPart,
+    Tool,
+    ToolCallPart,
+    ToolResultPart,
+)
+from tokenbus.events.vendor import ApiName
+from tokenbus.providers.files import FileCall
+from tokenbus_services.fetcher.media import TurnMedia
+from tokenbus_services.fetcher.media_body import MediaBody
+from tokenbus_services.fetcher.media_cache import RecentBlobs
+from tokenbus_services.fetcher.media_failed import MediaFailed
+from tokenbus_services.fetcher.metrics import UploadMetrics
+from tokenbus_services.fetcher.providers import Endpoint
+from tokenbus_services.fetcher.upload import UploadFailed
+from tokenbus_services.fetcher.uploaded import UploadedFiles
+from tokenbus_services.fetcher.uploads import Uploads
+from tokenbus_services.replay import ReplayServer, Status
+from tokenbus_services.settings import MediaSettings, ProviderSettings, UploadSettings
+from tokenbus_services.settings.file import read_file
+
+PNG = b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 40
+PDF = b"%PDF-1.7 \r\n--\r\n" + b"page" * 3000
+BASE_PATHS: dict[ApiName, str] = {"anthropic": "", "openai-chat": "/v1", "openai-responses": "/v1", "gemini": "/v1beta"}
+TOOL = Tool(name="look")
+
+
+class Bench:
+    """One or two fetchers' ways from a request to its body, over one provider, one server and one blob store."""
+
+    def __init__(self, provider: ReplayServer, server: Server, keys: Keys) -> None:
+        self.provider = provider
+        self.shelf = Shelf()
+        self.endpoints: list[Endpoint] = []
+        self._server = server
+        self._keys = keys
+        self.media = self.fetcher()
+
+    def fetcher(self) -> TurnMedia:
+        files = UploadedFiles(self._server, self._keys)
+        return TurnMedia(RecentBlobs(self.shelf, 0), Uploads(files, UploadMetrics(CollectorRegistry())))
+
+    def endpoint(self, api: ApiName = "openai-responses", *, key: str = "", **media: Any) -> Endpoint:
+        settings = ProviderSettings(
+            api=api,
+            base_url=self.provider.url + BASE_PATHS[api],
+            api_key_env="KEY" if key else "",
+            media=MediaSettings(**media),
+            uploads=UploadSettings(min_bytes=1000),
+        )
+        self.endpoints.append(Endpoint("p", settings, {"KEY": key}))
+        return self.endpoints[-1]
+
+    def image(self, content: bytes = PNG) -> ImagePart:
+        return ImagePart(source=BlobSource(blob_id=self.shelf.put(content, "image/png"), media_type="image/png"))
+
+    def document(self, content: bytes = PDF) -> DocumentPart:
+        blob_id = self.shelf.put(content, "application/pdf")
+        return DocumentPart(source=BlobSource(blob_id=blob_id, media_type="application/pdf"))
+
+    @property
+    def uploads(self) -> int:
+        return len(self.provider.files.files)
+
+    @property
+    def asked(self) -> int:
+        """Calls of file APIs, those that failed too."""
+        return len(self.provider.requests)
+
+    async def sent(self, endpoint: Endpoint, request: Generate, **more: Any) -> bytes:
+        """The body that would go out; what it names is there."""
+        media: TurnMedia = more.pop("media", self.media)
+        built, body = await media.build(endpoint, request, more.pop("history", []), **more)
+        whole = built.call.body if body is None else b"".join([piece async for piece in body])
+        assert body is None or len(whole) == body.size
+        assert all(file_id.encode() in whole for file_id in built.call.files)
+        return whole
+
+
+@pytest.fixture
+async def bench(server: Server, keys: Keys) -> AsyncIterator[Bench]:
+    async with ReplayServer() as provider:
+        made = Bench(provider, server, keys)
+        yield made
+        for endpoint in made.endpoints:
+            await endpoint.close()
+
+
+def asks(*parts: Any, tools: bool = False) -> Generate:
+    content = [TextPart(text="Look:"), *parts]
+    tool = [TOOL] if tools else []
+    return Generate(provider="p", model="m", messages=[Message(role="user", content=content)], tools=tool)
+
+
+def is_inside(content: bytes, body: bytes) -> bool:
+    return b64encode(content) in body
+
+
+# --- when -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("api", BASE_PATHS)
+async def test_a_run_with_tools_uploads_at_once_and_only_once_and_the_file_is_the_blob(
+    bench: Bench, api: ApiName
+) -> None:
+    endpoint = bench.endpoint(api)
+    request = asks(bench.document(), tools=True)
+    bodies = [await bench.sent(endpoint, request) for _ in range(3)]
+    [file] = bench.provider.files.files.values()
+    assert (file.sha256, file.media_type) == (sha256(PDF).hexdigest(), "application/pdf")
+    for body in bodies:
+        assert file.file_id.encode() in body
+        assert not is_inside(PDF, body)
+
+
+async def test_without_tools_a_blob_is_uploaded_when_it_is_sent_a_second_time_by_whichever_fetcher(
+    bench: Bench,
+) -> None:
+    endpoint, request, another = bench.endpoint(), asks(bench.image()), bench.fetcher()
+    assert is_inside(PNG, await bench.sent(endpoint, request))
+    assert bench.uploads == 0
+    for media in (another, bench.media, another):
+        assert not is_inside(PNG, await bench.sent(endpoint, request, media=media))
+    assert bench.uploads == 1
+
+
+async def test_a_later_turn_of_a_run_uploads_what_its_tools_brought(bench: Bench) -> None:
+    call = Message(role="assistant", content=[ToolCallPart(tool_id="c", tool_name="look", arguments="{}")])
+    result = Message(role="tool", content=[ToolResultPart(tool_id="c", content=[bench.image()])])
+    body = await bench.sent(bench.endpoint("anthropic"), asks(), history=[call, result])
+    assert not is_inside(PNG, body)
+    assert bench.uploads == 1
+
+
+async def test_small_blobs_and_images_for_chat_completions_and_what_the_model_made_go_inside(bench: Bench) -> None:
+    small, made = PNG[:999], PNG + b"made"
+    assert is_inside(small, await bench.sent(bench.endpoint(), asks(bench.image(small), tools=True)))
+    assert is_inside(PNG, await bench.sent(bench.endpoint("openai-chat"), asks(bench.image(), tools=True)))
+    own = Message(role="assistant", content=[TextPart(text="Here"), bench.image(made)])
+    request = asks(tools=True)
+    assert is_inside(made, await bench.sent(bench.endpoint("gemini"), request, history=[own]))
+    assert bench.asked == 0
+
+
+async def test_nothing_is_uploaded_where_the_provider_has_no_table_for_it(bench: Bench) -> None:
+    settings = ProviderSettings(api="gemini", base_url=bench.provider.url + "/v1beta", api_key_env="")
+    endpoint = Endpoint("p", settings, {})
+    bench.endpoints.append(endpoint)
+    for _ in range(3):
+        assert is_inside(PNG, await bench.sent(endpoint, asks(bench.image(), tools=True)))
+    assert bench.asked == 0
+
+
+async def test_what_does_not_fit_into_a_request_is_uploaded_the_largest_first(bench: Bench) -> None:
+    large, small = PNG * 3, PNG + b"other"
+    endpoint = bench.endpoint(request_bytes=len(PNG) * 3)
+    body = await bench.sent(endpoint, asks(bench.image(small), bench.image(large)))
+    assert (is_inside(small, body), is_inside(large, body)) == (True, False)
+    assert bench.uploads == 1
+
+
+async def test_files_are_shared_by_those_of_one_key_alone(bench: Bench) -> None:
+    request = asks(bench.image(), tools=True)
+    for key in ("key-of-one", "key-of-another", "key-of-one"):
+        await bench.sent(bench.endpoint(key=key), request)
+    assert bench.uploads == 2
+
+
+async def test_a_film_is_named_once_it_is_processed(bench: Bench) -> None:
+    bench.provider.files.processing = 2
+    await bench.sent(bench.endpoint("gemini"), asks(bench.document(), tools=True))
+    assert [exchange.received.method for exchange in bench.provider.requests] == ["POST", "POST", "GET", "GET"]
+
+
+# --- what goes wrong ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fault", [Status(status=500), Status(status=429, headers={"retry-after": "0"})])
+async def test_an_upload_is_tried_once_more_where_a_call_would_be(bench: Bench, fault: Status) -> None:
+    bench.provider.files.fail(fault)
+    assert not is_inside(PNG, await bench.sent(bench.endpoint(), asks(bench.image(), tools=True)))
+    assert (bench.asked, bench.uploads) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("faults", "asked"),
+    [
+        ([Status(status=503), Status(status=503)], 2),
+        ([Status(status=429, headers={"retry-after": "60"})], 1),
+        ([Status(status=404)], 1),
+        ([Status(status=403)], 1),
+    ],
+)
+async def test_else_media_go_inside_and_nothing_is_uploaded_there_for_a_while(
+    bench: Bench, faults: list[Status], asked: int
+) -> None:
+    bench.provider.files.fail(*faults)
+    endpoint = bench.endpoint()
+    for content in (PNG, PNG, PNG + b"other"):
+        assert is_inside(content, await bench.sent(endpoint, asks(bench.image(content), tools=True)))
+    assert (bench.asked, bench.uploads) == (asked, 0)
+
+
+async def test_a_file_that_is_refused_says_nothing_of_others(bench: Bench) -> None:
+    bench.provider.files.fail(Status(status=413))
+    endpoint, other = bench.endpoint(), PNG + b"other"
+    for _ in range(2):
+        assert is_inside(PNG, await bench.sent(endpoint, asks(bench.image(), tools=True)))
+    assert not is_inside(other, await bench.sent(endpoint, asks(bench.image(other), tools=True)))
+    assert (bench.asked, bench.uploads) == (2, 1)
+
+
+async def test_what_fits_nowhere_else_ends_the_attempt_with_the_uploads_error(bench: Bench) -> None:
+    bench.provider.files.fail(Status(status=503), Status(status=503))
+    with pytest.raises(UploadFailed) as e:
+        await bench.sent(bench.endpoint(request_bytes=len(PNG)), asks(bench.image()))
+    error = e.value.error
+    assert (error.kind, error.retryable, error.where) == ("overloaded", True, "messages[0].content[1]")
+    with pytest.raises(RequestInvalid, match="with its media"):
+        await bench.sent(bench.endpoint("openai-chat", request_bytes=len(PNG)), asks(bench.image()))
+
+
+async def test_a_lost_file_is_sent_inside_and_uploaded_anew_the_next_time(bench: Bench) -> None:
+    endpoint, request = bench.endpoint(), asks(bench.image(), bench.document(), tools=True)
+    await bench.sent(endpoint, request)
+    lost = next(name for name, file in bench.provider.files.files.items() if file.media_type == "image/png")
+    body = await bench.sent(endpoint, request, lost=[lost])
+    assert is_inside(PNG, body)
+    assert is_inside(PDF, body)  # its file may be gone too
+    assert bench.uploads == 2
+    body = await bench.sent(endpoint, request)
+    assert bench.uploads == 3
+    assert lost.encode() not in body
+
+
+async def test_a_lost_file_that_fits_nowhere_else_is_uploaded_anew_at_once(bench: Bench) -> None:
+    endpoint, request = bench.endpoint(request_bytes=len(PNG)), asks(bench.image())
+    await bench.sent(endpoint, request)
+    [lost] = bench.provider.files.files
+    assert lost.encode() not in await bench.sent(endpoint, request, lost=[lost])
+    assert bench.uploads == 2
+
+
+async def test_turns_that_want_the_same_blob_at_once_share_its_upload(bench: Bench) -> None:
+    endpoint, request = bench.endpoint(), asks(bench.image(), tools=True)
+    bodies = await asyncio.gather(*(bench.sent(endpoint, request) for _ in range(8)))
+    assert bench.uploads == 1
+    assert len(set(bodies)) == 1
+
+
+async def test_two_fetchers_that_upload_at_once_do_no_harm(bench: Bench) -> None:
+    endpoint, request, another = bench.endpoint(), asks(bench.image(), tools=True), bench.fetcher()
+    sending = (bench.sent(endpoint, request, media=media) for media in (bench.media, another))
+    for body in await asyncio.gather(*sending):
+        assert any(file_id.encode() in body for file_id in bench.provider.files.files)
+    assert bench.uploads <= 2
+    before = bench.uploads
+    await bench.sent(endpoint, request)
+    assert bench.uploads == before
+
+
+class Halting(Shelf):
+    """Gives the beginning of a blob; then it breaks off, or waits to go on."""
+
+    def __init__(self, failure: BlobUnavailable | None = None) -> None:
+        super().__init__()
+        self.go_on = asyncio.Event()
+        self._breaks_off = failure
+
+    async def chunks(self, blob_id: str) -> AsyncGenerator[bytes]:
+        content = self.contents[blob_id][0]
+        self.open_readers += 1
+        try:
+            yield content[:1000]
+            if self._breaks_off:
+                raise self._breaks_off
+            await self.go_on.wait()
+            yield content[1000:]
+        finally:
+            self.open_readers -= 1
+
+
+@asynccontextmanager
+async def two_turns(bench: Bench, shelf: Halting) -> AsyncIterator[list[asyncio.Task[bytes]]]:
+    """Two turns wait for one upload, which halts half-way."""
+    bench.shelf = shelf
+    bench.media = bench.fetcher()
+    endpoint, request = bench.endpoint(), asks(bench.image(), tools=True)
+    turns = [asyncio.create_task(bench.sent(endpoint, request)) for _ in range(2)]
+    await eventually(lambda: shelf.open_readers == 1)
+    try:
+        yield turns
+    finally:
+        for turn in turns:
+            turn.cancel()
+        await asyncio.gather(*turns, return_exceptions=True)
+
+
+async def test_an_upload_goes_on_for_those_who_still_want_it(bench: Bench) -> None:
+    shelf = Halting()
+    async with two_turns(bench, shelf) as (one, other):
+        one.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await one
+        shelf.go_on.set()
+        assert not is_inside(PNG, await other)
+    assert bench.uploads == 1
+
+
+async def test_an_upload_that_nobody_wants_any_more_is_broken_off(bench: Bench) -> None:
+    shelf = Halting()
+    async with two_turns(bench, shelf) as turns:
+        for turn in turns:
+            turn.cancel()
+        await asyncio.gather(*turns, return_exceptions=True)
+        assert shelf.open_readers == 0
+    await eventually(lambda: bench.provider.open_connections == 0)
+    assert bench.uploads == 0
+
+
+async def test_a_store_that_breaks_off_ends_the_attempt_as_it_does_for_a_call(bench: Bench) -> None:
+    bench.shelf = Halting(BlobUnavailable("blobs", "broke off"))
+    bench.media = bench.fetcher()
+    with pytest.raises(MediaFailed) as e:
+        await bench.sent(bench.endpoint(), asks(bench.image(), tools=True))
+    assert (e.value.error.code, e.value.error.retryable) == ("blob_unavailable", True)
+    assert e.value.error.where == "messages[0].content[1]"
+
+
+async def test_a_server_that_is_away_costs_the_file_and_not_the_run(bench: Bench, keys: Keys) -> None:
+    async with Server("redis://127.0.0.1:1") as away:
+        media = TurnMedia(
+            RecentBlobs(bench.shelf, 0), Uploads(UploadedFiles(away, keys), UploadMetrics(CollectorRegistry()))
+        )
+        assert is_inside(PNG, await bench.sent(bench.endpoint(), asks(bench.image(), tools=True), media=media))
+    assert bench.asked == 0
+
+
+async def test_a_content_goes_to_no_address_but_the_providers_and_a_key_to_none_but_its_own(bench: Bench) -> None:
+    endpoint = bench.endpoint("gemini", key="key-of-one")
+    body = MediaBody([b"content"])
+    own = endpoint.file_request(FileCall(path=f"{bench.provider.url}/upload/v1beta/files?upload_id=1"), body)
+    assert "key-of-one" not in str(own.headers)
+    assert own.url.query == b"upload_id=1"
+    assert endpoint.file_request(FileCall(path="/v1beta/files/x"), body).headers["x-goog-api-key"] == "key-of-one"
+    for url in ("http://169.254.169.254/latest", "https://127.0.0.1/x", "http://example.org:1/x"):
+        with pytest.raises(RequestInvalid, match="another address"):
+            endpoint.file_request(FileCall(path=url), body)
+
+
+async def test_the_beta_of_files_does_not_take_the_place_of_betas_in_the_settings(bench: Bench) -> None:
+    settings = ProviderSettings(
+        api="anthropic",
+        base_url=bench.provider.url,
+        api_key_env="",
+        headers={"Anthropic-Beta": "one-2025-01-01"},
+        uploads=UploadSettings(min_bytes=1000),
+    )
+    endpoint = Endpoint("p", settings, {})
+    bench.endpoints.append(endpoint)
+    built, body = await bench.media.build(endpoint, asks(bench.image(), tools=True), [])
+    request = endpoint.request(built.call, body)
+    assert request.headers["anthropic-beta"] == "one-2025-01-01,files-api-2025-04-14"
+    assert bench.uploads == 1
+
+
+async def test_an_api_that_cannot_name_files_has_no_uploads_to_switch_on(tmp_path: Any) -> None:
+    path = tmp_path / "tokenbus.toml"
+    path.write_text('[providers.p]\napi = "openai-images"\nuploads = {}\n')
+    with pytest.raises(SettingsError, match="could name an uploaded file"):
+        read_file(path)
