@@ -222,8 +222,7 @@ async def group(directory: Path) -> AsyncGenerator[Deployed]:
 
 @asynccontextmanager
 async def nodes(directory: Path) -> AsyncGenerator[Deployed]:
-    """A Cluster. A replica is promoted however long ago it heard of its master; until then all nodes refuse all commands,
-    as they do by default."""
+    """A Cluster. A replica is promoted however long ago it heard of its master; until then all nodes refuse all."""
     servers = cluster_group(replicas=1, directory=directory / "nodes", cluster_replica_validity_factor="0")
     running = await asyncio.to_thread(servers.__enter__)
     try:

@@ -15,7 +15,7 @@ import pytest
 
 from tests.chaos.judging import judge
 from tests.chaos.judging.topics import HOLDS
-from tests.chaos.record import Entry, Exit, KeyFact, Line, Piece, Record, Story
+from tests.chaos.record import Entry, Exit, Guarded, KeyFact, Line, Piece, Record, Story
 
 ROOT = Path(__file__).parents[2]
 RUN = "r"
@@ -164,6 +164,92 @@ WRONG: dict[str, tuple[str, Callable[[Record], object]]] = {
 }
 
 
+def guarded() -> Record:
+    """One run under policies: a text was changed, of two calls one was blocked."""
+    record = well()
+    [story] = record.stories
+    blocked = '{"what":"there"}'
+    events = [
+        {"type": "started", "turn": 0, "attempt": 1},
+        *block(0, 0, 1, "text", "H[m]."),
+        *block(1, 0, 1, "tool_call", '{"what":"here"}', tool_id="t"),
+        *block(2, 0, 1, "tool_result", RESULT, tool_id="t"),
+        *block(3, 1, 2, "text", f"So: {RESULT} not that"),
+        {"type": "completed", "turn": 1, "attempt": 2},
+    ]
+    log = [Entry(f"{e['attempt']}-{n}", {"run": RUN, "seq": n, **e}) for n, e in enumerate(events)]
+    topics = {
+        topic: [[e for e in log if holds(e.event)] if n == PARTITION else [] for n in range(2)]
+        for topic, holds in HOLDS.items()
+    }
+    decisions = [
+        {"policy": "mask", "action": "replace", "block": 0, "original": "Hm.", "final": "H[m]."},
+        {"policy": "gate", "action": "block", "block": 2, "original": blocked},
+    ]
+    told = [Entry(f"{n}-0", {"run": RUN, "n": n, "turn": 0, **d}) for n, d in enumerate(decisions)]
+    pieces = (Piece(0, "text", "H[m]."), story.pieces[1], story.pieces[2])
+    due = Guarded(
+        chain=("mask", "gate"),
+        blocked=(Piece(0, "tool_call", blocked),),
+        changed=pieces[:1],
+        reason="not that",
+        unheard=("Hm.", '"there"'),
+        stopped=False,
+    )
+    return msgspec.structs.replace(
+        record,
+        stories=[msgspec.structs.replace(story, pieces=pieces, guarded=due)],
+        logs={RUN: log},
+        topics={**topics, "decisions": [told if n == PARTITION else [] for n in range(2)]},
+    )
+
+
+def decisions(record: Record) -> list[Entry]:
+    return record.topics["decisions"][PARTITION]
+
+
+def due(record: Record, **changes: Any) -> None:
+    """Change what its policies must make of the run."""
+    [story] = record.stories
+    assert story.guarded
+    record.stories[0] = msgspec.structs.replace(story, guarded=msgspec.structs.replace(story.guarded, **changes))
+
+
+def of_none(record: Record) -> None:
+    record.stories[0] = msgspec.structs.replace(record.stories[0], guarded=None)
+
+
+WRONG_UNDER_POLICIES: dict[str, tuple[str, Callable[[Record], object]]] = {
+    "a word that nobody may hear": ("policies", lambda r: event(r, 2, text="Hm.")),
+    "that word in two chunks": ("policies", lambda r: (event(r, 2, text="H"), event(r, 3, text="m."))),
+    "a blocked call that ran": ("policies", lambda r: r.executions.append(Line(RUN, f"{RUN}/0/2", "there", "n2"))),
+    "a call that the model never heard is blocked": ("content", lambda r: due(r, reason="never said")),
+    "a decision twice": ("decisions", lambda r: decisions(r).append(decisions(r)[0])),
+    "a decision of a call twice, numbered": (
+        "decisions",
+        lambda r: decisions(r).append(Entry("2-0", {**decisions(r)[1].event, "n": 2})),
+    ),
+    "a decision of a text lost": ("decisions", lambda r: decisions(r).__setitem__(0, told_instead(r))),
+    "a decision of a call lost": ("decisions", lambda r: decisions(r).pop()),
+    "decisions that begin in the middle": ("decisions", lambda r: decisions(r).pop(0)),
+    "a decision of the wrong partition": ("decisions", lambda r: r.topics["decisions"].reverse()),
+    "decisions on a run without policies": ("decisions", of_none),
+    "a policy that failed": ("decisions", lambda r: decisions(r)[1].event.update(action="error")),
+    "a call blocked that is let through": ("decisions", lambda r: decisions(r)[1].event.update(original="{}")),
+    "an end that no policy may give": ("outcome", lambda r: ended_by(r, "incomplete", "policy_terminated")),
+    "no end where a policy gives one": ("outcome", lambda r: due(r, stopped=True)),
+    "nobody judged": ("outcome", lambda r: ended_by(r, "failed", "policy_silent")),
+}
+
+
+def told_instead(record: Record) -> Entry:
+    return Entry("0-0", {**decisions(record)[0].event, "final": "Hm?"})
+
+
+def ended_by(record: Record, how: str, code: str) -> None:
+    event(record, len(log(record)) - 1, type=how, finish="content_filter", error={"code": code, "retryable": True})
+
+
 def said(record: Record, text: str) -> Story:
     story = record.stories[0]
     return msgspec.structs.replace(story, pieces=(Piece(0, "text", text), *story.pieces[1:]))
@@ -177,6 +263,18 @@ def test_a_round_in_which_all_is_well_has_no_violation():
 def test_whatever_is_wrong_is_told(wrong: str):
     rule, break_it = WRONG[wrong]
     record = well()
+    break_it(record)
+    assert rule in {violation.rule for violation in judge(record)}
+
+
+def test_a_run_that_is_as_its_policies_make_it_has_no_violation():
+    assert judge(guarded()) == []
+
+
+@pytest.mark.parametrize("wrong", WRONG_UNDER_POLICIES)
+def test_whatever_is_wrong_under_policies_is_told(wrong: str):
+    rule, break_it = WRONG_UNDER_POLICIES[wrong]
+    record = guarded()
     break_it(record)
     assert rule in {violation.rule for violation in judge(record)}
 

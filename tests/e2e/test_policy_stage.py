@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 
 from tests.e2e import judge
 from tests.e2e.conftest import WEATHER, Send
 from tests.e2e.fleet import PIPELINE, WITH_TOOLS, Kind, ended, fleet, log_of
+from tests.servers import cluster
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server import Server
@@ -209,6 +211,53 @@ async def test_what_was_put_off_when_its_worker_died_is_judged_again_and_heard_o
     assert judge.text(log) == "The password is swordfish, remember it well"
     calls = (tmp_path / "calls").read_text().splitlines()
     assert len(calls) > len(set(calls))
+
+
+@pytest.mark.timeout(120)
+async def test_policies_hold_on_every_node_of_a_cluster_though_their_worker_dies(keys: Keys, tmp_path: Path) -> None:
+    (tmp_path / "touch_tool.py").write_text(TOUCH)
+    toml = '[tools.touch]\nkind = "python"\ncall = "touch_tool:touch"\n' + policy("no_touch", "NoTool", word="touch")
+    toml += policy("hide", "Replace", word="word1", by="W")
+    env = {"PYTHONPATH": path_with(tmp_path), "MARKS": str(tmp_path)}
+    runs = {f"run{n}": ("long", "hide") if n % 2 else ("calls", "no_touch") for n in range(8)}
+    assert {keys.partition_of(run) for run in runs} == set(range(keys.partitions))
+    with cluster() as url:
+        async with (
+            ReplayServer([LONG, CALLS]) as provider,
+            fleet(tmp_path, url, keys, provider.url, (), toml) as services,
+            Server(url) as server,
+        ):
+            *_, first = await services.start(*WITH_TOOLS, *POLICY, env=env)
+            for run, (model, name) in runs.items():
+                request = {
+                    "type": "generate",
+                    "id": run,
+                    "provider": "openai-chat",
+                    "model": model,
+                    "messages": [{"role": "user", "content": "go on"}],
+                    "tools": [TOUCH_TOOL, WEATHER] if model == "calls" else [],
+                    "policies": [name],
+                }
+                await server.client.xadd(keys.requests, {"__data__": msgspec.json.encode(request)})
+
+            async def all_heard() -> bool:
+                return all([len(await log_of(server.client, keys, run)) > 5 for run in runs])
+
+            await eventually(all_heard, timeout=30)
+            first.kill()
+            await services.start(*POLICY, env=env)
+            logs: Any = await ended(server.client, keys, [*runs], timeout=60)
+            told = {run: await decisions_of(server, keys, run) for run in runs}
+    for run, (model, _) in runs.items():
+        judge.check(logs[run])
+        assert logs[run][-1]["type"] == "completed"
+        if model == "long":
+            assert judge.text(logs[run]) == " ".join(f"word{i}" for i in range(60)).replace("word1", "W")
+        else:
+            names = [e["tool_name"] for e in logs[run] if e["type"] == "block_complete" and e["kind"] == "tool_call"]
+            assert names == ["weather"]
+            assert [(d["action"], d["tool_name"]) for d in told[run]] == [("block", "touch")]
+    assert not (tmp_path / "secret").exists()
 
 
 async def test_a_cancel_ends_a_run_whose_judge_never_answers(

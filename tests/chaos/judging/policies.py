@@ -94,9 +94,11 @@ def _decisions(guarded: Guarded, log: list[Event], decided: list[Event], *, loss
     heard = Counter(
         (whole, bool(event.get("cut")))
         for event in log
-        if event["type"] == "block_complete" and _is_changed(guarded, event, whole := _whole(event))
+        if event["type"] == "block_complete"
+        and (event.get("cut") or _is_changed(guarded, event))
+        and (whole := _whole(event))
     )
-    for whole in {whole for whole, _ in heard}:
+    for whole in {whole for whole, cut in heard if not cut}:
         surely, perhaps = (
             heard[whole, False],
             heard[whole, True],
@@ -109,9 +111,9 @@ def _whole(block: Event) -> str:
     return block["arguments"] if block["kind"] == "tool_call" else block.get("content", "")
 
 
-def _is_changed(guarded: Guarded, block: Event, whole: str) -> bool:
+def _is_changed(guarded: Guarded, block: Event) -> bool:
     return any(
         (piece.kind, piece.turn) == (block["kind"], block["turn"])
-        and whole.startswith(piece.whole.partition(RESULTS)[0])
+        and _whole(block).startswith(piece.whole.partition(RESULTS)[0])
         for piece in guarded.changed
     )
