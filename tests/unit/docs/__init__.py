@@ -1,0 +1,1 @@
+"""Pages of docs/ that must say what the code says."""
