@@ -22,6 +22,7 @@ from tokenbus.bus.keys import Keys
 from tokenbus.bus.records import newest_records
 from tokenbus.bus.server import Server
 from tokenbus_services.embedded import EmbeddedServer
+from tokenbus_services.fetcher.uploaded import UploadedFiles
 from tokenbus_services.replay import ReplayServer, Reply, Script, ToolCall, Turn
 
 USERS = Path(__file__).parents[2] / "deploy" / "acl" / "users.conf"
@@ -251,6 +252,20 @@ async def test_no_user_governs_the_server_or_reaches_foreign_keys(guarded: Guard
         ):
             with refused():
                 await user.execute_command(*command.split())
+
+
+async def test_the_fetcher_keeps_the_table_of_uploaded_files_and_others_cannot_touch_it(guarded: Guarded) -> None:
+    async with Server(guarded.url("fetcher")) as fetcher:
+        files = UploadedFiles(fetcher, KEYS)
+        await files.sent(["a"], 60)
+        await files.put("a", "file-1", 60)
+        await files.drop(["b"], 60)
+        assert await files.look(["a", "b", "c"]) == {"a": "file-1", "b": ""}
+    assert await guarded.refusals() == []
+    for name in set(NAMES) - {"fetcher"}:
+        async with Redis.from_url(guarded.url(name)) as user:
+            with refused():
+                await user.set(KEYS.file("a"), "file-2")
 
 
 @pytest.mark.parametrize("name", ["publisher", "subscriber", "fetcher", "normalizer", "policy", "tools", "operator"])
