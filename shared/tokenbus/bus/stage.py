@@ -224,7 +224,7 @@ class Stage:
     async def _work(self, part: Partition, batch: Batch) -> Work | None:
         first = batch.entries[0]
         try:
-            if part.suspect == (first[0].decode(), MOST_ALONE + 1):
+            if part.suspect[0] == first[0].decode() and part.suspect[1] > MOST_ALONE:
                 return part.give_up(
                     first, f"{part.loads - 1} tries came to no commit: its workers died, or the stage raised"
                 )

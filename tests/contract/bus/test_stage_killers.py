@@ -84,6 +84,17 @@ async def test_a_replay_passes_over_what_was_given_up(bench: Bench):
     await bench.check()
 
 
+async def test_a_worker_that_dies_as_it_gives_up_leaves_that_to_the_next(bench: Bench):
+    [victim] = bench.runs(0, 1)
+    await bench.feed(0, {victim: b"kill"})
+    noted = {"loads": CAREFUL_LOADS, "suspect": f"{bench.last[0]} {MOST_ALONE + 1}"}
+    await bench.server.client.hset(bench.keys.lease(0, GROUP), mapping=noted)
+    assert not await until_it_dies(bench, "next")
+    [entry] = await dead(bench)
+    assert entry["run"] == victim
+    await bench.check()
+
+
 async def test_a_worker_that_dies_of_something_else_gives_nothing_up(bench: Bench):
     [run] = bench.runs(0, 1)
     await bench.feed(0, {run: b"+1"})
