@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from urllib.parse import urlsplit
 
+TIMEOUT_S = 2.0
 
-async def status_of(url: str, *, timeout_s: float = 2.0) -> int:
+
+async def status_of(url: str) -> int:
     """The status of a GET. Raises OSError, TimeoutError included, and ValueError for what is no HTTP."""
     parts = urlsplit(url)
     tls = parts.scheme == "https"
-    async with asyncio.timeout(timeout_s):
+    async with asyncio.timeout(TIMEOUT_S):
         reader, writer = await asyncio.open_connection(
             parts.hostname, parts.port or (443 if tls else 80), ssl=tls or None
         )

@@ -95,7 +95,6 @@ def make_app(
     service: Service,
     broker: RedisBroker,
     registry: CollectorRegistry,
-    routes: Sequence[tuple[str, Any]] = (),
     *,
     measure: Callable[[], Awaitable[None]] | None = None,
 ) -> AsgiFastStream:
@@ -132,7 +131,7 @@ def make_app(
 
     return AsgiFastStream(
         broker,
-        asgi_routes=[("/health", health), ("/ready", ready), ("/metrics", metrics), *routes],
+        asgi_routes=[("/health", health), ("/ready", ready), ("/metrics", metrics)],
         logger=None,
         on_startup=[start],
         on_shutdown=[stop],

@@ -72,7 +72,6 @@ class Leases:
         tick_s: float = 0.25,
         behind: Callable[[int, str], Awaitable[None]] | None = None,
         start: str = "0-0",
-        mirror: bool = True,
     ) -> None:
         self._server = server
         self._keys = keys
@@ -86,7 +85,6 @@ class Leases:
         self._ttl_ms = round(ttl_s * 1000)
         self._tick_s = tick_s
         self._start = start
-        self._mirror = group if mirror else ""
         self._held: dict[int, Lease] = {}
         self._committed: dict[int, str] = {}
         self._shunned: dict[int, float] = {}
@@ -299,7 +297,7 @@ class Leases:
                 owner=self._worker,
                 ttl_ms=self._ttl_ms,
                 start=self._start,
-                mirror=self._mirror,
+                mirror=self._group,
             )
             for partition in partitions
         ]

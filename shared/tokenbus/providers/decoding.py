@@ -45,8 +45,6 @@ class ResponseDecoder(msgspec.Struct, metaclass=_AbstractStruct, kw_only=True):
     sse: SseDecoder = msgspec.field(default_factory=SseDecoder)
     ended: bool = False
     """The terminal event is out, or the body has ended."""
-    dropped: int = 0
-    """Events that came after the terminal one."""
     error_body: bytearray = msgspec.field(default_factory=bytearray)
     held: int = 0
     """Bytes of content kept for later."""
@@ -102,9 +100,8 @@ class ResponseDecoder(msgspec.Struct, metaclass=_AbstractStruct, kw_only=True):
             raise TooLarge("content held back", self.held, MAX_HELD_BYTES)
 
     def _take(self, events: list[SseEvent], out: list[Normalized], *, at_end: bool) -> None:
-        for number, event in enumerate(events):
+        for event in events:
             if self.ended:
-                self.dropped += sum(1 for late in events[number:] if late.data != _DONE)
                 return
             if at_end and event.data != _DONE and _DONE.startswith(event.data):
                 continue  # [DONE], broken off
