@@ -5,14 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from base64 import b64encode
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.e2e import judge
 from tests.e2e.conftest import Send
 from tests.e2e.fleet import PIPELINE, ended, fleet
+from tests.e2e.test_media import with_store
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server import Server
 from tokenbus_services.replay import Delivery, Random, Recording, ReplayServer, Reply, Script, Turn
@@ -78,6 +81,43 @@ async def test_recorded_streams_come_out_as_they_were_said(
     assert not wrong, "\n".join(wrong)
 
 
+@pytest.mark.skipif(not CORPUS.exists(), reason="no corpus: it lies beside the project, or where TOKENBUS_CORPUS says")
+async def test_recorded_images_lie_in_the_blob_store_and_one_whose_bytes_are_broken_is_inline_with_a_note(
+    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+) -> None:
+    rows = {row["api"]: row for row in recordings() if final_images(row)}
+    assert rows.keys() == {"gemini", "openai_responses"}
+    scripts = [
+        Script(name=api, turns=(Turn(says=Recording(stream=str(CORPUS / row["file"]))),)) for api, row in rows.items()
+    ]
+    async with (
+        ReplayServer(scripts) as provider,
+        with_store(tmp_path, server_url, keys, provider.url) as (_, store),
+        httpx.AsyncClient(base_url=store.url) as http,
+    ):
+        for api in rows:
+            await send(api, id=api, provider=PROVIDERS[api], max_tool_depth=0)
+        logs: Any = await ended(server.client, keys, [*rows])
+        told = {
+            api: [e for e in log if e["type"] == "block_complete" and e["kind"] == "image"] for api, log in logs.items()
+        }
+        [stored], [inline] = told["gemini"], told["openai_responses"]
+        content = (await http.get(f"/blobs/{stored['image']['blob_id']}")).content
+    for log in logs.values():
+        judge.check(log)
+    assert [mark(b64encode(content).decode())] == final_images(rows["gemini"])
+    assert (stored["image"]["size_bytes"], "base64" in stored["image"]) == (len(content), False)
+    # The corpus made this one's bytes short, so that they are no base64 any more.
+    assert [mark(inline["image"]["base64"])] == final_images(rows["openai_responses"])
+    assert [note["name"] for note in inline["provider_extra"]] == ["tokenbus.image_not_stored"] * 2
+
+
+def final_images(row: dict[str, Any]) -> list[str]:
+    """The marks of the images that a stream ends up with."""
+    images = [image for image in row["expected"]["images"] if not image.get("partial")]
+    return [image["sha"] for image in images if image.get("mime", "image/").startswith("image/")]
+
+
 def compare(row: dict[str, Any], log: Any) -> list[str]:
     """What differs between the run's first turn and what the manifest expects of the stream."""
     judge.check(log)
@@ -100,11 +140,7 @@ def compare(row: dict[str, Any], log: Any) -> list[str]:
         "text": expected["text"] + expected["refusal"],
         "thinking": expected["thinking"],
         "tool_calls": [_call(c) for c in expected["tool_calls"]],
-        "images": [
-            image["sha"]
-            for image in expected["images"]
-            if not image.get("partial") and image.get("mime", "image/").startswith("image/")
-        ],
+        "images": final_images(row),
         "terminated": expected["terminated"],
     }
     for call, want in zip(calls, expected["tool_calls"], strict=False):

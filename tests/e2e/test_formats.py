@@ -27,6 +27,21 @@ THREE_TURNS = Script(
         Turn(says=Reply(text="It is fine: {tool_result}")),
     ),
 )
+THOUGHT, SIGNATURE = 'Which city? \n"Bern", é.', "c2lnbmVkIGhlcmU="
+SIGNED = Script(
+    name="signed",
+    turns=(
+        Turn(
+            says=Reply(
+                thinking=THOUGHT,
+                signature=SIGNATURE,
+                text="Let me look.",
+                tool_calls=(ToolCall(name="weather", arguments={"city": "Bern"}),),
+            )
+        ),
+        Turn(says=Reply(text="Fair.")),
+    ),
+)
 SAID = "One. EN two. END of it"
 ENDLESS = Script(name="endless", turns=(Turn(says=Reply(text=SAID, chunk_size=2), fault=Stall(after_text=" o")),))
 """It falls silent after the stop string, and its answer never ends by itself."""
@@ -74,20 +89,39 @@ async def test_three_turns_with_parallel_tools_in_chat_are_the_same_for_each_api
         assert {event["kind"] for event in heard[run]} == {"text"}
 
 
+async def test_signed_thinking_goes_back_with_the_next_turn_as_it_came(
+    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+) -> None:
+    async with ReplayServer([SIGNED]) as provider, fleet(tmp_path, server_url, keys, provider.url, WITH_TOOLS):
+        runs = [await send("signed", provider=api, tools=[WEATHER], id=api) for api in BASE_PATHS]
+        logs: Any = await ended(server.client, keys, runs)
+        asked = {e.asked.api: e.asked.body for e in provider.requests if e.asked and e.asked.turn}
+    assert {logs[run][-1]["type"] for run in runs} == {"completed"}
+    assert asked["anthropic"]["messages"][1]["content"][0] == {
+        "type": "thinking",
+        "thinking": THOUGHT,
+        "signature": SIGNATURE,
+    }
+    [reasoning] = [item for item in asked["openai-responses"]["input"] if item.get("type") == "reasoning"]
+    assert (reasoning["encrypted_content"], reasoning["summary"][0]["text"]) == (SIGNATURE, THOUGHT)
+    [call] = [part for part in asked["gemini"]["contents"][1]["parts"] if "functionCall" in part]
+    assert call["thoughtSignature"] == SIGNATURE
+    assert SIGNATURE not in json.dumps(asked["openai-chat"]), "it has no place for one"
+
+
 async def test_a_stop_string_ends_the_turn_whether_its_provider_knows_it_or_not(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:
-    async with (
-        ReplayServer([ENDLESS, WHOLE]) as provider,
-        fleet(tmp_path, server_url, keys, provider.url, PIPELINE),
-    ):
-        stops = ["A", "B", "C", "D", "E.", "END"]  # more than most providers take, and Responses takes none
-        endless = [await send("endless", provider=api, stop=stops) for api in BASE_PATHS]
-        whole = [await send("whole", provider=api, stop=stops, stream=False) for api in BASE_PATHS]
-        logs: Any = await ended(server.client, keys, [*endless, *whole])
-        waiting = [exchange for exchange in provider.requests if exchange.asked and exchange.asked.model == "endless"]
-        for exchange in waiting:
-            await provider.disconnected(exchange)
+    async with ReplayServer([ENDLESS, WHOLE]) as provider:
+        patient = "".join(provider_table(f"{api}-p", api, provider.url, "idle_timeout_s = 3600") for api in BASE_PATHS)
+        async with fleet(tmp_path, server_url, keys, provider.url, PIPELINE, patient):
+            stops = ["A", "B", "C", "D", "E.", "END"]  # more than most providers take, and Responses takes none
+            endless = [await send("endless", provider=f"{api}-p", stop=stops) for api in BASE_PATHS]
+            whole = [await send("whole", provider=api, stop=stops, stream=False) for api in BASE_PATHS]
+            logs: Any = await ended(server.client, keys, [*endless, *whole])
+            waiting = [e for e in provider.requests if e.asked and e.asked.model == "endless"]
+            for exchange in waiting:
+                await provider.disconnected(exchange)
     assert len(waiting) == len(BASE_PATHS)
     for log in logs.values():
         judge.check(log)

@@ -27,6 +27,7 @@ from tokenbus_services.recorder.replaying import differences, replay
 from tokenbus_services.replay import (
     CutOff,
     Delivery,
+    Picture,
     Random,
     ReplayServer,
     Reply,
@@ -68,7 +69,12 @@ SLOW = Script(
     name="slow",
     turns=(Turn(says=Reply(thinking="Let me think. " * 60, text="It was said. " * 20), delivery=Delivery(pace=60)),),
 )
-SCRIPTS = [SLOW, WITH_A_RETRY, IN_PREFILL, STALLS]
+PNG = b"\x89PNG\r\n\x1a\n\x00\x00\x00\x0dIHDR\x00\x00\x00\x01\x00\x00\x00\x01"
+PAINTS = Script(
+    name="paints",
+    turns=(Turn(says=Reply(text="Here:", pictures=(Picture(data=PNG * 100, previews=(PNG,)),)), delivery=CUTS),),
+)
+SCRIPTS = [SLOW, WITH_A_RETRY, IN_PREFILL, STALLS, PAINTS]
 QUICK = "[retry]\nbase_delay_s = 0.01\n"
 
 
@@ -133,6 +139,8 @@ async def test_a_recorded_run_is_played_once_more_and_equal(
         asked: dict[str, Any] = {"tools": [WEATHER], "record": True}
         runs = [await send("retry", f"hello {api}", provider=api, id=api, **asked) for api in BASE_PATHS]
         runs.append(await send("prefill", "hello", id="prefill", mode="prefill", participant="Claude", **asked))
+        paints: dict[str, Any] = {"provider": "openai-responses", "images": {"previews": 1}, "record": True}
+        runs.append(await send("paints", "hello", id="paints", **paints))
         runs.append(await send("stalls", "hello", id="stalls", record=True))
         plain = await send("retry", "hello", id="plain", tools=[WEATHER])
         await eventually(lambda: heard(server, keys, "stalls"), timeout=60)
@@ -145,7 +153,7 @@ async def test_a_recorded_run_is_played_once_more_and_equal(
         assert await it.nothing_left(plain)
         with pytest.raises(RecordNotFound):
             await find_record(server, keys, plain)
-        assert [logs[run][-1]["type"] for run in runs] == ["completed"] * 5 + ["cancelled"]
+        assert [logs[run][-1]["type"] for run in runs] == ["completed"] * 6 + ["cancelled"]
         assert {(await it.recorded(api)).attempts for api in BASE_PATHS} == {4}, "two tries that failed, and two turns"
 
         listed = await it.command("records", "--json")

@@ -67,6 +67,8 @@ def over_bounds(request: Generate) -> Iterator[tuple[str, str]]:
         yield "max_tokens", f"over {MAX_TOKENS}"
     if request.prefill:
         yield from _count("prefill.unnamed", len(request.prefill.unnamed), MAX_MESSAGES, "names")
+    if request.images and request.images.mask:
+        yield from _part("images.mask", request.images.mask)
     for i, message in enumerate(request.messages):
         yield from _message(f"messages[{i}]", message)
 

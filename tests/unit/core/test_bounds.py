@@ -46,6 +46,7 @@ URL = {"type": "url", "url": "https://" + "x" * bounds.MAX_URL_CHARS}
         ({"messages": parts({**RESULT, "tool_id": LONG})}, "messages[0].content[0].tool_id"),
         ({"messages": parts({"type": "image", "source": URL})}, "messages[0].content[0].source.url"),
         ({"messages": parts({"type": "document", "source": URL})}, "messages[0].content[0].source.url"),
+        ({"images": {"mask": {"source": URL}}}, "images.mask.source.url"),
         (
             {"messages": parts({**RESULT, "content": [{"type": "image", "source": URL}]})},
             "messages[0].content[0].content[0].source.url",

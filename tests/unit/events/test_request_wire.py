@@ -107,6 +107,7 @@ GOLDEN: list[tuple[Request, str]] = [
                 model="gpt-image-2",
                 count=2,
                 previews=3,
+                mask=ImagePart(source=BlobSource(blob_id="sha256:00", media_type="image/png")),
                 deliver="base64",
             ),
             record=True,
@@ -133,7 +134,8 @@ GOLDEN: list[tuple[Request, str]] = [
         '"extra":{"service_tier":"auto"},"prefill":{"delimiter":"\\n\\n","end_of_turn":"<|eot|>",'
         '"stop_on_end_of_turn":false,"first_user_message":"Go on.","names_once":true,"unnamed":["Narrator"]},'
         '"convert_unsigned_thinking_to_text":true,"images":{"size":"2K","aspect_ratio":"16:9","quality":"low",'
-        '"format":"webp","background":"auto","model":"gpt-image-2","count":2,"previews":3,"deliver":"base64"},'
+        '"format":"webp","background":"auto","model":"gpt-image-2","count":2,"previews":3,"mask":{"type":"image",'
+        '"source":{"type":"blob","blob_id":"sha256:00","media_type":"image/png"}},"deliver":"base64"},'
         '"record":true,"policies":["guard"]}',
     ),
     (Cancel(run="r1"), '{"type":"cancel","run":"r1"}'),
