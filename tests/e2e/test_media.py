@@ -147,7 +147,7 @@ async def test_what_cannot_be_sent_fails_before_any_call_and_says_where_it_stand
         with_store(tmp_path, server_url, keys, provider.url) as (_, blobs),
     ):
         png = await upload(blobs.url, PNG)
-        large = await upload(blobs.url, PNG + bytes(5 * MB))
+        large = await upload(blobs.url, PNG + bytes(8 * MB))
         sources = [
             png | {"blob_id": blob_id_of(b"never stored")},
             png | {"blob_id": "sha256:../../x"},

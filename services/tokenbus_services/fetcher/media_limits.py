@@ -12,7 +12,7 @@ from collections.abc import Iterable
 import msgspec
 
 from tokenbus.errors import RequestInvalid
-from tokenbus.events.requests import Base64Source, BlobSource, ImagePart
+from tokenbus.events.requests import Base64Source, BlobSource, ImagePart, UrlSource
 from tokenbus.events.vendor import ApiName
 from tokenbus.providers.images import MASK
 from tokenbus_services.fetcher.media_places import Media
@@ -23,17 +23,18 @@ _IMAGES = ("image/png", "image/jpeg", "image/webp", "image/gif")
 _ANY = ("*",)
 
 DOCUMENTED: dict[ApiName, MediaSettings] = {
-    # https://platform.claude.com/docs/en/build-with-claude/vision and /pdf-support: four types, 600 images (100 for
-    # models of a 200k context), 32 MB a request. The API itself refuses an image of more than 5 MiB of base64.
+    # https://platform.claude.com/docs/en/build-with-claude/vision, "Maximum size": four types, 10 MB of base64 an image
+    # (5 MB on Bedrock and Google Cloud), 600 images (100 for models of a 200k context); …/pdf-support: 32 MB a request.
     "anthropic": MediaSettings(
         image_types=_IMAGES,
         document_types=("application/pdf", "text/*"),
-        image_bytes=5 * MIB * 3 // 4,
+        image_bytes=10 * MIB * 3 // 4,
         images=600,
         request_bytes=32 * MIB,
     ),
-    # https://developers.openai.com/api/docs/guides/images-vision: four types, 1,500 images and 512 MB a request.
-    # …/guides/file-inputs: Chat Completions takes PDF alone, 50 MB a file.
+    # https://developers.openai.com/api/docs/guides/images-vision, "Image input requirements": four types, 1,500 images
+    # and 512 MB a request (50 MB and 500 in 2025). …/guides/file-inputs and …/guides/pdf-files: Chat Completions takes
+    # PDF alone; each file, and all of a request together, under 50 MB.
     "openai-chat": MediaSettings(
         image_types=_IMAGES,
         document_types=("application/pdf",),
@@ -54,12 +55,14 @@ DOCUMENTED: dict[ApiName, MediaSettings] = {
         images=16,
         request_bytes=512 * MIB,
     ),
-    # https://ai.google.dev/gemini-api/docs/file-input-methods: 100 MB a request, 50 MB a PDF; …/image-understanding:
-    # five types, 3,600 images. Sound and film are documents here: the API takes many types of them.
+    # https://ai.google.dev/gemini-api/docs/file-input-methods, "Input method comparison": 100 MB a request (20 MB until
+    # January 2026), 50 MB a PDF, 2 GB by the File API; …/image-understanding: five types, 3,600 images. Sound and film
+    # are documents here: the API takes many types of them.
     "gemini": MediaSettings(
         image_types=("image/png", "image/jpeg", "image/webp", "image/heic", "image/heif"),
         document_types=_ANY,
-        document_bytes=50 * MIB,
+        document_bytes=2 * 10**9,
+        pdf_bytes=50 * MIB,
         images=3600,
         request_bytes=100 * MIB,
     ),
@@ -94,7 +97,13 @@ def check_media(limits: MediaSettings, media: Iterable[tuple[str, Media]]) -> No
 
 def check_size(limits: MediaSettings, where: str, part: Media, size: int) -> None:
     """Raises RequestInvalid for media that are too large for the provider. ``size`` in bytes, before base64."""
-    most = limits.image_bytes if isinstance(part, ImagePart) else limits.document_bytes
+    if isinstance(part, ImagePart):
+        bounds = [limits.image_bytes]
+    else:
+        media_type = None if isinstance(part.source, UrlSource) else part.source.media_type
+        is_pdf = media_type is not None and plain_type(media_type) == "application/pdf"
+        bounds = [limits.document_bytes, limits.pdf_bytes if is_pdf else None]
+    most = min((bound for bound in bounds if bound is not None), default=None)
     if most is not None and size > most:
         raise RequestInvalid(where, f"the {_name(part)} has {size} bytes, this provider takes {most} at the most")
 

@@ -23,6 +23,8 @@ class MediaSettings(Table, frozen=True, kw_only=True):
     """Of one image, before base64."""
     document_bytes: Bytes | None = None
     """Of one document, before base64."""
+    pdf_bytes: Bytes | None = None
+    """Of one PDF, where that is less."""
     images: Count | None = None
     """How many images, those by url too."""
     request_bytes: Bytes | None = None
