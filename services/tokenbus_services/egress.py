@@ -17,6 +17,8 @@ from typing import Literal
 import httpx
 import structlog
 
+from tokenbus_services.resets import reset_as_made
+
 Kind = Literal["loopback", "private", "link-local", "metadata", "reserved"]
 
 METADATA = frozenset(
@@ -122,10 +124,12 @@ class GuardedTransport(httpx.AsyncBaseTransport):
         transport = self._by_host.setdefault(host, httpx.AsyncHTTPTransport(limits=self._limits))
         for address in addresses[:-1]:
             try:
-                return await transport.handle_async_request(_to(address, request))
+                with reset_as_made(request):
+                    return await transport.handle_async_request(_to(address, request))
             except (httpx.ConnectError, httpx.ConnectTimeout):
                 continue  # nothing was sent yet
-        return await transport.handle_async_request(_to(addresses[-1], request))
+        with reset_as_made(request):
+            return await transport.handle_async_request(_to(addresses[-1], request))
 
     async def aclose(self) -> None:
         for transport in self._by_host.values():

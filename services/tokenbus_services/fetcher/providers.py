@@ -17,6 +17,7 @@ from tokenbus.providers.api import Built, HttpCall, Provider, Quirks
 from tokenbus.providers.files import FileCall
 from tokenbus_services.fetcher.media_body import MediaBody
 from tokenbus_services.redaction import Redaction
+from tokenbus_services.resets import reset_as_made
 from tokenbus_services.settings import ProviderSettings, Settings
 
 _LISTS = ("anthropic-beta",)
@@ -150,14 +151,8 @@ class Endpoint:
 
     async def send(self, request: httpx.Request) -> httpx.Response:
         """Send it; the answer's body is still to be read. Raises httpx.TransportError."""
-        try:
+        with reset_as_made(request):
             return await self._client.send(request, stream=True)
-        except AttributeError as e:
-            # A connection that was reset as it was made: uvloop has no socket of it any more, and anyio asks that whose
-            # peer it is (alike: MagicStack/uvloop#560).
-            if e.name != "getpeername":
-                raise
-            raise httpx.ConnectError("the connection was reset as it was made", request=request) from e
 
     async def close(self) -> None:
         """Close the pool."""

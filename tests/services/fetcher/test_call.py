@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
-import httpx
 import msgspec
-import pytest
-from anyio._backends._asyncio import SocketStream
 
 from tests.services.replay.asking import asking
 from tokenbus.providers.api import HttpCall
@@ -46,17 +42,4 @@ async def test_no_call_waits_here_for_a_connection_while_its_provider_seems_sile
         for call in calls:
             call.cancel()
         await asyncio.gather(*calls, return_exceptions=True)
-        await endpoint.close()
-
-
-async def test_a_connection_that_is_gone_as_soon_as_it_is_made_is_a_broken_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    def reset(stream: Any) -> None:
-        """As uvloop has it then: no socket any more."""
-        stream._transport.abort()
-
-    monkeypatch.setattr(SocketStream, "_raw_socket", property(reset))
-    async with ReplayServer([]) as provider:
-        endpoint = Endpoint("p", ProviderSettings(api="openai-chat", base_url=provider.url, api_key_env=""), {})
-        with pytest.raises(httpx.ConnectError):
-            await endpoint.send(endpoint.request(HttpCall(path="v1/chat/completions", body=b"{}", headers={})))
         await endpoint.close()

@@ -1,0 +1,42 @@
+"""A connection that is gone as soon as it is made is a broken one, whoever made it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import httpx
+import pytest
+from anyio._backends._asyncio import SocketStream
+
+from tokenbus.providers.api import HttpCall
+from tokenbus_services.egress import Egress, GuardedTransport
+from tokenbus_services.fetcher.providers import Endpoint
+from tokenbus_services.replay import ReplayServer
+from tokenbus_services.settings import ProviderSettings
+
+
+@pytest.fixture
+async def url(monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[str]:
+    """Where every connection is reset as it is made."""
+
+    def reset(stream: Any) -> None:
+        """As uvloop has it then: no socket any more."""
+        stream._transport.abort()
+
+    monkeypatch.setattr(SocketStream, "_raw_socket", property(reset))
+    async with ReplayServer([]) as provider:
+        yield provider.url
+
+
+async def test_a_provider_that_resets_it_is_out_of_reach(url: str) -> None:
+    endpoint = Endpoint("p", ProviderSettings(api="openai-chat", base_url=url, api_key_env=""), {})
+    with pytest.raises(httpx.ConnectError):
+        await endpoint.send(endpoint.request(HttpCall(path="v1/chat/completions", body=b"{}", headers={})))
+    await endpoint.close()
+
+
+async def test_an_address_that_resets_it_is_out_of_reach(url: str) -> None:
+    async with httpx.AsyncClient(transport=GuardedTransport(Egress(allow_private=True))) as client:
+        with pytest.raises(httpx.ConnectError):
+            await client.get(url)
