@@ -51,8 +51,8 @@ class ProviderSettings(Table, frozen=True, kw_only=True):
     api: ApiName
     base_url: HttpUrl | None = None
     path: str | None = None
-    """In place of the API's own, beneath `base_url`; `{model}` in it stands for the request's model. Not for `gemini`,
-    whose path says whether the answer streams."""
+    """In place of the API's own, beneath `base_url`; `{model}` in it stands for the request's model, `{path}` for the
+    API's own path. Not for `gemini`, whose path says whether the answer streams."""
     query: dict[str, str] = {}
     """Parameters of each call's URL. Not for secrets."""
     api_key_env: str | None = None
