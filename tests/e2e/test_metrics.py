@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Iterator
+from base64 import b64decode
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
@@ -17,9 +19,10 @@ from tests.e2e.fleet import WITH_TOOLS, Fleet, ended, fleet
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server import Server
-from tokenbus_services.replay import ReplayServer, Reply, Script, ToolCall, Turn
+from tokenbus_services.replay import Picture, ReplayServer, Reply, Script, ToolCall, Turn
 
 OBSERVABILITY = Path(__file__).parents[2] / "deploy" / "observability"
+SERVICES = Path(__file__).parents[2] / "services"
 FORECAST = Script(
     name="forecast",
     turns=(
@@ -27,6 +30,8 @@ FORECAST = Script(
         Turn(says=Reply(text="Take it along.")),
     ),
 )
+PNG = b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhfDwAChwGA60e6kgAAAABJRU5ErkJggg==")
+PAINTED = Script(name="painted", turns=(Turn(says=Reply(pictures=(Picture(data=PNG),))),))
 SUFFIXES = {
     "counter": ("_total",),
     "gauge": ("",),
@@ -61,6 +66,18 @@ async def scraped(services: Fleet) -> Seen:
     return seen
 
 
+@asynccontextmanager
+async def everything(directory: Path, redis_url: str, keys: Keys, provider_url: str) -> AsyncGenerator[Fleet]:
+    """All services, a store and a recorder among them."""
+    stores, others = directory / "stores", directory / "others"
+    stores.mkdir()
+    others.mkdir()
+    async with fleet(stores, redis_url, keys, provider_url, ("blobs",)) as store:
+        toml = f'[records]\n[blobs]\nservice_url = "{store.workers[0].url}"\n'
+        async with fleet(others, redis_url, keys, provider_url, (*WITH_TOOLS, "recorder", "policy"), toml) as services:
+            yield services
+
+
 def asked() -> Iterator[str]:
     """The expressions of the dashboard and of the alerts."""
     dashboard: Any = json.loads((OBSERVABILITY / "grafana-dashboard.json").read_text())
@@ -73,12 +90,13 @@ async def test_the_pages_tell_of_runs_calls_and_queues_and_hold_all_that_dashboa
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ):
     async with (
-        ReplayServer([FORECAST]) as provider,
-        fleet(tmp_path, server_url, keys, provider.url, WITH_TOOLS) as services,
+        ReplayServer([FORECAST, PAINTED]) as provider,
+        everything(tmp_path, server_url, keys, provider.url) as services,
     ):
-        runs = [await send("forecast", tools=[WEATHER]) for _ in range(3)]
+        runs = [await send("forecast", tools=[WEATHER], record=True) for _ in range(3)]
+        painted = await send("painted", provider="gemini")
         bad = await send("forecast", provider="nobody")
-        await ended(server.client, keys, [*runs, bad])
+        await ended(server.client, keys, [*runs, painted, bad])
 
         async def told() -> Seen:
             seen = await scraped(services)
@@ -106,17 +124,32 @@ async def test_the_pages_tell_of_runs_calls_and_queues_and_hold_all_that_dashboa
 
 
 def check_sums(seen: Seen, *, runs: int, partitions: int) -> None:
-    assert seen.sum("tokenbus_runs_started_total") == runs
-    assert seen.sum("tokenbus_runs_ended_total", status="completed") == runs
+    """Of so many runs with a tool, one that paints, and one that fails."""
+    assert seen.sum("tokenbus_runs_started_total") == runs + 1
+    assert seen.sum("tokenbus_runs_ended_total", status="completed") == runs + 1
     assert seen.sum("tokenbus_runs_ended_total", status="failed") == 1
     assert seen.sum("tokenbus_failures_total", error="invalid_request") == 1
     assert seen.sum("tokenbus_tool_results_total", outcome="ok") == runs
     assert seen.sum("tokenbus_tool_call_seconds_count", outcome="ok") == runs
     assert seen.sum("tokenbus_chunks_total", kind="text") >= 2 * runs
     assert seen.sum("tokenbus_first_text_seconds_count") == runs
-    assert seen.sum("tokenbus_partitions", stage="parser") == partitions
+    for stage in ("normalizer", "parser"):
+        assert seen.sum("tokenbus_partitions", stage=stage) == partitions
+        assert seen.sum("tokenbus_partitions_configured", stage=stage) == partitions
+    assert seen.sum("tokenbus_images_total", lies="blob") == 1
+    assert seen.sum("tokenbus_records_total", status="completed") == runs
+    assert seen.sum("tokenbus_record_raw_bytes_total") > 0
     assert seen.sum("tokenbus_dead_entries") == 1
     assert seen.sum("tokenbus_open_runs") == seen.sum("tokenbus_lag_bytes", stage="parser") == 0
+
+
+def test_every_metric_of_the_services_is_on_the_dashboard_or_in_an_alert():
+    """By their names in the code; FastStream's own are another matter."""
+    code = "".join(path.read_text() for path in SERVICES.rglob("*.py"))
+    made = set(re.findall(r"""(?:Counter|Gauge|Histogram)\(\s*"(tokenbus_[a-z_]+)\"""", code))
+    shown = " ".join(asked())
+    assert len(made) > 25
+    assert {name for name in made if not re.search(rf"\b{name}(?:_total|_bucket|_count|_sum)?\b", shown)} == set()
 
 
 def test_every_panel_has_its_own_id_and_says_what_it_shows():

@@ -23,3 +23,6 @@ class StageMetrics:
         self.partitions = Gauge(
             "tokenbus_partitions", "Partitions owned by this worker.", ["stage"], registry=registry
         ).labels(**labels)
+        self.configured = Gauge(
+            "tokenbus_partitions_configured", "Partitions of the deployment.", ["stage"], registry=registry
+        ).labels(**labels)

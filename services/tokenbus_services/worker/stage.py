@@ -93,6 +93,7 @@ class StageService:
             entries_read=info.entries_read,
         )
         self._metrics.partitions.set_function(lambda stage=self._stage: len(stage.owned))
+        self._metrics.configured.set(s.keys.partitions)
         await self._stage.open()
         if self._make_beside:
             self._beside = self._make_beside(self._server, self._stage)
