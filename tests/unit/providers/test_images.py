@@ -180,7 +180,7 @@ def test_an_api_without_images_refuses_to_be_asked_for_some(api: ApiName) -> Non
         *(("openai-responses", option) for option in ({"count": 2}, {"aspect_ratio": "1:1"})),
         *(("openai-images", option) for option in ({"model": "m"}, {"aspect_ratio": "1:1"})),
         *(("gemini", option) for option in ({"quality": "low"}, {"format": "png"}, {"previews": 1}, {"count": 2})),
-        *(("gemini", option) for option in ({"background": "auto"}, {"model": "m"})),
+        *(("gemini", option) for option in ({"background": "auto"}, {"model": "m"}, {"mask": IMAGE})),
     ],
 )
 def test_an_option_that_an_api_does_not_have_is_refused_by_name(api: ApiName, option: dict[str, Any]) -> None:
