@@ -34,14 +34,19 @@ class LastEvent:
         """Whether the last event is complete by now."""
         if self.seen or not self._marks:
             return self.seen
-        text = self._head + data
-        if any(word in text for word in self._words):
-            *lines, rest = _LINE_END.split(text)
-            self.seen = any(self._is_last(line) for line in lines)
+        text = self._head + data if self._head else data
+        for word in self._words:  # in most reads there is none, so this is all that they cost
+            if word in text:
+                *lines, rest = _LINE_END.split(text)
+                self.seen = any(self._is_last(line) for line in lines)
+                self._head = rest[:_HEAD]
+                return self.seen
+        if text.endswith(b"\n"):
+            self._head = b""
         else:
-            rest = text[max(text.rfind(b"\n"), text.rfind(b"\r")) + 1 :]
-        self._head = rest[:_HEAD]
-        return self.seen
+            start = max(text.rfind(b"\n"), text.rfind(b"\r")) + 1
+            self._head = text[start : start + _HEAD]
+        return False
 
     def _is_last(self, line: bytes) -> bool:
         return line[:_HEAD].translate(None, b" \t").startswith(self._marks)
