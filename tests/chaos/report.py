@@ -66,6 +66,8 @@ def _sums(rounds: Sequence[tuple[Record, list[Violation]]], seed: str) -> Table:
     records = [record for record, _ in rounds]
     logs = [log for record in records for log in record.logs.values()]
     table.add_row("runs", str(len(logs)))
+    table.add_row("of them under policies", str(sum(bool(s.guarded) for record in records for s in record.stories)))
+    table.add_row("decisions of policies", str(sum(len(p) for record in records for p in record.topics["decisions"])))
     table.add_row("events in logs", str(sum(map(len, logs))))
     again = sum(entry.event["type"] in ("retrying", "restarted") for log in logs for entry in log)
     table.add_row("attempts begun again", str(again))
