@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import cast
+from unittest.mock import AsyncMock
 
 from tests.waiting import eventually
 from tokenbus.bus.queue import Item, Queue
@@ -85,6 +86,28 @@ async def test_work_that_is_stopped_twice_still_closes_what_it_holds():
     let_close.set()
     await queue.finished.wait()
     assert closed.is_set()
+
+
+async def test_of_a_runs_items_only_those_that_are_meant_are_stopped():
+    old, new = ITEM, Item("turns", "2-0", {b"run-1": b""}, 1)
+    going_on, ended = asyncio.Event(), list[Item]()
+
+    async def work(item: Item) -> None:
+        try:
+            await going_on.wait()
+        finally:
+            ended.append(item)
+
+    queue = AsyncMock()
+    inflight = InFlight(queue, most=2, work=work, abandon=never, poisoned=never)
+    await inflight.start(old)
+    await inflight.start(new)
+    await asyncio.sleep(0)  # so that both have begun
+    inflight.cancel("run-1", which=lambda item: item is old)
+    await eventually(lambda: ended == [old])
+    assert len(inflight) == 1
+    going_on.set()
+    await eventually(lambda: ended == [old, new] and not len(inflight))
 
 
 async def test_an_item_that_comes_back_while_its_lost_work_ends_is_worked_and_counted_once():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from math import inf
 
 import msgspec
 
@@ -182,6 +183,15 @@ class FetcherService:
     def _told(self, message: Control) -> None:
         if message.what == "cancel":
             self._attempts.cancel(message.run)
+        elif message.what == "closed":
+            self._attempts.cancel(message.run, which=lambda item: _attempt(item, message.run) <= message.attempt)
+
+
+def _attempt(item: Item, run: str) -> float:
+    try:
+        return turn_decoder.decode(item.fields[run.encode()]).attempt
+    except msgspec.MsgspecError:
+        return inf  # its work will say what is wrong with it
 
 
 def _tenant(item: Item) -> str:

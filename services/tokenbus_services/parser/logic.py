@@ -22,6 +22,7 @@ from tokenbus.events.frames import (
     ANY_FRAME,
     CONTROL_ATTEMPT,
     Accepted,
+    Control,
     Drafts,
     EventFrame,
     Lost,
@@ -55,6 +56,7 @@ class ParserLogic:
         self._turns = keys.topic(partition, "turns")
         self._tools = keys.topic(partition, "tools")
         self._raw = keys.topic(partition, "raw")
+        self._control = keys.topic(partition, "control")
         self._records = keys.topic(partition, "records")
         self._normalizer_lease = keys.lease(partition, "normalizer")
         self._drafts = keys.topic(partition, "drafts")
@@ -220,4 +222,6 @@ class ParserLogic:
 
     def _close_attempt(self, run: str, turn: int, attempt: int, reason: str, commit: Commit) -> None:
         lost = encode(RawFrame(turn, attempt, ANY_FRAME, 0, [Lost(reason)]))
-        commit.close_attempt(self._keys.run(run), attempt, self._raw, self._normalizer_lease, run=run, lost=lost)
+        told = encode(Control(run, "closed", attempt))
+        places = (self._raw, self._normalizer_lease, self._control)
+        commit.close_attempt(self._keys.run(run), attempt, *places, run=run, lost=lost, control_frame=told)

@@ -98,10 +98,10 @@ class InFlight:
         if work := self._items.get(_key(item)):
             work.stop()
 
-    def cancel(self, run: str) -> None:
-        """The run was cancelled: stop what is done for it."""
+    def cancel(self, run: str, *, which: Callable[[Item], bool] = lambda item: True) -> None:
+        """The run was cancelled: stop what is done for it, or such of it as ``which`` says."""
         for work in self._items.values():
-            if run.encode() in work.item.fields:
+            if run.encode() in work.item.fields and which(work.item):
                 work.stop()
 
     async def drain(self, seconds: float) -> None:

@@ -329,7 +329,10 @@ class Control(msgspec.Struct, frozen=True, array_like=True):
     """Told to all workers of a partition at once."""
 
     run: str
-    what: Literal["cancel"] = "cancel"
+    what: Literal["cancel", "closed"] = "cancel"
+    """``closed``: one attempt is over; the run goes on."""
+    attempt: int = 0
+    """What was closed."""
 
 
 _encode = msgspec.msgpack.Encoder().encode

@@ -51,8 +51,9 @@ class Scene:
         return commit
 
     def close(self, commit: Commit, attempt: int = 1) -> None:
-        raw, lease = self.keys.topic(0, "raw"), self.keys.lease(0, "norm")
-        commit.close_attempt(self.keys.run(self.run), attempt, raw, lease, run=self.run, lost=b"lost")
+        places = (self.keys.topic(0, "raw"), self.keys.lease(0, "norm"), self.keys.topic(0, "control"))
+        run, told = self.keys.run(self.run), b"closed"
+        commit.close_attempt(run, attempt, *places, run=self.run, lost=b"lost", control_frame=told)
 
     async def commit(self, commit: Commit | None = None, *, begin: str = "0-0", end: str, **options: Any) -> list[Any]:
         commit = commit or Commit(self.lease, self.stream)
@@ -141,7 +142,7 @@ async def test_a_commit_keeps_the_lease_like_a_renewal(scene: Scene):
     assert (await send(scene.server, scripts.acquire(scene.lease, scene.stream, owner="b", ttl_ms=1)))[0] == b""
 
 
-async def test_an_attempt_is_closed_once(scene: Scene):
+async def test_an_attempt_is_closed_once_and_its_fetcher_told(scene: Scene):
     first, second, third = await scene.feed(3)
     for begin, end in (("0-0", first), (first, second)):
         commit = Commit(scene.lease, scene.stream)
@@ -154,6 +155,8 @@ async def test_an_attempt_is_closed_once(scene: Scene):
     await scene.commit(commit, begin=second, end=third, watermark="0-0")
     assert await scene.server.client.xlen(scene.stream) == 5
     assert await scene.server.client.hget(scene.keys.lease(0, "norm"), "arrived") == b"8"
+    told = await scene.server.client.xrange(scene.keys.topic(0, "control"))
+    assert [fields for _, fields in told] == [{scene.run.encode(): b"closed"}] * 2
 
 
 async def test_an_event_that_the_log_has_is_not_published_again_and_stops_no_commit_midway(scene: Scene):

@@ -58,11 +58,12 @@ while ARGV[i] do
   elseif op == 'c' then
     local run = KEYS[tonumber(ARGV[i + 1])]
     if redis.call('HGET', run, 'closed') ~= ARGV[i + 2] then
-      redis.call('XADD', KEYS[tonumber(ARGV[i + 3])], '*', ARGV[i + 5], ARGV[i + 6])
-      redis.call('HINCRBY', KEYS[tonumber(ARGV[i + 4])], 'arrived', #ARGV[i + 6])
+      redis.call('XADD', KEYS[tonumber(ARGV[i + 3])], '*', ARGV[i + 6], ARGV[i + 7])
+      redis.call('HINCRBY', KEYS[tonumber(ARGV[i + 4])], 'arrived', #ARGV[i + 7])
+      redis.call('XADD', KEYS[tonumber(ARGV[i + 5])], 'MAXLEN', '~', 1000, '*', ARGV[i + 6], ARGV[i + 8])
       redis.call('HSET', run, 'closed', ARGV[i + 2])
     end
-    i = i + 7
+    i = i + 9
   else
     local key = KEYS[tonumber(ARGV[i + 1])]
     local arrived = redis.call('HINCRBY', key, 'arrived', ARGV[i + 2])
@@ -152,10 +153,21 @@ class Commit:
         self._ops += ("e", self._key(key), ttl_ms)
 
     def close_attempt(
-        self, run_key: str, attempt: int, raw: str, normalizer_lease: str, *, run: str, lost: bytes
+        self,
+        run_key: str,
+        attempt: int,
+        raw: str,
+        normalizer_lease: str,
+        control: str,
+        *,
+        run: str,
+        lost: bytes,
+        control_frame: bytes,
     ) -> None:
-        """Unless the attempt is closed: end it in `raw` with the frame ``lost``, and refuse what it still writes."""
-        self._ops += ("c", self._key(run_key), attempt, self._key(raw), self._key(normalizer_lease), run, lost)
+        """Unless the attempt is closed: end it in `raw` with the frame ``lost``, refuse what it still writes, and tell
+        its fetcher, which would not hear of it while its provider is silent."""
+        places = (self._key(raw), self._key(normalizer_lease), self._key(control))
+        self._ops += ("c", self._key(run_key), attempt, *places, run, lost, control_frame)
 
     def arrived(self, lease: str, size: int) -> None:
         """Count ``size`` bytes as arrived at the group whose lease hash this is; the reply tells its lag."""
@@ -175,7 +187,7 @@ class Commit:
 
     def _renumbered(self, letter: str, rest: list[Any], other: Commit) -> list[Any]:
         """What follows an operation's first key, its further keys numbered as here."""
-        keys = {"d": range(3, len(rest)), "c": range(1, 3)}.get(letter, range(0))
+        keys = {"d": range(3, len(rest)), "c": range(1, 4)}.get(letter, range(0))
         return [self._key(other._keys[int(arg) - 1]) if i in keys else arg for i, arg in enumerate(rest)]
 
     def last_of(self, log: str) -> str | None:
@@ -219,6 +231,6 @@ def _length(ops: Sequence[Any], at: int) -> int:
         case "x" | "h":
             return 3 + ops[at + 2]
         case "c":
-            return 7
+            return 9
         case _:
             return 3
