@@ -69,7 +69,7 @@ def told(log: judge.Log) -> list[dict[str, Any]]:
     for event in log:
         if event.get("tool_call_part") == "id":
             continue
-        hidden = ("run", "seq", "timing", "usage", "total", "tool_id", "provider", "model", "attempt")
+        hidden = ("run", "seq", "timing", "usage", "total", "tool_id", "provider", "model", "attempt", "response_id")
         said = {name: value for name, value in event.items() if name not in hidden}
         last = out[-1] if out else {}
         if said["type"] == last.get("type") == "chunk" and {**said, "text": ""} == {**last, "text": ""}:
