@@ -48,6 +48,16 @@ class StoredFile(msgspec.Struct, kw_only=True):
     """What else the form said."""
 
 
+class _Named(msgspec.Struct, frozen=True, rename="camel"):
+    display_name: str = ""
+
+
+class _Description(msgspec.Struct):
+    """What the first call of a resumable upload says."""
+
+    file: _Named = _Named()
+
+
 class _Begun(msgspec.Struct):
     """A resumable upload whose content is still to come."""
 
@@ -160,10 +170,10 @@ class FileStore:
 
     def _begin(self, received: Received) -> Plan:
         headers = received.headers
-        described = read_as(msgspec.json.decode(received.body or b"{}"), dict[str, dict[str, str]])
+        described = read_as(msgspec.json.decode(received.body or b"{}"), _Description)
         upload_id = f"u{len(self._begun)}-{self._made}-{time.monotonic_ns()}"
         self._begun[upload_id] = _Begun(
-            described.get("file", {}).get("displayName", ""),
+            described.file.display_name,
             headers.get("x-goog-upload-header-content-type", ""),
             int(headers.get("x-goog-upload-header-content-length", "-1")),
         )
@@ -208,7 +218,7 @@ def _named(value: object) -> Iterator[str]:
     match value:
         case dict():
             for key, inner in cast("dict[str, object]", value).items():
-                if key in ("file_id", "fileUri") and isinstance(inner, str):
+                if key in ("file_id", "fileUri", "file_uri") and isinstance(inner, str):  # Google takes both spellings
                     if key == "file_id" or "/v1beta/files/" in inner:
                         yield inner
                 else:
