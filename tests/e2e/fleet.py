@@ -160,7 +160,7 @@ TERMINAL = ("completed", "incomplete", "failed", "cancelled")
 
 
 async def ended(
-    client: object, keys: Keys, runs: Sequence[str], *, timeout: float = 60
+    client: object, keys: Keys, runs: Sequence[str], *, timeout: float = 120
 ) -> dict[str, list[dict[str, object]]]:
     """The logs of these runs once all of them ended."""
     logs: dict[str, list[dict[str, object]]] = {}

@@ -88,7 +88,7 @@ async def test_a_flood_of_bad_and_huge_requests_keeps_no_good_one_out(
             for data in (*bad[part::4], huge, huge):
                 await server.client.xadd(keys.requests, {"__data__": data})
             good.append(await send("hello"))
-        logs = await ended(server.client, keys, good, timeout=60)
+        logs = await ended(server.client, keys, good)
 
         async def told() -> bool:
             return await server.client.xlen(keys.dead) == FLOOD + 8

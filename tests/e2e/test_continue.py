@@ -75,10 +75,10 @@ async def test_a_fetcher_killed_in_the_middle_of_a_text_is_not_heard(
             more = {"mode": "prefill", "participant": "Claude"} if mode == "prefill" else {}
             await send(mode, f"hello {run}", provider=name, id=run, tools=[WEATHER], on_failure="continue", **more)
         listeners = [asyncio.create_task(listen(bus, run, heard)) for run in RUNS]
-        await eventually(lambda: all("three" in heard.get(run, "") for run in RUNS), timeout=60)
+        await eventually(lambda: all("three" in heard.get(run, "") for run in RUNS))
         workers.workers[0].kill()
         await workers.start("fetcher")
-        logs: Any = await ended(server.client, keys, list(RUNS), timeout=60)
+        logs: Any = await ended(server.client, keys, list(RUNS))
         await asyncio.gather(*listeners)
     cut = logs.pop("chat-newest")
     for run, log in logs.items():

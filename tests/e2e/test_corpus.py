@@ -73,7 +73,7 @@ async def test_recorded_streams_come_out_as_they_were_said(
         runs = [
             await send(f"recording-{i}", provider=PROVIDERS[row["api"]], max_tool_depth=0) for i, row in enumerate(rows)
         ]
-        logs = await ended(server.client, keys, runs, timeout=60)
+        logs = await ended(server.client, keys, runs)
         assert running
     wrong = [
         f"{row['file']}: {problem}" for row, run in zip(rows, runs, strict=True) for problem in compare(row, logs[run])
@@ -93,7 +93,7 @@ async def test_recorded_images_lie_in_the_blob_store_and_one_whose_bytes_are_bro
     async with (
         ReplayServer(scripts) as provider,
         with_store(tmp_path, server_url, keys, provider.url) as (_, store),
-        httpx.AsyncClient(base_url=store.url) as http,
+        httpx.AsyncClient(base_url=store.url, timeout=60) as http,
     ):
         for api in rows:
             await send(api, id=api, provider=PROVIDERS[api], max_tool_depth=0)

@@ -67,7 +67,7 @@ async def test_killed_and_frozen_workers_lose_double_and_reorder_nothing(
             killed_fetchers += worker.kind == "fetcher"
             await _hurt(worker, running, server, keys, chance)
             hurt += 1
-        logs = await ended(server.client, keys, list(runs), timeout=90)
+        logs = await ended(server.client, keys, list(runs))
     incomplete = 0
     for run, token in runs.items():
         log: Any = logs[run]

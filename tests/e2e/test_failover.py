@@ -118,9 +118,9 @@ async def test_what_a_fail_over_lost_ends_incomplete_under_the_numbers_that_were
             parted = {run: max(listener.heard[run]) for run in runs}
             await eventually(lambda: all(max(listener.heard[run]) > parted[run] + 5 for run in runs), timeout=60)
             await asyncio.to_thread(group.fail)
-            logs: Any = await ended(_Patient(server), keys, runs, timeout=60)
+            logs: Any = await ended(_Patient(server), keys, runs)
             await send("short", "tell", id="after", provider="openai-chat")
-            logs |= await ended(_Patient(server), keys, ["after"], timeout=60)
+            logs |= await ended(_Patient(server), keys, ["after"])
             listening.cancel()
             await asyncio.gather(listening, return_exceptions=True)
     for run in runs:

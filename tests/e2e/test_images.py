@@ -70,7 +70,7 @@ async def test_images_come_in_order_with_the_text_as_blobs_and_go_back_with_the_
         await send("pictures", "A cat.", provider="openai-images", id="whole", stream=False)
         await send("pictures", "A cat.", provider="openai-images", id="inline", images={"deliver": "base64"})
         logs: Any = await ended(server.client, keys, [*asked, "streamed", "whole", "inline"])
-        async with httpx.AsyncClient(base_url=blobs.url) as http:
+        async with httpx.AsyncClient(base_url=blobs.url, timeout=60) as http:
             found = [await http.get(f"/blobs/{blob_id_of(data)}") for data in (CAT.data, DOG.data, *CAT.previews)]
         bodies = [e.received.body.decode() for e in provider.requests]
     assert [answer.content for answer in found] == [CAT.data, DOG.data, *CAT.previews]
@@ -128,7 +128,7 @@ async def test_a_killed_normalizer_costs_no_image_and_doubles_none(
         [normalizer] = [worker for worker in bus.workers if worker.kind == "normalizer"]
         normalizer.kill()
         await bus.start("normalizer")
-        logs: Any = await ended(server.client, keys, [run], timeout=60)
+        logs: Any = await ended(server.client, keys, [run])
     judge.check(logs[run])
     assert logs[run][-1]["type"] == "completed"
     assert [e["image"]["blob_id"] for e in told(logs[run], "image_preview")] == [blob_id_of(p) for p in CAT.previews]
@@ -168,8 +168,8 @@ async def test_20_mb_of_image_leave_the_bus_flat(
         with_store(tmp_path, server_url, keys, provider.url, images_api(provider.url)) as (_, blobs),
     ):
         run = await send("large", "A cat.", provider="openai-images")
-        logs: Any = await ended(server.client, keys, [run], timeout=60)
-        async with httpx.AsyncClient(base_url=blobs.url) as http:
+        logs: Any = await ended(server.client, keys, [run])
+        async with httpx.AsyncClient(base_url=blobs.url, timeout=60) as http:
             stored = await http.head(f"/blobs/{blob_id_of(large.data)}")
         held = await bus_bytes(server, keys)
     judge.check(logs[run])

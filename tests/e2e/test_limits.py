@@ -115,7 +115,7 @@ async def test_a_killed_fetchers_places_free_themselves(
         next(worker for worker in services.workers if worker.kind == "fetcher").kill()
         await services.start("fetcher")
         waiting = await send("quick")
-        logs = await ended(server.client, keys, [lost, waiting], timeout=60)
+        logs = await ended(server.client, keys, [lost, waiting])
     assert logs[waiting][-1]["type"] == "completed"
     assert logs[lost][-1]["type"] == "incomplete"
 
@@ -208,7 +208,7 @@ async def test_a_providers_retry_after_holds_for_all_fetchers_and_all_runs_of_th
         await eventually(lambda: server.client.hget(keys.limit("model:anthropic/busy"), "paused"))
         others = [await send("busy", f"other {n}") for n in range(4)]
         free = await send("quick")
-        await ended(server.client, keys, [first, *others, free], timeout=60)
+        await ended(server.client, keys, [first, *others, free])
     begun = [(e.received_at - asked.received_at, e.asked.model) for e in provider.requests[1:] if e.asked]
     assert all(seconds > 3.5 for seconds, model in begun if model == "busy"), begun
     assert begun[0][1] == "quick", "another model goes on"
@@ -265,7 +265,7 @@ async def test_waiting_runs_go_to_another_fetcher_untouched_when_theirs(
             case _:
                 fetcher.freeze()
         await services.start("fetcher")
-        logs = await ended(server.client, keys, waiting, timeout=60)
+        logs = await ended(server.client, keys, waiting)
         if how == "stands still":
             fetcher.thaw()
             await provider.disconnected(held)  # it has seen that it was taken for dead

@@ -82,7 +82,7 @@ async def test_20_mb_of_image_by_reference_leave_bus_and_fetcher_flat(
         [fetcher] = [worker for worker in bus.workers if worker.kind == "fetcher"]
         before, fetcher_before = await bus_bytes(server, keys), most_memory(fetcher)
         run = await send("sees", provider="openai-responses", messages=asks(source), id="large")
-        logs: Any = await ended(server.client, keys, [run], timeout=60)
+        logs: Any = await ended(server.client, keys, [run])
         after, fetcher_after = await bus_bytes(server, keys), most_memory(fetcher)
         body = provider.requests[-1].received.body
     assert logs[run][-1]["type"] == "completed", logs[run][-1]
@@ -101,7 +101,7 @@ async def test_large_base64_of_a_request_lies_in_the_store_and_not_in_the_runs_r
     async with (
         ReplayServer([SEES]) as provider,
         with_store(tmp_path, server_url, keys, provider.url) as (_, blobs),
-        httpx.AsyncClient() as http,
+        httpx.AsyncClient(timeout=60) as http,
     ):
         run = await send("sees", provider="gemini", messages=asks(source))
         logs: Any = await ended(server.client, keys, [run])

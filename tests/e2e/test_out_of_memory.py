@@ -24,7 +24,7 @@ RUNS = 6
 
 
 async def is_ready(worker: Worker, *, status: int) -> bool:
-    async with httpx.AsyncClient() as http:
+    async with httpx.AsyncClient(timeout=60) as http:
         return (await http.get(f"{worker.url}/ready")).status_code == status
 
 
@@ -55,7 +55,7 @@ async def test_a_full_server_stops_intake_and_runs_and_then_all_go_on_with_nothi
             await server.client.config_set("maxmemory", 0)
             await send("story", "later", id="later", tools=[WEATHER], provider="openai-chat")
             runs.append("later")
-            logs: Any = await ended(server.client, keys, runs, timeout=60)
+            logs: Any = await ended(server.client, keys, runs)
             for worker in running.workers:
                 await eventually(lambda w=worker: is_ready(w, status=200), timeout=60)
     for run in runs:

@@ -246,7 +246,7 @@ async def test_policies_hold_on_every_node_of_a_cluster_though_their_worker_dies
             await eventually(all_heard, timeout=30)
             first.kill()
             await services.start(*POLICY, env=env)
-            logs: Any = await ended(server.client, keys, [*runs], timeout=60)
+            logs: Any = await ended(server.client, keys, [*runs])
             told = {run: await decisions_of(server, keys, run) for run in runs}
     for run, (model, _) in runs.items():
         judge.check(logs[run])

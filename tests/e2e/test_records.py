@@ -227,7 +227,7 @@ async def test_a_record_is_whole_and_holds_nothing_twice_though_every_worker_die
         for worker in victims:
             worker.kill()
         await it.workers.start(*PIPELINE)
-        logs: Any = await ended(server.client, keys, [run], timeout=60)
+        logs: Any = await ended(server.client, keys, [run])
         record = await it.record(run)
     assert record.events == logs[run]
     assert [e["type"] for e in logs[run] if e["type"] == "retrying"], "the first attempt was lost with its fetcher"

@@ -57,7 +57,7 @@ async def test_shares_even_out_and_no_call_is_made_twice_while_workers_join_and_
         for stage in STAGES:
             await eventually(lambda s=stage: shared(s, joined), timeout=60)
         runs += [await send("story") for _ in range(RUNS)]
-        logs: Any = await ended(server.client, keys, runs, timeout=60)
+        logs: Any = await ended(server.client, keys, runs)
     assert len(provider.requests) == len(runs)
     for run in runs:
         judge.check(logs[run])
@@ -66,5 +66,5 @@ async def test_shares_even_out_and_no_call_is_made_twice_while_workers_join_and_
 
 
 async def all_ready(workers: list[Worker]) -> bool:
-    async with httpx.AsyncClient() as http:
+    async with httpx.AsyncClient(timeout=60) as http:
         return all([(await http.get(f"{worker.url}/ready")).status_code == 200 for worker in workers])

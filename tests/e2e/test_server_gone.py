@@ -48,7 +48,7 @@ async def test_runs_outlast_a_server_that_is_killed_and_started_again(tmp_path: 
                 process.stop()
                 process.start()
                 await server.client.connection_pool.disconnect()
-            logs: Any = await ended(server.client, keys, runs, timeout=60)
+            logs: Any = await ended(server.client, keys, runs)
     for run in runs:
         judge.check(logs[run])
         assert logs[run][-1]["type"] == "completed", logs[run][-1]

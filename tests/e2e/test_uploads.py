@@ -112,11 +112,11 @@ async def test_fetchers_share_their_files_and_an_upload_that_fails_costs_no_run(
         source, other = await upload(blobs.url, IMAGE), await upload(blobs.url, OTHER)
         asked: dict[str, Any] = {"provider": "anthropic", "tools": [WEATHER]}
         runs = [await send("looks", f"hello {n}", messages=asks(source), **asked) for n in range(12)]
-        check(await ended(server.client, keys, runs, timeout=60))
+        check(await ended(server.client, keys, runs))
         made = len(provider.files.files)
         assert 1 <= made <= 2
         runs = [await send("looks", f"hello {n}", messages=asks(source), **asked) for n in range(4)]
-        check(await ended(server.client, keys, runs, timeout=60))
+        check(await ended(server.client, keys, runs))
         assert len(provider.files.files) == made
         provider.files.fail(*[Status(status=404)] * 2)
         run = await send("looks", messages=asks(other), **asked)
@@ -143,7 +143,7 @@ async def test_an_upload_of_20_mb_leaves_bus_and_fetcher_flat(
         [fetcher] = [worker for worker in bus.workers if worker.kind == "fetcher"]
         before, fetcher_before = await bus_bytes(server, keys), most_memory(fetcher)
         run = await send("looks", messages=asks(source), **asked)
-        check(await ended(server.client, keys, [run], timeout=60))
+        check(await ended(server.client, keys, [run]))
         after, fetcher_after = await bus_bytes(server, keys), most_memory(fetcher)
         sizes = [len(call.received.body) for call in calls_of(provider.requests)]
         digests = {file.sha256 for file in provider.files.files.values()}

@@ -178,7 +178,7 @@ def files(directory: Path) -> Iterator[Path]:
 
 
 async def pages_of(urls: list[str]) -> AsyncIterator[bytes]:
-    async with httpx.AsyncClient() as http:
+    async with httpx.AsyncClient(timeout=60) as http:
         for url in urls:
             for page in ("metrics", "asyncapi", "health", "ready"):
                 answer = await http.get(f"{url}/{page}")

@@ -52,7 +52,7 @@ def s3_endpoint() -> Generator[str]:
     command = [sys.executable, "-m", "moto.server", "--host", "127.0.0.1", "--port", str(port)]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:
-            eventually_sync(lambda: _made(url), timeout=30)
+            eventually_sync(lambda: _made(url))
             yield url
         finally:
             process.terminate()

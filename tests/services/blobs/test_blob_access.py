@@ -34,7 +34,7 @@ async def test_nothing_is_given_or_taken_without_the_token(local_shelf: Shelf, s
                 with pytest.raises(BlobUnauthorized) as refused:
                     await ask(ref.blob_id)
                 assert TOKEN not in str(refused.value)
-    async with httpx.AsyncClient(base_url=served.url) as http:
+    async with httpx.AsyncClient(base_url=served.url, timeout=60) as http:
         for method in ("GET", "HEAD", "PUT", "DELETE"):
             answer = await http.request(method, f"/blobs/{ref.blob_id}")
             assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
@@ -113,7 +113,7 @@ async def test_a_quota_is_told_over_http(serve: Serve) -> None:
 async def test_s3_gives_out_urls_that_need_no_token(s3_endpoint: str, serve: Serve) -> None:
     store = BlobStore(s3_store(s3_endpoint), max_bytes=1000, ttl_s=100.0, lease_s=100.0)
     served = await serve(BlobRoutes(store, token=TOKEN))
-    async with HttpBlobs(served.url, token=TOKEN) as blobs, httpx.AsyncClient() as http:
+    async with HttpBlobs(served.url, token=TOKEN) as blobs, httpx.AsyncClient(timeout=60) as http:
         ref = await blobs.store(b"a picture", "image/png")
         asked = f"{served.url}/blobs/{ref.blob_id}/link"
         bearer = {"Authorization": f"Bearer {TOKEN}"}

@@ -29,7 +29,7 @@ from .conftest import MAX_BYTES, Serve, Served, Shelf
 
 @pytest.fixture
 async def http(service: Served) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=service.url) as client:
+    async with httpx.AsyncClient(base_url=service.url, timeout=60) as client:
         yield client
 
 
@@ -251,7 +251,7 @@ async def test_the_blob_routes_take_their_paths_and_no_other(shelf: Shelf, serve
         await send({"type": "http.response.body", "body": scope["path"].encode()})
 
     service = await serve(with_blobs(rest, BlobRoutes(shelf.store)))
-    async with httpx.AsyncClient(base_url=service.url) as http:
+    async with httpx.AsyncClient(base_url=service.url, timeout=60) as http:
         for path in ("/health", "/blobsy", "/", "/x/blobs"):
             assert (await http.get(path)).text == path
         assert (await http.put("/blobs", content=b"x")).status_code == 201

@@ -63,7 +63,7 @@ async def test_one_lease_of_many_that_are_asked_for_at_once(shelf: Shelf) -> Non
 async def test_whoever_reads_a_blob_whole_takes_a_lease_and_who_looks_or_takes_a_part_does_not(
     shelf: Shelf, service: Served
 ) -> None:
-    async with HttpBlobs(service.url) as blobs, httpx.AsyncClient(base_url=service.url) as http:
+    async with HttpBlobs(service.url) as blobs, httpx.AsyncClient(base_url=service.url, timeout=60) as http:
         ref = await blobs.store(CONTENT, "text/plain")
         await http.head(f"/blobs/{ref.blob_id}")
         await http.get(f"/blobs/{ref.blob_id}", headers={"Range": "bytes=0-1"})

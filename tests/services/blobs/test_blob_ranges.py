@@ -44,7 +44,7 @@ def test_a_range_beyond_the_end_is_told(header: str, size: int) -> None:
 
 
 async def test_a_part_is_given_out_with_its_place(service: Served, shelf: Shelf) -> None:
-    async with HttpBlobs(service.url) as blobs, httpx.AsyncClient(base_url=service.url) as http:
+    async with HttpBlobs(service.url) as blobs, httpx.AsyncClient(base_url=service.url, timeout=60) as http:
         ref = await blobs.store(CONTENT, "video/mp4")
         url, size = f"/blobs/{ref.blob_id}", len(CONTENT)
         whole = await http.get(url)
@@ -62,7 +62,7 @@ async def test_a_part_is_given_out_with_its_place(service: Served, shelf: Shelf)
 
 
 async def test_a_range_counts_only_for_the_content_that_its_reader_began_with(service: Served) -> None:
-    async with HttpBlobs(service.url) as blobs, httpx.AsyncClient(base_url=service.url) as http:
+    async with HttpBlobs(service.url) as blobs, httpx.AsyncClient(base_url=service.url, timeout=60) as http:
         ref = await blobs.store(CONTENT, "text/plain")
         same = {"Range": "bytes=0-9", "If-Range": f'"{ref.blob_id}"'}
         assert (await http.get(f"/blobs/{ref.blob_id}", headers=same)).content == CONTENT[:10]

@@ -88,7 +88,7 @@ async def process(*arguments: str) -> AsyncIterator[tuple[Process, str]]:
 
 async def test_as_a_process_it_prints_its_url_serves_and_ends_on_sigterm(directory: Path) -> None:
     async with process("--scripts", str(directory), "--rate", "1000") as (child, url):
-        async with httpx.AsyncClient(base_url=url, trust_env=False) as client:
+        async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=60) as client:
             assert (await client.post(CHAT, json=asking(model="recorded"))).content == EVENTS
         child.send_signal(signal.SIGTERM)
         assert await child.wait() == 0
@@ -96,7 +96,7 @@ async def test_as_a_process_it_prints_its_url_serves_and_ends_on_sigterm(directo
 
 async def test_as_a_process_it_serves_the_demo_and_ends_with_its_parent() -> None:
     async with process("--with-parent", "--rate", "0") as (child, url):
-        async with httpx.AsyncClient(base_url=url, trust_env=False) as client:
+        async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=60) as client:
             assert "Zür" in (await client.post(CHAT, json=asking(model="demo"))).text
         assert child.stdin is not None
         child.stdin.close()
