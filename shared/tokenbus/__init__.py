@@ -9,6 +9,7 @@ from tokenbus.client.run import Run
 from tokenbus.client.sentences import Sentence, SentenceSubscription
 from tokenbus.client.shared import SharedSubscription
 from tokenbus.errors import TokenbusError
+from tokenbus.events.decisions import Decided
 from tokenbus.events.public import (
     BlockComplete,
     BlockStarted,
@@ -24,6 +25,7 @@ from tokenbus.events.public import (
     Started,
     TerminalEvent,
     ToolProgress,
+    UnknownEvent,
     UsageReported,
 )
 from tokenbus.events.requests import Generate, Message, Tool
@@ -40,6 +42,7 @@ __all__ = [
     "Client",
     "Completed",
     "Cursor",
+    "Decided",
     "Generate",
     "ImagePreview",
     "Incomplete",
@@ -61,6 +64,7 @@ __all__ = [
     "TokenbusError",
     "Tool",
     "ToolProgress",
+    "UnknownEvent",
     "UsageReported",
     "__version__",
     "coalesced",

@@ -36,12 +36,13 @@ from faststream.redis.subscriber.specification import StreamSubscriberSpecificat
 from faststream.redis.subscriber.usecases import StreamSubscriber
 from faststream.redis.subscriber.usecases.basic import LogicSubscriber
 
-from tokenbus.bus.keys import DEFAULT_PREFIX, PublicTopic
+from tokenbus.bus.keys import DEFAULT_PREFIX, SubscribedTopic
 from tokenbus.client.client import Client
 from tokenbus.client.cursor import Cursor
 from tokenbus.client.ordered import PREFETCH
 from tokenbus.client.selection import Runs
 from tokenbus.errors import TokenbusError
+from tokenbus.events.public import UnknownEvent
 from tokenbus.shaping.sentences import SentenceRules
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
 __all__ = ["BusRouter"]
 
 F = TypeVar("F", bound=Callable[..., Any])
-Topic = PublicTopic | Literal["sentences"]
+Topic = SubscribedTopic | Literal["sentences"]
 Subscribe = Callable[[Client, Cursor | None], Any]
 """Begins a subscription, at the cursor where an earlier one got to."""
 
@@ -94,8 +95,9 @@ class BusRouter:
         """Decorates a handler of this topic's events: of ``concurrency`` runs at once, of one run one after the other.
 
         The handler's first parameter is the event: `Chunk` of ``visible`` and ``chunks``, `BlockStarted` or
-        `BlockComplete` of ``blocks``, the events of `runs`, `Sentence` of ``sentences`` (``rules`` are for those,
-        ``kinds`` for the others).
+        `BlockComplete` of ``blocks``, the events of `runs`, `Decided` of ``decisions``, `Sentence` of ``sentences``
+        (``rules`` are for those, ``kinds`` for the first four). Events of a type that this version does not know are
+        passed over.
 
         Without a group each process has every event once. With one, its processes share the runs; an event whose
         handler was not done comes again. An error of a handler is FastStream's to log; then the event counts as done,
@@ -189,6 +191,8 @@ class _Subscriber(StreamSubscriber):
                 await asyncio.sleep(PAUSE_S)
 
     async def _handle(self, event: object) -> None:
+        if isinstance(event, UnknownEvent):
+            return  # no handler has a parameter of its type
         message: dict[str, Any] = {
             "type": "stream",
             "channel": self.stream_sub.name,

@@ -21,6 +21,7 @@ from typing import Any, Generic, Self, TypeVar
 
 from tokenbus.client import client as asynchronous
 from tokenbus.client.cursor import Cursor
+from tokenbus.client.entries import TopicEvent
 from tokenbus.client.ordered import OrderedSubscription
 from tokenbus.client.response import Response
 from tokenbus.client.run import PUBLISHED_WAIT_S
@@ -33,7 +34,7 @@ from tokenbus.events.requests import Generate
 __all__ = ["Client", "Run", "Subscription"]
 
 T = TypeVar("T")
-E = TypeVar("E", bound=PublicEvent | Sentence)
+E = TypeVar("E", bound=TopicEvent | Sentence)
 
 
 class _Loop:

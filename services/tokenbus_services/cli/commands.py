@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import click
 
 from tokenbus import __version__
-from tokenbus.bus.keys import PUBLIC_TOPICS
+from tokenbus.bus.keys import TOPICS
 from tokenbus_services.cli import ending
 from tokenbus_services.cli.services import SERVICES
 
 if TYPE_CHECKING:
-    from tokenbus.bus.keys import PublicTopic
+    from tokenbus.bus.keys import SubscribedTopic
     from tokenbus_services.cli.services import ServiceName
 
 _json = click.option("--json", "as_json", is_flag=True, help="One JSON event a line, as on the bus.")
@@ -139,11 +139,11 @@ def send(
 
 
 @tokenbus.command()
-@click.argument("topic", type=click.Choice(PUBLIC_TOPICS), metavar="TOPIC")
+@click.argument("topic", type=click.Choice(TOPICS), metavar="TOPIC")
 @click.option("--group", help="Share the events with other workers of this group.")
 @_json
-def tail(topic: PublicTopic, group: str | None, as_json: bool) -> None:
-    """Show the events of TOPIC (visible, chunks, blocks or runs), of all runs, from now on."""
+def tail(topic: SubscribedTopic, group: str | None, as_json: bool) -> None:
+    """Show the events of TOPIC (visible, chunks, blocks, runs or decisions), of all runs, from now on."""
     from tokenbus_services.cli.tail import tail
 
     asyncio.run(tail(topic, group=group, as_json=as_json))

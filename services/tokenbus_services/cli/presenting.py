@@ -6,11 +6,13 @@ import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
-from tokenbus.events.public import PublicEvent, encode
+from tokenbus.client.entries import TopicEvent
+from tokenbus.events.decisions import Decided
+from tokenbus.events.public import UnknownEvent, encode
 from tokenbus_services.cli import terminal, wording
 from tokenbus_services.cli.plain import PlainText
 
-Show = Callable[[PublicEvent], None]
+Show = Callable[[TopicEvent], None]
 
 
 @contextmanager
@@ -27,15 +29,15 @@ def showing(*, as_json: bool = False, many_runs: bool = False) -> Generator[Show
         yield _show_line
     else:
         text = PlainText()
-        yield lambda event: _write(text.feed(event))
+        yield lambda event: _show_line(event) if isinstance(event, Decided) else _write(text.feed(event))
 
 
-def _show_json(event: PublicEvent) -> None:
-    sys.stdout.buffer.write(encode(event) + b"\n")
+def _show_json(event: TopicEvent) -> None:
+    sys.stdout.buffer.write(encode(event.fields if isinstance(event, UnknownEvent) else event) + b"\n")
     sys.stdout.buffer.flush()
 
 
-def _show_line(event: PublicEvent) -> None:
+def _show_line(event: TopicEvent) -> None:
     _write(wording.one_line(event) + "\n")
 
 

@@ -12,6 +12,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from tokenbus.client.entries import TopicEvent
+from tokenbus.events.decisions import Decided
 from tokenbus.events.public import (
     BlockComplete,
     BlockStarted,
@@ -23,6 +25,7 @@ from tokenbus.events.public import (
     RunEnd,
     Started,
     ToolProgress,
+    UnknownEvent,
     UsageReported,
 )
 from tokenbus_services.cli import wording
@@ -96,7 +99,7 @@ class Fold:
                 return [*self._take(event.run, since=event.drop_from, void=True), event]
             case RunEnd():
                 return [*self._take(event.run), event]
-            case Started() | ToolProgress():
+            case Started() | ToolProgress() | UnknownEvent():
                 return [event]
             case UsageReported():
                 return []  # a run's end tells the sum
@@ -143,8 +146,11 @@ class Screen:
         for block in left:
             self._console.print(panel(block, self._many_runs))
 
-    def feed(self, event: PublicEvent) -> None:
+    def feed(self, event: TopicEvent) -> None:
         """Show this event."""
+        if isinstance(event, Decided):
+            self._console.print(Text(safe(wording.one_line(event))))
+            return
         done = self._fold.feed(event)
         self._open = self._fold.open
         for thing in done:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from tokenbus.bus.keys import PublicTopic
+from tokenbus.bus.keys import SubscribedTopic
 from tokenbus.errors import SettingsError
 from tokenbus_services.cli import reaching
 from tokenbus_services.cli.presenting import showing
 
 
-async def tail(topic: PublicTopic, *, group: str | None, as_json: bool) -> None:
+async def tail(topic: SubscribedTopic, *, group: str | None, as_json: bool) -> None:
     """Show what comes from now on; with a group, what its other workers do not get."""
     async with reaching.client() as bus:
         try:

@@ -7,6 +7,8 @@ from datetime import UTC, datetime
 
 import msgspec
 
+from tokenbus.client.entries import TopicEvent
+from tokenbus.events.decisions import Decided
 from tokenbus.events.failure import ErrorInfo
 from tokenbus.events.public import (
     BlockComplete,
@@ -17,24 +19,26 @@ from tokenbus.events.public import (
     ImagePreview,
     ImageRef,
     Incomplete,
-    PublicEvent,
     Restarted,
     Retrying,
     RunFailedEvent,
     Started,
     Timing,
     ToolProgress,
+    UnknownEvent,
     UsageReported,
 )
 from tokenbus.events.usage import Usage
 
 
-def name(event: PublicEvent) -> str:
+def name(event: TopicEvent) -> str:
     """The event's type, as on the wire."""
+    if isinstance(event, UnknownEvent):
+        return event.event_type
     return str(event.__struct_config__.tag)
 
 
-def details(event: PublicEvent) -> str:
+def details(event: TopicEvent) -> str:
     """What a person wants to know of the event beside its type. Content is quoted as JSON would, on one line."""
     match event:
         case Chunk():
@@ -64,6 +68,17 @@ def details(event: PublicEvent) -> str:
             return error(event.error)
         case Cancelled():
             return event.reason or ""
+        case Decided():
+            return decision(event)
+        case UnknownEvent():
+            return "of a newer tokenbus"
+
+
+def decision(event: Decided) -> str:
+    """What a policy did, of what, why, and what is heard instead. What it kept from others is not shown."""
+    of = " ".join(str(word) for word in (event.block, event.tool_name) if word is not None)
+    words = [event.action, "by", event.policy, f"of {of}" if of else "", f"({event.reason})" if event.reason else ""]
+    return " ".join(word for word in words if word)
 
 
 def title(block: BlockStarted | BlockComplete) -> str:
@@ -121,7 +136,7 @@ def timing(times: Timing) -> str:
     return ", ".join(f"{name} {ms} ms" for name, ms in named.items() if ms is not None)
 
 
-def one_line(event: PublicEvent) -> str:
+def one_line(event: TopicEvent) -> str:
     """The whole event on one line."""
     return " ".join(f"{event.run} {event.seq} {name(event)} {details(event)}".split("\n")).rstrip()
 

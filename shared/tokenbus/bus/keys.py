@@ -16,7 +16,10 @@ InternalTopic = Literal["turns", "raw", "events", "drafts", "tools", "control", 
 PublicTopic = Literal["visible", "chunks", "blocks", "runs"]
 RecordTopic = Literal["decisions"]
 """Told to those who keep watch: in no run's log."""
+SubscribedTopic = PublicTopic | RecordTopic
 PUBLIC_TOPICS: tuple[PublicTopic, ...] = ("visible", "chunks", "blocks", "runs")
+TOPICS: tuple[SubscribedTopic, ...] = (*PUBLIC_TOPICS, "decisions")
+"""All that may be subscribed to."""
 DATA_FIELD = "__data__"
 
 

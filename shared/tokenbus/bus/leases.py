@@ -22,7 +22,7 @@ import msgspec
 from redis.exceptions import RedisError
 
 from tokenbus.bus import scripts
-from tokenbus.bus.keys import InternalTopic, Keys, PublicTopic
+from tokenbus.bus.keys import InternalTopic, Keys, SubscribedTopic
 from tokenbus.bus.outage import outlast
 from tokenbus.bus.reader import id_key
 from tokenbus.bus.send import send, send_many
@@ -64,7 +64,7 @@ class Leases:
         keys: Keys,
         *,
         group: str,
-        topic: InternalTopic | PublicTopic,
+        topic: InternalTopic | SubscribedTopic,
         worker: str,
         taken: Callable[[Lease], None],
         gone: Callable[[int], Awaitable[None]],
@@ -76,7 +76,7 @@ class Leases:
         self._server = server
         self._keys = keys
         self._group = group
-        self._topic: InternalTopic | PublicTopic = topic
+        self._topic: InternalTopic | SubscribedTopic = topic
         self._worker = worker
         self._taken = taken
         self._gone = gone

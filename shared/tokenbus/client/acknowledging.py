@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 
-from tokenbus.bus.keys import Keys, PublicTopic
+from tokenbus.bus.keys import Keys, SubscribedTopic
 from tokenbus.bus.leases import Lease
 from tokenbus.bus.scripts import Call, Commit
 from tokenbus.bus.send import send_many
@@ -33,12 +33,12 @@ class Acknowledging:
     """Moves a group's offsets."""
 
     def __init__(
-        self, server: Server, keys: Keys, topic: PublicTopic, *, group: str, lease_s: float, entries_read: bool
+        self, server: Server, keys: Keys, topic: SubscribedTopic, *, group: str, lease_s: float, entries_read: bool
     ) -> None:
         """``group``: the mirror's name. ``entries_read``: the server counts the entries that a group has read."""
         self._server = server
         self._keys = keys
-        self._topic: PublicTopic = topic
+        self._topic: SubscribedTopic = topic
         self._group = group
         self._lease_s = lease_s
         self._entries_read = entries_read

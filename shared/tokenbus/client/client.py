@@ -11,7 +11,7 @@ from weakref import WeakSet
 
 import msgspec
 
-from tokenbus.bus.keys import DEFAULT_PREFIX, PublicTopic
+from tokenbus.bus.keys import DEFAULT_PREFIX, SubscribedTopic
 from tokenbus.bus.server import Server
 from tokenbus.client import publishing
 from tokenbus.client.again import check_going_on, ended_run, going_on, once_more
@@ -27,6 +27,7 @@ from tokenbus.client.shared import SharedSubscription
 from tokenbus.client.subscribing import Ack, Begin, GroupBegin, Reading, Subscription, subscription
 from tokenbus.core.intake import MAX_REQUEST_BYTES
 from tokenbus.errors import RequestInvalid
+from tokenbus.events.decisions import Decided
 from tokenbus.events.public import BlockEvent, Chunk, PublicEvent, RunEvent
 from tokenbus.events.requests import Cancel, Generate, RunId
 from tokenbus.shaping.sentences import SentenceRules
@@ -215,9 +216,17 @@ class Client:
     def subscribe(
         self, topic: Literal["runs"], *, group: str, from_: GroupBegin = "now", **how: Unpack[Reading]
     ) -> SharedSubscription[RunEvent]: ...
+    @overload
+    def subscribe(
+        self, topic: Literal["decisions"], *, group: None = None, from_: Begin = "now", **how: Unpack[Reading]
+    ) -> OrderedSubscription[Decided]: ...
+    @overload
+    def subscribe(
+        self, topic: Literal["decisions"], *, group: str, from_: GroupBegin = "now", **how: Unpack[Reading]
+    ) -> SharedSubscription[Decided]: ...
     def subscribe(
         self,
-        topic: PublicTopic,
+        topic: SubscribedTopic,
         *,
         group: str | None = None,
         kinds: Collection[str] | None = None,
@@ -236,7 +245,8 @@ class Client:
           when it is new); or a `Cursor` that an `OrderedSubscription` had.
         - ``kinds``: types of events (``block_complete``, ``failed``), kinds of blocks (``text``, ``tool_call``) or
           both: only what is one of the named types, and of a block of one of the named kinds. A subscription reads what
-          it leaves out all the same.
+          it leaves out all the same. Events of a type that this version does not know come as `UnknownEvent`, unless
+          kinds are named. Decisions have no kinds.
         - ``runs``: the ids, or what says of an id whether its run is wanted.
         - ``ack``: how a group's worker says that an event is done, see `SharedSubscription`; without a group, what the
           cursor may pass.
@@ -275,7 +285,7 @@ class Client:
 
     def _subscribe(
         self,
-        topic: PublicTopic,
+        topic: SubscribedTopic,
         group: str | None,
         *,
         selection: Selection,

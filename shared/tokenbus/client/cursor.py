@@ -7,7 +7,7 @@ from typing import Self
 
 import msgspec
 
-from tokenbus.bus.keys import PUBLIC_TOPICS, PublicTopic
+from tokenbus.bus.keys import TOPICS, SubscribedTopic
 from tokenbus.errors import Malformed
 
 OLDEST = "-"
@@ -18,7 +18,7 @@ _POSITION = re.compile(r"-|\d{1,20}-\d{1,20}")
 class Cursor(msgspec.Struct, frozen=True):
     """For each partition of a topic the entry that was had last. `parse` reads what ``str`` writes."""
 
-    topic: PublicTopic
+    topic: SubscribedTopic
     positions: tuple[str, ...]
 
     def __str__(self) -> str:
@@ -29,6 +29,6 @@ class Cursor(msgspec.Struct, frozen=True):
         """The cursor that ``str`` wrote. Raises Malformed."""
         topic, _, positions = text.partition(":")
         found = tuple(positions.split(","))
-        if topic not in PUBLIC_TOPICS or not all(_POSITION.fullmatch(p) for p in found):
+        if topic not in TOPICS or not all(_POSITION.fullmatch(p) for p in found):
             raise Malformed("cursor", f"{text[:80]!r} was not made by a subscription")
         return cls(topic, found)

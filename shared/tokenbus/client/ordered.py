@@ -8,19 +8,19 @@ from contextlib import aclosing
 from types import TracebackType
 from typing import Generic, Literal, Self, TypeVar, cast
 
-from tokenbus.bus.keys import Keys, PublicTopic
+from tokenbus.bus.keys import Keys, SubscribedTopic
 from tokenbus.bus.reader import Entry
 from tokenbus.client.cursor import OLDEST, Cursor
 from tokenbus.client.deployment import Deployment, Outage
+from tokenbus.client.entries import TopicEvent
 from tokenbus.client.iterating import until_left, until_stopped
 from tokenbus.client.lanes import each
 from tokenbus.client.progress import Hand, Progress
 from tokenbus.client.selection import Selection
 from tokenbus.client.topic import TopicReader, ends
 from tokenbus.errors import DeploymentMismatch, ServerUnavailable
-from tokenbus.events.public import PublicEvent
 
-E = TypeVar("E", bound=PublicEvent)
+E = TypeVar("E", bound=TopicEvent)
 
 PREFETCH = 1024
 """Entries that a subscription holds at once: those read and not yet given out, and those in handlers."""
@@ -48,7 +48,7 @@ class OrderedSubscription(Generic[E]):
     def __init__(
         self,
         deployment: Deployment,
-        topic: PublicTopic,
+        topic: SubscribedTopic,
         *,
         begin: Cursor | Literal["now", "start"],
         selection: Selection,
@@ -57,7 +57,7 @@ class OrderedSubscription(Generic[E]):
         reconnect_s: float,
     ) -> None:
         self._deployment = deployment
-        self._topic: PublicTopic = topic
+        self._topic: SubscribedTopic = topic
         self._begin_at = begin
         self._selection = selection
         self._auto = ack == "auto"
@@ -67,7 +67,7 @@ class OrderedSubscription(Generic[E]):
         self._reader: TopicReader | None = None
         self._parts: dict[int, Progress] = {}
         self._pending: deque[tuple[int, Entry]] = deque()
-        self._hand = Hand()
+        self._hand = Hand(topic)
         self._entered = False
         self._closed = False
 

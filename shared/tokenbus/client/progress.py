@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from tokenbus.bus.keys import SubscribedTopic
 from tokenbus.bus.reader import Entry
-from tokenbus.client.entries import public_event
+from tokenbus.client.entries import TopicEvent, topic_event
 from tokenbus.client.selection import Selection
-from tokenbus.events.public import PublicEvent
 
 
 class Progress:
@@ -41,13 +41,14 @@ class Progress:
 class Hand:
     """The events that were given out and are not done."""
 
-    def __init__(self) -> None:
+    def __init__(self, topic: SubscribedTopic) -> None:
+        self._topic: SubscribedTopic = topic
         self._places: dict[tuple[str, int], tuple[Progress, str]] = {}
 
     def __len__(self) -> int:
         return len(self._places)
 
-    def give(self, event: PublicEvent, progress: Progress, entry_id: str) -> bool:
+    def give(self, event: TopicEvent, progress: Progress, entry_id: str) -> bool:
         """An event is given out, unless it is in hand already: what its end will be is then that of this entry."""
         held = self._places.get((event.run, event.seq))
         if held:
@@ -55,7 +56,7 @@ class Hand:
         self._places[event.run, event.seq] = progress, entry_id
         return held is None
 
-    def take(self, source: str, entry: Entry, progress: Progress, selection: Selection) -> PublicEvent | None:
+    def take(self, source: str, entry: Entry, progress: Progress, selection: Selection) -> TopicEvent | None:
         """The event of the next entry, given out; None where it is not wanted, or in hand already.
 
         Raises Malformed, naming ``source``, and what the selection raises; the entry is done then.
@@ -63,7 +64,7 @@ class Hand:
         place = entry[0].decode()
         progress.give(place)
         try:
-            event = public_event(source, entry)
+            event = topic_event(self._topic, source, entry)
             wanted = selection.wants(event)
         except BaseException:
             progress.done(place)
@@ -73,7 +74,7 @@ class Hand:
             return None
         return event if self.give(event, progress, place) else None
 
-    def done(self, event: PublicEvent) -> bool:
+    def done(self, event: TopicEvent) -> bool:
         """The event is done; False where it was not in hand."""
         place = self._places.pop((event.run, event.seq), None)
         if place:

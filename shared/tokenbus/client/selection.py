@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import TypeAlias, get_args
 
+from tokenbus.bus.keys import SubscribedTopic
+from tokenbus.client.entries import TopicEvent
+from tokenbus.events.decisions import Decided
 from tokenbus.events.public import BlockEvent, BlockKind, Chunk, PublicEvent
 
 Runs: TypeAlias = Collection[str] | Callable[[str], bool]
@@ -31,10 +34,19 @@ class Selection:
             self._events = named & EVENT_KINDS or EVENT_KINDS
         else:
             self._events = _OF_BLOCKS if named else frozenset[str]()
+        self._named = kinds is not None
         self._wants_run = _one_of([runs] if isinstance(runs, str) else runs) if runs is not None else None
 
-    def wants(self, event: PublicEvent) -> bool:
+    def of(self, topic: SubscribedTopic) -> Selection:
+        """This, for a topic. Raises ValueError for kinds of a topic whose events have none."""
+        if topic == "decisions" and self._named:
+            raise ValueError("kinds: decisions have none; their action says what they are")
+        return self
+
+    def wants(self, event: TopicEvent) -> bool:
         """Whether the subscriber is to have it. Raises what the predicate on runs raises."""
+        if isinstance(event, Decided):
+            return self._wants_run is None or self._wants_run(event.run)
         if event.__struct_config__.tag not in self._events:
             return False
         if isinstance(event, Chunk | BlockEvent) and event.kind not in self._blocks:

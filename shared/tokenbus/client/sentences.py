@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from types import TracebackType
-from typing import Literal, Self
+from typing import Literal, Self, cast
 
 import msgspec
 
@@ -29,7 +29,7 @@ from tokenbus.client.lanes import each
 from tokenbus.client.ordered import OrderedSubscription
 from tokenbus.client.shared import SharedSubscription
 from tokenbus.errors import ServerUnavailable
-from tokenbus.events.public import TERMINAL, BlockComplete, Chunk, PublicEvent, Restarted, Retrying
+from tokenbus.events.public import TERMINAL, BlockComplete, Chunk, PublicEvent, Restarted, Retrying, UnknownEvent
 from tokenbus.shaping.sentences import SentenceRules, Sentences
 
 LOOK_S = 0.05
@@ -168,7 +168,10 @@ class SentenceSubscription:
             await self._look(now())
             self._look_at = now() + LOOK_S
 
-    def _hear(self, chunk: Chunk, now: float) -> None:
+    def _hear(self, chunk: Chunk | UnknownEvent, now: float) -> None:
+        if isinstance(chunk, UnknownEvent):
+            self._chunks.ack(cast("Chunk", chunk))
+            return
         key = chunk.run, chunk.block
         voice = self._voices.get(key)
         if voice is None:

@@ -18,22 +18,22 @@ from contextlib import aclosing, suppress
 from types import TracebackType
 from typing import Generic, Literal, NamedTuple, Self, TypeVar, cast
 
-from tokenbus.bus.keys import Keys, PublicTopic
+from tokenbus.bus.keys import Keys, SubscribedTopic
 from tokenbus.bus.leases import Lease, Leases
 from tokenbus.bus.reader import Entry
 from tokenbus.bus.server import translated
 from tokenbus.client.acknowledging import ACK_S, Acknowledging, Part
 from tokenbus.client.cursor import OLDEST
 from tokenbus.client.deployment import Deployment, Outage
+from tokenbus.client.entries import TopicEvent
 from tokenbus.client.iterating import until_left, until_stopped
 from tokenbus.client.lanes import each
 from tokenbus.client.progress import Hand
 from tokenbus.client.selection import Selection
 from tokenbus.client.topic import TopicReader
 from tokenbus.errors import CursorTrimmed, ServerUnavailable
-from tokenbus.events.public import PublicEvent
 
-E = TypeVar("E", bound=PublicEvent)
+E = TypeVar("E", bound=TopicEvent)
 
 _GROUP = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
@@ -69,7 +69,7 @@ class SharedSubscription(Generic[E]):
     def __init__(
         self,
         deployment: Deployment,
-        topic: PublicTopic,
+        topic: SubscribedTopic,
         *,
         group: str,
         begin: Literal["now", "start"],
@@ -87,7 +87,7 @@ class SharedSubscription(Generic[E]):
         if not _GROUP.fullmatch(group):
             raise ValueError(f"group {group!r}: must be 1 to 64 letters, digits, dots, dashes or underscores")
         self._deployment = deployment
-        self._topic: PublicTopic = topic
+        self._topic: SubscribedTopic = topic
         self._group = f"{topic}:{group}"
         self._from_oldest = begin == "start"
         self._selection = selection
@@ -99,7 +99,7 @@ class SharedSubscription(Generic[E]):
         self._opened: _Opened | None = None
         self._parts: dict[int, Part] = {}
         self._pending: deque[tuple[Part, Entry]] = deque()
-        self._hand = Hand()
+        self._hand = Hand(topic)
         self._last: E | None = None
         """The event that the next one makes done."""
         self._acked = asyncio.Event()

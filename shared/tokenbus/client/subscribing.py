@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any, Literal, TypeAlias, TypedDict
 
-from tokenbus.bus.keys import PublicTopic
+from tokenbus.bus.keys import SubscribedTopic
 from tokenbus.client.cursor import Cursor
 from tokenbus.client.deployment import Deployment
 from tokenbus.client.ordered import OrderedSubscription
@@ -29,7 +29,7 @@ class Reading(TypedDict, total=False):
 
 def subscription(
     deployment: Deployment,
-    topic: PublicTopic,
+    topic: SubscribedTopic,
     group: str | None,
     *,
     selection: Selection,
@@ -40,6 +40,7 @@ def subscription(
     most_in_hand: int | None = None,
 ) -> Subscription:
     """A subscription that has not begun: with a group a shared one. Raises ValueError for what cannot be."""
+    selection = selection.of(topic)
     if prefetch < 1:
         raise ValueError("prefetch: at least 1")
     if isinstance(from_, Cursor):

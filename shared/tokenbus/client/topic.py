@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from tokenbus.bus.keys import Keys, PublicTopic
+from tokenbus.bus.keys import Keys, SubscribedTopic
 from tokenbus.bus.reader import MAX_BLOCK_MS, Entry, Reader
 from tokenbus.bus.scripts.call import Call, Script, script
 from tokenbus.bus.send import send_many
@@ -66,7 +66,7 @@ return lost
 ``0-0`` stands for a stream that had no entry yet; what was trimmed since is known from Redis 7 on (entries-added)."""
 
 
-async def ends(server: Server, keys: Keys, topic: PublicTopic) -> dict[int, str]:
+async def ends(server: Server, keys: Keys, topic: SubscribedTopic) -> dict[int, str]:
     """The position after the newest entry of each partition. Raises ServerUnavailable."""
     streams = {keys.topic(p, topic): p for p in range(keys.partitions)}
     found = await _ask(server, _ENDS, dict.fromkeys(streams, ""))
@@ -76,7 +76,7 @@ async def ends(server: Server, keys: Keys, topic: PublicTopic) -> dict[int, str]
 class TopicReader:
     """Reads some partitions of a topic, each after its own position. One caller at a time."""
 
-    def __init__(self, server: Server, keys: Keys, topic: PublicTopic, *, most: int) -> None:
+    def __init__(self, server: Server, keys: Keys, topic: SubscribedTopic, *, most: int) -> None:
         """``most``: how many entries one read brings of all partitions together, at least one of each."""
         self._server = server
         self._count = max(1, min(COUNT, most // keys.partitions))

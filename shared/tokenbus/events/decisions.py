@@ -30,6 +30,11 @@ class Decided(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag
     final: str | None = None
     """What is heard in its place; left out: nothing."""
 
+    @property
+    def seq(self) -> int:
+        """``n``, by the name that events of runs have for it. These are counted on their own."""
+        return self.n
+
     @classmethod
     def of(cls, run: str, n: int, turn: int, attempt: int, decision: Decision) -> Decided:
         """The decision as it is told."""

@@ -219,10 +219,23 @@ class Cancelled(RunEnd, frozen=True, kw_only=True, tag="cancelled"):
     """The last ``seq`` that the listener heard, as the canceller told it."""
 
 
+class UnknownEvent(Event, frozen=True, kw_only=True, tag="unknown"):
+    """An event of a type that this version of tokenbus does not know, or with a value that it does not: a newer one
+    wrote it. Its `seq` is one of the run's; who does not know what it means passes over it.
+
+    It is never written: here it stands for what was.
+    """
+
+    event_type: str
+    """Its own ``type``."""
+    fields: dict[str, object]
+    """All of it, as it was written."""
+
+
 BlockEvent = BlockStarted | ImagePreview | BlockComplete
 TerminalEvent = Completed | Incomplete | RunFailedEvent | Cancelled
 RunEvent = Started | Retrying | Restarted | UsageReported | TerminalEvent
-PublicEvent = Chunk | BlockEvent | ToolProgress | RunEvent
+PublicEvent = Chunk | BlockEvent | ToolProgress | RunEvent | UnknownEvent
 
 TERMINAL = (Completed, Incomplete, RunFailedEvent, Cancelled)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncGenerator
@@ -15,13 +16,14 @@ from faststream.redis import RedisBroker
 from tests.contract.client.writer import Writer
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server import Server
+from tokenbus.events.decisions import Decided, encode
 from tokenbus.faststream import BusRouter
 
 APP = """
 import asyncio, sys
 from faststream import Depends, FastStream
 from faststream.redis import RedisBroker
-from tokenbus import BlockComplete, BlockStarted, Chunk, Sentence, Started
+from tokenbus import BlockComplete, BlockStarted, Chunk, Decided, Sentence, Started
 from tokenbus.faststream import BusRouter
 
 url, prefix = sys.argv[1:]
@@ -43,6 +45,10 @@ async def blocks(event: BlockStarted | BlockComplete) -> None:
 @bus.subscriber("sentences", from_="start", runs=["a"])
 async def sentences(sentence: Sentence) -> None:
     print("sentences", sentence.text, flush=True)
+
+@bus.subscriber("decisions", group="audit", from_="start")
+async def decisions(decided: Decided) -> None:
+    print("decisions", decided.run, decided.n, decided.action, flush=True)
 
 @bus.subscriber("runs", group="again", from_="start", runs=["a"], kinds=["started"], on_error="again")
 async def again(event: Started) -> None:
@@ -86,11 +92,16 @@ async def test_handlers_get_typed_events_in_order_and_those_that_fail_are_skippe
         await writer.block("Hello you there. And more")
         await writer.say("!")
         await writer.complete()
+    decisions = keys.topic(keys.partition_of("a"), "decisions")
+    newer = {"type": "verdict", "run": "a", "n": 0, "turn": 0, "attempt": 1}
+    told = Decided(run="a", n=1, turn=0, attempt=1, policy="guard", action="block")
+    for data in (json.dumps(newer), encode(told)):
+        await server.client.xadd(decisions, {"__data__": data})
     expected = {
         *(f"visible Chunk {run} {seq} injected" for run in ("a", "b") for seq in (2, 4)),
         *("blocks BlockStarted a 1", "blocks BlockComplete a 3"),
         *("sentences Hello you there. ", "sentences And more!"),
-        *("again 0", "skipped 5"),
+        *("again 0", "skipped 5", "decisions a 1 block"),
     }
     seen: list[str] = []
     async with app(server_url, keys, tmp_path / "app.log") as process:
@@ -98,11 +109,12 @@ async def test_handlers_get_typed_events_in_order_and_those_that_fail_are_skippe
         while not expected <= set(seen):
             line = (await process.stdout.readline()).decode()
             assert line, (tmp_path / "app.log").read_text()
-            if line.startswith(("visible", "blocks", "sentences", "again", "skipped")):
+            if line.startswith(("visible", "blocks", "sentences", "again", "skipped", "decisions")):
                 seen.append(line.rstrip("\n"))
     assert [line for line in seen if line.startswith("visible Chunk a")] == [
         f"visible Chunk a {seq} injected" for seq in (2, 4)
     ]
+    assert sum(line.startswith("decisions") for line in seen) == 1, "one that the router does not know is passed over"
     assert sum(line.startswith("again") for line in seen) == 1
 
 

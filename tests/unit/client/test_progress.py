@@ -42,7 +42,7 @@ def test_done_twice_and_done_without_being_given_are_nothing():
 
 def test_an_event_that_comes_again_while_it_is_in_hand_is_not_given_twice_and_its_end_counts_for_the_newer_entry():
     old, new = given("1-0"), given("1-0")
-    hand = Hand()
+    hand = Hand("visible")
     assert hand.give(chunk(0), old, "1-0")
     assert not hand.give(chunk(0), new, "1-0")
     assert new.open == 1
