@@ -82,7 +82,7 @@ BROKEN: dict[str, tuple[Any, str, str, str]] = {
 }
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("what", BROKEN)
 def test_a_broken_script_is_found(wire: Wire, monkeypatch: pytest.MonkeyPatch, what: str):
     module, name, text, instead = BROKEN[what]
