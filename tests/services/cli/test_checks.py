@@ -106,6 +106,19 @@ def test_a_lag_that_shrinks_is_well():
 
 
 @pytest.mark.parametrize(
+    ("lag", "meant", "says"),
+    [(0, False, None), (0, True, "no policy worker runs"), (9, False, "9 B of drafts wait, and no policy worker runs")],
+)
+def test_a_policy_worker_is_missed_where_drafts_wait_or_the_settings_have_policies(
+    lag: int, meant: bool, says: str | None
+):
+    found = list(checks_work.check_no_policy_worker(stage(PartitionFacts(lag_bytes=lag), workers=0), meant=meant))
+    assert [(f.level, says is not None and f.says.startswith(says)) for f in found] == (
+        [("wrong", True)] if says else []
+    )
+
+
+@pytest.mark.parametrize(
     ("changes", "stuck", "levels"),
     [
         ({}, {}, ["ok"]),

@@ -197,13 +197,13 @@ async def test_a_run_that_ended_while_it_waited_for_its_policies_is_refused(
 async def test_a_provider_is_not_silent_while_nobody_listens(server: Server, keys: Keys, run: str) -> None:
     idle_s, clock = 0.05, asyncio.get_running_loop().time
     await behind(server, keys, "normalizer", LAG_BYTES + 1)
-    says = Reply(text="word " * 200_000, chunk_size=5)
+    says = Reply(text="word " * 20_000, chunk_size=5)
     async with (
         ReplayServer([Script(name="m", turns=(Turn(says=says),))]) as provider,
         writing(server, keys, run) as attempt,
     ):
         settings = ProviderSettings(
-            api="anthropic", base_url=provider.url, api_key_env="", first_event_timeout_s=20, idle_timeout_s=idle_s
+            api="anthropic", base_url=provider.url, api_key_env="", first_event_timeout_s=120, idle_timeout_s=idle_s
         )
         endpoint = Endpoint("anthropic", settings, {})
         request = Generate(provider="anthropic", model="m", messages=[Message(role="user", content="Go")])
