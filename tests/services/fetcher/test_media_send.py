@@ -27,11 +27,16 @@ LARGE = bytes(range(256)) * 1000
 class Written:
     """In place of the attempt's writer."""
 
+    must_wait = False
+
     def __init__(self) -> None:
         self.items: list[Any] = []
 
-    async def write(self, item: Any, *, urgent: bool = False) -> None:
+    def put(self, item: Any, *, urgent: bool = False) -> None:
         self.items.append(item)
+
+    async def write(self, item: Any, *, urgent: bool = False) -> None:
+        self.put(item)
 
     async def end(self, item: Ended) -> None:
         self.items.append(item)

@@ -9,10 +9,12 @@ from contextlib import asynccontextmanager
 from hashlib import sha256
 from typing import Any
 
+import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
 from tests.services.fetcher.shelf import Shelf
+from tests.services.fetcher.test_media_send import Written
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server import Server
@@ -30,6 +32,7 @@ from tokenbus.events.requests import (
 )
 from tokenbus.events.vendor import ApiName
 from tokenbus.providers.files import FileCall
+from tokenbus_services.fetcher.call import FilesLost, fetch
 from tokenbus_services.fetcher.media import TurnMedia
 from tokenbus_services.fetcher.media_body import MediaBody
 from tokenbus_services.fetcher.media_cache import RecentBlobs
@@ -39,7 +42,7 @@ from tokenbus_services.fetcher.providers import Endpoint
 from tokenbus_services.fetcher.upload import UploadFailed
 from tokenbus_services.fetcher.uploaded import UploadedFiles
 from tokenbus_services.fetcher.uploads import Uploads
-from tokenbus_services.replay import ReplayServer, Status
+from tokenbus_services.replay import ReplayServer, Reply, Script, Status, Turn
 from tokenbus_services.settings import MediaSettings, ProviderSettings, UploadSettings
 from tokenbus_services.settings.file import read_file
 
@@ -281,6 +284,41 @@ async def test_two_fetchers_that_upload_at_once_do_no_harm(bench: Bench) -> None
     before = bench.uploads
     await bench.sent(endpoint, request)
     assert bench.uploads == before
+
+
+@pytest.mark.parametrize(
+    ("fault", "lost"),
+    [
+        (Status(status=404, body=b'{"error": {"message": "no file with id file-1"}}'), True),
+        (Status(status=400, body=b'{"error": {"message": "max_output_tokens is too large"}}'), False),
+        (Status(status=404, body=b""), False),
+        (Status(status=500, body=b"file-1"), False),
+    ],
+)
+async def test_an_error_that_names_no_file_is_passed_on_and_one_that_does_leaves_nothing_written(
+    fault: Status, lost: bool
+) -> None:
+    writer: Any = Written()
+    script = Script(name="m", turns=(Turn(says=Reply(text="Hi"), fault=fault),))
+    async with ReplayServer([script]) as provider:
+        settings = ProviderSettings(api="openai-responses", base_url=f"{provider.url}/v1", api_key_env="")
+        endpoint = Endpoint("p", settings, {})
+        request = asks()
+        call = msgspec.structs.replace(endpoint.build(request, []).call, files=("file-1",))
+        calling = fetch(endpoint, request, call, writer=writer, deadline=None)
+        if lost:
+            with pytest.raises(FilesLost) as e:
+                await calling
+            assert e.value.file_ids == ("file-1",)
+        else:
+            await calling
+        await endpoint.close()
+    if lost:
+        assert writer.items == []
+        return
+    opened, *data, ended = writer.items
+    assert (opened.status, b"".join(item.data for item in data)) == (fault.status, fault.body)
+    assert ended.error is None
 
 
 class Halting(Shelf):
