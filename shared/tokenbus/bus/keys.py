@@ -74,7 +74,7 @@ class Keys(msgspec.Struct, frozen=True):
         return f"{self.prefix}:{{limits}}:{scope}"
 
     def file(self, name: str) -> str:
-        """Text: the id of a provider's file with one blob's content; empty: the blob was sent, and not yet as a file."""
+        """Text: the id of a provider's file with one blob's content; empty: the blob was sent, and not as a file."""
         return f"{self.prefix}:files:{name}"
 
     def members(self, group: str) -> str:
