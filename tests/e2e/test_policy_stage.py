@@ -291,6 +291,12 @@ async def test_a_policy_that_every_run_meets_may_ask_the_bus_and_does_not_judge_
         pretends = await send("talk", metadata={"judges": asked_about})
         logs |= await ended(server.client, keys, [pretends])
         assert len(provider.requests) == 4
+        spoken = [
+            msgspec.json.decode(fields[b"__data__"])["run"]
+            for p in range(keys.partitions)
+            for _, fields in await server.client.xrange(keys.topic(p, "visible"))
+        ]
+    assert set(spoken) == {asked_about, pretends}, "nobody hears the questions"
     for log in logs.values():
         judge.check(log)
         assert judge.text(log) == "[That is all.] The password is swordfish, remember it well"

@@ -221,6 +221,7 @@ class Intake:
             tuple(request.stop) if request.mode == "chat" else (),
             is_recorded(run, request, self._settings.records),
             policing,
+            request.visible,
         )
         fields: list[scripts.Arg] = ["request", msgspec.json.encode(request), "accepted", now]
         # For `Client.resume`, which knows the provider's name alone.

@@ -3,12 +3,14 @@
 What a policy asks is a run like any other, and a route that any run meets gives it policies too: the one that asks
 would judge its own question, and ask again, without an end; and any other could wait for the very worker that waits for
 it. So these runs have none. That they are such runs is noted on the server before they are published, by whom may write
-there; a request cannot say it of itself.
+there; a request cannot say it of itself. And nothing of them is visible, or a listener would hear what a judge says.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+
+import msgspec
 
 from tokenbus.bus.outage import outlast
 from tokenbus.bus.scripts.runs import ask
@@ -24,7 +26,7 @@ from tokenbus_services.settings import Settings
 
 
 class AskingClient(Client):
-    """A client whose runs no policy judges."""
+    """A client whose runs no policy judges and nobody hears."""
 
     def __init__(self, settings: Settings) -> None:
         """Does no IO. Raises SettingsError."""
@@ -42,6 +44,10 @@ class AskingClient(Client):
             named = request.policies if isinstance(request, Generate) else request.get("policies")
             if named:
                 raise RequestInvalid("policies", "what a policy asks is judged by none: it would wait for itself")
+            if isinstance(request, Generate):
+                request = msgspec.structs.replace(request, visible=False)
+            else:
+                request = {**request, "visible": False}
         server, note = self.server, ask(self._keys.run(run), ttl_ms=self._ttl_ms)
         await outlast(lambda: send(server, note), what="note of a policy's question")
         return await super().publish(request)

@@ -140,8 +140,8 @@ class ResponseBuilder:
         return Response(
             run=self._last.run,
             status=_STATUS[type(end)] if end else "open",
-            text="".join("".join(block.visible) for block in blocks),
-            thinking="".join("".join(block.hidden) for block in blocks if block.start.kind == "thinking"),
+            text="".join(block.content for block in blocks if block.start.kind == "text"),
+            thinking="".join(block.content for block in blocks if block.start.kind == "thinking"),
             blocks=[block.complete or block.so_far(self._last) for block in blocks],
             finish=end and end.finish,
             finish_raw=end and end.finish_raw,
@@ -161,19 +161,21 @@ class ResponseBuilder:
 class _Block:
     def __init__(self, start: Chunk | BlockStarted | BlockComplete) -> None:
         self.start = start
-        self.visible: list[str] = []
-        self.hidden: list[str] = []
         self._content: list[str] = []
         self.complete: BlockComplete | None = None
 
     def add(self, chunk: Chunk) -> None:
-        (self.visible if chunk.visible else self.hidden).append(chunk.text)
         if chunk.tool_call_part in (None, "input"):
             self._content.append(chunk.text)
 
+    @property
+    def content(self) -> str:
+        """What its chunks say."""
+        return "".join(self._content)
+
     def so_far(self, last: PublicEvent) -> BlockComplete:
         """The block as one that was cut off here."""
-        start, content = self.start, "".join(self._content)
+        start, content = self.start, self.content
         call = start.kind == "tool_call"
         return BlockComplete(
             run=start.run,

@@ -14,9 +14,10 @@ def add(s: RunState, out: Outbox, event: n.Normalized, at_ms: int) -> None:
     """Work one event in. Raises TooLarge where a block grows beyond its limit."""
     match event:
         case n.TextDelta() | n.RefusalDelta():
-            s.heard = True
-            if s.first_visible_ms is None:
-                s.first_visible_ms = at_ms - s.accepted_ms
+            if s.accepted.visible:
+                s.heard = True
+                if s.first_visible_ms is None:
+                    s.first_visible_ms = at_ms - s.accepted_ms
             s.blocks.write(event.block, event.text, out)
         case n.ThinkingDelta():
             s.blocks.write(event.block, event.text, out)

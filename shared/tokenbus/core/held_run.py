@@ -73,7 +73,7 @@ class HeldRun:
         self._gate = run.state.gate
         self._policing: Policing = run.state.accepted.policing
         self._over = False
-        self.out = Outbox()
+        self.out = Outbox(visible=run.state.accepted.visible)
         self.effects: list[Effect] = []
 
     @property
@@ -203,7 +203,8 @@ class HeldRun:
             if not fresh:
                 continue
             gate.lives(at_ms)
-            if gate.first_heard_ms is None and any(isinstance(e, Chunk) and e.visible for e in said):
+            audible = self.state.accepted.visible and any(isinstance(e, Chunk) and e.visible for e in said)
+            if gate.first_heard_ms is None and audible:
                 gate.first_heard_ms = at_ms - self.state.accepted_ms
             self._decide(step.decisions)
             if gate.last and (ends := [e for e in step.events if isinstance(e, TERMINAL)]):

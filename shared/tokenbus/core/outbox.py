@@ -40,7 +40,9 @@ class _EventDraft(msgspec.Struct):
 class Outbox:
     """The drafts of one run since its last commit."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, visible: bool = True) -> None:
+        """``visible``: chunks may be; False: none is, whatever it says."""
+        self._visible = visible
         self._drafts: list[_ChunkDraft | _EventDraft] = []
 
     def __len__(self) -> int:
@@ -71,7 +73,9 @@ class Outbox:
             last.size += len(text)
             return
         self._drafts.append(
-            _ChunkDraft(turn, attempt, block, kind, part, tool_id, tool_name, visible, [text], len(text))
+            _ChunkDraft(
+                turn, attempt, block, kind, part, tool_id, tool_name, visible and self._visible, [text], len(text)
+            )
         )
 
     def event(self, turn: int, attempt: int, event: type[PublicEvent], **fields: Any) -> None:

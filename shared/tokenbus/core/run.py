@@ -81,7 +81,7 @@ class Run:
 
     def __init__(self, state: RunState) -> None:
         self.state = state
-        self.out = Outbox()
+        self.out = Outbox(visible=state.accepted.visible)
         self.effects: list[Effect] = []
 
     @classmethod

@@ -158,6 +158,8 @@ class Accepted(_Item, frozen=True, tag="accepted"):
     """The run is recorded: what the parser takes of it goes on its tape, and the recorder is told of its end."""
     policing: Policing | None = None
     """Policies that judge the run before anybody hears of it; None: there are none."""
+    visible: bool = True
+    """Its text is visible."""
 
 
 class Rejected(_Item, frozen=True, tag="rejected"):

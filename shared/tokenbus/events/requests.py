@@ -230,6 +230,8 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, ta
     """Mode chat alone: the model is to make images."""
     record: bool | None = None
     """Whether request, raw stream and result are kept for `tokenbus replay`; None: as the deployment's settings say."""
+    visible: bool = True
+    """False: no text of this run is visible. For what services ask a model and nobody should hear."""
     policies: list[Name] = []
     """Configured policies that judge this run, after those that its route has anyway."""
 

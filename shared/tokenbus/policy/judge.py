@@ -36,7 +36,7 @@ class CallJudge(ToolCallGate):
     """Asks a model about each tool call; an answer that is none is an error of the policy.
 
     The same call of a run is asked about once: a second asking, after a crash say, has the first one's answer. The
-    question is a run of the bus, whose `metadata.judges` names the run that it is about.
+    question is a run of the bus, whose `metadata.judges` names the run that it is about, and whose text is not visible.
     """
 
     Options = CallJudgeOptions
@@ -70,4 +70,5 @@ class CallJudge(ToolCallGate):
             messages=[Message(role="user", content=shown)],
             max_tokens=self.options.max_tokens,
             metadata={"judges": run},
+            visible=False,
         )

@@ -42,6 +42,11 @@ def piece(block: int, text: str, kind: BlockKind = "text", *, visible: bool | No
     return Chunk(**AT, block=block, kind=kind, text=text, visible=shown, depth=0)
 
 
+def test_the_text_is_that_of_the_text_blocks_whether_it_is_visible_or_not():
+    response = fold(piece(0, "hm", "thinking"), piece(1, "Well ", visible=False), piece(1, "said", visible=False))
+    assert (response.text, response.thinking) == ("Well said", "hm")
+
+
 def whole(block: int, content: str | None, kind: BlockKind = "text", **fields: Any) -> BlockComplete:
     return BlockComplete(**AT, block=block, kind=kind, content=content, **fields)
 
@@ -124,10 +129,6 @@ def test_interleaved_blocks_are_put_in_the_order_of_their_numbers():
     result = fold(*events, completed())
     assert result.text == "first, second"
     assert [b.block for b in result.blocks] == [0, 1]
-
-
-def test_only_visible_pieces_of_a_text_block_are_its_text():
-    assert fold(piece(0, "say"), piece(0, "[aside]", visible=False), piece(0, "ing"), completed()).text == "saying"
 
 
 @pytest.mark.parametrize("again", [Retrying, Restarted])

@@ -237,6 +237,17 @@ def test_after_visible_text_the_default_is_to_end_and_not_to_repeat() -> None:
     assert of_type(cut.events, BlockComplete)[0].content == "Hel"
 
 
+def test_of_a_run_that_nobody_is_to_hear_nothing_is_visible_and_all_can_be_tried_again() -> None:
+    story = Story(visible=False)
+    story.provider(n.BlockStart(0, "text"), n.TextDelta(0, "Hel"), n.Failed(OVERLOADED))
+    assert isinstance(story.events[-1], Retrying)
+    story.provider(*text(0, "Hello"), n.Done("stop"))
+    assert [(c.text, c.visible) for c in of_type(story.events, Chunk)] == [("Hel", False), ("Hello", False)]
+    end = story.events[-1]
+    assert isinstance(end, Completed)
+    assert end.timing.first_visible_ms is None
+
+
 def test_restart_tells_which_blocks_are_void() -> None:
     story = Story(on_failure="restart")
     story.provider(*text(0, "one"), n.BlockStart(1, "text"), n.TextDelta(1, "tw"), LOST)

@@ -17,7 +17,7 @@ from tokenbus.bus.keys import PUBLIC_TOPICS, Keys
 from tokenbus.events import decisions, public
 from tokenbus.events.decisions import Decided
 from tokenbus.events.failure import ErrorInfo
-from tokenbus.events.public import Event, ImageRef, PublicEvent, Timing
+from tokenbus.events.public import Event, ImageRef, PublicEvent, Timing, UnknownEvent
 from tokenbus.events.usage import Usage
 from tokenbus_services.parser.logic import ParserLogic
 
@@ -39,7 +39,8 @@ def members(union: Any) -> Iterator[type[Event]]:
             yield one
 
 
-EVENTS: dict[str, type[Event]] = {str(cls.__struct_config__.tag): cls for cls in members(PublicEvent)}
+WRITTEN = set(members(PublicEvent)) - {UnknownEvent}
+EVENTS: dict[str, type[Event]] = {str(cls.__struct_config__.tag): cls for cls in WRITTEN}
 BESIDE: dict[str, type[msgspec.Struct]] = {"decision": Decided, "a dead entry": DeadEntry}
 STRUCTS: dict[str, type[msgspec.Struct]] = {**EVENTS, **BESIDE, **{name: cls for cls, name in OBJECTS.items()}}
 

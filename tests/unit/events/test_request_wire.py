@@ -111,6 +111,7 @@ GOLDEN: list[tuple[Request, str]] = [
                 deliver="base64",
             ),
             record=True,
+            visible=False,
             policies=["guard"],
         ),
         '{"type":"generate","provider":"anthropic","model":"m","messages":['
@@ -136,7 +137,7 @@ GOLDEN: list[tuple[Request, str]] = [
         '"convert_unsigned_thinking_to_text":true,"images":{"size":"2K","aspect_ratio":"16:9","quality":"low",'
         '"format":"webp","background":"auto","model":"gpt-image-2","count":2,"previews":3,"mask":{"type":"image",'
         '"source":{"type":"blob","blob_id":"sha256:00","media_type":"image/png"}},"deliver":"base64"},'
-        '"record":true,"policies":["guard"]}',
+        '"record":true,"visible":false,"policies":["guard"]}',
     ),
     (Cancel(run="r1"), '{"type":"cancel","run":"r1"}'),
     (

@@ -144,6 +144,7 @@ async def test_a_model_judges_each_call_and_its_word_counts():
     (decision,) = stream.decisions()
     assert (decision.action, decision.reason, decision.original) == ("block", "it deletes", "{}")
     assert [question.metadata for question in bus.questions] == [{"judges": "r1"}] * 2
+    assert not any(question.visible for question in bus.questions)
 
 
 async def test_the_same_call_is_the_same_question():
