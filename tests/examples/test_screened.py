@@ -16,8 +16,12 @@ from tokenbus.policy.screened import screened
 
 class StopsAtPears(StreamProcessor):
     async def on_chunk(self, chunk: object, state: StreamState, context: StreamContext[object]) -> None:
-        if isinstance(chunk, Chunk) and "pear" in "".join(state.blocks[-1].pieces):
+        if isinstance(chunk, Chunk) and "pear" in (text := "".join(state.blocks[-1].pieces)):
+            # All of it may have come in one chunk.
+            if before := text[len(text) - len(chunk.text) : text.index("pear")]:
+                await context.send(context.with_text(chunk, before))
             context.terminate("pears")
+            return
         await context.send(chunk)
 
 
