@@ -39,8 +39,8 @@ def members(union: Any) -> Iterator[type[Event]]:
             yield one
 
 
-WRITTEN = set(members(PublicEvent)) - {UnknownEvent}
-EVENTS: dict[str, type[Event]] = {str(cls.__struct_config__.tag): cls for cls in WRITTEN}
+WRITTEN = [event for event in members(PublicEvent) if event is not UnknownEvent]
+EVENTS: dict[str, type[Event]] = {str(event.__struct_config__.tag): event for event in WRITTEN}
 BESIDE: dict[str, type[msgspec.Struct]] = {"decision": Decided, "a dead entry": DeadEntry}
 STRUCTS: dict[str, type[msgspec.Struct]] = {**EVENTS, **BESIDE, **{name: cls for cls, name in OBJECTS.items()}}
 
