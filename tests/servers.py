@@ -18,6 +18,7 @@ from typing import Any
 import redis
 
 from tests.waiting import eventually_sync
+from tokenbus.errors import ServerUnavailable
 from tokenbus_services import guard
 from tokenbus_services.embedded import EmbeddedServer, carried_binary, find_binary, free_port
 
@@ -112,17 +113,16 @@ def cluster_group(
         clients: list[redis.Redis] = []
         nodes = masters * (1 + replicas)
         for i in range(nodes):
-            options = {"cluster-enabled": "yes", "cluster-port": str(free_port()), "cluster-node-timeout": "2000"}
-            options["repl-diskless-sync-delay"] = "0"
+            options = {"cluster-enabled": "yes", "cluster-node-timeout": "2000", "repl-diskless-sync-delay": "0"}
             options |= {name.replace("_", "-"): value for name, value in more.items()}
-            home = directory / f"node{i}" if directory else None
-            servers.append(stack.enter_context(EmbeddedServer(home, binary=binary(), options=options)))
+            server, cluster_port = _node(directory / f"node{i}" if directory else None, options)
+            servers.append(stack.enter_context(server))
             clients.append(stack.enter_context(closing(redis.Redis(port=servers[i].port))))
             clients[i].execute_command("CLUSTER SET-CONFIG-EPOCH", i + 1)
             if i < masters:
                 first, last = 16384 * i // masters, 16384 * (i + 1) // masters - 1
                 clients[i].execute_command("CLUSTER ADDSLOTSRANGE", first, last)
-            clients[0].execute_command("CLUSTER MEET", "127.0.0.1", servers[i].port, options["cluster-port"])
+            clients[0].execute_command("CLUSTER MEET", "127.0.0.1", servers[i].port, cluster_port)
         for client in clients:
             eventually_sync(lambda c=client: _sees(c, nodes))
         for i in range(masters, nodes):
@@ -130,6 +130,21 @@ def cluster_group(
             clients[i].execute_command("CLUSTER REPLICATE", master)
             eventually_sync(lambda c=clients[i]: c.info("replication")["master_link_status"] == "up")
         yield ClusterGroup(servers)
+
+
+def _node(home: Path | None, options: dict[str, str]) -> tuple[EmbeddedServer, int]:
+    """One that runs, and its second port: another one where somebody took it meanwhile."""
+    tries = 3
+    while True:
+        port = free_port()
+        server = EmbeddedServer(home, binary=binary(), options={**options, "cluster-port": str(port)})
+        try:
+            server.start()
+            return server, port
+        except ServerUnavailable:
+            tries -= 1
+            if not tries:
+                raise
 
 
 def _sees(node: redis.Redis, nodes: int) -> bool:
