@@ -50,7 +50,7 @@ async def keys(server: Server, request: pytest.FixtureRequest) -> AsyncGenerator
     try:
         report = request.node.stash.get(_outcome, None)
         if report and report.passed:
-            await eventually(lambda: check_tasks(before), timeout=2)
+            await eventually(lambda: check_tasks(before), timeout=20)
             await check_keys(server, keys, may_leave_pending=bool(request.node.get_closest_marker("leaves_pending")))
     finally:
         async for key in server.client.scan_iter(match=f"{keys.prefix}:*", count=1000):

@@ -185,7 +185,7 @@ def sentinel_group(directory: Path) -> Generator[SentinelGroup]:
         port = free_port()
         stack.enter_context(_sentinel(directory, port, master.port))
         sentinel = stack.enter_context(closing(redis.Redis(port=port, decode_responses=True)))
-        eventually_sync(lambda: _watches(sentinel), timeout=20)
+        eventually_sync(lambda: _watches(sentinel))
         yield SentinelGroup(master, replica, port)
 
 

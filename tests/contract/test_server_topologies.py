@@ -90,7 +90,7 @@ async def test_a_sentinel_group_goes_on_with_the_promoted_replica(tmp_path: Path
                     return False
                 return True
 
-            await eventually(joined_again, timeout=20)
+            await eventually(joined_again)
             with translated(server):
                 info = await server.client.info("server")
             assert info["tcp_port"] == group.replica.port

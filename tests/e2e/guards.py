@@ -133,7 +133,7 @@ class Slow(StreamProcessor):
         marks = Path(os.environ["MARKS"])
         with (marks / "calls").open("a") as calls:
             calls.write(f"{text}\n")
-        await eventually((marks / "go").exists, timeout=25)
+        await eventually((marks / "go").exists, timeout=80)
         return held
 
 

@@ -138,4 +138,4 @@ async def test_an_item_that_comes_back_while_its_lost_work_ends_is_worked_and_co
     await queue.finished.wait()
     await eventually(lambda: len(inflight) == 0)
     for _ in range(2):
-        await asyncio.wait_for(inflight.room(), timeout=5)
+        await asyncio.wait_for(inflight.room(), timeout=60)

@@ -172,7 +172,7 @@ def test_hostile_text_costs_time_in_proportion_and_a_bounded_hold(unit: str) -> 
     splitter.split([Start("m"), BlockStart(0, "text")])
     before = time.process_time()
     splitter.split([TextDelta(0, unit * (1_000_000 // len(unit)))])
-    assert time.process_time() - before < 3
+    assert time.process_time() - before < 20  # of the processor; in proportion it takes some tenths, else minutes
     for character in unit * 300:
         splitter.split([TextDelta(0, character)])
         held = splitter.open[0]

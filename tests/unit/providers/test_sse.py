@@ -119,7 +119,7 @@ def test_time_is_linear_however_small_the_reads() -> None:
 
     seconds(100_000)
     small, large = seconds(100_000), seconds(800_000)
-    assert large < 24 * small + 0.05  # 8 times the bytes; copying the buffer at each read would make it 64
+    assert large < 24 * small + 0.5  # 8 times the bytes; copying the buffer at each read would make it 64
 
 
 LINES = st.sampled_from(
