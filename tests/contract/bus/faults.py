@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any, Literal, Protocol
 
 from redis.exceptions import ConnectionError as ConnectionLost
@@ -97,10 +98,11 @@ class Doomed:
         await asyncio.to_thread(asyncio.run, self._run(make, until))
 
     def thaw(self) -> None:
-        """A frozen worker goes on where it stood."""
+        """A frozen worker goes on where it stood; one that was frozen as it closed may have given up by now."""
         assert self._loop
         assert self._stopped
-        self._loop.call_soon_threadsafe(self._stopped.set)
+        with suppress(RuntimeError):  # its loop is closed
+            self._loop.call_soon_threadsafe(self._stopped.set)
 
     async def _run(self, make: Callable[[Server], Victim], until: Callable[[Server], Awaitable[bool]]) -> None:
         self._loop = asyncio.get_running_loop()
