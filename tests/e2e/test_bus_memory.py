@@ -42,7 +42,7 @@ async def largest_key(server: Server) -> int:
 
 
 @pytest.mark.timeout(180)
-async def test_20_mb_in_cost_the_bus_nothing_at_its_highest_and_20_mb_out_are_gone_from_it_once_they_are_stored(
+async def test_20_mb_in_and_20_mb_out_cost_the_bus_nothing_at_its_highest(
     tmp_path: Path,
 ) -> None:
     with EmbeddedServer(binary=binary()) as own:
@@ -78,6 +78,4 @@ async def test_20_mb_in_cost_the_bus_nothing_at_its_highest_and_20_mb_out_are_go
     print(f"peak of the bus: {came:.2f} MB more for 20 MB in, {went:.2f} MB more for 20 MB out; a key: {largest} bytes")
     assert after_in - before < MB
     assert largest < MB
-    # While an image arrives the bus holds its base64, as the stage's input and as its checkpoint, and both once more
-    # while the checkpoint is written. That is bounded by the image, not by the run.
-    assert after_out - after_in < 7 * len(LARGE)
+    assert after_out - after_in < MB

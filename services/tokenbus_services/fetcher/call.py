@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Generator
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 
 import httpx
+import msgspec
 
 from tokenbus.events.failure import ErrorInfo
 from tokenbus.events.frames import Data, Ended, Opened
@@ -15,6 +16,7 @@ from tokenbus.providers.api import HttpCall
 from tokenbus.providers.files import LOST_STATUSES, lost_files
 from tokenbus.providers.images import images_asked
 from tokenbus.providers.last_event import LastEvent
+from tokenbus_services.fetcher.lifting import Lifter, Shelf
 from tokenbus_services.fetcher.media_body import MediaBody
 from tokenbus_services.fetcher.media_failed import MediaFailed
 from tokenbus_services.fetcher.providers import Endpoint, KeyMissing, KeyUnusable
@@ -116,9 +118,11 @@ async def fetch(
     writer: AttemptWriter,
     deadline: float | None,
     tally: Tally | None = None,
+    shelf: Shelf | None = None,
 ) -> None:
     """Make the request's call and write all of it, its end included. ``body`` in place of the call's own is closed when
-    it is sent; ``deadline`` is in the event loop's time; ``tally`` hears what comes, for the limits.
+    it is sent; ``deadline`` is in the event loop's time; ``tally`` hears what comes, for the limits; ``shelf``: where
+    the answer's images go.
 
     Raises AttemptRefused where the attempt is over; FilesLost before anything is written. However this ends, by itself
     or cancelled, the connection is closed or back in its pool.
@@ -127,7 +131,7 @@ async def fetch(
     silence = Silence(limit, deadline)
     try:
         async with limit:
-            error = await _read(endpoint, request, call, body, writer=writer, silence=silence, tally=tally)
+            error = await _read(endpoint, request, call, body, writer=writer, silence=silence, tally=tally, shelf=shelf)
     except TimeoutError:
         error = silence.error()
     await writer.end(Ended(error))
@@ -142,6 +146,7 @@ async def _read(
     writer: AttemptWriter,
     silence: Silence,
     tally: Tally | None,
+    shelf: Shelf | None,
 ) -> ErrorInfo | None:
     settings = endpoint.settings
     seconds = settings.first_event_timeout_s
@@ -166,7 +171,7 @@ async def _read(
             refused = await beginning(response, MAX_ANSWER_BYTES)
             if lost := lost_files(response.status_code, refused, call.files):
                 raise FilesLost(lost)
-        await _pass_on(response, endpoint, request, writer, silence, tally=tally, begun=refused)
+        await _pass_on(response, endpoint, request, writer, silence, tally=tally, shelf=shelf, begun=refused)
     except httpx.TransportError as e:
         return _network(endpoint, e)
     finally:
@@ -190,6 +195,7 @@ async def _pass_on(
     silence: Silence,
     *,
     tally: Tally | None,
+    shelf: Shelf | None,
     begun: bytes | None = None,
 ) -> None:
     """``begun``: the body, where it was read already."""
@@ -197,7 +203,12 @@ async def _pass_on(
     headers = {name: redact(response.headers[name]) for name in PASSED_HEADERS if name in response.headers}
     quirks = endpoint.quirks_of(request)
     api = endpoint.settings.api
-    opened = Opened(api, response.status_code, headers, request.stream, quirks, images_asked(request, api))
+    asked = images_asked(request, api)
+    lifter = None
+    if shelf and endpoint.api.image_keys and not asked.inline and response.status_code < 300:
+        lifter = Lifter(endpoint.api.image_keys, shelf, silence.paused)
+        asked = msgspec.structs.replace(asked, moved=lifter.secret)
+    opened = Opened(api, response.status_code, headers, request.stream, quirks, asked)
     await _write(writer, opened, silence)
     if tally:
         tally.open(opened)
@@ -206,29 +217,41 @@ async def _pass_on(
     body = response.aiter_bytes() if "content-encoding" in response.headers else response.aiter_raw()
     clean = redact.stream()
     last = LastEvent(endpoint.api.last if request.stream and response.status_code < 300 else ())
-    first = True
-    after_boundary = False
-    async for read in body if begun is None else _once(begun):
-        data = clean.feed(read)
-        boundary = first or any(mark in data for mark in marks)
-        if first:
-            first = False
-            seconds = endpoint.settings.idle_timeout_s
-            silence.allow(seconds, "idle_timeout", f"the stream was silent for {seconds:g} s")
-        else:
-            silence.heard()
+
+    async def pass_on(data: bytes, *, urgent: bool) -> None:
         if tally:
             tally.feed(data)
-        # What follows a boundary may be a block's first chunk, and somebody waits for it.
-        if data:
-            await _write(writer, Data(data), silence, urgent=boundary or after_boundary)
-            if last.feed(data):
-                silence.allow_closing()
-        after_boundary = boundary
-    if rest := clean.end():
-        if tally:
-            tally.feed(rest)
-        await writer.write(Data(rest), urgent=True)
+        await _write(writer, Data(data), silence, urgent=urgent)
+        if last.feed(data):
+            silence.allow_closing()
+
+    async def hand_on(data: bytes, *, urgent: bool) -> None:
+        if lifter and not lifter.passes(data):
+            async with aclosing(lifter.feed(data)) as parts:
+                async for part in parts:
+                    await pass_on(part, urgent=urgent)
+        elif data:
+            await pass_on(data, urgent=urgent)
+
+    first = True
+    after_boundary = False
+    try:
+        async for read in body if begun is None else _once(begun):
+            data = clean.feed(read)
+            boundary = first or any(mark in data for mark in marks)
+            if first:
+                first = False
+                seconds = endpoint.settings.idle_timeout_s
+                silence.allow(seconds, "idle_timeout", f"the stream was silent for {seconds:g} s")
+            else:
+                silence.heard()
+            # What follows a boundary may be a block's first chunk, and somebody waits for it.
+            await hand_on(data, urgent=boundary or after_boundary)
+            after_boundary = boundary
+        await hand_on(clean.end(), urgent=True)
+    finally:
+        if lifter:
+            lifter.close()
     if tally:
         tally.end()
 

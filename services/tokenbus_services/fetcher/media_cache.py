@@ -6,7 +6,7 @@ A run of several turns sends the same media with each: what was sent lately come
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Generator
 from contextlib import aclosing, contextmanager
 from typing import cast
 
@@ -72,7 +72,7 @@ class RecentBlobs:
             with _blob_errors():
                 await self._loader.lease(blob_id)
 
-    async def store(self, content: bytes, media_type: str) -> str:
+    async def store(self, content: bytes | AsyncIterable[bytes], media_type: str) -> str:
         """Store it, to live for as long as a run may be open; the blob's id. Raises BlobError."""
         with _blob_errors():
             ref = await self._loader.store(content, media_type)

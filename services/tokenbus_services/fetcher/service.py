@@ -16,6 +16,7 @@ from tokenbus.events.requests import Tool
 from tokenbus_services.blobs.loading import loader_of
 from tokenbus_services.fetcher.admission import Admission
 from tokenbus_services.fetcher.intake import Intake
+from tokenbus_services.fetcher.lifting import Shelf
 from tokenbus_services.fetcher.limiter import Limiter
 from tokenbus_services.fetcher.media import TurnMedia
 from tokenbus_services.fetcher.media_cache import RecentBlobs
@@ -102,6 +103,7 @@ class FetcherService:
             media=TurnMedia(self._blobs, Uploads(UploadedFiles(server, keys), uploads)),
             admission=self.admission,
             scopes=Scopes(limits, keys),
+            shelf=Shelf(self._blobs, largest_bytes=settings.blobs.max_bytes),
             stop=self._stop,
         )
         self._attempts = InFlight(

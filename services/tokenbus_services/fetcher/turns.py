@@ -28,6 +28,7 @@ from tokenbus.events.requests import Generate, Message
 from tokenbus.providers.api import HttpCall
 from tokenbus_services.fetcher.admission import Admission, WaitedTooLong
 from tokenbus_services.fetcher.call import DEADLINE_PASSED, FilesLost, fetch
+from tokenbus_services.fetcher.lifting import Shelf
 from tokenbus_services.fetcher.limiter import Ask, Grant
 from tokenbus_services.fetcher.media import TurnMedia
 from tokenbus_services.fetcher.media_body import MediaBody
@@ -85,9 +86,11 @@ class Turns:
         media: TurnMedia,
         admission: Admission,
         scopes: Scopes,
+        shelf: Shelf,
         stop: Callable[[Item], None],
     ) -> None:
-        """``stop`` stops the work on an item, whose attempt the server takes nothing more of."""
+        """``shelf``: where images of answers go. ``stop`` stops the work on an item, whose attempt the server takes
+        nothing more of."""
         self._server = server
         self._keys = keys
         self._queue = queue
@@ -96,6 +99,7 @@ class Turns:
         self._media = media
         self._admission = admission
         self._scopes = scopes
+        self._shelf = shelf
         self._stop = stop
         self._looking_up = asyncio.Semaphore(LOOK_UPS)
 
@@ -221,7 +225,16 @@ class Turns:
         while ready := await self._built(turn, writer, lost):
             endpoint, call, body = ready
             try:
-                await fetch(endpoint, turn.request, call, body, writer=writer, deadline=turn.deadline, tally=tally)
+                await fetch(
+                    endpoint,
+                    turn.request,
+                    call,
+                    body,
+                    writer=writer,
+                    deadline=turn.deadline,
+                    tally=tally,
+                    shelf=self._shelf,
+                )
             except FilesLost as e:
                 lost = e.file_ids
             else:

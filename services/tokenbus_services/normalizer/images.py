@@ -34,7 +34,7 @@ AT_ONCE = 4
 
 
 class ImageKeeper:
-    """Stores images. ``aclose`` gives its connections up."""
+    """Stores images that their fetchers did not. ``aclose`` gives its connections up."""
 
     def __init__(self, blobs: BlobLoader, registry: CollectorRegistry) -> None:
         self._blobs = blobs
@@ -55,6 +55,9 @@ class ImageKeeper:
         return await asyncio.gather(*(self._told(image, places, until) for image in images))
 
     async def _told(self, image: Image, places: asyncio.Semaphore, until: float) -> list[Normalized]:
+        if image.blob_id:  # its fetcher stored it
+            self._kept.labels("blob").inc()
+            return [image]
         try:
             async with asyncio.timeout_at(until), places:
                 content, ref = await self._stored(image)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from tokenbus.core.moved import found
 from tokenbus.core.retry import WORKER_LOST
 from tokenbus.events.failure import ErrorInfo
 from tokenbus.events.frames import (
@@ -118,7 +119,7 @@ class AttemptReader:
             start = event.kind == "image" and asked.prompt and not event.prompt
             return msgspec.structs.replace(event, prompt=asked.prompt) if start else event
         return msgspec.structs.replace(
-            event,
+            found(event, asked.moved),
             prompt=event.prompt or asked.prompt,
             model=event.model or asked.model,
             size=event.size or asked.size,

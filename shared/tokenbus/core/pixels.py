@@ -27,18 +27,30 @@ def in_blob(image: Image, content: bytes, blob_id: str) -> Image:
     return msgspec.structs.replace(image, base64="", **about)
 
 
+def format_of(content: bytes) -> str | None:
+    """The media type of these formats that the content begins like."""
+    if content.startswith(b"\x89PNG\r\n\x1a\n"):
+        return "image/png"
+    if content.startswith((b"GIF87a", b"GIF89a")):
+        return "image/gif"
+    if content.startswith(b"\xff\xd8\xff"):
+        return "image/jpeg"
+    return "image/webp" if content.startswith(b"RIFF") and content[8:12] == b"WEBP" else None
+
+
 def pixels(content: bytes) -> tuple[int, int] | None:
     """Width and height, both over 0; None for what is none of these formats, or too short. Never raises."""
-    if content.startswith(b"\x89PNG\r\n\x1a\n") and content[12:16] == b"IHDR":
-        size = _two(content, 16, 4, "big")
-    elif content.startswith((b"GIF87a", b"GIF89a")):
-        size = _two(content, 6, 2, "little")
-    elif content.startswith(b"\xff\xd8\xff"):
-        size = _of_jpeg(content)
-    elif content.startswith(b"RIFF") and content[8:12] == b"WEBP":
-        size = _of_webp(content)
-    else:
-        size = None
+    match format_of(content):
+        case "image/png":
+            size = _two(content, 16, 4, "big") if content[12:16] == b"IHDR" else None
+        case "image/gif":
+            size = _two(content, 6, 2, "little")
+        case "image/jpeg":
+            size = _of_jpeg(content)
+        case "image/webp":
+            size = _of_webp(content)
+        case _:
+            size = None
     return size if size and min(size) > 0 else None
 
 

@@ -34,6 +34,8 @@ class ImagesAsked(msgspec.Struct, frozen=True, array_like=True):
     model: str = ""
     size: str = ""
     quality: str = ""
+    moved: str = ""
+    """The secret of the words that stand where images stood (`tokenbus.core.moved`); empty: none was moved."""
 
 
 class Opened(_Item, frozen=True, tag="open"):

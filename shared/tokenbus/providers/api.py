@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
@@ -70,6 +71,8 @@ class Provider(Protocol):
     last: tuple[bytes, ...]
     """How the lines of events begin after which a stream says nothing more (see `LastEvent`); an API whose streams end
     with their bodies alone has its errors here."""
+    image_keys: re.Pattern[bytes] | None
+    """Matches in an answer from the key of an image's string to where its base64 begins; None: it has none."""
     formats: Mapping[Mode, Format]
     """This API's row of the matrix of APIs and modes; a mode that is not in it is refused by name."""
 

@@ -18,7 +18,7 @@ from tokenbus.bus.server import Server
 from tokenbus_services.fetcher.intake import MOST_DELIVERIES, Intake
 from tokenbus_services.fetcher.media_cache import RecentBlobs
 from tokenbus_services.fetcher.media_intake import IntakeMedia
-from tokenbus_services.settings import Settings
+from tokenbus_services.settings import ProviderSettings, Settings
 
 
 class Finished:
@@ -47,7 +47,8 @@ def queue() -> Finished:
 
 @pytest.fixture
 def intake(server: Server, keys: Keys, queue: Finished) -> Intake:
-    settings = Settings(prefix=keys.prefix, partitions=keys.partitions)
+    vendors = {name: ProviderSettings(api="anthropic") for name in ("good", "broken")}
+    settings = Settings(prefix=keys.prefix, partitions=keys.partitions, providers=vendors)
     stand_in: Any = queue
     media = IntakeMedia(RecentBlobs(Shelf(), 0), inline_bytes=1)
     return Intake(server, settings, stand_in, providers=providers, tools=(), media=media)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 import msgspec
@@ -29,6 +30,7 @@ class Anthropic:
     urgent: tuple[bytes, ...] = (b"content_block_st", b"message_st", b'"ping"', b'"error"')
     files: FileApi | None = files
     last: tuple[bytes, ...] = (b'data:{"type":"message_stop"', b'data:{"type":"error"')
+    image_keys: re.Pattern[bytes] | None = None
     formats: Mapping[Mode, Format] = {"chat": build, "prefill": build_prefill}
 
     def build(self, request: Generate, history: list[Message], quirks: Quirks) -> Built:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 import msgspec
@@ -29,6 +30,9 @@ class Gemini:
     urgent: tuple[bytes, ...] = (b'"functionCall"', b'"inlineData"', b'"finishReason"', b'"blockReason"', b'"error"')
     files: FileApi | None = files
     last: tuple[bytes, ...] = (b'data:{"error":{"',)
+    image_keys: re.Pattern[bytes] | None = re.compile(
+        rb'"mimeType"\s{0,32}:\s{0,32}"image/[a-z0-9.+-]{1,40}"\s{0,32},\s{0,32}"data"\s{0,32}:\s{0,32}"'
+    )
     formats: Mapping[Mode, Format] = {"chat": build, "prefill": build_prefill}
 
     def build(self, request: Generate, history: list[Message], quirks: Quirks) -> Built:

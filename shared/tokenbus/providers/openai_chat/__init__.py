@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 import msgspec
@@ -34,6 +35,7 @@ class OpenAIChat:
     )
     files: FileApi | None = chat_files
     last: tuple[bytes, ...] = (b"data:[DONE]", b'data:{"error":{"')
+    image_keys: re.Pattern[bytes] | None = re.compile(rb'"url"\s{0,32}:\s{0,32}"data:image/[a-z0-9.+-]{1,40};base64,')
     formats: Mapping[Mode, Format] = {"chat": build, "prefill": build_prefill}
 
     def build(self, request: Generate, history: list[Message], quirks: Quirks) -> Built:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 import msgspec
@@ -25,6 +26,7 @@ class OpenAIImages:
     urgent: tuple[bytes, ...] = (b".partial_image", b".completed", b'"error"')
     files: FileApi | None = None
     last: tuple[bytes, ...] = (b'data:{"type":"error"', b'data:{"error":{"')
+    image_keys: re.Pattern[bytes] | None = re.compile(rb'"b64_json"\s{0,32}:\s{0,32}"')
     formats: Mapping[Mode, Format] = {"chat": build}
 
     def build(self, request: Generate, history: list[Message], quirks: Quirks) -> Built:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 import msgspec
@@ -38,6 +39,7 @@ class OpenAIResponses:
         b'data:{"type":"%b"' % name
         for name in (b"response.completed", b"response.incomplete", b"response.failed", b"response.cancelled", b"error")
     )
+    image_keys: re.Pattern[bytes] | None = re.compile(rb'"(?:result|partial_image_b64)"\s{0,32}:\s{0,32}"')
     formats: Mapping[Mode, Format] = {"chat": build}
 
     def build(self, request: Generate, history: list[Message], quirks: Quirks) -> Built:

@@ -1,0 +1,104 @@
+"""Base64 on its way out of an answer: on disk beyond a little, read again as what it encodes."""
+
+from __future__ import annotations
+
+import binascii
+import re
+from base64 import b64decode
+from collections.abc import Generator
+from hashlib import sha256
+from tempfile import SpooledTemporaryFile
+from typing import Self
+
+import msgspec
+
+from tokenbus.blobs import blob_id_from_digest
+
+IN_MEMORY_BYTES = 256 * 2**10
+_PIECE = 256 * 2**10
+_HEAD_BYTES = 512 * 2**10
+"""Of the content, kept for a look at its format: a JPEG may have its dimensions behind much else."""
+_ESCAPE = re.compile(rb"\\(?:/|u00(2[fFbB]|3[dD]))")
+_LONGEST_ESCAPE = 6
+
+
+class Content(msgspec.Struct, frozen=True):
+    """What the base64 encodes."""
+
+    blob_id: str
+    size: int
+    head: bytes
+    """Its beginning."""
+
+
+class Base64Spool:
+    """The inside of one JSON string, as it came. Close it."""
+
+    def __init__(self) -> None:
+        self._file = SpooledTemporaryFile(max_size=IN_MEMORY_BYTES)  # noqa: SIM115 - closed by whoever made this
+        self.size = 0
+        """Bytes so far."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Forget it."""
+        self._file.close()
+
+    def write(self, data: bytes) -> None:
+        """More of it."""
+        self._file.write(data)
+        self.size += len(data)
+
+    def as_it_came(self) -> Generator[bytes]:
+        """All of it, in pieces."""
+        self._file.seek(0)
+        while piece := self._file.read(_PIECE):
+            yield piece
+
+    def decoded(self) -> Generator[bytes]:
+        """What it encodes, in pieces. Raises binascii.Error for what is no base64, or ends in the middle."""
+        text, padded = b"", False
+        for piece in self._unescaped():
+            text += piece
+            whole = len(text) - len(text) % 4
+            if whole:
+                if padded:
+                    raise binascii.Error("there is more behind the padding")
+                padded = text[whole - 1 : whole] == b"="
+                yield b64decode(text[:whole], validate=True)
+                text = text[whole:]
+        if text:
+            raise binascii.Error("it ends in the middle")
+
+    def content(self) -> Content:
+        """Looks through all of it: takes a moment for a large one. Raises binascii.Error."""
+        digest, size, head = sha256(), 0, b""
+        for piece in self.decoded():
+            digest.update(piece)
+            size += len(piece)
+            if len(head) < _HEAD_BYTES:
+                head += piece
+        return Content(blob_id_from_digest(digest.hexdigest()), size, head[:_HEAD_BYTES])
+
+    def _unescaped(self) -> Generator[bytes]:
+        """Without the escapes that a writer of JSON may use for characters of base64."""
+        held = b""
+        for piece in self.as_it_came():
+            text = held + piece
+            held = b""
+            if b"\\" in text:
+                cut = text.rfind(b"\\", max(0, len(text) - _LONGEST_ESCAPE + 1))
+                if cut >= 0:
+                    text, held = text[:cut], text[cut:]
+                text = _ESCAPE.sub(_plain, text)
+            yield text
+        yield _ESCAPE.sub(_plain, held)
+
+
+def _plain(escape: re.Match[bytes]) -> bytes:
+    return bytes([int(escape[1], 16)]) if escape[1] else b"/"
