@@ -95,10 +95,9 @@ async def test_a_provider_that_never_closes_its_body_holds_no_place_after_its_la
         toml += "[limits.providers.patient]\nconcurrency = 1\n"
         async with fleet(tmp_path, server_url, keys, provider.url, PIPELINE, toml):
             runs = [await send("open", provider="patient") for _ in range(3)]
-            logs = await ended(server.client, keys, runs)
+            logs = await ended(server.client, keys, runs)  # of which the second and the third need the one place
             for exchange in provider.requests:
                 await provider.disconnected(exchange)
-            assert most_at_once(provider.requests) == 1
     assert [log[-1]["type"] for log in logs.values()] == ["completed"] * 3
 
 
