@@ -20,6 +20,7 @@ from tokenbus.blobs import DEFAULT_MEDIA_TYPE
 from tokenbus.core.moved import name_of
 from tokenbus.core.pixels import format_of, pixels
 from tokenbus.errors import BlobError
+from tokenbus_services.blobs.patience import Patience
 from tokenbus_services.fetcher.base64_spool import Base64Spool, Content
 from tokenbus_services.fetcher.media_cache import RecentBlobs
 
@@ -27,13 +28,8 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 SMALLEST_CHARS = 32 * 2**10
 """Base64 that is shorter goes on as it came."""
-TRIES = 3
-PAUSE_S = 0.1
-"""Between two tries."""
 PATIENCE_S = 30.0
 """Longest that an answer waits for one of its images."""
-REST_S = 5.0
-"""After a store that was away it is not tried again for so long."""
 _KEY_BYTES = 320
 """Of what went before, looked at for a key: more than any has with its blanks."""
 
@@ -43,39 +39,18 @@ class Shelf:
 
     def __init__(self, blobs: RecentBlobs, *, largest_bytes: int) -> None:
         """``largest_bytes``: of a blob."""
-        self._blobs = blobs
         self.largest_chars = largest_bytes // 3 * 4 + 4
-        self._rests_until = 0.0
+        self._patience = Patience(blobs.store)
 
     async def put(self, spool: Base64Spool, media_type: str) -> bool:
         """Whether what the spool encodes is stored now. Takes `PATIENCE_S` at the most."""
-        clock = asyncio.get_running_loop().time
-        if clock() < self._rests_until:
-            return False
+        until = asyncio.get_running_loop().time() + PATIENCE_S
         try:
-            async with asyncio.timeout(PATIENCE_S):
-                await self._put(spool, media_type)
-        except TimeoutError:
-            problem, away = f"not stored within {PATIENCE_S:g} s", True
+            await self._patience.put(lambda: _pieces(spool), media_type, until=until)
         except BlobError as e:
-            problem, away = str(e), e.retryable
-        else:
-            return True
-        log.warning("image_not_lifted", problem=problem)
-        if away:
-            self._rests_until = clock() + REST_S
-        return False
-
-    async def _put(self, spool: Base64Spool, media_type: str) -> None:
-        for left in reversed(range(TRIES)):
-            try:
-                await self._blobs.store(_pieces(spool), media_type)
-            except BlobError as e:
-                if not (left and e.retryable):
-                    raise
-                await asyncio.sleep(PAUSE_S)
-            else:
-                return
+            log.warning("image_not_lifted", problem=str(e))
+            return False
+        return True
 
 
 class Lifter:

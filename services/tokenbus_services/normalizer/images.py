@@ -15,20 +15,16 @@ import msgspec
 import structlog
 from prometheus_client import CollectorRegistry, Counter
 
-from tokenbus.blobs import BlobLoader, BlobRef
+from tokenbus.blobs import BlobLoader
 from tokenbus.core.pixels import in_blob
-from tokenbus.errors import BlobError, BlobUnavailable
+from tokenbus.errors import BlobError
 from tokenbus.events.normalized import Extra, Image, Normalized
+from tokenbus_services.blobs.patience import Patience
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
-TRIES = 3
-PAUSE_S = 0.1
-"""Between two tries."""
 PATIENCE_S = 10.0
 """Longest that a batch waits for all of its images."""
-REST_S = 5.0
-"""After a store that was away it is not tried again for so long, so that a stream of images is no stream of waits."""
 AT_ONCE = 4
 """Uploads side by side: each holds an image decoded."""
 
@@ -38,7 +34,7 @@ class ImageKeeper:
 
     def __init__(self, blobs: BlobLoader, registry: CollectorRegistry) -> None:
         self._blobs = blobs
-        self._rests_until = 0.0
+        self._patience = Patience(blobs.store)
         self._kept = Counter(
             "tokenbus_images", "Generated images, previews included, by where they lie.", ["lies"], registry=registry
         )
@@ -59,16 +55,13 @@ class ImageKeeper:
             self._kept.labels("blob").inc()
             return [image]
         try:
-            async with asyncio.timeout_at(until), places:
-                content, ref = await self._stored(image)
-        except TimeoutError:
-            problem = self._away(f"not stored within {PATIENCE_S:g} s")
+            async with places:
+                content = b64decode(image.base64, validate=True)
+                ref = await self._patience.put(lambda: content, image.media_type, until=until)
         except BlobError as e:
             problem = str(e)
         except binascii.Error as e:
             problem = f"the image is no base64: {e}"
-        except Exception as e:  # of a loader of the deployment's own
-            problem = self._away(f"{type(e).__name__}: {e}")
         else:
             self._kept.labels("blob").inc()
             return [in_blob(image, content, ref.blob_id)]
@@ -76,24 +69,3 @@ class ImageKeeper:
         log.warning("image_not_stored", final=image.final, problem=problem)
         note = Extra("tokenbus.image_not_stored", msgspec.json.encode(problem).decode(), image.block)
         return [image, note] if image.final else [note]
-
-    async def _stored(self, image: Image) -> tuple[bytes, BlobRef]:
-        """Its bytes, and where they lie now. Raises BlobError, binascii.Error."""
-        content = b64decode(image.base64, validate=True)
-        left = TRIES
-        while asyncio.get_running_loop().time() >= self._rests_until:
-            try:
-                return content, await self._blobs.store(content, image.media_type)
-            except BlobError as e:
-                left -= 1
-                if not e.retryable:
-                    raise
-                if not left:
-                    self._away(str(e))
-                    raise
-            await asyncio.sleep(PAUSE_S)
-        raise BlobUnavailable("blobs", "the blob store was away a moment ago")
-
-    def _away(self, problem: str) -> str:
-        self._rests_until = asyncio.get_running_loop().time() + REST_S
-        return problem

@@ -21,7 +21,7 @@ from tokenbus.errors import BlobTooLarge, BlobUnavailable
 from tokenbus.events.normalized import Image
 from tokenbus.events.vendor import ApiName
 from tokenbus.providers import registry
-from tokenbus_services.fetcher import lifting
+from tokenbus_services.blobs import patience
 from tokenbus_services.fetcher.lifting import SMALLEST_CHARS, Lifter, Shelf
 from tokenbus_services.fetcher.media_cache import RecentBlobs
 
@@ -139,7 +139,7 @@ async def test_what_is_no_image_for_the_store_goes_on_to_the_letter(text: str, l
 
 
 async def test_a_store_that_is_away_a_moment_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lifting, "PAUSE_S", 0)
+    monkeypatch.setattr(patience, "PAUSE_S", 0)
     store = Store(BlobUnavailable("blobs", "away"))
     lifter = lifter_of(store)
     assert b64encode(LARGE) not in await passed(lifter, answer_of("openai-images", LARGE))
@@ -149,8 +149,8 @@ async def test_a_store_that_is_away_a_moment_is_tried_again(monkeypatch: pytest.
 async def test_without_a_store_the_image_goes_on_as_it_came_and_the_next_does_not_wait_for_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(lifting, "PAUSE_S", 0)
-    store = Store(*[BlobUnavailable("blobs", "away")] * lifting.TRIES)
+    monkeypatch.setattr(patience, "PAUSE_S", 0)
+    store = Store(*[BlobUnavailable("blobs", "away")] * patience.TRIES)
     lifter = lifter_of(store)
     answer = answer_of("openai-images", LARGE)
     assert await passed(lifter, answer) == answer

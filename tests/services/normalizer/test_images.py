@@ -17,6 +17,7 @@ from tokenbus.errors import BlobRefused, BlobUnavailable
 from tokenbus.events.frames import BusEvent, Data, ImagesAsked, Opened, RawFrame, encode, event_decoder
 from tokenbus.events.normalized import BlockStart, BlockStop, Extra, Image, Normalized, Start
 from tokenbus.events.vendor import Quirks
+from tokenbus_services.blobs import patience
 from tokenbus_services.normalizer import images
 from tokenbus_services.normalizer.images import ImageKeeper
 from tokenbus_services.normalizer.logic import NormalizerLogic
@@ -59,7 +60,7 @@ class DeafStore(Store):
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(images, "PAUSE_S", 0.001)
+    monkeypatch.setattr(patience, "PAUSE_S", 0.001)
 
 
 def image(content: bytes, *, final: bool = True, block: int = 0) -> Image:
@@ -139,7 +140,7 @@ async def test_a_store_that_was_away_is_left_alone_for_a_while() -> None:
 
 
 async def test_a_store_that_was_away_long_ago_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(images, "REST_S", 0.0)
+    monkeypatch.setattr(patience, "REST_S", 0.0)
     keeper = ImageKeeper(Store(AWAY, AWAY, AWAY), CollectorRegistry())
     await keeper.keep([image(b"cat")])
     assert await keeper.keep([image(b"dog")]) == [[stored(b"dog")]]
