@@ -26,7 +26,7 @@ from tokenbus.client.sentences import SentenceSubscription
 from tokenbus.client.shared import SharedSubscription
 from tokenbus.client.subscribing import Ack, Begin, GroupBegin, Reading, Subscription, subscription
 from tokenbus.core.intake import MAX_REQUEST_BYTES
-from tokenbus.errors import RequestInvalid
+from tokenbus.errors import Malformed, RequestInvalid
 from tokenbus.events.decisions import Decided
 from tokenbus.events.public import BlockEvent, Chunk, PublicEvent, RunEvent
 from tokenbus.events.requests import Cancel, Generate, RunId
@@ -142,13 +142,17 @@ class Client:
     async def result(self, run: Run | str, *, wait_s: float | None = 10.0) -> Response:
         """Wait for the run's end and fold its events.
 
-        Raises RunFailed, RunIncomplete and RunCancelled, each with what there is as ``error.result``; and as `follow`.
+        Raises RunFailed, RunIncomplete and RunCancelled, each with what there is as ``error.result``; Malformed where a
+        newer version wrote an end that this one does not know; and as `follow`.
         """
         builder = ResponseBuilder()
         async with aclosing(self.follow(run, wait_s=wait_s)) as events:
             async for event in events:
                 builder.add(event)
-        return builder.response.or_raise()
+        response = builder.response
+        if response.status == "open":
+            raise Malformed(f"run {response.run}", "it ended in a way that this version of tokenbus does not know")
+        return response.or_raise()
 
     async def cancel(self, run: Run | str, reason: str | None = None, *, heard_through: int | None = None) -> None:
         """Ask for the run to be stopped, at the provider too. ``heard_through``: the last seq that a listener heard.

@@ -12,7 +12,7 @@ from tokenbus.bus.reader import Entry
 from tokenbus.errors import Malformed
 from tokenbus.events import decisions
 from tokenbus.events.decisions import Decided
-from tokenbus.events.public import PublicEvent, UnknownEvent, decode
+from tokenbus.events.public import TERMINAL, PublicEvent, UnknownEvent, decode
 
 TopicEvent: TypeAlias = PublicEvent | Decided
 """What a topic may hold."""
@@ -31,6 +31,7 @@ class _Envelope(msgspec.Struct):
 
 
 E = TypeVar("E")
+_ENDS = frozenset(str(kind.__struct_config__.tag) for kind in TERMINAL)
 _envelope = msgspec.json.Decoder(_Envelope)
 
 
@@ -45,6 +46,11 @@ def public_event(stream: str, entry: Entry) -> PublicEvent:
 def topic_event(topic: SubscribedTopic, stream: str, entry: Entry) -> TopicEvent:
     """The same of an entry of any topic."""
     return _event(stream, entry, decisions.decoder.decode) if topic == "decisions" else public_event(stream, entry)
+
+
+def is_end(event: PublicEvent) -> bool:
+    """Whether a run says nothing more, also where how it ended is not known here."""
+    return isinstance(event, TERMINAL) or (isinstance(event, UnknownEvent) and event.event_type in _ENDS)
 
 
 def _event(stream: str, entry: Entry, known: Callable[[bytes], E]) -> E | UnknownEvent:

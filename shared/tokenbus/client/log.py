@@ -20,10 +20,10 @@ from tokenbus.bus.keys import Keys
 from tokenbus.bus.reader import Entry, id_key
 from tokenbus.bus.server import translated
 from tokenbus.client.deployment import Deployment, Outage
-from tokenbus.client.entries import public_event
+from tokenbus.client.entries import is_end, public_event
 from tokenbus.client.tail import Feed
 from tokenbus.errors import CursorTrimmed, RunNotFound, ServerUnavailable
-from tokenbus.events.public import TERMINAL, PublicEvent
+from tokenbus.events.public import PublicEvent
 
 COUNT = 256
 LOOK_S = 1.0
@@ -138,7 +138,7 @@ class LogReader:
             return "0-0"  # what comes up to the cursor will be left out
         last_attempt, last_seq = id_key(last[0][0].decode())
         if last_seq <= self._seq:
-            self.ended = isinstance(public_event(log, last[0]), TERMINAL)
+            self.ended = is_end(public_event(log, last[0]))
             return f"{last_attempt}-{last_seq}"
         first: list[Entry] = await client.xrange(log, count=1)
         pipe = client.pipeline(transaction=False)
@@ -161,7 +161,7 @@ class LogReader:
                     break  # what came before the gap goes out first
                 events.append(event)
                 self._seq = event.seq
-                self.ended = isinstance(event, TERMINAL)
+                self.ended = is_end(event)
             self._position = entry[0].decode()
         return events
 

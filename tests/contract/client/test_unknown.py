@@ -115,6 +115,19 @@ async def test_a_live_follower_goes_on_after_it(bus: Client, server: Server, key
     assert isinstance(heard[-1], Completed)
 
 
+@pytest.mark.parametrize("live", [False, True])
+async def test_an_end_of_a_new_kind_is_an_end_and_no_success(
+    bus: Client, server: Server, keys: Keys, live: bool
+) -> None:
+    writer = Writer(server, keys, "r")
+    await writer.start()
+    asking = asyncio.create_task(bus.result("r")) if live else None
+    await say_new(server, keys, writer, type="completed", finish="applause", timing={"total_ms": 1})
+    with pytest.raises(Malformed, match="ended in a way"):
+        await (asking or bus.result("r"))
+    assert [event async for event in bus.follow("r")] == writer.events
+
+
 @pytest.mark.parametrize(
     "data", [b'{"type":"applause","run":"r","seq":1}', b'{"run":"r","seq":1,"turn":0,"attempt":1}', b"[1]", b"applause"]
 )
