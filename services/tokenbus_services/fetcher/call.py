@@ -174,6 +174,8 @@ async def _read(
         await _pass_on(response, endpoint, request, writer, silence, tally=tally, shelf=shelf, begun=refused)
     except httpx.TransportError as e:
         return _network(endpoint, e)
+    except OSError as e:  # of the disk, where images are held: another fetcher may have room
+        return ErrorInfo(code="disk", kind="internal", message=f"an image could not be held: {e}", retryable=True)
     finally:
         await response.aclose()
     return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import random
@@ -14,16 +15,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.services.fetcher.test_writer import frames, run, writing
 from tests.unit.core.test_pixels import PNG
 from tokenbus.blobs import BlobRef, blob_id_of
+from tokenbus.bus.keys import Keys
+from tokenbus.bus.server import Server
 from tokenbus.core.moved import found
 from tokenbus.errors import BlobTooLarge, BlobUnavailable
+from tokenbus.events.frames import Ended
 from tokenbus.events.normalized import Image
+from tokenbus.events.requests import Generate, Message
 from tokenbus.events.vendor import ApiName
 from tokenbus.providers import registry
 from tokenbus_services.blobs import patience
+from tokenbus_services.fetcher.base64_spool import Base64Spool
+from tokenbus_services.fetcher.call import fetch
 from tokenbus_services.fetcher.lifting import SMALLEST_CHARS, Lifter, Shelf
 from tokenbus_services.fetcher.media_cache import RecentBlobs
+from tokenbus_services.fetcher.providers import Endpoint
+from tokenbus_services.replay import Picture, ReplayServer, Reply, Script, Turn
+from tokenbus_services.settings import ProviderSettings
+
+__all__ = ["run"]
 
 LARGE = PNG + random.Random(1).randbytes(SMALLEST_CHARS)
 OTHER = PNG + random.Random(2).randbytes(SMALLEST_CHARS + 1)
@@ -45,7 +58,7 @@ class Store:
         return BlobRef(blob_id=blob_id_of(whole), media_type=media_type, size=len(whole))
 
     async def load(self, blob_id: str) -> bytes:
-        raise NotImplementedError
+        raise AssertionError("nobody asks for this here")
 
     async def aclose(self) -> None:
         pass
@@ -180,3 +193,28 @@ def test_words_that_do_not_know_the_secret_name_no_blob() -> None:
     forged = image(f"tokenbus:{'0' * 32}:{blob_id_of(LARGE)}:9:1:1")
     assert found(forged, "1" * 32) == forged
     assert found(forged, "") == forged
+
+
+async def test_a_full_disk_ends_the_attempt_to_be_tried_elsewhere(
+    server: Server, keys: Keys, run: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: Base64Spool, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Base64Spool, "write", full)
+    request = Generate(provider="p", model="m", messages=[Message(role="user", content="A cat.")])
+    async with (
+        ReplayServer([Script(name="m", turns=(Turn(says=Reply(pictures=(Picture(data=LARGE),))),))]) as provider,
+        writing(server, keys, run) as attempt,
+    ):
+        base_url = f"{provider.url}/v1"
+        endpoint = Endpoint("p", ProviderSettings(api="openai-images", base_url=base_url, api_key_env=""), {})
+        call = endpoint.build(request, []).call
+        shelf = Shelf(RecentBlobs(Store(), 0), largest_bytes=2**20)
+        await fetch(endpoint, request, call, writer=attempt, deadline=None, shelf=shelf)
+        await endpoint.close()
+    [*_, last] = await frames(server, keys, run)
+    end = last.items[-1]
+    assert isinstance(end, Ended)
+    assert end.error
+    assert (end.error.code, end.error.retryable) == ("disk", True)
