@@ -8,14 +8,17 @@ from collections.abc import Awaitable, Callable
 
 from redis.exceptions import RedisError
 
+from tokenbus.bus.liveness import Liveness
+
 log = logging.getLogger(__name__)
 
 
 class Asides:
     """At most one task a partition; a partition that has one is not to be read."""
 
-    def __init__(self, group: str) -> None:
+    def __init__(self, group: str, liveness: Liveness) -> None:
         self._group = group
+        self._liveness = liveness
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._closed = False
 
@@ -37,7 +40,8 @@ class Asides:
             finally:
                 del self._tasks[partition]
 
-        task = self._tasks[partition] = asyncio.create_task(do(), name=f"{self._group} {partition}")
+        name = f"{self._group} {partition}"
+        task = self._tasks[partition] = self._liveness.start_passing(do(), name=name)
         return task
 
     async def close(self) -> None:

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from redis.exceptions import ResponseError
+from redis.exceptions import RedisError
 
 from tokenbus.bus import scripts
 from tokenbus.bus.dead import DeadEntry, bury
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.leases import Lease
-from tokenbus.bus.outage import outlast
+from tokenbus.bus.outage import ISOLATED_TRIES, retry_until_available
 from tokenbus.bus.partition import Partition, Poison, Work
 from tokenbus.bus.send import send, send_many
 from tokenbus.bus.server import Server
@@ -76,8 +76,10 @@ class Commits:
         ]
         what = f"commit of {self._group}"
         try:
-            return await outlast(lambda: send_many(self._server, calls), what=what, unless=self._is_closed)
-        except ResponseError:
+            return await retry_until_available(
+                self._server, lambda: send_many(self._server, calls), what=what, stop_if=self._is_closed
+            )
+        except (RedisError, OSError):
             if self._closed:
                 raise
         # One of them is at fault, and the others shall not suffer: those that are in already say so.
@@ -85,10 +87,18 @@ class Commits:
         for call in calls:
             try:
                 replies.append(
-                    await outlast(lambda call=call: send(self._server, call), what=what, unless=self._is_closed)
+                    await retry_until_available(
+                        self._server,
+                        lambda call=call: send(self._server, call),
+                        what=what,
+                        stop_if=self._is_closed,
+                        tries=ISOLATED_TRIES,
+                    )
                 )
-            except ResponseError as e:
-                replies.append([b"refused", str(e)])
+            except (RedisError, OSError) as e:
+                if self._closed:
+                    raise
+                replies.append([b"refused", str(e) or type(e).__name__])
         return replies
 
     async def make_good(self, part: Partition, lease: Lease, commit: scripts.Commit) -> None:
@@ -96,18 +106,22 @@ class Commits:
         call = self._call(
             part, commit, begin=lease.offset, end=lease.offset, watermark=lease.watermark, entries=0, size=0
         )
-        reply = await outlast(
-            lambda: send(self._server, call), what=f"lost writes of {self._group}", unless=self._is_closed
+        reply = await retry_until_available(
+            self._server,
+            lambda: send(self._server, call),
+            what=f"lost writes of {self._group}",
+            stop_if=self._is_closed,
         )
         if reply[0] != b"ok":
             log.error("%s partition %d: runs that lost events go on: %s", self._group, part.number, reply)
 
     async def note(self, part: Partition, field: str, value: str | int) -> None:
         """Set a field of the partition's lease hash, which the next owner reads."""
-        await outlast(
-            lambda: self._server.client.hset(part.lease_key, field, value),
+        await retry_until_available(
+            self._server,
+            lambda: send(self._server, scripts.note(part.lease_key, field, value)),
             what=f"note of {self._group}",
-            unless=self._is_closed,
+            stop_if=self._is_closed,
         )
 
     def _is_closed(self) -> bool:
@@ -147,4 +161,4 @@ class Commits:
             bytes=poison.frame,
             run=poison.run,
         )
-        await bury(self._server, self._keys, entry, most=self._dead_entries)
+        await bury(self._server, self._keys, entry, most=self._dead_entries, stop_if=self._is_closed)

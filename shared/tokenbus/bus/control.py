@@ -6,9 +6,8 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from redis.exceptions import RedisError
-
 from tokenbus.bus.keys import Keys
+from tokenbus.bus.liveness import Defects, Liveness, beat
 from tokenbus.bus.outage import FIRST_PAUSE_S, LONGEST_PAUSE_S
 from tokenbus.bus.reader import Reader
 from tokenbus.bus.server import Server
@@ -22,12 +21,15 @@ COUNT = 500
 class ControlListener:
     """Calls ``told`` with every control message that comes after `open`; misses none over a lost connection."""
 
-    def __init__(self, server: Server, keys: Keys, told: Callable[[Control], None]) -> None:
+    def __init__(
+        self, server: Server, keys: Keys, told: Callable[[Control], None], *, liveness: Liveness | None = None
+    ) -> None:
         self._server = server
         self._streams = [keys.topic(p, "control") for p in range(keys.partitions)]
         self._told = told
         self._reader = Reader(server, count=COUNT)
         self._offsets: dict[str, str] = {}
+        self._liveness = liveness or Liveness()
         self._task: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
@@ -35,7 +37,7 @@ class ControlListener:
         for stream in self._streams:
             last = await self._server.client.xrevrange(stream, count=1)
             self._offsets[stream] = last[0][0].decode() if last else "0-0"
-        self._task = asyncio.create_task(self._run(), name="control")
+        self._task = self._liveness.start(self._run(), name="control")
 
     async def close(self) -> None:
         """Stop to listen."""
@@ -45,12 +47,17 @@ class ControlListener:
         await self._reader.close()
 
     async def _run(self) -> None:
-        pause = FIRST_PAUSE_S
+        pause, defects = FIRST_PAUSE_S, Defects()
         while True:
+            beat()
             try:
                 found = await self._reader.read(self._offsets)
                 pause = FIRST_PAUSE_S
-            except (RedisError, OSError):
+                defects.none()
+            except Exception as e:  # of whatever kind: a worker that is deaf would hold sockets of runs that are over
+                if pause == FIRST_PAUSE_S:
+                    log.warning("control is not read: %s", str(e) or type(e).__name__)
+                defects.count(e)
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, LONGEST_PAUSE_S)
                 continue

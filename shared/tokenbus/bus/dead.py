@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import AsyncIterator, Sequence
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import msgspec
+from redis.exceptions import RedisError
 
 from tokenbus.bus.keys import DATA_FIELD, Keys
-from tokenbus.bus.outage import outlast
+from tokenbus.bus.outage import retry_until_available
+from tokenbus.bus.scripts.call import Call, script
+from tokenbus.bus.send import send
 from tokenbus.bus.server import Server
 from tokenbus.errors import DeadNotFound
+
+log = logging.getLogger(__name__)
 
 KEPT_BYTES = 256 * 1024
 """So much of an entry is kept: `retention.dead_entries` of them shall not fill a server."""
@@ -33,15 +39,62 @@ class DeadEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How many bytes they were, where not all are kept."""
 
 
-async def bury(server: Server, keys: Keys, entry: DeadEntry, *, most: int) -> None:
-    """Keep the entry, among the last ``most``. Tries until the server has it, so it may show twice."""
+REJECTED_SHARE = 4
+"""Requests that were refused have one part in so many of the dead stream: the rest is kept for poison."""
+
+_BURY_REJECTED = script(
+    "bury_rejected",
+    """
+local over = redis.call('LLEN', KEYS[2]) + 1 - ARGV[3]
+local id = redis.call('XADD', KEYS[1], 'MAXLEN', '~', ARGV[2], '*', ARGV[1], ARGV[4])
+redis.call('RPUSH', KEYS[2], id)
+for _ = 1, math.min(over, 100) do
+  redis.call('XDEL', KEYS[1], redis.call('LPOP', KEYS[2]))
+end
+return id
+""",
+)
+
+
+async def bury(
+    server: Server,
+    keys: Keys,
+    entry: DeadEntry,
+    *,
+    most: int,
+    rejected: bool = False,
+    stop_if: Callable[[], bool] | None = None,
+) -> None:
+    """Keep the entry, among the last ``most``. Tries until the server has it, so it may show twice.
+
+    ``rejected``: it is a request that was refused for what it says. However many of those come, they push only each
+    other out.
+
+    Where the server takes it never, a log line is all that is left of it: poison holds nothing up. Raises what redis-py
+    raises once ``stop_if`` says that nobody waits any more.
+    """
     if (size := len(entry.bytes)) > KEPT_BYTES:
         entry = msgspec.structs.replace(entry, bytes=entry.bytes[:KEPT_BYTES], size=size)
     data = msgspec.json.encode(entry)
-    await outlast(
-        lambda: server.client.xadd(keys.dead, {DATA_FIELD: data}, maxlen=most, approximate=True),
-        what=f"dead entry of {entry.stage}",
-    )
+
+    async def add() -> None:
+        if rejected:
+            args = [DATA_FIELD, most, max(1, most // REJECTED_SHARE), data]
+            await send(server, Call(_BURY_REJECTED, [keys.dead, keys.rejected], args))
+        else:
+            await server.client.xadd(keys.dead, {DATA_FIELD: data}, maxlen=most, approximate=True)
+
+    try:
+        await retry_until_available(
+            server,
+            add,
+            what=f"dead entry of {entry.stage}",
+            stop_if=stop_if,
+        )
+    except (RedisError, OSError):
+        if stop_if and stop_if():
+            raise
+        log.exception("dead entry is lost: %s of %s, run %s: %s", entry.entry, entry.stream, entry.run, entry.reason)
 
 
 class Dead(msgspec.Struct, frozen=True):

@@ -13,6 +13,8 @@ from typing import Any
 
 from redis.asyncio import Redis
 
+from tokenbus.bus.liveness import beat
+
 _Redis: Any = Redis  # its annotations are in part unknown
 _hiredis: Any = import_module("hiredis") if find_spec("hiredis") else None  # the light client may do without
 
@@ -36,6 +38,7 @@ class Direct(_Redis):
             await pool.release(self._at_hand.pop())
 
     async def execute_command(self, *args: Any, **options: Any) -> Any:
+        beat()
         pool: Any = self.connection_pool
         connection = self._at_hand.pop() if self._at_hand else await pool.get_connection()
         try:

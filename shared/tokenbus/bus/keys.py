@@ -21,6 +21,17 @@ PUBLIC_TOPICS: tuple[PublicTopic, ...] = ("visible", "chunks", "blocks", "runs")
 TOPICS: tuple[SubscribedTopic, ...] = (*PUBLIC_TOPICS, "decisions")
 """All that may be subscribed to."""
 DATA_FIELD = "__data__"
+TENANT_FIELD = "tenant"
+"""Of an entry of the inbound stream, and optional: whose request it is, as its ``metadata.tenant`` says. By it the
+tenants take turns; without it the server looks into the request."""
+
+
+def order_keys(stream: str) -> tuple[str, str]:
+    """Of a work queue's stream, in its slot: the sorted set of what waits by whose turn it is, and the hash of its
+    tenants."""
+    prefix = stream.rpartition(":")[0]
+    base = stream if "{" in stream else f"{prefix}:{{{stream}}}"
+    return f"{base}:order", f"{base}:tenants"
 
 
 class Keys(msgspec.Struct, frozen=True):
@@ -53,6 +64,11 @@ class Keys(msgspec.Struct, frozen=True):
     def dead(self) -> str:
         """Stream of poison entries."""
         return f"{self.prefix}:dead"
+
+    @property
+    def rejected(self) -> str:
+        """List: which entries of `dead` are requests that were refused, the oldest first. In its slot."""
+        return f"{self.prefix}:{{{self.dead}}}:rejected"
 
     def mcp(self, server: str) -> str:
         """JSON: the tools that this MCP server listed."""
@@ -92,6 +108,10 @@ class Keys(msgspec.Struct, frozen=True):
     def state(self, partition: int, group: str) -> str:
         """Hash: checkpoints of long open runs, by run id."""
         return f"{self.prefix}:{{{partition}}}:state:{group}"
+
+    def pieces(self, partition: int, group: str, run: str) -> str:
+        """Hash: what is large of an open run's checkpoint, in pieces by number; goes with the run."""
+        return f"{self.prefix}:{{{partition}}}:pieces:{group}:{run}"
 
     def run(self, run: str) -> str:
         """Hash: the run's status, attempt, request and result."""

@@ -23,7 +23,8 @@ from redis.exceptions import RedisError
 
 from tokenbus.bus import scripts
 from tokenbus.bus.keys import InternalTopic, Keys, SubscribedTopic
-from tokenbus.bus.outage import outlast
+from tokenbus.bus.liveness import Defects, Liveness, beat
+from tokenbus.bus.outage import retry_until_available
 from tokenbus.bus.reader import id_key
 from tokenbus.bus.send import send, send_many
 from tokenbus.bus.server import Server
@@ -72,6 +73,7 @@ class Leases:
         tick_s: float = 0.25,
         behind: Callable[[int, str], Awaitable[None]] | None = None,
         start: str = "0-0",
+        liveness: Liveness | None = None,
     ) -> None:
         self._server = server
         self._keys = keys
@@ -85,6 +87,7 @@ class Leases:
         self._ttl_ms = round(ttl_s * 1000)
         self._tick_s = tick_s
         self._start = start
+        self._liveness = liveness or Liveness()
         self._held: dict[int, Lease] = {}
         self._committed: dict[int, str] = {}
         self._shunned: dict[int, float] = {}
@@ -118,7 +121,7 @@ class Leases:
             await self._settle()
             raise error
         self._healthy = True
-        self._task = asyncio.create_task(self._run(), name=f"leases {self._group}")
+        self._task = self._liveness.start(self._run(), name=f"leases {self._group}")
 
     async def close(self) -> None:
         """Give up all leases at once and sign off, so that others need not wait for an expiry.
@@ -129,13 +132,15 @@ class Leases:
         try:
             async with asyncio.timeout(self._ttl_s):
                 if self._task:
-                    await self._task
+                    await asyncio.wait({self._task})
                 await self._settle()
                 # Tried again: a connection that broke unnoticed would cost the others the time of a lease.
                 members, what = self._keys.members(self._group), f"sign-off from {self._group}"
-                await outlast(lambda: self._server.client.zrem(members, self._worker), what=what)
+                await retry_until_available(
+                    self._server, lambda: self._server.client.zrem(members, self._worker), what=what
+                )
                 leases = await self._let_go(list(self._held))
-                await outlast(lambda: self._release(leases), what=what)
+                await retry_until_available(self._server, lambda: self._release(leases), what=what)
         except (RedisError, OSError, TimeoutError) as e:
             log.warning("leases of %s: left to run out: %s", self._group, str(e) or type(e).__name__)
             self._held.clear()
@@ -164,18 +169,24 @@ class Leases:
             self._shunned[partition] = asyncio.get_running_loop().time() + shun_s
 
     async def _run(self) -> None:
+        defects = Defects()
         while not await self._wait_for_tick():
+            beat()
+            if self._liveness.failed:
+                return
             try:
                 await self._tick()
                 self._healthy = True
+                defects.none()
             except (RedisError, OSError) as e:
                 if self._healthy:
                     log.warning("leases of %s: the server is away: %s", self._group, e)
                 self._healthy = False
                 self._stand_back(range(self._keys.partitions))
-            except Exception:
+            except Exception as e:
                 self._healthy = False
                 log.exception("tick of %s", self._group)
+                defects.count(e)
 
     def _stand_back(self, partitions: Iterable[int]) -> None:
         """The server was away, so everybody's leases there ran out: each owner shall have the time to renew its own
@@ -241,7 +252,7 @@ class Leases:
         return [[p] for p in free] if self._server.topology == "cluster" else [free] if free else []
 
     def _ask(self, group: list[int], about: Callable[[list[int]], Awaitable[None]]) -> asyncio.Task[Exception | None]:
-        task = asyncio.create_task(self._answer(group, about), name=f"leases {self._group} {group}")
+        task = self._liveness.start_passing(self._answer(group, about), name=f"answer {self._group} {group}")
         self._asked |= dict.fromkeys(group, task)
         return task
 

@@ -7,8 +7,9 @@ predecessor had, without.
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 import msgspec
@@ -19,10 +20,16 @@ from tokenbus.bus.reader import Entry, id_key
 from tokenbus.bus.scripts import Commit
 from tokenbus.events.failure import ErrorInfo
 
+log = logging.getLogger(__name__)
+
 CHECKPOINT_SPAN = 2 * 2**20
 """Bytes of input after which an open run is checkpointed."""
 MAX_CHECKPOINT_SPAN = 8 * 2**20
 """The same where there is more than that to checkpoint; keeps a replay under a second."""
+CHECKPOINT_BYTES = 2**20
+"""Of checkpoints in one commit, about: further runs wait for the next one."""
+PIECES_TTL_MS = 7 * 86_400_000
+"""Life of a checkpoint's pieces from the last on. They go with their run; this is for what nobody ends."""
 
 
 class Logic(Protocol):
@@ -87,6 +94,70 @@ class Settling(Protocol):
         ...
 
 
+class Snapshot(Protocol):
+    """A checkpoint in pieces."""
+
+    @property
+    def head(self) -> bytes:
+        """What is written anew each time."""
+        ...
+
+    @property
+    def needs(self) -> list[int]:
+        """The pieces that belong to it."""
+        ...
+
+    @property
+    def new(self) -> Mapping[int, bytes]:
+        """Those of them that no checkpoint before had."""
+        ...
+
+
+@runtime_checkable
+class InPieces(Protocol):
+    """A logic whose runs may grow large: a checkpoint adds what is new, in numbered pieces."""
+
+    def snapshot_in_pieces(self, run: str) -> Snapshot | None:
+        """The state of an open run, with what the last call did not have; None: it is small, and `snapshot` has it."""
+        ...
+
+    def restore_from_pieces(self, run: str, head: bytes, pieces: Mapping[int, bytes]) -> None:
+        """The opposite."""
+        ...
+
+
+class Standing(msgspec.Struct, frozen=True):
+    """Where an open run stands, as its hash says."""
+
+    turn: int
+    attempt: int
+    seq: int
+
+
+@runtime_checkable
+class EndsUnread(Protocol):
+    """A logic that can end a run of which it knows nothing else."""
+
+    def end_unread(self, run: str, error: ErrorInfo, standing: Standing) -> None:
+        """The state of this open run is lost: say so in its name. Must not raise."""
+        ...
+
+
+class _Saved(msgspec.Struct, frozen=True, array_like=True):
+    """A checkpoint as it lies in the state hash."""
+
+    at: str
+    """The entry up to which it holds."""
+    state: bytes | None
+    """None: nothing of the run up to there counts any more."""
+    pieces: list[int] | None = None
+    """The numbers of its pieces. Where it has some, a version that knows none cannot read it, and shall not."""
+
+    def encoded(self) -> bytes:
+        fields = (self.at, self.state) if self.pieces is None else (self.at, self.state, self.pieces)
+        return msgspec.msgpack.encode(fields)
+
+
 class Poison(msgspec.Struct, frozen=True):
     """A frame that could not be taken."""
 
@@ -131,6 +202,7 @@ class Partition:
         self.stream = keys.topic(self.number, topic)
         self.lease_key = keys.lease(self.number, group)
         self.state_key = keys.state(self.number, group)
+        self.group = group
         self.logic = logic
         self.offset = lease.watermark
         """The last entry that was taken in."""
@@ -146,7 +218,11 @@ class Partition:
         self._since: OrderedDict[str, tuple[str, int]] = OrderedDict()
         """Open run -> (offset after which its entries must be replayed, bytes consumed by then), oldest first."""
         self._saved: dict[str, int] = {}
-        """Run -> size of its checkpoint."""
+        """Run -> size of its checkpoint, without pieces."""
+        self.unread: dict[str, str] = {}
+        """Open runs whose checkpoint could not be read, and why."""
+        self._pieces: dict[str, set[int]] = {}
+        """Run -> the pieces of its checkpoint."""
         self._changed: set[str] = set()
         """Open runs that their checkpoint, if any, does not hold whole."""
         self._told_open = -1
@@ -175,6 +251,7 @@ class Partition:
         self.logic.flush(commit)
         for run in taken.ended:
             commit.drop(self.state_key, run)
+            self._drop_pieces(run, commit)
         self._checkpoint(commit)
         return self._finished(commit, taken.entries, taken.size, taken.poison)
 
@@ -195,7 +272,8 @@ class Partition:
                 self._changed.discard(run)
                 self._saved.pop(run, None)
                 self._void[run] = entry_id
-                commit.put(self.state_key, run, msgspec.msgpack.encode((entry_id, None)))
+                self._drop_pieces(run, commit)
+                commit.put(self.state_key, run, _Saved(entry_id, None).encoded())
         self.offset = entry_id
         self._consumed += size
         self.logic.flush(commit)
@@ -233,24 +311,71 @@ class Partition:
             if self.logic.is_open(run):
                 self.logic.recall(run, seq)
                 self.logic.abandon(run, error)
-            commit.put(self.state_key, run, msgspec.msgpack.encode((last, None)))
+            self._drop_pieces(run, commit)
+            commit.put(self.state_key, run, _Saved(last, None).encoded())
         self.logic.flush(commit)
         return commit if numbers else None
 
     # --- what a predecessor had ----------------------------------------------------------------------------------
 
-    def restore(self, checkpoints: Mapping[bytes, bytes]) -> None:
-        """The state hash as it lies on the server."""
-        for name, saved in checkpoints.items():
-            run = name.decode()
-            at, state = msgspec.msgpack.decode(saved, type=tuple[str, bytes | None])
-            if state is None:
-                self._void[run] = at
-                continue
-            self.logic.restore(run, state)
-            # A run that did not change since its checkpoint may have let the watermark pass it.
-            self._since[run] = max(at, self.offset, key=id_key), 0
-            self._saved[run] = len(saved)
+    def pieces_of(self, checkpoints: Mapping[bytes, bytes]) -> Iterator[tuple[str, list[int]]]:
+        """The pieces that `restore` needs beside the state hash, by run."""
+        for name, data in checkpoints.items():
+            try:
+                pieces = _saved_decoder.decode(data).pieces
+            except msgspec.DecodeError:
+                continue  # `restore` tells
+            if pieces:
+                yield name.decode(), pieces
+
+    def restore(
+        self, checkpoints: Mapping[bytes, bytes], pieces: Mapping[str, Mapping[int, bytes]] | None = None
+    ) -> None:
+        """The state hash as it lies on the server, with the pieces of runs that have some."""
+        for name, data in checkpoints.items():
+            run = name.decode(errors="replace")
+            try:
+                self._restore(run, data, (pieces or {}).get(run, {}))
+            except Exception as e:  # another version wrote it, say: of this run alone
+                self.unread[run] = f"{type(e).__name__}: {e}"
+
+    def _restore(self, run: str, data: bytes, pieces: Mapping[int, bytes]) -> None:
+        saved = _saved_decoder.decode(data)
+        at = max(saved.at, self.offset, key=id_key)
+        if saved.state is None:
+            self._void[run] = saved.at
+            return
+        if saved.pieces is None:
+            self.logic.restore(run, saved.state)
+        else:
+            assert isinstance(self.logic, InPieces)
+            self.logic.restore_from_pieces(run, saved.state, pieces)
+            self._pieces[run] = set(saved.pieces)
+        # A run that did not change since its checkpoint may have let the watermark pass it.
+        self._since[run] = at, 0
+        self._saved[run] = len(data)
+
+    def end_unread(self, standing: Mapping[str, Standing]) -> Commit | None:
+        """After `settle`: the end of runs whose checkpoint nobody can read, by where their hashes say that they stand;
+        None where there is none. The commit moves no offset.
+
+        What a replay from the watermark brought back whole goes on.
+        """
+        unread = {run: reason for run, reason in self.unread.items() if not self.logic.is_open(run)}
+        self.unread.clear()
+        if not unread:
+            return None
+        commit = Commit(self.lease_key, self.stream)
+        for run, reason in unread.items():
+            log.error("%s: the checkpoint of run %s cannot be read: %s", self.lease_key, run, reason)
+            if (known := standing.get(run)) and isinstance(self.logic, EndsUnread):
+                problem = f"the state of the run cannot be read: {reason}"
+                error = ErrorInfo(code="state_unreadable", kind="internal", message=problem)
+                self.logic.end_unread(run, error, known)
+            commit.drop(self.state_key, run)
+            commit.expire(self._pieces_key(run), 0)
+        self.logic.flush(commit)
+        return commit
 
     def replay(self, entries: Sequence[Entry]) -> None:
         """Take entries in that were committed by an earlier owner; their outputs are dropped."""
@@ -309,17 +434,46 @@ class Partition:
         """Move the watermark on where a replay would grow long, oldest runs first.
 
         The span between checkpoints grows with the state there is to write, so that the writing stays linear in the
-        input, up to a cap.
+        input: up to a cap for all runs together, and without one for what a single run's checkpoint writes anew.
         """
-        while self._since:
+        written = 0
+        while self._since and written < CHECKPOINT_BYTES:
             run, (_, consumed) = next(iter(self._since.items()))
             span = self._consumed - consumed
-            if span <= CHECKPOINT_SPAN or span <= min(sum(self._saved.values()), MAX_CHECKPOINT_SPAN):
+            together = min(sum(self._saved.values()), MAX_CHECKPOINT_SPAN)
+            if span <= max(CHECKPOINT_SPAN, together, self._saved.get(run, 0)):
                 return
             if run in self._changed:
-                saved = msgspec.msgpack.encode((self.offset, self.logic.snapshot(run)))
-                commit.put(self.state_key, run, saved)
-                self._saved[run] = len(saved)
+                written += self._save(run, commit)
                 self._changed.discard(run)
             self._since[run] = (self.offset, self._consumed)
             self._since.move_to_end(run)
+
+    def _save(self, run: str, commit: Commit) -> int:
+        """Checkpoint a run; the bytes that are written."""
+        snapshot = self.logic.snapshot_in_pieces(run) if isinstance(self.logic, InPieces) else None
+        if snapshot is None:
+            self._drop_pieces(run, commit)
+            saved = _Saved(self.offset, self.logic.snapshot(run)).encoded()
+        else:
+            saved = _Saved(self.offset, snapshot.head, snapshot.needs).encoded()
+            key, needs = self._pieces_key(run), set(snapshot.needs)
+            for number in sorted(self._pieces.get(run, set()) - needs):
+                commit.drop(key, str(number))
+            for number, piece in snapshot.new.items():
+                commit.put(key, number, piece)
+            commit.expire(key, PIECES_TTL_MS)
+            self._pieces[run] = needs
+        commit.put(self.state_key, run, saved)
+        self._saved[run] = len(saved)
+        return len(saved) + (sum(map(len, snapshot.new.values())) if snapshot else 0)
+
+    def _drop_pieces(self, run: str, commit: Commit) -> None:
+        if self._pieces.pop(run, None):
+            commit.expire(self._pieces_key(run), 0)  # which deletes it
+
+    def _pieces_key(self, run: str) -> str:
+        return self._keys.pieces(self.number, self.group, run)
+
+
+_saved_decoder = msgspec.msgpack.Decoder(_Saved)

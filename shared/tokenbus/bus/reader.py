@@ -35,7 +35,8 @@ class Reader:
 
     def __init__(self, server: Server, *, count: int) -> None:
         self._server = server
-        self._count = count
+        self.count = count
+        """Most entries of a stream that one read gives; may be changed between two."""
         self._scope: asyncio.Timeout | None = None
         """Around the read that waits."""
         self._woken = False
@@ -52,7 +53,7 @@ class Reader:
         self._woken = True
 
     async def read(self, offsets: Mapping[str, str], *, block_ms: int = MAX_BLOCK_MS) -> Found:
-        """Entries after each stream's offset; waits up to ``block_ms`` for some.
+        """Entries after each stream's offset; waits up to ``block_ms`` for some, with 0 not at all.
 
         Raises what redis-py raises, in a Cluster only where nothing can be read: streams whose node is away are read
         again by and by.
@@ -60,7 +61,7 @@ class Reader:
         if self._woken:
             self._woken = False
             return []
-        block_ms = max(1, min(block_ms, MAX_BLOCK_MS))
+        block_ms = min(block_ms, MAX_BLOCK_MS)
         try:
             async with asyncio.timeout(None) as self._scope:  # in the hot path, and cheaper than a task to cancel
                 if not offsets:
@@ -68,7 +69,7 @@ class Reader:
                     return []
                 if self._server.topology == "cluster":
                     return await self._read_apart(offsets, block_ms)
-                return _named(await self._server.client.xread(offsets, count=self._count, block=block_ms))
+                return _named(await self._server.client.xread(offsets, count=self.count, block=block_ms or None))
         except TimeoutError:
             if not self._woken:
                 raise
@@ -87,7 +88,7 @@ class Reader:
         await self._cancel([g for g, (asked, _) in self._apart.items() if groups.get(g) != asked])
         for group, asked in groups.items():
             if group not in self._apart:
-                read = self._read_slot(asked, block_ms, self._pauses.get(group, 0))
+                read = self._read_slot(asked, block_ms or MAX_BLOCK_MS, self._pauses.get(group, 0))
                 self._apart[group] = asked, asyncio.ensure_future(read)
         tasks = [task for _, task in self._apart.values()]
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED, timeout=block_ms / 1000)
@@ -112,7 +113,7 @@ class Reader:
     async def _read_slot(self, asked: dict[str, str], block_ms: int, pause: float) -> Any:
         if pause:
             await asyncio.sleep(pause)
-        return await self._server.client.xread(asked, count=self._count, block=block_ms)
+        return await self._server.client.xread(asked, count=self.count, block=block_ms)
 
     async def _cancel(self, groups: list[tuple[str, ...]]) -> None:
         tasks = [self._apart.pop(g)[1] for g in groups]

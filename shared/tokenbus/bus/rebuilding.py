@@ -4,25 +4,45 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterable
 
+from redis.exceptions import ResponseError
+
+from tokenbus.bus import scripts
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.leases import Lease
-from tokenbus.bus.partition import Partition
+from tokenbus.bus.partition import Partition, Standing
 from tokenbus.bus.reader import Entry
-from tokenbus.bus.server import Server
+from tokenbus.bus.send import send
+from tokenbus.bus.server import Server, may_pass
 
 log = logging.getLogger(__name__)
 
 REPLAY_PAGE = 200
+PIECES_READ = 8
+"""Pieces of a checkpoint that one command reads: about a MB, so that no reply holds up the server for long."""
 
 
 async def rebuild(server: Server, keys: Keys, part: Partition, lease: Lease) -> None:
     """Bring a new partition to where its last owner stood. Raises what redis-py raises: then begin with a new one."""
     client = server.client
-    part.loads = await client.hincrby(part.lease_key, "loads", 1)
+    part.loads = await send(server, scripts.count(part.lease_key, "loads"))
     entry_id, _, tries = (await client.hget(part.lease_key, "suspect") or b"").decode().partition(" ")
-    part.suspect = entry_id, int(tries or 0)
-    part.restore(await client.hgetall(part.state_key))
+    part.suspect = entry_id, int(tries) if tries.isdecimal() else 0
+    checkpoints = await client.hgetall(part.state_key)
+    pieces: dict[str, dict[int, bytes]] = {}
+    for run, numbers in part.pieces_of(checkpoints):
+        pieces[run] = {}
+        for at in range(0, len(numbers), PIECES_READ):
+            group = numbers[at : at + PIECES_READ]
+            try:
+                found = await client.hmget(keys.pieces(part.number, part.group, run), group)
+            except ResponseError as e:
+                if may_pass(e):
+                    raise
+                break  # no pieces, so nobody can read the run
+            pieces[run] |= {number: piece for number, piece in zip(group, found, strict=True) if piece is not None}
+    part.restore(checkpoints, pieces)
     while part.offset != lease.offset:
         page: list[Entry] = await client.xrange(part.stream, f"({part.offset}", lease.offset, count=REPLAY_PAGE)
         if not page:
@@ -33,12 +53,32 @@ async def rebuild(server: Server, keys: Keys, part: Partition, lease: Lease) -> 
         part.replay(page)
         await asyncio.sleep(0)  # other partitions go on meanwhile
     runs = part.settle(lease.offset)
-    pipe = client.pipeline(transaction=False)
+    for run, at in (await standings(server, keys, runs)).items():
+        if at.seq:
+            part.logic.recall(run, at.seq)
+
+
+async def standings(server: Server, keys: Keys, runs: Iterable[str]) -> dict[str, Standing]:
+    """Where open runs stand by their hashes, without those that have none, or one that is no hash of a run."""
+    runs = list(runs)
+    if not runs:
+        return {}
+    pipe = server.client.pipeline(transaction=False)
     for run in runs:
-        pipe.hget(keys.run(run), "seq")
-    for run, seq in zip(runs, await pipe.execute() if runs else (), strict=True):
-        if seq:
-            part.logic.recall(run, int(seq))
+        pipe.hmget(keys.run(run), ["turn", "attempt", "seq"])
+    found: dict[str, Standing] = {}
+    for run, reply in zip(runs, await pipe.execute(raise_on_error=False), strict=True):
+        if isinstance(reply, ResponseError):
+            log.error("run %s: its hash cannot be read: %s", run, reply)
+            continue
+        if isinstance(reply, Exception):
+            raise reply
+        try:
+            if any(reply):
+                found[run] = Standing(*(int(number or 0) for number in reply))
+        except ValueError:
+            log.error("run %s: its hash is none of a run: %s", run, reply)
+    return found
 
 
 async def standing(server: Server, part: Partition) -> tuple[Lease, str]:

@@ -6,8 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from redis.exceptions import NoScriptError
-
+from tokenbus.bus.evaluate import evaluate
 from tokenbus.bus.scripts import Call, joined
 from tokenbus.bus.server import Server
 
@@ -17,11 +16,7 @@ JOINED_BYTES = 2**20
 
 async def send(server: Server, call: Call) -> Any:
     """Run one script. Raises what redis-py raises."""
-    client = server.client
-    try:
-        return await client.execute_command("EVALSHA", call.script.sha, len(call.keys), *call.keys, *call.args)
-    except NoScriptError:
-        return await client.execute_command("EVAL", call.script.text, len(call.keys), *call.keys, *call.args)
+    return await evaluate(server.client, call)
 
 
 async def send_many(server: Server, calls: Sequence[Call]) -> list[Any]:

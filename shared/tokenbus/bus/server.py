@@ -22,19 +22,32 @@ from redis.asyncio import Redis, RedisCluster, Sentinel
 from redis.asyncio.cluster import ClusterNode
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import ClusterError, RedisClusterException, RedisError, ResponseError
+from redis.exceptions import (
+    ClusterError,
+    DataError,
+    NoScriptError,
+    RedisClusterException,
+    RedisError,
+    ResponseError,
+)
 from redis.exceptions import ConnectionError as ConnectionLost
 from redis.exceptions import TimeoutError as NoReply
 
 from tokenbus.bus.connection import prompt
 from tokenbus.bus.direct import Direct
+from tokenbus.bus.evaluate import evaluate
 from tokenbus.bus.keys import WIRE_VERSION, Keys
+from tokenbus.bus.liveness import beat
+from tokenbus.bus.scripts.call import Call, script
+from tokenbus.bus.server_clock import ServerClock
 from tokenbus.bus.url import ServerUrl, Topology, parse_url
 from tokenbus.errors import DeploymentMismatch, ServerFull, ServerTooOld, ServerUnavailable, SettingsError
 
 __all__ = ["Server", "ServerInfo", "ServerUrl", "Topology", "join_deployment", "parse_url", "translated"]
 
 OLDEST = (6, 2)
+CLOCK_KEY = "tokenbus"
+"""Cluster: the master of this key's slot tells the time."""
 CONNECT_TIMEOUT_S = 2.0
 REPLY_TIMEOUT_S = 5.0
 """Longest wait for a reply. A blocking read asks the server for 2 s at most, so that this never ends it."""
@@ -66,6 +79,8 @@ class Server:
     def __init__(self, url: str | ServerUrl) -> None:
         self.url = parse_url(url) if isinstance(url, str) else url
         self._sentinel: Sentinel | None = None
+        self.clock = ServerClock(self._time_us)
+        """The time that all workers share; `join_deployment` looks at it first."""
         self.client: Any = self._connect()
         """redis-py's client: of the server, of the Sentinel group's current master, or of the Cluster. Any, because its
         annotations are in part unknown and the two classes have no common type: a reply is checked where it is read."""
@@ -88,6 +103,7 @@ class Server:
 
     async def aclose(self) -> None:
         """Close all connections. A command after this opens new ones."""
+        await self.clock.close()
         await self.client.aclose()
         if self._sentinel:
             await self._sentinel.aclose()
@@ -111,6 +127,29 @@ class Server:
             _version(valkey or reply["redis_version"]),
             reply.get("maxmemory_policy", "noeviction"),
         )
+
+    async def answers(self) -> bool:
+        """Whether it takes commands now; of a Cluster, each master. Raises nothing of redis-py's."""
+        try:
+            if self.topology == "cluster":
+                await self.client.ping(target_nodes=RedisCluster.PRIMARIES)
+            else:
+                await self.client.ping()
+        except (RedisError, OSError):
+            return False
+        return True
+
+    async def _time_us(self) -> int:
+        """The server's Unix time; in a Cluster that of one node for all, until it is away for good."""
+        node: dict[str, Any] = {}
+        if self.topology == "cluster":
+            try:
+                await self.client.initialize()
+                node["target_nodes"] = self.client.get_node_from_key(CLOCK_KEY)
+            except RedisClusterException as e:
+                raise ConnectionLost(str(e)) from e
+        seconds, micros = await self.client.execute_command("TIME", **node)
+        return int(seconds) * 1_000_000 + int(micros)
 
     def read_groups(self, keys: Sequence[str]) -> list[list[str]]:
         """The keys in groups of which each can be one read: all together, or in a Cluster one for each hash tag."""
@@ -181,6 +220,7 @@ class _Cluster(RedisCluster):
         await super().aclose()
 
     async def execute_command(self, *args: Any, **kwargs: Any) -> Any:
+        beat()
         try:
             if args[0] in ("XREAD", "XREADGROUP") and "target_nodes" not in kwargs:
                 await self.initialize()
@@ -222,6 +262,15 @@ _WRAPPED = re.compile(r"-([A-Z]+) ")
 """Redis 6.2 wraps the error of a command inside a script in a text of its own: ``… -OOM command not allowed …``."""
 _NOT_NOW = frozenset({"BUSY", "CLUSTERDOWN", "LOADING", "MASTERDOWN", "MISCONF", "NOREPLICAS", "READONLY", "UNBLOCKED"})
 _NOT_YOU = frozenset({"NOAUTH", "NOPERM", "WRONGPASS"})
+_YOUR_FAULT = frozenset(
+    {"WRONGTYPE", "NOGROUP", "BUSYGROUP", "CROSSSLOT", "EXECABORT", "NOPROTO", "BUSYKEY", "INVALIDOBJ"}
+)
+_FAULT = re.compile(
+    r"unknown (sub)?command|wrong number of arguments|syntax error|not an integer|not a valid float|no such key"
+    r"|ID specified in XADD|Invalid stream ID|out of range|script: |user_script|running script|compiling script",
+    re.IGNORECASE,
+)
+"""In what the server says of a command that began with ERR, or of one that failed inside of a script."""
 
 
 @contextmanager
@@ -235,16 +284,26 @@ def translated(server: Server, key: str = "") -> Generator[None]:
     except (RedisError, OSError) as e:
         if _code(e) == "OOM":
             raise ServerFull(key or server.url.safe, f"the server is out of memory: {e}") from e
-        if may_pass(e):
+        if not is_final(e):
             raise ServerUnavailable(server.url.safe, str(e) or type(e).__name__) from e
         raise
 
 
 def may_pass(error: RedisError | OSError) -> bool:
-    """Whether the server's state is at fault, so that the same command may be taken later."""
-    if isinstance(error, (ConnectionLost, NoReply, ClusterError, OSError)):
+    """Whether the server says that its state is at fault, so that the same command may be taken later."""
+    return isinstance(error, (ClusterError, NoScriptError)) or _code(error) in _NOT_NOW | _NOT_YOU | {"OOM"}
+
+
+def is_final(error: RedisError | OSError) -> bool:
+    """Whether the server, or redis-py, has looked at this command and says what is wrong with it.
+
+    All else may pass or not: a connection that broke, a reply that nobody knows, a proxy's own error.
+    """
+    if isinstance(error, DataError):
         return True
-    return _code(error) in _NOT_NOW | _NOT_YOU | {"OOM"}
+    if may_pass(error):  # it may come out of a script
+        return False
+    return _code(error) in _YOUR_FAULT or (isinstance(error, ResponseError) and bool(_FAULT.search(str(error))))
 
 
 def _code(error: Exception) -> str:
@@ -256,12 +315,15 @@ def _code(error: Exception) -> str:
     return getattr(error, "status_code", None) or str(error).partition(" ")[0]
 
 
-_JOIN = """
+_JOIN = script(
+    "join",
+    """
 if redis.call('EXISTS', KEYS[1]) == 0 then
   redis.call('HSET', KEYS[1], 'partitions', ARGV[1], 'wire_version', ARGV[2])
 end
 return redis.call('HMGET', KEYS[1], 'partitions', 'wire_version')
-"""
+""",
+)
 
 
 async def join_deployment(server: Server, keys: Keys) -> None:
@@ -271,7 +333,8 @@ async def join_deployment(server: Server, keys: Keys) -> None:
     """
     ours = {"partitions": keys.partitions, "wire_version": WIRE_VERSION}
     with translated(server, keys.meta):
-        reply: Any = await server.client.execute_command("EVAL", _JOIN, 1, keys.meta, *ours.values())
+        await server.clock.look()
+        reply: Any = await evaluate(server.client, Call(_JOIN, [keys.meta], list(ours.values())))
     for (name, value), found in zip(ours.items(), reply, strict=True):
         theirs = found.decode() if found is not None else "not set"
         if theirs != str(value):

@@ -15,18 +15,19 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-import msgspec
 from redis.exceptions import RedisError
 
 from tokenbus.bus.asides import Asides
 from tokenbus.bus.commits import Commits, Worked
+from tokenbus.bus.in_hand import Batch, InHand
 from tokenbus.bus.journal import LOST_WRITES, Journal
 from tokenbus.bus.keys import InternalTopic, Keys
 from tokenbus.bus.leases import Lease, Leases
-from tokenbus.bus.outage import outlast
+from tokenbus.bus.liveness import Liveness, holding, slack
+from tokenbus.bus.outage import retry_until_available
 from tokenbus.bus.partition import Logic, Partition, Settling, Taken, Work
-from tokenbus.bus.reader import Entry, Reader
-from tokenbus.bus.rebuilding import rebuild, standing
+from tokenbus.bus.reader import Reader
+from tokenbus.bus.rebuilding import rebuild, standing, standings
 from tokenbus.bus.server import Server
 
 __all__ = ["Batch", "Logic", "Stage"]
@@ -38,16 +39,10 @@ CAREFUL_LOADS = 3
 MOST_ALONE = 2
 """An entry that was worked so often in this way without a commit is given up: a look into it ends its workers."""
 PAUSED_POLL_MS = 20
+SETTLING_S = 20.0
+"""What `Settling` may take at the most, and something for the loop."""
 STRAGGLING_S = 0.05
 """How long the partitions of a Cluster wait for each other, so that as a rule their batches are of the same reads."""
-
-
-class Batch(msgspec.Struct, frozen=True):
-    """What one read gave of one partition, after offset ``begin``."""
-
-    partition: int
-    begin: str
-    entries: list[Entry]
 
 
 class Stage:
@@ -70,12 +65,14 @@ class Stage:
         topic_entries: int = 50_000,
         dead_entries: int = 10_000,
         entries_read: bool = True,
+        liveness: Liveness | None = None,
     ) -> None:
         """``downstream`` names the group that reads the outputs: while it lags by more than ``lag_bytes``, its
         partition is not read. ``entries_read``: the server knows XGROUP SETID … ENTRIESREAD (Redis 7)."""
         self._server = server
         self._keys = keys
         self._group = group
+        self._liveness = liveness = liveness or Liveness()
         self._topic: InternalTopic = topic
         self._logic = logic
         self._downstream = downstream
@@ -89,7 +86,7 @@ class Stage:
         self._apart = server.topology == "cluster"
         """The partitions lie on different nodes, and one of those that fails shall not hold up the others."""
         self._locks: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
-        self._asides = Asides(group)
+        self._asides = Asides(group, liveness)
         """Of partitions that are apart, or settle."""
         self._commits = Commits(
             server,
@@ -102,6 +99,7 @@ class Stage:
         )
         self._closed = False
         self._reader = Reader(server, count=max_records)
+        self._in_hand = InHand(most=max_records)
         self._leases = Leases(
             server,
             keys,
@@ -113,6 +111,7 @@ class Stage:
             behind=self._behind,
             ttl_s=lease_s,
             tick_s=tick_s,
+            liveness=liveness,
         )
 
     @property
@@ -150,7 +149,8 @@ class Stage:
         await self._reader.close()
 
     async def read(self, *, block_ms: int = 2000) -> list[Batch]:
-        """New entries by partition, empty after ``block_ms`` or a change of partitions. Raises what redis-py raises."""
+        """A bounded round of new entries by partition, shared fairly among them; empty after ``block_ms`` or a change
+        of partitions. Raises what redis-py raises."""
         if paused := [part for part in self._parts.values() if part.paused and part.number not in self._asides]:
             if self._apart:
                 for part in paused:
@@ -161,14 +161,19 @@ class Stage:
         offsets = {
             stream: part.offset
             for stream, part in self._parts.items()
-            if not part.paused and part.number not in self._asides
+            if stream not in self._in_hand and self._is_ready(part)
         }
-        found = await self._reader.read(offsets, block_ms=block_ms)
-        return [
-            Batch(part.number, offsets[stream], entries)
-            for stream, entries in found
-            if stream in offsets and (part := self._parts.get(stream))
-        ]
+        if offsets or not self._in_hand.has_any(self._is_ready):
+            self._reader.count = self._in_hand.count
+            found = await self._reader.read(offsets, block_ms=0 if self._in_hand.has_any(self._is_ready) else block_ms)
+            for stream, entries in found:
+                if (part := self._parts.get(stream)) and part.offset == offsets.get(stream):
+                    self._in_hand.keep(part, entries)
+        return self._in_hand.next_round(self._parts, self._is_ready)
+
+    def _is_ready(self, part: Partition) -> bool:
+        """Whether the partition can be worked now."""
+        return not part.paused and part.number not in self._asides
 
     async def process(self, batches: Sequence[Batch]) -> None:
         """Work the batches of `read` in and commit it; returns when it is committed or its lease is lost.
@@ -187,7 +192,7 @@ class Stage:
         await self._process(batches)
 
     async def _process(self, batches: Sequence[Batch]) -> None:
-        async with self._lock(batches[0].partition if batches else 0):
+        async with holding(self._lock(batches[0].partition if batches else 0)):
             worked: list[Worked] = []
             try:
                 for batch in batches:
@@ -236,7 +241,8 @@ class Stage:
                     task = self._asides.start(part.number, partial(self._settle, part, part.logic, batch, taken))
                     task.add_done_callback(lambda _: self._reader.wake())
                     return None
-                await part.logic.settle()
+                with slack(SETTLING_S):
+                    await part.logic.settle()
             return part.put_out(taken)
         except Exception:
             log.exception("%s partition %d: the logic failed", self._group, part.number)
@@ -249,8 +255,9 @@ class Stage:
     async def _settle(self, part: Partition, logic: Settling, batch: Batch, taken: Taken) -> None:
         """Settle and commit one batch. The others go on meanwhile; this partition is not read, and may go."""
         try:
-            await logic.settle()
-            async with self._lock(part.number):
+            with slack(SETTLING_S):
+                await logic.settle()
+            async with holding(self._lock(part.number)):
                 if self._parts.get(part.stream) is part:
                     await self._put_in([Worked(part, batch.begin, part.put_out(taken))])
         except (RedisError, OSError):
@@ -280,18 +287,27 @@ class Stage:
             return
         # Another owner wrote on, or the server went back, or nobody can: what this worker remembers is void.
         log.warning("%s partition %d: dropped: %s", self._group, part.number, reply)
+        given_up = part.suspect[1] > MOST_ALONE
         try:
-            if reply[0] == b"refused":  # which says nothing of the entries
-                await self._commits.note(part, "loads", 0)
+            if reply[0] == b"refused" and not given_up:
+                await self._set_apart(part)
             if reply[0] == b"moved" and self._journals[part.number].is_ahead_of(reply[1].decode()):
                 await self._end_lost(part)
         finally:
-            self._drop(part, shun_s=2 * self._lease_s if reply[0] == b"refused" else 0)
+            self._drop(part, shun_s=2 * self._lease_s if reply[0] == b"refused" and given_up else 0)
+
+    async def _set_apart(self, part: Partition) -> None:
+        """What was made of these entries the server does not take: next they are worked one at a time; and a single one
+        is given up, whose runs end, for the others' sake."""
+        if part.loads > CAREFUL_LOADS:
+            await self._commits.note(part, "suspect", f"{part.suspect[0]} {MOST_ALONE + 1}")
+        else:
+            await self._commits.note(part, "loads", CAREFUL_LOADS)
 
     # --- a fail-over that lost writes ---------------------------------------------------------------------------
 
     async def _behind(self, partition: int, offset: str) -> None:
-        async with self._lock(partition):
+        async with holding(self._lock(partition)):
             part = self._parts.get(self._keys.topic(partition, self._topic))
             if part and self._journals[partition].is_ahead_of(offset):
                 try:
@@ -302,11 +318,13 @@ class Stage:
     async def _end_lost(self, part: Partition) -> None:
         """Runs of which others heard more than the server knows now are ended, under the numbers that were heard."""
         what, closed = f"lost writes of {self._group}", lambda: self._closed
-        lease, last = await outlast(lambda: standing(self._server, part), what=what, unless=closed)
+        lease, last = await retry_until_available(
+            self._server, lambda: standing(self._server, part), what=what, stop_if=closed
+        )
         log.error("%s partition %d: a fail-over lost what came after %s", self._group, part.number, lease.offset)
         if not (lost := self._journals[part.number].after(lease.offset)):
             return
-        past = await outlast(lambda: self._rebuilt(lease), what=what, unless=closed)
+        past = await retry_until_available(self._server, lambda: self._rebuilt(lease), what=what, stop_if=closed)
         if commit := past.end_lost(lost, last, LOST_WRITES):
             await self._commits.make_good(part, lease, commit)
 
@@ -320,14 +338,14 @@ class Stage:
     # --- partitions come and go -------------------------------------------------------------------------------
 
     def _taken(self, lease: Lease) -> None:
-        task = asyncio.create_task(self._load(lease), name=f"replay {self._group} {lease.partition}")
+        task = self._liveness.start_passing(self._load(lease), name=f"replay {self._group} {lease.partition}")
         self._loading[lease.partition] = task
 
     async def _gone(self, partition: int) -> None:
         if task := self._loading.pop(partition, None):
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-        async with self._lock(partition):
+        async with holding(self._lock(partition)):
             self._remove(partition)
 
     def _drop(self, part: Partition, *, shun_s: float = 0.0) -> None:
@@ -349,10 +367,26 @@ class Stage:
         await rebuild(self._server, self._keys, part, lease)
         return part
 
+    async def _end_unread(self, part: Partition, lease: Lease) -> None:
+        """Runs whose state nobody can read end; the partition goes on."""
+        if not part.unread:
+            return
+        commit = part.end_unread(await standings(self._server, self._keys, part.unread))
+        if commit:
+            try:
+                await self._commits.make_good(part, lease, commit)
+            except (RedisError, OSError):
+                if self._closed:
+                    raise
+                log.exception("%s partition %d: runs that nobody can read go on", self._group, part.number)
+
     async def _load(self, lease: Lease) -> None:
         """Rebuild the partition's state, then begin to read it."""
         try:
-            part = await outlast(lambda: self._rebuilt(lease), what=f"replay of {self._group}")
+            part = await retry_until_available(
+                self._server, lambda: self._rebuilt(lease), what=f"replay of {self._group}"
+            )
+            await self._end_unread(part, lease)
         except Exception:
             # Nothing that is known to happen; another worker may fare better once the lease runs out.
             log.exception("replay of partition %d of %s failed", lease.partition, self._group)

@@ -23,7 +23,7 @@ from tokenbus.bus import server as server_module
 from tokenbus.bus.journal import LOST_WRITES
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.leases import Lease, Leases
-from tokenbus.bus.outage import outlast
+from tokenbus.bus.outage import retry_until_available
 from tokenbus.bus.queue import Item, Queue
 from tokenbus.bus.send import send_many
 from tokenbus.bus.server import Server
@@ -158,7 +158,12 @@ async def test_leases_on_other_nodes_do_not_run_out_while_a_node_is_stopped(of_m
                     scripts.acquire(KEYS.lease(p, "g"), KEYS.topic(p, "raw"), owner="other", ttl_ms=1)
                     for p in elsewhere
                 ]
-                return not any(token for token, *_ in await outlast(lambda: send_many(observer, calls), what="looks"))
+                return not any(
+                    token
+                    for token, *_ in await retry_until_available(
+                        observer, lambda: send_many(observer, calls), what="looks"
+                    )
+                )
 
             assert await kept()  # and knows the nodes
             with stopped(node):
@@ -182,7 +187,10 @@ async def test_partitions_on_other_nodes_that_become_free_are_taken_while_a_node
                 scripts.acquire(KEYS.lease(p, "g"), KEYS.topic(p, "raw"), owner="other", ttl_ms=60_000)
                 for p in range(KEYS.partitions)
             ]
-            tokens = [token.decode() for token, *_ in await outlast(lambda: send_many(server, held), what="leases")]
+            tokens = [
+                token.decode()
+                for token, *_ in await retry_until_available(server, lambda: send_many(server, held), what="leases")
+            ]
 
             async def free(partitions: set[int]) -> None:
                 await send_many(server, [scripts.release(KEYS.lease(p, "g"), token=tokens[p]) for p in partitions])

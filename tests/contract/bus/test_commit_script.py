@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from redis.exceptions import ResponseError
 
 from tests.contract.bus.state import everything
 from tokenbus.bus import scripts
@@ -263,15 +264,25 @@ async def test_an_entry_may_have_as_many_values_as_lua_can_take(scene: Scene):
     assert len(written) == MAX_VALUES // 2
 
 
-async def test_a_full_server_refuses_a_commit_whole(scene: Scene):
+async def test_a_shared_key_of_another_type_fails_the_commit_before_it_writes(scene: Scene):
     [end] = await scene.feed(1)
-    client = scene.server.client
+    await scene.server.client.set(scene.keys.topic(0, "control"), "somebody's own")  # what the commit writes last
     before = await everything(scene.server, scene.keys)
-    await client.config_set("maxmemory", 1)
-    try:
-        with pytest.raises(Exception, match=r"OOM|maxmemory"):
-            await scene.commit(scene.writes(), end=end)
-    finally:
-        await client.config_set("maxmemory", 0)
+    with pytest.raises(ResponseError, match=r"WRONGTYPE .*control is a string, no stream"):
+        await scene.commit(scene.writes(), end=end)
     assert await everything(scene.server, scene.keys) == before
-    assert (await scene.commit(scene.writes(), end=end))[0] == b"ok"
+
+
+@pytest.mark.parametrize("name", ["run", "log"])
+async def test_a_runs_key_of_another_type_is_left_alone_and_all_else_is_written(scene: Scene, name: str):
+    client, keys = scene.server.client, scene.keys
+    alien = keys.run(scene.run) if name == "run" else keys.log(scene.run)
+    await client.set(alien, "somebody's own")
+    [end] = await scene.feed(1)
+    commit = scene.writes()
+    commit.append(keys.topic(0, "turns"), ["another run", b"frame"])
+    assert (await scene.commit(commit, end=end))[:2] == [b"ok", end.encode()]
+    assert await client.getdel(alien) == b"somebody's own"
+    assert [f for _, f in await client.xrange(keys.topic(0, "turns"))] == [{b"another run": b"frame"}]
+    assert [f for _, f in await client.xrange(keys.topic(0, "visible"))] == [{b"__data__": b'{"n":1}'}]
+    assert await client.hget(scene.lease, "offset") == end.encode()

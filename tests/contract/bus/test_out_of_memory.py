@@ -39,25 +39,75 @@ async def full(server: Server) -> AsyncGenerator[None]:
         await server.client.config_set("maxmemory", 0)
 
 
-async def test_a_commit_that_does_not_fit_writes_nothing_of_itself():
+async def test_a_commit_finds_room_on_a_full_server_for_it_is_what_frees_some():
     async with small_server() as server:
         keys = Keys("oom", 1)
         lease, stream = keys.lease(0, "g"), keys.topic(0, "raw")
-        token = (await send(server, scripts.acquire(lease, stream, owner="a", ttl_ms=60_000, mirror="g")))[0].decode()
         end = (await server.client.xadd(stream, {"r": "1"})).decode()
-        commit = Commit(lease, stream)
-        commit.publish(keys.log("r"), "1-0", b"{}", [keys.topic(0, "visible")])
-        call = commit.call(
-            token=token, ttl_ms=60_000, begin="0-0", end=end, watermark=end, entries=1, size=1,
-            mirror="g", entries_read=True, topic_entries=100,
-        )  # fmt: skip
+        async with full(server):
+            acquire = scripts.acquire(lease, stream, owner="a", ttl_ms=60_000, mirror="g")
+            token = (await send(server, acquire))[0].decode()
+            assert await send(server, scripts.renew(lease, stream, token=token, ttl_ms=60_000)) == b"0-0"
+            assert await send(server, scripts.present(keys.members("g"), member="a", ttl_ms=1000)) == [b"a"]
+            assert await send(server, scripts.count(lease, "loads")) == 1
+            await send(server, scripts.note(lease, "suspect", "1-0 1"))
+            commit = Commit(lease, stream)
+            commit.publish(keys.log("r"), "1-0", b"{}", [keys.topic(0, "visible")])
+            call = commit.call(
+                token=token, ttl_ms=60_000, begin="0-0", end=end, watermark=end, entries=1, size=1,
+                mirror="g", entries_read=True, topic_entries=100,
+            )  # fmt: skip
+            assert (await send(server, call))[0] == b"ok"
+            with pytest.raises(ResponseError, match="maxmemory"):
+                await server.client.xadd(stream, {"r": "2"})
+
+
+def accept(keys: Keys, run: str) -> scripts.Call:
+    return scripts.accept(
+        keys.run(run), keys.topic(0, "events"), keys.topic(0, "turns"), keys.lease(0, "parser"), keys.log(run),
+        run=run, ttl_ms=60_000, frame=b"accepted", work=b"work", fields=["request", "{}"],
+    )  # fmt: skip
+
+
+def append(keys: Keys, run: str, n: int, *, final: bool = False) -> scripts.Call:
+    part = scripts.RawPart(run, keys.run(run), 1, n, final, b"frame", "w")
+    return scripts.append_raw(keys.topic(0, "raw"), keys.lease(0, "normalizer"), [part])
+
+
+async def test_a_full_server_takes_no_further_run_and_no_frame_but_what_ends_an_attempt_or_a_run():
+    async with small_server() as server:
+        keys = Keys("oom", 1)
+        for run in ("ends", "cancelled"):
+            assert await send(server, accept(keys, run)) == b"new"
+        assert (await send(server, append(keys, "ends", 0)))[0] == b"ok"
         before = await everything(server, keys)
         async with full(server):
             with pytest.raises(ResponseError) as refused:
-                await send(server, call)
+                await send(server, accept(keys, "late"))
             assert may_pass(refused.value)
+            assert (await send(server, append(keys, "ends", 1)))[0] == b"full"
             assert await everything(server, keys) == before
-        assert (await send(server, call))[0] == b"ok"
+            assert (await send(server, append(keys, "ends", 1, final=True)))[0] == b"ok"
+            cancel = scripts.cancel(
+                keys.run("cancelled"), keys.topic(0, "events"), keys.topic(0, "raw"), keys.topic(0, "control"),
+                parser_lease=keys.lease(0, "parser"), normalizer_lease=keys.lease(0, "normalizer"),
+                run="cancelled", awaited_ms=1000, frame=b"cancel", control_frame=b"told",
+            )  # fmt: skip
+            assert await send(server, cancel) == b"cancelling"
+
+
+async def test_the_last_tenth_of_the_memory_is_for_the_runs_that_are_open():
+    async with small_server() as server:
+        keys = Keys("oom", 1)
+        assert await send(server, accept(keys, "open")) == b"new"
+        used = (await server.client.info("memory"))["used_memory"]
+        await server.client.config_set("maxmemory", round(used / 0.95))
+        with pytest.raises(ResponseError) as refused:
+            await send(server, accept(keys, "late"))
+        assert may_pass(refused.value)
+        assert (await send(server, append(keys, "open", 0)))[0] == b"ok"
+        await server.client.config_set("maxmemory", round(used / 0.5))
+        assert await send(server, accept(keys, "late")) == b"new"
 
 
 async def test_a_commit_that_begins_in_time_is_written_whole_though_it_fills_the_memory():
@@ -83,7 +133,7 @@ async def test_a_commit_that_begins_in_time_is_written_whole_though_it_fills_the
             await server.client.set("more", "x")
 
 
-async def test_a_stage_and_a_queue_outlast_a_full_server_and_lose_and_double_nothing(caplog: pytest.LogCaptureFixture):
+async def test_a_stage_and_a_queue_work_on_though_the_server_is_full():
     async with small_server() as server:
         bench = Bench(server, Keys("oom", 2))
         [run] = bench.runs(0, 1)
@@ -93,14 +143,13 @@ async def test_a_stage_and_a_queue_outlast_a_full_server_and_lose_and_double_not
             await queue.open()
             await server.client.xadd("{0}:q", {"n": "held"})
             item = await queue.read()
-            async with full(server):
-                await eventually(lambda: not worker.healthy)
-                assert "maxmemory" in caplog.text
-            await eventually(bench.through)
             await bench.feed(0, {run: b"end"})
-            await eventually(bench.through)
-            await eventually(lambda: worker.healthy)
-            await queue.finish([item])
+            async with full(server):
+                await eventually(bench.through)
+                assert worker.healthy
+                await queue.requeue([item])
+                item = await queue.read()
+                await queue.finish([item])
             await queue.close()
         await bench.check()
         assert await server.client.xlen("{0}:q") == 0

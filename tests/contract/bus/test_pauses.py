@@ -16,7 +16,7 @@ from redis.exceptions import ConnectionError as ConnectionLost
 from tests.waiting import eventually
 from tokenbus.bus.control import ControlListener
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.outage import LONGEST_PAUSE_S, outlast
+from tokenbus.bus.outage import LONGEST_PAUSE_S, retry_until_available
 from tokenbus.bus.queue import Queue
 from tokenbus.bus.server import Server
 from tokenbus.events.frames import Control, encode
@@ -105,7 +105,7 @@ async def test_a_listener_pauses_for_half_a_second_at_the_most(
 
 async def test_what_must_be_sent_is_tried_every_half_second_at_the_least(outage: Outage, other: Server):
     outage.begin()
-    sending = asyncio.create_task(outlast(other.client.ping, what="the test"), name="sending")
+    sending = asyncio.create_task(retry_until_available(other, other.client.ping, what="the test"), name="sending")
     await outage.has_been_long("sending")
     assert max(outage.pauses["sending"]) == LONGEST_PAUSE_S
     outage.end()

@@ -13,13 +13,16 @@ import pytest
 from redis.exceptions import ConnectionError as ConnectionLost
 from redis.exceptions import RedisError
 
+from tests.censoring import FORBIDDEN, censoring
 from tests.contract.bus.faults import Gate
 from tests.servers import binary
 from tests.waiting import eventually
 from tokenbus.bus import queue as queue_module
+from tokenbus.bus.backlog import LONG_MS
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.queue import BLOCK_MS, Item, Queue
 from tokenbus.bus.server import Server
+from tokenbus.events.frames import TurnWork, encode
 from tokenbus_services.embedded import EmbeddedServer
 
 GROUP = "g"
@@ -478,3 +481,53 @@ async def test_closing_twice_or_unopened_does_no_harm(scene: Scene):
     await queue.close()
     async with opened(scene.queue("b")) as b:
         await b.close()
+
+
+async def test_a_worker_that_reads_what_waited_takes_the_rest_by_turn(scene: Scene):
+    """However long the reads themselves take, which on a busy event loop is long."""
+    queue = scene.queue("a", fair="turns")
+    await queue.open()
+    try:
+        for tenant, run in [*(("big", f"big{n}") for n in range(8)), ("small", "first")]:
+            last = await scene.client.xadd(scene.streams[0], {run: encode(TurnWork(run, 0, 1, tenant=tenant))})
+
+        async def waited() -> bool:
+            seconds, micros = await scene.client.time()
+            return seconds * 1000 + micros // 1000 >= int(last.partition(b"-")[0]) + LONG_MS
+
+        await eventually(waited)
+        items = [await queue.read() for _ in range(9)]
+        runs = [next(iter(item.fields)).decode() for item in items]
+        assert runs[0] == "big0"
+        assert "first" in runs[1:3]
+        assert [run for run in runs if run != "first"] == [f"big{n}" for n in range(8)]
+        await queue.finish(items)
+    finally:
+        await queue.close(begun=lambda item: False)
+
+
+async def test_an_item_that_breaks_each_connection_is_set_apart_and_those_beside_it_are_worked(
+    scene: Scene, server_url: str
+):
+    done, apart = list[tuple[str, int]](), list[Item]()
+
+    async def unreadable(item: Item, error: Exception) -> None:
+        apart.append(item)
+
+    for n in range(4):
+        await scene.put(f"before-{n}", stream=n)
+    await scene.client.xadd(scene.streams[0], {"n": FORBIDDEN})
+    for n in range(4):
+        await scene.put(f"after-{n}", stream=n)
+    async with censoring(server_url) as url, Server(url) as proxied:
+        queue = scene.queue("a", proxied, count=4, unreadable=unreadable)
+        async with worked(queue, lambda item: done.append((name(item), item.deliveries))):
+            await eventually(lambda: len(done) == 8)
+            await eventually(lambda: bool(apart))
+
+            async def none_left() -> bool:
+                return await scene.left() == 0
+
+            await eventually(none_left)
+    assert {each for each, _ in done} == {f"{when}-{n}" for when in ("before", "after") for n in range(4)}
+    assert [(item.stream, item.fields) for item in apart] == [(scene.streams[0], {b"n": b""})]

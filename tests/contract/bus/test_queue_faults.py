@@ -12,7 +12,6 @@ from tests.leaks import check_keys
 from tests.waiting import eventually
 from tokenbus.bus import queue
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.outage import outlast
 from tokenbus.bus.queue import Item, Queue
 from tokenbus.bus.server import Server
 
@@ -42,7 +41,7 @@ class Worker:
         while True:
             item = await self._queue.read()
             if self._refuses(item):
-                await outlast(lambda item=item: self._queue.hand_back([item]), what="hand-back")
+                await self._queue.hand_back([item])
                 continue
             self.done[item.fields[b"n"].decode()] += 1
             await self._queue.finish([item])

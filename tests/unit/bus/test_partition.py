@@ -83,7 +83,7 @@ def operations(commit: Commit) -> Iterator[tuple[str, str, list[Any]]]:
         entries_read=True,
         topic_entries=1,
     )
-    args: list[Any] = list(call.args)[9:]
+    args: list[Any] = list(call.args)[10:]
     while args:
         op = args[0]
         counted = {"d": 4, "x": 2, "h": 2}.get(op)

@@ -14,6 +14,14 @@ Arg: TypeAlias = str | bytes | int
 NOW = "local t = redis.call('TIME') local now = t[1] * 1000 + math.floor(t[2] / 1000)\n"
 """The server's Unix time in ms, as ``now``."""
 
+ROOM = "redis.call('HDEL', KEYS[1], '')\n"
+"""Before the first write of what ends runs, frees memory or keeps a worker its work: it goes through on a full server.
+
+A server beyond its ``maxmemory`` refuses what may take memory, unless the script wrote already (every version does:
+https://github.com/redis/redis/issues/8478). Redis 7 has a flag for this, and 6.2 has not; deleting nothing does it in
+both. ``KEYS[1]`` is a hash, or there is none."""
+
+_MANY = " of many"
 MAX_VALUES = 4000
 """Most values that Lua's ``unpack`` may push at once; its stack ends at some 8000."""
 
@@ -28,7 +36,20 @@ class Script(msgspec.Struct, frozen=True):
 
 def script(name: str, text: str) -> Script:
     """The script of this text."""
-    return Script(name, text, sha1(text.encode(), usedforsecurity=False).hexdigest())
+    made = Script(name, text, sha1(text.encode(), usedforsecurity=False).hexdigest())
+    _made[made.sha] = made
+    return made
+
+
+_made: dict[str, Script] = {}
+"""Each script by its SHA-1, as the modules that have been imported made them."""
+
+
+def known_scripts() -> list[Script]:
+    """The scripts of all modules that have been imported, and what `joined` makes of each."""
+    for one in [one for one in _made.values() if not one.name.endswith(_MANY)]:
+        _of_many(one)
+    return list(_made.values())
 
 
 class Call(msgspec.Struct, frozen=True):
@@ -54,7 +75,7 @@ def joined(calls: Sequence[Call]) -> Call:
 
 @cache
 def _of_many(one: Script) -> Script:
-    return script(f"{one.name} of many", _OF_MANY % one.text)
+    return script(f"{one.name}{_MANY}", _OF_MANY % one.text)
 
 
 _OF_MANY = """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tokenbus.bus.scripts.call import NOW, Call, script
+from tokenbus.bus.scripts.call import NOW, ROOM, Call, script
 from tokenbus.bus.scripts.runs import STOP
 
 _EXPIRE = script(
@@ -11,11 +11,12 @@ _EXPIRE = script(
     + """
 local h = redis.call('HMGET', KEYS[1], 'status', 'attempt', 'closed', 'turn')
 if h[1] and h[1] ~= 'open' then return h[1] end
+ROOM
 redis.call('XADD', KEYS[2], '*', ARGV[1], ARGV[2])
 redis.call('HINCRBY', KEYS[5], 'arrived', #ARGV[2])
 if not h[1] then return 'gone' end
 return stop(h, ARGV[3], 'the deadline of the run has passed', 'expiring')
-""",
+""".replace("ROOM", ROOM),
 )
 
 
@@ -46,10 +47,11 @@ _TELL = script(
     """
 local status = redis.call('HGET', KEYS[1], 'status')
 if status and status ~= 'open' then return 0 end
+ROOM
 redis.call('XADD', KEYS[2], '*', ARGV[1], ARGV[2])
 redis.call('HINCRBY', KEYS[3], 'arrived', #ARGV[2])
 return 1
-""",
+""".replace("ROOM", ROOM),
 )
 
 

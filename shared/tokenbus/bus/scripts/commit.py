@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from tokenbus.bus.scripts.call import MAX_VALUES, NOW, Arg, Call, script
+from tokenbus.bus.scripts.call import MAX_VALUES, NOW, ROOM, Arg, Call, script
 
 _COMMIT = script(
     "commit",
@@ -21,13 +21,26 @@ local mirror = string.sub(ARGV[8], 2)
 if mirror ~= '' and ARGV[3] ~= ARGV[4] and not redis.call('XRANGE', KEYS[2], ARGV[4], ARGV[4])[1] then
   return {'gone', ARGV[4]}
 end
+local types, alien = {h = 'hash', H = 'hash', s = 'stream', S = 'stream'}, {}
+for k = 1, #KEYS do
+  local kind = string.sub(ARGV[10], k, k)
+  local found = types[kind] and redis.pcall('TYPE', KEYS[k]).ok
+  if found and found ~= 'none' and found ~= types[kind] then
+    if kind == 'h' or kind == 's' then
+      return redis.error_reply('WRONGTYPE ' .. KEYS[k] .. ' is a ' .. found .. ', no ' .. types[kind])
+    end
+    alien[k] = true
+  end
+end
+ROOM
 local lag = {'ok', ARGV[4]}
-local i = 10
+local i = 11
 while ARGV[i] do
   local op = ARGV[i]
+  local ours = not alien[tonumber(ARGV[i + 1])]
   if op == 'd' then
     -- An id that the log is past already is refused: then the topics have the event too, for they came together.
-    local added = redis.pcall('XADD', KEYS[tonumber(ARGV[i + 1])], ARGV[i + 2], '__data__', ARGV[i + 3])
+    local added = ours and redis.pcall('XADD', KEYS[tonumber(ARGV[i + 1])], ARGV[i + 2], '__data__', ARGV[i + 3])
     local last = i + 4 + ARGV[i + 4]
     if type(added) ~= 'table' then
       for j = i + 5, last do
@@ -37,7 +50,7 @@ while ARGV[i] do
     i = last + 1
   elseif op == 'x' then
     local last = i + 2 + ARGV[i + 2]
-    redis.call('XADD', KEYS[tonumber(ARGV[i + 1])], '*', unpack(ARGV, i + 3, last))
+    if ours then redis.call('XADD', KEYS[tonumber(ARGV[i + 1])], '*', unpack(ARGV, i + 3, last)) end
     i = last + 1
   elseif op == 't' then
     redis.call('XADD', KEYS[tonumber(ARGV[i + 1])], 'MAXLEN', '~', ARGV[9], '*', '__data__', ARGV[i + 2])
@@ -47,17 +60,17 @@ while ARGV[i] do
     i = i + 3
   elseif op == 'h' then
     local last = i + 2 + ARGV[i + 2]
-    redis.call('HSET', KEYS[tonumber(ARGV[i + 1])], unpack(ARGV, i + 3, last))
+    if ours then redis.call('HSET', KEYS[tonumber(ARGV[i + 1])], unpack(ARGV, i + 3, last)) end
     i = last + 1
   elseif op == 'u' then
-    redis.call('HDEL', KEYS[tonumber(ARGV[i + 1])], ARGV[i + 2])
+    if ours then redis.call('HDEL', KEYS[tonumber(ARGV[i + 1])], ARGV[i + 2]) end
     i = i + 3
   elseif op == 'e' then
-    redis.call('PEXPIRE', KEYS[tonumber(ARGV[i + 1])], ARGV[i + 2])
+    if ours then redis.call('PEXPIRE', KEYS[tonumber(ARGV[i + 1])], ARGV[i + 2]) end
     i = i + 3
   elseif op == 'c' then
     local run = KEYS[tonumber(ARGV[i + 1])]
-    if redis.call('HGET', run, 'closed') ~= ARGV[i + 2] then
+    if ours and redis.call('HGET', run, 'closed') ~= ARGV[i + 2] then
       redis.call('XADD', KEYS[tonumber(ARGV[i + 3])], '*', ARGV[i + 6], ARGV[i + 7])
       redis.call('HINCRBY', KEYS[tonumber(ARGV[i + 4])], 'arrived', #ARGV[i + 7])
       redis.call('XADD', KEYS[tonumber(ARGV[i + 5])], 'MAXLEN', '~', 1000, '*', ARGV[i + 6], ARGV[i + 8])
@@ -84,7 +97,7 @@ if mirror ~= '' then
   if ARGV[5] ~= '0-0' then redis.call('XTRIM', KEYS[2], 'MINID', '~', ARGV[5]) end
 end
 return lag
-""",
+""".replace("ROOM", ROOM),
 )
 
 HELD_PER_ARG = 24
@@ -95,13 +108,19 @@ class Commit:
     """One atomic commit of a partition: gathers the writes, then becomes a `Call`.
 
     The server checks the lease token, then that the offset stands where the batch began and that a stage's input is
-    still there, then writes all or nothing. Reply: ``['ok', offset, lag bytes of each output counted with
-    `arrived`…]``, ``['already', …]`` (this very commit is in: a lost reply), ``['fenced', token]``, ``['moved',
-    offset]`` or ``['gone', end]`` (a fail-over lost the batch after it was read); these four write nothing.
+    still there, then the type of each key, and then writes all or nothing: it would not undo what a script wrote before
+    it failed. What goes to a key of a single run that is of another type (somebody wrote there) is left out, for the
+    others' sake; a shared key of another type fails the commit.
+
+    Reply: ``['ok', offset, lag bytes of each output counted with `arrived`…]``, ``['already', …]`` (this very commit is
+    in: a lost reply), ``['fenced', token]``, ``['moved', offset]`` or ``['gone', end]`` (a fail-over lost the batch
+    after it was read); these four write nothing.
     """
 
     def __init__(self, lease: str, stream: str) -> None:
         self._keys: list[str] = [lease, stream]
+        self._kinds: list[str] = ["h", "s"]
+        """What each key is: a hash or a stream, in capitals where it is a single run's; ``?``: whatever it is."""
         self._index: dict[str, int] = {lease: 1, stream: 2}
         self._ops: list[Arg] = []
         self._logs: dict[str, str] = {}
@@ -112,45 +131,50 @@ class Commit:
         """About how many bytes it takes in memory."""
         return self._data + HELD_PER_ARG * len(self._ops)
 
-    def _key(self, key: str) -> int:
+    def _key(self, key: str, kind: str) -> int:
         found = self._index.get(key)
         if found is None:
             self._keys.append(key)
+            self._kinds.append(kind)
             found = self._index[key] = len(self._keys)
+        elif self._kinds[found - 1] == "?":
+            self._kinds[found - 1] = kind
         return found
 
     def publish(self, log: str, entry_id: str, data: bytes, topics: Sequence[str]) -> None:
         """One public event: to the run's log under ``entry_id``, and to each topic stream."""
         self._logs[log] = entry_id
         self._data += len(data)
-        self._ops += ("d", self._key(log), entry_id, data, len(topics), *map(self._key, topics))
+        places = [self._key(topic, "s") for topic in topics]
+        self._ops += ("d", self._key(log, "S"), entry_id, data, len(topics), *places)
 
     def tell(self, topic: str, data: bytes) -> None:
         """One event that is of no run's log, to a topic stream."""
-        self._ops += ("t", self._key(topic), data)
+        self._ops += ("t", self._key(topic, "s"), data)
 
     def count(self, lease: str, size: int) -> None:
         """Count ``size`` bytes as arrived at the group whose lease hash this is. Its lag holds no writer up."""
-        self._ops += ("n", self._key(lease), size)
+        self._ops += ("n", self._key(lease, "h"), size)
 
-    def append(self, stream: str, fields: Sequence[Arg]) -> None:
-        """One internal entry; ``fields`` are names and values in turn, MAX_VALUES at the most."""
+    def append(self, stream: str, fields: Sequence[Arg], *, of_run: bool = False) -> None:
+        """One internal entry; ``fields`` are names and values in turn, MAX_VALUES at the most. ``of_run``: the stream
+        is a single run's."""
         assert len(fields) <= MAX_VALUES
         self._data += _bytes(fields)
-        self._ops += ("x", self._key(stream), len(fields), *fields)
+        self._ops += ("x", self._key(stream, "S" if of_run else "s"), len(fields), *fields)
 
     def put(self, key: str, *fields: Arg) -> None:
         """Set fields of a hash; ``fields`` are names and values in turn."""
         self._data += _bytes(fields)
-        self._ops += ("h", self._key(key), len(fields), *fields)
+        self._ops += ("h", self._key(key, "H"), len(fields), *fields)
 
     def drop(self, key: str, field: str) -> None:
         """Delete a field of a hash."""
-        self._ops += ("u", self._key(key), field)
+        self._ops += ("u", self._key(key, "H"), field)
 
     def expire(self, key: str, ttl_ms: int) -> None:
         """Set a key's time to live."""
-        self._ops += ("e", self._key(key), ttl_ms)
+        self._ops += ("e", self._key(key, "?"), ttl_ms)
 
     def close_attempt(
         self,
@@ -166,12 +190,12 @@ class Commit:
     ) -> None:
         """Unless the attempt is closed: end it in `raw` with the frame ``lost``, refuse what it still writes, and tell
         its fetcher, which would not hear of it while its provider is silent."""
-        places = (self._key(raw), self._key(normalizer_lease), self._key(control))
-        self._ops += ("c", self._key(run_key), attempt, *places, run, lost, control_frame)
+        places = (self._key(raw, "s"), self._key(normalizer_lease, "h"), self._key(control, "s"))
+        self._ops += ("c", self._key(run_key, "H"), attempt, *places, run, lost, control_frame)
 
     def arrived(self, lease: str, size: int) -> None:
         """Count ``size`` bytes as arrived at the group whose lease hash this is; the reply tells its lag."""
-        self._ops += ("l", self._key(lease), size)
+        self._ops += ("l", self._key(lease, "h"), size)
 
     def repeat(self, other: Commit, keys: Collection[str]) -> None:
         """The writes of ``other`` to these keys once more, with what those put on topics; each writes once."""
@@ -180,15 +204,19 @@ class Commit:
         while at < len(ops):
             letter: str = ops[at]
             end = at + _length(ops, at)
-            key = other._keys[int(ops[at + 1]) - 1]
+            key, kind = other._keys[int(ops[at + 1]) - 1], other._kinds[int(ops[at + 1]) - 1]
             if key in keys:
-                self._ops += (letter, self._key(key), *self._renumbered(letter, ops[at + 2 : end], other))
+                self._ops += (letter, self._key(key, kind), *self._renumbered(letter, ops[at + 2 : end], other))
             at = end
 
     def _renumbered(self, letter: str, rest: list[Any], other: Commit) -> list[Any]:
         """What follows an operation's first key, its further keys numbered as here."""
         keys = {"d": range(3, len(rest)), "c": range(1, 4)}.get(letter, range(0))
-        return [self._key(other._keys[int(arg) - 1]) if i in keys else arg for i, arg in enumerate(rest)]
+
+        def renumbered(arg: Any) -> int:
+            return self._key(other._keys[int(arg) - 1], other._kinds[int(arg) - 1])
+
+        return [renumbered(arg) if i in keys else arg for i, arg in enumerate(rest)]
 
     def last_of(self, log: str) -> str | None:
         """The id of the last event that goes to this log."""
@@ -214,7 +242,7 @@ class Commit:
         the input is trimmed to the watermark.
         """
         head: list[Arg] = [token, ttl_ms, begin, end, watermark, entries, size]
-        head += [("7" if entries_read else "6") + mirror, topic_entries]
+        head += [("7" if entries_read else "6") + mirror, topic_entries, "".join(self._kinds)]
         return Call(_COMMIT, self._keys, head + self._ops)
 
 

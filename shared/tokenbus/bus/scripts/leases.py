@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tokenbus.bus.scripts.call import NOW, Call, script
+from tokenbus.bus.scripts.call import NOW, ROOM, Arg, Call, script
 
 _ACQUIRE = script(
     "acquire",
@@ -21,11 +21,11 @@ if not offset then
   end
   watermark = offset
 end
-redis.call('HSET', KEYS[1], 'owner', ARGV[1], 'until', now + ARGV[2], 'token', token,
+ROOMredis.call('HSET', KEYS[1], 'owner', ARGV[1], 'until', now + ARGV[2], 'token', token,
            'offset', offset, 'watermark', watermark)
 if ARGV[4] ~= '' then redis.pcall('XGROUP', 'CREATE', KEYS[2], ARGV[4], offset, 'MKSTREAM') end
 return {token, offset, watermark}
-""",
+""".replace("ROOM", ROOM),
 )
 
 
@@ -46,13 +46,13 @@ _RENEW = script(
     + """
 local h = redis.call('HMGET', KEYS[1], 'token', 'offset', 'arrived', 'done')
 if h[1] ~= ARGV[1] then return '' end
-redis.call('HSET', KEYS[1], 'until', now + ARGV[2])
+ROOMredis.call('HSET', KEYS[1], 'until', now + ARGV[2])
 if h[3] ~= h[4] then
   local last = redis.call('XREVRANGE', KEYS[2], '+', '-', 'COUNT', 1)
   if not last[1] or last[1][1] == h[2] then redis.call('HSET', KEYS[1], 'done', h[3] or '0', 'arrived', h[3] or '0') end
 end
 return h[2]
-""",
+""".replace("ROOM", ROOM),
 )
 
 
@@ -84,8 +84,8 @@ _PRESENT = script(
     "present",
     NOW
     + """
-redis.call('ZADD', KEYS[1], now, ARGV[1])
 redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now - ARGV[2])
+redis.call('ZADD', KEYS[1], now, ARGV[1])
 redis.call('PEXPIRE', KEYS[1], 10 * ARGV[2])
 return redis.call('ZRANGE', KEYS[1], 0, -1)
 """,
@@ -95,3 +95,17 @@ return redis.call('ZRANGE', KEYS[1], 0, -1)
 def present(members: str, *, member: str, ttl_ms: int) -> Call:
     """Sign of life of one worker; reply: the names of all that gave one within ``ttl_ms``, in no useful order."""
     return Call(_PRESENT, [members], [member, ttl_ms])
+
+
+_NOTE = script("note", ROOM + "return redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])\n")
+_COUNT = script("count", ROOM + "return redis.call('HINCRBY', KEYS[1], ARGV[1], 1)\n")
+
+
+def note(lease: str, field: str, value: Arg) -> Call:
+    """Set a field of the lease hash, which the next owner reads."""
+    return Call(_NOTE, [lease], [field, value])
+
+
+def count(lease: str, field: str) -> Call:
+    """Add one to a field of the lease hash. Reply: what it is then."""
+    return Call(_COUNT, [lease], [field])

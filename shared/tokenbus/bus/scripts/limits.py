@@ -20,7 +20,7 @@ from typing import Literal
 
 import msgspec
 
-from tokenbus.bus.scripts.call import Arg, Call, script
+from tokenbus.bus.scripts.call import ROOM, Arg, Call, script
 
 _NOW_US = "local t = redis.call('TIME') local now = t[1] * 1000000 + t[2]\n"
 _WHOLE = "local function whole(x) return string.format('%.0f', x) end\n"
@@ -102,6 +102,7 @@ for s = 1, #KEYS / 2 do
   end
   scopes[s] = {hash, held, r, k, h.paused or 0, gone, since}
 end
+ROOM
 for s, scope in ipairs(scopes) do
   if #scope[6] > 0 then redis.call('HDEL', scope[1], unpack(scope[6], 1, math.min(#scope[6], 1000))) end
 end
@@ -128,7 +129,8 @@ for s, scope in ipairs(scopes) do
   reply[s + 1] = whole(k)
 end
 return reply
-""".replace("MINUTE", str(MINUTE_US))
+""".replace("ROOM", ROOM)
+    .replace("MINUTE", str(MINUTE_US))
     .replace("POLL", str(POLL_MS * 1000))
     .replace("TICKET", str(TICKET_MS * 1000)),
 )
@@ -154,6 +156,7 @@ _KEEP = script(
     _NOW_US
     + _WHOLE
     + """
+redis.call('PEXPIRE', KEYS[1], ARGV[1])
 for i = 2, #ARGV do redis.call('ZADD', KEYS[1], whole(now + ARGV[1] * 1000), ARGV[i]) end
 redis.call('PEXPIRE', KEYS[1], ARGV[1])
 return #ARGV - 1

@@ -6,13 +6,23 @@ from collections.abc import Sequence
 
 import msgspec
 
-from tokenbus.bus.scripts.call import MAX_VALUES, Arg, Call, script
+from tokenbus.bus.scripts.call import MAX_VALUES, ROOM, Arg, Call, script
+
+RUNS_SHARE = 0.9
+"""So much of the server's ``maxmemory`` may be in use when a further run is taken in. The rest is for the open runs."""
 
 _ACCEPT = script(
     "accept",
     """
 local h = redis.call('HMGET', KEYS[1], 'status', 'cancel')
 if h[1] and h[1] ~= 'awaited' then return h[1] end
+if ARGV[4] ~= '' then
+  local memory = redis.call('INFO', 'memory')
+  local used, most = string.match(memory, 'used_memory:(%d+)'), string.match(memory, 'maxmemory:(%d+)')
+  if tonumber(most or '0') > 0 and tonumber(used) > tonumber(most) * SHARE then
+    return redis.error_reply('OOM no room for further runs: what is left is for those that are open')
+  end
+end
 redis.call('DEL', KEYS[5])
 redis.call('XADD', KEYS[2], '*', ARGV[1], ARGV[3])
 local size = #ARGV[3]
@@ -29,7 +39,7 @@ redis.call('HINCRBY', KEYS[4], 'arrived', size)
 redis.call('HSET', KEYS[1], 'status', status, 'attempt', 1, 'raw', 0, 'seq', 0, unpack(ARGV, 5))
 redis.call('PEXPIRE', KEYS[1], ARGV[2])
 return 'new'
-""",
+""".replace("SHARE", str(RUNS_SHARE)),
 )
 
 
@@ -50,7 +60,8 @@ def accept(
 
     Reply: ``new``, or the status of the run that has this id already (nothing is written then). A cancel that
     came before its run (status ``awaited``) takes effect at once: no turn is handed out. A log left from an
-    expired run of the same id is deleted, for its entry ids would stand in the way.
+    expired run of the same id is deleted, for its entry ids would stand in the way. An error that begins with ``OOM``
+    where more than `RUNS_SHARE` of the server's memory is in use.
     """
     return Call(_ACCEPT, [run_key, events, turns, parser_lease, log], [run, ttl_ms, frame, work, *fields])
 
@@ -79,7 +90,8 @@ _CANCEL = script(
     + """
 local h = redis.call('HMGET', KEYS[1], 'status', 'attempt', 'closed', 'turn')
 local status = h[1]
-if not status then
+ROOM
+if not status or status == 'awaited' then
   redis.call('HSET', KEYS[1], 'status', 'awaited', 'cancel', ARGV[3])
   redis.call('PEXPIRE', KEYS[1], ARGV[2])
   return 'awaited'
@@ -88,7 +100,7 @@ if status ~= 'open' then return status end
 redis.call('XADD', KEYS[2], '*', ARGV[1], ARGV[3])
 redis.call('HINCRBY', KEYS[5], 'arrived', #ARGV[3])
 return stop(h, ARGV[4], 'the run was cancelled', 'cancelling')
-""",
+""".replace("ROOM", ROOM),
 )
 
 
@@ -108,7 +120,7 @@ def cancel(
     """Cancel an open run: from now on its attempt may write nothing, its workers are told, the parser ends it.
 
     Reply: ``cancelling``; the run's status where it is not open any more; ``awaited`` where the run is not
-    known yet: then the cancel waits ``awaited_ms`` for it.
+    known yet: then the cancel waits ``awaited_ms`` for it, from the last time it was sent.
     """
     return Call(
         _CANCEL,
@@ -120,7 +132,7 @@ def cancel(
 _APPEND = script(
     "append",
     """
-local out, fields, writes, records, size = {}, {}, {}, {}, 0
+local out, fields, writes, records, size, ends = {}, {}, {}, {}, 0, false
 local n = (#ARGV) / 6
 local policy = KEYS[n + 3]
 for k = 0, n - 1 do
@@ -136,6 +148,7 @@ for k = 0, n - 1 do
   elseif tonumber(frame) > 0 and h[5] ~= writer then out[k + 1] = 'writer ' .. (h[5] or '')
   else
     out[k + 1] = 'ok'
+    ends = ends or final == '1'
     fields[#fields + 1] = run
     fields[#fields + 1] = data
     size = size + #data
@@ -146,10 +159,20 @@ for k = 0, n - 1 do
     end
   end
 end
+-- What ends an attempt finds room on a full server; all else waits, and says so. Only the first write can be refused.
+if ends then redis.call('HDEL', KEYS[2], '') end
 if size > 0 then
   for i = 1, #fields, MAX_VALUES do
-    redis.call('XADD', KEYS[1], '*', unpack(fields, i, math.min(i + MAX_VALUES - 1, #fields)))
+    local added = redis.pcall('XADD', KEYS[1], '*', unpack(fields, i, math.min(i + MAX_VALUES - 1, #fields)))
+    if type(added) == 'table' and added.err then
+      if not string.find(added.err, 'OOM') then return added end
+      for k = 1, n do if out[k] == 'ok' then out[k] = 'full' end end
+      size = 0
+      break
+    end
   end
+end
+if size > 0 then
   for _, w in ipairs(writes) do
     if w[3] == '1' then redis.call('HSET', w[1], 'raw', w[2], 'closed', w[4])
     else redis.call('HSET', w[1], 'raw', w[2]) end
@@ -188,11 +211,11 @@ class RawPart(msgspec.Struct, frozen=True):
 def append_raw(raw: str, normalizer_lease: str, parts: Sequence[RawPart], *, policy_lease: str | None = None) -> Call:
     """Write frames of several runs of one partition as one entry; each run is judged for itself.
 
-    Each run may stand in ``parts`` once. Reply: for each part ``ok``, ``already`` (this frame is in: a lost
-    reply), or why it is refused (``gone``, a status, ``attempt N``, ``closed``, ``frame N``, ``writer W``); then the
-    normalizer's lag in bytes; and with a ``policy_lease`` that of the policy stage. The writer of frame 0 writes them
-    all. So a server that forgot that it had handed the attempt out, and gave it to a second worker, never mixes the
-    frames of the two.
+    Each run may stand in ``parts`` once. Reply: for each part ``ok``, ``already`` (this frame is in: a lost reply),
+    ``full`` (the server has no memory left but for what ends attempts: to be sent again), or why it is refused
+    (``gone``, a status, ``attempt N``, ``closed``, ``frame N``, ``writer W``); then the normalizer's lag in bytes; and
+    with a ``policy_lease`` that of the policy stage. The writer of frame 0 writes them all. So a server that
+    forgot that it had handed the attempt out, and gave it to a second worker, never mixes the frames of the two.
 
     A run whose hash has the field ``record`` is recorded: its frames stay in the hash too, as ``frame:<attempt>:<n>``,
     for as long as the bytes last that this field counts down.
@@ -207,9 +230,10 @@ def append_raw(raw: str, normalizer_lease: str, parts: Sequence[RawPart], *, pol
 _OF_OPEN_CALL = """
 local h = redis.call('HMGET', KEYS[1], 'status', ARGV[2])
 if h[1] ~= 'open' or h[2] ~= ARGV[3] then return 0 end
+ROOM
 redis.call('XADD', KEYS[2], '*', ARGV[1], ARGV[4])
 redis.call('HINCRBY', KEYS[3], 'arrived', #ARGV[4])
-"""
+""".replace("ROOM", ROOM)
 _TOOL_RESULT = script("tool_result", _OF_OPEN_CALL + "redis.call('HDEL', KEYS[1], ARGV[2])\nreturn 1\n")
 _TOOL_PROGRESS = script("tool_progress", _OF_OPEN_CALL + "return 1\n")
 
@@ -267,10 +291,11 @@ _RULE = script(
 if redis.call('HGET', KEYS[4], 'token') ~= ARGV[2] then return 'fenced' end
 local status = redis.call('HGET', KEYS[1], 'status')
 if status ~= 'open' then return status or 'gone' end
+ROOM
 redis.call('XADD', KEYS[2], '*', ARGV[1], ARGV[3])
 redis.call('HINCRBY', KEYS[3], 'arrived', #ARGV[3])
 return 'ok'
-""",
+""".replace("ROOM", ROOM),
 )
 
 

@@ -130,8 +130,8 @@ def hand_back(stream: str, *, group: str, consumer: str, ids: Sequence[str]) -> 
 _REQUEUE = _with_ours(
     "requeue",
     f"""local entry = redis.call('XRANGE', KEYS[1], id, id)[1]
-    if entry then redis.call('XADD', KEYS[1], '*', unpack(entry[2])) end
-    {_REMOVE}""",
+    {_REMOVE}  -- first, for then there is room for it on a full server
+    if entry then redis.call('XADD', KEYS[1], '*', unpack(entry[2])) end""",
 )
 
 

@@ -1,0 +1,97 @@
+"""What breaks because of itself is tried a bounded number of times, and set apart; the others go on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from redis.exceptions import ConnectionError as ConnectionLost
+from redis.exceptions import RedisError, ResponseError
+
+from tests.contract.bus.toys import Bench, Outputs, working
+from tests.waiting import eventually
+from tokenbus.bus import commits, outage
+from tokenbus.bus.outage import MAX_TRIES, retry_until_available
+from tokenbus.bus.scripts import Call
+from tokenbus.bus.server import Server
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outage, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(outage, "LONGEST_PAUSE_S", 0.001)
+
+
+@pytest.mark.parametrize(
+    "error", [ConnectionLost("Connection reset by peer"), ResponseError("upstream failure"), RedisError("no protocol")]
+)
+async def test_what_breaks_while_the_server_answers_others_is_given_up(server: Server, error: Exception):
+    tried = 0
+
+    async def attempt() -> None:
+        nonlocal tried
+        tried += 1
+        raise error
+
+    with pytest.raises(type(error)):
+        await retry_until_available(server, attempt, what="the test")
+    assert tried == MAX_TRIES
+
+
+async def test_an_unknown_error_that_passes_is_no_failure(server: Server):
+    answers: list[Exception | str] = [ResponseError("upstream failure")] * (MAX_TRIES - 1)
+    answers.append("done")
+
+    async def attempt() -> str:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    assert await retry_until_available(server, attempt, what="the test") == "done"
+
+
+async def test_while_the_server_answers_nobody_no_command_is_given_up():
+    tried = 0
+    async with Server("redis://127.0.0.1:1") as away:
+
+        async def attempt() -> None:
+            nonlocal tried
+            tried += 1
+            raise ConnectionLost("refused")
+
+        with pytest.raises(ConnectionLost):
+            await retry_until_available(away, attempt, what="the test", stop_if=lambda: tried > 3 * MAX_TRIES)
+
+
+async def test_an_entry_whose_commit_breaks_ends_its_run_and_no_other(bench: Bench, monkeypatch: pytest.MonkeyPatch):
+    """As where a command is over a proxy's limit: the connection breaks, each time."""
+    send, send_many = commits.send, commits.send_many
+
+    def check(call: Call) -> None:
+        if any(isinstance(arg, bytes) and b'"says":43' in arg for arg in call.args):
+            raise ConnectionLost("Connection reset by peer")
+
+    async def send_checked(server: Server, call: Call) -> object:
+        check(call)
+        return await send(server, call)
+
+    async def send_many_checked(server: Server, calls: Sequence[Call]) -> list[object]:
+        for call in calls:
+            check(call)
+        return await send_many(server, calls)
+
+    monkeypatch.setattr(commits, "send", send_checked)
+    monkeypatch.setattr(commits, "send_many", send_many_checked)
+    beside, bad = bench.runs(0, 2)
+    [elsewhere] = bench.runs(1, 1)
+    await bench.feed(0, {beside: b"+1"}, {bad: b"+1"}, {bad: b"+42"}, {beside: b"+2"}, {beside: b"end"})
+    await bench.feed(1, {elsewhere: b"+1"}, {elsewhere: b"end"})
+    async with working(bench.stage("a")):
+        await eventually(bench.through)
+    said = Outputs.expected([{beside: b"+1"}, {bad: b"+1"}, {bad: b"poison"}, {beside: b"+2"}, {beside: b"end"}])
+    found = await Outputs.of(bench.server, bench.keys, 0)
+    assert found.logs == said.logs
+    assert (await Outputs.of(bench.server, bench.keys, 1)).logs.keys() == {elsewhere}
+    [entry] = await bench.server.client.xrange(bench.keys.dead)
+    assert bad.encode() in entry[1][b"__data__"]
