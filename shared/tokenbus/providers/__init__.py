@@ -3,4 +3,84 @@
 What all share has rooms of its own: framing (sse), the life of a response (decoding), errors (failures), the
 conversation with every call answered (conversation), request rules (building). Who calls a provider lives in the
 services.
+
+The names here are what a package that adds an API of its own is written with; docs/providers.md shows one.
 """
+
+from tokenbus.errors import Malformed, RequestInvalid
+from tokenbus.events.failure import ErrorInfo
+from tokenbus.events.normalized import (
+    BlockStart,
+    BlockStop,
+    Cut,
+    Done,
+    Failed,
+    Normalized,
+    RefusalDelta,
+    Start,
+    Terminal,
+    TextDelta,
+    ThinkingDelta,
+    ToolCallDelta,
+    ToolCallDone,
+    ToolCallStart,
+    UsageSeen,
+)
+from tokenbus.events.requests import Generate, Message, Mode, TextPart, ThinkingPart, ToolCallPart, ToolResultPart
+from tokenbus.events.usage import Usage
+from tokenbus.providers.api import Built, Decoder, Format, HttpCall, Provider, Quirks
+from tokenbus.providers.base import ProviderBase
+from tokenbus.providers.building import needs_tools, schema_of, told_stops, with_extra
+from tokenbus.providers.conversation import Spoken, Takes, conversation
+from tokenbus.providers.decoding import ResponseDecoder, finish_of
+from tokenbus.providers.failures import provider_failure
+from tokenbus.providers.media import MediaLimits
+from tokenbus.providers.sse import SseEvent
+
+__all__ = [
+    "BlockStart",
+    "BlockStop",
+    "Built",
+    "Cut",
+    "Decoder",
+    "Done",
+    "ErrorInfo",
+    "Failed",
+    "Format",
+    "Generate",
+    "HttpCall",
+    "Malformed",
+    "MediaLimits",
+    "Message",
+    "Mode",
+    "Normalized",
+    "Provider",
+    "ProviderBase",
+    "Quirks",
+    "RefusalDelta",
+    "RequestInvalid",
+    "ResponseDecoder",
+    "Spoken",
+    "SseEvent",
+    "Start",
+    "Takes",
+    "Terminal",
+    "TextDelta",
+    "TextPart",
+    "ThinkingDelta",
+    "ThinkingPart",
+    "ToolCallDelta",
+    "ToolCallDone",
+    "ToolCallPart",
+    "ToolCallStart",
+    "ToolResultPart",
+    "Usage",
+    "UsageSeen",
+    "conversation",
+    "finish_of",
+    "needs_tools",
+    "provider_failure",
+    "schema_of",
+    "told_stops",
+    "with_extra",
+]

@@ -8,10 +8,12 @@ from typing import Protocol
 
 import msgspec
 
+from tokenbus.events.frames import ImagesAsked
 from tokenbus.events.normalized import Normalized
 from tokenbus.events.requests import Generate, Message, Mode
 from tokenbus.events.vendor import ApiName, Quirks
 from tokenbus.providers.files import FileApi
+from tokenbus.providers.media import MediaLimits
 
 __all__ = ["ApiName", "Built", "Decoder", "Format", "HttpCall", "Provider", "Quirks"]
 
@@ -56,7 +58,8 @@ class Decoder(Protocol):
 
 
 class Provider(Protocol):
-    """One provider API, as its module gives it (a module-level object named ``provider``)."""
+    """One provider API, as its module gives it (a module-level object named ``provider``): all that tokenbus knows of
+    it. `tokenbus.providers.base.ProviderBase` has a sound default for whatever an API does not have."""
 
     name: ApiName
     key_header: tuple[str, str]
@@ -75,6 +78,21 @@ class Provider(Protocol):
     """Matches in an answer from the key of an image's string to where its base64 begins; None: it has none."""
     formats: Mapping[Mode, Format]
     """This API's row of the matrix of APIs and modes; a mode that is not in it is refused by name."""
+    media: MediaLimits
+    """What media its requests may hold; a vendor's own table `media` goes before it."""
+    end_of_turn: str
+    """Prefill mode: the token that ends a message, unless request or vendor say otherwise; empty: none."""
+    takes_path: bool
+    """Whether a vendor's `path` may stand in place of the API's own."""
+
+    def continues(self, request: Generate, quirks: Quirks) -> bool:
+        """Whether, in chat mode, provider and model can go on from a partial answer of their own (`on_failure`
+        continue). ``quirks`` are those of the model."""
+        ...
+
+    def images_asked(self, request: Generate) -> ImagesAsked:
+        """What of the request goes with the answer's bytes, for the images in it: an answer does not repeat it."""
+        ...
 
     def build(self, request: Generate, history: list[Message], quirks: Quirks) -> Built:
         """The HTTP call for the request's next turn; ``history`` is what the run's earlier turns appended.

@@ -120,8 +120,11 @@ def with_extra(
 ) -> dict[str, object]:
     """The body with the request's `extra` in it: objects merge key by key, these lists join, all else is replaced.
 
-    Raises RequestInvalid for `stream`, which decides how the answer is read.
+    Raises RequestInvalid for `stream`, which decides how the answer is read, and for `model`, by whose name limits and
+    policies are found.
     """
+    if extra and "model" in extra:
+        raise RequestInvalid("extra.model", "set the request's own field `model`")
     if extra and "stream" in extra:
         raise RequestInvalid("extra.stream", "set the request's own field `stream`")
     merged = deep_merged(body, extra or {})

@@ -13,11 +13,22 @@ import msgspec
 
 from tokenbus.errors import Malformed, TooLarge
 from tokenbus.events.failure import ErrorInfo
-from tokenbus.events.normalized import Cut, Failed, FinishReason, Normalized, Terminal
+from tokenbus.events.normalized import (
+    Cut,
+    Done,
+    Failed,
+    FinishReason,
+    Image,
+    Normalized,
+    Start,
+    Terminal,
+    ToolCallStart,
+)
 from tokenbus.providers.failures import http_failure, provider_failure, wire_failure
+from tokenbus.providers.halves import Halves, stand_ins
 from tokenbus.providers.inline_thinking import InlineThinking
 from tokenbus.providers.json_reading import is_unfinished, read
-from tokenbus.providers.sse import MAX_EVENT_BYTES, SseDecoder, SseEvent
+from tokenbus.providers.sse import MAX_EVENT_BYTES, MAX_IDLE_LINES, SseDecoder, SseEvent
 
 _DONE = b"[DONE]"
 _anything = msgspec.json.Decoder()
@@ -26,6 +37,8 @@ MAX_ERROR_BODY_BYTES = 64 * 2**10
 """Of an error's body so much is kept; the rest is dropped."""
 MAX_OPEN_BLOCKS = 1024
 """Most blocks that an attempt may have open at once."""
+MAX_NAME_CHARS = 1_024
+"""Of a name, an id or a word of the provider's: what a request may have of each, with which they go back."""
 MAX_HELD_BYTES = MAX_EVENT_BYTES
 """Most that a decoder keeps of content which it can only tell later (a server tool's input, citations)."""
 
@@ -48,6 +61,8 @@ class ResponseDecoder(msgspec.Struct, metaclass=_AbstractStruct, kw_only=True):
     error_body: bytearray = msgspec.field(default_factory=bytearray)
     held: int = 0
     """Bytes of content kept for later."""
+    halves: Halves | None = None
+    """Joins halves of a character, once there was one."""
     inline: InlineThinking | None = None
     """Takes thinking out of the text, where a vendor leaves it there."""
 
@@ -64,7 +79,7 @@ class ResponseDecoder(msgspec.Struct, metaclass=_AbstractStruct, kw_only=True):
             self.error_body += data[: MAX_ERROR_BODY_BYTES - len(self.error_body)]
         else:
             self._take(self.sse.feed(data), out, at_end=False)
-        return out if self.inline is None else self.inline.split(out)
+        return self._given(out)
 
     def end(self) -> list[Normalized]:
         """The body ended: the last events, and the terminal one if it has not come before. Never raises."""
@@ -80,6 +95,12 @@ class ResponseDecoder(msgspec.Struct, metaclass=_AbstractStruct, kw_only=True):
             except Malformed as e:
                 terminal = Failed(wire_failure(e))
             self._close(terminal, out)
+        return self._given(out)
+
+    def _given(self, out: list[Normalized]) -> list[Normalized]:
+        """The events as their reader gets them."""
+        if self.halves is not None:
+            out = self.halves.join(out)
         return out if self.inline is None else self.inline.split(out)
 
     @abstractmethod
@@ -105,10 +126,16 @@ class ResponseDecoder(msgspec.Struct, metaclass=_AbstractStruct, kw_only=True):
                 return
             if at_end and event.data != _DONE and _DONE.startswith(event.data):
                 continue  # [DONE], broken off
+            before = len(out)
             try:
                 if not event.data.isascii():
                     _check_text(event.data)
-                terminal = self._read(event, out) if event.name != b"error" else Failed(_error_of(event.data))
+                terminal = (
+                    self._read(self._joinable(event), out) if event.name != b"error" else Failed(_error_of(event.data))
+                )
+                if long := _too_long(out[before:], terminal):
+                    del out[before:]
+                    raise long
             except (Malformed, TooLarge) as e:
                 terminal = Failed(wire_failure(e, event.data))
                 if at_end and is_unfinished(event.data):
@@ -120,7 +147,16 @@ class ResponseDecoder(msgspec.Struct, metaclass=_AbstractStruct, kw_only=True):
         if self.sse.oversize and not self.ended:
             # The true size is not known, for the rest was not waited for.
             error = TooLarge("server-sent event", self.sse.limit + 1, self.sse.limit)
+            if self.sse.idle > MAX_IDLE_LINES:
+                error = TooLarge("lines that say nothing", self.sse.idle, MAX_IDLE_LINES, unit="lines")
             self._close(Failed(wire_failure(error)), out)
+
+    def _joinable(self, event: SseEvent) -> SseEvent:
+        """The event with halves of a character in a form that can be read."""
+        data, halved = stand_ins(event.data)
+        if halved and self.halves is None:
+            self.halves = Halves()
+        return event if data is event.data else SseEvent(data, event.name)
 
     def _close(self, terminal: Terminal, out: list[Normalized]) -> None:
         self.ended = True
@@ -136,6 +172,26 @@ class ResponseDecoder(msgspec.Struct, metaclass=_AbstractStruct, kw_only=True):
         body = bytes(self.error_body)
         events = framing.feed(body) + framing.end()
         return http_failure(self.status, events[0].data if events else body, self.headers)
+
+
+def _too_long(events: list[Normalized], terminal: Terminal | None) -> TooLarge | None:
+    """The first name, id or word that is too long: it would be copied into keys, hashes and each event of its block."""
+    for event in (*events, terminal):
+        match event:
+            case ToolCallStart():
+                said = {"tool call id": event.tool_id, "tool name": event.name}
+            case Start():
+                said = {"model": event.model, "response id": event.provider_id}
+            case Done():
+                said = {"finish reason": event.finish_raw, "stop string": event.stop_string}
+            case Image():
+                said = {"media type": event.media_type, "size": event.size, "quality": event.quality}
+            case _:
+                continue
+        for what, text in said.items():
+            if len(text) > MAX_NAME_CHARS:
+                return TooLarge(what, len(text), MAX_NAME_CHARS, unit="characters")
+    return None
 
 
 def _check_text(data: bytes) -> None:

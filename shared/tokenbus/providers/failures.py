@@ -17,6 +17,8 @@ from tokenbus.events.failure import RETRYABLE, ErrorClass, ErrorInfo
 
 MAX_RAW_CHARS = 4096
 MAX_MESSAGE_CHARS = 2048
+MAX_RETRY_AFTER_S = 86_400.0
+"""What a provider asks for beyond a day is told as a day: a wait that long ends the run in any case."""
 
 _CLASS_OF_NAME: dict[str, ErrorClass] = {
     # Anthropic Messages, `error.type`
@@ -100,6 +102,10 @@ _CLASS_OF_STATUS: dict[int, ErrorClass] = {
 }
 
 
+REQUEST_ID_HEADERS = ("request-id", "x-request-id", "x-amzn-requestid", "apim-request-id")
+"""How providers and the gateways before them name a call: Anthropic; OpenAI and most others; Bedrock; Azure."""
+MAX_REQUEST_ID_CHARS = 256
+
 _DURATION = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?s")
 
 
@@ -118,6 +124,12 @@ def class_of_status(status: int) -> ErrorClass:
     if status >= 500:
         return "server"
     return "invalid_request" if status >= 400 else "unknown"
+
+
+def request_id_of(headers: Mapping[str, str]) -> str | None:
+    """The provider's id of a call, of the headers of its answer, whose names are in lower case."""
+    found = next((said for name in REQUEST_ID_HEADERS if (said := headers.get(name, "").strip())), None)
+    return found[:MAX_REQUEST_ID_CHARS] if found else None
 
 
 def provider_failure(
@@ -147,6 +159,7 @@ def provider_failure(
         retry_after_s=(said.retry_after_s if wait_s is None else wait_s) if retryable else None,
         status=status,
         raw=raw[:MAX_RAW_CHARS] if raw else None,
+        request_id=request_id_of(asked),
     )
 
 
@@ -216,7 +229,7 @@ def _details(details: object) -> tuple[list[str], float | None]:
         if isinstance(reason := fields.get("reason"), str) and reason:
             reasons.append(reason.lower()[:128])
         if isinstance(delay := fields.get("retryDelay"), str) and _DURATION.fullmatch(delay):
-            wait_s = float(delay[:-1])
+            wait_s = min(float(delay[:-1]), MAX_RETRY_AFTER_S)
     return reasons, wait_s
 
 
@@ -230,20 +243,20 @@ def _json(value: object) -> str | None:
 
 
 def _retry_after_s(headers: Mapping[str, str]) -> float | None:
-    """Seconds to wait, from ``retry-after-ms`` or ``retry-after``.
+    """Seconds to wait, from ``retry-after-ms`` or ``retry-after``, within `MAX_RETRY_AFTER_S`.
 
-    A date there counts from the answer's own ``date``: there is no clock here.
+    A date there counts from the answer's own ``date``: there is no clock here. What is no time at all is left out.
     """
     for name, unit in (("retry-after-ms", 1000.0), ("retry-after", 1.0)):
         try:
             seconds = float(headers.get(name, "")) / unit
         except ValueError:
             continue
-        if 0 <= seconds < float("inf"):
-            return seconds
+        if 0 <= seconds < float("inf"):  # NaN is neither
+            return min(seconds, MAX_RETRY_AFTER_S)
     try:
         until = parsedate_to_datetime(headers["retry-after"])
         now = parsedate_to_datetime(headers["date"])
-        return max(0.0, (until - now).total_seconds())
-    except (KeyError, ValueError, TypeError):
+        return min(max(0.0, (until - now).total_seconds()), MAX_RETRY_AFTER_S)
+    except (LookupError, ValueError, TypeError, ArithmeticError):  # the last for a time zone that is a long number
         return None

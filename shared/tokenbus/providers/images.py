@@ -12,7 +12,6 @@ from tokenbus.events.requests import (
     ImagePart,
     TextPart,
 )
-from tokenbus.events.vendor import ApiName
 from tokenbus.providers.building import data_url
 
 MASK = "images.mask"
@@ -55,14 +54,16 @@ def image_reference(where: str, image: ImagePart) -> dict[str, object]:
             return {"image_url": data_url(source)}
 
 
-def images_asked(request: Generate, api: ApiName) -> ImagesAsked:
-    """What goes with the answer's bytes to whoever reads them: an answer does not repeat all that was asked."""
+def images_asked(request: Generate, *, own_model: bool = False, prompt: str = "") -> ImagesAsked:
+    """What goes with the answer's bytes to whoever reads them: an answer does not repeat all that was asked.
+
+    ``own_model``: the request's model makes the images itself; ``prompt``: what all of them are made from.
+    """
     asked = request.images or ImageOptions()
-    by_itself = api in ("gemini", "openai-images")
     return ImagesAsked(
         inline=asked.deliver == "base64",
-        prompt=prompt_of(request) if api == "openai-images" else "",
-        model=asked.model or (request.model if by_itself else ""),
+        prompt=prompt,
+        model=asked.model or (request.model if own_model else ""),
         size=_told(asked.size),
         quality=_told(asked.quality),
     )

@@ -9,16 +9,11 @@ import msgspec
 from msgspec import Meta
 
 from tokenbus.errors import Malformed
+from tokenbus.providers.halves import without
 
 T = TypeVar("T")
 Index = Annotated[int, Meta(ge=-(2**31), lt=2**31)]
 """A provider's number of a block, call or choice."""
-
-_ESCAPE = re.compile(
-    rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"  # a surrogate pair: as it should be
-    rb"|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})"  # half of one
-    rb"|\\."
-)
 
 
 class _Tagged(msgspec.Struct):
@@ -41,10 +36,8 @@ def read(decoder: msgspec.json.Decoder[T], data: bytes, what: str) -> T:
         problem, _, path = str(e).partition(" - at `")
         raise Malformed(f"{what} at {path.rstrip('`')}" if path else what, problem) from None
     except (msgspec.DecodeError, RecursionError) as e:
-        if b"\\ud" in data.lower():
-            whole = _ESCAPE.sub(lambda m: rb"\ufffd" if m[1] else m[0], data)
-            if whole != data:
-                return read(decoder, whole, what)
+        if b"\\u" in data and (whole := without(data)) != data:
+            return read(decoder, whole, what)
         raise Malformed(what, str(e)) from None
 
 

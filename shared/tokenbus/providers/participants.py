@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tokenbus.events.requests import Generate, PrefillOptions
-from tokenbus.events.vendor import ApiName, Quirks
+from tokenbus.events.vendor import Quirks
 from tokenbus.providers.building import told_stops
 
 PREFIX = "antml:"
@@ -12,9 +12,7 @@ CALLS_CLOSES = ("</function_calls>", f"</{PREFIX}function_calls>")
 DEFAULT_USER = "User"
 """The name of a user's message without a participant."""
 MAX_NAMES = 10
-"""Participants whose names are stop strings: the most recent."""
-END_OF_TURN: dict[ApiName, str] = {"gemini": "<|eot|>"}
-"""The tokens of APIs whose models end a message with one."""
+"""Participants whose names the provider is told as stop strings: the most recent."""
 
 _PLAIN = PrefillOptions()
 
@@ -24,12 +22,12 @@ def options_of(request: Generate) -> PrefillOptions:
     return request.prefill or _PLAIN
 
 
-def end_of_turn(request: Generate, api: ApiName, quirks: Quirks) -> str:
-    """The token that ends each message: the request's, else the vendor's, else the API's; empty: none."""
+def end_of_turn(request: Generate, quirks: Quirks, default: str = "") -> str:
+    """The token that ends each message: the request's, else the vendor's, else ``default``, the API's; empty: none."""
     for said in (options_of(request).end_of_turn, quirks.end_of_turn):
         if said is not None:
             return said
-    return END_OF_TURN.get(api, "")
+    return default
 
 
 def between(request: Generate, token: str) -> str:
@@ -53,15 +51,20 @@ class Names:
 
 
 def reading_stops(request: Generate) -> tuple[str, ...]:
-    """The stop strings that end the turn in text at top level: the other participants' names, and the request's own."""
+    """The stop strings that end the turn in text at top level: the names of all other participants, the most recent
+    first, and the request's own."""
+    return tuple(dict.fromkeys([*_name_stops(request), *request.stop]))
+
+
+def _name_stops(request: Generate) -> list[str]:
     delimiter = options_of(request).delimiter
     before = delimiter if delimiter and not delimiter.endswith("\n") else "\n"
-    names_of, names = Names(request), list[str]()
+    names_of, names = Names(request), dict[str, None]()
     for message in reversed(request.messages):
         name = names_of.of(message.participant, message.role)
-        if name and name != request.participant and name not in names and len(names) < MAX_NAMES:
-            names.append(name)
-    return tuple(dict.fromkeys([*(f"{before}{name}:" for name in names), *request.stop]))
+        if name and name != request.participant:
+            names[name] = None
+    return [f"{before}{name}:" for name in names]
 
 
 def provider_stops(request: Generate, token: str, limit: int | None, *, blanks: bool = True) -> list[str]:
@@ -70,6 +73,6 @@ def provider_stops(request: Generate, token: str, limit: int | None, *, blanks: 
 
     Those that it is not told of are found in the text all the same. ``blanks``: it takes strings of blanks alone.
     """
-    names = [stop for stop in reading_stops(request) if stop not in request.stop]
+    names = [stop for stop in _name_stops(request)[:MAX_NAMES] if stop not in request.stop]
     ends = [token] if token and options_of(request).stop_on_end_of_turn else []
     return told_stops([*ends, *names, *CALLS_CLOSES, *request.stop], limit, blanks=blanks)

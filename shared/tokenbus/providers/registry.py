@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from tokenbus.errors import SettingsError
-from tokenbus.providers import anthropic, gemini, openai_chat, openai_images, openai_responses
+from tokenbus.providers import anthropic, gemini, openai_chat, openai_images, openai_responses, plugins
 from tokenbus.providers.api import ApiName, Provider
 
-_PROVIDERS: dict[ApiName, Provider] = {
+_BUILT_IN: dict[ApiName, Provider] = {
     p.name: p
     for p in (
         anthropic.provider,
@@ -19,8 +18,6 @@ _PROVIDERS: dict[ApiName, Provider] = {
 
 
 def get(api: ApiName) -> Provider:
-    """The provider of an API. Raises SettingsError for one that is not built."""
-    provider = _PROVIDERS.get(api)
-    if provider is None:
-        raise SettingsError("providers", "api", f"{api} is not built; there are {', '.join(_PROVIDERS)}")
-    return provider
+    """The provider of an API: one of tokenbus, or of another package. Raises SettingsError for one that is not there,
+    or cannot be loaded."""
+    return _BUILT_IN.get(api) or plugins.load(api)

@@ -19,6 +19,9 @@ MAX_EVENT_BYTES = 8 * 2**20
 """Largest event, and largest body that is bare JSON."""
 MAX_IMAGE_EVENT_BYTES = 32 * 2**20
 """The same for an API whose events hold generated images: one of 20 MB takes 27 MB as base64."""
+MAX_IDLE_LINES = 100_000
+"""Most lines of one body that say nothing: comments, blank lines that end no event, fields that nobody knows. With a
+comment a second, as some send while a model thinks, that is a day."""
 
 _BOM = b"\xef\xbb\xbf"
 _elements = msgspec.json.Decoder(list[msgspec.Raw])
@@ -34,7 +37,8 @@ class SseEvent(msgspec.Struct, frozen=True, gc=False):
 class SseDecoder(msgspec.Struct):
     """Bytes in, events out. Its fields are its whole state. Never raises; memory is bounded by ``limit``.
 
-    An event or a line over ``limit`` bytes sets ``oversize``; from then on nothing more comes out.
+    An event or a line over ``limit`` bytes sets ``oversize``, and so does one line over ``MAX_IDLE_LINES`` that says
+    nothing; from then on nothing more comes out.
     """
 
     limit: int = MAX_EVENT_BYTES
@@ -52,6 +56,8 @@ class SseDecoder(msgspec.Struct):
     """Its further data lines, each with a line feed before it."""
     bare: bytearray = msgspec.field(default_factory=bytearray)
     """Lines of JSON that stand outside of any event."""
+    idle: int = 0
+    """Lines that said nothing."""
 
     def feed(self, data: bytes) -> list[SseEvent]:
         """The events that these bytes complete."""
@@ -114,19 +120,26 @@ class SseDecoder(msgspec.Struct):
                     self.first = value
                 elif len(self.first) + len(self.more) + len(value) < limit:
                     self.more += b"\n" + value
+                    self.idle += not value
                 else:
                     self.oversize = True
             elif not line:
+                if self.first is None:
+                    self.idle += 1
                 if not self.bare:
                     self._dispatch(events)
             elif line.startswith(b"event:"):
                 if self.bare:
                     self._flush(events)
+                self.idle += bool(self.name)
                 self.name = line[6:].strip()
-            elif not line.startswith(b":"):
-                self._odd_line(line, events)
-                self.oversize = len(self.bare) > limit
-            if self.oversize:
+            else:
+                if not line.startswith(b":"):
+                    self._odd_line(line, events)
+                    self.oversize = len(self.bare) > limit
+                self.idle += not self.bare
+            if self.oversize or self.idle > MAX_IDLE_LINES:
+                self.oversize = True
                 return self._give_up()
         return None
 

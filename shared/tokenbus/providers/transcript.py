@@ -23,7 +23,7 @@ from tokenbus.events.requests import (
     ToolResultPart,
 )
 from tokenbus.providers.building import schema_of
-from tokenbus.providers.conversation import Spoken, conversation
+from tokenbus.providers.conversation import Spoken, Takes, conversation
 from tokenbus.providers.participants import CALLS_CLOSES, Names, between, options_of
 
 OPENING = "Continue the conversation."
@@ -67,7 +67,11 @@ class _Writer:
 
 def transcribe(request: Generate, history: list[Message], token: str = "") -> Transcript:
     """The conversation and what the run's earlier turns brought; ``token`` ends each message. Raises RequestInvalid."""
-    spoken, notes = conversation(request, [], plain_thinking=True)
+    options = options_of(request)
+    if (request.participant or "") in options.unnamed and not token and not (options.delimiter or "").strip():
+        problem = "the model's own name can be left out only with end_of_turn or a delimiter that shows"
+        raise RequestInvalid("prefill.unnamed", problem)
+    spoken, notes = conversation(request, [], Takes(written=True))
     writer = _Writer()
     separator = between(request, token)
     names, names_once = Names(request), options_of(request).names_once
@@ -100,6 +104,11 @@ def opening_of(request: Generate, said: Transcript) -> Spoken:
     if first is None:
         return Spoken("user", [*blocks] or [TextPart(text=OPENING)], "messages")
     return Spoken("user", [TextPart(text=first), *blocks], "messages")
+
+
+def follows_a_name(request: Generate) -> bool:
+    """Whether the model's text begins right after its name, with the blank that stands there."""
+    return not continues_own(request) and bool(Names(request).of(request.participant, "assistant"))
 
 
 def _cue(request: Generate) -> str:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import msgspec
 import pytest
 
 from tokenbus.errors import RequestInvalid
@@ -17,11 +20,16 @@ from tokenbus.events.requests import (
     ToolCallPart,
     ToolResultPart,
 )
-from tokenbus.providers.conversation import NO_RESULT, Spoken, conversation, own_extra
+from tokenbus.providers.conversation import NO_RESULT, Spoken, Takes, conversation, own_extra
+
+PLAIN = Takes(api="anthropic", thinking=("signature", "redacted"))
 
 
-def spoken(*messages: Message, history: list[Message] | None = None) -> tuple[list[Spoken], tuple[str, ...]]:
-    return conversation(Generate(provider="p", model="m", messages=list(messages)), history or [])
+def spoken(
+    *messages: Message, history: list[Message] | None = None, takes: Takes = PLAIN, **fields: Any
+) -> tuple[list[Spoken], tuple[str, ...]]:
+    request = Generate(provider="p", model="m", messages=list(messages), **fields)
+    return conversation(request, history or [], takes)
 
 
 def said(role: str, *parts: ContentPart | str) -> Message:
@@ -59,9 +67,10 @@ def test_a_sound_history_stays_as_it_is() -> None:
         Message(role="system", content="Be brief."),
         Message(role="user", content="Hi", participant="Ann"),
         history=[
-            said("assistant", ThinkingPart(text="Hm"), "Wait.", call("a"), call("b")),
+            said("assistant", ThinkingPart(text="Hm", signature="s"), "Wait.", call("a"), call("b")),
             said("tool", result("a"), result("b")),
         ],
+        takes=msgspec.structs.replace(PLAIN, names=True),
     )
     assert shape(messages) == [
         ("system", ["Be brief."]),
@@ -168,28 +177,29 @@ def test_a_providers_own_item_goes_back_to_that_provider_alone() -> None:
 UNSIGNED = said("assistant", ThinkingPart(text="Hm."), "Yes.")
 
 
-def test_unsigned_thinking_of_a_request_is_an_error_that_says_what_to_do() -> None:
-    with pytest.raises(RequestInvalid, match="convert_unsigned_thinking_to_text") as error:
-        spoken(said("user", "Hi"), UNSIGNED)
-    assert error.value.where == "messages[1]"
+def test_unsigned_thinking_of_a_request_is_left_out_with_a_note() -> None:
+    messages, notes = spoken(said("user", "Hi"), UNSIGNED)
+    assert shape(messages) == [("user", ["Hi"]), ("assistant", ["Yes."])]
+    assert notes == ("messages[1]: thinking was left out: this provider takes none back without its signature",)
 
 
 def test_unsigned_thinking_becomes_text_where_the_request_says_so_and_a_note_tells_it() -> None:
-    request = Generate(provider="p", model="m", messages=[UNSIGNED], convert_unsigned_thinking_to_text=True)
-    [message], notes = conversation(request, [])
+    [message], notes = spoken(UNSIGNED, convert_unsigned_thinking_to_text=True)
     assert message.parts == [TextPart(text="<thinking>Hm.</thinking>"), TextPart(text="Yes.")]
     assert notes == ("messages[0]: thinking without a signature was turned into text",)
 
 
 def test_thinking_goes_back_as_it_came_where_it_is_signed_or_its_provider_takes_it_plain() -> None:
-    signed = said("assistant", ThinkingPart(text="Hm.", signature="s"), ThinkingPart(opaque={"redacted": "x"}))
+    signed = said("assistant", ThinkingPart(text="Hm.", signature="s"), ThinkingPart(opaque={"redacted": "x"}), "Yes.")
     assert spoken(signed)[0][0].parts == signed.content
-    request = Generate(provider="p", model="m", messages=[UNSIGNED])
-    assert conversation(request, [], plain_thinking=True)[0][0].parts == UNSIGNED.content
+    plain = Takes(api="openai-chat", plain_thinking=True)
+    assert spoken(UNSIGNED, takes=plain)[0][0].parts == UNSIGNED.content
 
 
-def test_what_the_runs_own_turns_thought_is_never_an_error() -> None:
-    assert len(spoken(said("user", "Hi"), history=[UNSIGNED])[0]) == 2
+def test_what_the_runs_own_turns_thought_in_plain_words_is_left_out_without_a_word() -> None:
+    messages, notes = spoken(said("user", "Hi"), history=[UNSIGNED])
+    assert shape(messages) == [("user", ["Hi"]), ("assistant", ["Yes."])]
+    assert notes == ()
 
 
 def test_thinking_without_a_word_and_without_a_signature_is_nothing() -> None:

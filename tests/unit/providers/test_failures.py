@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.unit.providers.reading import read
 from tokenbus.errors import Malformed, TooLarge
@@ -94,6 +96,17 @@ def test_a_quota_that_is_used_up_is_not_tried_again() -> None:
         ({"retry-after": "soon", "date": "x"}, None),
         ({"retry-after": "-1"}, None),
         ({"retry-after": "inf"}, None),
+        ({"retry-after": "NaN"}, None),
+        ({"retry-after": "1e308"}, 86_400.0),
+        ({"retry-after-ms": "1e308"}, 86_400.0),
+        (
+            {"retry-after": "Fri, 31 Dec 9999 23:59:59 GMT", "date": "Wed, 21 Oct 2026 07:28:00 GMT"},
+            86_400.0,
+        ),
+        (
+            {"retry-after": f"Wed, 21 Oct 2026 07:28:30 +{'9' * 30}", "date": "Wed, 21 Oct 2026 07:28:00 GMT"},
+            None,
+        ),
         ({}, None),
     ],
 )
@@ -155,3 +168,14 @@ def test_an_answer_with_the_status_of_an_error_is_that_error_whatever_its_framin
     [failed] = read("anthropic", framing % anthropic("overloaded_error"), status=529, stream=stream)
     assert isinstance(failed, Failed)
     assert (failed.error.code, failed.error.status, failed.error.message) == ("overloaded_error", 529, "m")
+
+
+def test_a_wait_that_gemini_names_is_bounded_too() -> None:
+    detail = {"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": "999999999s"}
+    assert http_failure(429, gemini("RESOURCE_EXHAUSTED", detail), {}).retry_after_s == 86_400
+
+
+@given(st.text(max_size=60), st.text(max_size=60))
+def test_no_header_of_a_provider_breaks_the_reading_of_its_error(wait: str, date: str) -> None:
+    error = http_failure(429, b"", {"retry-after": wait, "retry-after-ms": date, "date": date})
+    assert error.retry_after_s is None or 0 <= error.retry_after_s <= 86_400

@@ -76,12 +76,34 @@ def test_the_smallest_request() -> None:
         ("gemini", "/models/gemini:generateContent"),
         ("models/gemini", "/models/gemini:generateContent"),
         ("tunedModels/mine", "/tunedModels/mine:generateContent"),
+        (" gemini ", "/models/gemini:generateContent"),
+        ("publishers/google/models/gemini", "/publishers/google/models/gemini:generateContent"),
         ("a b?c:d", "/models/a%20b%3Fc%3Ad:generateContent"),
     ],
 )
 def test_the_model_is_part_of_the_path(model: str, path: str) -> None:
     built = build(Generate(provider="p", model=model, messages=[HI], stream=False))
     assert (built.call.path, built.call.query) == (path, {})
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        *("../../../x", "..", "models/..", "models/../../x", "tunedModels/../x", "a/b", "/x", "x/", "//host/x"),
+        *("a%2fb", "..%2f..%2fx", "%2e%2e", "a\\..\\b", "x\r\nhost: y", "models/", "https://host/models/x"),
+        *("publishers/../models/x", "publishers/a/b/models/x", "upload/models/x"),
+    ],
+)
+def test_a_model_that_would_choose_the_path_is_refused(model: str) -> None:
+    with pytest.raises(RequestInvalid) as refused:
+        build(Generate(provider="p", model=model, messages=[HI]))
+    assert refused.value.where == "model"
+
+
+def test_extra_cannot_name_another_model() -> None:
+    with pytest.raises(RequestInvalid) as refused:
+        build(Generate(provider="p", model="gemini", messages=[HI], extra={"model": "dearer"}))
+    assert refused.value.where == "extra.model"
 
 
 def test_a_request_with_everything() -> None:

@@ -283,7 +283,7 @@ def test_half_a_surrogate_pair_is_no_text_wherever_it_stands() -> None:
     assert read("gemini", body)[2:] == [
         TextDelta(0, "\ufffd"),
         BlockStop(0),
-        Extra("gemini.x", '{"x":"\\ufffd","\\ufffd":1}', ordinal=1),
+        Extra("gemini.x", '{"x":"\ufffd","\ufffd":1}', ordinal=1),
         STOPPED,
     ]
 

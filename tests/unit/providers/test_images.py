@@ -27,7 +27,6 @@ from tokenbus.events.requests import (
 from tokenbus.events.vendor import ApiName, Quirks
 from tokenbus.providers import registry
 from tokenbus.providers.api import HttpCall
-from tokenbus.providers.images import images_asked
 from tokenbus_services.replay.form import read_form
 
 CAT = Message(role="user", content="A cat.")
@@ -283,19 +282,23 @@ def test_the_models_image_without_an_own_id_goes_back_as_the_users() -> None:
 
 
 @pytest.mark.parametrize("api", ["anthropic", "openai-chat"])
-def test_an_api_that_takes_no_image_of_the_model_gets_the_rest_and_the_run_a_note(api: ApiName) -> None:
+def test_an_api_that_takes_no_image_of_the_model_gets_it_as_the_users_and_the_run_a_note(api: ApiName) -> None:
     source = Base64Source(media_type="image/png", data="AAAA")
     made = Message(role="assistant", content=[TextPart(text="Here."), ImagePart(source=source)])
     built = registry.get(api).build(Generate(provider="p", model="m", messages=[CAT]), [made, CAT], Quirks())
     assert b"Here." in built.call.body
-    assert b"AAAA" not in built.call.body
-    assert built.notes == ("history[0]: this provider takes no images of the model's own back; they were left out",)
+    [_, model, user, *_] = msgspec.json.decode(built.call.body)["messages"]
+    assert (model["role"], user["role"]) == ("assistant", "user")
+    assert "AAAA" in str(user)
+    assert built.notes == ("history[0]: the model's images go as the user's",)
 
 
 def test_what_was_asked_goes_with_the_answer() -> None:
     options = ImageOptions(size="1024x1024", quality="auto", deliver="base64")
     request = Generate(provider="p", model="gpt-image-2", messages=[CAT], images=options)
-    assert images_asked(request, "openai-images") == ImagesAsked(True, "A cat.", "gpt-image-2", "1024x1024", "")
-    assert images_asked(request, "openai-responses") == ImagesAsked(True, "", "", "1024x1024", "")
+    assert registry.get("openai-images").images_asked(request) == ImagesAsked(
+        True, "A cat.", "gpt-image-2", "1024x1024", ""
+    )
+    assert registry.get("openai-responses").images_asked(request) == ImagesAsked(True, "", "", "1024x1024", "")
     plain = Generate(provider="p", model="gemini-3-pro-image", messages=[CAT])
-    assert images_asked(plain, "gemini") == ImagesAsked(model="gemini-3-pro-image")
+    assert registry.get("gemini").images_asked(plain) == ImagesAsked(model="gemini-3-pro-image")

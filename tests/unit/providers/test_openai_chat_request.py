@@ -226,8 +226,8 @@ def test_long_ids_are_made_to_fit_for_call_and_result_alike() -> None:
     assert all(len(tool_id) == 40 for tool_id in sent)
 
 
-@pytest.mark.parametrize(("participant", "name"), [("Ann", "Ann"), ("Ann Lee", None), ("a" * 65, None)])
-def test_a_participant_is_named_where_the_api_takes_the_name(participant: str, name: str | None) -> None:
+@pytest.mark.parametrize(("participant", "name"), [("Ann", "Ann"), ("Ann Lee", "Ann_Lee"), ("a" * 65, "a" * 64)])
+def test_a_participants_name_is_made_to_fit(participant: str, name: str) -> None:
     assert body(Message(role="user", content="Hi", participant=participant))["messages"][0].get("name") == name
 
 
@@ -298,12 +298,15 @@ def test_the_choice_of_tools_is_translated_and_needs_tools(choice: Any, sent: An
 
 def test_what_this_provider_cannot_take_is_refused_with_its_place() -> None:
     details = ThinkingPart(opaque={"reasoning_details": "{}"})
+    text = TextPart(text="Yes")
     extra = ToolCallPart(tool_id="t", tool_name="f", arguments="", opaque={"extra_content": "{"})
     audio = ExtraPart(name="input_audio", json="{")
     assert refused(mode="prefill") == "mode"
     assert refused(tool_choice=ToolChoice(name="f")) == "tool_choice"
     assert refused(extra={"stream": True}) == "extra.stream"
-    assert refused(Message(role="assistant", content=[details])) == "messages[0].content[0].opaque.reasoning_details"
+    assert (
+        refused(Message(role="assistant", content=[details, text])) == "messages[0].content[0].opaque.reasoning_details"
+    )
     assert refused(Message(role="assistant", content=[extra])) == "messages[0].content[0].opaque.extra_content"
     assert refused(Message(role="user", content=[audio])) == "messages[0].content[0]"
 

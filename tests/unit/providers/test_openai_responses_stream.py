@@ -88,15 +88,15 @@ def test_text_is_told_apart_by_item_and_part() -> None:
         TextDelta(0, "lo"),
         BlockStart(1, "text"),
         TextDelta(1, "again"),
-        BlockStop(0),
-        BlockStop(1),
         Opaque(0, "item_id", "m0"),
         Opaque(1, "item_id", "m0"),
+        BlockStop(0),
+        BlockStop(1),
         BlockStart(2, "text"),
         TextDelta(2, "more"),
-        BlockStop(2),
         Opaque(2, "item_id", "m1"),
         Opaque(2, "fields", '{"phase":"final_answer"}'),
+        BlockStop(2),
         STOPPED,
     ]
 
@@ -135,8 +135,8 @@ def test_what_deltas_said_stands_whatever_the_end_says() -> None:
                 CREATED,
                 added(0, "message"),
                 text(0, "said"),
-                event("output_text.done", 0, content_index=0, text="said otherwise"),
-                done(0, "message", content=[{"text": "said otherwise"}]),
+                event("output_text.done", 0, content_index=0, text="told otherwise"),
+                done(0, "message", content=[{"text": "told otherwise"}]),
                 COMPLETED,
             ),
         )
@@ -144,7 +144,7 @@ def test_what_deltas_said_stands_whatever_the_end_says() -> None:
     assert said.text == "said"
 
 
-def test_a_reasonings_parts_are_blocks_and_its_encrypted_content_goes_with_the_first() -> None:
+def test_a_reasonings_parts_are_blocks_that_end_with_what_must_go_back_with_them() -> None:
     said = events_of(
         added(0, "reasoning", id="rs", summary=[], encrypted_content="unfinished"),
         event("reasoning_summary_part.added", 0, summary_index=0),
@@ -159,13 +159,13 @@ def test_a_reasonings_parts_are_blocks_and_its_encrypted_content_goes_with_the_f
     assert said == [
         BlockStart(0, "thinking"),
         ThinkingDelta(0, "One"),
-        BlockStop(0),
         BlockStart(1, "thinking"),
         ThinkingDelta(1, "Two"),
-        BlockStop(1),
         Opaque(0, "encrypted", "enc"),
         Opaque(0, "item_id", "rs"),
         Opaque(1, "item_id", "rs"),
+        BlockStop(0),
+        BlockStop(1),
         STOPPED,
     ]
 
@@ -178,9 +178,9 @@ def test_a_reasoning_may_hold_encrypted_content_alone() -> None:
     )
     assert said == [
         BlockStart(0, "thinking"),
-        BlockStop(0),
         Opaque(0, "encrypted", "enc"),
         Opaque(0, "item_id", "rs"),
+        BlockStop(0),
         STOPPED,
     ]
 
@@ -584,7 +584,7 @@ def test_an_output_index_may_be_taken_again_once_its_item_has_ended() -> None:
         (b"data: {no}\n\n", "event"),
         (b"data: [1]\n\n", "event"),
         ({"x": 1}, "event"),
-        ({"type": "response.output_text.delta", "delta": "a"}, "event"),
+        ({"type": "response.output_text.delta"}, "event"),
         ({"type": "response.output_text.delta", "output_index": 0, "delta": 5}, "event at $.delta"),
         ({"type": "response.completed"}, "event"),
         (ended(usage={"a": 10**30}), "usage"),

@@ -238,7 +238,7 @@ def said_again(events: list[Normalized]) -> Message:
             case BlockStop() | ToolCallDone():
                 table.complete(event.block, out)
             case Opaque():
-                table.keep(event.block, event.name, event.value)
+                table.keep(event)
             case Extra() if event.ordinal >= 0:
                 table.keep_item(event.ordinal, event.name, event.json)
             case _:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.providers.reading import cut
-from tokenbus.providers.sse import SseDecoder, SseEvent
+from tokenbus.providers.sse import MAX_IDLE_LINES, SseDecoder, SseEvent
 
 
 def decode(*pieces: bytes, limit: int = 1000) -> list[SseEvent]:
@@ -143,3 +143,20 @@ def test_any_cutting_gives_the_same_events_and_so_does_a_decoder_restored(data: 
         events += decoder.feed(piece)
         decoder = msgspec.msgpack.decode(msgspec.msgpack.encode(decoder), type=SseDecoder)
     assert events + decoder.end() == whole
+
+
+@pytest.mark.parametrize("line", [b"\n", b": hm\n", b"odd\n", b"event: x\n", b"data:\n", b"event: x\n\n"])
+def test_lines_that_say_nothing_are_counted_and_too_many_end_the_reading(line: bytes) -> None:
+    enough = line * (MAX_IDLE_LINES // 2)
+    decoder = SseDecoder()
+    decoder.feed(b"data: 1\n" + enough)
+    assert not decoder.oversize
+    decoder.feed(enough * 2)
+    assert decoder.oversize
+
+
+def test_lines_of_events_and_of_bare_json_are_no_idle_ones() -> None:
+    decoder = SseDecoder()
+    decoder.feed(b"event: x\ndata: {\ndata: }\n\n" * 100 + b"[\n" + b"1,\n" * 100 + b"1]")
+    decoder.end()
+    assert decoder.idle == 0

@@ -106,7 +106,8 @@ def test_the_latest_names_come_first_then_the_calls_end_then_the_requests_own_up
     names = [f"\nP{i}:" for i in range(11, 1, -1)]
     assert provider_stops(asked, "", None) == [*names, *CALLS_CLOSES, "END"]
     assert provider_stops(asked, "", 11) == [*names, CALLS_CLOSES[0]]
-    assert reading_stops(asked) == (*names, "END"), "what the provider is not told of is found in the text"
+    everyone = [*names, "\nP1:", "\nP0:"]
+    assert reading_stops(asked) == (*everyone, "END"), "what the provider is not told of is found in the text"
 
 
 def test_images_stand_in_place_in_the_users_message() -> None:
@@ -272,6 +273,21 @@ def test_names_are_left_out_by_the_requests_rules_and_then_stop_nothing(
     asked = request(*CROWD, prefill=options)
     assert text_of(asked) == written
     assert reading_stops(asked) == stops
+
+
+def test_the_models_name_may_be_left_out_where_its_providers_token_ends_each_message() -> None:
+    asked = request(message("a", "Ann"), prefill=PrefillOptions(unnamed=["Claude"]))
+    assert transcribe(asked, [], "<|eot|>").text == "Ann: a<|eot|>"
+    with pytest.raises(RequestInvalid) as refused:
+        transcribe(asked, [])
+    assert refused.value.where == "prefill.unnamed"
+
+
+def test_the_blank_after_a_name_is_told_of_where_the_text_follows_one() -> None:
+    assert reading_of(request(message("a", "Ann")), "anthropic", Quirks()).follows_a_name
+    own = request(message("a", "Ann"), message("and", role="assistant"))
+    unnamed = request(message("a", "Ann"), prefill=PrefillOptions(unnamed=["Claude"], end_of_turn="#"))
+    assert not any(reading_of(asked, "anthropic", Quirks()).follows_a_name for asked in (own, unnamed))
 
 
 def test_a_predicate_becomes_empty_names_before_the_request_travels() -> None:

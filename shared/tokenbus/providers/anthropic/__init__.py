@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 
 import msgspec
 
-from tokenbus.events.requests import Generate, Message, Mode
+from tokenbus.events.model_names import begins_with
+from tokenbus.events.requests import Generate, Mode
 from tokenbus.providers.anthropic.files import files
 from tokenbus.providers.anthropic.prefill import build_prefill
 from tokenbus.providers.anthropic.request import build
 from tokenbus.providers.anthropic.stream import AnthropicDecoder
-from tokenbus.providers.api import ApiName, Built, Decoder, Format, Provider, Quirks
-from tokenbus.providers.building import formatted
+from tokenbus.providers.api import ApiName, Decoder, Format, Provider, Quirks
+from tokenbus.providers.base import ProviderBase
 from tokenbus.providers.files import FileApi
 from tokenbus.providers.inline_thinking import InlineThinking
+from tokenbus.providers.media import COMMON_IMAGES, MIB, MediaLimits
 
 
-class Anthropic:
+class Anthropic(ProviderBase):
     """The Messages API as a `tokenbus.providers.api.Provider`."""
 
     name: ApiName = "anthropic"
@@ -30,12 +31,23 @@ class Anthropic:
     urgent: tuple[bytes, ...] = (b"content_block_st", b"message_st", b'"ping"', b'"error"')
     files: FileApi | None = files
     last: tuple[bytes, ...] = (b'data:{"type":"message_stop"', b'data:{"type":"error"')
-    image_keys: re.Pattern[bytes] | None = None
     formats: Mapping[Mode, Format] = {"chat": build, "prefill": build_prefill}
+    # https://platform.claude.com/docs/en/build-with-claude/vision, "Maximum size": four types, 10 MB of base64 an image
+    # (5 MB on Bedrock and Google Cloud), 600 images (100 for models of a 200k context); …/pdf-support: 32 MB a request.
+    media = MediaLimits(
+        image_types=COMMON_IMAGES,
+        document_types=("application/pdf", "text/*"),
+        image_bytes=10 * MIB * 3 // 4,
+        images=600,
+        request_bytes=32 * MIB,
+    )
 
-    def build(self, request: Generate, history: list[Message], quirks: Quirks) -> Built:
-        """See `Provider.build`."""
-        return formatted(self.formats, request, history, quirks)
+    def continues(self, request: Generate, quirks: Quirks) -> bool:
+        """See `Provider.continues`. Not with thinking that is signed, a forced call or enforced JSON
+        (https://docs.claude.com/en/docs/build-with-claude/prefill-claudes-response)."""
+        free = request.output_schema is None and request.tool_choice in (None, "auto", "none")
+        thinks = request.thinking is not None and request.thinking.enabled
+        return free and not thinks and begins_with(request.model, quirks.models_continuing)
 
     def decoder(self, *, status: int, headers: Mapping[str, str], stream: bool, quirks: Quirks) -> Decoder:
         """See `Provider.decoder`. A whole message says by its `type` that it is one, whatever was asked for."""

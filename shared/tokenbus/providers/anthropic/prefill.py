@@ -16,7 +16,7 @@ def build_prefill(request: Generate, history: list[Message], quirks: Quirks) -> 
 
     Thinking is written in the text, so the API's own is left alone. A text that ends in blank space is refused.
     """
-    token = end_of_turn(request, "anthropic", quirks)
+    token = end_of_turn(request, quirks)
     said = transcribe(request, history, token)
     messages: list[dict[str, object]] = [{"role": "user", "content": content_of(opening_of(request, said))}]
     messages.append({"role": "assistant", "content": said.text.rstrip()})

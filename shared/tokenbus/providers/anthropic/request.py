@@ -1,7 +1,7 @@
 """Build a Messages API request: https://docs.anthropic.com/en/api/messages.
 
 Results of tools go into user messages, before other content. Neighbouring messages of one role become one.
-System text of any place goes to `system`, for the API has no other. `participant` has no field there.
+System text of any place goes to `system`, for the API has no other.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from binascii import Error as Base64Error
 import msgspec
 
 from tokenbus.errors import RequestInvalid
+from tokenbus.events.model_names import begins_with
 from tokenbus.events.requests import (
     Base64Source,
     BlobSource,
@@ -25,6 +26,7 @@ from tokenbus.events.requests import (
     Message,
     Source,
     TextPart,
+    Thinking,
     ThinkingPart,
     ToolCallPart,
     ToolChoice,
@@ -41,7 +43,7 @@ from tokenbus.providers.building import (
     told_stops,
     with_extra,
 )
-from tokenbus.providers.conversation import Spoken, conversation, own_extra, raw_json
+from tokenbus.providers.conversation import Spoken, Takes, conversation, own_extra, raw_json
 
 MIN_BUDGET = 1024
 
@@ -54,7 +56,8 @@ Content = list[dict[str, object] | msgspec.Raw]
 
 def build(request: Generate, history: list[Message], quirks: Quirks) -> Built:
     """The HTTP call for the next turn. Raises RequestInvalid, naming the field."""
-    spoken, notes = conversation(request, history)
+    takes = Takes(api="anthropic", thinking=("signature", "redacted"), unique_ids=True)
+    spoken, notes = conversation(request, history, takes)
     system = _text_blocks(request.system) if request.system else []
     turns: list[tuple[str, Content]] = []
     for message in spoken:
@@ -75,7 +78,27 @@ def build(request: Generate, history: list[Message], quirks: Quirks) -> Built:
     if system:
         body["system"] = system
     body |= limits(request, quirks) | _tools(request)
+    if _lacks_its_thinking(turns, body):
+        notes += ("thinking is off: the calls that wait for results were made without any, or by another provider",)
+        body |= limits(msgspec.structs.replace(request, thinking=Thinking(enabled=False)), quirks)
     return built(body, request, history, notes)
+
+
+def _lacks_its_thinking(turns: list[tuple[str, Content]], body: dict[str, object]) -> bool:
+    """Whether the model is to think within a budget and the request ends in results of calls that it did not think of.
+
+    The API refuses that: https://platform.claude.com/docs/en/build-with-claude/extended-thinking, "Extended thinking
+    with tool use". Models that think adaptively take it.
+    """
+    asked = body.get("thinking")
+    if not (isinstance(asked, dict) and "budget_tokens" in asked) or len(turns) < 2:
+        return False
+    (_, said), (_, answer) = turns[-2:]
+    return _type(answer[0]) == "tool_result" and _type(said[0]) not in ("thinking", "redacted_thinking")
+
+
+def _type(block: dict[str, object] | msgspec.Raw) -> object:
+    return block.get("type") if isinstance(block, dict) else None
 
 
 def built(body: dict[str, object], request: Generate, history: list[Message], notes: tuple[str, ...]) -> Built:
@@ -92,7 +115,7 @@ def limits(request: Generate, quirks: Quirks) -> dict[str, object]:
     output: dict[str, object] = {}
     thinking = request.thinking if request.thinking and request.thinking.enabled else None
     budget = thinking.budget_tokens if thinking else None
-    if thinking and request.model.startswith(quirks.models_with_budgets):
+    if thinking and begins_with(request.model, quirks.models_with_budgets):
         budget = _within(request.max_tokens, budget_of(thinking)) if budget is None else budget
     said["max_tokens"] = request.max_tokens or quirks.default_max_tokens + (budget or 0)
     if budget is not None and request.max_tokens is not None and budget >= request.max_tokens:
@@ -100,7 +123,7 @@ def limits(request: Generate, quirks: Quirks) -> dict[str, object]:
     if thinking:
         # Models up to 4.5 think within a budget; newer ones refuse a budget and take an effort.
         said["thinking"] = {"type": "enabled", "budget_tokens": budget} if budget else {"type": "adaptive"}
-        if thinking.effort and not request.model.startswith(quirks.models_with_budgets):
+        if thinking.effort and not begins_with(request.model, quirks.models_with_budgets):
             output["effort"] = "low" if thinking.effort == "minimal" else thinking.effort
     elif request.thinking:
         said["thinking"] = {"type": "disabled"}

@@ -8,10 +8,15 @@ What providers.md ("Anthropic Messages") says of real streams holds here. Choice
   it is complete, as one piece of JSON that the next turn gives back.
 - A second, different `message_start` voids the attempt's blocks so far: a second `Start` says so (`void_before`),
   ordinals go on, and what was open stays without its end. The same message announced twice is nothing.
+- Content in `message_start`, or in the start of a block, is told at once. The block of its index goes on with it, and
+  deltas that begin by saying it again say nothing new. A whole message at the end of a stream is told as far as the
+  stream did not.
 - `[DONE]` is not of this API and means nothing: without `message_stop` the stream was cut.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import msgspec
 
@@ -37,7 +42,7 @@ from tokenbus.events.normalized import (
 )
 from tokenbus.events.usage import Usage
 from tokenbus.providers.anthropic import wire
-from tokenbus.providers.anthropic.blocks import OpenBlock, fields_of, further_fields
+from tokenbus.providers.anthropic.blocks import OpenBlock, ToldBlock, fields_of, further_fields, left_of
 from tokenbus.providers.decoding import MAX_OPEN_BLOCKS, ResponseDecoder, finish_of
 from tokenbus.providers.failures import provider_failure
 from tokenbus.providers.json_reading import is_null, tag_of, text_of
@@ -65,6 +70,8 @@ class AnthropicDecoder(ResponseDecoder, kw_only=True):
     last_index: int = -1
     last_ordinal: int = -1
     """The block closed last: its citations may come late."""
+    told: list[ToldBlock] = msgspec.field(default_factory=list[ToldBlock])
+    """The blocks that are complete, in order."""
     next_ordinal: int = 0
     calls: int = 0
     """Tool calls completed."""
@@ -115,6 +122,7 @@ class AnthropicDecoder(ResponseDecoder, kw_only=True):
             if message.id and message.id == self.message_id:
                 return
             self.blocks.clear()
+            self.told.clear()
             self.usage = None
             self.last_index = -1
             self.calls = self.held = 0
@@ -127,12 +135,39 @@ class AnthropicDecoder(ResponseDecoder, kw_only=True):
             self._open(index, bytes(block), out, whole=True)
 
     def _whole(self, message: wire.WholeMessage, out: list[Normalized]) -> Terminal:
-        content, message.content = message.content or [], None
-        self._begin(message, out)
-        for index, block in enumerate(content):
-            self._open(index, bytes(block), out)
-            self._close_block(index, out)
+        """A response that was not streamed; at the end of a stream, what of it was not told."""
+        content, message.content = (
+            [(bytes(block), wire.read_block(bytes(block))) for block in message.content or ()],
+            None,
+        )
+        if self.message_id is None:
+            self._begin(message, out)
+        else:
+            self._stopped(message, out)
+            self._count(message.usage, out)
+        for index in list(self.blocks):
+            self._end_as(index, content, out)
+        left = left_of([said for _, said in content], self.told)
+        for (data, _), rest in zip(content, left, strict=True):
+            if rest is not None:
+                index = self.last_index + 1
+                self._open(index, data, out, text=rest)
+                self._close_block(index, out)
         return self._finish(out)
+
+    def _end_as(
+        self, index: int, content: Sequence[tuple[bytes, wire.Block | wire.Unknown]], out: list[Normalized]
+    ) -> None:
+        """A block that is open when the whole message comes: a call is as it is there, by its id."""
+        block = self.blocks[index]
+        if block.kind == "tool":
+            calls = [said for _, said in content if isinstance(said, wire.ToolUseBlock) and said.id == block.tool_id]
+            if not calls:
+                return
+            if block.streamed and (rest := block.told.rest(text_of(calls[0].input))):
+                out.append(ToolCallDelta(block.ordinal, rest))
+            block.prefilled = block.prefilled if is_null(calls[0].input) else text_of(calls[0].input)
+        self._close_block(index, out)
 
     def _message_delta(self, said: wire.MessageDelta, out: list[Normalized]) -> None:
         self._stopped(said.delta, out)
@@ -163,25 +198,29 @@ class AnthropicDecoder(ResponseDecoder, kw_only=True):
 
     # --- blocks ---------------------------------------------------------------------------------------------
 
-    def _open(self, index: int, data: bytes, out: list[Normalized], *, whole: bool = False) -> None:
+    def _open(
+        self, index: int, data: bytes, out: list[Normalized], *, whole: bool = False, text: str | None = None
+    ) -> None:
+        """A block begins; with ``text`` its text, where that is not all that it says."""
+        said = wire.read_block(data)
+        if not whole and self._goes_on(index, said, out):
+            return
         if index in self.blocks:
             raise Malformed("content_block_start", f"index {index} is open already")
         if len(self.blocks) >= MAX_OPEN_BLOCKS:
-            raise TooLarge("open blocks", len(self.blocks) + 1, MAX_OPEN_BLOCKS)
-        said = wire.read_block(data)
+            raise TooLarge("open blocks", len(self.blocks) + 1, MAX_OPEN_BLOCKS, unit="blocks")
         if isinstance(said, wire.TextBlock):
             self.blocks[index] = block = OpenBlock("text", whole=whole)
-            self._text(block, said.text or "", out)
+            self._begin_with(block, said.text or "" if text is None else text, out)
             for citation in said.citations or []:
                 self._cite(block, citation, out)
             return
         ordinal = self._take_ordinal()
         match said:
             case wire.ThinkingBlock():
-                self.blocks[index] = OpenBlock("thinking", ordinal, whole)
+                self.blocks[index] = block = OpenBlock("thinking", ordinal, whole)
                 out.append(BlockStart(ordinal, "thinking"))
-                if said.thinking:
-                    out.append(ThinkingDelta(ordinal, said.thinking))
+                self._begin_with(block, said.thinking or "" if text is None else text, out)
                 if said.signature:
                     out.append(Opaque(ordinal, "signature", said.signature))
             case wire.RedactedBlock():
@@ -192,13 +231,52 @@ class AnthropicDecoder(ResponseDecoder, kw_only=True):
                 if not said.name:
                     raise Malformed("content_block_start", "a tool_use without a name")
                 prefilled = "" if is_null(said.input) else text_of(said.input)
-                self.blocks[index] = OpenBlock("tool", ordinal, whole, prefilled)
+                self.blocks[index] = OpenBlock("tool", ordinal, whole, said.id, prefilled=prefilled)
                 out.append(ToolCallStart(ordinal, said.id or f"call_{ordinal}", said.name, derived=not said.id))
                 if fields := further_fields(data):
                     out.append(Opaque(ordinal, "fields", fields))
             case wire.Unknown():
                 self.blocks[index] = block = OpenBlock("item", ordinal, whole, name=said.type, item=data.decode())
                 self._hold_for(block, len(data))
+
+    def _goes_on(self, index: int, said: wire.Block | wire.Unknown, out: list[Normalized]) -> bool:
+        """Whether a block that begins is one of `message_start`'s; those before it are complete."""
+        for before in [at for at, block in self.blocks.items() if block.whole and at < index]:
+            self._close_block(before, out)
+        block = self.blocks.get(index)
+        if block is None or not block.whole:
+            return False
+        block.whole = False
+        match said:
+            case wire.TextBlock() if block.kind == "text":
+                self._begin_again(block, said.text or "", out)
+            case wire.ThinkingBlock() if block.kind == "thinking":
+                self._begin_again(block, said.thinking or "", out)
+                if said.signature:
+                    out.append(Opaque(block.ordinal, "signature", said.signature))
+            case wire.RedactedBlock() if block.kind == "thinking":
+                pass
+            case wire.ToolUseBlock() if block.kind == "tool" and block.tool_id == said.id:
+                pass
+            case wire.Unknown() if block.kind == "item" and block.name == said.type:
+                pass
+            case _:
+                self._close_block(index, out)
+                return False
+        return True
+
+    def _begin_with(self, block: OpenBlock, text: str, out: list[Normalized]) -> None:
+        """What a block's start has of its text."""
+        self._text(block, text, out)
+        block.begun = text
+        self._hold_for(block, len(text))
+
+    def _begin_again(self, block: OpenBlock, text: str, out: list[Normalized]) -> None:
+        """The same once more, or more of it."""
+        if new := block.told.rest(text):
+            self._text(block, new, out)
+            self._hold_for(block, len(new))
+            block.begun = text
 
     def _delta(self, said: wire.BlockDelta, out: list[Normalized]) -> None:
         delta = said.delta
@@ -209,13 +287,13 @@ class AnthropicDecoder(ResponseDecoder, kw_only=True):
             raise Malformed("content_block_delta", f"index {said.index} is not open")
         match delta:
             case wire.TextDelta() if block.kind == "text":
-                self._text(block, delta.text, out)
+                self._text(block, block.new_of(delta.text), out)
             case wire.ThinkingDelta() if block.kind == "thinking":
-                if delta.thinking:
-                    out.append(ThinkingDelta(block.ordinal, delta.thinking))
+                self._text(block, block.new_of(delta.thinking), out)
             case wire.InputDelta() if block.kind == "tool":
                 if delta.partial_json:
                     block.streamed = True
+                    block.told.add(delta.partial_json)
                     out.append(ToolCallDelta(block.ordinal, delta.partial_json))
             case wire.InputDelta() if block.kind == "item":
                 self._hold_for(block, len(delta.partial_json))
@@ -245,6 +323,7 @@ class AnthropicDecoder(ResponseDecoder, kw_only=True):
         block = self.blocks.pop(index, None)
         if block is None:
             return
+        self._text(block, block.again, out)
         match block.kind:
             case "tool":
                 if block.prefilled and not block.streamed:
@@ -258,13 +337,16 @@ class AnthropicDecoder(ResponseDecoder, kw_only=True):
                     out.append(Opaque(block.ordinal, "citations", f"[{','.join(block.pieces)}]"))
                 if block.ordinal >= 0:
                     out.append(BlockStop(block.ordinal))
-        self._hold(-block.held)
+        self._hold(96 - block.held)
+        self.told.append(ToldBlock(block.kind, block.tool_id, block.told))
         self.last_index, self.last_ordinal = index, block.shown
 
     def _text(self, block: OpenBlock, text: str, out: list[Normalized]) -> None:
         if text:
             self._appear(block, out)
-            out.append(TextDelta(block.ordinal, text))
+            block.told.add(text)
+            delta = TextDelta if block.kind == "text" else ThinkingDelta
+            out.append(delta(block.ordinal, text))
 
     def _cite(self, block: OpenBlock, citation: msgspec.Raw, out: list[Normalized]) -> None:
         """A citation is shown at once; it goes back with its block."""

@@ -7,19 +7,23 @@ from collections.abc import Mapping
 
 import msgspec
 
-from tokenbus.events.requests import Generate, Message, Mode
-from tokenbus.providers.api import ApiName, Built, Decoder, Format, Provider, Quirks
-from tokenbus.providers.building import formatted
+from tokenbus.events.frames import ImagesAsked
+from tokenbus.events.model_names import begins_with
+from tokenbus.events.requests import Generate, Mode
+from tokenbus.providers.api import ApiName, Decoder, Format, Provider, Quirks
+from tokenbus.providers.base import ProviderBase
 from tokenbus.providers.files import FileApi
 from tokenbus.providers.gemini.files import files
-from tokenbus.providers.gemini.prefill import build_prefill
+from tokenbus.providers.gemini.prefill import END_OF_TURN, build_prefill
 from tokenbus.providers.gemini.request import build
 from tokenbus.providers.gemini.stream import GeminiDecoder
+from tokenbus.providers.images import images_asked
 from tokenbus.providers.inline_thinking import InlineThinking
+from tokenbus.providers.media import ANY, MIB, MediaLimits
 from tokenbus.providers.sse import MAX_IMAGE_EVENT_BYTES, SseDecoder
 
 
-class Gemini:
+class Gemini(ProviderBase):
     """The Gemini API as a `tokenbus.providers.api.Provider`."""
 
     name: ApiName = "gemini"
@@ -34,10 +38,28 @@ class Gemini:
         rb'"mimeType"\s{0,32}:\s{0,32}"image/[a-z0-9.+-]{1,40}"\s{0,32},\s{0,32}"data"\s{0,32}:\s{0,32}"'
     )
     formats: Mapping[Mode, Format] = {"chat": build, "prefill": build_prefill}
+    # https://ai.google.dev/gemini-api/docs/file-input-methods, "Input method comparison": 100 MB a request (20 MB until
+    # January 2026), 50 MB a PDF, 2 GB by the File API; …/image-understanding: five types, 3,600 images. Sound and film
+    # are documents here: the API takes many types of them.
+    media = MediaLimits(
+        image_types=("image/png", "image/jpeg", "image/webp", "image/heic", "image/heif"),
+        document_types=ANY,
+        document_bytes=2 * 10**9,
+        pdf_bytes=50 * MIB,
+        images=3600,
+        request_bytes=100 * MIB,
+    )
+    makes_images = True
+    end_of_turn = END_OF_TURN
+    takes_path = False
 
-    def build(self, request: Generate, history: list[Message], quirks: Quirks) -> Built:
-        """See `Provider.build`."""
-        return formatted(self.formats, request, history, quirks, makes_images=True)
+    def continues(self, request: Generate, quirks: Quirks) -> bool:
+        """See `Provider.continues`."""
+        return begins_with(request.model, quirks.models_continuing)
+
+    def images_asked(self, request: Generate) -> ImagesAsked:
+        """See `Provider.images_asked`."""
+        return images_asked(request, own_model=True)
 
     def decoder(self, *, status: int, headers: Mapping[str, str], stream: bool, quirks: Quirks) -> Decoder:
         """See `Provider.decoder`. A whole response is a stream of one chunk; without `alt=sse` one is an array."""

@@ -61,7 +61,7 @@ class GeminiFiles:
         begin = msgspec.json.encode({"file": {"displayName": file.name}})
         begun = yield FileCall(path=f"{before}/upload/{version}/files", headers=named, body=begin)
         url = begun.headers.get("x-goog-upload-url")
-        if not url:
+        if not url or not url.startswith(("https://", "http://")):
             raise Malformed("file", "the answer names no address to upload to")
         whole = {"x-goog-upload-command": "upload, finalize", "x-goog-upload-offset": "0"}
         answer = yield FileCall(path=url, headers=whole, body=content)

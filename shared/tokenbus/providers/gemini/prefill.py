@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
+from tokenbus.events.model_names import begins_with
 from tokenbus.events.requests import Generate, Message, TextPart
 from tokenbus.providers.api import Built, Quirks
 from tokenbus.providers.conversation import Spoken
@@ -16,15 +17,18 @@ from tokenbus.providers.gemini.request import built, generation_of, most_stops
 from tokenbus.providers.participants import end_of_turn, options_of, provider_stops
 from tokenbus.providers.transcript import opening_of, system_text, transcribe
 
+END_OF_TURN = "<|eot|>"
+"""The token that ends a message."""
+
 
 def build_prefill(request: Generate, history: list[Message], quirks: Quirks) -> Built:
     """The HTTP call for the next turn. Raises RequestInvalid, naming the field.
 
     Thinking is written in the text, so the API's own is left alone.
     """
-    token = end_of_turn(request, "gemini", quirks)
+    token = end_of_turn(request, quirks, END_OF_TURN)
     said = transcribe(request, history, token)
-    continues = request.model.removeprefix("models/").startswith(quirks.models_continuing)
+    continues = begins_with(request.model, quirks.models_continuing)
     contents = Contents(sign_calls=False)
     if continues or said.before or options_of(request).first_user_message is not None:
         contents.add(opening_of(request, said))

@@ -6,27 +6,35 @@ other. It has no fields for a participant's name and for cache marks: it caches 
 
 from __future__ import annotations
 
+import re
 from urllib.parse import quote
 
 import msgspec
 
 from tokenbus.errors import RequestInvalid
+from tokenbus.events.model_names import begins_with, segment_problem
 from tokenbus.events.requests import Generate, Message, TextPart, ToolChoice
 from tokenbus.providers.api import Built, HttpCall, Quirks
 from tokenbus.providers.building import budget_of, needs_tools, told_stops, with_extra
-from tokenbus.providers.conversation import conversation
+from tokenbus.providers.conversation import Takes, conversation
 from tokenbus.providers.gemini.contents import Contents
 from tokenbus.providers.images import image_options
 
 MAX_STOP_STRINGS = 5
+_COLLECTION = re.compile(
+    r"(?:(?:projects/[\w-]+/locations/[\w-]+/)?publishers/[\w-]+/models|(?:projects/[\w-]+/locations/[\w-]+/)?endpoints"
+    r"|models|tunedModels)",
+    re.ASCII,
+)
+"""What may stand before a model's name: https://cloud.google.com/vertex-ai/generative-ai/docs/model-reference/inference."""
 
 
 def build(request: Generate, history: list[Message], quirks: Quirks) -> Built:
     """The HTTP call for the next turn. Raises RequestInvalid, naming the field."""
-    spoken, notes = conversation(request, history, model_images=True)
+    takes = Takes(api="gemini", thinking=("thought_signature",), model_images=True)
+    spoken, notes = conversation(request, history, takes)
     system = _texts(request.system) if request.system else []
-    model = request.model.removeprefix("models/")
-    contents = Contents(sign_calls=not model.startswith(quirks.models_without_signatures))
+    contents = Contents(sign_calls=not begins_with(request.model, quirks.models_without_signatures))
     for message in spoken:
         if message.role == "system":
             if contents.said:
@@ -46,16 +54,23 @@ def build(request: Generate, history: list[Message], quirks: Quirks) -> Built:
 
 def built(body: dict[str, object], request: Generate, notes: tuple[str, ...]) -> Built:
     """The call with this body: model and method stand in its path."""
-    model = request.model.removeprefix("models/")
-    place = model if "/" in model else f"models/{model}"
     method, query = ("streamGenerateContent", {"alt": "sse"}) if request.stream else ("generateContent", {})
     call = HttpCall(
-        path=f"/{quote(place, safe='/')}:{method}",
+        path=f"/{_place(request.model)}:{method}",
         query=query,
         body=msgspec.json.encode(with_extra(body, request.extra)),
         headers={"content-type": "application/json"},
     )
     return Built(call=call, notes=notes)
+
+
+def _place(model: str) -> str:
+    """The model's place in the path. Its name is one segment, so that it cannot lead elsewhere, under one of the
+    collections that there are. Raises RequestInvalid."""
+    *collection, name = model.strip().removeprefix("models/").split("/")
+    if (problem := segment_problem(name)) or (collection and not _COLLECTION.fullmatch("/".join(collection))):
+        raise RequestInvalid("model", problem or "its path is none of a model")
+    return "/".join([*(collection or ["models"]), quote(name, safe="")])
 
 
 def most_stops(quirks: Quirks) -> int:
@@ -91,7 +106,7 @@ def generation_of(request: Generate, quirks: Quirks) -> dict[str, object]:
     elif thinking:
         # A budget and a level exclude each other; models of all generations take a budget, older ones no level.
         asked: dict[str, object] = {}
-        if thinking.budget_tokens or request.model.removeprefix("models/").startswith(quirks.models_with_budgets):
+        if thinking.budget_tokens or begins_with(request.model, quirks.models_with_budgets):
             asked = {"thinkingBudget": budget} if (budget := budget_of(thinking)) else {}
         elif thinking.effort:
             asked = {"thinkingLevel": thinking.effort.upper()}

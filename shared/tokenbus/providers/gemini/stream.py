@@ -7,15 +7,19 @@ What providers.md ("Gemini streamGenerateContent") says of real streams holds he
 - Text and thinking follow each other: the one ends where the other begins, or anything else.
 - A call's arguments come as an object: its JSON without blanks is the raw argument string, however the body was laid
   out, for the same call must read the same streamed and whole.
+- A call with the id and arguments of one that is complete is that call, and an image or other media
+  with the bytes of another that one: they are told once.
 - A call without an id is called ``call_<ordinal>``. Only an id of the provider's own goes back to it (`item_id`).
 - A signature belongs to the part that it came with; on an empty text or alone, to the text or thinking that is open.
   Where neither is, or the open one has a signature already, the part is an item that goes back at its place.
 - Every part without a name here (code that the provider runs, its own tools) is an `Extra` with an ordinal, and so is
-  media that is no image. An image of a thought is a preview.
+  media that is no image. An image of a thought is a draft.
 - Only candidate 0 is the answer; others are shown as `Extra`.
 """
 
 from __future__ import annotations
+
+from zlib import crc32
 
 import msgspec
 
@@ -48,6 +52,7 @@ from tokenbus.providers.gemini import wire
 from tokenbus.providers.gemini.partial_args import ArgsWriter
 from tokenbus.providers.json_reading import is_null, read, text_of
 from tokenbus.providers.sse import SseEvent
+from tokenbus.providers.told import Told
 from tokenbus.providers.usage_counts import count, latest
 
 FINISH: dict[str, FinishReason] = {
@@ -74,7 +79,11 @@ class StreamedCall(msgspec.Struct):
 
     ordinal: int
     name: str
+    id: str
+    """The provider's; empty for none."""
     writer: ArgsWriter = msgspec.field(default_factory=ArgsWriter)
+    told: Told = msgspec.field(default_factory=Told)
+    """Its arguments."""
 
 
 class GeminiDecoder(ResponseDecoder, kw_only=True):
@@ -89,6 +98,10 @@ class GeminiDecoder(ResponseDecoder, kw_only=True):
     call: StreamedCall | None = None
     calls: int = 0
     """Tool calls completed."""
+    told_calls: dict[str, StreamedCall] = msgspec.field(default_factory=dict[str, StreamedCall])
+    """Those with an id of the provider's, by it."""
+    told_media: set[int] = msgspec.field(default_factory=set[int])
+    """By fingerprint."""
     finish: str = ""
     block_reason: str = ""
     """Why the prompt was blocked."""
@@ -196,6 +209,11 @@ class GeminiDecoder(ResponseDecoder, kw_only=True):
         return True
 
     def _image(self, blob: wire.Blob, part: wire.Part, out: list[Normalized]) -> bool:
+        mark = crc32(f"{bool(part.thought)} {blob.mime_type} {blob.data}".encode())
+        if mark in self.told_media:
+            return True
+        self._hold(16)
+        self.told_media.add(mark)
         if not blob.mime_type.startswith("image/"):
             return False
         self._shut(out)
@@ -223,9 +241,12 @@ class GeminiDecoder(ResponseDecoder, kw_only=True):
         streamed = said.will_continue or said.partial_args is not None
         call = self.call
         if said.name and not (call and streamed and said.name == call.name):
+            known = None if streamed else self.told_calls.get(said.id or "")
+            if known and known.name == said.name and known.told.rest(_compact(said.args)) == "":
+                return
             self._shut(out)
             # Should the call before it not have ended, then it was not completed.
-            call = StreamedCall(self._take_ordinal(), said.name)
+            call = StreamedCall(self._take_ordinal(), said.name, said.id or "")
             tool_id = said.id or f"call_{call.ordinal}"
             out.append(ToolCallStart(call.ordinal, tool_id, said.name, derived=not said.id))
             if said.id:
@@ -242,10 +263,14 @@ class GeminiDecoder(ResponseDecoder, kw_only=True):
             whole = not (call.writer.path or is_null(said.args))
             pieces.append(_compact(said.args) if whole else call.writer.end())
         if text := "".join(pieces):
+            call.told.add(text)
             out.append(ToolCallDelta(call.ordinal, text))
         if self.call is None:
             out.append(ToolCallDone(call.ordinal))
             self.calls += 1
+            if call.id:
+                self._hold(len(call.id) + 128)
+                self.told_calls[call.id] = StreamedCall(call.ordinal, call.name, call.id, told=call.told)
 
     def _piece(self, writer: ArgsWriter, piece: wire.PartialArg) -> str:
         self._hold(len(piece.json_path))
@@ -279,8 +304,8 @@ def usage_of(raw: dict[str, object]) -> Usage:
 
 
 def _compact(args: msgspec.Raw) -> str:
-    """JSON without blanks between its tokens, which stay as they are."""
-    return msgspec.json.format(bytes(args), indent=-1).decode()
+    """JSON without blanks between its tokens, which stay as they are; none is an empty object."""
+    return "{}" if is_null(args) else msgspec.json.format(bytes(args), indent=-1).decode()
 
 
 def _raw_candidate(data: bytes, place: int) -> msgspec.Raw:

@@ -7,22 +7,23 @@ from collections.abc import Mapping
 
 import msgspec
 
-from tokenbus.events.requests import Generate, Message, Mode
-from tokenbus.providers.api import ApiName, Built, Decoder, Format, Provider, Quirks
-from tokenbus.providers.building import formatted
+from tokenbus.events.requests import Generate, Mode
+from tokenbus.providers.api import ApiName, Decoder, Format, Provider, Quirks
+from tokenbus.providers.base import ProviderBase
 from tokenbus.providers.files import FileApi
 from tokenbus.providers.inline_thinking import InlineThinking
+from tokenbus.providers.media import COMMON_IMAGES, MIB, MediaLimits
+from tokenbus.providers.openai_chat.echo import Echo
 from tokenbus.providers.openai_chat.prefill import build_prefill
 from tokenbus.providers.openai_chat.request import build
 from tokenbus.providers.openai_chat.stream import ChatDecoder
 from tokenbus.providers.openai_responses.files import chat_files
 
 
-class OpenAIChat:
+class OpenAIChat(ProviderBase):
     """Chat Completions as a `tokenbus.providers.api.Provider`."""
 
     name: ApiName = "openai-chat"
-    key_header: tuple[str, str] = ("authorization", "Bearer {}")
     default_base_url = "https://api.openai.com/v1"
     default_key_env = "OPENAI_API_KEY"
     # The end of text, the start of a tool call, the end of the response. What begins a text cannot be told by a mark.
@@ -37,15 +38,30 @@ class OpenAIChat:
     last: tuple[bytes, ...] = (b"data:[DONE]", b'data:{"error":{"')
     image_keys: re.Pattern[bytes] | None = re.compile(rb'"url"\s{0,32}:\s{0,32}"data:image/[a-z0-9.+-]{1,40};base64,')
     formats: Mapping[Mode, Format] = {"chat": build, "prefill": build_prefill}
+    # https://developers.openai.com/api/docs/guides/images-vision, "Image input requirements": four types, 1,500 images
+    # and 512 MB a request (50 MB and 500 in 2025). …/guides/file-inputs and …/guides/pdf-files: Chat Completions takes
+    # PDF alone; each file, and all of a request together, under 50 MB.
+    media = MediaLimits(
+        image_types=COMMON_IMAGES,
+        document_types=("application/pdf",),
+        document_bytes=50 * MIB,
+        images=1500,
+        request_bytes=512 * MIB,
+    )
 
-    def build(self, request: Generate, history: list[Message], quirks: Quirks) -> Built:
-        """See `Provider.build`."""
-        return formatted(self.formats, request, history, quirks)
+    def continues(self, request: Generate, quirks: Quirks) -> bool:
+        """See `Provider.continues`. A template that opens the thinking tag opens none where it
+        continues a message."""
+        return quirks.continues == "message" and not quirks.inline_thinking_opened
 
     def decoder(self, *, status: int, headers: Mapping[str, str], stream: bool, quirks: Quirks) -> Decoder:
         """See `Provider.decoder`. A whole response has a `message` where a chunk has a `delta`."""
         return ChatDecoder.of(
-            status, headers, inline=InlineThinking.of(quirks), reasoning_fields=quirks.reasoning_fields
+            status,
+            headers,
+            inline=InlineThinking.of(quirks),
+            reasoning_fields=quirks.reasoning_fields,
+            echo=Echo.of(quirks),
         )
 
     def restore(self, state: bytes) -> Decoder:

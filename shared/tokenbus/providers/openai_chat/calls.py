@@ -1,16 +1,50 @@
-"""Which call a piece of a tool call belongs to, and when the call has begun.
+"""Which call a piece of a tool call belongs to, when the call has begun, and when its arguments are whole.
 
 By its `index`, where it has one. Real streams leave the index out or null (Mistral), leave the id empty after the
-first piece (Alibaba), bring the name late, repeat it, or number all parallel calls 0 (Gemini's chat endpoint).
+first piece (Alibaba), bring the name late, repeat it, number all parallel calls 0 (Gemini's chat endpoint), or say a
+call once more when it is whole (MiniMax).
 """
 
 from __future__ import annotations
+
+import re
 
 import msgspec
 
 from tokenbus.errors import TooLarge
 from tokenbus.providers.decoding import MAX_OPEN_BLOCKS
 from tokenbus.providers.openai_chat.wire import CallDelta
+from tokenbus.providers.told import Told
+
+_IN_STRING = re.compile(r'["\\]')
+_OUTSIDE = re.compile(r'["{}\[\]]')
+
+
+class ObjectEnd(msgspec.Struct):
+    """Tells when JSON that comes in pieces has closed its object. Whether it is sound JSON is not asked."""
+
+    depth: int = 0
+    in_string: bool = False
+    escaped: bool = False
+    closed: bool = False
+
+    def feed(self, text: str) -> None:
+        """The next piece."""
+        at = 1 if self.escaped and text else 0
+        self.escaped = self.escaped and not text
+        while found := (_IN_STRING if self.in_string else _OUTSIDE).search(text, at):
+            at = found.end()
+            match found[0]:
+                case "\\":
+                    at += 1
+                    self.escaped = at > len(text)
+                case '"':
+                    self.in_string = not self.in_string
+                case "{" | "[":
+                    self.depth += 1
+                case _:
+                    self.depth -= 1
+                    self.closed = self.closed or (self.depth == 0 and found[0] == "}")
 
 
 class Call(msgspec.Struct):
@@ -22,7 +56,20 @@ class Call(msgspec.Struct):
     name: str = ""
     pieces: list[str] = []
     """Fragments of its arguments that came before its name."""
+    told: Told = msgspec.field(default_factory=Told)
+    """Its arguments."""
+    end: ObjectEnd = msgspec.field(default_factory=ObjectEnd)
+    done: bool = False
+    """It is complete: what comes after it was begun."""
     extra_content: str = ""
+
+    def new_of(self, arguments: str) -> str:
+        """What is new of this piece: nothing of arguments that are whole already and are told again."""
+        if self.end.closed and self.told.rest(arguments) == "":
+            return ""
+        self.told.add(arguments)
+        self.end.feed(arguments)
+        return arguments
 
 
 class CallTable(msgspec.Struct):
@@ -30,18 +77,37 @@ class CallTable(msgspec.Struct):
 
     calls: list[Call] = []
     by_index: dict[int, int] = {}
+    listed: bool = False
+    """Calls came in `tool_calls`: a `function_call` is one of them."""
 
     def find(self, delta: CallDelta, name: str) -> Call:
         """The call of this piece, a new one if need be. Raises TooLarge where there are too many."""
         tool_id = delta.id or ""
         at = self._position(delta.index, tool_id, name)
         if at is None:
-            at = len(self.calls)
-            if at >= MAX_OPEN_BLOCKS:
-                raise TooLarge("open blocks", at + 1, MAX_OPEN_BLOCKS)
-            self.calls.append(Call())
+            at = self._add()
         if delta.index is not None:
             self.by_index[delta.index] = at
+        return self._known(at, tool_id, name)
+
+    def find_whole(self, place: int, delta: CallDelta, name: str) -> Call:
+        """The call that this one is, at this place of the message at its end: by its id, or else by its place.
+
+        Raises TooLarge.
+        """
+        tool_id = delta.id or ""
+        at = next((at for at, call in enumerate(self.calls) if tool_id and call.tool_id == tool_id), None)
+        if at is None and place < len(self.calls) and self.calls[place].name in ("", name):
+            at = place
+        return self._known(self._add() if at is None else at, tool_id, name)
+
+    def _add(self) -> int:
+        if len(self.calls) >= MAX_OPEN_BLOCKS:
+            raise TooLarge("open blocks", len(self.calls) + 1, MAX_OPEN_BLOCKS, unit="blocks")
+        self.calls.append(Call())
+        return len(self.calls) - 1
+
+    def _known(self, at: int, tool_id: str, name: str) -> Call:
         call = self.calls[at]
         call.tool_id = call.tool_id or tool_id
         call.name = call.name or name

@@ -17,7 +17,7 @@ def build_prefill(request: Generate, history: list[Message], quirks: Quirks) -> 
     """The HTTP call for the next turn. Raises RequestInvalid, naming the field. Thinking is written in the text."""
     if not quirks.continues:
         raise RequestInvalid("mode", "this provider continues no text; its quirk `continues` says how one does")
-    token = end_of_turn(request, "openai-chat", quirks)
+    token = end_of_turn(request, quirks)
     said = transcribe(request, history, token)
     system = system_text(request)
     body: dict[str, object] = {"model": request.model, "stream": request.stream}

@@ -38,13 +38,12 @@ from tokenbus.providers.building import (
     told_stops,
     with_extra,
 )
-from tokenbus.providers.conversation import Spoken, conversation, own_extra, raw_json
+from tokenbus.providers.conversation import Spoken, Takes, conversation, own_extra, raw_json
 
 MAX_STOP_STRINGS = 4
 
 _TOOL_ID = re.compile(r"[^\s]+")
 _MAX_TOOL_ID = 40
-_NAME = re.compile(r"[^\s<|\\/>]{1,64}")
 _list = msgspec.json.Decoder(list[msgspec.Raw])
 
 ChatMessage = dict[str, object]
@@ -52,7 +51,9 @@ ChatMessage = dict[str, object]
 
 def build(request: Generate, history: list[Message], quirks: Quirks) -> Built:
     """The HTTP call for the next turn. Raises RequestInvalid, naming the field."""
-    spoken, notes = conversation(request, history, plain_thinking=bool(quirks.reasoning_back))
+    plain = bool(quirks.reasoning_back)
+    takes = Takes(api="openai-chat", thinking=("reasoning_details",), plain_thinking=plain, names=True)
+    spoken, notes = conversation(request, history, takes)
     messages: list[ChatMessage] = []
     if request.system:
         parts = [TextPart(text=request.system)] if isinstance(request.system, str) else request.system
@@ -146,7 +147,7 @@ def _messages(message: Spoken, quirks: Quirks) -> list[ChatMessage]:
         case "system":
             texts = [part for part in message.parts if isinstance(part, TextPart)]
             said = [{"role": quirks.system_role, "content": _text(texts, quirks)}]
-    if message.participant and _NAME.fullmatch(message.participant):
+    if message.participant:
         for one in said:
             one["name"] = message.participant
     return said

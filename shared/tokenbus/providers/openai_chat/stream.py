@@ -4,14 +4,19 @@ What providers.md ("OpenAI Chat Completions") says of real streams holds here. C
 
 - Text and thinking follow each other: the one ends where the other begins, where a tool call begins, and at
   `finish_reason`. Content after that is a new block.
-- A tool call ends with the response, for nothing in between says that it is complete: not at all if the response was
-  cut by length, by a filter or by an error.
+- A tool call ends where other content begins, if its arguments have closed their object by then, else with the
+  response: not at all if that was cut by length, by a filter or by an error.
+- A `message` is the whole answer, unless no delta came and the object says that it is a chunk: what of it was told
+  is told no more, by the text itself, a call by its id or its place.
+- Of several fields with reasoning the first that holds text is read; see echo.py for thinking in the text as well.
 - `[DONE]` ends the response; without it the end of the body does, if a `finish_reason` came. `[DONE]` without any
   `finish_reason` is a sound end with finish `unknown`, so that no call of it runs.
 - Only choice 0 is the answer; others are shown as `Extra`.
 """
 
 from __future__ import annotations
+
+from zlib import crc32
 
 import msgspec
 
@@ -43,8 +48,10 @@ from tokenbus.providers.decoding import ResponseDecoder, finish_of
 from tokenbus.providers.failures import provider_failure
 from tokenbus.providers.json_reading import is_null, read, text_of
 from tokenbus.providers.openai_chat import reasoning, wire
-from tokenbus.providers.openai_chat.calls import CallTable
+from tokenbus.providers.openai_chat.calls import Call, CallTable
+from tokenbus.providers.openai_chat.echo import Echo
 from tokenbus.providers.sse import SseEvent
+from tokenbus.providers.told import Told
 from tokenbus.providers.usage_counts import count, latest
 
 FINISH: dict[str, FinishReason] = {
@@ -72,6 +79,19 @@ class ChatDecoder(ResponseDecoder, kw_only=True):
     open_ordinal: int = -1
     """The open text or thinking block."""
     last_thinking: int = -1
+    echo: Echo
+    text: Told = msgspec.field(default_factory=Told)
+    thought: Told = msgspec.field(default_factory=Told)
+    refused: Told = msgspec.field(default_factory=Told)
+    """What was told of the answer, of the reasoning in its fields, and of a refusal."""
+    thought_late: list[str] = msgspec.field(default_factory=list[str])
+    """Reasoning that began after the text had thinking of its own: until it is known whether it is the same."""
+    streamed: bool = False
+    """A delta came."""
+    beside: set[int] = msgspec.field(default_factory=set[int])
+    """What was told beside text and calls, by fingerprint."""
+    completed: int = 0
+    """Calls that are complete: the first so many."""
     details: list[reasoning.Detail] = msgspec.field(default_factory=list[reasoning.Detail])
     table: CallTable = msgspec.field(default_factory=CallTable)
     finish: str | None = None
@@ -84,6 +104,7 @@ class ChatDecoder(ResponseDecoder, kw_only=True):
             return self._finish(out) if self.started else Cut("[DONE] came before any content")
         chunk = read(wire.chunk_decoder(self.reasoning_fields), data, "chunk")
         if chunk.error or chunk.object == "error":
+            self._release(out)
             return Failed(provider_failure(read(wire.anything, data, "chunk")))
         usage = chunk.usage or (chunk.x_groq and chunk.x_groq.usage)
         if not self.started and (chunk.model or chunk.choices or usage):
@@ -94,7 +115,7 @@ class ChatDecoder(ResponseDecoder, kw_only=True):
             if choice.index:
                 others.append(place)
             else:
-                self._choice(choice, out)
+                self._choice(choice, chunk.object or "", out)
         if others:
             raw = read(wire.raw_choices, data, "chunk").choices or []
             out += [Extra("openai-chat.choice", text_of(raw[place])) for place in others]
@@ -107,42 +128,107 @@ class ChatDecoder(ResponseDecoder, kw_only=True):
     def _closed(self, out: list[Normalized]) -> Terminal:
         if self.finish is not None:
             return self._finish(out)
+        self._release(out)
         return Cut("the stream ended before finish_reason and [DONE]" if self.started else "the body held no answer")
 
     # --- content --------------------------------------------------------------------------------------------
 
-    def _choice(self, choice: wire.Choice, out: list[Normalized]) -> None:
-        delta = choice.delta or choice.message
-        if delta is not None:
-            self._reasoning(delta, out)
-            if isinstance(delta.content, str):
-                if delta.content:
-                    out.append(TextDelta(self._block("text", out), delta.content))
-            elif delta.content:
-                self._parts(delta.content, out)
-            if delta.refusal:
-                out.append(RefusalDelta(self._block("text", out), delta.refusal))
-            for call in delta.tool_calls or ():
-                self._call(call, out)
-            if delta.function_call:
-                self._call(wire.CallDelta(index=0, function=delta.function_call), out)
-            if not (delta.annotations is delta.executed_tools is delta.audio is delta.images is wire.NOTHING):
-                self._further(delta, out)
-        elif choice.text:
+    def _choice(self, choice: wire.Choice, form: str, out: list[Normalized]) -> None:
+        if choice.delta is not None:
+            self.streamed = True
+            self._delta(choice.delta, out)
+        is_whole = form == "chat.completion" or (choice.delta is None and self.streamed)
+        if choice.message is not None and (is_whole or choice.delta is None):  # beside a delta it is the same piece
+            self._delta(self._left_of(choice.message) if is_whole else choice.message, out, whole=is_whole)
+        if choice.delta is choice.message is None and choice.text:
             out.append(TextDelta(self._block("text", out), choice.text))
         if choice.finish_reason:
             self.finish = choice.finish_reason
             stop = choice.stop_reason or choice.matched_stop
             self.stop_string = stop if isinstance(stop, str) else ""
+            self._release(out)
             self._shut(out)
+
+    def _delta(self, delta: wire.Delta, out: list[Normalized], *, whole: bool = False) -> None:
+        self._reasoning(delta, out)
+        if isinstance(delta.content, str):
+            self._say(delta.content, out)
+        elif delta.content:
+            self._parts(delta.content, out)
+        if delta.refusal:
+            self._release(out)
+            self.refused.add(delta.refusal)
+            out.append(RefusalDelta(self._block("text", out), delta.refusal))
+        for place, call in enumerate(delta.tool_calls or ()):
+            self._call(call, out, place=place if whole else None)
+        if delta.function_call and not (delta.tool_calls or self.table.listed):
+            self._call(wire.CallDelta(index=0, function=delta.function_call), out, place=0 if whole else None)
+        self.table.listed = self.table.listed or bool(delta.tool_calls)
+        if not (delta.annotations is delta.executed_tools is delta.audio is delta.images is wire.NOTHING):
+            self._further(delta, out, whole=whole)
+
+    def _left_of(self, message: wire.Delta) -> wire.Delta:
+        """What of the whole message was not told. Where it is another text, what was told stands."""
+        content = message.content
+        if self.text and content:
+            said = content if isinstance(content, str) else "".join(self._texts(content))
+            content = self.text.rest(said) or ""
+        refusal = message.refusal
+        if refusal and (self.refused or self.text.units):
+            told_as_text = self.text.rest(refusal) == ""
+            refusal = "" if told_as_text else self.refused.rest(refusal)
+        changed: dict[str, object] = {"content": content, "refusal": refusal}
+        for field in self.reasoning_fields:
+            if isinstance(value := getattr(message, field, None), str):
+                told = self.thought.rest(value) if self.thought else value
+                changed[field] = "" if self.echo.says(value) else told
+            elif value and self.thought:
+                changed[field] = None
+        if self.details:
+            changed["reasoning_details"] = None
+        return msgspec.structs.replace(message, **changed)
+
+    def _texts(self, parts: list[msgspec.Raw]) -> list[str]:
+        read_parts = (read(wire.content_part, bytes(raw), "content part") for raw in parts)
+        return [part.text or "" for part in read_parts if part.type == "text"]
+
+    def _say(self, text: str, out: list[Normalized]) -> None:
+        if text and (text := self.echo.take(text, self.thought)):
+            self._settle(out)
+            self.text.add(text)
+            out.append(TextDelta(self._block("text", out), text))
+
+    def _release(self, out: list[Normalized]) -> None:
+        """What waited is content: other follows, or none."""
+        self._settle(out)
+        if text := self.echo.release():
+            self.text.add(text)
+            out.append(TextDelta(self._block("text", out), text))
+
+    def _settle(self, out: list[Normalized]) -> None:
+        """Reasoning that waited is what the text had already, or is told."""
+        late, self.thought_late = "".join(self.thought_late), []
+        if late and not self.echo.says(late):
+            self.thought.add(late)
+            out.append(ThinkingDelta(self._block("thinking", out), late))
+
+    def _think(self, text: str, field: str, out: list[Normalized]) -> None:
+        """Reasoning out of a field; the first field that has some is the only one."""
+        if text and self.reasoning_field in ("", field):
+            self.reasoning_field = field
+            if self.echo.inner and not self.thought:
+                self._hold(len(text))
+                self.thought_late.append(text)
+            else:
+                self.thought.add(text)
+                out.append(ThinkingDelta(self._block("thinking", out), text))
 
     def _reasoning(self, delta: wire.Delta, out: list[Normalized]) -> None:
         for field in (self.reasoning_field,) if self.reasoning_field else self.reasoning_fields:
             if value := getattr(delta, field, None):
                 text = value if isinstance(value, str) else reasoning.text_of(reasoning.pieces_of(value))
                 if text:
-                    self.reasoning_field = field
-                    out.append(ThinkingDelta(self._block("thinking", out), text))
+                    self._think(text, field, out)
                     break
         if delta.reasoning_details:
             for piece in reasoning.pieces_of(delta.reasoning_details):
@@ -153,61 +239,96 @@ class ChatDecoder(ResponseDecoder, kw_only=True):
         for raw in parts:
             part = read(wire.content_part, bytes(raw), "content part")
             if part.type == "text":
-                if part.text:
-                    out.append(TextDelta(self._block("text", out), part.text))
+                self._say(part.text or "", out)
             elif part.type == "thinking":
                 said = part.thinking
                 text = said if isinstance(said, str) else "".join(inner.text or "" for inner in said or ())
-                if text:
-                    out.append(ThinkingDelta(self._block("thinking", out), text))
+                self._think(text, "content", out)
             else:
                 out.append(Extra("openai-chat.content_part", text_of(raw), self._open_or_none()))
 
-    def _call(self, delta: wire.CallDelta, out: list[Normalized]) -> None:
+    def _call(self, delta: wire.CallDelta, out: list[Normalized], *, place: int | None = None) -> None:
+        """A piece of a call; with its ``place`` in a whole message, the call as it is at its end."""
         function = delta.function or wire.Function()
         said = function.arguments
         arguments = msgspec.json.encode(said).decode() if isinstance(said, dict) else said or ""
         if not (delta.id or function.name or arguments):
             return
-        call = self.table.find(delta, function.name or "")
+        name = function.name or ""
+        if place is None:
+            call = self.table.find(delta, name)
+        else:
+            call = self.table.find_whole(place, delta, name)
+            arguments = call.told.rest(arguments) or ""
         if not is_null(delta.extra_content):
             call.extra_content = text_of(delta.extra_content)
             self._hold(len(call.extra_content))
         if call.ordinal < 0 and call.name:
+            self._release(out)
             self._shut(out)
+            self._complete(out)
             call.ordinal = self._take_ordinal()
             tool_id = call.tool_id or f"call_{call.ordinal}"
             out.append(ToolCallStart(call.ordinal, tool_id, call.name, derived=not call.tool_id))
             if held := "".join(call.pieces):
                 out.append(ToolCallDelta(call.ordinal, held))
                 call.pieces = []
+        arguments = call.new_of(arguments)
         if call.ordinal < 0:
             self._hold(len(arguments) + 64)
             call.pieces.append(arguments)
-        elif arguments:
+        elif arguments and not call.done:
             out.append(ToolCallDelta(call.ordinal, arguments))
+        elif arguments.strip():
+            raise Malformed("tool_calls", f"arguments of {call.tool_id or call.name} after their end")
 
-    def _further(self, delta: wire.Delta, out: list[Normalized]) -> None:
-        """What an answer may have beside text and calls."""
+    def _complete(self, out: list[Normalized]) -> None:
+        """Calls whose arguments are whole are complete where other content begins, in their order."""
+        while self.completed < len(self.table.calls) and (call := self.table.calls[self.completed]).end.closed:
+            if call.ordinal < 0:
+                break
+            self._end_call(call, out)
+
+    def _end_call(self, call: Call, out: list[Normalized]) -> None:
+        if call.extra_content:
+            out.append(Opaque(call.ordinal, "extra_content", call.extra_content))
+        out.append(ToolCallDone(call.ordinal))
+        call.done = True
+        self.completed += 1
+
+    def _further(self, delta: wire.Delta, out: list[Normalized], *, whole: bool = False) -> None:
+        """What an answer may have beside text and calls; of a ``whole`` message what was not told."""
         for name in ("annotations", "executed_tools", "audio"):
             value: msgspec.Raw = getattr(delta, name)
-            if not is_null(value) and bytes(value) != b"[]":
+            if not is_null(value) and bytes(value) != b"[]" and (self._is_new(bytes(value)) or not whole):
                 out.append(Extra(f"openai-chat.{name}", text_of(value), self._open_or_none()))
         if not is_null(delta.images):
             for raw in read(wire.raw_items, bytes(delta.images), "images"):
                 self._image(raw, out)
 
     def _image(self, raw: msgspec.Raw, out: list[Normalized]) -> None:
-        """An image of the answer, whole, as a data URL."""
+        """An image of the answer, whole, as a data URL. The same bytes once more are the same image."""
+        if not self._is_new(bytes(raw)):
+            return
         item = read(wire.image_item, bytes(raw), "image")
         head, inline, data = (item.image_url.url if item.image_url else "").partition(";base64,")
         if not (inline and head.startswith("data:")):
             out.append(Extra("openai-chat.image", text_of(raw)))
             return
+        self._release(out)
         self._shut(out)
+        self._complete(out)
         ordinal = self._take_ordinal()
         image = Image(ordinal, head.removeprefix("data:"), data, final=True)
         out += [BlockStart(ordinal, "image"), image, BlockStop(ordinal)]
+
+    def _is_new(self, data: bytes) -> bool:
+        mark = crc32(data)
+        if mark in self.beside:
+            return False
+        self._hold(16)
+        self.beside.add(mark)
+        return True
 
     # --- blocks and the end ---------------------------------------------------------------------------------
 
@@ -215,6 +336,7 @@ class ChatDecoder(ResponseDecoder, kw_only=True):
         """The open block of this kind; what is open of another ends."""
         if self.open_kind != kind:
             self._shut(out)
+            self._complete(out)
             self.open_kind, self.open_ordinal = kind, self._take_ordinal()
             if kind == "thinking":
                 self.last_thinking = self.open_ordinal
@@ -239,6 +361,7 @@ class ChatDecoder(ResponseDecoder, kw_only=True):
             out.append(UsageSeen(usage_of(raw)))
 
     def _finish(self, out: list[Normalized]) -> Done:
+        self._release(out)
         self._shut(out)
         if back := reasoning.to_give_back(self.details):
             if self.last_thinking < 0:
@@ -246,17 +369,15 @@ class ChatDecoder(ResponseDecoder, kw_only=True):
                 self._shut(out)
             out.append(Opaque(self.last_thinking, "reasoning_details", back))
         said = FINISH.get(self.finish or "", "unknown")
-        completed = 0
-        for call in self.table.calls:
-            if call.extra_content and call.ordinal >= 0:
-                out.append(Opaque(call.ordinal, "extra_content", call.extra_content))
+        for call in self.table.calls[self.completed :]:
             if said not in _BROKEN_OFF:
                 if call.ordinal < 0:
                     raise Malformed("tool_calls", f"call {call.tool_id or '?'} never got a name")
-                out.append(ToolCallDone(call.ordinal))
-                completed += 1
+                self._end_call(call, out)
+            elif call.extra_content and call.ordinal >= 0:
+                out.append(Opaque(call.ordinal, "extra_content", call.extra_content))
         usage = usage_of(self.usage) if self.usage else None
-        return Done(finish_of(said, completed), self.finish or "", usage, self.stop_string)
+        return Done(finish_of(said, self.completed), self.finish or "", usage, self.stop_string)
 
 
 def usage_of(raw: dict[str, object]) -> Usage:

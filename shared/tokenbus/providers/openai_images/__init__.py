@@ -7,31 +7,41 @@ from collections.abc import Mapping
 
 import msgspec
 
-from tokenbus.events.requests import Generate, Message, Mode
-from tokenbus.providers.api import ApiName, Built, Decoder, Format, Provider, Quirks
-from tokenbus.providers.building import formatted
-from tokenbus.providers.files import FileApi
+from tokenbus.events.frames import ImagesAsked
+from tokenbus.events.requests import Generate, Mode
+from tokenbus.providers.api import ApiName, Decoder, Format, Provider, Quirks
+from tokenbus.providers.base import ProviderBase
+from tokenbus.providers.images import images_asked, prompt_of
+from tokenbus.providers.media import MIB, MediaLimits
 from tokenbus.providers.openai_images.request import build
 from tokenbus.providers.openai_images.stream import ImagesDecoder
 from tokenbus.providers.sse import MAX_IMAGE_EVENT_BYTES, SseDecoder
 
 
-class OpenAIImages:
+class OpenAIImages(ProviderBase):
     """The Images API as a `tokenbus.providers.api.Provider`."""
 
     name: ApiName = "openai-images"
-    key_header: tuple[str, str] = ("authorization", "Bearer {}")
     default_base_url = "https://api.openai.com/v1"
     default_key_env = "OPENAI_API_KEY"
     urgent: tuple[bytes, ...] = (b".partial_image", b".completed", b'"error"')
-    files: FileApi | None = None
     last: tuple[bytes, ...] = (b'data:{"type":"error"', b'data:{"error":{"')
     image_keys: re.Pattern[bytes] | None = re.compile(rb'"b64_json"\s{0,32}:\s{0,32}"')
     formats: Mapping[Mode, Format] = {"chat": build}
+    # https://developers.openai.com/api/reference/resources/images/methods/edit: three types, 50 MB an image, 16 of them
+    # beside the mask.
+    media = MediaLimits(
+        image_types=("image/png", "image/jpeg", "image/webp"),
+        document_types=(),
+        image_bytes=50 * MIB,
+        images=16,
+        request_bytes=512 * MIB,
+    )
+    makes_images = True
 
-    def build(self, request: Generate, history: list[Message], quirks: Quirks) -> Built:
-        """See `Provider.build`."""
-        return formatted(self.formats, request, history, quirks, makes_images=True)
+    def images_asked(self, request: Generate) -> ImagesAsked:
+        """See `Provider.images_asked`."""
+        return images_asked(request, own_model=True, prompt=prompt_of(request))
 
     def decoder(self, *, status: int, headers: Mapping[str, str], stream: bool, quirks: Quirks) -> Decoder:
         """See `Provider.decoder`."""

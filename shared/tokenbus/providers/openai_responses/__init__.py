@@ -7,22 +7,22 @@ from collections.abc import Mapping
 
 import msgspec
 
-from tokenbus.events.requests import Generate, Message, Mode
-from tokenbus.providers.api import ApiName, Built, Decoder, Format, Provider, Quirks
-from tokenbus.providers.building import formatted
+from tokenbus.events.requests import Mode
+from tokenbus.providers.api import ApiName, Decoder, Format, Provider, Quirks
+from tokenbus.providers.base import ProviderBase
 from tokenbus.providers.files import FileApi
 from tokenbus.providers.inline_thinking import InlineThinking
+from tokenbus.providers.media import ANY, COMMON_IMAGES, MIB, MediaLimits
 from tokenbus.providers.openai_responses.files import files
 from tokenbus.providers.openai_responses.request import build
 from tokenbus.providers.openai_responses.stream import ResponsesDecoder
 from tokenbus.providers.sse import MAX_IMAGE_EVENT_BYTES, SseDecoder
 
 
-class OpenAIResponses:
+class OpenAIResponses(ProviderBase):
     """The Responses API as a `tokenbus.providers.api.Provider`."""
 
     name: ApiName = "openai-responses"
-    key_header: tuple[str, str] = ("authorization", "Bearer {}")
     default_base_url = "https://api.openai.com/v1"
     default_key_env = "OPENAI_API_KEY"
     # Starts and ends of items, of parts and of the response; a text with such a word in it is merely forwarded sooner.
@@ -41,10 +41,11 @@ class OpenAIResponses:
     )
     image_keys: re.Pattern[bytes] | None = re.compile(rb'"(?:result|partial_image_b64)"\s{0,32}:\s{0,32}"')
     formats: Mapping[Mode, Format] = {"chat": build}
-
-    def build(self, request: Generate, history: list[Message], quirks: Quirks) -> Built:
-        """See `Provider.build`."""
-        return formatted(self.formats, request, history, quirks, makes_images=True)
+    # The guides of Chat Completions: this API takes texts, sheets and slides as well.
+    media = MediaLimits(
+        image_types=COMMON_IMAGES, document_types=ANY, document_bytes=50 * MIB, images=1500, request_bytes=512 * MIB
+    )
+    makes_images = True
 
     def decoder(self, *, status: int, headers: Mapping[str, str], stream: bool, quirks: Quirks) -> Decoder:
         """See `Provider.decoder`. A whole response says by its `object` that it is one, whatever was asked for."""

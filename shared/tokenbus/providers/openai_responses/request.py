@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
+from tokenbus.events.model_names import begins_with
 from tokenbus.events.requests import Generate, Message, TextPart, Tool, ToolChoice
 from tokenbus.providers.api import Built, HttpCall, Quirks
 from tokenbus.providers.building import (
@@ -19,7 +20,7 @@ from tokenbus.providers.building import (
     told_stops,
     with_extra,
 )
-from tokenbus.providers.conversation import conversation
+from tokenbus.providers.conversation import Takes, conversation
 from tokenbus.providers.images import MASK, image_fields, image_options, image_reference
 from tokenbus.providers.openai_responses.input import Input, text_part
 
@@ -28,10 +29,17 @@ ENCRYPTED_REASONING = "reasoning.encrypted_content"
 
 def build(request: Generate, history: list[Message], quirks: Quirks) -> Built:
     """The HTTP call for the next turn. Raises RequestInvalid, naming the field."""
-    spoken, notes = conversation(request, history, plain_thinking=bool(quirks.reasoning_back), model_images=True)
     stored = bool(request.extra and request.extra.get("store"))
+    takes = Takes(
+        api="openai-responses",
+        thinking=("encrypted", "item_id") if stored else ("encrypted",),
+        plain_thinking=bool(quirks.reasoning_back),
+        model_images=True,
+        unique_ids=True,
+    )
+    spoken, notes = conversation(request, history, takes)
     body: dict[str, object] = {"model": request.model, "stream": request.stream, "store": False}
-    if not (stored or request.model.startswith(quirks.models_without_reasoning)):
+    if not (stored or begins_with(request.model, quirks.models_without_reasoning)):
         body["include"] = [ENCRYPTED_REASONING]
     said = Input(quirks, stored)
     if isinstance(request.system, list) and quirks.cache_marks and any(part.cache for part in request.system):

@@ -36,7 +36,7 @@ from tokenbus.providers.decoding import finish_of
 from tokenbus.providers.failures import provider_failure
 from tokenbus.providers.json_reading import is_null, read, text_of
 from tokenbus.providers.openai_responses import wire
-from tokenbus.providers.openai_responses.items import arguments_of, raw_key, summary_key, text_key, tools_of
+from tokenbus.providers.openai_responses.items import ItemKind, arguments_of, raw_key, summary_key, text_key, tools_of
 from tokenbus.providers.openai_responses.output import OutputDecoder
 from tokenbus.providers.sse import SseEvent
 from tokenbus.providers.usage_counts import count, latest
@@ -120,32 +120,25 @@ class ResponsesDecoder(OutputDecoder, kw_only=True):
         finish = "content_filter" if self.refused else FINISH.get(raw_finish, "unknown")
         return Done(finish_of(finish, self.calls), raw_finish, usage)
 
-    def _complete(self, output: list[msgspec.Raw], out: list[Normalized]) -> None:
-        """Items that were announced and not ended, or all where none was, are as the response at its end has them."""
-        if not self.items and not self.ended_items:
-            for index, item in enumerate(output):
-                self._end_item(index, bytes(item), out)
-        for index, item in list(self.items.items()):
-            if index < len(output) and wire.read_item(bytes(output[index])).type == item.type:
-                self._end_item(index, bytes(output[index]), out)
-        self._give_up_items(out)
-
     # --- its items --------------------------------------------------------------------------------------------
 
     def _of_item(self, said: wire.OfItem, out: list[Normalized]) -> None:
-        """An event about an item. What ends a part that has ended already is nothing."""
+        """An event about an item."""
         index = said.output_index
         match said:
             case wire.TextDelta():
-                self._text(index, text_key(said.content_index), "text", said.delta, out)
+                self._text(said, text_key(said.content_index), "text", said.delta, out)
             case wire.SummaryDelta():
-                self._text(index, summary_key(said.summary_index), "thinking", said.delta, out)
+                self._text(said, summary_key(said.summary_index), "thinking", said.delta, out)
             case wire.ReasoningDelta():
-                self._text(index, raw_key(said.content_index), "thinking", said.delta, out)
+                self._text(said, raw_key(said.content_index), "thinking", said.delta, out)
             case wire.RefusalDelta():
-                self._refuse(self._content_item(index, "text", out), text_key(said.content_index), said.delta, out)
+                self._refuse(self._content_item(said, "text", out), text_key(said.content_index), said.delta, out)
             case wire.ArgumentsDelta() | wire.InputDelta():
-                self._argue(index, said.delta, out)
+                if item := self._call_of(said, out):
+                    if item.ended:
+                        raise Malformed("event", f"the call at output_index {index} has ended")
+                    self._argue(item, said.delta, out)
             case wire.ItemAdded():
                 self._announce(index, bytes(said.item), out)
             case wire.ItemDone():
@@ -153,57 +146,72 @@ class ResponsesDecoder(OutputDecoder, kw_only=True):
             case wire.AnnotationAdded():
                 self._annotation(said, out)
             case wire.PartialImage():
-                item = self.items.get(index)
-                if item and item.kind == "image":
-                    self._preview(item, said, out)
-            case _ if index not in self.ended_items:
-                self._of_part(said, out)
+                at = self.table.of_delta("image", index, said.item_id)
+                if at is not None and at in self.table.open:
+                    self._preview(self.table.items[at], said, out)
             case _:
-                pass
+                self._of_part(said, out)
 
     def _of_part(self, said: wire.OfItem, out: list[Normalized]) -> None:
-        """The end of a part: its text, where no delta brought it. Citations may follow a text before its part ends."""
-        index = said.output_index
-        item = self.items.get(index)
-        seen = item.seen if item else []
+        """The end of a part, which says it again. Citations may follow a text before its part ends."""
         match said:
             case wire.TextDone():
-                if (key := text_key(said.content_index)) not in seen:
-                    self._text(index, key, "text", said.text, out)
+                self._part_text(said, text_key(said.content_index), "text", said.text, out)
             case wire.RefusalDone():
-                if (key := text_key(said.content_index)) not in seen:
-                    self._refuse(self._content_item(index, "text", out), key, said.refusal, out)
+                self._part_text(said, text_key(said.content_index), "text", said.refusal, out, refusal=True)
             case wire.SummaryDone():
-                if (key := summary_key(said.summary_index)) not in seen:
-                    self._text(index, key, "thinking", said.text, out)
+                self._part_text(said, summary_key(said.summary_index), "thinking", said.text, out)
             case wire.ReasoningDone():
-                if (key := raw_key(said.content_index)) not in seen:
-                    self._text(index, key, "thinking", said.text, out)
-            case wire.PartDone() if item:
-                key_of = raw_key if item.kind == "reasoning" else text_key
-                self._close_part(item, key_of(said.content_index), out)
-            case wire.SummaryPartDone() if item:
-                self._close_part(item, summary_key(said.summary_index), out)
-            case wire.ArgumentsDone() | wire.InputDone() if item and not item.streamed:
-                whole = said.input if isinstance(said, wire.InputDone) else arguments_of(said.arguments)
-                self._argue(index, whole, out)
+                self._part_text(said, raw_key(said.content_index), "thinking", said.text, out)
+            case wire.PartDone():
+                message, reasoning = self._item_of(said, "message"), self._item_of(said, "reasoning")
+                if message is None and reasoning is not None:
+                    self._part_done(reasoning, raw_key(said.content_index), "thinking", said.part, out)
+                else:
+                    self._part_done(message, text_key(said.content_index), "text", said.part, out)
+            case wire.SummaryPartDone():
+                at = self._item_of(said, "reasoning")
+                self._part_done(at, summary_key(said.summary_index), "thinking", said.part, out)
+            case wire.ArgumentsDone() | wire.InputDone():
+                if (item := self._call_of(said, out)) and not item.ended:
+                    self._argue(item, item.told.rest(arguments_of(said)) or "", out)
             case _:
                 pass  # a part begins, which is nothing before its content
 
-    def _text(self, index: int, key: str, kind: OpenKind, text: str, out: list[Normalized]) -> None:
-        self._say(self._content_item(index, kind, out), key, kind, text, out)
+    def _item_of(self, said: wire.OfItem, kind: ItemKind) -> int | None:
+        """The open item of this kind that an event is about."""
+        at = self.table.of_delta(kind, said.output_index, said.item_id)
+        return at if at in self.table.open else None
+
+    def _part_text(
+        self, said: wire.OfItem, key: str, kind: OpenKind, whole: str, out: list[Normalized], *, refusal: bool = False
+    ) -> None:
+        """The whole text of a part whose item has not ended; of one that has, nothing is new."""
+        at = self.table.of_delta("message" if kind == "text" else "reasoning", said.output_index, said.item_id)
+        if at is None or at in self.table.open or self.table.items[at].again is not None:
+            self._end_part(self._content_item(said, kind, out), key, kind, whole, out, refusal=refusal)
+
+    def _part_done(self, at: int | None, key: str, kind: OpenKind, data: msgspec.Raw, out: list[Normalized]) -> None:
+        """A part as it is at its end. Its block ends with its item: what must go back with it comes no earlier."""
+        if at is not None and not is_null(data):
+            part = read(wire.content_part, bytes(data), "part")
+            if whole := part.refusal or part.text:
+                self._end_part(self.table.items[at], key, kind, whole, out, refusal=bool(part.refusal))
+
+    def _text(self, said: wire.OfItem, key: str, kind: OpenKind, text: str, out: list[Normalized]) -> None:
+        self._say(self._content_item(said, kind, out), key, kind, text, out)
 
     def _annotation(self, said: wire.AnnotationAdded, out: list[Normalized]) -> None:
-        if said.output_index in self.ended_items:
+        at = self.table.of_delta("message", said.output_index, said.item_id)
+        if at is not None and at not in self.table.open:
             self._extra("annotation", text_of(said.annotation), out)
         else:
-            item = self._content_item(said.output_index, "text", out)
-            self._cite(item, text_key(said.content_index), said.annotation, out)
+            self._cite(self._content_item(said, "text", out), text_key(said.content_index), said.annotation, out)
 
     def _unknown(self, said: wire.Unknown, data: bytes, out: list[Normalized]) -> None:
         """An event of no known type is nothing of its own on the way of an item, which tells all at its end."""
         index = said.output_index
-        of_item = isinstance(index, int) and (index in self.items or index in self.ended_items)
+        of_item = isinstance(said.item_id, str) or (isinstance(index, int) and index in self.table.by_index)
         if self.started and not of_item:
             self._extra(said.type.removeprefix("response."), data.decode(), out)
 

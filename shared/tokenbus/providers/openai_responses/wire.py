@@ -1,7 +1,8 @@
 """What the Responses API says, as far as it is needed: one struct per event, told apart by `type`.
 
-The JSON `type` decides, never the event's name, which may be missing. Ids of items are no keys: some vendors change
-them from event to event (GitHub Copilot); `output_index` stays. An index inside of an item that is left out is 0.
+The JSON `type` decides, never the event's name, which may be missing. Neither ids nor indexes of items are sound keys:
+some vendors change ids from event to event (GitHub Copilot), others leave `output_index` out (llama.cpp); see
+`tokenbus.providers.openai_responses.table`. An index inside of an item that is left out is 0.
 """
 
 from __future__ import annotations
@@ -84,14 +85,15 @@ class ErrorEvent(_Event, tag="error"):
 class OfItem(_Event):
     """An event about an item, or a part of it."""
 
-    output_index: Index
+    output_index: Index | None = None
+    item_id: str | None = None
 
 
-class ItemAdded(OfItem, tag="response.output_item.added"):
+class ItemAdded(OfItem, kw_only=True, tag="response.output_item.added"):
     item: Raw
 
 
-class ItemDone(OfItem, tag="response.output_item.done"):
+class ItemDone(OfItem, kw_only=True, tag="response.output_item.done"):
     item: Raw
 
 
@@ -103,23 +105,23 @@ class _OfSummary(OfItem, kw_only=True):
     summary_index: Index = 0
 
 
-class TextDelta(_OfContent, tag="response.output_text.delta"):
+class TextDelta(_OfContent, kw_only=True, tag="response.output_text.delta"):
     delta: str
 
 
-class TextDone(_OfContent, tag="response.output_text.done"):
+class TextDone(_OfContent, kw_only=True, tag="response.output_text.done"):
     text: str
 
 
-class RefusalDelta(_OfContent, tag="response.refusal.delta"):
+class RefusalDelta(_OfContent, kw_only=True, tag="response.refusal.delta"):
     delta: str
 
 
-class RefusalDone(_OfContent, tag="response.refusal.done"):
+class RefusalDone(_OfContent, kw_only=True, tag="response.refusal.done"):
     refusal: str
 
 
-class AnnotationAdded(_OfContent, tag="response.output_text.annotation.added"):
+class AnnotationAdded(_OfContent, kw_only=True, tag="response.output_text.annotation.added"):
     annotation: Raw
 
 
@@ -128,22 +130,22 @@ class PartAdded(_OfContent, tag="response.content_part.added"):
 
 
 class PartDone(_OfContent, tag="response.content_part.done"):
-    pass
+    part: Raw = NOTHING
 
 
-class ReasoningDelta(_OfContent, tag="response.reasoning_text.delta"):
+class ReasoningDelta(_OfContent, kw_only=True, tag="response.reasoning_text.delta"):
     delta: str
 
 
-class ReasoningDone(_OfContent, tag="response.reasoning_text.done"):
+class ReasoningDone(_OfContent, kw_only=True, tag="response.reasoning_text.done"):
     text: str
 
 
-class SummaryDelta(_OfSummary, tag="response.reasoning_summary_text.delta"):
+class SummaryDelta(_OfSummary, kw_only=True, tag="response.reasoning_summary_text.delta"):
     delta: str
 
 
-class SummaryDone(_OfSummary, tag="response.reasoning_summary_text.done"):
+class SummaryDone(_OfSummary, kw_only=True, tag="response.reasoning_summary_text.done"):
     text: str
 
 
@@ -152,10 +154,10 @@ class SummaryPartAdded(_OfSummary, tag="response.reasoning_summary_part.added"):
 
 
 class SummaryPartDone(_OfSummary, tag="response.reasoning_summary_part.done"):
-    pass
+    part: Raw = NOTHING
 
 
-class ArgumentsDelta(OfItem, tag="response.function_call_arguments.delta"):
+class ArgumentsDelta(OfItem, kw_only=True, tag="response.function_call_arguments.delta"):
     delta: str
 
 
@@ -163,15 +165,15 @@ class ArgumentsDone(OfItem, tag="response.function_call_arguments.done"):
     arguments: Arguments = None
 
 
-class InputDelta(OfItem, tag="response.custom_tool_call_input.delta"):
+class InputDelta(OfItem, kw_only=True, tag="response.custom_tool_call_input.delta"):
     delta: str
 
 
-class InputDone(OfItem, tag="response.custom_tool_call_input.done"):
+class InputDone(OfItem, kw_only=True, tag="response.custom_tool_call_input.done"):
     input: str
 
 
-class PartialImage(OfItem, tag="response.image_generation_call.partial_image"):
+class PartialImage(OfItem, kw_only=True, tag="response.image_generation_call.partial_image"):
     partial_image_b64: str
     output_format: str | None = None
     size: str | None = None
@@ -225,6 +227,7 @@ class Unknown(msgspec.Struct):
 
     type: str
     output_index: object = None
+    item_id: object = None
 
 
 class ContentPart(msgspec.Struct):
@@ -255,8 +258,12 @@ class Item(msgspec.Struct):
     quality: str | None = None
 
 
-class _Type(msgspec.Struct):
+class _Named(msgspec.Struct):
+    """Of an item without a name here: what tells it from others."""
+
     type: str
+    id: object = None
+    call_id: object = None
 
 
 class NamedTool(msgspec.Struct):
@@ -271,7 +278,8 @@ _event = msgspec.json.Decoder(Event)
 _unknown = msgspec.json.Decoder(Unknown)
 _response = msgspec.json.Decoder(Response)
 _item = msgspec.json.Decoder(Item)
-_item_type = msgspec.json.Decoder(_Type)
+_named = msgspec.json.Decoder(_Named)
+content_part = msgspec.json.Decoder(ContentPart)
 anything = msgspec.json.Decoder()
 named_tools = msgspec.json.Decoder(list[NamedTool])
 fields = msgspec.json.Decoder(dict[str, Raw])
@@ -294,5 +302,8 @@ def read_event(data: bytes) -> Event | Unknown | Response:
 
 def read_item(data: bytes) -> Item:
     """An item. Raises Malformed where it is of a known type and breaks its form."""
-    kind = read(_item_type, data, "item").type
-    return read(_item, data, "item") if kind in _ITEMS else Item(kind)
+    named = read(_named, data, "item")
+    if named.type in _ITEMS:
+        return read(_item, data, "item")
+    ids = (name if isinstance(name, str) else None for name in (named.id, named.call_id))
+    return Item(named.type, next(ids), call_id=next(ids))
