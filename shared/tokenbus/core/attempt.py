@@ -8,7 +8,7 @@ import msgspec
 
 from tokenbus.core.moved import found
 from tokenbus.core.retry import WORKER_LOST
-from tokenbus.events.failure import ErrorInfo
+from tokenbus.events.failure import ErrorInfo, stream_cut
 from tokenbus.events.frames import (
     ANY_FRAME,
     BusEvent,
@@ -21,10 +21,11 @@ from tokenbus.events.frames import (
     RawFrame,
     RawItem,
 )
-from tokenbus.events.normalized import BlockStart, BlockStop, Cut, Done, Failed, Image, ToolCallDone
+from tokenbus.events.normalized import BlockStart, BlockStop, Cut, Done, Failed, Image, Start, ToolCallDone
 from tokenbus.events.vendor import ApiName
 from tokenbus.providers import registry
 from tokenbus.providers.api import Decoder
+from tokenbus.providers.failures import request_id_of
 
 
 class _Saved(msgspec.Struct, array_like=True):
@@ -35,6 +36,8 @@ class _Saved(msgspec.Struct, array_like=True):
     api: ApiName | None
     decoder: bytes
     images: ImagesAsked = ImagesAsked()
+    provider: str = ""
+    request_id: str | None = None
 
 
 class AttemptReader:
@@ -48,6 +51,8 @@ class AttemptReader:
         self._next = 0
         self._terminal = False
         self._api: ApiName | None = None
+        self._provider = ""
+        self._request_id: str | None = None
         self._decoder: Decoder | None = None
 
     def read(self, frame: RawFrame) -> list[BusEvent]:
@@ -71,8 +76,9 @@ class AttemptReader:
                 if self._decoder and not self._terminal:
                     self._say(self._decoder.feed(item.data), events)
             case Opened():
-                self._api = item.api
+                self._api, self._provider = item.api, item.provider
                 self.images = item.images
+                self._request_id = request_id_of(item.headers)
                 self._decoder = registry.get(item.api).decoder(
                     status=item.status, headers=item.headers, stream=item.stream, quirks=item.quirks
                 )
@@ -109,8 +115,24 @@ class AttemptReader:
         for event in new:
             if self._terminal:
                 return
-            events.append(self._as_asked(event) if isinstance(event, BlockStart | Image) else event)
+            match event:
+                case BlockStart() | Image():
+                    events.append(self._as_asked(event))
+                case Start():
+                    events.append(msgspec.structs.replace(event, api=self._api or "", provider=self._provider))
+                case Failed() | Cut():
+                    events.append(self._named(event))
+                case _:
+                    events.append(event)
             self._terminal = isinstance(event, Done | Failed | Cut)
+
+    def _named(self, event: Failed | Cut) -> Failed | Cut:
+        """The event with the provider's id of the call, which its body does not tell."""
+        if not self._request_id:
+            return event
+        error = event.error or stream_cut(event.reason) if isinstance(event, Cut) else event.error
+        error = msgspec.structs.replace(error, request_id=error.request_id or self._request_id)
+        return msgspec.structs.replace(event, error=error)
 
     def _as_asked(self, event: BlockStart | Image) -> BlockStart | Image:
         """The event with what the request said of the image, where the answer does not."""
@@ -129,7 +151,8 @@ class AttemptReader:
     def save(self) -> bytes:
         """The state, for `load`."""
         decoder = msgspec.msgpack.encode(self._decoder) if self._decoder else b""
-        saved = _Saved(self.attempt, self._next, self.over, self._terminal, self._api, decoder, self.images)
+        about = (self._api, decoder, self.images, self._provider, self._request_id)
+        saved = _Saved(self.attempt, self._next, self.over, self._terminal, *about)
         return msgspec.msgpack.encode(saved)
 
     @classmethod
@@ -137,7 +160,7 @@ class AttemptReader:
         """The reader whose state this is."""
         saved = msgspec.msgpack.decode(state, type=_Saved)
         self = cls(saved.attempt)
-        self.images = saved.images
+        self.images, self._provider, self._request_id = saved.images, saved.provider, saved.request_id
         self._next, self.over, self._terminal, self._api = saved.next_frame, saved.over, saved.terminal, saved.api
         if saved.api and saved.decoder:
             self._decoder = registry.get(saved.api).restore(saved.decoder)

@@ -10,8 +10,10 @@ from typing import Any, Literal
 
 import msgspec
 
+from tokenbus.core.opaque import HandedOn, check_size
 from tokenbus.core.outbox import Outbox
 from tokenbus.errors import TooLarge
+from tokenbus.events.normalized import Opaque
 from tokenbus.events.public import BlockComplete, BlockKind, BlockStarted, ImagePreview, ImageRef
 from tokenbus.events.requests import (
     Base64Source,
@@ -43,6 +45,8 @@ class OpenBlock(msgspec.Struct):
     tool_id: str | None = None
     tool_name: str | None = None
     opaque: dict[str, str] = {}
+    handed_on: HandedOn = msgspec.field(default_factory=HandedOn)
+    """The same as the block's end tells it."""
     extras: list[dict[str, object]] = []
     image: ImageRef | None = None
     previews: int = 0
@@ -85,6 +89,8 @@ class BlockTable(msgspec.Struct):
     calls: list[ToolCall] = []
     cut_calls: list[ToolCall] = []
     """Calls that broke off: they never run."""
+    origin: dict[str, str] = {}
+    """Whose opaque data it is: ``api`` and ``provider``; empty where that is not known."""
 
     def start(
         self,
@@ -131,7 +137,7 @@ class BlockTable(msgspec.Struct):
         block = self.open[ordinal]
         block.size += len(text)
         if block.size > self.limit:
-            raise TooLarge(f"block {block.number}", block.size, self.limit)
+            raise TooLarge(f"block {block.number}", block.size, self.limit, unit="characters")
         block.pieces.append(text)
         out.chunk(
             self.turn,
@@ -152,7 +158,7 @@ class BlockTable(msgspec.Struct):
         if block is None:
             return
         if (size := len(image.base64 or "")) > self.limit:
-            raise TooLarge(f"block {block.number}", size, self.limit)
+            raise TooLarge(f"block {block.number}", size, self.limit, unit="characters")
         if final:
             block.image = image
             return
@@ -167,14 +173,23 @@ class BlockTable(msgspec.Struct):
             block.extras.append(extra)
         return block is not None
 
-    def keep(self, ordinal: int, name: str, value: str) -> None:
-        """Opaque data that goes back to the provider with the block, whether it is open still or complete."""
-        if block := self.open.get(ordinal):
-            block.opaque[name] = value
-            return
-        part = self.parts.get(ordinal)
-        if isinstance(part, TextPart | ThinkingPart | ToolCallPart | ImagePart):
-            self.parts[ordinal] = msgspec.structs.replace(part, opaque={**(part.opaque or {}), name: value})
+    def keep(self, data: Opaque) -> int | None:
+        """Opaque data that goes back to the provider with its block; the block's number where that has ended already.
+        Raises TooLarge."""
+        if block := self.open.get(data.block):
+            check_size(block.opaque, data, block.number, self.limit)
+            block.opaque[data.name] = data.value
+            if (data.name, block.kind) != ("signature", "thinking"):  # it has a field of its own
+                block.handed_on.add(data.name, data.value, data.blob_id)
+            return None
+        part = self.parts.get(data.block)
+        if not isinstance(part, TextPart | ThinkingPart | ToolCallPart | ImagePart):
+            return None
+        number, _ = self.begun[data.block]
+        check_size(part.opaque or {}, data, number, self.limit)
+        opaque = {**self.origin, **(part.opaque or {}), data.name: data.value}
+        self.parts[data.block] = msgspec.structs.replace(part, opaque=opaque)
+        return number
 
     def keep_item(self, ordinal: int, name: str, json: str) -> None:
         """A content item of the provider's own that goes back at its place."""
@@ -200,6 +215,12 @@ class BlockTable(msgspec.Struct):
             fields["cut"] = True
         if signature := block.opaque.get("signature"):
             fields["signature"] = signature
+        if block.opaque or block.kind == "image":  # an image goes back as the model's own to its origin alone
+            block.opaque |= self.origin
+            block.handed_on.opaque |= self.origin
+        if not cut:
+            fields |= block.handed_on.fields
+            block.extras += block.handed_on.notes
         if block.extras:
             fields["provider_extra"] = block.extras
         out.event(self.turn, self.attempt, BlockComplete, **fields)
@@ -243,6 +264,10 @@ class BlockTable(msgspec.Struct):
             so_far = [*kept, TextPart(text="".join(text.pieces))]
         return table, self._first_after(last), so_far
 
+    def number_before(self, ordinal: int) -> int:
+        """The highest number of this attempt's blocks that stand before an ordinal; -1 where none does."""
+        return max((number for begun, (number, _) in self.begun.items() if begun < ordinal), default=-1)
+
     def _last_text(self) -> int | None:
         texts = [ordinal for ordinal, block in self.open.items() if block.kind == "text"]
         texts += [ordinal for ordinal, part in self.parts.items() if isinstance(part, TextPart)]
@@ -263,7 +288,8 @@ def _part_of(block: OpenBlock, content: str) -> ContentPart | None:
     if block.kind == "text":
         return TextPart(text=content, opaque=opaque)
     if block.kind == "thinking":
-        return ThinkingPart(text=content, signature=block.opaque.get("signature"), opaque=opaque)
+        more = {name: value for name, value in block.opaque.items() if name != "signature"}
+        return ThinkingPart(text=content, signature=block.opaque.get("signature"), opaque=more or None)
     if block.kind == "tool_call":
         return ToolCallPart(
             tool_id=block.tool_id or "", tool_name=block.tool_name or "", arguments=content, opaque=opaque

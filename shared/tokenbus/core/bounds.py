@@ -38,7 +38,7 @@ MAX_NAME_CHARS = 1_024
 """Of a participant, a tool's id or name in a message, a document's title."""
 MAX_URL_CHARS = 16 * 1024
 MAX_OPAQUE = 64
-"""Fields of a part's `opaque`."""
+"""Fields of a part's `opaque`, and of its `opaque_blobs`."""
 MAX_SECONDS = 30 * 86_400.0
 MAX_TOKENS = 2**31 - 1
 
@@ -84,8 +84,9 @@ def _message(where: str, message: Message) -> Iterator[tuple[str, str]]:
 
 def _part(where: str, part: object) -> Iterator[tuple[str, str]]:
     match part:
-        case TextPart() | ThinkingPart() | ToolCallPart() | ImagePart() if part.opaque:
-            yield from _count(f"{where}.opaque", len(part.opaque), MAX_OPAQUE, "fields")
+        case TextPart() | ThinkingPart() | ToolCallPart() | ImagePart():
+            yield from _count(f"{where}.opaque", len(part.opaque or {}), MAX_OPAQUE, "fields")
+            yield from _count(f"{where}.opaque_blobs", len(part.opaque_blobs or {}), MAX_OPAQUE, "fields")
         case _:
             pass
     match part:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tokenbus.core.blocks import MAX_EXTRAS
+from tokenbus.core.opaque import keep
 from tokenbus.core.outbox import Outbox
 from tokenbus.core.prefill.calls import call_id
 from tokenbus.core.state import RunState
@@ -32,7 +33,7 @@ def add(s: RunState, out: Outbox, event: n.Normalized, at_ms: int) -> None:
         case n.ToolCallDone():
             s.blocks.complete(event.block, out, problem=event.problem)
         case n.Opaque():
-            s.blocks.keep(event.block, event.name, event.value)
+            keep(s, event)
         case n.Image():
             s.blocks.show(event.block, _ref_of(event), out, final=event.final)
         case n.Extra():
@@ -75,5 +76,7 @@ def _extra(s: RunState, event: n.Extra) -> None:
     if event.ordinal >= 0:
         s.blocks.keep_item(event.ordinal, event.name, event.json)
     shown: dict[str, object] = {"name": event.name, "json": event.json}
+    if event.ordinal >= 0:  # it goes back, after this block of the turn
+        shown |= {"turn": s.turn, "after": s.blocks.number_before(event.ordinal)}
     if event.block is None or not s.blocks.note(event.block, shown):
         remember(s, shown)

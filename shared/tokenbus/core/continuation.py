@@ -11,6 +11,7 @@ import msgspec
 
 from tokenbus.events.requests import ContentPart, Generate, Message, TextPart
 from tokenbus.events.vendor import ApiName, Quirks
+from tokenbus.providers import registry
 
 CONTINUES = "continues"
 """The field of a run's hash with what `continues` said of its request when it was taken in: 1 or 0."""
@@ -19,24 +20,10 @@ CONTINUES = "continues"
 def continues(request: Generate, api: ApiName, quirks: Quirks) -> bool:
     """Whether provider and model can go on from a partial answer to this request.
 
-    A text that the model continues anyway (prefill mode) can be continued once more. In chat mode the last message must
-    be allowed to be the model's own; thinking that the API signs, forced calls and enforced JSON exclude that
-    (https://docs.claude.com/en/docs/build-with-claude/prefill-claudes-response).
+    A text that the model continues anyway (prefill mode) can be continued once more; in chat mode the API knows.
+    ``quirks`` are those of the model.
     """
-    if request.mode == "prefill":
-        return True
-    match api:
-        case "anthropic":
-            free = request.output_schema is None and request.tool_choice in (None, "auto", "none")
-            thinks = request.thinking is not None and request.thinking.enabled
-            return free and not thinks and request.model.startswith(quirks.models_continuing)
-        case "gemini":
-            return request.model.removeprefix("models/").startswith(quirks.models_continuing)
-        case "openai-chat":
-            # A template that opens the thinking tag opens none in a message that is continued.
-            return quirks.continues == "message" and not quirks.inline_thinking_opened
-        case "openai-responses" | "openai-images":
-            return False
+    return request.mode == "prefill" or registry.get(api).continues(request, quirks)
 
 
 class Seam(msgspec.Struct):

@@ -7,6 +7,7 @@ import msgspec
 from tokenbus.core.bounds import MAX_NAME_CHARS
 from tokenbus.core.content import add
 from tokenbus.core.effects import EndRun, EndStatus
+from tokenbus.core.opaque import extras_of
 from tokenbus.core.outbox import Outbox
 from tokenbus.core.state import RunState
 from tokenbus.core.tool_turn import answer_open_calls
@@ -25,6 +26,8 @@ from tokenbus.events.usage import Usage
 
 DEADLINE = "deadline"
 """Code of the error of a run, or of an attempt, that the run's deadline ended."""
+TERMINATED = "policy_terminated"
+"""Code of the error of a run that a policy ended."""
 LOST = "lost"
 """Code of the error of a run on which nobody works any more."""
 
@@ -47,6 +50,12 @@ def nobody_works() -> ErrorInfo:
     return ErrorInfo(code=LOST, kind="internal", message=problem, retryable=True)
 
 
+def terminated(by: str) -> ErrorInfo:
+    """The error of a run that a policy ended; ``by``: its name, and its reason."""
+    message = f"a policy ended the run: {by}" if by else "a policy ended the run"
+    return ErrorInfo(code=TERMINATED, kind="content_filter", message=message)
+
+
 def close_blocks(s: RunState, out: Outbox, at_ms: int) -> None:
     """No more comes of the attempt: what is open is cut. Text that might still have become a tag or a stop string is
     none."""
@@ -65,25 +74,41 @@ def stop(s: RunState, out: Outbox, why: str, at_ms: int) -> None:
 
 def settle(s: RunState, out: Outbox, usage: Usage | None) -> None:
     """Tell the usage of the turn, or of an attempt that another goes on from, and add it to the run's."""
-    s.usage = None
+    s.usage = usage
+    count(s)
     if usage:
-        s.total = _added(s.total, usage)
-        start = s.start or Start("")
-        model, response_id = (said[:MAX_NAME_CHARS] or None for said in (start.model, start.provider_id))
-        fields = {"model": model, "response_id": response_id}
+        fields = _answered_by(s.start)
+        if s.accepted.fallback:
+            fields["provider"] = s.asked.provider
         out.event(s.turn, s.attempt, UsageReported, usage=usage, total=s.total, **fields)
+
+
+def count(s: RunState) -> None:
+    """Add the usage of the present attempt to the run's: its tokens are spent, even if what it said is void."""
+    if s.usage:
+        s.total = s.total.plus(s.usage) if s.total else msgspec.structs.replace(s.usage, raw=None)
+    s.usage = None
 
 
 def end(s: RunState, out: Outbox, event: type[TerminalEvent], at_ms: int, **fields: object) -> EndRun:
     """The run's last event. Usage of an attempt that did not finish counts too."""
-    total = _added(s.total, s.usage) if s.usage else s.total
+    count(s)
+    fields = {**_answered_by(s.start or s.answered), **fields}
+    if s.accepted.fallback:
+        fields["provider"] = s.asked.provider
     timing = Timing(
         first_byte_ms=s.first_byte_ms, first_visible_ms=s.first_visible_ms, total_ms=max(0, at_ms - s.accepted_ms)
     )
-    out.event(s.turn, s.attempt, event, timing=timing, usage=total, provider_extra=s.extras or None, **fields)
+    out.event(s.turn, s.attempt, event, timing=timing, usage=s.total, provider_extra=extras_of(s) or None, **fields)
     s.phase = "over"
     return EndRun(STATUS[event])
 
 
-def _added(total: Usage | None, usage: Usage) -> Usage:
-    return total.plus(usage) if total else msgspec.structs.replace(usage, raw=None)
+def _answered_by(start: Start | None) -> dict[str, object]:
+    """The model and the id of the provider's answer, as the provider named them."""
+    if start is None:
+        return {}
+    return {
+        "model": start.model[:MAX_NAME_CHARS] or None,
+        "response_id": start.provider_id[:MAX_NAME_CHARS] or None,
+    }

@@ -27,6 +27,8 @@ from tokenbus.events.public import (
     TerminalEvent,
 )
 
+OF_OTHER_CONTENT: dict[str, Any] = {"signature": None, "opaque": None, "opaque_blobs": None}
+"""Fields of a block's end that speak of what the model wrote, and are left out where policies changed that."""
 _ENVELOPE = ("run", "seq", "turn", "attempt")
 
 
@@ -165,7 +167,7 @@ class Heard(msgspec.Struct):
         if block.kind == "tool_call":
             if event.arguments != content and not event.cut:
                 parsed, problem = parse_arguments(content)
-                fields |= {"arguments": content, "input": parsed, "input_error": problem}
+                fields |= {"arguments": content, "input": parsed, "input_error": problem, **OF_OTHER_CONTENT}
             elif event.arguments != content:
                 fields["arguments"] = content
             call = ToolCall(number, block.tool_id or "", block.tool_name or "", content)
@@ -173,7 +175,7 @@ class Heard(msgspec.Struct):
             if not event.cut:
                 self.judged.heard.append(call)
         elif block.kind != "image" and event.content != content:
-            fields |= {"content": content, "signature": None}  # it was a signature of something else
+            fields |= {"content": content, **OF_OTHER_CONTENT}
         out.event(self.turn, self.attempt, BlockComplete, **fields)
 
     def _answered(self, tool_id: str | None) -> None:

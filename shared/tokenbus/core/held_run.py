@@ -19,9 +19,11 @@ from __future__ import annotations
 import msgspec
 
 from tokenbus.core.effects import Decide, Draft, Effect, EndRun, LetGo
-from tokenbus.core.endings import STATUS, deadline_passed, end, nobody_works
+from tokenbus.core.endings import STATUS, deadline_passed, end, nobody_works, terminated
 from tokenbus.core.gate import Gate
+from tokenbus.core.opaque import without_places
 from tokenbus.core.outbox import Outbox
+from tokenbus.core.room import count_bytes
 from tokenbus.core.run import Run
 from tokenbus.core.state import RunState
 from tokenbus.events.failure import ErrorInfo
@@ -51,8 +53,6 @@ from tokenbus.events.public import (
     TerminalEvent,
 )
 
-TERMINATED = "policy_terminated"
-"""Code of the error of a run that a policy ended."""
 UNJUDGED = "policy_silent"
 """Code of the error of a run for which no policy worker answered."""
 
@@ -102,8 +102,10 @@ class HeldRun:
             gate.heard.tell(draft, self.out)
         return self
 
-    def handle(self, frame: EventFrame) -> None:
-        """Work a frame in. What comes after the end is dropped."""
+    def handle(self, frame: EventFrame, size: int = 0) -> None:
+        """Work a frame of ``size`` bytes in. What comes after the end is dropped."""
+        if not self._over and (error := count_bytes(self.state, frame, size)):
+            self.fail(error)
         if frame.attempt != CONTROL_ATTEMPT:
             self._pass_on(frame)
             return
@@ -246,9 +248,8 @@ class HeldRun:
         return msgspec.structs.replace(last, finish="tool_use" if calls else "stop")
 
     def _terminated(self, step: Step, at_ms: int) -> None:
-        reason = f"a policy ended the run: {step.ends}" if step.ends else "a policy ended the run"
-        error = ErrorInfo(code=TERMINATED, kind="content_filter", message=reason)
-        self._stop(Incomplete, at_ms, reason, finish="content_filter", reason=reason, error=error)
+        error = terminated(step.ends or "")
+        self._stop(Incomplete, at_ms, error.message, finish="content_filter", reason=error.message, error=error)
 
     def _unjudged(self, at_ms: int) -> None:
         """Nobody rules on what was drafted, or not fast enough."""
@@ -293,7 +294,8 @@ class HeldRun:
         gate = self._gate
         gate.heard.close(self.out, why)
         timing = msgspec.structs.replace(last.timing, first_visible_ms=gate.first_heard_ms)
-        gate.heard.tell(msgspec.structs.replace(last, timing=timing), self.out)
+        extras = without_places(last.provider_extra)
+        gate.heard.tell(msgspec.structs.replace(last, timing=timing, provider_extra=extras), self.out)
         self._over = True
         self._run.effects.clear()
         if not gate.beginning:

@@ -18,6 +18,8 @@ from collections.abc import Mapping
 
 import msgspec
 
+from tokenbus.core.broken_json import read_broken, top_texts
+from tokenbus.core.known_fields import check_known, notes_of
 from tokenbus.core.plain import check_plain, too_deep
 from tokenbus.core.request_rules import check_request
 from tokenbus.errors import Malformed, RequestInvalid, RequestTooLarge
@@ -58,15 +60,31 @@ def decode_request(fields: Mapping[bytes, bytes], *, limit: int = MAX_REQUEST_BY
     fields of the entry. Raises Malformed (no ``__data__``, or bytes in none of the forms), RequestTooLarge, and
     RequestInvalid, whose ``where`` is a path such as ``messages[0].content``.
     """
+    return decode_with_notes(fields, limit=limit)[0]
+
+
+def decode_with_notes(
+    fields: Mapping[bytes, bytes], *, limit: int = MAX_REQUEST_BYTES
+) -> tuple[Request, tuple[str, ...]]:
+    """The same, and a sentence for each field that is ignored because this version does not know it."""
     data = _value(fields)
     if len(data) > limit:
         raise RequestTooLarge(len(data), limit)
-    return request_from(_plain(_unwrap(data)))
+    value = _plain(_unwrap(data))
+    check_plain(value)
+    notes = notes_of(value)
+    return _converted(value), tuple(notes)
 
 
 def request_from(value: object) -> Request:
-    """The request that plain values (dicts, lists, text, numbers) describe, checked whole. Raises RequestInvalid."""
+    """The request that plain values (dicts, lists, text, numbers) describe, checked whole. Raises RequestInvalid, also
+    for a field that this version does not know, with the name that was probably meant."""
     check_plain(value)
+    check_known(value)
+    return _converted(value)
+
+
+def _converted(value: object) -> Request:
     try:
         request = msgspec.convert(value, Request)
     except msgspec.ValidationError as e:
@@ -82,12 +100,21 @@ def rejected_run_id(fields: Mapping[bytes, bytes]) -> str | None:
     end the run that it names.
     """
     try:
-        data = _unwrap(_value(fields))
-        decode = msgspec.json.decode if _is_json(data) else msgspec.msgpack.decode
-        name = decode(data, type=_Name)
+        name = _name_of(_unwrap(_value(fields)))
     except (Malformed, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     return None if name.type == "cancel" else name.id
+
+
+def _name_of(data: bytes) -> _Name:
+    if not _is_json(data):
+        return msgspec.msgpack.decode(data, type=_Name)
+    try:
+        return msgspec.json.decode(data, type=_Name)
+    except msgspec.ValidationError:
+        raise
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return msgspec.convert(top_texts(data, "type", "id"), _Name)
 
 
 def _invalid(message: str) -> RequestInvalid:
@@ -137,4 +164,17 @@ def _plain(data: bytes) -> object:
     except RecursionError:
         raise too_deep() from None
     except (msgspec.DecodeError, UnicodeDecodeError) as e:
+        if _is_json(data):
+            _name_what_is_not_plain(data)
         raise Malformed("request", f"neither a JSON object, a msgpack map nor a FastStream message: {e}") from None
+
+
+def _name_what_is_not_plain(data: bytes) -> None:
+    """Raises RequestInvalid with its path, if all that is wrong with the JSON is a NaN or half of a character."""
+    try:
+        value = read_broken(data)
+    except RecursionError:
+        raise too_deep() from None
+    except ValueError:
+        return  # it is no JSON at all
+    check_plain(value)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from tokenbus.core.blocks import BlockTable
 from tokenbus.core.continuation import partial_message, partial_text
 from tokenbus.core.effects import NextTurn
-from tokenbus.core.endings import settle
+from tokenbus.core.endings import count, settle
+from tokenbus.core.opaque import drop_void
 from tokenbus.core.outbox import Outbox
 from tokenbus.core.prefill.turn import TurnText
 from tokenbus.core.state import RunState
 from tokenbus.events.failure import ErrorInfo
 from tokenbus.events.frames import TurnWork
-from tokenbus.events.public import Restarted, Retrying
+from tokenbus.events.public import ProviderModel, Restarted, Retrying
 from tokenbus.events.requests import Message
 
 
@@ -19,11 +20,11 @@ def next_turn(s: RunState, history: list[Message]) -> NextTurn:
     """The next turn's first attempt; ``history`` is what the turn just ended appends to the conversation."""
     s.turn += 1
     s.heard = False
-    s.failures = s.losses = 0
+    s.failures = s.losses = s.turn_bytes = 0
     s.calls, s.history = [], []
     s.text = s.text and s.text.following()
     _begin(s)
-    return NextTurn(TurnWork(s.run, s.turn, s.attempt), history)
+    return NextTurn(_work(s), history)
 
 
 def again(s: RunState, out: Outbox, error: ErrorInfo, delay_ms: int, not_before_ms: int) -> NextTurn:
@@ -31,11 +32,22 @@ def again(s: RunState, out: Outbox, error: ErrorInfo, delay_ms: int, not_before_
     s.blocks.complete_all(out, cut=True)
     void(s, out, error, s.attempt + 1, delay_ms)
     _begin(s)
-    return NextTurn(TurnWork(s.run, s.turn, s.attempt, not_before_ms))
+    return NextTurn(_work(s, not_before_ms))
 
 
-def void(s: RunState, out: Outbox, error: ErrorInfo, next_attempt: int, delay_ms: int) -> None:
-    """Tell that the turn's blocks so far do not count."""
+def fall_back(s: RunState, out: Outbox, error: ErrorInfo) -> NextTurn:
+    """The turn from its beginning, with the next provider and model that the run may ask; later turns stay with it."""
+    s.blocks.complete_all(out, cut=True)
+    s.choice += 1
+    s.failures = s.losses = 0
+    void(s, out, error, s.attempt + 1, 0, fallback=ProviderModel(provider=s.asked.provider, model=s.asked.model))
+    s.text = s.text and s.text.again(s.asked.reading)
+    _begin(s)
+    return NextTurn(_work(s))
+
+
+def void(s: RunState, out: Outbox, error: ErrorInfo, next_attempt: int, delay_ms: int, **fields: object) -> None:
+    """Tell that the turn's blocks so far do not count; ``fields``: what else the event says."""
     out.event(
         s.turn,
         s.attempt,
@@ -44,7 +56,9 @@ def void(s: RunState, out: Outbox, error: ErrorInfo, next_attempt: int, delay_ms
         next_attempt=next_attempt,
         delay_ms=delay_ms,
         drop_from=s.first_block,
+        **fields,
     )
+    drop_void(s, s.first_block)
     s.heard = False
     s.first_block = s.blocks.next_number
     s.text = s.text and s.text.again()
@@ -52,7 +66,7 @@ def void(s: RunState, out: Outbox, error: ErrorInfo, next_attempt: int, delay_ms
 
 def can_go_on(s: RunState) -> bool:
     """Whether the next attempt may go on from what was heard: provider and model can, and so can the text."""
-    return s.accepted.continues and (s.text is not None or s.blocks.can_go_on())
+    return s.asked.continues and (s.text is not None or s.blocks.can_go_on())
 
 
 def go_on(s: RunState, out: Outbox, error: ErrorInfo, delay_ms: int, not_before_ms: int) -> NextTurn:
@@ -74,6 +88,7 @@ def go_on(s: RunState, out: Outbox, error: ErrorInfo, delay_ms: int, not_before_
         drop_from=void_from,
         continues=True,
     )
+    drop_void(s, void_from)
     s.blocks, s.seam = table, seam
     return resume(s, out, so_far, not_before_ms)
 
@@ -83,7 +98,7 @@ def resume(s: RunState, out: Outbox, so_far: Message | None, not_before_ms: int 
     settle(s, out, s.usage)
     s.attempt += 1
     s.blocks.attempt = s.attempt
-    return NextTurn(TurnWork(s.run, s.turn, s.attempt, not_before_ms), so_far=so_far)
+    return NextTurn(_work(s, not_before_ms), so_far=so_far)
 
 
 def end_beside(text: TurnText, blocks: BlockTable, out: Outbox, *, cut: bool) -> None:
@@ -100,9 +115,15 @@ def fresh_table(s: RunState) -> BlockTable:
     )
 
 
+def _work(s: RunState, not_before_ms: int = 0) -> TurnWork:
+    return TurnWork(s.run, s.turn, s.attempt, not_before_ms, choice=s.choice)
+
+
 def _begin(s: RunState) -> None:
     s.attempt += 1
     s.phase = "streaming"
-    s.usage = s.seam = s.start = None
+    count(s)
+    s.answered, s.start = s.start or s.answered, None
+    s.seam = None
     s.first_block = s.blocks.next_number
     s.blocks = fresh_table(s)

@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tokenbus.core.bounds import over_bounds
-from tokenbus.core.tenant import MAX_TENANT_CHARS
+from tokenbus.core.media_rules import media_problems
+from tokenbus.core.tenant import MAX_TENANT_CHARS, tenant_of
 from tokenbus.errors import RequestInvalid
+from tokenbus.events.model_names import text_problem
 from tokenbus.events.requests import (
     Cancel,
     Generate,
@@ -29,15 +31,19 @@ def check_request(request: Request) -> None:
     """Raises RequestInvalid, naming the field, for the first rule that the request breaks.
 
     - Nothing of it is more or larger than `core.bounds` says.
+    - Names of models, tools and the tenant are text that can be seen.
     - Tool names are unique; ``parameters`` is empty or a JSON schema of type object.
     - ``tool_choice`` names a tool of the list; ``any`` needs one.
     - A system message holds text only; only the assistant thinks and calls tools; only a user or tool message
       holds tool results, a tool message nothing else; a call and a result name their ``tool_id``.
+    - Media inside of it are base64 and no data URL, and have a media type.
     - ``metadata.tenant`` is a text.
+    - ``fallback`` goes with every ``on_failure`` but ``fail``.
     - Prefill needs ``participant``, the name under which the model writes; it takes no ``images``, no ``output_schema``
       and no ``tool_choice`` but ``auto``, and its tools' names stand in tags.
     - Only prefill takes ``prefill``: something must stand between two messages, a token is no blank space, and the
-      model's own name can be left out only where its turn shows in another way.
+      model's own name can be left out only where its turn shows in another way. A token that the request leaves open is
+      the provider's, and so is that rule then (`tokenbus.providers.transcript`).
     """
     if isinstance(request, Cancel):
         return
@@ -47,6 +53,7 @@ def check_request(request: Request) -> None:
 
 def _problems(request: Generate) -> Iterator[tuple[str, str]]:
     yield from over_bounds(request)
+    yield from _names(request)
     yield from _tools(request.tools)
     match request.tool_choice:
         case ToolChoice(name=name) if name not in {t.name for t in request.tools}:
@@ -57,13 +64,27 @@ def _problems(request: Generate) -> Iterator[tuple[str, str]]:
             pass
     for i, message in enumerate(request.messages):
         yield from _message(f"messages[{i}]", message)
+    yield from media_problems(request)
     if request.mode == "prefill":
         yield from _prefill(request)
     elif request.prefill:
         yield "prefill", "its options are for mode prefill alone"
+    if request.fallback and request.on_failure == "fail":
+        yield "fallback", "with on_failure 'fail' the first failure ends the run, so nobody else is ever asked"
     tenant = (request.metadata or {}).get("tenant", "")
     if not isinstance(tenant, str) or len(tenant) > MAX_TENANT_CHARS:
         yield "metadata.tenant", f"must be a text of {MAX_TENANT_CHARS} characters at the most"
+
+
+def _names(request: Generate) -> Iterator[tuple[str, str]]:
+    """Names by which something is decided: what cannot be seen would make two of one."""
+    named = [("model", request.model), *((f"tools[{i}].name", tool.name) for i, tool in enumerate(request.tools))]
+    named += [(f"fallback[{i}].model", choice.model) for i, choice in enumerate(request.fallback or ())]
+    if tenant := tenant_of(request.metadata):
+        named.append(("metadata.tenant", tenant))
+    for where, name in named:
+        if problem := text_problem(name):
+            yield where, problem
 
 
 def _prefill(request: Generate) -> Iterator[tuple[str, str]]:
@@ -88,7 +109,7 @@ def _options(options: PrefillOptions, participant: str) -> Iterator[tuple[str, s
         yield "prefill.end_of_turn", "blank space alone is no token"
     if not token and delimiter == "":
         yield "prefill.delimiter", "without it and without end_of_turn, messages run into each other"
-    if participant in options.unnamed and not token and not (delimiter or "").strip():
+    if participant in options.unnamed and token == "" and not (delimiter or "").strip():
         yield "prefill.unnamed", "the model's own name can be left out only with end_of_turn or a delimiter that shows"
 
 

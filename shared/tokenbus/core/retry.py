@@ -42,3 +42,9 @@ def decide(
     # Half fixed, half spread, as "equal jitter" (AWS, Exponential Backoff And Jitter); from a hash, not from chance.
     spread = crc32(f"{salt}:{failures}".encode()) % (ceiling // 2 + 1)
     return max(asked_ms, ceiling // 2 + spread)
+
+
+def another_may_do_better(error: ErrorInfo) -> bool:
+    """Whether to ask another provider after this error of an attempt: not for a fault of the bus itself, nor for media
+    that nobody can load."""
+    return error.kind not in ("internal", "tool") and not error.code.startswith("blob_")

@@ -37,16 +37,27 @@ from tokenbus.core.content import add, remember
 from tokenbus.core.effects import CloseAttempt, Effect, RunTools
 from tokenbus.core.endings import DEADLINE, close_blocks, deadline_passed, end, nobody_works, settle, stop
 from tokenbus.core.judged import Judged
-from tokenbus.core.next_attempt import again, can_go_on, end_beside, fresh_table, go_on, next_turn, resume, void
+from tokenbus.core.next_attempt import (
+    again,
+    can_go_on,
+    end_beside,
+    fall_back,
+    fresh_table,
+    go_on,
+    next_turn,
+    resume,
+    void,
+)
 from tokenbus.core.outbox import Outbox
 from tokenbus.core.prefill.turn import TurnText
-from tokenbus.core.retry import WORKER_LOST, decide
+from tokenbus.core.retry import WORKER_LOST, another_may_do_better, decide
+from tokenbus.core.room import count_bytes
 from tokenbus.core.state import RunState
 from tokenbus.core.stop_scan import StopScan
 from tokenbus.core.tool_turn import hand_out, results_message, take_result, tell_progress, tell_results
 from tokenbus.errors import TooLarge
 from tokenbus.events import normalized as n
-from tokenbus.events.failure import ErrorInfo
+from tokenbus.events.failure import ErrorInfo, stream_cut
 from tokenbus.events.frames import (
     CONTROL_ATTEMPT,
     Accepted,
@@ -59,11 +70,13 @@ from tokenbus.events.frames import (
     Ruled,
     ToolReported,
     ToolReturned,
+    is_known,
 )
 from tokenbus.events.public import (
     Cancelled,
     Completed,
     Incomplete,
+    ProviderModel,
     RunFailedEvent,
     Started,
     TerminalEvent,
@@ -93,7 +106,16 @@ class Run:
             self.state.text = TurnText.start(run, 0, setting, event.rules.block_chars, setting.inside)
         elif event.stops:
             self.state.scan = StopScan(event.stops)
-        self.out.event(0, 1, Started, provider=event.provider, model=event.model, metadata=event.metadata)
+        fallback = [ProviderModel(provider=plan.provider, model=plan.model) for plan in event.fallback]
+        self.out.event(
+            *(0, 1, Started),
+            provider=event.provider,
+            model=event.model,
+            metadata=event.metadata,
+            fallback=fallback or None,
+            notes=list(event.notes) or None,
+            participant=event.participant,
+        )
         return self
 
     @property
@@ -101,14 +123,19 @@ class Run:
         """Whether the terminal event is out, or among the drafts."""
         return self.state.phase == "over"
 
-    def handle(self, frame: EventFrame) -> None:
-        """Work a frame in. What a past attempt still says is dropped, and so is everything after the end."""
+    def handle(self, frame: EventFrame, size: int = 0) -> None:
+        """Work a frame of ``size`` bytes in. What a past attempt still says is dropped, and so is everything after the
+        end."""
         s = self.state
+        if error := count_bytes(s, frame, size):
+            self.fail(error, frame.at_ms)
         for event in frame.events:
             if self.over:
                 return
             if frame.attempt != CONTROL_ATTEMPT and (frame.attempt != s.attempt or s.phase != "streaming"):
                 return
+            if not is_known(event):
+                continue
             try:
                 self._event(event, frame.at_ms)
             except TooLarge as e:
@@ -161,8 +188,7 @@ class Run:
             case n.Failed():
                 self._broke(event.error, at_ms, cut=None)
             case n.Cut():
-                cut = ErrorInfo(code="stream_cut", kind="network", message=event.reason, retryable=True)
-                self._broke(event.error or cut, at_ms, cut=event.reason)
+                self._broke(event.error or stream_cut(event.reason), at_ms, cut=event.reason)
             case _:
                 self._said_by_provider(event, at_ms)
 
@@ -206,6 +232,8 @@ class Run:
                 s.start = event
                 if event.void_before:
                     self._began_again(at_ms)
+                origin = {"api": event.api, "provider": event.provider}
+                s.blocks.origin = {name: said for name, said in origin.items() if said}
             case n.Done():
                 self._done(event, at_ms)
             case _:
@@ -220,6 +248,8 @@ class Run:
         if event.finish == "error":
             problem = f"the provider ended the turn with {event.finish_raw or 'an error'}"
             error = ErrorInfo(code="finish_error", kind="server", message=problem, raw=event.finish_raw or None)
+            if self._falls_back(error):
+                return
             self._end(RunFailedEvent, at_ms, finish="error", finish_raw=event.finish_raw or None, error=error)
             return
         if event.finish == "pause" and s.pauses < MAX_PAUSES:
@@ -286,6 +316,8 @@ class Run:
             next_attempt = go_on if goes_on else again
             self.effects.append(next_attempt(s, self.out, error, delay_ms, not_before_ms))
             return
+        if self._falls_back(error):
+            return
         close_blocks(s, self.out, at_ms)
         if wanted and not goes_on and error.retryable:
             remember(s, {"note": CANNOT_GO_ON})
@@ -293,6 +325,15 @@ class Run:
             self._end(RunFailedEvent, at_ms, finish="error", error=error)
         else:
             self._end(Incomplete, at_ms, finish="unknown", reason=cut, error=error)
+
+    def _falls_back(self, error: ErrorInfo) -> bool:
+        """Go on with the next provider and model, if there is one and nothing visible of the turn was emitted."""
+        s = self.state
+        left = s.choice < len(s.accepted.fallback) and s.accepted.on_failure != "fail"
+        if not left or s.heard or not another_may_do_better(error):
+            return False
+        self.effects.append(fall_back(s, self.out, error))
+        return True
 
     def _began_again(self, at_ms: int) -> None:
         """The provider voided what it had said so far and began its message anew, within the attempt."""

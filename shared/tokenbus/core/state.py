@@ -9,9 +9,10 @@ import msgspec
 from tokenbus.core.blocks import BlockTable, ToolCall
 from tokenbus.core.continuation import Seam
 from tokenbus.core.gate import Gate
+from tokenbus.core.opaque import HandedOn
 from tokenbus.core.prefill.turn import TurnText
 from tokenbus.core.stop_scan import StopScan
-from tokenbus.events.frames import Accepted, ToolReturned
+from tokenbus.events.frames import Accepted, FallbackPlan, ToolReturned
 from tokenbus.events.normalized import Start
 from tokenbus.events.requests import Message
 from tokenbus.events.usage import Usage
@@ -44,6 +45,10 @@ class RunState(msgspec.Struct):
     seq: int = 0
     taken: int = 0
     """Events worked in."""
+    turn_bytes: int = 0
+    """Of the events of this turn's attempts."""
+    run_bytes: int = 0
+    """Of all its events."""
     phase: Literal["streaming", "judged", "tools", "over"] = "streaming"
     """`judged`: the turn is said, and its calls run once its policies have judged it all."""
     first_block: int = 0
@@ -61,11 +66,15 @@ class RunState(msgspec.Struct):
     """Of the present attempt."""
     start: Start | None = None
     """Of the present attempt's answer."""
+    answered: Start | None = None
+    """Of the last attempt before it that had an answer."""
     total: Usage | None = None
     """Of the turns that ended."""
     first_byte_ms: int | None = None
     first_visible_ms: int | None = None
     extras: list[dict[str, object]] = []
+    late: dict[int, HandedOn] = {}
+    """Opaque data that came after its block's end, by the block's number."""
     text: TurnText | None = None
     """Prefill mode: the present turn's text."""
     seam: Seam | None = None
@@ -76,3 +85,13 @@ class RunState(msgspec.Struct):
     """When something last happened, or when a retry was due to begin."""
     gate: Gate | None = None
     """Of a run that has policies: what of it they have judged."""
+    choice: int = 0
+    """Who is asked: 0 the request's own provider and model, n its n-th fallback."""
+
+    @property
+    def asked(self) -> FallbackPlan:
+        """The provider and the model of the present attempt."""
+        own = self.accepted
+        if self.choice:
+            return own.fallback[self.choice - 1]
+        return FallbackPlan(own.provider, own.model, own.reading, own.continues)

@@ -134,7 +134,10 @@ def _tell(s: RunState, out: Outbox, call: ToolCall, result: ToolReturned) -> Non
 
 
 def _shown(image: ResultImage) -> ImageRef:
-    """Bytes that lie in a blob are not sent to subscribers as well."""
+    """Bytes that lie in a blob are not sent to subscribers as well. Of a blob that the model sees its size is told."""
     return ImageRef(
-        media_type=image.media_type, blob_id=image.blob_id, base64=None if image.blob_id else image.base64 or None
+        media_type=image.media_type,
+        blob_id=image.blob_id,
+        base64=None if image.blob_id else image.base64 or None,
+        size_bytes=image.size_bytes or None,
     )

@@ -81,3 +81,21 @@ def test_whoever_ends_a_lost_attempt_need_not_know_its_frames() -> None:
     reader.read(frame(0, OPENED, said("Hi")))
     [end] = [e for e in reader.read(RawFrame(0, 1, ANY_FRAME, 0, [Lost("gone")])) if isinstance(e, Cut)]
     assert (end.reason, reader.over) == ("gone", True)
+
+
+@pytest.mark.parametrize("name", ["request-id", "x-request-id"])
+def test_whatever_ends_an_attempt_tells_the_providers_id_of_the_call(name: str) -> None:
+    refused = Opened("anthropic", 529, {name: "req-1"}, True, Quirks())
+    opened = Opened("openai-chat", 200, {"content-type": "text/event-stream", name: "req-1"}, True, Quirks())
+    for frames in (
+        [frame(0, refused, Data(b"busy"), Ended())],
+        [frame(0, opened), frame(1, Ended(TIMEOUT))],
+        [frame(0, opened, said("Hi")), frame(1, Ended())],
+        [frame(0, opened, said("Hi")), frame(2, Ended())],
+        [frame(0, opened, Data(b'data: {"error":{"message":"no"}}\n\n')), frame(1, Ended())],
+        [frame(0, opened, Data(b"data: no json\n\n")), frame(1, Ended())],
+    ):
+        end = read(*frames)[-1]
+        assert isinstance(end, Failed | Cut)
+        assert end.error
+        assert end.error.request_id == "req-1"

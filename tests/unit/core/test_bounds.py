@@ -56,6 +56,10 @@ URL = {"type": "url", "url": "https://" + "x" * bounds.MAX_URL_CHARS}
             "messages[0].content[0].opaque",
         ),
         (
+            {"messages": parts({"type": "text", "text": "", "opaque_blobs": {str(i): "" for i in range(65)}})},
+            "messages[0].content[0].opaque_blobs",
+        ),
+        (
             {"messages": parts({"type": "image", "source": URL, "opaque": {str(i): "" for i in range(65)}})},
             "messages[0].content[0].opaque",
         ),

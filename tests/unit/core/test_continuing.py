@@ -133,7 +133,7 @@ def test_complete_blocks_before_the_text_stay_and_what_began_after_it_is_void() 
     assert next_attempt(told).so_far == Message(
         role="assistant",
         content=[
-            ThinkingPart(text="hm", signature="S", opaque={"signature": "S"}),
+            ThinkingPart(text="hm", signature="S"),
             TextPart(text="Let me look."),
         ],
     )

@@ -53,6 +53,19 @@ def held_back(drafts: list[PublicEvent], *, block: int) -> list[Step]:
     return [Step(d.seq, events=[] if getattr(d, "block", -1) == block else [d]) for d in drafts]
 
 
+async def test_what_policies_changed_takes_nothing_back_to_its_provider() -> None:
+    story = HeldStory()
+    story.provider(
+        *(n.Start("m", api="anthropic"), n.BlockStart(0, "text"), n.TextDelta(0, "Hi"), n.Opaque(0, "citations", "[]")),
+        *(n.BlockStop(0), n.Extra("anthropic.item", "{}", ordinal=1), n.Opaque(0, "late", "x"), n.Done("stop")),
+    )
+    changed = [msgspec.structs.replace(d, text="Ho") if isinstance(d, Chunk) else d for d in story.drafts]
+    story.rule(*(Step(d.seq, events=[d]) for d in changed))
+    [block] = of_type(story.heard, BlockComplete)
+    assert (block.content, block.opaque) == ("Ho", None)
+    assert end_of(story).provider_extra == [{"name": "anthropic.item", "json": "{}"}], "told, and nowhere placed"
+
+
 async def test_only_the_start_is_heard_before_a_ruling() -> None:
     story = HeldStory()
     story.provider(n.Start("m"), *text(0, "Hello"), n.Done("stop"))

@@ -60,7 +60,10 @@ def said(role: str, *parts: dict[str, Any]) -> Generate:
         (request(prefill={}), "prefill"),
         (request(mode="prefill", participant="Ada", prefill={"end_of_turn": " "}), "prefill.end_of_turn"),
         (request(mode="prefill", participant="Ada", prefill={"delimiter": ""}), "prefill.delimiter"),
-        (request(mode="prefill", participant="Ada", prefill={"unnamed": ["Ada"]}), "prefill.unnamed"),
+        (
+            request(mode="prefill", participant="Ada", prefill={"unnamed": ["Ada"], "end_of_turn": ""}),
+            "prefill.unnamed",
+        ),
     ],
 )
 def test_a_broken_rule_is_named_with_its_place(broken: Generate, where: str):
@@ -88,3 +91,48 @@ def test_a_broken_rule_is_named_with_its_place(broken: Generate, where: str):
 )
 def test_a_sound_request_passes(sound: Generate | Cancel):
     check_request(sound)
+
+
+PNG = "iVBORw0KGgo="
+BROKEN = {
+    "": "it is empty",
+    f"data:image/png;base64,{PNG}": "it is a data URL",
+    "iVBORw0KGgo": "it is no base64",
+    "iVBO Rw0KGgo=": "it is no base64",
+    "iVBO\nRw0KGgo=": "it is no base64",
+    "_-BORw0KGgo=": "it is no base64",
+    "é" * 12: "it is no base64",
+}
+
+
+@pytest.mark.parametrize("large", [False, True])
+@pytest.mark.parametrize("data", BROKEN)
+def test_media_that_are_no_base64_are_refused_with_their_place_large_or_small(data: str, large: bool) -> None:
+    if large and data:
+        data = data + "AAAA" * 250_000
+    source = {"type": "base64", "media_type": "image/png", "data": data}
+    image, document = {"type": "image", "source": source}, {"type": "document", "source": source}
+    places = {
+        "messages[0].content[1].source.data": said("user", {"type": "text", "text": "x"}, image),
+        "messages[0].content[0].source.data": said("user", document),
+        "messages[0].content[0].content[0].source.data": said("tool", {**RESULT, "content": [image]}),
+        "images.mask.source.data": request(images={"mask": image}),
+    }
+    for where, asked in places.items():
+        with pytest.raises(RequestInvalid) as refused:
+            check_request(asked)
+        assert refused.value.where == where
+        assert large or refused.value.problem.startswith(BROKEN[data])
+
+
+@pytest.mark.parametrize("written", ["", "png", "image/", "/png", "image png", "image/png,image/gif"])
+def test_what_is_no_media_type_is_refused_with_its_place(written: str) -> None:
+    source = {"type": "base64", "media_type": written, "data": PNG}
+    with pytest.raises(RequestInvalid) as refused:
+        check_request(said("user", {"type": "image", "source": source}))
+    assert refused.value.where == "messages[0].content[0].source.media_type"
+
+
+@pytest.mark.parametrize("written", ["image/jpg", "IMAGE/PNG", " image/png ; q=1", 'text/plain;charset="x y"'])
+def test_odd_spellings_of_media_types_are_taken(written: str) -> None:
+    check_request(said("user", {"type": "image", "source": {"type": "base64", "media_type": written, "data": PNG}}))

@@ -135,7 +135,7 @@ def test_calls_are_handed_out_and_their_results_lead_to_the_next_turn() -> None:
         Message(
             role="assistant",
             content=[
-                ThinkingPart(text="", signature="S", opaque={"signature": "S"}),
+                ThinkingPart(text="", signature="S"),
                 TextPart(text="Let me look."),
                 ToolCallPart(tool_id="a", tool_name="weather", arguments="{}"),
                 ToolCallPart(tool_id="b", tool_name="weather", arguments='{"x":1}'),
@@ -423,7 +423,7 @@ def test_images_of_a_result_go_to_the_model_and_are_told() -> None:
     [shown] = of_type(told, BlockComplete)
     assert shown.images == [
         ImageRef(media_type="image/png", base64="aGk="),
-        ImageRef(media_type="image/webp", blob_id="sha256:1"),
+        ImageRef(media_type="image/webp", blob_id="sha256:1", size_bytes=2),
         ImageRef(media_type="image/gif", blob_id="sha256:2"),
     ]
     turn = story.effects[-1]

@@ -77,7 +77,7 @@ class OpenCall(msgspec.Struct):
             return
         self.size += len(text)
         if self.size > limit:
-            raise TooLarge(f"parameter {self.key}", self.size, limit)
+            raise TooLarge(f"parameter {self.key}", self.size, limit, unit="characters")
         self.pieces.append(text)
 
     def close_parameter(self, out: list[Normalized]) -> None:

@@ -75,6 +75,8 @@ class TextReader(msgspec.Struct):
     raw: list[str] = []
     """The text as the model wrote it, up to where it counts."""
     over: bool = False
+    begun: bool = False
+    """There was text at top level that is not blank."""
     stopped_on: str = ""
     """The stop string that ended the turn."""
 
@@ -206,15 +208,27 @@ class TextReader(msgspec.Struct):
             self.over, self.stopped_on = True, stopped
 
     def _say(self, text: str, out: list[Normalized]) -> None:
+        if not self.begun and text.strip(BLANKS):
+            self.begun = True
+            if self.setting.follows_a_name:
+                text = self._without_wire_blank(text)
         if self.block >= 0 or self._appears(text, "text", out):
             out.append(TextDelta(self.block, text))
+
+    def _without_wire_blank(self, text: str) -> str:
+        """The turn's first text without the one blank that stands between a name and what is said."""
+        blank = "".join(self.blanks)
+        if not blank:
+            return text.removeprefix(" ")
+        self.blanks = [rest] if (rest := blank.removeprefix(" ")) else []
+        return text
 
     def _appears(self, text: str, kind: Literal["text", "thinking"], out: list[Normalized]) -> bool:
         """The region becomes a block with its first content that is not blank; blank space before it belongs to it."""
         if not text.strip(BLANKS):
             self.blank_size += len(text)
             if self.blank_size > self.limit:
-                raise TooLarge("blank space", self.blank_size, self.limit)
+                raise TooLarge("blank space", self.blank_size, self.limit, unit="characters")
             self.blanks.append(text)
             return False
         self.block = self._take_block()

@@ -7,8 +7,9 @@ from typing import cast
 from tokenbus.events.frames import TextReading
 from tokenbus.events.requests import Generate, Tool
 from tokenbus.events.vendor import ApiName, Quirks
+from tokenbus.providers import registry
 from tokenbus.providers.participants import end_of_turn, reading_stops
-from tokenbus.providers.transcript import opens_thinking
+from tokenbus.providers.transcript import follows_a_name, opens_thinking
 
 THINKING = "thinking"
 """The tag in which the prompt asks for thinking; whatever else a model writes it in is read as well."""
@@ -24,7 +25,8 @@ def reading_of(request: Generate, api: ApiName, quirks: Quirks) -> TextReading:
         types={tool.name: types for tool in request.tools if (types := _types(tool))},
         inside=THINKING if opens_thinking(request) else "",
         thinking=tuple(dict.fromkeys((THINKING, *quirks.of(request.model).inline_thinking))),
-        end_of_turn=end_of_turn(request, api, quirks),
+        end_of_turn=end_of_turn(request, quirks, registry.get(api).end_of_turn),
+        follows_a_name=follows_a_name(request),
     )
 
 

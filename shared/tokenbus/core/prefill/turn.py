@@ -35,9 +35,9 @@ class TurnText(msgspec.Struct):
         """A turn begins, at the top or inside a thinking of this name."""
         return cls(run, turn, setting, limit, TextReader.start(f"{run}/{turn}", setting, limit, inside))
 
-    def again(self) -> TurnText:
-        """The same turn from its beginning."""
-        return TurnText.start(self.run, self.turn, self.setting, self.limit, self.reader.began)
+    def again(self, setting: TextReading | None = None) -> TurnText:
+        """The same turn from its beginning; ``setting``: in place of the present one, for another provider."""
+        return TurnText.start(self.run, self.turn, setting or self.setting, self.limit, self.reader.began)
 
     def following(self) -> TurnText:
         """The next turn. Where a call interrupted thinking, the thinking goes on."""

@@ -198,3 +198,18 @@ def test_each_alias_of_thinking_opens_it_and_closes_what_it_opened() -> None:
     text = "<think>a</thinking>b</think>c<reasoning>d</reasoning>"
     said = [(block.kind, block.content) for block in regions(read(text, thinking=("thinking", "think", "reasoning")))]
     assert said == [("thinking", "a</thinking>b"), ("text", "c"), ("thinking", "d")]
+
+
+@pytest.mark.parametrize("pieces", [[" Hello"], [" ", "Hello"], list(" Hello")])
+def test_the_blank_between_a_name_and_the_turns_first_text_is_not_of_the_text(pieces: list[str]) -> None:
+    def heard(said: list[str], *, follows_a_name: bool = True) -> list[str]:
+        return [b.content for b in regions(read(said, follows_a_name=follows_a_name)) if b.kind == "text"]
+
+    assert heard(pieces) == ["Hello"]
+    assert heard(pieces, follows_a_name=False) == [" Hello"], "where the model's own message goes on it is its own"
+    assert heard([" ", *pieces, "  you"]) == [" Hello  you"], "one blank, and no more"
+    assert heard([" <thinking>Hm</thinking>", *pieces]) == ["Hello"]
+    reading = reader(follows_a_name=True)
+    for piece in pieces:
+        reading.feed(piece)
+    assert reading.text == " Hello", "the model's own words stay as they are"

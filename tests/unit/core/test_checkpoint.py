@@ -1,0 +1,155 @@
+"""Checkpoints of long runs: each text is written once, and what comes back is the state as it was."""
+
+from __future__ import annotations
+
+import random
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tokenbus.core.checkpoint import LONG, PIECE, Checkpoints, Snapshot
+from tokenbus.core.held_run import HeldRun, accept
+from tokenbus.core.run import Run
+from tokenbus.core.state import RunState
+from tokenbus.events import normalized as n
+from tokenbus.events.frames import Accepted, EventFrame, Policing, Rules, TextReading
+
+HUGE = Rules(block_chars=2**40)
+
+
+class Store:
+    """The pieces as the server keeps them."""
+
+    def __init__(self) -> None:
+        self.checkpoints = Checkpoints()
+        self.pieces: dict[int, bytes] = {}
+        self.snapshot: Snapshot | None = None
+        self.written = 0
+
+    def save(self, state: RunState) -> None:
+        self.snapshot = self.checkpoints.save(state)
+        if self.snapshot:
+            assert not self.snapshot.new.keys() & self.pieces.keys(), "a piece is written once"
+            self.pieces |= self.snapshot.new
+            self.written += len(self.snapshot.head) + sum(map(len, self.snapshot.new.values()))
+
+    def load(self) -> RunState:
+        assert self.snapshot
+        state, self.checkpoints = Checkpoints.load(
+            self.snapshot.head, {number: self.pieces[number] for number in self.snapshot.needs}
+        )
+        return state
+
+
+def machine(**fields: object) -> Run | HeldRun:
+    accepted = Accepted("p", "m", "fail", 3, HUGE, ["t"])
+    return accept("r", msgspec.structs.replace(accepted, **fields), 0)
+
+
+def feed(run: Run | HeldRun, *events: n.Normalized) -> None:
+    run.handle(EventFrame(0, run.state.attempt, 1, list(events)))
+    run.out.clear()
+    run.effects.clear()
+
+
+def meaning(state: RunState) -> object:
+    """The state, with the parts of growing texts joined."""
+
+    def joined(value: object) -> object:
+        if isinstance(value, dict):
+            return {
+                k: "".join(v) if k in ("pieces", "raw") and isinstance(v, list) else joined(v)  # pyright: ignore
+                for k, v in value.items()  # pyright: ignore
+            }
+        return [joined(v) for v in value] if isinstance(value, list) else value  # pyright: ignore
+
+    return joined(msgspec.to_builtins(state, order="deterministic"))
+
+
+def test_a_small_run_has_no_pieces() -> None:
+    run = machine()
+    feed(run, n.BlockStart(0, "text"), n.TextDelta(0, "short"))
+    assert Checkpoints().save(run.state) is None
+
+
+steps = st.lists(
+    st.tuples(st.sampled_from(["text", "thinking", "call", "stop", "save", "load"]), st.integers(1, 3 * LONG)),
+    max_size=40,
+)
+
+
+@given(steps)
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"reading": TextReading()}, {"policing": Policing(("p",), "pass", 1000)}],
+    ids=["chat", "prefill", "policies"],
+)
+def test_whatever_a_run_says_and_whenever_it_is_saved_the_same_state_comes_back(
+    fields: dict[str, object], plan: list[tuple[str, int]]
+) -> None:
+    run, store, block, is_open = machine(**fields), Store(), -1, False
+    for what, size in plan:
+        text = "äb" * (size // 2) + "c"
+        if what == "save":
+            store.save(run.state)
+        elif what == "load":
+            store.save(run.state)
+            if store.snapshot:
+                again = store.load()
+                assert meaning(again) == meaning(run.state)
+                inner = Run(again)
+                run = HeldRun(inner) if again.gate else inner
+        elif what == "stop" or is_open:
+            if is_open and what == "stop":
+                feed(run, n.BlockStop(block))
+                is_open = False
+            elif is_open:
+                feed(run, n.TextDelta(block, text))
+        else:
+            block, is_open = block + 1, True
+            if what == "call":
+                feed(
+                    run, n.ToolCallStart(block, f"id{block}", "t"), n.ToolCallDelta(block, text), n.ToolCallDone(block)
+                )
+                is_open = False
+            else:
+                feed(run, n.BlockStart(block, "text"), n.TextDelta(block, text))
+
+
+def test_what_all_checkpoints_of_a_run_write_grows_with_the_run_and_not_with_its_square() -> None:
+    said = []
+    for blocks in (8, 16, 32):
+        run, store, total = machine(), Store(), 0
+        for block in range(blocks):
+            feed(run, n.BlockStart(block, "text"))
+            for _ in range(4):
+                for _ in range(50):
+                    feed(run, n.TextDelta(block, "0123456789" * 100))
+                    total += 1000
+                store.save(run.state)
+            feed(run, n.BlockStop(block))
+        assert meaning(store.load()) != meaning(run.state)  # the last block ended after it
+        said.append(store.written / total)
+    assert max(said) < 1.2, said
+
+
+def test_a_block_that_ended_is_not_written_again() -> None:
+    run, store = machine(), Store()
+    feed(run, n.BlockStart(0, "text"), n.TextDelta(0, "x" * (3 * PIECE)))
+    store.save(run.state)
+    feed(run, n.TextDelta(0, "y" * (LONG + 1)), n.BlockStop(0))
+    store.save(run.state)
+    assert store.snapshot
+    assert [len(piece) for piece in store.snapshot.new.values()] == [LONG + 1]
+    assert meaning(store.load()) == meaning(run.state)
+
+
+def test_no_piece_is_larger_than_what_a_command_should_carry() -> None:
+    run, store = machine(), Store()
+    feed(run, n.BlockStart(0, "text"), n.TextDelta(0, random.Random(1).choice("äx") * (5 * PIECE + 3)))
+    store.save(run.state)
+    assert len(store.pieces) == 6
+    assert max(map(len, store.pieces.values())) <= 4 * PIECE
+    assert meaning(store.load()) == meaning(run.state)
