@@ -36,13 +36,13 @@ class BlockAssembler:
                 state.blocks.append(block)
             case Grew():
                 state.current_block = block = self._blocks[change.number]
-                block.pieces.append(change.text)
+                block.grow(change.text)
             case Named():
                 block = self._blocks[change.number]
                 assert isinstance(block, ToolCallStreamBlock)
                 block.id, block.name = change.id, change.name
             case Ended():
-                block = self._blocks[change.number]
+                state.current_block = block = self._blocks[change.number]
                 if change.cut:
                     state.just_cut = block
                 else:

@@ -27,8 +27,16 @@ class StreamBlock(ABC):
     number: int
     """Its place among all blocks of the stream in the order in which they began; on the bus the event's ``block``."""
     is_complete: bool = False
-    pieces: list[str] = field(default_factory=list[str], repr=False)
-    """The content as it came."""
+    text: str = field(default="", repr=False)
+    """All that came of it so far, as it came: `content` or `arguments`."""
+
+    def grow(self, piece: str) -> None:
+        """A piece of the content came."""
+        # CPython extends a string in place while nothing else holds it, so that a block of n pieces costs n, also for a
+        # policy that looks at it on every chunk.
+        text, self.text = self.text, ""
+        text += piece
+        self.text = text
 
     @property
     @abstractmethod
@@ -46,8 +54,8 @@ class ContentStreamBlock(StreamBlock):
 
     @property
     def content(self) -> str:
-        """The text so far. Costs as much as it is long."""
-        return "".join(self.pieces)
+        """The text so far."""
+        return self.text
 
 
 @dataclass(slots=True)
@@ -65,7 +73,7 @@ class ToolCallStreamBlock(StreamBlock):
     @property
     def arguments(self) -> str:
         """The raw argument string so far, as the model wrote it: it need not be JSON, complete or not."""
-        return "".join(self.pieces)
+        return self.text
 
 
 @dataclass(slots=True)
@@ -80,8 +88,8 @@ class OtherStreamBlock(StreamBlock):
 
     @property
     def content(self) -> str:
-        """The content so far; an image has none. Costs as much as it is long."""
-        return "".join(self.pieces)
+        """The content so far; an image has none."""
+        return self.text
 
 
 @dataclass(slots=True)
@@ -91,7 +99,9 @@ class StreamState:
     blocks: list[StreamBlock] = field(default_factory=list[StreamBlock])
     """In the order in which they began. On the bus those of every turn; what a retry made void is taken out."""
     current_block: StreamBlock | None = None
-    """The block that the stream has come to; None before the first."""
+    """The block that the present chunk began, continued or ended, else the one of the chunk before; None before the
+    first block. A chunk that ends one block and begins another has the latter here, and the former in
+    ``just_completed``."""
     chunk_block: StreamBlock | None = None
     """The block that the present chunk is a part of; None where it is of none, as usage and the finish reason are."""
     just_completed: StreamBlock | None = None

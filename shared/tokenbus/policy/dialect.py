@@ -105,8 +105,8 @@ class Writer(Protocol[C]):
         """What goes out for it: indices gapless, blocks begun before they grow, the finish reason as the rest wants."""
         ...
 
-    def terminate(self) -> Sequence[C]:
-        """What must still go out for the stream to end here."""
+    def terminate(self, decision: Decision) -> Sequence[C]:
+        """What must still go out for the stream to end here, by this decision."""
         ...
 
 

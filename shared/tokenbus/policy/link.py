@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar, cast
 
@@ -19,6 +19,7 @@ from tokenbus.policy.processor import (
     NewToolCall,
     StreamContext,
     StreamProcessor,
+    sendable,
 )
 
 if TYPE_CHECKING:
@@ -73,6 +74,8 @@ class RunningLink(Generic[C]):
         self._out_of_work = False
         """The policy failed, and the stream goes on without it."""
         self._decisions: list[Decision] = []
+        self._ending: list[C] = []
+        """The chunk that says why the stream ends, and usage after it: they wait for what `on_end` sends."""
         self.terminated: Decision | None = None
 
     @property
@@ -93,7 +96,7 @@ class RunningLink(Generic[C]):
             self._assembler.fold(piece.changes, piece.block)
             self._writer.heard(piece.chunk)
             if self._out_of_work:
-                out += self._writer.write(piece.chunk)
+                out += self._written(piece.chunk)
                 continue
             if self._handling.on_error == "pass":
                 self._held[self._words.key(piece.chunk)] = piece.block, piece.chunk
@@ -106,6 +109,9 @@ class RunningLink(Generic[C]):
         if not self.terminated and not self._out_of_work:
             self._assembler.fold([])
             out += await self._call(self._policy.on_end(self._assembler.state, self._context), waits=True)
+        if not self.terminated:
+            ending, self._ending = self._ending, []
+            out += [written for chunk in ending for written in self._writer.write(chunk)]
         return out
 
     async def settle(self) -> list[C]:
@@ -122,14 +128,14 @@ class RunningLink(Generic[C]):
             self._writer.taken_up(work.mark)
             also = self._take(work.decisions)
             try:
-                sent = work.task.result()
+                sent = [sendable(self._words, item) for item in work.task.result()]
             except Exception as e:
                 self._fault(e)
                 if self._handling.on_error == "block":
                     return out + self._stop(self._decisions[-1])
                 sent = work.holding
             for item in sent:
-                out += self._writer.write(item)
+                out += self._written(item)
             out += self._out(also)
         return out
 
@@ -173,7 +179,7 @@ class RunningLink(Generic[C]):
     def _out(self, sent: Iterable[C | NewText | NewToolCall]) -> list[C]:
         if self.terminated:
             return []
-        out = [chunk for item in sent for chunk in self._writer.write(item)]
+        out = [chunk for item in sent for chunk in self._written(item)]
         if self._context.terminated:
             out += self._stop(next(d for d in reversed(self._decisions) if d.action == "terminate"))
         return out
@@ -193,7 +199,16 @@ class RunningLink(Generic[C]):
             return self._stop(self._decisions[-1])
         self._out_of_work = True
         held, self._held = self._held, {}
-        return [out for _, chunk in held.values() for out in self._writer.write(chunk)]
+        return [out for _, chunk in held.values() for out in self._written(chunk)]
+
+    def _written(self, item: C | NewText | NewToolCall) -> Sequence[C]:
+        """What goes out now for something that was sent."""
+        if not isinstance(item, NewText | NewToolCall):
+            words = self._words
+            if words.is_end(item) or (self._ending and words.is_apart(item)):
+                self._ending.append(item)
+                return ()
+        return self._writer.write(item)
 
     def _fault(self, error: Exception) -> None:
         what = f"no answer in {self._handling.timeout_s:g} s" if isinstance(error, TimeoutError) else str(error)
@@ -204,7 +219,8 @@ class RunningLink(Generic[C]):
         self.terminated = decision
         for work in self._works:
             work.task.cancel()
-        return list(self._writer.terminate())
+        self._ending = []
+        return list(self._writer.terminate(decision))
 
 
 class _Work(Generic[C]):
@@ -214,15 +230,17 @@ class _Work(Generic[C]):
         self.mark = mark
         self.holding: list[C | NewText | NewToolCall] = [*later.holding]
         self.decisions: list[Decision] = []
-        self.task = asyncio.ensure_future(self._within(later.work, timeout_s, context, seat))
+        self.task: asyncio.Task[list[C | NewText | NewToolCall | str]] = asyncio.ensure_future(
+            self._within(later.work, timeout_s, context, seat)
+        )
 
     async def _within(
         self,
-        work: Awaitable[Iterable[C | NewText | NewToolCall]],
+        work: Awaitable[Iterable[C | NewText | NewToolCall | str]],
         timeout_s: float,
         context: StreamContext[C],
         seat: Seat,
-    ) -> list[C | NewText | NewToolCall]:
+    ) -> list[C | NewText | NewToolCall | str]:
         try:
             with context.putting_off(self.decisions):
                 async with seat(), asyncio.timeout(timeout_s):

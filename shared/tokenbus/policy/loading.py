@@ -12,14 +12,14 @@ from msgspec import Meta
 
 from tokenbus.errors import SettingsError
 from tokenbus.policy.link import Handling, Link, OnError
-from tokenbus.policy.processor import StreamProcessor
+from tokenbus.policy.processor import FunctionPolicy, StreamProcessor
 
 
 class PolicySpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """A policy as the settings name it."""
 
     policy: Annotated[str, Meta(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$(?!\n)")]
-    """Its class: ``package.module:Class``."""
+    """Its class, or a function in place of one: ``package.module:Name``."""
     options: dict[str, Any] = {}
     on_error: OnError = "block"
     timeout_s: Annotated[float, Meta(gt=0)] = 30.0
@@ -37,12 +37,17 @@ def load(spec: PolicySpec, source: str = "policy") -> Callable[[], Link]:
         found: object = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as e:
         raise SettingsError(source, spec.policy, f"cannot be imported: {e}") from e
+    handling = Handling(on_error=spec.on_error, timeout_s=spec.timeout_s)
+    if callable(found) and not isinstance(found, type):
+        if spec.options:
+            raise SettingsError(source, spec.policy, "is a function, which takes no options")
+        function: Any = found
+        return lambda: Link(spec.name or attribute, FunctionPolicy(function), handling)
     if not (isinstance(found, type) and issubclass(found, StreamProcessor)):
-        raise SettingsError(source, spec.policy, "is no class of StreamProcessor")
+        raise SettingsError(source, spec.policy, "is neither a class of StreamProcessor nor a function")
     if inspect.isabstract(found):
         raise SettingsError(source, spec.policy, "is only the ground of policies")
     policy = found
     options = policy.from_options(spec.options).options
-    handling = Handling(on_error=spec.on_error, timeout_s=spec.timeout_s)
     name = spec.name or policy.__name__
     return lambda: Link(name, policy(options), handling)

@@ -14,7 +14,7 @@ import msgspec
 
 from tokenbus.errors import Malformed
 from tokenbus.policy.dialect import Began, Change, Ended, Finished, Grew, Named, Piece
-from tokenbus.policy.openai_form import CHUNK, as_dict, calls_of, field, like, string
+from tokenbus.policy.openai_form import CHUNK, as_dict, calls_of, field, is_chunk, like, string
 from tokenbus.policy.openai_writer import OpenAIWriter
 
 
@@ -54,6 +54,16 @@ class OpenAIWords:
 
     def key(self, chunk: Any) -> int:
         return id(chunk)
+
+    def is_chunk(self, sent: object) -> bool:
+        return is_chunk(sent)
+
+    def is_end(self, chunk: Any) -> bool:
+        return bool(field(_choice(chunk), "finish_reason"))
+
+    def is_apart(self, chunk: Any) -> bool:
+        delta = field(_choice(chunk), "delta")
+        return not (field(delta, "content") or calls_of(delta))
 
 
 class _Step(msgspec.Struct):

@@ -23,7 +23,7 @@ class OpenAIWriter:
         self._finished = False
 
     def heard(self, chunk: Any) -> None:
-        if field(chunk, "choices"):
+        if self._last is None or field(chunk, "choices"):
             self._last = chunk
 
     def put_off(self) -> None:
@@ -47,7 +47,7 @@ class OpenAIWriter:
             case _:
                 return [self._mended(sent)]
 
-    def terminate(self) -> Sequence[Any]:
+    def terminate(self, decision: Decision) -> Sequence[Any]:
         if self._finished:
             return []
         self._finished = True
@@ -65,11 +65,14 @@ class OpenAIWriter:
         reason = field(choice, "finish_reason")
         right = self._reason(reason) if reason else reason
         self._finished = self._finished or bool(reason)
-        if indices == had and right == reason:
+        empty = bool(indices) and field(delta, "content") == ""  # beside calls it is no content
+        if indices == had and right == reason and not empty:
             return sent
         data = as_dict(sent)
         changed = data["choices"][0]
         changed["finish_reason"] = right
+        if empty:
+            changed["delta"]["content"] = None
         for call, index in zip(changed["delta"].get("tool_calls") or [], indices, strict=True):
             call["index"] = index
         return like(sent, data)

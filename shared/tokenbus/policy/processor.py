@@ -10,10 +10,10 @@ A policy is told of every chunk, and what it does not send does not go out: hold
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Generator, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, Protocol, Self, TypeAlias, TypeVar
 
 import msgspec
 
@@ -75,6 +75,18 @@ class Words(Protocol[C]):
         """Which chunk of its stream this is, while it is kept."""
         ...
 
+    def is_chunk(self, sent: object) -> bool:
+        """Whether this may go out on such a stream."""
+        ...
+
+    def is_end(self, chunk: C) -> bool:
+        """Whether the chunk says why the stream ends: what is said after it comes too late."""
+        ...
+
+    def is_apart(self, chunk: C) -> bool:
+        """Whether the chunk says nothing of the answer itself, as usage does, so that it may follow the end."""
+        ...
+
 
 class StreamContext(Generic[C]):
     """One stream under one policy: where it sends to. It collects, and the stream's runner takes."""
@@ -92,13 +104,15 @@ class StreamContext(Generic[C]):
         self._decisions: list[Decision] = []
         self._dealt_with: list[int] = []
 
-    async def send(self, chunk: C | NewText | NewToolCall) -> None:
-        """Let a chunk out: this one, one that was held, a changed copy, or something new. After `terminate`: nothing.
+    def send(self, chunk: C | NewText | NewToolCall | str) -> Awaitable[None]:
+        """Let a chunk out: this one, one that was held, a changed copy, or something new; a string as `NewText`.
 
-        Indices, block boundaries, whole contents and the finish reason are put right on the way out.
+        After `terminate`: nothing. It is out when this returns, awaited or not. Indices, block boundaries, whole
+        contents and the finish reason are put right on the way out. Raises TypeError for what is none of these.
         """
         if not self.terminated:
-            self._sent.append(chunk)
+            self._sent.append(sendable(self._words, chunk))
+        return _DONE
 
     def terminate(self, reason: str = "") -> None:
         """End the stream after what was sent. It is not called again; the source is told to stop.
@@ -109,7 +123,7 @@ class StreamContext(Generic[C]):
             self.terminated = True
             self._decisions.append(Decision(policy=self.policy, action="terminate", reason=reason))
 
-    def later(self, work: Awaitable[Iterable[C | NewText | NewToolCall]], *, holding: Iterable[C] = ()) -> None:
+    def later(self, work: Awaitable[Iterable[C | NewText | NewToolCall | str]], *, holding: Iterable[C] = ()) -> None:
         """Send what ``work`` gives, as soon as it is known and in the order of the calls of `later`.
 
         The stream goes on meanwhile, and several works run side by side; but a finish reason, a turn's end and
@@ -121,7 +135,7 @@ class StreamContext(Generic[C]):
 
     def decided(self, action: Action, block: StreamBlock, *, reason: str = "", final: str | None = None) -> None:
         """Say what became of a block, for the record. What was blocked never goes out when the policy fails later."""
-        content = "".join(block.pieces)
+        content = block.text
         call = block.kind == "tool_call"
         name = getattr(block, "name", None)
         context, decisions = _putting_off.get()
@@ -187,9 +201,31 @@ class Taken(NamedTuple, Generic[C]):
 class Later(Generic[C]):
     """Something that is still being found out."""
 
-    def __init__(self, work: Awaitable[Iterable[C | NewText | NewToolCall]], holding: list[C]) -> None:
+    def __init__(self, work: Awaitable[Iterable[C | NewText | NewToolCall | str]], holding: list[C]) -> None:
         self.work = work
         self.holding = holding
+
+
+class _Done:
+    """An awaitable that is done: a policy that forgets to await `send` has sent all the same."""
+
+    def __await__(self) -> Generator[None, None, None]:
+        return
+        yield
+
+
+_DONE = _Done()
+
+
+def sendable(words: Words[C], sent: C | NewText | NewToolCall | str) -> C | NewText | NewToolCall:
+    """What a policy sent, as it goes out. Raises TypeError for what cannot."""
+    if isinstance(sent, str):
+        return NewText(sent)
+    if isinstance(sent, NewText | NewToolCall) or words.is_chunk(sent):
+        return sent
+    raise TypeError(
+        f"a policy sent a {type(sent).__name__}: send a chunk of the stream, a text, NewText or NewToolCall"
+    )
 
 
 class NoOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -225,5 +261,21 @@ class StreamProcessor:
     async def on_end(self, state: StreamState, context: StreamContext[Any]) -> None:
         """The source ended, soundly or not (``state.finish_reason`` is None then); not called after `terminate`.
 
-        The place to let out what is still held, or to close what the policy opened.
+        The place to let out what is still held, or to close what the policy opened. What it sends goes out before the
+        finish reason or the terminal event, which waits for it.
         """
+
+
+Function: TypeAlias = Callable[[Any, StreamState, StreamContext[Any]], Awaitable[None]]
+"""A policy in its shortest form: `StreamProcessor.on_chunk` as a function."""
+
+
+class FunctionPolicy(StreamProcessor):
+    """A policy of one function. What it keeps outside is shared by all streams."""
+
+    def __init__(self, function: Function) -> None:
+        super().__init__()
+        self._function = function
+
+    async def on_chunk(self, chunk: Any, state: StreamState, context: StreamContext[Any]) -> None:
+        await self._function(chunk, state, context)

@@ -15,6 +15,7 @@ from tokenbus.events.public import (
     BlockComplete,
     BlockStarted,
     Chunk,
+    Event,
     ImagePreview,
     PublicEvent,
     Restarted,
@@ -58,6 +59,15 @@ class PublicWords:
 
     def key(self, chunk: PublicEvent) -> int:
         return chunk.seq
+
+    def is_chunk(self, sent: object) -> bool:
+        return isinstance(sent, Event)
+
+    def is_end(self, chunk: PublicEvent) -> bool:
+        return isinstance(chunk, TERMINAL)
+
+    def is_apart(self, chunk: PublicEvent) -> bool:
+        return False
 
 
 class PublicReader:

@@ -13,6 +13,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from tokenbus.core.blocks import parse_arguments
+from tokenbus.core.endings import terminated
+from tokenbus.core.gate import OF_OTHER_CONTENT
 from tokenbus.events.public import (
     TERMINAL,
     BlockComplete,
@@ -20,6 +22,7 @@ from tokenbus.events.public import (
     BlockStarted,
     Chunk,
     Completed,
+    Incomplete,
     PublicEvent,
     Restarted,
     Retrying,
@@ -60,6 +63,8 @@ class PublicWriter:
         self._told: dict[int, int] = {}
         """Of each block that came in and went out: its number here."""
         self._came_to = -1
+        self._shown: set[int] = set()
+        """Blocks of which the policy was shown a chunk: their end alone says nothing of what it withheld."""
         self._void: list[range] = []
         self._calls = 0
         """Whole tool calls of this turn that went out."""
@@ -73,6 +78,8 @@ class PublicWriter:
         match chunk:
             case Chunk() | BlockStarted() | BlockComplete():
                 self._came_to = max(self._came_to, chunk.block)
+                if isinstance(chunk, Chunk):
+                    self._shown.add(chunk.block)
             case Retrying() | Restarted():
                 self._void.append(range(chunk.drop_from, self._came_to + 1))
             case UsageReported():
@@ -92,12 +99,19 @@ class PublicWriter:
     def write(self, sent: PublicEvent | NewText | NewToolCall) -> Sequence[PublicEvent]:
         return [] if self._over else list(self._write(sent))
 
-    def terminate(self) -> Sequence[PublicEvent]:
+    def terminate(self, decision: Decision) -> Sequence[PublicEvent]:
         if self._over:
             return []
         self._over = True
-        timing = Timing(total_ms=self._elapsed_ms())
-        end = self._event(Completed, finish="content_filter", timing=timing, usage=self._usage)
+        error = terminated(f"{decision.policy}: {decision.reason}" if decision.reason else decision.policy)
+        end = self._event(
+            Incomplete,
+            finish="content_filter",
+            timing=Timing(total_ms=self._elapsed_ms()),
+            usage=self._usage,
+            reason=error.message,
+            error=error,
+        )
         return [*self._close_all(cut=True), self._numbered(end)]
 
     def _write(self, sent: PublicEvent | NewText | NewToolCall) -> Iterator[PublicEvent]:
@@ -128,9 +142,9 @@ class PublicWriter:
 
     def _of_block(self, sent: Chunk | BlockStarted | BlockComplete) -> Iterator[PublicEvent]:
         out = self._open.get(sent.block)
-        alone = out is None and isinstance(
-            sent, BlockComplete
-        )  # else its chunks say what it holds, though it be nothing
+        alone = out is None and isinstance(sent, BlockComplete)
+        if alone and sent.block in self._shown:
+            return  # the policy withheld its chunks: the end must not give out what they said
         if out is None:
             out = self._open[sent.block] = self._new(sent.kind, sent.block, sent.tool_id, sent.tool_name)
             self._told[sent.block] = out.number
@@ -196,9 +210,9 @@ class PublicWriter:
             self._calls += not sent.cut
             if content != sent.arguments:
                 parsed, problem = (None, sent.input_error) if sent.cut else parse_arguments(content)
-                changes |= {"arguments": content, "input": parsed, "input_error": problem}
+                changes |= {"arguments": content, "input": parsed, "input_error": problem, **OF_OTHER_CONTENT}
         elif out.kind != "image" and content != sent.content:
-            changes |= {"content": content, "signature": None}  # it signs what the model thought, and no other text
+            changes |= {"content": content, **OF_OTHER_CONTENT}
         return self._numbered(msgspec.structs.replace(sent, **changes))
 
     def _again(self, sent: Retrying | Restarted) -> Iterator[PublicEvent]:

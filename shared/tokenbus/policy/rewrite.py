@@ -59,7 +59,7 @@ class ReplaceText(StreamProcessor):
             text.out.append(rest)
             await context.send(context.with_text(text.last, rest))
         final = "".join(text.out)
-        if final != "".join(block.pieces):
+        if final != block.text:
             context.decided("replace", block, final=final)
 
 

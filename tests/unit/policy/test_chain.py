@@ -23,11 +23,11 @@ from tests.unit.policy.streams import (
 )
 from tests.unit.policy.test_public_events import ANSWER
 from tests.waiting import eventually
-from tokenbus.events.public import Completed
+from tokenbus.events.public import Incomplete
+from tokenbus.policy.apply import apply_policies
 from tokenbus.policy.blocks import StreamState, ToolCallStreamBlock
 from tokenbus.policy.call_gate import Block, ToolCallGate, Verdict
 from tokenbus.policy.processor import Decision, NewText, StreamContext, StreamProcessor
-from tokenbus.policy.screened import screened, screened_chunks
 
 TWO_CALLS = [
     text("Hi"),
@@ -114,6 +114,7 @@ async def test_text_flows_on_while_calls_are_judged_side_by_side_and_they_go_out
     finishing = asyncio.create_task(stream.feed(TWO_CALLS[-1]))
     judge.asked["f"].set_result(None)
     out += await finishing
+    out += await stream.end()
     assert contents(out) == ["Hi", "there", "f", "g"]
     assert [c["choices"][0]["finish_reason"] for c in out][-1] == "tool_calls"
 
@@ -128,7 +129,7 @@ async def test_what_is_judged_goes_out_although_the_source_says_nothing_more():
 
     for item in TWO_CALLS[:3]:
         more.put_nowait(item)
-    out = screened_chunks(source(), judge)
+    out = apply_policies(source(), judge)
     assert contents([await anext(out)]) == ["Hi"]
     waiting = asyncio.ensure_future(anext(out))
     await eventually(lambda: "f" in judge.asked)
@@ -212,7 +213,7 @@ async def test_the_source_is_closed_when_a_policy_ends_the_stream():
         finally:
             closed.set()
 
-    out = [c async for c in screened_chunks(source(), FailsAt("Hi"))]
+    out = [c async for c in apply_policies(source(), FailsAt("Hi"))]
     assert closed.is_set()
     assert len(out) == 1
 
@@ -223,7 +224,7 @@ async def test_an_error_of_the_source_is_raised_after_what_came_before():
         raise ConnectionError
 
     heard: list[Any] = []
-    out = screened_chunks(source(), Notes())
+    out = apply_policies(source(), Notes())
     heard.append(await anext(out))
     with pytest.raises(ConnectionError):
         await anext(out)
@@ -246,10 +247,10 @@ async def test_a_run_whose_stream_a_policy_ends_is_cancelled_before_its_end_is_t
 
     bus = Bus()
     decisions: list[Decision] = []
-    events = screened(iterate(ANSWER), Stops(), client=bus, on_decision=decisions.append)  # pyright: ignore[reportArgumentType]
+    events = apply_policies(iterate(ANSWER), Stops(), client=bus, on_decision=decisions.append)  # pyright: ignore[reportArgumentType]
     out = [(event, bus.cancelled) async for event in events]
     end, cancelled = out[-1]
-    assert isinstance(end, Completed)
+    assert isinstance(end, Incomplete)
     assert end.finish == "content_filter"
     assert cancelled == ("r1", "policy Stops")
     assert out[0][1] is None
@@ -257,8 +258,8 @@ async def test_a_run_whose_stream_a_policy_ends_is_cancelled_before_its_end_is_t
 
 
 async def test_no_event_gives_no_event():
-    assert [event async for event in screened(iterate([]), Notes())] == []
+    assert [event async for event in apply_policies(iterate([]), Notes())] == []
 
 
 async def test_any_iterator_will_do():
-    assert [c async for c in screened_chunks(iterate(TWO_CALLS), Notes(), Notes())] == TWO_CALLS
+    assert [c async for c in apply_policies(iterate(TWO_CALLS), Notes(), Notes())] == TWO_CALLS

@@ -27,8 +27,10 @@ from tokenbus.events.public import (
     Chunk,
     Completed,
     ImagePreview,
+    Incomplete,
     PublicEvent,
     Restarted,
+    TerminalEvent,
     UsageReported,
 )
 from tokenbus.events.usage import Usage
@@ -69,7 +71,7 @@ class Does(StreamProcessor):
             await context.send(item)
 
 
-def check_sound(events: list[PublicEvent]) -> None:
+def check_sound(events: list[PublicEvent], end: type[TerminalEvent] = Completed) -> None:
     """What holds for every run that a subscriber sees."""
     assert [event.seq for event in events] == list(range(len(events)))
     started: list[int] = []
@@ -87,7 +89,7 @@ def check_sound(events: list[PublicEvent]) -> None:
             assert "".join(pieces.pop(event.block)) == (whole or "")
     assert started == list(range(len(started)))
     assert not pieces, "blocks that never end"
-    assert isinstance(events[-1], Completed)
+    assert isinstance(events[-1], end)
 
 
 async def test_a_policy_that_lets_everything_through_changes_nothing():
@@ -151,25 +153,31 @@ async def test_one_chunk_may_become_many():
     assert Response.of(out).text == "onetwoHello youonetwoonetwoonetwo"
 
 
-async def test_a_changed_text_is_what_the_end_of_its_block_says_and_its_signature_goes():
+async def test_a_changed_text_is_what_the_end_of_its_block_says_and_what_its_provider_wanted_back_goes():
     signed = answer(
-        *(n.BlockStart(0, "thinking"), n.ThinkingDelta(0, "hm"), n.Opaque(0, "signature", "sig"), n.BlockStop(0)),
+        *(n.BlockStart(0, "thinking"), n.ThinkingDelta(0, "hm"), n.Opaque(0, "signature", "sig")),
+        *(n.Opaque(0, "encrypted", "e"), n.BlockStop(0)),
         *call(1, "f", '{"x": 1}'),
     )
     loud = Does(lambda e, s, c: [c.with_text(e, c.text(e).upper())])  # pyright: ignore
     out = await under(public_stream(loud), signed)
     check_sound(out)
     thought, called = completions(out)
-    assert (thought.content, thought.signature) == ("HM", None)
+    assert (thought.content, thought.signature, thought.opaque) == ("HM", None, None)
     assert (called.arguments, called.input) == ('{"X": 1}', {"X": 1})
     assert [event.text for event in out if isinstance(event, Chunk) and event.tool_call_part == "name"] == ["f"]
 
 
-async def test_whoever_sends_only_ends_sends_whole_blocks():
+async def test_a_forwarded_end_gives_out_nothing_that_the_policy_withheld():
     ends = Does(lambda e, s, c: [e] if s.just_completed or s.finish_reason else [])  # pyright: ignore
     out = await under(public_stream(ends), ANSWER)
     check_sound(out)
-    assert [b.content or b.arguments for b in completions(out)] == ["hm", "Hello you", '{"x": 1}', "{}"]
+    assert completions(out) == []
+    first = Does(lambda e, s, c: [e] if not isinstance(e, Chunk) or e.text == "Hello " else [])  # pyright: ignore
+    out = await under(public_stream(first), ANSWER)
+    check_sound(out)
+    assert Response.of(out).text == "Hello "
+    assert not [b for b in Response.of(out).tool_calls if b.arguments]
 
 
 async def test_a_call_whose_end_is_held_back_is_cut():
@@ -193,9 +201,13 @@ async def test_terminating_closes_what_is_open_and_ends_the_run():
 
     stream = public_stream(Does(stop))
     out = await under(stream, ANSWER)
-    check_sound(out)
+    check_sound(out, Incomplete)
     assert Response.of(out).text == "Hello "
-    assert (out[-1].finish, out[-1].timing.total_ms) == ("content_filter", ELAPSED_MS)
+    end = out[-1]
+    assert isinstance(end, Incomplete)
+    assert (end.finish, end.timing.total_ms) == ("content_filter", ELAPSED_MS)
+    assert end.error
+    assert (end.error.code, end.reason) == ("policy_terminated", "a policy ended the run: Does: enough")
     assert completions(out)[-1].cut
     assert stream.terminated
     assert stream.terminated.reason == "enough"

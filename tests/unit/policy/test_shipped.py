@@ -175,7 +175,7 @@ def test_a_policy_is_loaded_by_its_path_with_its_options():
     [
         ("no.such.module:Policy", {}, "cannot be imported"),
         ("tokenbus.policy.tool_rules:Missing", {}, "cannot be imported"),
-        ("tokenbus.policy.processor:NewText", {}, "no class of StreamProcessor"),
+        ("tokenbus.policy.processor:NewText", {}, "neither a class of StreamProcessor nor a function"),
         ("tokenbus.policy.call_gate:ToolCallGate", {}, "only the ground of policies"),
         ("tokenbus.policy.tool_rules:ToolRules", {"dney": []}, "unknown field `dney`"),
         ("tokenbus.policy.tool_rules:ToolRules", {"deny": "x"}, r"\$.deny"),

@@ -1,4 +1,4 @@
-"""A stream under policies, as an iterator over any other: of a run's public events, or of OpenAI-style chunks."""
+"""A stream under policies, as an iterator over another: of a run's public events, or of OpenAI-style chunks."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from tokenbus.events.public import PublicEvent
+from tokenbus.events.public import Event
 from tokenbus.policy.link import Link
 from tokenbus.policy.openai_chunks import OpenAIChunks
-from tokenbus.policy.processor import Decision, StreamProcessor
+from tokenbus.policy.processor import Decision, Function, FunctionPolicy, StreamProcessor
 from tokenbus.policy.public_events import PublicEvents
 from tokenbus.policy.stream import PolicyStream
 
@@ -22,59 +22,70 @@ C = TypeVar("C")
 OnDecision = Callable[[Decision], None]
 
 
-async def screened(
-    events: AsyncIterable[PublicEvent],
-    *policies: StreamProcessor | Link,
+Policy: TypeAlias = StreamProcessor | type[StreamProcessor] | Function | Link
+"""A policy, its class, a function in place of `StreamProcessor.on_chunk`, or a link that says how errors end."""
+
+
+async def apply_policies(
+    stream: AsyncIterable[C],
+    *policies: Policy,
+    run: str = "",
     client: Client | None = None,
     on_decision: OnDecision | None = None,
-) -> AsyncGenerator[PublicEvent]:
-    """One run's events, as `Client.follow` or `Client.stream` gives them, under these policies in their order.
+) -> AsyncGenerator[C]:
+    """A stream under these policies, in their order: one run's events, as `Client.follow` or `Client.stream` gives
+    them, or OpenAI-style chunks (the OpenAI SDK's, LiteLLM's, or mappings).
 
-    ``seq`` counts anew and is no cursor of the run. With a ``client`` a policy can ask the bus, and a run that one of
-    them ends is cancelled; without, only the listening ends. The stream is for this listener: what the bus itself must
-    not say to anybody is the policy stage's matter. Raises what the source raises, after what came before.
+    What the policies withhold does not come out; what comes out is a sound stream. A stream that a policy ends is
+    `Incomplete` with the error `policy_terminated`, as on the bus; in chunks its finish reason is ``content_filter``.
+    Of events ``seq`` counts anew and is no cursor of the run.
+
+    ``run``: what policies hear as the stream's name; of events it is the run's id. With a ``client`` a policy can ask
+    the bus, and a run that one of them ends is cancelled; without, only the listening ends. The source is closed with
+    this. Raises Malformed for chunks that no policy could judge, TypeError for what is no policy, and what the source
+    raises, after what came before.
     """
     began = time.monotonic()
 
     def elapsed_ms() -> int:
         return round((time.monotonic() - began) * 1000)
 
-    async with _closing(events) as source:
+    links = _links(policies)
+    async with _closing(stream) as source:
         first = await _next(source)
         if isinstance(first, _End):
             return
-        run = first.run
-        stream = PolicyStream(_links(policies), PublicEvents(elapsed_ms), run=run, client=client)
+        on_bus = isinstance(first, Event)
+        name = first.run if on_bus else run
+        stream_format: Any = PublicEvents(elapsed_ms) if on_bus else OpenAIChunks()
+        policed: PolicyStream[Any] = PolicyStream(links, stream_format, run=name, client=client)
 
         async def stop() -> None:
-            if client and stream.terminated:
-                await client.cancel(run, f"policy {stream.terminated.policy}")
+            if on_bus and client and policed.terminated:
+                await client.cancel(name, f"policy {policed.terminated.policy}")
 
-        async with aclosing(_under(_from(first, source), stream, on_decision, stop)) as out:
-            async for event in out:
-                yield event
-
-
-async def screened_chunks(
-    chunks: AsyncIterable[C],
-    *policies: StreamProcessor | Link,
-    run: str = "",
-    client: Client | None = None,
-    on_decision: OnDecision | None = None,
-) -> AsyncGenerator[C]:
-    """OpenAI-style chunks (the OpenAI SDK's, LiteLLM's, or mappings) under these policies in their order.
-
-    The source is closed with this, and as soon as a policy ends the stream. Raises Malformed for chunks that no policy
-    could judge, and what the source raises.
-    """
-    stream: PolicyStream[Any] = PolicyStream(_links(policies), OpenAIChunks(), run=run, client=client)
-    async with aclosing(_under(chunks, stream, on_decision)) as out:
-        async for chunk in out:
-            yield chunk
+        async with aclosing(_under(_from(first, source), policed, on_decision, stop)) as out:
+            async for item in out:
+                yield item
 
 
-def _links(policies: Sequence[StreamProcessor | Link]) -> list[Link]:
-    return [policy if isinstance(policy, Link) else Link(type(policy).__name__, policy) for policy in policies]
+def _links(policies: Sequence[Policy]) -> list[Link]:
+    return [_link(policy) for policy in policies]
+
+
+def _link(policy: Policy) -> Link:
+    match policy:
+        case Link():
+            return policy
+        case StreamProcessor():
+            return Link(type(policy).__name__, policy)
+        case type():
+            return _link(policy())
+        case _ if callable(policy):
+            return Link(getattr(policy, "__name__", type(policy).__name__), FunctionPolicy(policy))
+        case _:
+            problem = "give a StreamProcessor, an async function of (chunk, state, context) or a Link"
+            raise TypeError(f"{policy!r} is no policy: {problem}")
 
 
 async def _under(
