@@ -11,6 +11,7 @@
     │   ├── ServerUnavailable     no answer, refused, or gone in the middle
     │   ├── ServerTooOld          below the oldest supported version
     │   ├── ServerFull            out of memory, or the inbound stream is at its bound
+    │   │   └── PublishQueueFull  as many requests of this client are on their way as may be
     │   └── DeploymentMismatch    this process and the server disagree on partitions or wire version
     ├── SettingsError             a settings file or variable, named with its place
     ├── RunError                  a run that did not finish; carries the run id
@@ -21,6 +22,7 @@
     │   ├── RunIncomplete         ended `incomplete`: the stream was cut short
     │   └── RunCancelled          ended `cancelled`
     ├── CursorTrimmed             the cursor points before the oldest entry still kept
+    ├── CursorAhead               the cursor points past the newest entry
     ├── AttemptRefused            the run's attempt is over: nothing was written
     ├── DeadNotFound              no such entry in the dead stream
     ├── CannotRetry               a dead entry from which no request can be made again
@@ -70,6 +72,7 @@ __all__ = [
     "BlobUnavailable",
     "CannotRetry",
     "CircularValue",
+    "CursorAhead",
     "CursorTrimmed",
     "DeadNotFound",
     "DeploymentMismatch",
@@ -77,6 +80,7 @@ __all__ = [
     "NestedTooDeep",
     "NotStorable",
     "PoisonRequest",
+    "PublishQueueFull",
     "RecordNotFound",
     "RequestError",
     "RequestInvalid",
@@ -104,7 +108,8 @@ class TokenbusError(Exception):
     """The root of all errors of this package."""
 
     code: ClassVar[str] = "tokenbus_error"
-    retryable: ClassVar[bool] = False
+    retryable: bool = False
+    """Whether the same call may succeed later without any change. Of a run that ended badly: what its error says."""
 
 
 class RequestError(TokenbusError):
@@ -194,6 +199,16 @@ class ServerFull(ServerError):
         self.problem = problem
 
 
+class PublishQueueFull(ServerFull):
+    """As many requests of this client are on their way as may be; this one was not sent. Publish it again later."""
+
+    code = "publish_queue_full"
+
+    def __init__(self, waiting: int) -> None:
+        super().__init__("this client's queue", f"{waiting} requests are on their way")
+        self.waiting = waiting
+
+
 class DeploymentMismatch(ServerError):
     """This process and the deployment on the server disagree on a value that all must share."""
 
@@ -267,6 +282,7 @@ class RunFailed(RunError):
     def __init__(self, run: str, error: ErrorInfo, result: Response | None = None) -> None:
         super().__init__(run, f"run {run} failed: {error.code}: {error.message}", result)
         self.error = error
+        self.retryable = error.retryable
 
 
 class RunIncomplete(RunError):
@@ -277,6 +293,7 @@ class RunIncomplete(RunError):
     def __init__(self, run: str, reason: str, result: Response | None = None) -> None:
         super().__init__(run, f"run {run} is incomplete: {reason}", result)
         self.reason = reason
+        self.retryable = bool(result and result.error and result.error.retryable)
 
 
 class RunCancelled(RunError):
@@ -299,6 +316,19 @@ class CursorTrimmed(TokenbusError):
         self.key = key
         self.cursor = cursor
         self.oldest = oldest
+
+
+class CursorAhead(TokenbusError):
+    """The cursor points past the newest entry: it belongs to another run or deployment, or a fail-over lost what it
+    had seen. Waiting at it would be silent."""
+
+    code = "cursor_ahead"
+
+    def __init__(self, key: str, cursor: str, newest: str) -> None:
+        super().__init__(f"{key}: the cursor {cursor} is past the newest entry, {newest}")
+        self.key = key
+        self.cursor = cursor
+        self.newest = newest
 
 
 class AttemptRefused(TokenbusError):
@@ -392,15 +422,16 @@ class Malformed(WireError):
 
 
 class TooLarge(WireError):
-    """One event or buffer is over its limit, in bytes."""
+    """One event or buffer is over its limit, both counted in ``unit``."""
 
     code = "too_large"
 
-    def __init__(self, where: str, size: int, limit: int) -> None:
-        super().__init__(f"{where}: {size} bytes, the limit is {limit}")
+    def __init__(self, where: str, size: int, limit: int, unit: str = "bytes") -> None:
+        super().__init__(f"{where}: {size} {unit}, the limit is {limit}")
         self.where = where
         self.size = size
         self.limit = limit
+        self.unit = unit
 
 
 class ToolFailure(TokenbusError):

@@ -42,3 +42,10 @@ class ErrorInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, r
     """The field, event or place at fault."""
     raw: str | None = None
     """The provider's own error object, cut to a bounded length."""
+    request_id: str | None = None
+    """The provider's id of the call, for its support and its logs: the `request-id` or `x-request-id` of its answer."""
+
+
+def stream_cut(reason: str) -> ErrorInfo:
+    """A provider's answer broke off, and nothing says why."""
+    return ErrorInfo(code="stream_cut", kind="network", message=reason, retryable=True)

@@ -7,7 +7,7 @@ goes to the end with a default, so that older readers still read.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 
@@ -49,6 +49,8 @@ class Opened(_Item, frozen=True, tag="open"):
     quirks: Quirks
     """As they were at the call, so that a replay reads the same."""
     images: ImagesAsked = ImagesAsked()
+    provider: str = ""
+    """Its name in the settings."""
 
 
 class Data(_Item, frozen=True, tag="data"):
@@ -108,6 +110,10 @@ class Rules(msgspec.Struct, frozen=True, array_like=True):
     """Most characters of one block."""
     run_events: int = 500_000
     """Most events of the run, as its provider and its tools sent them."""
+    turn_bytes: int = 64 * 2**20
+    """Most bytes of events of one turn, all of its attempts together."""
+    run_bytes: int = 256 * 2**20
+    """Most bytes of events of the run."""
 
 
 class TextReading(msgspec.Struct, frozen=True, array_like=True):
@@ -123,6 +129,8 @@ class TextReading(msgspec.Struct, frozen=True, array_like=True):
     """Names of the tags that hold thinking."""
     end_of_turn: str = ""
     """The token that ends the turn wherever it stands; empty: none."""
+    follows_a_name: bool = False
+    """The text begins after ``Name:``, so the blank at its beginning is no part of it."""
 
 
 class Policing(msgspec.Struct, frozen=True, array_like=True):
@@ -134,6 +142,17 @@ class Policing(msgspec.Struct, frozen=True, array_like=True):
     """What becomes of the run where no policy worker answers."""
     patience_ms: int = 60_000
     """So long without an answer counts as that."""
+
+
+class FallbackPlan(msgspec.Struct, frozen=True, array_like=True):
+    """A provider and a model to ask when those before them failed, as it was decided when the run was accepted."""
+
+    provider: str
+    model: str
+    reading: TextReading | None = None
+    """As `Accepted.reading`, for this provider."""
+    continues: bool = False
+    """As `Accepted.continues`, for this provider and model."""
 
 
 class Accepted(_Item, frozen=True, tag="accepted"):
@@ -162,6 +181,12 @@ class Accepted(_Item, frozen=True, tag="accepted"):
     """Policies that judge the run before anybody hears of it; None: there are none."""
     visible: bool = True
     """Its text is visible."""
+    fallback: tuple[FallbackPlan, ...] = ()
+    """In the order in which they are asked."""
+    notes: tuple[str, ...] = ()
+    """What intake has to say about the request; in the run's `started`."""
+    participant: str | None = None
+    """The name under which the model speaks."""
 
 
 class Rejected(_Item, frozen=True, tag="rejected"):
@@ -314,6 +339,8 @@ class TurnWork(msgspec.Struct, frozen=True, array_like=True):
     """Whose run it is, so that its turn can be found before its request is loaded."""
     held: bool = False
     """Policies judge what it says before anybody hears of it: it waits while their stage is too far behind."""
+    choice: int = 0
+    """Which provider and model to ask: 0 the request's own, n its n-th fallback."""
 
 
 class ToolWork(msgspec.Struct, frozen=True, array_like=True):
@@ -347,7 +374,80 @@ tool_decoder = msgspec.msgpack.Decoder(ToolWork)
 drafts_decoder = msgspec.msgpack.Decoder(Drafts)
 control_decoder = msgspec.msgpack.Decoder(Control)
 history_decoder = msgspec.msgpack.Decoder(list[Message])
-taken_decoder = msgspec.msgpack.Decoder(Taken)
+_item_decoder = msgspec.msgpack.Decoder(RawItem)
+_bus_event_decoder = msgspec.msgpack.Decoder(BusEvent)
+_tag_decoder = msgspec.msgpack.Decoder(list[msgspec.Raw])
+
+
+class _LooseRaw(msgspec.Struct, frozen=True, array_like=True):
+    turn: int
+    attempt: int
+    n: int
+    at_ms: int
+    items: list[msgspec.Raw]
+
+
+class _LooseEvents(msgspec.Struct, frozen=True, array_like=True):
+    turn: int
+    attempt: int
+    at_ms: int
+    events: list[msgspec.Raw]
+
+
+class _LooseTaken(msgspec.Struct, frozen=True, array_like=True):
+    frame: msgspec.Raw
+    events: int
+
+
+_loose_raw = msgspec.msgpack.Decoder(_LooseRaw)
+_loose_events = msgspec.msgpack.Decoder(_LooseEvents)
+_loose_taken = msgspec.msgpack.Decoder(_LooseTaken)
+
+
+def decode_raw(data: bytes) -> RawFrame:
+    """The frame; an item of a kind that a newer version added stays the `msgspec.Raw` that it is, for readers to pass
+    over. Raises msgspec's ValidationError and DecodeError for what is no frame."""
+    try:
+        return raw_decoder.decode(data)
+    except msgspec.ValidationError:
+        loose = _loose_raw.decode(data)
+        items: list[Any] = [_known(item, _item_decoder, RawItem) for item in loose.items]
+        return RawFrame(loose.turn, loose.attempt, loose.n, loose.at_ms, items)
+
+
+def decode_events(data: bytes | msgspec.Raw) -> EventFrame:
+    """The frame; an event of a kind that a newer version added stays the `msgspec.Raw` that it is, for readers to pass
+    over and to write as it came. Raises msgspec's ValidationError and DecodeError for what is no frame."""
+    try:
+        return event_decoder.decode(data)
+    except msgspec.ValidationError:
+        loose = _loose_events.decode(data)
+        events: list[Any] = [_known(event, _bus_event_decoder, BusEvent) for event in loose.events]
+        return EventFrame(loose.turn, loose.attempt, loose.at_ms, events)
+
+
+def decode_taken(data: bytes) -> Taken:
+    """A piece of a tape; see `decode_events`."""
+    loose = _loose_taken.decode(data)
+    return Taken(decode_events(loose.frame), loose.events)
+
+
+def is_known(item: object) -> bool:
+    """Whether an item or event is of a kind that this version knows; if not, a newer one does."""
+    return not isinstance(item, msgspec.Raw)
+
+
+def _known(item: msgspec.Raw, decoder: msgspec.msgpack.Decoder[Any], kinds: Any) -> object:
+    try:
+        return decoder.decode(item)
+    except msgspec.ValidationError:
+        try:
+            tag = msgspec.msgpack.decode(_tag_decoder.decode(item)[0], type=str)
+        except (msgspec.DecodeError, IndexError):
+            tag = None
+        if tag is None or any(kind.__struct_config__.tag == tag for kind in get_args(kinds)):
+            raise
+        return msgspec.Raw(bytes(item))
 
 
 def encode(frame: RawFrame | EventFrame | Taken | Drafts | TurnWork | ToolWork | Control | list[Message]) -> bytes:

@@ -35,6 +35,10 @@ class Start(_Normal, frozen=True, tag="start"):
     """The provider's id of the response."""
     void_before: int = 0
     """Blocks and items below this ordinal are void, whether closed or still open; 0 but for a message begun anew."""
+    api: str = ""
+    """The API that the provider speaks, and the provider's name in the settings: whose opaque data it is. Empty where
+    an older fetcher did not say."""
+    provider: str = ""
 
 
 class BlockStart(_Normal, frozen=True, tag="open"):
@@ -109,6 +113,8 @@ class Opaque(_Normal, frozen=True, tag="opaque"):
     block: int
     name: str
     value: str
+    blob_id: str = ""
+    """Where the value lies as well, if it is too large for a public event."""
 
 
 class Image(_Normal, frozen=True, tag="image"):

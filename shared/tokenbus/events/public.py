@@ -70,7 +70,7 @@ class Chunk(Event, frozen=True, kw_only=True, tag="chunk"):
     visible: bool
     """Only where a person should hear or see it."""
     depth: int
-    """How deep the block lies inside others; 0 at the top."""
+    """Always 0: no block lies inside another. A call inside thinking ends that; it goes on as a new block."""
     tool_call_part: ToolCallPart | None = None
     tool_id: str | None = None
     tool_name: str | None = None
@@ -114,6 +114,11 @@ class BlockComplete(Event, frozen=True, kw_only=True, tag="block_complete"):
     is_error: bool | None = None
     """tool_result: True where the tool gave an error."""
     signature: str | None = None
+    opaque: dict[str, str] | None = None
+    """What the provider wants back with the block, by name, beside its signature; ``api`` and ``provider`` say whose it
+    is. `Response.messages` puts it where it belongs."""
+    opaque_blobs: dict[str, str] | None = None
+    """The same where it is large: ids of blobs that hold the values."""
     image: ImageRef | None = None
     blob_id: str | None = None
     """tool_result: where the whole result lies when it was too large for the bus."""
@@ -140,12 +145,25 @@ class ToolProgress(Event, frozen=True, kw_only=True, tag="tool_progress"):
     message: str | None = None
 
 
+class ProviderModel(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A configured provider, and a model as requests name it."""
+
+    provider: str
+    model: str
+
+
 class Started(Event, frozen=True, kw_only=True, tag="started"):
     """The run was accepted; its first event."""
 
     provider: str
     model: str
     metadata: dict[str, object] | None = None
+    fallback: list[ProviderModel] | None = None
+    """Who is asked, one after the other, when a turn fails before anything visible of it was emitted."""
+    notes: list[str] | None = None
+    """What of the request has no effect, and why; a sentence each."""
+    participant: str | None = None
+    """The name under which the model speaks, if the request gave one."""
 
 
 class Retrying(Event, frozen=True, kw_only=True, tag="retrying"):
@@ -158,6 +176,8 @@ class Retrying(Event, frozen=True, kw_only=True, tag="retrying"):
     continues: bool | None = None
     """True: the next attempt goes on from what was heard, in the block that is open. Often there is nothing to drop,
     and ``drop_from`` is a number that no block has yet."""
+    fallback: ProviderModel | None = None
+    """Who makes the next attempt, and the run's turns from then on; None: the same provider and model as before."""
 
 
 class Restarted(Event, frozen=True, kw_only=True, tag="restarted"):
@@ -178,6 +198,8 @@ class UsageReported(Event, frozen=True, kw_only=True, tag="usage"):
     """The model that answered, as the provider names it: often one version of what was asked for."""
     response_id: str | None = None
     """The provider's id of its answer: what its support and its own lists go by."""
+    provider: str | None = None
+    """The configured provider that answered, in a run that has a fallback."""
 
 
 class RunEnd(Event, frozen=True, kw_only=True):
@@ -187,7 +209,13 @@ class RunEnd(Event, frozen=True, kw_only=True):
     timing: Timing
     finish_raw: str | None = None
     usage: Usage | None = None
-    """Sum over the run's turns."""
+    """Sum over the run's turns and attempts, those that failed or were cut included; what the provider told of them."""
+    provider: str | None = None
+    """Who was asked last, of a run that has fallbacks."""
+    model: str | None = None
+    """The model of the last answer, as its provider names it."""
+    response_id: str | None = None
+    """The provider's id of the last answer: its support and its own lists go by it."""
     provider_extra: list[dict[str, object]] | None = None
 
 
@@ -236,6 +264,13 @@ BlockEvent = BlockStarted | ImagePreview | BlockComplete
 TerminalEvent = Completed | Incomplete | RunFailedEvent | Cancelled
 RunEvent = Started | Retrying | Restarted | UsageReported | TerminalEvent
 PublicEvent = Chunk | BlockEvent | ToolProgress | RunEvent | UnknownEvent
+
+ChunkTopicEvent = Chunk | UnknownEvent
+"""What can come on the topics `visible` and `chunks`."""
+BlockTopicEvent = BlockEvent | ToolProgress | UnknownEvent
+"""What can come on the topic `blocks`."""
+RunTopicEvent = RunEvent | UnknownEvent
+"""What can come on the topic `runs`."""
 
 TERMINAL = (Completed, Incomplete, RunFailedEvent, Cancelled)
 

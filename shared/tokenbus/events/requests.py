@@ -53,11 +53,16 @@ Source = Base64Source | UrlSource | BlobSource | FileSource
 
 
 class TextPart(_Part, frozen=True, kw_only=True, tag="text"):
-    """Text; ``cache`` asks the provider to keep the prompt up to here, where it can."""
+    """Text; ``cache`` asks the provider to keep the prompt up to here, where it can.
+
+    ``opaque`` of this and other parts is what a provider wants back with them, as `block_complete` told it; its ``api``
+    and ``provider`` say whose it is, and no other gets it. ``opaque_blobs`` names blobs that hold further values.
+    """
 
     text: str
     cache: bool = False
     opaque: dict[str, str] | None = None
+    opaque_blobs: dict[str, str] | None = None
 
 
 class ThinkingPart(_Part, frozen=True, kw_only=True, tag="thinking"):
@@ -66,6 +71,7 @@ class ThinkingPart(_Part, frozen=True, kw_only=True, tag="thinking"):
     text: str = ""
     signature: str | None = None
     opaque: dict[str, str] | None = None
+    opaque_blobs: dict[str, str] | None = None
 
 
 class ImagePart(_Part, frozen=True, kw_only=True, tag="image"):
@@ -74,6 +80,7 @@ class ImagePart(_Part, frozen=True, kw_only=True, tag="image"):
     source: Source
     cache: bool = False
     opaque: dict[str, str] | None = None
+    opaque_blobs: dict[str, str] | None = None
 
 
 class DocumentPart(_Part, frozen=True, kw_only=True, tag="document"):
@@ -89,6 +96,7 @@ class ToolCallPart(_Part, frozen=True, kw_only=True, tag="tool_call"):
     tool_name: str
     arguments: str
     opaque: dict[str, str] | None = None
+    opaque_blobs: dict[str, str] | None = None
 
 
 class ToolResultPart(_Part, frozen=True, kw_only=True, tag="tool_result"):
@@ -149,7 +157,7 @@ class OutputSchema(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """Whether the API is to enforce the schema to the letter; None: as it does by itself. Some always do."""
 
 
-class PrefillOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+class PrefillOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How a conversation is written as one text (mode prefill); see docs/prefill.md, "Writing"."""
 
     delimiter: Annotated[str, Meta(max_length=64)] | None = None
@@ -169,7 +177,7 @@ class PrefillOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 ImageWord = Annotated[str, Meta(pattern=r"^[A-Za-z0-9:._-]{1,64}$(?!\n)")]
 
 
-class ImageOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+class ImageOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Asks for images in the answer, and how; see docs/images.md. Values are in the provider's own words; an option
     that a provider does not have is refused by name, never left out."""
 
@@ -189,6 +197,15 @@ class ImageOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """Where the (first) image of the request may change: a PNG of its size, transparent there (OpenAI)."""
     deliver: Literal["blob", "base64"] = "blob"
     """Whether events carry the images' blob ids, or their bytes."""
+
+
+class Fallback(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A provider and a model to ask when those before it failed."""
+
+    provider: Name
+    model: Name
+    extra: dict[str, object] | None = None
+    """In place of the request's `extra`, which goes to the request's own provider alone."""
 
 
 class Generate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="generate", tag_field="type"):
@@ -224,8 +241,11 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, ta
     prefill: PrefillOptions | None = None
     """Mode prefill alone."""
     convert_unsigned_thinking_to_text: bool = False
-    """Thinking in `messages` without its provider's signature becomes `<thinking>` text; otherwise it is an error where
-    the provider cannot take it back."""
+    """Thinking in `messages` that the provider cannot take back (it has no signature, or another provider's) becomes
+    `<thinking>` text; otherwise it is left out, with a note."""
+    names_in_text: bool = False
+    """Mode chat: names of participants go into the texts (`Ann: …`). Otherwise they go into the field that Chat
+    Completions has for them; other APIs have none, and they are left out, with a note."""
     images: ImageOptions | None = None
     """Mode chat alone: the model is to make images."""
     record: bool | None = None
@@ -234,6 +254,9 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, ta
     """False: no text of this run is visible. For what services ask a model and nobody should hear."""
     policies: list[Name] = []
     """Configured policies that judge this run, after those that its route has anyway."""
+    fallback: Annotated[list[Fallback], Meta(max_length=8)] | None = None
+    """Whom to ask, one after the other, when a turn fails before anything visible of it was emitted. None: as the
+    deployment's settings say; an empty list: nobody."""
 
 
 class Cancel(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="cancel", tag_field="type"):

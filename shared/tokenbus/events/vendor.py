@@ -7,7 +7,11 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-ApiName = Literal["anthropic", "openai-chat", "openai-responses", "openai-images", "gemini"]
+from tokenbus.events.model_names import begins_with
+
+ApiName = str
+"""One of `BUILT_IN`, or the name under which a package adds its own (`tokenbus.providers.plugins`)."""
+BUILT_IN = ("anthropic", "openai-chat", "openai-responses", "openai-images", "gemini")
 
 
 TagName = Annotated[str, Meta(pattern=r"^[A-Za-z][A-Za-z0-9_:.-]{0,63}$(?!\n)")]
@@ -88,12 +92,14 @@ class Quirks(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Chat Completions: fields of that message itself (`prefix` for some)."""
     default_max_tokens: int = 8192
     """Anthropic: `max_tokens` is required; this is used where the request has none."""
+    options: dict[str, object] = {}
+    """For the API of a package of its own: whatever that declares."""
 
     def of(self, model: str) -> Quirks:
         """The same as they are for one model: `models` is worked in, and empty."""
         if not self.models:
             return self
-        found = max((name for name in self.models if model.startswith(name)), key=len, default=None)
+        found = max((name for name in self.models if begins_with(model, (name,))), key=len, default=None)
         tags = self.models[found] if found is not None else None
         fields = {name: getattr(tags, name) for name in tags.__struct_fields__} if tags else {}
         return msgspec.structs.replace(self, models={}, **fields)

@@ -30,7 +30,7 @@ from tokenbus.events.normalized import (
 from tokenbus.events.usage import Usage
 
 GOLDEN: list[tuple[Normalized, list[Any]]] = [
-    (Start("m", "msg_1", 2), ["start", "m", "msg_1", 2]),
+    (Start("m", "msg_1", 2, "gemini", "g"), ["start", "m", "msg_1", 2, "gemini", "g"]),
     (BlockStart(0, "text"), ["open", 0, "text", ""]),
     (TextDelta(0, "Hel"), ["text", 0, "Hel"]),
     (RefusalDelta(0, "No"), ["refusal", 0, "No"]),
@@ -39,7 +39,7 @@ GOLDEN: list[tuple[Normalized, list[Any]]] = [
     (ToolCallStart(2, "t1", "weather", derived=True), ["call", 2, "t1", "weather", True]),
     (ToolCallDelta(2, '{"ci'), ["args", 2, '{"ci']),
     (ToolCallDone(2), ["called", 2, ""]),
-    (Opaque(1, "signature", "s"), ["opaque", 1, "signature", "s"]),
+    (Opaque(1, "encrypted", "s", "sha256:0"), ["opaque", 1, "encrypted", "s", "sha256:0"]),
     (
         Image(3, "image/png", "aGk=", True, "a cat", True, "cat", "gpt-image-2", "8x8", "low", "sha256:0", 2, 8, 9),
         ["image", 3, "image/png", "aGk=", True, "a cat", True, "cat", "gpt-image-2", "8x8", "low", "sha256:0", 2, 8, 9],

@@ -24,6 +24,7 @@ from tokenbus.events.public import (
     ImagePreview,
     ImageRef,
     Incomplete,
+    ProviderModel,
     PublicEvent,
     Restarted,
     Retrying,
@@ -51,6 +52,8 @@ ERROR = ErrorInfo(
     where="event error",
     raw="{}",
 )
+OTHER = ProviderModel(provider="q", model="n")
+OTHER_JSON = '{"provider":"q","model":"n"}'
 ERROR_JSON = (
     '{"code":"overloaded_error","class":"overloaded","message":"Overloaded","retryable":true,'
     '"retry_after_s":1.5,"status":529,"where":"event error","raw":"{}"}'
@@ -106,6 +109,8 @@ FULL: list[tuple[PublicEvent, str]] = [
             input_error="no JSON",
             is_error=True,
             signature="sig",
+            opaque={"item_id": "fc_1", "api": "openai-responses"},
+            opaque_blobs={"encrypted": "sha256:03"},
             image=ImageRef(
                 media_type="image/png",
                 blob_id="sha256:00",
@@ -127,33 +132,43 @@ FULL: list[tuple[PublicEvent, str]] = [
         ),
         '{"type":"block_complete",' + HEAD + ',"block":3,"kind":"tool_call","content":"c","tool_id":"t1",'
         '"tool_name":"weather","arguments":"{\\"city\\":\\"Brno\\"}","input":{"city":"Brno"},"input_error":"no JSON",'
-        '"is_error":true,"signature":"sig","image":{"media_type":"image/png","blob_id":"sha256:00","base64":"aGk=",'
+        '"is_error":true,"signature":"sig","opaque":{"item_id":"fc_1","api":"openai-responses"},'
+        '"opaque_blobs":{"encrypted":"sha256:03"},"image":{"media_type":"image/png","blob_id":"sha256:00","base64":"aGk=",'
         '"revised_prompt":"a cat","prompt":"cat","model":"gpt-image-2","size":"8x8","quality":"low","size_bytes":2,'
         '"width":8,"height":9,"draft":true},"blob_id":"sha256:01","images":[{"media_type":"image/webp","blob_id":"sha256:02"}],'
         '"cut":true,"provider_extra":[{"name":"citation"}]}',
     ),
     (
-        Started(**AT, provider="anthropic", model="m", metadata={"call": 7}),
-        '{"type":"started",' + HEAD + ',"provider":"anthropic","model":"m","metadata":{"call":7}}',
+        Started(
+            **AT,
+            provider="anthropic",
+            model="m",
+            metadata={"call": 7},
+            fallback=[OTHER],
+            notes=["n"],
+            participant="Claude",
+        ),
+        '{"type":"started",' + HEAD + ',"provider":"anthropic","model":"m","metadata":{"call":7},'
+        '"fallback":[' + OTHER_JSON + '],"notes":["n"],"participant":"Claude"}',
     ),
     (
-        Retrying(**AT, error=ERROR, next_attempt=3, delay_ms=500, drop_from=2, continues=True),
+        Retrying(**AT, error=ERROR, next_attempt=3, delay_ms=500, drop_from=2, continues=True, fallback=OTHER),
         '{"type":"retrying",' + HEAD + ',"error":' + ERROR_JSON + ',"next_attempt":3,"delay_ms":500,"drop_from":2,'
-        '"continues":true}',
+        '"continues":true,"fallback":' + OTHER_JSON + "}",
     ),
     (
         Restarted(**AT, error=ERROR, next_attempt=3, delay_ms=500, drop_from=2),
         '{"type":"restarted",' + HEAD + ',"error":' + ERROR_JSON + ',"next_attempt":3,"delay_ms":500,"drop_from":2}',
     ),
     (
-        UsageReported(**AT, usage=USAGE, total=USAGE, model="m-2", response_id="r1"),
+        UsageReported(**AT, usage=USAGE, total=USAGE, model="m-2", response_id="r1", provider="p"),
         '{"type":"usage",'
         + HEAD
         + ',"usage":'
         + USAGE_JSON
         + ',"total":'
         + USAGE_JSON
-        + ',"model":"m-2","response_id":"r1"}',
+        + ',"model":"m-2","response_id":"r1","provider":"p"}',
     ),
     (
         Completed(
@@ -162,11 +177,15 @@ FULL: list[tuple[PublicEvent, str]] = [
             timing=TIMING,
             finish_raw="end_turn",
             usage=USAGE,
+            provider="p",
+            model="m-2",
+            response_id="r1",
             provider_extra=[{"name": "n"}],
             stop_string="END",
         ),
         '{"type":"completed",' + HEAD + ',"finish":"stop","timing":' + TIMING_JSON + ',"finish_raw":"end_turn","usage":'
-        "" + USAGE_JSON + ',"provider_extra":[{"name":"n"}],"stop_string":"END"}',
+        "" + USAGE_JSON + ',"provider":"p","model":"m-2","response_id":"r1","provider_extra":[{"name":"n"}],'
+        '"stop_string":"END"}',
     ),
     (
         Incomplete(**AT, finish="unknown", timing=TIMING, reason="the stream broke off", error=ERROR),
@@ -235,6 +254,8 @@ BARE: list[tuple[PublicEvent, str]] = [
     ),
 ]
 
+MAPS = ("opaque", "opaque_blobs")
+"""Objects whose members are no fields, but names that providers chose."""
 KINDS: tuple[type[PublicEvent], ...] = tuple(kind for kind in get_args(PublicEvent) if kind is not UnknownEvent)
 """Those that are written."""
 
@@ -247,7 +268,7 @@ def test_an_event_is_exactly_its_golden_json_both_ways(event: PublicEvent, golde
 
 def test_every_event_has_a_golden_form_with_all_fields_set_and_one_with_none():
     assert {type(event) for event, _ in FULL} == {type(event) for event, _ in BARE} == set(KINDS)
-    end = {"finish", "timing", "finish_raw", "usage", "provider_extra"}
+    end = {"finish", "timing", "finish_raw", "usage", "provider", "model", "response_id", "provider_extra"}
     for event, golden in FULL:
         unset = set(event.__struct_fields__) - set(json.loads(golden))
         assert not unset - (end if isinstance(event, TERMINAL) else set())
@@ -267,7 +288,8 @@ def test_no_event_has_a_field_named_data(kind: type[PublicEvent]):
 def test_unknown_fields_are_ignored_at_every_level(golden: str):
     def with_news(value: Any) -> Any:
         if isinstance(value, dict):
-            return {"later": {"x": 1}} | {name: with_news(inner) for name, inner in value.items()}
+            fields = {name: inner if name in MAPS else with_news(inner) for name, inner in value.items()}
+            return {"later": {"x": 1}} | fields
         return value
 
     read = decode(json.dumps(with_news(json.loads(golden))).encode())

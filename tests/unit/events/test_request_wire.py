@@ -13,6 +13,7 @@ from tokenbus.events.requests import (
     Cancel,
     DocumentPart,
     ExtraPart,
+    Fallback,
     Generate,
     ImageOptions,
     ImagePart,
@@ -98,6 +99,7 @@ GOLDEN: list[tuple[Request, str]] = [
                 unnamed=["Narrator"],
             ),
             convert_unsigned_thinking_to_text=True,
+            names_in_text=True,
             images=ImageOptions(
                 size="2K",
                 aspect_ratio="16:9",
@@ -113,6 +115,7 @@ GOLDEN: list[tuple[Request, str]] = [
             record=True,
             visible=False,
             policies=["guard"],
+            fallback=[Fallback(provider="openai-chat", model="n", extra={"seed": 1})],
         ),
         '{"type":"generate","provider":"anthropic","model":"m","messages":['
         '{"role":"system","content":"Be brief."},'
@@ -134,10 +137,12 @@ GOLDEN: list[tuple[Request, str]] = [
         '"tool_timeout_s":5,"on_failure":"continue","deadline_s":60,"participant":"Ada","metadata":{"call":7},'
         '"extra":{"service_tier":"auto"},"prefill":{"delimiter":"\\n\\n","end_of_turn":"<|eot|>",'
         '"stop_on_end_of_turn":false,"first_user_message":"Go on.","names_once":true,"unnamed":["Narrator"]},'
-        '"convert_unsigned_thinking_to_text":true,"images":{"size":"2K","aspect_ratio":"16:9","quality":"low",'
+        '"convert_unsigned_thinking_to_text":true,"names_in_text":true,'
+        '"images":{"size":"2K","aspect_ratio":"16:9","quality":"low",'
         '"format":"webp","background":"auto","model":"gpt-image-2","count":2,"previews":3,"mask":{"type":"image",'
         '"source":{"type":"blob","blob_id":"sha256:00","media_type":"image/png"}},"deliver":"base64"},'
-        '"record":true,"visible":false,"policies":["guard"]}',
+        '"record":true,"visible":false,"policies":["guard"],'
+        '"fallback":[{"provider":"openai-chat","model":"n","extra":{"seed":1}}]}',
     ),
     (Cancel(run="r1"), '{"type":"cancel","run":"r1"}'),
     (
