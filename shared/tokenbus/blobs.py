@@ -88,6 +88,13 @@ def parse_blob_id(text: str) -> str:
     return match[1]
 
 
+def plain_media_type(text: str) -> str:
+    """The media type as providers know it: without parameters, in lower case; ``image/jpg``, which many write, is
+    ``image/jpeg``. Checks nothing."""
+    plain = text.partition(";")[0].strip().lower()
+    return "image/jpeg" if plain == "image/jpg" else plain
+
+
 def parse_media_type(text: str) -> str:
     """The media type in one spelling: ``type/subtype;name=value``, names in lower case, no blanks, no quotes.
 

@@ -23,14 +23,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
+import msgspec
 from faststream._internal.broker.registrator import Registrator
 from faststream._internal.endpoint.subscriber.call_item import CallsCollection
 from faststream.middlewares import AckPolicy
 from faststream.redis import RedisBroker, StreamSub
-from faststream.redis.message import FAKE_CONSUMER, RedisStreamMessage
+from faststream.redis.message import FAKE_CONSUMER, RedisStreamMessage, bDATA_KEY
+from faststream.redis.parser import BinaryMessageFormatV1
 from faststream.redis.subscriber.config import RedisSubscriberConfig, RedisSubscriberSpecificationConfig
 from faststream.redis.subscriber.specification import StreamSubscriberSpecification
 from faststream.redis.subscriber.usecases import StreamSubscriber
@@ -39,8 +41,11 @@ from faststream.redis.subscriber.usecases.basic import LogicSubscriber
 from tokenbus.bus.keys import DEFAULT_PREFIX, SubscribedTopic
 from tokenbus.client.client import Client
 from tokenbus.client.cursor import Cursor
+from tokenbus.client.entries import topic_event
 from tokenbus.client.ordered import PREFETCH
-from tokenbus.client.selection import Runs
+from tokenbus.client.selection import Kinds, Runs
+from tokenbus.client.sentences import Sentence
+from tokenbus.core.nearest import unknown_name
 from tokenbus.errors import TokenbusError
 from tokenbus.events.public import UnknownEvent
 from tokenbus.shaping.sentences import SentenceRules
@@ -82,13 +87,14 @@ class BusRouter:
         topic: Topic,
         *,
         group: str | None = None,
-        kinds: Collection[str] | None = None,
+        kinds: Kinds[Any] = None,
         runs: Runs | None = None,
         from_: Cursor | Literal["now", "start"] = "now",
         concurrency: int = 1,
         prefetch: int = PREFETCH,
         rules: SentenceRules | None = None,
         on_error: Literal["skip", "again"] = "skip",
+        tries: int = 5,
         title: str | None = None,
         description: str | None = None,
     ) -> Callable[[F], F]:
@@ -100,11 +106,17 @@ class BusRouter:
         passed over.
 
         Without a group each process has every event once. With one, its processes share the runs; an event whose
-        handler was not done comes again. An error of a handler is FastStream's to log; then the event counts as done,
-        or with ``on_error="again"`` all handlers stop and the group goes on before it after a pause. A subscription
-        that ends in an error of the bus (`CursorTrimmed`, say) is logged and begins anew. Raises ValueError as
-        `Client.subscribe`.
+        handler was not done comes again. An error of a handler is FastStream's to log; then the event counts as done.
+        With ``on_error="again"`` all handlers stop and the group continues before it after a pause, until the event
+        failed ``tries`` times in this process; then that is logged and the event counts as done. Events that were
+        trimmed unread are logged; a subscription that ends in another error of the bus is logged and begins again.
+        FastStream's logs name an event by its run and seq. In a test with `TestRedisBroker` publish an event as JSON to
+        the stream ``<prefix>:<topic>``. Raises ValueError as `Client.subscribe`.
         """
+        if on_error not in ("skip", "again"):
+            raise ValueError(f"on_error: {unknown_name(on_error, ('skip', 'again'))}")
+        if tries < 1:
+            raise ValueError("tries: at least 1")
 
         def subscription(client: Client, cursor: Cursor | None) -> Any:
             where: dict[str, Any] = {"group": group, "runs": runs, "from_": cursor or from_, "prefetch": prefetch}
@@ -122,12 +134,12 @@ class BusRouter:
             client=lambda: Client(**self._how),
             subscribe=subscription,
             concurrency=concurrency,
-            again=on_error == "again",
+            tries=tries if on_error == "again" else 1,
             shared=group is not None,
         )
         register = cast("Any", Registrator).subscriber  # RedisBroker's own makes the subscriber itself
         register(self._broker, subscriber)
-        subscriber.add_call(parser_=_parse, decoder_=_decode, dependencies_=())
+        subscriber.add_call(parser_=_parser_of(topic), decoder_=_decode, dependencies_=())
         return cast("Callable[[F], F]", subscriber)
 
 
@@ -144,7 +156,7 @@ class _Subscriber(StreamSubscriber):
         client: Callable[[], Client],
         subscribe: Subscribe,
         concurrency: int,
-        again: bool,
+        tries: int,
         shared: bool,
     ) -> None:
         outer = cast("RedisBrokerConfig", broker.config)
@@ -158,7 +170,9 @@ class _Subscriber(StreamSubscriber):
         self._open = client
         self._subscribe = subscribe
         self._concurrency = concurrency
-        self._again = again
+        self._tries = tries
+        self._failures: dict[tuple[str, int], int] = {}
+        """How often the events that come again have failed."""
         self._shared = shared
         self._subscription: Any = None
 
@@ -200,21 +214,56 @@ class _Subscriber(StreamSubscriber):
             "data": {},
             "event": event,
         }
-        if not self._again:
+        if self._tries == 1:
             await self.consume(cast("Any", message))
             return
+        place = _place(event)
         try:
             await self.process_message(cast("Any", message))
         except Exception as e:
-            raise _HandlerError from e
+            failures = self._failures[place] = self._failures.get(place, 0) + 1
+            if failures < self._tries:
+                raise _HandlerError from e
+            run, seq = place
+            problem = f"Event {seq} of run {run} failed {failures} times and is skipped: {e}"
+            self._log(logging.ERROR, problem, exc_info=e)
+        self._failures.pop(place, None)
 
 
 class _HandlerError(Exception):
     """A handler raised; FastStream has logged what."""
 
 
-async def _parse(message: Any) -> RedisStreamMessage:
-    return RedisStreamMessage(raw_message=message, body=b"", consumer=FAKE_CONSUMER, group=None)
+def _place(event: Any) -> tuple[str, int]:
+    """An event's run and seq; of a sentence, the seq of its last chunk."""
+    return event.run, event.last if isinstance(event, Sentence) else event.seq
+
+
+def _parser_of(topic: Topic) -> Callable[[Any], Awaitable[RedisStreamMessage]]:
+    async def parse(message: Any) -> RedisStreamMessage:
+        correlation_id = None
+        if "event" not in message:  # `TestRedisBroker` made it, as a producer would have written it
+            body, headers = BinaryMessageFormatV1.parse(message["data"][bDATA_KEY])
+            message["event"] = _published(topic, message["channel"], body)
+            correlation_id = headers.get("correlation_id")
+        run, seq = _place(message["event"])
+        return RedisStreamMessage(
+            raw_message=message,
+            body=b"",
+            consumer=FAKE_CONSUMER,
+            group=None,
+            message_id=f"{run}/{seq}",
+            correlation_id=correlation_id or run,
+        )
+
+    return parse
+
+
+def _published(topic: Topic, stream: str, body: bytes) -> Any:
+    """The event that a test published. Raises Malformed, and msgspec.ValidationError for what is no sentence."""
+    if topic == "sentences":
+        return msgspec.json.decode(body, type=Sentence)
+    return topic_event(topic, stream, (b"0-0", {b"__data__": body}))
 
 
 async def _decode(message: RedisStreamMessage) -> Any:

@@ -14,24 +14,38 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator, Iterable, Mapping
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, Literal, Self, TypeVar, Unpack, overload
 
+from tokenbus.blobs import DEFAULT_MEDIA_TYPE, BlobRef
+from tokenbus.bus.keys import SubscribedTopic
 from tokenbus.client import client as asynchronous
+from tokenbus.client.blobs import Blobs as AsyncBlobs
+from tokenbus.client.client import HOLD_S
 from tokenbus.client.cursor import Cursor
 from tokenbus.client.entries import TopicEvent
 from tokenbus.client.ordered import OrderedSubscription
 from tokenbus.client.response import Response
 from tokenbus.client.run import PUBLISHED_WAIT_S
 from tokenbus.client.run import Run as AsyncRun
+from tokenbus.client.selection import Classes, K, Kinds
 from tokenbus.client.sentences import Sentence, SentenceSubscription
 from tokenbus.client.shared import SharedSubscription
-from tokenbus.events.public import PublicEvent
-from tokenbus.events.requests import Generate
+from tokenbus.client.subscribing import Begin, Delivery, Reading
+from tokenbus.events.decisions import Decided
+from tokenbus.events.public import (
+    BlockTopicEvent,
+    ChunkTopicEvent,
+    PublicEvent,
+    RunTopicEvent,
+    UnknownEvent,
+)
+from tokenbus.events.requests import Generate, Message
+from tokenbus.shaping.sentences import SentenceRules
 
-__all__ = ["Client", "Run", "Subscription"]
+__all__ = ["Blobs", "Client", "Run", "Subscription"]
 
 T = TypeVar("T")
 E = TypeVar("E", bound=TopicEvent | Sentence)
@@ -103,9 +117,14 @@ class Client:
             finally:
                 self._loop.close()
 
-    def publish(self, request: Generate | Mapping[str, object]) -> Run:
+    @property
+    def blobs(self) -> Blobs:
+        """See `tokenbus.Client.blobs`."""
+        return Blobs(self)
+
+    def publish(self, request: Generate | Mapping[str, object], *, wait: bool = True) -> Run:
         """See `tokenbus.Client.publish`."""
-        return Run(self._call(self._bus.publish(request)), self)
+        return Run(self._call(self._bus.publish(request, wait=wait)), self)
 
     def stream(
         self, request: Generate | Mapping[str, object], *, wait_s: float | None = PUBLISHED_WAIT_S
@@ -113,13 +132,19 @@ class Client:
         """See `tokenbus.Client.stream`; published when this is called."""
         return self.publish(request).events(wait_s=wait_s)
 
-    def follow(self, run: Run | str, *, after: int = -1, wait_s: float | None = 10.0) -> Generator[PublicEvent]:
+    def follow(
+        self, run: Run | str, *, after: int = -1, wait_s: float | None = PUBLISHED_WAIT_S
+    ) -> Generator[PublicEvent]:
         """See `tokenbus.Client.follow`."""
         return self._each(lambda: self._bus.follow(_id(run), after=after, wait_s=wait_s))
 
-    def result(self, run: Run | str, *, wait_s: float | None = 10.0) -> Response:
+    def result(self, run: Run | str, *, wait_s: float | None = PUBLISHED_WAIT_S) -> Response:
         """See `tokenbus.Client.result`."""
         return self._call(self._bus.result(_id(run), wait_s=wait_s))
+
+    def messages(self, run: Run | str, *, wait_s: float | None = 10.0) -> list[Message]:
+        """See `tokenbus.Client.messages`."""
+        return self._call(self._bus.messages(_id(run), wait_s=wait_s))
 
     def cancel(self, run: Run | str, reason: str | None = None, *, heard_through: int | None = None) -> None:
         """See `tokenbus.Client.cancel`."""
@@ -133,14 +158,61 @@ class Client:
         """See `tokenbus.Client.resume`."""
         return Run(self._call(self._bus.resume(_id(run), again=again)), self)
 
-    def subscribe(self, topic: Any, **how: Any) -> Subscription[Any]:
+    @overload
+    def subscribe(
+        self,
+        topic: Literal["visible", "chunks"],
+        *,
+        group: str | None = None,
+        from_: Begin = "now",
+        **how: Unpack[Reading],
+    ) -> Subscription[ChunkTopicEvent]: ...
+    @overload
+    def subscribe(
+        self, topic: Literal["blocks"], *, group: str | None = None, from_: Begin = "now", **how: Unpack[Reading]
+    ) -> Subscription[BlockTopicEvent]: ...
+    @overload
+    def subscribe(
+        self, topic: Literal["runs"], *, group: str | None = None, from_: Begin = "now", **how: Unpack[Reading]
+    ) -> Subscription[RunTopicEvent]: ...
+    @overload
+    def subscribe(
+        self, topic: Literal["decisions"], *, group: str | None = None, from_: Begin = "now", **how: Unpack[Reading]
+    ) -> Subscription[Decided | UnknownEvent]: ...
+    @overload
+    def subscribe(
+        self,
+        topic: SubscribedTopic,
+        *,
+        kinds: Classes[K],
+        group: str | None = None,
+        from_: Begin = "now",
+        **how: Unpack[Delivery],
+    ) -> Subscription[K]: ...
+    def subscribe(
+        self,
+        topic: SubscribedTopic,
+        *,
+        kinds: Kinds[Any] = None,
+        group: str | None = None,
+        from_: Begin = "now",
+        **how: Unpack[Delivery],
+    ) -> Subscription[Any]:
         """See `tokenbus.Client.subscribe`, whose arguments these are."""
         subscribe: Any = self._bus.subscribe
-        return Subscription(self, subscribe(topic, **how))
+        return Subscription(self, subscribe(topic, kinds=kinds, group=group, from_=from_, **how))
 
-    def sentences(self, **how: Any) -> Subscription[Sentence]:
+    def sentences(
+        self,
+        *,
+        group: str | None = None,
+        from_: Begin = "now",
+        rules: SentenceRules | None = None,
+        hold_s: float = HOLD_S,
+        **how: Unpack[Delivery],
+    ) -> Subscription[Sentence]:
         """See `tokenbus.Client.sentences`, whose arguments these are."""
-        return Subscription(self, self._bus.sentences(**how))
+        return Subscription(self, self._bus.sentences(group=group, from_=from_, rules=rules, hold_s=hold_s, **how))
 
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
         if self._loop is None:
@@ -166,6 +238,37 @@ class Client:
         return each()
 
 
+class Blobs:
+    """The deployment's blob store; see `tokenbus.Client.blobs`."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    def put(self, content: bytes | Iterable[bytes], media_type: str = DEFAULT_MEDIA_TYPE) -> BlobRef:
+        """Store content, whole or in pieces, taken as they are sent. Raises as `tokenbus.Client.blobs.put`."""
+        pieces = content if isinstance(content, bytes) else _pieces(content)
+        return self._client._call(self._blobs.put(pieces, media_type))  # pyright: ignore[reportPrivateUsage]
+
+    def get(self, blob_id: str) -> bytes:
+        """A blob's whole content. Raises as `tokenbus.Client.blobs.get`."""
+        return self._client._call(self._blobs.get(blob_id))  # pyright: ignore[reportPrivateUsage]
+
+    def chunks(self, blob_id: str) -> Generator[bytes]:
+        """A blob's content in pieces. Raises as `tokenbus.Client.blobs.chunks`."""
+        return self._client._each(lambda: self._blobs.chunks(blob_id))  # pyright: ignore[reportPrivateUsage]
+
+    @property
+    def _blobs(self) -> AsyncBlobs:
+        return self._client._bus.blobs  # pyright: ignore[reportPrivateUsage] - of this module
+
+
+async def _pieces(content: Iterable[bytes]) -> AsyncGenerator[bytes]:
+    pieces = iter(content)
+    # In a thread, for it may read a file.
+    while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
+        yield piece
+
+
 class Run:
     """One run that was published; see `tokenbus.Run`."""
 
@@ -183,6 +286,10 @@ class Run:
     def result(self, *, wait_s: float | None = PUBLISHED_WAIT_S) -> Response:
         """See `Client.result`."""
         return self._client.result(self, wait_s=wait_s)
+
+    def messages(self, *, wait_s: float | None = PUBLISHED_WAIT_S) -> list[Message]:
+        """See `Client.messages`."""
+        return self._client.messages(self, wait_s=wait_s)
 
     def cancel(self, reason: str | None = None, *, heard_through: int | None = None) -> None:
         """See `Client.cancel`."""

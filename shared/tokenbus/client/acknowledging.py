@@ -74,7 +74,7 @@ class Acknowledging:
             for (part, _, done, entries), reply in zip(calls, replies, strict=True):
                 if reply[0] in (b"ok", b"already"):
                     part.told = done
-                    part.entries -= entries
+                    part.entries = max(0, part.entries - entries)  # a gap may have reset it meanwhile
                 else:
                     refused.append(part)
             return refused
@@ -106,7 +106,8 @@ class Acknowledging:
             watermark="0-0",  # what lies before it is trimmed from a mirror's input, and this input is others' too
             entries=part.entries,
             size=0,
-            mirror=self._group,
+            # A commit that moves a mirror checks that its last entry is still there; the end of a gap never was.
+            mirror="" if part.in_gap else self._group,
             entries_read=self._entries_read,
             topic_entries=0,
         )

@@ -12,6 +12,7 @@ from tokenbus.bus.server import translated
 from tokenbus.client.deployment import Deployment
 from tokenbus.client.response import Response
 from tokenbus.core.continuation import CONTINUES, partial_message
+from tokenbus.core.fallback import CHOICE, left_from
 from tokenbus.errors import RunNotFound, RunNotRepeatable, RunOpen
 from tokenbus.events.frames import history_decoder
 from tokenbus.events.requests import ContentPart, Generate, Message, TextPart
@@ -29,7 +30,14 @@ class Ended(msgspec.Struct, frozen=True):
     """What its turns before the last added to the conversation."""
     turn: int
     continues: bool = True
-    """Whether its provider and model can go on from a partial answer; True also where nobody said."""
+    """Whether whoever spoke last can go on from a partial answer; True also if that is not known."""
+    choice: int = 0
+    """Which of the request's providers and models that was: 0 its own, n its n-th fallback."""
+
+    @property
+    def last_asked(self) -> Generate:
+        """The request as it was asked last."""
+        return left_from(self.request, self.choice)
 
 
 async def ended_run(deployment: Deployment, run: str) -> Ended:
@@ -42,8 +50,8 @@ async def ended_run(deployment: Deployment, run: str) -> Ended:
     client = deployment.server.client
     # Field by field: the hash of a run that is recorded holds its raw stream too.
     with translated(deployment.server):
-        fields = ["status", "request", "turn", CONTINUES]
-        status, request, last_turn, continues = await client.hmget(keys.run(run), fields)
+        fields = ["status", "request", "turn", CONTINUES, CHOICE]
+        status, request, last_turn, continues, asked = await client.hmget(keys.run(run), fields)
     if status in (None, b"awaited"):
         raise RunNotFound(run)
     if status in (b"open", b"cancelling", b"expiring"):
@@ -60,18 +68,21 @@ async def ended_run(deployment: Deployment, run: str) -> Ended:
         if None in turns:  # expired between the two reads
             raise RunNotFound(run)
         history = [message for encoded in turns for message in history_decoder.decode(encoded)]
-    return Ended(run, _request.decode(request), history, turn, continues != b"0")
+    choice = int(asked or 0)
+    goes_on = (continues or b"")[choice : choice + 1] != b"0"
+    return Ended(run, _request.decode(request), history, turn, goes_on, choice)
 
 
 def once_more(ended: Ended, *, again: int) -> Generate:
     """The same request as a run of its own."""
-    return _linked(ended, "retry", again, ended.request.messages)
+    return _linked(ended.request, ended.run, "retry", again, ended.request.messages)
 
 
 def check_going_on(ended: Ended) -> None:
     """What can be told before the run's text is read. Raises RunNotRepeatable for what cannot be gone on with."""
     if not ended.continues:
-        problem = f"{ended.request.model} at {ended.request.provider} does not go on from a partial answer to it"
+        request = ended.last_asked
+        problem = f"{request.model} at {request.provider} does not go on from a partial answer to it"
         raise RunNotRepeatable(ended.run, problem)
     if ended.request.mode == "prefill" and ended.history:
         raise RunNotRepeatable(ended.run, "in mode prefill a run cannot be taken up after its tools ran")
@@ -92,7 +103,7 @@ def going_on(ended: Ended, response: Response, *, again: int) -> Generate:
         raise RunNotRepeatable(run, "it said nothing that could be gone on from")
     if request.mode == "prefill":
         message = msgspec.structs.replace(message, participant=request.participant)
-    return _linked(ended, "resume", again, _joined([*request.messages, *ended.history], message))
+    return _linked(ended.last_asked, run, "resume", again, _joined([*request.messages, *ended.history], message))
 
 
 def _joined(messages: list[Message], more: Message) -> list[Message]:
@@ -107,12 +118,12 @@ def _parts(content: str | list[ContentPart]) -> list[ContentPart]:
     return [TextPart(text=content)] if isinstance(content, str) else content
 
 
-def _linked(ended: Ended, how: How, again: int, messages: Sequence[Message]) -> Generate:
+def _linked(request: Generate, run: str, how: How, again: int, messages: Sequence[Message]) -> Generate:
     return msgspec.structs.replace(
-        ended.request,
-        id=derived_id(ended.run, how, again),
+        request,
+        id=derived_id(run, how, again),
         messages=list(messages),
-        metadata={**(ended.request.metadata or {}), f"{how}_of": ended.run},
+        metadata={**(request.metadata or {}), f"{how}_of": run},
     )
 
 

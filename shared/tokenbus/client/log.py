@@ -22,7 +22,7 @@ from tokenbus.bus.server import translated
 from tokenbus.client.deployment import Deployment, Outage
 from tokenbus.client.entries import is_end, public_event
 from tokenbus.client.tail import Feed
-from tokenbus.errors import CursorTrimmed, RunNotFound, ServerUnavailable
+from tokenbus.errors import CursorAhead, CursorTrimmed, RunNotFound, ServerUnavailable
 from tokenbus.events.public import PublicEvent
 
 COUNT = 256
@@ -82,8 +82,9 @@ class LogReader:
     async def read(self) -> list[PublicEvent]:
         """The next events, some hundreds at most; empty when none came for a while.
 
-        Raises CursorTrimmed where events after the cursor are gone, RunNotFound where the run is not known or no
-        longer, Malformed for an entry that is no event, ServerUnavailable. After that one it may be called again.
+        Raises CursorTrimmed if events after the cursor are gone, CursorAhead if there is no event with the cursor's
+        seq, RunNotFound if the run is not known or no longer, Malformed for an entry that is no event,
+        ServerUnavailable. After that one it may be called again.
         """
         if self._gap:
             raise self._gap
@@ -135,9 +136,13 @@ class LogReader:
         client = self._deployment.server.client
         last: list[Entry] = await client.xrevrange(log, count=1)
         if not last:
-            return "0-0"  # what comes up to the cursor will be left out
+            if not await client.exists((await self._deployment.keys()).run(self._run)):
+                raise RunNotFound(self._run)  # it was seen once, so there is nothing to wait for
+            raise CursorAhead(log, str(self._seq), "none")
         last_attempt, last_seq = id_key(last[0][0].decode())
-        if last_seq <= self._seq:
+        if last_seq < self._seq:
+            raise CursorAhead(log, str(self._seq), str(last_seq))
+        if last_seq == self._seq:
             self.ended = is_end(public_event(log, last[0]))
             return f"{last_attempt}-{last_seq}"
         first: list[Entry] = await client.xrange(log, count=1)

@@ -9,16 +9,17 @@ from types import TracebackType
 from typing import Generic, Literal, Self, TypeVar, cast
 
 from tokenbus.bus.keys import Keys, SubscribedTopic
-from tokenbus.bus.reader import Entry
-from tokenbus.client.cursor import OLDEST, Cursor
+from tokenbus.bus.reader import Entry, id_key
+from tokenbus.client.cursor import OLDEST, Cursor, just_before
 from tokenbus.client.deployment import Deployment, Outage
 from tokenbus.client.entries import TopicEvent
+from tokenbus.client.gaps import Gaps, OnTrimmed
 from tokenbus.client.iterating import until_left, until_stopped
 from tokenbus.client.lanes import each
 from tokenbus.client.progress import Hand, Progress
 from tokenbus.client.selection import Selection
 from tokenbus.client.topic import TopicReader, ends
-from tokenbus.errors import DeploymentMismatch, ServerUnavailable
+from tokenbus.errors import CursorAhead, CursorTrimmed, DeploymentMismatch, Malformed, ServerUnavailable
 
 E = TypeVar("E", bound=TopicEvent)
 
@@ -35,14 +36,14 @@ class OrderedSubscription(Generic[E]):
     Begins when it is entered (``async with``) or first iterated: after a cursor, at the oldest entry that is kept, or
     with what comes from then on. Iterating raises
 
-    - CursorTrimmed where events after the position are gone, because they were trimmed before this reader had
-      them. Iterating again goes on at the oldest that is kept (Redis 6.2 cannot tell for a topic that was empty at
-      the position);
-    - ServerUnavailable when the server was away for longer than the client's ``reconnect_s``; until then the
-      subscription waits, and goes on where it stood. Iterating again tries again;
-    - Malformed for an entry that is no event. Iterating again leaves it out.
+    - CursorTrimmed, once, if events after the position were trimmed before this reader had them, unless it was given
+      ``on_trimmed``. Iterating again continues at the oldest entry that is kept, and so does `cursor` (Redis 6.2
+      cannot tell for a topic that was empty at the position);
+    - CursorAhead if the cursor it began with is past the newest entry;
+    - ServerUnavailable if the server was away for longer than the client's ``reconnect_s``; until then the
+      subscription waits, and continues where it was. Iterating again tries again.
 
-    For one task at a time.
+    An entry that is no event is logged, counted in ``malformed`` and passed over. For one task at a time.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class OrderedSubscription(Generic[E]):
         ack: Literal["auto", "explicit"],
         prefetch: int,
         reconnect_s: float,
+        on_trimmed: OnTrimmed | None = None,
     ) -> None:
         self._deployment = deployment
         self._topic: SubscribedTopic = topic
@@ -70,6 +72,8 @@ class OrderedSubscription(Generic[E]):
         self._hand = Hand(topic)
         self._entered = False
         self._closed = False
+        self.gaps = Gaps(on_trimmed)
+        """How often entries were trimmed unread, or passed over because they are no events."""
 
     @property
     def cursor(self) -> Cursor:
@@ -112,9 +116,11 @@ class OrderedSubscription(Generic[E]):
     async def each(self, handler: Callable[[E], Awaitable[None]], *, concurrency: int = 1) -> None:
         """Call the handler with each event: of at most ``concurrency`` runs at once, of one run one after the other.
 
-        Returns when the subscription is closed. An error of a handler, or one that iterating raises, cancels the other
-        handlers and is raised; `cursor` then stands before what was not handled.
+        Returns when the subscription is closed. Trimmed events are logged, unless there is an ``on_trimmed``. An error
+        of a handler, or another that iterating raises, cancels the other handlers and is raised; `cursor` is then
+        before what was not handled.
         """
+        self.gaps.log_by_default()
         async with aclosing(until_stopped(self._take)) as events:
             await each(events, handler, self.ack, concurrency=concurrency, most=self._prefetch)
 
@@ -123,7 +129,12 @@ class OrderedSubscription(Generic[E]):
             while self._pending:
                 partition, entry = self._pending.popleft()
                 source = f"{self._topic} {partition}"
-                if event := self._hand.take(source, entry, self._parts[partition], self._selection):
+                try:
+                    event = self._hand.take(source, entry, self._parts[partition], self._selection)
+                except Malformed as e:
+                    self.gaps.was_malformed(e)
+                    continue
+                if event is not None:
                     return cast("E", event)
             try:
                 await self._refill()
@@ -136,7 +147,14 @@ class OrderedSubscription(Generic[E]):
         reader = self._reader or await self._open()
         if self._keys:
             await self._deployment.still(self._keys)
-        for partition, entries in await reader.read():
+        try:
+            found = await reader.read()
+        except CursorTrimmed as e:
+            for partition, oldest in reader.oldest_after(e):
+                self._parts[partition].pass_over(just_before(oldest))
+            self.gaps.was_trimmed(e)
+            return
+        for partition, entries in found:
             self._pending.extend((partition, entry) for entry in entries)
 
     async def _open(self) -> TopicReader:
@@ -154,7 +172,14 @@ class OrderedSubscription(Generic[E]):
             positions = self._begin_at.positions
             if len(positions) != keys.partitions:
                 raise DeploymentMismatch("partitions", str(len(positions)), str(keys.partitions))
+            await self._check_not_ahead(self._begin_at, keys)
             return dict(enumerate(positions))
         if self._begin_at == "start":
             return dict.fromkeys(range(keys.partitions), OLDEST)
         return await ends(self._deployment.server, keys, self._topic)
+
+    async def _check_not_ahead(self, cursor: Cursor, keys: Keys) -> None:
+        newest = await ends(self._deployment.server, keys, self._topic)
+        for partition, position in enumerate(cursor.positions):
+            if position != OLDEST and id_key(position) > id_key(newest[partition]):
+                raise CursorAhead(keys.topic(partition, self._topic), position, newest[partition])

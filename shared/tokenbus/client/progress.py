@@ -18,8 +18,11 @@ class Progress:
         """How many entries ``position`` has passed since `told`."""
         self.open = 0
         """How many entries are given out and not done."""
+        self.in_gap = False
+        """``position`` is no entry, but the end of a gap."""
         self._given: dict[str, bool] = {}
         """Entries after the position, in order; whether each is done."""
+        self._gaps: set[str] = set()
 
     def give(self, entry_id: str) -> None:
         """The next entry is given out."""
@@ -32,10 +35,23 @@ class Progress:
             return
         self._given[entry_id] = True
         self.open -= 1
+        self._advance()
+
+    def pass_over(self, entry_id: str) -> None:
+        """Entries up to this one were trimmed before they were read: once what was given out is done, the position
+        is here."""
+        self._given[entry_id] = True
+        self._gaps.add(entry_id)
+        self._advance()
+        self.entries = 0  # the lag is counted anew: see `lag.show`
+
+    def _advance(self) -> None:
         while self._given and next(iter(self._given.values())):
             self.position = next(iter(self._given))
             del self._given[self.position]
             self.entries += 1
+            self.in_gap = self.position in self._gaps
+            self._gaps.discard(self.position)
 
 
 class Hand:

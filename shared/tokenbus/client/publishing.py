@@ -1,4 +1,4 @@
-"""Onto the inbound stream: a request is checked here as intake checks it, then admitted while there is room."""
+"""Requests on their way onto the inbound stream: each gets its id, and is checked here as intake checks it."""
 
 from __future__ import annotations
 
@@ -6,28 +6,19 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
+from typing import cast
 from uuid import UUID
 
 import msgspec
 
-from tokenbus.bus.scripts.call import Call, script
-from tokenbus.bus.send import send
-from tokenbus.bus.server import Server, translated
 from tokenbus.core.intake import request_from
 from tokenbus.core.plain import too_deep
-from tokenbus.errors import RequestError, RequestInvalid, RequestTooLarge, ServerError, ServerFull
+from tokenbus.core.tenant import tenant_of
+from tokenbus.errors import RequestError, RequestInvalid, RequestTooLarge, ServerError
 from tokenbus.events.requests import Cancel, Generate
 
 _NOT_PLAIN = (bytes, bytearray, memoryview, datetime, date, time, timedelta, UUID, Decimal)
 """Types that msgspec would write in a form of its own. They are handed on as they are, so that the check names them."""
-
-_ADMIT = script(
-    "admit",
-    """
-if redis.call('XLEN', KEYS[1]) >= tonumber(ARGV[1]) then return false end
-return redis.call('XADD', KEYS[1], '*', '__data__', ARGV[2])
-""",
-)
 
 
 def with_id(
@@ -61,15 +52,10 @@ def encoded(request: Generate | Cancel | Mapping[str, object], *, limit: int) ->
     return data
 
 
-async def admit(server: Server, stream: str, data: bytes, *, most: int) -> None:
-    """Append one entry, while the stream holds fewer than ``most``. Raises ServerFull, ServerUnavailable.
-
-    Sent once: after ServerUnavailable it may or may not be there.
-    """
-    with translated(server, stream):
-        taken = await send(server, Call(_ADMIT, [stream], [most, data]))
-    if taken is None:
-        raise ServerFull(stream, f"{most} requests wait to be taken in")
+def tenant_in(request: Generate | Mapping[str, object]) -> str:
+    """The tenant of a request that `encoded` took; empty text: none."""
+    metadata = request.metadata if isinstance(request, Generate) else request.get("metadata")
+    return tenant_of(cast("Mapping[str, object] | None", metadata))
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
+from tokenbus.client.turns import messages_of
 from tokenbus.errors import RunCancelled, RunFailed, RunIncomplete
 from tokenbus.events.failure import ErrorInfo
 from tokenbus.events.normalized import FinishReason
@@ -22,10 +23,12 @@ from tokenbus.events.public import (
     Restarted,
     Retrying,
     RunFailedEvent,
+    Started,
     TerminalEvent,
     Timing,
     UsageReported,
 )
+from tokenbus.events.requests import Message
 from tokenbus.events.usage import Usage
 
 Status: TypeAlias = Literal["open", "completed", "incomplete", "failed", "cancelled"]
@@ -37,7 +40,9 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     run: str
     status: Status
     text: str
-    """The visible text, block after block."""
+    """The visible text: the blocks of a turn one after another, and a blank line between two turns."""
+    last_text: str
+    """The text of the last turn alone: what the model said in the end. Empty where that turn has none."""
     thinking: str
     """The thinking, block after block."""
     blocks: list[BlockComplete]
@@ -48,7 +53,11 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     stop_string: str | None
     """The stop string that ended the last turn, where one did and it is known which."""
     usage: Usage | None
-    """Sum over the run's turns so far; None where the provider told nothing."""
+    """Sum over the run's turns so far, and over its failed attempts once it has ended; None if nothing was told."""
+    model: str | None
+    """The model of the last answer, as its provider names it; None while that is not known."""
+    response_id: str | None
+    """The provider's id of the last answer: its support and its own lists go by it."""
     timing: Timing | None
     """None while the run is open."""
     error: ErrorInfo | None
@@ -59,6 +68,10 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     """How many of the run's events were folded in, void ones included."""
     heard_through: int | None = None
     """Of a cancelled run: the last ``seq`` that the listener heard, as the canceller told it."""
+    provider_extra: list[dict[str, object]] = []
+    """What the provider said beside its answer, and notes of the bus: of what was changed or left out on the way."""
+    participant: str | None = None
+    """The name under which the model spoke, where the request gave one."""
 
     @classmethod
     def of(cls, events: Iterable[PublicEvent]) -> Response:
@@ -77,6 +90,12 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     def images(self) -> list[ImageRef]:
         """The images of the answer, in order; none of its drafts."""
         return [block.image for block in self.blocks if block.image and not block.image.draft]
+
+    @property
+    def messages(self) -> list[Message]:
+        """What the run said, and what its tools gave, as further ``messages`` of the next request: to the same provider
+        or to any other. Complete once the run has ended; what was cut off is not in it, but for text."""
+        return messages_of(self.blocks, self.provider_extra, self.participant)
 
     def or_raise(self) -> Response:
         """This, unless the run ended badly. Raises RunFailed, RunIncomplete or RunCancelled, with this as
@@ -102,6 +121,8 @@ class ResponseBuilder:
         self._seq = -1
         self._last: PublicEvent | None = None
         self._usage: Usage | None = None
+        self._answered_by: tuple[str | None, str | None] = None, None
+        self._participant: str | None = None
 
     def add(self, event: PublicEvent) -> bool:
         """Fold one event in; True for the terminal one. Raises ValueError for an event of another run."""
@@ -121,10 +142,15 @@ class ResponseBuilder:
             case Retrying() | Restarted():
                 # The next attempt's blocks have higher numbers, but for one that it goes on with: that is kept.
                 self._blocks = {n: block for n, block in self._blocks.items() if n < event.drop_from}
+            case Started():
+                self._participant = event.participant
             case UsageReported():
                 self._usage = event.total
+                self._answered_by = event.model, event.response_id
             case Completed() | Incomplete() | RunFailedEvent() | Cancelled():
                 self._usage = event.usage
+                if event.model or event.response_id:  # an older server names them with the usage alone
+                    self._answered_by = event.model, event.response_id
                 return True
             case _:
                 pass
@@ -137,21 +163,30 @@ class ResponseBuilder:
             raise ValueError("no event yet")
         end = self._last if isinstance(self._last, TerminalEvent) else None
         blocks = [self._blocks[n] for n in sorted(self._blocks)]
+        texts: dict[int, str] = {}
+        for block in blocks:
+            if block.start.kind == "text":
+                texts[block.start.turn] = texts.get(block.start.turn, "") + block.content
         return Response(
             run=self._last.run,
             status=_STATUS[type(end)] if end else "open",
-            text="".join(block.content for block in blocks if block.start.kind == "text"),
+            text="\n\n".join(text for text in texts.values() if text),
+            last_text=texts.get(self._last.turn, ""),
             thinking="".join(block.content for block in blocks if block.start.kind == "thinking"),
             blocks=[block.complete or block.so_far(self._last) for block in blocks],
             finish=end and end.finish,
             finish_raw=end and end.finish_raw,
             stop_string=end.stop_string if isinstance(end, Completed) else None,
             usage=self._usage,
+            model=self._answered_by[0],
+            response_id=self._answered_by[1],
             timing=end and end.timing,
             error=end.error if isinstance(end, RunFailedEvent | Incomplete) else None,
             reason=end.reason if isinstance(end, Cancelled | Incomplete) else None,
             events=self._events,
             heard_through=end.heard_through if isinstance(end, Cancelled) else None,
+            provider_extra=(end and end.provider_extra) or [],
+            participant=self._participant,
         )
 
     def _block(self, event: Chunk | BlockStarted | BlockComplete) -> _Block:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from tokenbus.client.response import Response
 from tokenbus.events.public import PublicEvent
+from tokenbus.events.requests import Message
 
 if TYPE_CHECKING:
     from tokenbus.client.client import Client
@@ -32,6 +33,10 @@ class Run:
     async def result(self, *, wait_s: float | None = PUBLISHED_WAIT_S) -> Response:
         """See `Client.result`."""
         return await self._client.result(self, wait_s=wait_s)
+
+    async def messages(self, *, wait_s: float | None = PUBLISHED_WAIT_S) -> list[Message]:
+        """See `Client.messages`."""
+        return await self._client.messages(self, wait_s=wait_s)
 
     async def cancel(self, reason: str | None = None, *, heard_through: int | None = None) -> None:
         """See `Client.cancel`."""

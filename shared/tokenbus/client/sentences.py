@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from types import TracebackType
-from typing import Literal, Self, cast
+from typing import Literal, Self
 
 import msgspec
 
@@ -29,7 +29,16 @@ from tokenbus.client.lanes import each
 from tokenbus.client.ordered import OrderedSubscription
 from tokenbus.client.shared import SharedSubscription
 from tokenbus.errors import ServerUnavailable
-from tokenbus.events.public import TERMINAL, BlockComplete, Chunk, PublicEvent, Restarted, Retrying, UnknownEvent
+from tokenbus.events.public import (
+    TERMINAL,
+    BlockComplete,
+    Chunk,
+    ChunkTopicEvent,
+    PublicEvent,
+    Restarted,
+    Retrying,
+    UnknownEvent,
+)
 from tokenbus.shaping.sentences import SentenceRules, Sentences
 
 LOOK_S = 0.05
@@ -66,7 +75,7 @@ class SentenceSubscription:
     def __init__(
         self,
         deployment: Deployment,
-        chunks: OrderedSubscription[Chunk] | SharedSubscription[Chunk],
+        chunks: OrderedSubscription[ChunkTopicEvent] | SharedSubscription[ChunkTopicEvent],
         *,
         rules: SentenceRules,
         hold_s: float,
@@ -86,7 +95,7 @@ class SentenceSubscription:
         self._given: dict[int, tuple[Sentence, list[Chunk]]] = {}
         """By identity: the chunks that are done with a sentence."""
         self._last: Sentence | None = None
-        self._next: asyncio.Task[Chunk] | None = None
+        self._next: asyncio.Task[ChunkTopicEvent] | None = None
         self._look_at = 0.0
         self._entered = False
 
@@ -130,6 +139,7 @@ class SentenceSubscription:
         end in any case. An error of a handler, or one that iterating raises, cancels the other handlers and is raised.
         """
         self._auto = False
+        self._chunks.gaps.log_by_default()
         try:
             async with aclosing(until_stopped(self.__anext__)) as sentences:
                 await each(sentences, handler, self.ack, concurrency=concurrency, most=self._prefetch)
@@ -168,9 +178,9 @@ class SentenceSubscription:
             await self._look(now())
             self._look_at = now() + LOOK_S
 
-    def _hear(self, chunk: Chunk | UnknownEvent, now: float) -> None:
+    def _hear(self, chunk: ChunkTopicEvent, now: float) -> None:
         if isinstance(chunk, UnknownEvent):
-            self._chunks.ack(cast("Chunk", chunk))
+            self._chunks.ack(chunk)
             return
         key = chunk.run, chunk.block
         voice = self._voices.get(key)

@@ -23,15 +23,16 @@ from tokenbus.bus.leases import Lease, Leases
 from tokenbus.bus.reader import Entry
 from tokenbus.bus.server import translated
 from tokenbus.client.acknowledging import ACK_S, Acknowledging, Part
-from tokenbus.client.cursor import OLDEST
+from tokenbus.client.cursor import OLDEST, just_before
 from tokenbus.client.deployment import Deployment, Outage
 from tokenbus.client.entries import TopicEvent
+from tokenbus.client.gaps import Gaps, OnTrimmed
 from tokenbus.client.iterating import until_left, until_stopped
 from tokenbus.client.lanes import each
 from tokenbus.client.progress import Hand
 from tokenbus.client.selection import Selection
 from tokenbus.client.topic import TopicReader
-from tokenbus.errors import CursorTrimmed, ServerUnavailable
+from tokenbus.errors import CursorTrimmed, Malformed, ServerUnavailable
 
 E = TypeVar("E", bound=TopicEvent)
 
@@ -59,8 +60,9 @@ class SharedSubscription(Generic[E]):
     A new group begins with what comes from then on, or at the oldest entry that is kept. The group goes on where
     it stood when nobody was there. At most as many workers as there are partitions have something to do. A
     worker that blocks its event loop for longer than ``lease_s`` loses its partitions. An iteration outside of
-    ``async with`` closes the subscription when it is left. Iterating raises CursorTrimmed, ServerUnavailable and
-    Malformed as `OrderedSubscription` does. For one task at a time, but for `ack`.
+    ``async with`` closes the subscription when it is left. Iterating raises CursorTrimmed and ServerUnavailable as
+    `OrderedSubscription` does; a gap is told to one worker, once, for it is acknowledged with the events before it.
+    Entries that are no events are logged, counted and passed over. For one task at a time, but for `ack`.
 
     The offset is mirrored into a consumer group ``<topic>:<group>`` of each partition's stream, so that ordinary tools
     see the lag; nobody reads by it.
@@ -78,6 +80,7 @@ class SharedSubscription(Generic[E]):
         prefetch: int,
         most_in_hand: int | None = None,
         reconnect_s: float,
+        on_trimmed: OnTrimmed | None = None,
         lease_s: float = 3.0,
     ) -> None:
         """``most_in_hand``: events given out and not done; None: as many as ``prefetch``.
@@ -105,6 +108,8 @@ class SharedSubscription(Generic[E]):
         self._acked = asyncio.Event()
         self._entered = False
         self._closed = False
+        self.gaps = Gaps(on_trimmed)
+        """How often entries were trimmed unread, or passed over because they are no events."""
 
     @property
     def partitions(self) -> list[int]:
@@ -149,9 +154,11 @@ class SharedSubscription(Generic[E]):
         """Call the handler with each event: of at most ``concurrency`` runs at once, of one run one after the other.
 
         An event is done when its handler has returned. Returns when the subscription is closed, which it is at the end
-        in any case. An error of a handler, or one that iterating raises, cancels the other handlers and is raised.
+        in any case. Trimmed events are logged, unless there is an ``on_trimmed``. An error of a handler, or another
+        that iterating raises, cancels the other handlers and is raised.
         """
         self._auto = False
+        self.gaps.log_by_default()
         try:
             async with aclosing(until_stopped(self.__anext__)) as events:
                 await each(events, handler, self.ack, concurrency=concurrency, most=self._prefetch)
@@ -194,7 +201,12 @@ class SharedSubscription(Generic[E]):
         while self._pending:
             part, entry = self._pending.popleft()
             source = f"{self._topic} {part.lease.partition}"
-            if event := self._hand.take(source, entry, part, self._selection):
+            try:
+                event = self._hand.take(source, entry, part, self._selection)
+            except Malformed as e:
+                self.gaps.was_malformed(e)
+                continue
+            if event is not None:
                 return cast("E", event)
         return None
 
@@ -239,10 +251,13 @@ class SharedSubscription(Generic[E]):
         await self._deployment.still(opened.keys)
         try:
             found = await opened.reader.read()
-        except CursorTrimmed:
+        except CursorTrimmed as e:
             for part in self._parts.values():
                 part.shown = False  # what was trimmed counts as read
-            raise
+            for partition, oldest in opened.reader.oldest_after(e):
+                self._parts[partition].pass_over(just_before(oldest))
+            self.gaps.was_trimmed(e)
+            return
         for partition, entries in found:
             part = self._parts[partition]
             self._pending.extend((part, entry) for entry in entries)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any, Literal, TypeAlias, TypedDict
+from typing import Any, Literal, TypeAlias, TypedDict, get_args
 
-from tokenbus.bus.keys import SubscribedTopic
+from tokenbus.bus.keys import TOPICS, SubscribedTopic
 from tokenbus.client.cursor import Cursor
 from tokenbus.client.deployment import Deployment
+from tokenbus.client.gaps import OnTrimmed
 from tokenbus.client.ordered import OrderedSubscription
-from tokenbus.client.selection import Runs, Selection
+from tokenbus.client.selection import Kind, Kinds, Runs, Selection
 from tokenbus.client.shared import SharedSubscription
+from tokenbus.core.nearest import unknown_name
 
 Ack: TypeAlias = Literal["auto", "explicit"]
 GroupBegin: TypeAlias = Literal["now", "start"]
@@ -18,13 +20,19 @@ Begin: TypeAlias = Cursor | GroupBegin
 Subscription: TypeAlias = OrderedSubscription[Any] | SharedSubscription[Any]
 
 
-class Reading(TypedDict, total=False):
-    """What may be said of any subscription to a topic; see `tokenbus.Client.subscribe`."""
+class Delivery(TypedDict, total=False):
+    """How any subscription gives its events; see `tokenbus.Client.subscribe`."""
 
-    kinds: Collection[str] | None
     runs: Runs | None
     ack: Ack
     prefetch: int
+    on_trimmed: OnTrimmed | None
+
+
+class Reading(Delivery, total=False):
+    """The same, and which events of a topic it gives."""
+
+    kinds: Kind | Collection[Kind] | None
 
 
 def subscription(
@@ -32,22 +40,29 @@ def subscription(
     topic: SubscribedTopic,
     group: str | None,
     *,
-    selection: Selection,
+    kinds: Kinds[Any] = None,
+    runs: Runs | None,
     from_: Begin,
     ack: Ack,
     prefetch: int,
     reconnect_s: float,
+    on_trimmed: OnTrimmed | None = None,
     most_in_hand: int | None = None,
 ) -> Subscription:
     """A subscription that has not begun: with a group a shared one. Raises ValueError for what cannot be."""
-    selection = selection.of(topic)
+    if topic not in TOPICS:
+        raise ValueError(f"topic: {unknown_name(topic, TOPICS)}")
+    selection = Selection(topic, kinds, runs)
     if prefetch < 1:
         raise ValueError("prefetch: at least 1")
+    if ack not in get_args(Ack):
+        raise ValueError(f"ack: {unknown_name(ack, get_args(Ack))}")
     if isinstance(from_, Cursor):
         if group is not None or from_.topic != topic:
             raise ValueError(f"from_: a cursor of {from_.topic}; a group keeps its own, another topic has another")
+        from_.check()
     elif from_ not in ("now", "start"):
-        raise ValueError(f'from_: {from_!r} is neither "now", "start" nor a Cursor')
+        raise ValueError(f"from_: {unknown_name(from_, ('now', 'start'))}, or a Cursor")
     if group is None:
         return OrderedSubscription(
             deployment,
@@ -57,6 +72,7 @@ def subscription(
             ack=ack,
             prefetch=prefetch,
             reconnect_s=reconnect_s,
+            on_trimmed=on_trimmed,
         )
     return SharedSubscription(
         deployment,
@@ -68,4 +84,5 @@ def subscription(
         prefetch=prefetch,
         most_in_hand=most_in_hand,
         reconnect_s=reconnect_s,
+        on_trimmed=on_trimmed,
     )

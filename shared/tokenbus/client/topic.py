@@ -9,7 +9,7 @@ many more than `COUNT`.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from tokenbus.bus.keys import Keys, SubscribedTopic
@@ -23,6 +23,8 @@ from tokenbus.errors import CursorTrimmed
 COUNT = 256
 """Most entries of one partition in one read. The settings let no topic keep as few."""
 LATE_S = 1.0
+_NOTHING = "none"
+"""In place of the oldest entry of a stream that has none."""
 
 
 _ENDS = script(
@@ -41,6 +43,11 @@ return ends
 _LOST = script(
     "lost",
     """
+local function next_id(id)
+  local ms, seq = string.match(id, '^(%d+)-(%d+)$')
+  if seq == '18446744073709551615' then return string.format('%.0f-0', ms + 1) end
+  return ms .. '-' .. string.format('%.0f', seq + 1)
+end
 local lost = {}
 for i, key in ipairs(KEYS) do
   local kept
@@ -56,14 +63,16 @@ for i, key in ipairs(KEYS) do
     kept = #redis.call('XRANGE', key, '-', ARGV[i], 'COUNT', 1) > 0
   end
   local first = not kept and redis.call('XRANGE', key, '-', '+', 'COUNT', 1)
-  lost[i] = first and (first[1] and first[1][1] or 'none') or ''
+  local oldest = first and (first[1] and first[1][1] or 'none') or ''
+  lost[i] = oldest ~= next_id(ARGV[i]) and oldest or ''
 end
 return lost
 """,
 )
 """For each stream and position: empty, or the oldest entry kept where entries after the position may be gone.
 
-``0-0`` stands for a stream that had no entry yet; what was trimmed since is known from Redis 7 on (entries-added)."""
+``0-0`` stands for a stream that had no entry yet; what was trimmed since is known from Redis 7 on (entries-added).
+A position just before the oldest entry is the end of a gap that was told already."""
 
 
 async def ends(server: Server, keys: Keys, topic: SubscribedTopic) -> dict[int, str]:
@@ -86,6 +95,13 @@ class TopicReader:
         self._partitions: dict[str, int] = {}
         self._doubtful: set[str] = set()
         self._read_at = time.monotonic()
+
+    def oldest_after(self, gap: CursorTrimmed) -> Iterator[tuple[int, str]]:
+        """The partition with the gap and the oldest entry kept in it; nothing if it is not read any more, or the whole
+        stream was deleted."""
+        partition = self._partitions.get(gap.key)
+        if partition is not None and gap.oldest != _NOTHING:
+            yield partition, gap.oldest
 
     def take(self, partition: int, position: str) -> None:
         """Read this partition too, after ``position``."""

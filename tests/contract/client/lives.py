@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-from tokenbus import Client, Cursor
+from tokenbus import Chunk, Client, Cursor
 from tokenbus.client.selection import Selection
 from tokenbus.client.shared import SharedSubscription
 
@@ -42,7 +42,7 @@ async def events(bus: Client, kind: str, before: str) -> AsyncIterator[tuple[Any
             "visible",
             group="g",
             begin="start",
-            selection=Selection(),
+            selection=Selection("visible"),
             ack="auto",
             prefetch=8,
             reconnect_s=30,
@@ -53,7 +53,7 @@ async def events(bus: Client, kind: str, before: str) -> AsyncIterator[tuple[Any
                 yield event, None
     elif kind == "cursor":
         begin = Cursor.parse(before) if before else "start"
-        async with bus.subscribe("visible", from_=begin, ack="explicit", prefetch=8) as taken:
+        async with bus.subscribe("visible", kinds=Chunk, from_=begin, ack="explicit", prefetch=8) as taken:
             async for event in taken:
                 taken.ack(event)
                 yield event, str(taken.cursor)

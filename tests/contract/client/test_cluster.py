@@ -11,7 +11,7 @@ import pytest
 from tests.contract.client.writer import Writer
 from tests.servers import cluster
 from tests.waiting import eventually
-from tokenbus import Client, Cursor, Generate, Message
+from tokenbus import Chunk, Client, Cursor, Generate, Message
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server import Server
 from tokenbus.errors import CursorTrimmed
@@ -54,24 +54,24 @@ async def test_a_request_is_published_and_its_run_followed(bus: Client, clustere
 
 async def test_a_subscription_has_the_runs_of_all_nodes(bus: Client, clustered: Server, keys: Keys):
     writers = [Writer(clustered, keys, f"r{i}") for i in range(12)]
-    async with bus.subscribe("visible") as events:
+    async with bus.subscribe("visible", kinds=Chunk) as events:
         begin = events.cursor
         for writer in writers:
             await writer.say("a", "b")
         seen = [await anext(events) for _ in range(24)]
     assert {(e.run, e.seq) for e in seen} == {(w.run, e.seq) for w in writers for e in w.events}
-    async with bus.subscribe("visible", from_=Cursor.parse(str(begin))) as events:
+    async with bus.subscribe("visible", kinds=Chunk, from_=Cursor.parse(str(begin))) as events:
         assert len([await anext(events) for _ in range(24)]) == 24
 
 
 async def test_trimming_is_noticed(bus: Client, clustered: Server, keys: Keys):
     writer = Writer(clustered, keys, "r", topic_entries=3)
-    async with bus.subscribe("visible") as events:
+    async with bus.subscribe("visible", kinds=Chunk) as events:
         await writer.say("a")
         await anext(events)
         cursor = events.cursor
     await writer.say("b", "c", "d", "e")
-    async with bus.subscribe("visible", from_=cursor) as events:
+    async with bus.subscribe("visible", kinds=Chunk, from_=cursor) as events:
         with pytest.raises(CursorTrimmed):
             await anext(events)
         assert await anext(events) == writer.events[2]
@@ -80,8 +80,8 @@ async def test_trimming_is_noticed(bus: Client, clustered: Server, keys: Keys):
 async def test_a_group_shares_the_partitions_and_goes_on_where_it_stood(bus: Client, clustered: Server, keys: Keys):
     writers = [Writer(clustered, keys, f"r{i}") for i in range(12)]
     async with (
-        bus.subscribe("visible", group="tts", from_="start") as one,
-        bus.subscribe("visible", group="tts", from_="start") as two,
+        bus.subscribe("visible", kinds=Chunk, group="tts", from_="start") as one,
+        bus.subscribe("visible", kinds=Chunk, group="tts", from_="start") as two,
     ):
         waiting = asyncio.ensure_future(anext(two))
         await eventually(lambda: len(one.partitions) == len(two.partitions) == 2)
@@ -89,5 +89,5 @@ async def test_a_group_shares_the_partitions_and_goes_on_where_it_stood(bus: Cli
         await asyncio.gather(waiting, return_exceptions=True)
     for writer in writers:
         await writer.say("a")
-    async with bus.subscribe("visible", group="tts") as events:
+    async with bus.subscribe("visible", kinds=Chunk, group="tts") as events:
         assert {(await anext(events)).run for _ in range(12)} == {w.run for w in writers}

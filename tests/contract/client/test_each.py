@@ -18,7 +18,7 @@ GROUPS = [None, "tts"]
 
 
 def subscription(bus: Client, group: str | None, **how: Any) -> Any:
-    return bus.subscribe("visible", from_="start", **({"group": group} if group else {}), **how)
+    return bus.subscribe("visible", kinds=Chunk, from_="start", **({"group": group} if group else {}), **how)
 
 
 @pytest.mark.parametrize("group", GROUPS)
@@ -77,7 +77,7 @@ async def test_an_error_of_a_handler_is_raised_and_its_event_comes_again(
     made = subscription(bus, group)
     with pytest.raises(ZeroDivisionError):
         await made.each(fail_at_b, concurrency=4)
-    again: Any = subscription(bus, group) if group else bus.subscribe("visible", from_=made.cursor)
+    again: Any = subscription(bus, group) if group else bus.subscribe("visible", kinds=Chunk, from_=made.cursor)
     async with again as events:
         assert (await anext(events)).text == "b"
     await made.aclose()
@@ -88,12 +88,12 @@ async def test_events_may_be_acknowledged_in_any_order_and_the_open_ones_come_ag
 ):
     writer = Writer(server, keys, "r")
     await writer.say("a", "b", "c")
-    async with bus.subscribe("visible", group="tts", from_="start", ack="explicit") as events:
+    async with bus.subscribe("visible", kinds=Chunk, group="tts", from_="start", ack="explicit") as events:
         a, b, c = [await anext(events) for _ in range(3)]
         events.ack(c)
         events.ack(a)
         events.ack(a)
-    async with bus.subscribe("visible", group="tts", ack="explicit") as events:
+    async with bus.subscribe("visible", kinds=Chunk, group="tts", ack="explicit") as events:
         assert await anext(events) == b
         assert await anext(events) == c  # an offset has no holes: at least once
 
@@ -101,7 +101,7 @@ async def test_events_may_be_acknowledged_in_any_order_and_the_open_ones_come_ag
 async def test_no_more_than_the_prefetch_is_given_out_unacknowledged(bus: Client, server: Server, keys: Keys):
     writer = Writer(server, keys, "r")
     await writer.say(*map(str, range(9)))
-    async with bus.subscribe("visible", group="tts", from_="start", ack="explicit", prefetch=2) as events:
+    async with bus.subscribe("visible", kinds=Chunk, group="tts", from_="start", ack="explicit", prefetch=2) as events:
         first = await anext(events)
         await anext(events)
         third = asyncio.ensure_future(anext(events))
@@ -137,7 +137,7 @@ async def test_ordinary_tools_see_the_lag_of_a_group(bus: Client, server: Server
     writer = Writer(server, keys, "r", topic_entries=20)
     await writer.say(*map(str, range(50)))  # 20 are kept, of which a group that begins now has none to read
     behind = 20 if begin == "start" else 0
-    async with bus.subscribe("visible", group="g", from_=begin) as events:
+    async with bus.subscribe("visible", kinds=Chunk, group="g", from_=begin) as events:
         await writer.say("new")
         kept = min(behind + 1, 20)
         assert await anext(events)
@@ -151,11 +151,11 @@ async def test_ordinary_tools_see_the_lag_of_a_group(bus: Client, server: Server
 
 async def test_what_cannot_be_is_refused(bus: Client):
     with pytest.raises(ValueError, match="prefetch"):
-        bus.subscribe("visible", prefetch=0)
+        bus.subscribe("visible", kinds=Chunk, prefetch=0)
     with pytest.raises(ValueError, match="from_"):
-        bus.subscribe("visible", from_="oldest")  # pyright: ignore[reportCallIssue, reportArgumentType]
+        bus.subscribe("visible", kinds=Chunk, from_="oldest")  # pyright: ignore[reportCallIssue, reportArgumentType]
     with pytest.raises(ValueError, match="concurrency"):
-        await bus.subscribe("visible").each(_nothing, concurrency=0)
+        await bus.subscribe("visible", kinds=Chunk).each(_nothing, concurrency=0)
 
 
 async def _nothing(event: Chunk) -> None: ...

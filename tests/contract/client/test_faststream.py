@@ -10,19 +10,23 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
-from faststream.redis import RedisBroker
+from faststream.redis import RedisBroker, TestRedisBroker
 
 from tests.contract.client.writer import Writer
+from tokenbus import Chunk, Completed, Sentence
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server import Server
+from tokenbus.errors import Malformed
 from tokenbus.events.decisions import Decided, encode
+from tokenbus.events.public import Timing
 from tokenbus.faststream import BusRouter
 
 APP = """
 import asyncio, sys
 from faststream import Depends, FastStream
-from faststream.redis import RedisBroker
+from faststream.redis import RedisBroker, TestRedisBroker
 from tokenbus import BlockComplete, BlockStarted, Chunk, Decided, Sentence, Started
 from tokenbus.faststream import BusRouter
 
@@ -56,6 +60,12 @@ async def again(event: Started) -> None:
         failed.add(event.seq)
         raise ZeroDivisionError
     print("again", event.seq, flush=True)
+
+@bus.subscriber("runs", group="hopeless", from_="start", runs=["b"], on_error="again", tries=3)
+async def hopeless(event: object) -> None:
+    print("hopeless", event.seq, flush=True)
+    if event.seq == 0:
+        raise ZeroDivisionError
 
 @bus.subscriber("runs", from_="start", runs=["b"])
 async def skipped(event: object) -> None:
@@ -101,21 +111,57 @@ async def test_handlers_get_typed_events_in_order_and_those_that_fail_are_skippe
         *(f"visible Chunk {run} {seq} injected" for run in ("a", "b") for seq in (2, 4)),
         *("blocks BlockStarted a 1", "blocks BlockComplete a 3"),
         *("sentences Hello you there. ", "sentences And more!"),
-        *("again 0", "skipped 5", "decisions a 1 block"),
+        *("again 0", "skipped 5", "decisions a 1 block", "hopeless 5"),
     }
     seen: list[str] = []
+    logged: list[str] = []
     async with app(server_url, keys, tmp_path / "app.log") as process:
         assert process.stdout
         while not expected <= set(seen):
             line = (await process.stdout.readline()).decode()
             assert line, (tmp_path / "app.log").read_text()
-            if line.startswith(("visible", "blocks", "sentences", "again", "skipped", "decisions")):
+            if line.startswith(("visible", "blocks", "sentences", "again", "skipped", "decisions", "hopeless")):
                 seen.append(line.rstrip("\n"))
+            else:
+                logged.append(line)
     assert [line for line in seen if line.startswith("visible Chunk a")] == [
         f"visible Chunk a {seq} injected" for seq in (2, 4)
     ]
     assert sum(line.startswith("decisions") for line in seen) == 1, "one that the router does not know is passed over"
     assert sum(line.startswith("again") for line in seen) == 1
+    assert seen.count("hopeless 0") == 3, "an event whose handler always fails is given up"
+    assert any("Event 0 of run b failed 3 times and is skipped" in line for line in logged)
+    assert any("b/0" in line and "ZeroDivisionError" in line for line in logged), "FastStream's lines name the event"
+
+
+async def test_the_test_broker_of_faststream_hands_events_to_handlers_without_a_server():
+    broker = RedisBroker()
+    bus = BusRouter(broker, "redis://localhost")
+    seen: list[object] = []
+
+    @bus.subscriber("visible", group="tts")
+    async def speak(chunk: Chunk) -> None:
+        seen.append(chunk)
+
+    @bus.subscriber("sentences")
+    async def say(sentence: Sentence) -> None:
+        seen.append(sentence)
+
+    @bus.subscriber("runs")
+    async def fail(event: Completed) -> None:
+        raise ZeroDivisionError
+
+    chunk = Chunk(run="r", seq=3, turn=0, attempt=1, block=0, kind="text", text="Hi", visible=True, depth=0)
+    sentence = Sentence(run="r", turn=0, attempt=1, block=0, text="Hi.", first=3, last=4)
+    ended = Completed(run="r", seq=9, turn=0, attempt=1, finish="stop", timing=Timing(total_ms=1))
+    async with TestRedisBroker(broker):
+        await broker.publish(msgspec.to_builtins(chunk), stream="tokenbus:visible")
+        await broker.publish(msgspec.json.encode(sentence), stream="tokenbus:sentences")
+        with pytest.raises(ZeroDivisionError):
+            await broker.publish(msgspec.to_builtins(ended), stream="tokenbus:runs")
+        with pytest.raises(Malformed):
+            await broker.publish({"type": "chunk"}, stream="tokenbus:visible")
+    assert seen == [chunk, sentence]
 
 
 def test_a_subscriber_that_cannot_be_is_refused_where_it_stands():

@@ -7,6 +7,7 @@ import gc
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ from tokenbus import Chunk, Client, PublicEvent
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server import Server, join_deployment
 from tokenbus.client.tail import READS, ROOM, Feed
-from tokenbus.errors import CursorTrimmed, Malformed, RequestInvalid, RunNotFound, ServerUnavailable
+from tokenbus.errors import CursorAhead, CursorTrimmed, Malformed, RequestInvalid, RunNotFound, ServerUnavailable
 from tokenbus_services.embedded import EmbeddedServer
 
 
@@ -69,8 +70,24 @@ async def test_every_seq_is_a_cursor_to_resume_from_over_attempts_too(bus: Clien
     writer.attempt += 5  # attempts that were lost before they wrote anything
     await writer.say("d")
     await writer.complete()
-    for after in range(-1, len(writer.events) + 1):
+    for after in range(-1, len(writer.events)):
         assert await all_of(bus.follow("r", after=after)) == writer.events[after + 1 :]
+
+
+async def test_a_cursor_past_the_newest_event_is_an_error_and_no_silent_wait(bus: Client, server: Server, keys: Keys):
+    writer = Writer(server, keys, "r")
+    await writer.start()
+    with pytest.raises(CursorAhead, match=r"the cursor 1 is past the newest entry, 0"):
+        await anext(bus.follow("r", after=1))
+    await writer.complete()
+    with pytest.raises(CursorAhead):
+        await anext(bus.follow("r", after=2))
+    with pytest.raises(RunNotFound):  # it was seen once, so it is not waited for
+        await anext(bus.follow("another", after=0, wait_s=None))
+    wrong: Any = "7"
+    for after in (-2, wrong, True):
+        with pytest.raises(ValueError, match="after"):
+            bus.follow("r", after=after)
 
 
 async def test_resuming_in_a_live_run_hands_over_without_gap_or_double(bus: Client, server: Server, keys: Keys):
@@ -79,10 +96,10 @@ async def test_resuming_in_a_live_run_hands_over_without_gap_or_double(bus: Clie
     await writer.say("a", "b")
     await writer.retry()
     follower: list[PublicEvent] = []
-    ahead: list[PublicEvent] = []
+    newest: list[PublicEvent] = []
     tasks = [
         asyncio.create_task(collect(bus.follow("r", after=1), follower)),
-        asyncio.create_task(collect(bus.follow("r", after=6), ahead)),
+        asyncio.create_task(collect(bus.follow("r", after=3), newest)),
     ]
     await eventually(lambda: follower == writer.events[2:])
     for i in range(50):
@@ -90,7 +107,7 @@ async def test_resuming_in_a_live_run_hands_over_without_gap_or_double(bus: Clie
     await writer.complete()
     await asyncio.gather(*tasks)
     assert follower == writer.events[2:]
-    assert ahead == writer.events[7:]
+    assert newest == writer.events[4:]
 
 
 async def test_a_cursor_at_the_terminal_event_gives_nothing_and_ends(bus: Client, server: Server, keys: Keys):

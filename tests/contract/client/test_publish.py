@@ -13,9 +13,11 @@ from tests.waiting import eventually
 from tokenbus import Client, Completed, Generate, Message, Run
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server import Server, join_deployment
+from tokenbus.client.outbound import COMMANDS
 from tokenbus.core.intake import decode_request
 from tokenbus.errors import (
     DeploymentMismatch,
+    PublishQueueFull,
     RequestInvalid,
     RequestTooLarge,
     RunFailed,
@@ -82,6 +84,75 @@ async def test_a_full_inbound_stream_refuses_requests_and_still_takes_cancels(
         assert isinstance(caught.value.request, Generate)
         again = await bus.publish(caught.value.request)
         assert again.id == caught.value.request.id
+
+
+async def test_thousands_published_at_once_share_a_few_connections(server_url: str, server: Server, keys: Keys):
+    await join_deployment(server, keys)
+    async with Client(server_url, prefix=keys.prefix) as bus:
+        before = (await server.client.info("stats"))["total_connections_received"]
+        runs = await asyncio.gather(*(bus.publish(REQUEST) for _ in range(3_000)))
+        after = (await server.client.info("stats"))["total_connections_received"]
+    assert after - before <= COMMANDS
+    assert {request.id for request in await inbound(server, keys) if isinstance(request, Generate)} == {
+        run.id for run in runs
+    }
+
+
+async def test_who_would_not_wait_is_told_that_the_clients_queue_is_full(server_url: str, server: Server, keys: Keys):
+    async with Client(server_url, prefix=keys.prefix, max_queued=10) as bus:
+        tries = [bus.publish(REQUEST, wait=False) for _ in range(100)]
+        results = await asyncio.gather(*tries, return_exceptions=True)
+        refused = [error for error in results if isinstance(error, PublishQueueFull)]
+        runs = [run for run in results if isinstance(run, Run)]
+        assert (len(refused), len(runs)) == (90, 10)
+        assert {(error.code, error.retryable) for error in refused} == {("publish_queue_full", True)}
+        request = refused[0].request
+        assert isinstance(request, Generate)
+        assert (await bus.publish(request, wait=False)).id == request.id
+        assert await server.client.xlen(keys.requests) == len(runs) + 1
+
+
+async def test_each_of_many_that_fail_together_has_its_own_request_in_its_error():
+    with EmbeddedServer() as process:
+        async with Server(process.url) as server:
+            await join_deployment(server, Keys())
+        async with Client(process.url) as bus:
+            await bus.publish(REQUEST)
+            await asyncio.to_thread(process.stop)
+            requests = [msgspec.structs.replace(REQUEST, id=f"run{n}") for n in range(50)]
+            errors = await asyncio.gather(*(bus.publish(request) for request in requests), return_exceptions=True)
+            assert [e.request for e in errors if isinstance(e, ServerUnavailable)] == requests
+
+
+async def test_a_cancel_goes_before_the_requests_that_wait_in_the_client(bus: Client, server: Server, keys: Keys):
+    await join_deployment(server, keys)
+    publishing = [asyncio.create_task(bus.publish(REQUEST)) for _ in range(3_000)]
+    await asyncio.sleep(0)
+    await bus.cancel("r")
+    await asyncio.gather(*publishing)
+    found = await inbound(server, keys)
+    # In the order of the calls it would be the last of all; how many were on their way already, the machine says.
+    assert found.index(Cancel(run="r")) < len(found) - 100
+
+
+async def test_what_waits_when_the_client_closes_is_an_error_and_nothing_hangs(
+    server_url: str, server: Server, keys: Keys
+):
+    await join_deployment(server, keys)
+    async with Client(server_url, prefix=keys.prefix) as bus:
+        publishing = [asyncio.create_task(bus.publish(REQUEST)) for _ in range(3_000)]
+        await asyncio.sleep(0)
+    results = await asyncio.gather(*publishing, return_exceptions=True)
+    assert all(isinstance(result, Run | RuntimeError) for result in results)
+
+
+async def test_an_entry_tells_its_tenant_so_that_the_server_need_not_look_for_it(
+    bus: Client, server: Server, keys: Keys
+):
+    await bus.publish(msgspec.structs.replace(REQUEST, metadata={"tenant": "acme"}))
+    await bus.publish({"provider": "p", "model": "m", "messages": [{"role": "user", "content": "x"}], "metadata": None})
+    entries = [fields.get(b"tenant") for _, fields in await server.client.xrange(keys.requests)]
+    assert entries == [b"acme", None]
 
 
 async def test_a_server_without_memory_is_full():

@@ -41,7 +41,7 @@ class Worker:
 @asynccontextmanager
 async def workers(bus: Client, count: int, group: str = "tts") -> AsyncGenerator[list[Worker]]:
     async with AsyncExitStack() as stack:
-        made = [Worker(bus.subscribe("visible", group=group, from_="start")) for _ in range(count)]
+        made = [Worker(bus.subscribe("visible", kinds=Chunk, group=group, from_="start")) for _ in range(count)]
         for worker in made:
             stack.push_async_callback(worker.stop)
         await eventually(lambda: sorted(p for w in made for p in w.subscription.partitions) == [0, 1, 2, 3])
@@ -84,7 +84,7 @@ async def test_two_workers_share_the_runs_and_neither_sees_the_others(bus: Clien
 async def test_closing_a_client_that_is_cancelled_in_the_middle_still_closes_it(server_url: str, keys: Keys):
     bus = Client(server_url, prefix=keys.prefix, partitions=keys.partitions)
     await bus.__aenter__()
-    subscription = bus.subscribe("visible", group="g")
+    subscription = bus.subscribe("visible", kinds=Chunk, group="g")
     await subscription.__aenter__()
     closing = asyncio.create_task(bus.aclose())
     await asyncio.sleep(0)  # so that it waits for the subscription's leases
@@ -104,11 +104,11 @@ async def test_two_groups_have_everything_each(bus: Client, server: Server, keys
 
 async def test_a_group_goes_on_where_it_stood_when_nobody_was_there(bus: Client, server: Server, keys: Keys):
     writer = Writer(server, keys, "r")
-    async with bus.subscribe("visible", group="tts") as events:
+    async with bus.subscribe("visible", kinds=Chunk, group="tts") as events:
         await writer.say("a")
         assert (await anext(events)).text == "a"
     await writer.say("b", "c")
-    async with bus.subscribe("visible", group="tts") as events:
+    async with bus.subscribe("visible", kinds=Chunk, group="tts") as events:
         assert (await anext(events)).text == "b"
         assert (await anext(events)).text == "c"
 
@@ -117,8 +117,8 @@ async def test_a_new_group_begins_now_or_at_the_oldest(bus: Client, server: Serv
     writer = Writer(server, keys, "r")
     await writer.say("old")
     async with (
-        bus.subscribe("visible", group="now") as now,
-        bus.subscribe("visible", group="all", from_="start") as every,
+        bus.subscribe("visible", kinds=Chunk, group="now") as now,
+        bus.subscribe("visible", kinds=Chunk, group="all", from_="start") as every,
     ):
         await writer.say("new")
         assert (await anext(now)).text == "new"
@@ -129,7 +129,7 @@ async def test_leaving_by_an_exception_leaves_the_event_in_hand_not_done(bus: Cl
     writer = Writer(server, keys, "r")
 
     async def fail_at_the_second() -> None:
-        async with bus.subscribe("visible", group="tts") as events:
+        async with bus.subscribe("visible", kinds=Chunk, group="tts") as events:
             await writer.say("a", "b", "c")
             await anext(events)
             await anext(events)
@@ -137,18 +137,18 @@ async def test_leaving_by_an_exception_leaves_the_event_in_hand_not_done(bus: Cl
 
     with pytest.raises(ZeroDivisionError):
         await fail_at_the_second()
-    async with bus.subscribe("visible", group="tts") as events:
+    async with bus.subscribe("visible", kinds=Chunk, group="tts") as events:
         assert (await anext(events)).text == "b"
 
 
 async def test_leaving_in_order_makes_the_event_in_hand_done(bus: Client, server: Server, keys: Keys):
     writer = Writer(server, keys, "r")
-    async with bus.subscribe("visible", group="tts") as events:
+    async with bus.subscribe("visible", kinds=Chunk, group="tts") as events:
         await writer.say("a", "b", "c")
         async for event in events:
             if event.text == "b":
                 break
-    async with bus.subscribe("visible", group="tts") as events:
+    async with bus.subscribe("visible", kinds=Chunk, group="tts") as events:
         assert (await anext(events)).text == "c"
 
 
@@ -171,10 +171,10 @@ async def test_an_event_that_is_being_handled_when_the_client_closes_comes_again
 ):
     writer = Writer(server, keys, "r")
     async with Client(server_url, prefix=keys.prefix, partitions=4) as other:
-        events = other.subscribe("visible", group="tts", from_="start")
+        events = other.subscribe("visible", kinds=Chunk, group="tts", from_="start")
         await writer.say("a", "b")
         assert (await anext(events)).text == "a"
-    async with bus.subscribe("visible", group="tts") as again:
+    async with bus.subscribe("visible", kinds=Chunk, group="tts") as again:
         assert (await anext(again)).text == "a"
 
 
@@ -207,7 +207,7 @@ async def test_a_worker_that_comes_late_is_given_a_share_at_once(bus: Client, se
     writers = [Writer(server, keys, f"r{i}") for i in range(8)]
     async with workers(bus, 1) as [one]:
         await say_all(writers, 2)
-        two = Worker(bus.subscribe("visible", group="tts"))
+        two = Worker(bus.subscribe("visible", kinds=Chunk, group="tts"))
         await eventually(lambda: len(one.subscription.partitions) == len(two.subscription.partitions) == 2)
         await say_all(writers, 2)
         await eventually(lambda: len(one.seen) + len(two.seen) >= 64)
@@ -219,10 +219,10 @@ async def test_a_worker_that_comes_late_is_given_a_share_at_once(bus: Client, se
 async def test_a_partition_is_handed_over_when_its_event_in_hand_is_done(bus: Client, server: Server, keys: Keys):
     run = next(r for r in (f"r{i}" for i in range(100)) if keys.partition_of(r) == 3)
     writer = Writer(server, keys, run)
-    async with bus.subscribe("visible", group="tts") as one:
+    async with bus.subscribe("visible", kinds=Chunk, group="tts") as one:
         await writer.say("a", "b")
         assert await anext(one) == writer.events[0]
-        two = Worker(bus.subscribe("visible", group="tts"))
+        two = Worker(bus.subscribe("visible", kinds=Chunk, group="tts"))
         await eventually(lambda: 3 not in one.partitions)
         assert not two.seen
         done = asyncio.ensure_future(anext(one))  # there is no more for this worker, but "a" is done by this
@@ -236,7 +236,7 @@ async def test_a_partition_is_handed_over_when_its_event_in_hand_is_done(bus: Cl
 async def test_a_worker_whose_lease_was_lost_acknowledges_nothing_more(bus: Client, server: Server, keys: Keys):
     writer = Writer(server, keys, "r")
     partition = keys.partition_of("r")
-    async with bus.subscribe("visible", group="tts") as events:
+    async with bus.subscribe("visible", kinds=Chunk, group="tts") as events:
         await writer.say("a", "b")
         assert (await anext(events)).text == "a"
         lease = keys.lease(partition, "visible:tts")
@@ -255,16 +255,83 @@ async def _next(events: SharedSubscription[Chunk]) -> list[Chunk]:
 
 async def test_a_group_that_fell_behind_what_is_kept_is_told_once_it_goes_on(bus: Client, server: Server, keys: Keys):
     writer = Writer(server, keys, "r", topic_entries=5)
-    async with bus.subscribe("visible", group="tts") as events:
+    async with bus.subscribe("visible", kinds=Chunk, group="tts") as events:
         await writer.say("read")
         await anext(events)
     await writer.say(*map(str, range(9)))
-    async with bus.subscribe("visible", group="tts") as events:
+    async with bus.subscribe("visible", kinds=Chunk, group="tts") as events:
         with pytest.raises(CursorTrimmed):
             await anext(events)
         assert [await anext(events) for _ in range(5)] == writer.events[-5:]
     await writer.say("more")
-    async with bus.subscribe("visible", group="tts") as events:
+    async with bus.subscribe("visible", kinds=Chunk, group="tts") as events:
+        assert (await anext(events)).text == "more"
+
+
+async def test_a_gap_is_acknowledged_so_that_the_next_worker_is_not_told_of_it_again(
+    bus: Client, server: Server, keys: Keys
+):
+    writer = Writer(server, keys, "r", topic_entries=5)
+    async with bus.subscribe("visible", kinds=Chunk, group="tts") as events:
+        await writer.say("read")
+        await anext(events)
+    await writer.say(*map(str, range(9)))
+    async with bus.subscribe("visible", kinds=Chunk, group="tts") as events:
+        with pytest.raises(CursorTrimmed):
+            await anext(events)  # and then this worker ends, before it has an event
+    async with bus.subscribe("visible", kinds=Chunk, group="tts") as events:
+        assert [await anext(events) for _ in range(5)] == writer.events[-5:]
+        assert events.gaps.trimmed == 0
+
+
+async def test_handlers_continue_after_a_gap_which_is_logged(
+    bus: Client, server: Server, keys: Keys, caplog: pytest.LogCaptureFixture
+):
+    writer = Writer(server, keys, "r", topic_entries=5)
+    async with bus.subscribe("visible", kinds=Chunk, group="tts") as events:
+        await writer.say("read")
+        await anext(events)
+    await writer.say(*map(str, range(9)))
+    seen: list[Chunk] = []
+
+    async def note(chunk: Chunk) -> None:
+        seen.append(chunk)
+
+    task = asyncio.create_task(bus.subscribe("visible", kinds=Chunk, group="tts").each(note))
+    await eventually(lambda: seen == writer.events[-5:])
+    await writer.say("live")
+    await eventually(lambda: seen == writer.events[-6:])
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert sum("trimmed before they were read" in record.message for record in caplog.records) == 1
+
+
+async def test_who_asks_is_called_with_the_gap_in_place_of_an_error(bus: Client, server: Server, keys: Keys):
+    writer = Writer(server, keys, "r", topic_entries=5)
+    async with bus.subscribe("visible", kinds=Chunk, group="tts") as events:
+        await writer.say("read")
+        await anext(events)
+    await writer.say(*map(str, range(9)))
+    gaps: list[CursorTrimmed] = []
+    async with bus.subscribe("visible", kinds=Chunk, group="tts", on_trimmed=gaps.append) as events:
+        assert [await anext(events) for _ in range(5)] == writer.events[-5:]
+    [gap] = gaps
+    assert gap.key == keys.topic(keys.partition_of("r"), "visible")
+
+
+async def test_an_entry_that_is_no_event_costs_a_group_that_entry_alone(
+    bus: Client, server: Server, keys: Keys, caplog: pytest.LogCaptureFixture
+):
+    writer = Writer(server, keys, "r")
+    async with bus.subscribe("visible", kinds=Chunk, group="tts") as events:
+        for bad in ({"x": "y"}, {"__data__": "{"}, {"__data__": "[]"}):
+            await server.client.xadd(keys.topic(keys.partition_of("r"), "visible"), bad)
+        await writer.say("good")
+        assert await anext(events) == writer.events[0]
+        assert events.gaps.malformed == 3
+    assert "entry passed over (1 so far): visible" in caplog.text
+    async with bus.subscribe("visible", kinds=Chunk, group="tts") as events:
+        await writer.say("more")
         assert (await anext(events)).text == "more"
 
 
@@ -285,11 +352,11 @@ async def test_entering_without_a_server_is_an_error():
         async with Client(process.url, prefix="away") as bus:
             await asyncio.to_thread(process.stop)
             with pytest.raises(ServerUnavailable):
-                async with bus.subscribe("visible", group="tts"):
+                async with bus.subscribe("visible", kinds=Chunk, group="tts"):
                     pass
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a:b", "{a}", "x" * 65])
 def test_a_group_name_that_is_unsafe_in_a_key_is_refused(bus: Client, name: str):
     with pytest.raises(ValueError, match="group"):
-        bus.subscribe("visible", group=name)
+        bus.subscribe("visible", kinds=Chunk, group=name)

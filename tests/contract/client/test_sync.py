@@ -14,6 +14,7 @@ import pytest
 
 from tests.contract.client.writer import Writer
 from tests.waiting import eventually
+from tokenbus import Chunk
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server import Server
 from tokenbus.errors import RunNotFound, ServerUnavailable
@@ -62,13 +63,13 @@ async def test_a_group_is_shared_and_acknowledged(server_url: str, server: Serve
     await writer.say("a", "b", "c")
 
     def first(bus: Client) -> list[str]:
-        with bus.subscribe("visible", group="g", from_="start", ack="explicit") as events:
+        with bus.subscribe("visible", kinds=Chunk, group="g", from_="start", ack="explicit") as events:
             taken = [next(events), next(events)]
             events.ack(taken[0])
             return [event.text for event in taken]
 
     def second(bus: Client) -> str:
-        with bus.subscribe("visible", group="g") as events:
+        with bus.subscribe("visible", kinds=Chunk, group="g") as events:
             return next(events).text
 
     assert await script(server_url, keys, first) == ["a", "b"]
@@ -84,10 +85,10 @@ async def test_sentences_and_cursors_come_as_they_do_in_the_asynchronous_client(
     def work(bus: Client) -> tuple[str, str, str]:
         with bus.sentences(from_="start") as sentences:
             said = next(sentences).text, next(sentences).text
-        with bus.subscribe("visible", from_="start") as events:
+        with bus.subscribe("visible", kinds=Chunk, from_="start") as events:
             next(events)
             cursor = events.cursor
-        with bus.subscribe("visible", from_=cursor) as events:
+        with bus.subscribe("visible", kinds=Chunk, from_=cursor) as events:
             return *said, next(events).text
 
     assert await script(server_url, keys, work) == ("One is here. ", "Two is here. ", " is here. Three")

@@ -47,6 +47,15 @@ def test_the_text_is_that_of_the_text_blocks_whether_it_is_visible_or_not():
     assert (response.text, response.thinking) == ("Well said", "hm")
 
 
+def test_the_texts_of_turns_stay_apart_and_the_last_one_has_a_name():
+    later = msgspec.structs.replace(piece(3, "It is fine."), turn=1)
+    response = fold(piece(0, "Let me "), piece(1, "look."), later)
+    assert (response.text, response.last_text) == ("Let me look.\n\nIt is fine.", "It is fine.")
+    silent = msgspec.structs.replace(piece(3, "{}", "tool_call"), turn=1)
+    assert fold(piece(0, "Let me look."), silent).text == "Let me look."
+    assert fold(piece(0, "Let me look."), silent).last_text == ""
+
+
 def whole(block: int, content: str | None, kind: BlockKind = "text", **fields: Any) -> BlockComplete:
     return BlockComplete(**AT, block=block, kind=kind, content=content, **fields)
 

@@ -16,6 +16,7 @@ from tokenbus.events.public import (
     Started,
     Timing,
     ToolProgress,
+    UnknownEvent,
 )
 
 AT: dict[str, Any] = {"run": "r", "seq": 0, "turn": 0, "attempt": 1}
@@ -27,41 +28,57 @@ CALL = BlockStarted(**AT, block=1, kind="tool_call")
 CALLED = BlockComplete(**AT, block=1, kind="tool_call", arguments="{}")
 ENDED = Completed(**AT, finish="stop", timing=Timing(total_ms=1))
 PROGRESS = ToolProgress(**AT, block=1, tool_id="t", tool_name="f", progress=1)
-ALL: list[PublicEvent] = [STARTED, TEXT, CHUNK, SAID, CALL, CALLED, PROGRESS, ENDED]
+
+
+UNKNOWN = UnknownEvent(**AT, event_type="sung", fields={})
 
 
 @pytest.mark.parametrize(
-    ("kinds", "wanted"),
+    ("topic", "kinds", "wanted"),
     [
-        (None, ALL),
-        (["block_complete"], [SAID, CALLED]),
-        (["tool_call"], [CALL, CALLED]),
-        (["block_complete", "tool_call"], [CALLED]),
-        (["block_complete", "tool_call", "completed"], [CALLED, ENDED]),
-        ("tool_progress", [PROGRESS]),
-        ("chunk", [CHUNK]),
-        ([], []),
+        ("blocks", None, [TEXT, SAID, CALL, CALLED, PROGRESS, UNKNOWN]),
+        ("blocks", ["block_complete"], [SAID, CALLED]),
+        ("blocks", BlockComplete, [SAID, CALLED]),
+        ("blocks", [BlockComplete, BlockStarted], [TEXT, SAID, CALL, CALLED]),
+        ("blocks", ["tool_call"], [CALL, CALLED]),
+        ("blocks", [BlockComplete, "tool_call"], [CALLED]),
+        ("blocks", "tool_progress", [PROGRESS]),
+        ("chunks", "chunk", [CHUNK]),
+        ("visible", ["thinking"], []),
+        ("runs", ["started", "completed"], [STARTED, ENDED]),
+        ("runs", [], []),
     ],
 )
-def test_kinds_are_types_of_events_and_kinds_of_blocks(kinds: Any, wanted: list[PublicEvent]):
-    selection = Selection(kinds)
-    assert [event for event in ALL if selection.wants(event)] == wanted
+def test_kinds_are_types_of_events_and_kinds_of_blocks(topic: Any, kinds: Any, wanted: list[PublicEvent]):
+    selection = Selection(topic, kinds)
+    on_topic = {"blocks": [TEXT, SAID, CALL, CALLED, PROGRESS], "runs": [STARTED, ENDED]}.get(topic, [CHUNK])
+    assert [event for event in [*on_topic, UNKNOWN] if selection.wants(event)] == wanted
 
 
-def test_a_kind_that_there_is_not_is_refused_by_name():
-    with pytest.raises(ValueError, match="sentence"):
-        Selection(["chunk", "sentence"])
+@pytest.mark.parametrize(
+    ("topic", "kind", "problem"),
+    [
+        ("visible", "chnk", "did you mean 'chunk'"),
+        ("blocks", "blok_complete", "did you mean 'block_complete'"),
+        ("runs", "text", "kinds of runs: unknown 'text'"),
+        ("visible", Completed, "kinds of visible: unknown 'completed'"),
+        ("blocks", str, "unknown"),
+    ],
+)
+def test_a_kind_that_the_topic_never_has_is_refused_with_the_nearest(topic: Any, kind: Any, problem: str):
+    with pytest.raises(ValueError, match=problem):
+        Selection(topic, [kind])
 
 
 @pytest.mark.parametrize("runs", ["r", ["r"], {"r", "s"}, lambda run: run == "r"])
 def test_runs_are_named_or_told_by_a_predicate(runs: Any):
-    assert Selection(runs=runs).wants(CHUNK)
-    assert not Selection(runs=["s"]).wants(CHUNK)
+    assert Selection("visible", runs=runs).wants(CHUNK)
+    assert not Selection("visible", runs=["s"]).wants(CHUNK)
 
 
 def test_a_set_of_runs_may_grow_while_it_is_in_use():
     runs: set[str] = set()
-    selection = Selection(runs=runs)
+    selection = Selection("visible", runs=runs)
     assert not selection.wants(CHUNK)
     runs.add("r")
     assert selection.wants(CHUNK)

@@ -1,0 +1,57 @@
+"""What the blob service says over HTTP, to whoever asks it: paths, and errors as JSON. No IO here."""
+
+from __future__ import annotations
+
+import msgspec
+
+from tokenbus.errors import (
+    BlobCorrupt,
+    BlobError,
+    BlobNotFound,
+    BlobQuotaExceeded,
+    BlobRefused,
+    BlobStoreFull,
+    BlobTooLarge,
+    BlobUnauthorized,
+    BlobUnavailable,
+)
+
+PATH = "/blobs"
+MAX_ANSWER_BYTES = 64 * 2**10
+"""The service never says more, but for a blob's content."""
+DEFAULT_URL = "http://127.0.0.1:8085"
+TOKEN_ENV = "TOKENBUS_BLOB_TOKEN"
+
+
+class BlobProblem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The body of an error answer. ``size`` and ``limit``, in bytes, are there where the body was too large."""
+
+    code: str
+    message: str
+    size: int | None = None
+    limit: int | None = None
+
+
+def blob_error(status: int, answer: bytes, what: str) -> BlobError:
+    """The service's error answer as the error that it stands for."""
+    try:
+        problem = msgspec.json.decode(answer, type=BlobProblem)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        problem = BlobProblem(code="", message=f"HTTP {status}")
+    match problem.code:
+        case BlobNotFound.code:
+            return BlobNotFound(what)
+        case BlobTooLarge.code:
+            return BlobTooLarge(problem.size or 0, problem.limit or 0)
+        case BlobRefused.code:
+            return BlobRefused(what, problem.message)
+        case BlobCorrupt.code:
+            return BlobCorrupt(what, problem.message)
+        case BlobUnauthorized.code:
+            return BlobUnauthorized(what)
+        case BlobQuotaExceeded.code:
+            return BlobQuotaExceeded(what, problem.message)
+        case BlobStoreFull.code:
+            return BlobStoreFull(what, problem.message)
+        case _:
+            return BlobUnavailable(what, problem.message)

@@ -1,0 +1,271 @@
+"""The blob store for the light client: over HTTP with the standard library, streamed both ways.
+
+Each call has a connection of its own, whose steps run in a worker thread one after the other: nothing blocks the event
+loop, and of a large blob no more than a piece is in memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Mapping
+from contextlib import aclosing, suppress
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+from urllib.parse import urlsplit
+
+import msgspec
+
+from tokenbus.blob_wire import DEFAULT_URL, MAX_ANSWER_BYTES, PATH, TOKEN_ENV, blob_error
+from tokenbus.blobs import (
+    DEFAULT_MEDIA_TYPE,
+    BlobRef,
+    blob_id_from_digest,
+    parse_blob_id,
+    parse_media_type,
+)
+from tokenbus.errors import BlobCorrupt, BlobUnavailable, SettingsError
+
+if TYPE_CHECKING:
+    from http.client import HTTPConnection, HTTPResponse
+
+PIECE_BYTES = 256 * 2**10
+TIMEOUT_S = 30.0
+"""Longest silence of the service."""
+URL_ENV = "TOKENBUS_BLOBS_URL"
+
+T = TypeVar("T")
+
+
+class Blobs:
+    """The blob service at an address; a `tokenbus.blobs.BlobStreams`. Any number of tasks may use it at once.
+
+    A call is tried once; an error whose ``retryable`` is true may be tried again as it is.
+    """
+
+    def __init__(self, url: str | None = None, *, token: str | None = None) -> None:
+        """``url``: None for `TOKENBUS_BLOBS_URL`, or else the service on this machine. ``token``: None for
+        `TOKENBUS_BLOB_TOKEN`, or what the file has that `TOKENBUS_BLOB_TOKEN_FILE` names. Does no IO but for that file.
+        Raises SettingsError.
+        """
+        source = "blobs"
+        if url is None:
+            url, source = os.environ.get(URL_ENV) or DEFAULT_URL, URL_ENV
+        self._url = url.rstrip("/")
+        parts = urlsplit(self._url)
+        try:
+            host, port = parts.hostname, parts.port
+        except ValueError as e:
+            raise SettingsError(source, "url", str(e)) from None
+        if parts.scheme not in ("http", "https") or not host or parts.query or parts.fragment:
+            raise SettingsError(source, "url", "must be http://host:port or https://host:port")
+        self._host, self._port, self._tls = host, port, parts.scheme == "https"
+        self._base = parts.path
+        token = _token(os.environ) if token is None else token
+        if not (token.isascii() and token.isprintable()) or " " in token:
+            raise SettingsError(TOKEN_ENV, "token", "has characters that a header cannot hold")
+        self._headers = {"Accept-Encoding": "identity", **({"Authorization": f"Bearer {token}"} if token else {})}
+
+    async def put(self, content: bytes | AsyncIterable[bytes], media_type: str = DEFAULT_MEDIA_TYPE) -> BlobRef:
+        """Store content, whole or in pieces; the same content again is the same blob. A request names it by its
+        ``blob_id``.
+
+        Raises BlobTooLarge, BlobRefused, BlobUnauthorized, BlobStoreFull, BlobUnavailable, and what ``content`` raises:
+        then nothing is stored.
+        """
+        headers = {"Content-Type": parse_media_type(media_type)}
+        async with aclosing(_Call(self._connection(), self._url)) as call:
+            await call.begin("PUT", self._base + PATH, {**self._headers, **headers}, _pieces(content))
+            status, answer = await call.answer(MAX_ANSWER_BYTES)
+        if status != 201:
+            raise blob_error(status, answer, PATH)
+        try:
+            return msgspec.json.decode(answer, type=BlobRef)
+        except (msgspec.DecodeError, UnicodeDecodeError) as e:
+            raise BlobUnavailable(self._url, f"the answer is not from a blob service: {e}") from e
+
+    async def get(self, blob_id: str) -> bytes:
+        """A blob's whole content, checked against its id. Raises as `chunks`."""
+        async with aclosing(self.chunks(blob_id)) as chunks:
+            return b"".join([chunk async for chunk in chunks])
+
+    async def chunks(self, blob_id: str) -> AsyncGenerator[bytes]:
+        """A blob's content in pieces, checked against its id before the last one is given.
+
+        The blob then stays for as long as a run may be open. Raises BlobNotFound, BlobCorrupt, BlobRefused,
+        BlobUnauthorized, BlobUnavailable.
+        """
+        digest = parse_blob_id(blob_id)
+        hasher, held, begun = sha256(), b"", False
+        try:
+            async with aclosing(_Call(self._connection(), self._url)) as call:
+                await call.begin("GET", f"{self._base}{PATH}/{blob_id}", self._headers)
+                if call.status != 200:
+                    status, answer = await call.answer(MAX_ANSWER_BYTES)
+                    raise blob_error(status, answer, blob_id)
+                begun = True
+                while chunk := await call.read():
+                    hasher.update(chunk)
+                    if held:
+                        yield held
+                    held = chunk
+        except BlobUnavailable as e:
+            if begun:  # the service cuts a content short that is not its blob's
+                with suppress(BlobUnavailable):
+                    await self.check(blob_id)
+            raise e
+        if hasher.hexdigest() != digest:
+            raise BlobCorrupt(blob_id, f"the content that came is {blob_id_from_digest(hasher.hexdigest())}")
+        if held:
+            yield held
+
+    async def head(self, blob_id: str) -> BlobRef:
+        """What is stored under this id. Raises BlobError."""
+        parse_blob_id(blob_id)
+        async with aclosing(_Call(self._connection(), self._url)) as call:
+            await call.begin("HEAD", f"{self._base}{PATH}/{blob_id}", self._headers)
+            if call.status != 200:  # the answer to a HEAD has no body that could tell more
+                code = {404: "blob_not_found", 401: "blob_unauthorized"}.get(call.status, "")
+                raise blob_error(call.status, b'{"code":"%s","message":""}' % code.encode() if code else b"", blob_id)
+            size, media_type = call.header("content-length"), call.header("content-type") or DEFAULT_MEDIA_TYPE
+        if not size.isdigit():
+            raise BlobUnavailable(self._url, "the answer is not from a blob service: it has no length")
+        return BlobRef(blob_id=blob_id, media_type=media_type, size=int(size))
+
+    async def lease(self, blob_id: str) -> None:
+        """Let the blob live for as long as a run may be open, from now on. Raises BlobError."""
+        await self._post(blob_id, "lease")
+
+    async def check(self, blob_id: str) -> None:
+        """Have the service compare content and id. Raises BlobCorrupt where they differ, and other BlobErrors."""
+        await self._post(blob_id, "check")
+
+    async def store(self, content: bytes | AsyncIterable[bytes], media_type: str) -> BlobRef:
+        """The same as `put`: so this is a `tokenbus.blobs.BlobLoader`."""
+        return await self.put(content, media_type)
+
+    async def load(self, blob_id: str) -> bytes:
+        """The same as `get`."""
+        return await self.get(blob_id)
+
+    async def aclose(self) -> None:
+        """Nothing is open between calls."""
+
+    async def _post(self, blob_id: str, what: str) -> None:
+        parse_blob_id(blob_id)
+        async with aclosing(_Call(self._connection(), self._url)) as call:
+            await call.begin("POST", f"{self._base}{PATH}/{blob_id}/{what}", {**self._headers, "Content-Length": "0"})
+            status, answer = await call.answer(MAX_ANSWER_BYTES)
+        if status != 204:
+            raise blob_error(status, answer, blob_id)
+
+    def _connection(self) -> HTTPConnection:
+        from http.client import HTTPConnection, HTTPSConnection  # only who has blobs pays for it
+
+        made = HTTPSConnection if self._tls else HTTPConnection
+        return made(self._host, self._port, timeout=TIMEOUT_S, blocksize=PIECE_BYTES)
+
+
+class _Call:
+    """One request and its answer on a connection of its own; `aclose` ends it whatever it is doing."""
+
+    def __init__(self, connection: HTTPConnection, url: str) -> None:
+        self._connection = connection
+        self._url = url
+        self._response: HTTPResponse | None = None
+
+    async def begin(
+        self, method: str, path: str, headers: Mapping[str, str], body: AsyncGenerator[bytes] | None = None
+    ) -> None:
+        """Send the request; the head of its answer is here when this returns. Raises BlobUnavailable."""
+        connection = self._connection
+        await self._step(lambda: connection.putrequest(method, path, skip_accept_encoding=True))
+        for name, value in headers.items():
+            connection.putheader(name, value)
+        if body is None:
+            await self._step(connection.endheaders)
+        else:
+            connection.putheader("Transfer-Encoding", "chunked")
+            await self._step(connection.endheaders)
+            async with aclosing(body) as pieces:
+                async for piece in pieces:
+                    if not await self._sent(b"%x\r\n%b\r\n" % (len(piece), piece)):
+                        break  # it has answered already: too large, say
+                else:
+                    await self._sent(b"0\r\n\r\n")
+        self._response = await self._step(connection.getresponse)
+
+    @property
+    def status(self) -> int:
+        """Of the answer."""
+        assert self._response
+        return self._response.status
+
+    def header(self, name: str) -> str:
+        """A header of the answer; empty where it has none of that name."""
+        assert self._response
+        return self._response.getheader(name) or ""
+
+    async def read(self) -> bytes:
+        """The next piece of the answer's body; empty at its end. Raises BlobUnavailable, also where it is cut short."""
+        response = self._response
+        assert response
+        piece = await self._step(lambda: response.read1(PIECE_BYTES))
+        if not piece and response.length:
+            raise BlobUnavailable(self._url, f"the answer was cut short by {response.length} bytes")
+        return piece
+
+    async def answer(self, limit: int) -> tuple[int, bytes]:
+        """Status and body, cut to ``limit`` bytes."""
+        body = bytearray()
+        while len(body) < limit and (piece := await self.read()):
+            body += piece
+        return self.status, bytes(body[:limit])
+
+    async def aclose(self) -> None:
+        """Close the connection; a step that is still waiting in its thread ends with it."""
+        if self._connection.sock:
+            with suppress(OSError):
+                self._connection.sock.shutdown(socket.SHUT_RDWR)
+        self._connection.close()
+
+    async def _sent(self, data: bytes) -> bool:
+        try:
+            await self._step(lambda: self._connection.send(data))
+        except BlobUnavailable:
+            if self._connection.sock is None:
+                raise
+            return False
+        return True
+
+    async def _step(self, step: Callable[[], T]) -> T:
+        from http.client import HTTPException
+
+        try:
+            return await asyncio.to_thread(step)
+        except (OSError, HTTPException) as e:
+            raise BlobUnavailable(self._url, f"{type(e).__name__} {e}".strip()) from e
+
+
+async def _pieces(content: bytes | AsyncIterable[bytes]) -> AsyncGenerator[bytes]:
+    if isinstance(content, bytes):
+        for start in range(0, len(content), PIECE_BYTES):
+            yield content[start : start + PIECE_BYTES]
+        return
+    async for piece in content:
+        if piece:
+            yield piece
+
+
+def _token(env: Mapping[str, str]) -> str:
+    token, path = env.get(TOKEN_ENV, "").strip(), env.get(f"{TOKEN_ENV}_FILE", "")
+    if token and path:
+        raise SettingsError("environment", f"{TOKEN_ENV}_FILE", f"{TOKEN_ENV} is set too")
+    if not path:
+        return token
+    try:
+        return Path(path).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as e:
+        raise SettingsError("environment", f"{TOKEN_ENV}_FILE", getattr(e, "strerror", None) or "no text") from None

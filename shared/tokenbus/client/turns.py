@@ -1,0 +1,108 @@
+"""What a run said, as the messages that the next request of the same conversation takes. Pure.
+
+Of each turn the model's message, its parts in the order of their blocks, each with what its provider wants back; then
+the results of its calls. What was cut off is left out, but for text: the listener heard that much.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, cast
+
+from tokenbus.events.public import BlockComplete, ImageRef
+from tokenbus.events.requests import (
+    Base64Source,
+    BlobSource,
+    ContentPart,
+    ExtraPart,
+    ImagePart,
+    Message,
+    TextPart,
+    ThinkingPart,
+    ToolCallPart,
+    ToolResultPart,
+)
+
+Extras = Sequence[Mapping[str, object]]
+
+
+def messages_of(blocks: Sequence[BlockComplete], extras: Extras, participant: str | None) -> list[Message]:
+    """The messages of a run with these blocks. ``extras``: its `provider_extra`, where items of the provider's own
+    stand, and what came after the ends of blocks."""
+    late = {block: extra for extra in extras if isinstance(block := extra.get("block"), int)}
+    messages: list[Message] = []
+    placed = [turn for extra in extras if isinstance(turn := extra.get("turn"), int)]
+    for turn in sorted({*(block.turn for block in blocks), *placed}):
+        own = [block for block in blocks if block.turn == turn]
+        said = list(_said(own, late, _items(extras, turn)))
+        if said:
+            messages.append(Message(role="assistant", content=said, participant=participant))
+        called = {part.tool_id for part in said if isinstance(part, ToolCallPart)}
+        results = [_result(block) for block in own if block.kind == "tool_result" and block.tool_id in called]
+        if results:
+            messages.append(Message(role="tool", content=list[ContentPart](results)))
+    return messages
+
+
+def _said(
+    blocks: Sequence[BlockComplete], late: Mapping[int, Mapping[str, object]], items: Sequence[tuple[int, ExtraPart]]
+) -> Iterator[ContentPart]:
+    """The turn's parts, the provider's own items among them."""
+    waiting = list(items)
+    for block in blocks:
+        while waiting and waiting[0][0] < block.block:
+            yield waiting.pop(0)[1]
+        if part := _part(block, late.get(block.block, {})):
+            yield part
+    yield from (item for _, item in waiting)
+
+
+def _items(extras: Extras, turn: int) -> list[tuple[int, ExtraPart]]:
+    """The provider's own items of a turn, each with the block that it stands after."""
+    return sorted(
+        (
+            (cast("int", extra["after"]), ExtraPart(name=str(extra["name"]), json=str(extra["json"])))
+            for extra in extras
+            if extra.get("turn") == turn and isinstance(extra.get("after"), int)
+        ),
+        key=lambda item: item[0],
+    )
+
+
+def _part(block: BlockComplete, late: Mapping[str, object]) -> ContentPart | None:
+    back: dict[str, Any] = {
+        name: {**(getattr(block, name) or {}), **cast("dict[str, str]", late.get(name) or {})} or None
+        for name in ("opaque", "opaque_blobs")
+    }
+    match block.kind:
+        case "text" if block.content:
+            return TextPart(text=block.content, **back)
+        case "thinking" if not block.cut:
+            return ThinkingPart(text=block.content or "", signature=block.signature, **back)
+        case "tool_call" if not block.cut:
+            name, tool_id = block.tool_name or "", block.tool_id or ""
+            return ToolCallPart(tool_id=tool_id, tool_name=name, arguments=block.arguments or "", **back)
+        case "image" if block.image and not block.cut and not block.image.draft:
+            source = _source(block.image)
+            return ImagePart(source=source, **back) if source else None
+        case _:
+            return None
+
+
+def _result(block: BlockComplete) -> ToolResultPart:
+    """A result with those of its images that the model was shown."""
+    shown = [image for image in block.images or () if image.size_bytes or image.base64]
+    sources = [source for image in shown if (source := _source(image))]
+    content: str | list[TextPart | ImagePart] = block.content or ""
+    if sources:
+        text = [TextPart(text=block.content)] if block.content else []
+        content = [*text, *(ImagePart(source=source) for source in sources)]
+    return ToolResultPart(
+        tool_id=block.tool_id or "", tool_name=block.tool_name, content=content, is_error=bool(block.is_error)
+    )
+
+
+def _source(image: ImageRef) -> BlobSource | Base64Source | None:
+    if image.blob_id:
+        return BlobSource(blob_id=image.blob_id, media_type=image.media_type, size_bytes=image.size_bytes)
+    return Base64Source(media_type=image.media_type, data=image.base64) if image.base64 else None
