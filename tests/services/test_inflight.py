@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import cast
-from unittest.mock import AsyncMock
+from unittest.mock import AsyncMock, Mock
+
+import pytest
 
 from tests.waiting import eventually
+from tokenbus.bus.liveness import Liveness, beat
 from tokenbus.bus.queue import Item, Queue
-from tokenbus_services.worker.inflight import InFlight
+from tokenbus_services.worker import inflight as module
+from tokenbus_services.worker.inflight import InFlight, Later
 
 ITEM = Item("turns", "1-0", {b"run-1": b""}, 1)
 
@@ -32,6 +36,10 @@ async def never(*_: object) -> None:
     raise AssertionError("nothing of this kind happens here")
 
 
+def no_bound(_: Item) -> float:
+    return 3600.0
+
+
 async def test_what_an_item_came_to_is_said_again_where_its_finish_is_tried_again():
     told: list[str] = []
 
@@ -43,7 +51,9 @@ async def test_what_an_item_came_to_is_said_again_where_its_finish_is_tried_agai
         told.append("again")
 
     queue = _Queue()
-    inflight = InFlight(cast("Queue", queue), most=1, work=work, abandon=never, poisoned=never, again=again)
+    inflight = InFlight(
+        cast("Queue", queue), most=1, work=work, abandon=never, poisoned=never, again=again, still_s=no_bound
+    )
     await inflight.start(ITEM)
     await queue.finished.wait()
     assert told == ["done", "again"]
@@ -57,7 +67,9 @@ async def test_of_poison_nothing_is_said_again():
         assert isinstance(error, ValueError)
 
     queue = _Queue()
-    inflight = InFlight(cast("Queue", queue), most=1, work=work, abandon=never, poisoned=poisoned, again=never)
+    inflight = InFlight(
+        cast("Queue", queue), most=1, work=work, abandon=never, poisoned=poisoned, again=never, still_s=no_bound
+    )
     await inflight.start(ITEM)
     await queue.finished.wait()
 
@@ -77,7 +89,7 @@ async def test_work_that_is_stopped_twice_still_closes_what_it_holds():
             closed.set()
 
     queue = _Queue()
-    inflight = InFlight(cast("Queue", queue), most=1, work=work, abandon=never, poisoned=never)
+    inflight = InFlight(cast("Queue", queue), most=1, work=work, abandon=never, poisoned=never, still_s=no_bound)
     await inflight.start(ITEM)
     await began.wait()
     inflight.cancel("run-1")
@@ -99,7 +111,7 @@ async def test_of_a_runs_items_only_those_that_are_meant_are_stopped():
             ended.append(item)
 
     queue = AsyncMock()
-    inflight = InFlight(queue, most=2, work=work, abandon=never, poisoned=never)
+    inflight = InFlight(queue, most=2, work=work, abandon=never, poisoned=never, still_s=no_bound)
     await inflight.start(old)
     await inflight.start(new)
     await asyncio.sleep(0)  # so that both have begun
@@ -108,6 +120,22 @@ async def test_of_a_runs_items_only_those_that_are_meant_are_stopped():
     assert len(inflight) == 1
     going_on.set()
     await eventually(lambda: ended == [old, new] and not len(inflight))
+
+
+async def test_work_that_nobody_stopped_and_that_was_cancelled_is_left_to_another_worker():
+    """A cancellation can leak out of a library: finished, the run would be open for ever; kept alive, too."""
+    queue = AsyncMock()
+    queue.let_go = let_go = Mock()
+
+    async def work(item: Item) -> None:
+        raise asyncio.CancelledError
+
+    inflight = InFlight(queue, most=1, work=work, abandon=never, poisoned=never, still_s=no_bound)
+    await inflight.start(ITEM)
+    await eventually(lambda: not len(inflight))
+    let_go.assert_called_once_with([ITEM])
+    queue.finish.assert_not_called()
+    await inflight.room()
 
 
 async def test_an_item_that_comes_back_while_its_lost_work_ends_is_worked_and_counted_once():
@@ -127,7 +155,7 @@ async def test_an_item_that_comes_back_while_its_lost_work_ends_is_worked_and_co
         raise AssertionError("nothing is abandoned or poisoned here")
 
     queue = _Queue()
-    inflight = InFlight(cast("Queue", queue), most=2, work=work, abandon=never, poisoned=never)
+    inflight = InFlight(cast("Queue", queue), most=2, work=work, abandon=never, poisoned=never, still_s=no_bound)
     await inflight.start(ITEM)
     await eventually(lambda: len(begun) == 1)
     inflight.lost(ITEM)
@@ -139,3 +167,81 @@ async def test_an_item_that_comes_back_while_its_lost_work_ends_is_worked_and_co
     await eventually(lambda: len(inflight) == 0)
     for _ in range(2):
         await asyncio.wait_for(inflight.room(), timeout=60)
+
+
+@pytest.mark.parametrize("ends_when_told", [True, False])
+async def test_work_without_progress_for_longer_than_its_bound_is_stopped_and_is_poison(
+    monkeypatch: pytest.MonkeyPatch, ends_when_told: bool
+):
+    monkeypatch.setattr(module, "LOOK_S", 0.01)
+    monkeypatch.setattr(module, "ABANDON_S", 0.01)
+    let_end, why = asyncio.Event(), list[Exception]()
+
+    async def work(item: Item) -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            if ends_when_told:
+                raise
+            await let_end.wait()
+
+    async def poisoned(item: Item, error: Exception) -> None:
+        why.append(error)
+
+    queue, liveness = _Queue(), Liveness()
+    inflight = InFlight(
+        cast("Queue", queue),
+        most=1,
+        work=work,
+        abandon=never,
+        poisoned=poisoned,
+        still_s=lambda item: 60.0,
+        liveness=liveness,
+    )
+    await inflight.start(ITEM)
+    await asyncio.sleep(0.05)
+    assert not why
+    liveness.elapsed_s += 61
+    await queue.finished.wait()
+    assert "no progress for 60 s" in str(why[0])
+    await inflight.room()  # for the next
+    let_end.set()
+
+
+async def test_work_that_gets_on_is_left_to_it(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(module, "LOOK_S", 0.001)
+    liveness = Liveness()
+
+    async def work(item: Item) -> None:
+        for _ in range(5):
+            liveness.elapsed_s += 50
+            await asyncio.create_task(part())  # what it consists of counts, too
+            await asyncio.sleep(0.01)
+
+    async def part() -> None:
+        beat()
+
+    queue = _Queue()
+    inflight = InFlight(
+        cast("Queue", queue),
+        most=1,
+        work=work,
+        abandon=never,
+        poisoned=never,
+        still_s=lambda item: 60.0,
+        liveness=liveness,
+    )
+    await inflight.start(ITEM)
+    await queue.finished.wait()
+
+
+async def test_work_that_cannot_be_done_now_goes_to_the_end_of_its_queue():
+    async def work(item: Item) -> None:
+        raise Later
+
+    queue = AsyncMock()
+    inflight = InFlight(queue, most=1, work=work, abandon=never, poisoned=never, still_s=no_bound)
+    await inflight.start(ITEM)
+    await eventually(lambda: not len(inflight))
+    queue.requeue.assert_awaited_once_with([ITEM])
+    queue.finish.assert_not_awaited()

@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 from redis.exceptions import ConnectionError as ConnectionLost
 
 from tests.waiting import eventually
+from tokenbus.bus.liveness import Liveness
 from tokenbus_services.settings import Settings
 from tokenbus_services.worker import source as source_module
 from tokenbus_services.worker.app import make_broker
@@ -51,7 +52,16 @@ class Source:
 @asynccontextmanager
 async def served(server_url: str, source: Source, *, stretch_s: float) -> AsyncGenerator[None]:
     broker = make_broker(Settings(redis_url=server_url), source.registry)
-    attach(broker, stream="s", title="t", description="d", read=source.read, handle=source.handle, stretch_s=stretch_s)
+    attach(
+        broker,
+        stream="s",
+        title="t",
+        description="d",
+        read=source.read,
+        handle=source.handle,
+        liveness=Liveness(),
+        stretch_s=stretch_s,
+    )
     await broker.start()
     try:
         yield

@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import cast
 
 from tokenbus.bus.keys import Keys
+from tokenbus.bus.partition import Standing
 from tokenbus.bus.scripts import Arg, Commit
 from tokenbus.core.attempt import AttemptReader
+from tokenbus.core.retry import WORKER_LOST
 from tokenbus.events.failure import ErrorInfo
-from tokenbus.events.frames import CONTROL_ATTEMPT, BusEvent, EventFrame, encode, raw_decoder
-from tokenbus.events.normalized import Failed, Image
-from tokenbus_services.normalizer.images import ImageKeeper
+from tokenbus.events.frames import CONTROL_ATTEMPT, BusEvent, EventFrame, decode_raw, encode
+from tokenbus.events.normalized import Cut, Failed, Image, Opaque
+from tokenbus_services.normalizer.images import ImageKeeper, belongs_in_blob
 
 RUNS_AN_ENTRY = 1000
 """Most runs in one entry: a Lua script can unpack some thousand values."""
@@ -26,11 +28,11 @@ class NormalizerLogic:
         self._readers: dict[str, AttemptReader] = {}
         self._frames: dict[str, list[EventFrame]] = {}
         self._keeper = images
-        self._images: list[tuple[list[BusEvent], int]] = []
-        """The images among the events since the last flush that belong into blobs, by their places."""
+        self._large: list[tuple[list[BusEvent], int]] = []
+        """What belongs into blobs among the events since the last flush, by their places."""
 
     def take(self, run: str, frame: bytes) -> None:
-        raw = raw_decoder.decode(frame)
+        raw = decode_raw(frame)
         reader = self._readers.get(run)
         if reader and raw.attempt < reader.attempt:
             return  # a copy from before
@@ -38,21 +40,23 @@ class NormalizerLogic:
             reader = self._readers[run] = AttemptReader(raw.attempt)
         if events := reader.read(raw):
             said = self._say(run, EventFrame(raw.turn, raw.attempt, raw.at_ms, events))
-            if self._keeper and not reader.images.inline:
+            if self._keeper:
                 places = range(len(said) - len(events), len(said))
-                self._images += [(said, place) for place in places if isinstance(said[place], Image)]
+                self._large += [
+                    (said, place) for place in places if belongs_in_blob(said[place], images=not reader.images.inline)
+                ]
         if reader.over:
             del self._readers[run]
 
     @property
     def unsettled(self) -> bool:
-        return bool(self._keeper and self._images)
+        return bool(self._keeper and self._large)
 
     async def settle(self) -> None:
-        """The images of the frames go to the blob store."""
-        waiting, self._images = self._images, []
+        """The images and the large opaque data of the frames go to the blob store."""
+        waiting, self._large = self._large, []
         if self._keeper and waiting:
-            told = await self._keeper.keep([cast("Image", events[place]) for events, place in waiting])
+            told = await self._keeper.keep([cast("Image | Opaque", events[place]) for events, place in waiting])
             # From the end, so that the places before stay what they are.
             for (events, place), instead in reversed(list(zip(waiting, told, strict=True))):
                 events[place : place + 1] = instead
@@ -65,12 +69,17 @@ class NormalizerLogic:
     def abandon(self, run: str, error: ErrorInfo) -> None:
         self._readers.pop(run, None)  # what the normalizer says is public nowhere
 
+    def end_unread(self, run: str, error: ErrorInfo, standing: Standing) -> None:
+        """What the attempt said cannot be read on: it is lost, and the parser decides on the next."""
+        cut = ErrorInfo(code=WORKER_LOST, kind="internal", message=error.message, retryable=True)
+        self._say(run, EventFrame(standing.turn, standing.attempt, 0, [Cut(error.message, cut)]))
+
     def is_open(self, run: str) -> bool:
         return run in self._readers
 
     def flush(self, commit: Commit) -> None:
         size = 0
-        self._images = []
+        self._large = []
         # An entry has each run once; a second frame of a run (its next attempt began) goes into a second entry.
         while self._frames:
             fields: list[Arg] = []
@@ -87,7 +96,7 @@ class NormalizerLogic:
 
     def mute(self) -> None:
         self._frames = {}
-        self._images = []
+        self._large = []
 
     def snapshot(self, run: str) -> bytes:
         return self._readers[run].save()

@@ -6,6 +6,7 @@ from faststream.asgi import AsgiFastStream
 from prometheus_client import CollectorRegistry
 
 from tokenbus.bus.keys import PUBLIC_TOPICS
+from tokenbus.bus.liveness import Liveness
 from tokenbus.bus.server import Server
 from tokenbus.bus.stage import Stage
 from tokenbus_services.parser.clock import Clock
@@ -33,8 +34,8 @@ def create(settings: Settings) -> AsgiFastStream:
         )
         return logics[partition]
 
-    def clock(server: Server, stage: Stage) -> Clock:
-        return Clock(server, stage, settings, logics)
+    def clock(server: Server, stage: Stage, liveness: Liveness) -> Clock:
+        return Clock(server, stage, settings, logics, liveness)
 
     return stage_app(
         settings,

@@ -11,13 +11,15 @@ import time
 from collections.abc import Mapping
 
 import structlog
+from redis.exceptions import RedisError, ResponseError
 
 from tokenbus.bus import scripts
 from tokenbus.bus.keys import Keys
+from tokenbus.bus.liveness import Defects, Liveness, rest
 from tokenbus.bus.reader import id_key
 from tokenbus.bus.scripts.clock import expire, judges, tell
-from tokenbus.bus.send import send_many
-from tokenbus.bus.server import Server
+from tokenbus.bus.send import send, send_many
+from tokenbus.bus.server import Server, is_final
 from tokenbus.bus.stage import Stage
 from tokenbus.core.state import PendingCall, RunState
 from tokenbus.events.frames import CONTROL_ATTEMPT, BusEvent, Control, EventFrame, Overdue, ToolReturned, encode
@@ -36,12 +38,20 @@ PAGE = 1000
 class Clock:
     """Looks at the open runs of the partitions that this worker owns. Call `open`, then `close`."""
 
-    def __init__(self, server: Server, stage: Stage, settings: Settings, logics: Mapping[int, ParserLogic]) -> None:
+    def __init__(
+        self,
+        server: Server,
+        stage: Stage,
+        settings: Settings,
+        logics: Mapping[int, ParserLogic],
+        liveness: Liveness | None = None,
+    ) -> None:
         """``logics``: by partition, the logic that was made for it last."""
         self._server = server
         self._stage = stage
         self._keys: Keys = settings.keys
         self._logics = logics
+        self._liveness = liveness or Liveness()
         self._patience = Patience.of(settings)
         self._tick_s = settings.stages.tick_s
         self._look_s = settings.limits.silent_run_s / LOOKS
@@ -52,7 +62,7 @@ class Clock:
 
     async def open(self) -> None:
         """Begin to look."""
-        self._task = asyncio.create_task(self._run(), name="clock of the parser")
+        self._task = self._liveness.start(self._run(), name="clock")
 
     async def close(self) -> None:
         """Stop."""
@@ -61,12 +71,15 @@ class Clock:
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def _run(self) -> None:
+        defects = Defects()
         while True:
-            await asyncio.sleep(self._tick_s)
+            await rest(self._tick_s)
             try:
                 await self._tick()
+                defects.none()
             except Exception as e:  # of whatever kind: the next look may fare better
                 log.warning("clock_failed", problem=f"{type(e).__name__}: {e}")
+                defects.count(e)
 
     async def _tick(self) -> None:
         calls: list[scripts.Call] = []
@@ -75,7 +88,7 @@ class Clock:
             self._look_at = time.monotonic() + self._look_s
         judges_of = await self._judges()
         for partition in self._stage.owned:
-            now_ms, judges = _now_ms(), judges_of.get(partition)
+            now_ms, judges = self._server.clock.now_ms(), judges_of.get(partition)
             silent: list[RunState] = []
             for s in self._logics[partition].states():
                 if self._patience.deadline_passed(s, now_ms):
@@ -89,7 +102,20 @@ class Clock:
             if silent:
                 calls += [self._lost(partition, s) for s in await self._without_worker(partition, silent)]
         if calls:
+            await self._send(calls)
+
+    async def _send(self, calls: list[scripts.Call]) -> None:
+        """One run's call that fails does not keep the others' from the server."""
+        try:
             await send_many(self._server, calls)
+        except (RedisError, OSError) as e:
+            if not is_final(e):
+                raise
+            for call in calls:
+                try:
+                    await send(self._server, call)
+                except ResponseError as e:
+                    log.warning("clock_not_heard", key=call.keys[0], problem=str(e))
 
     async def _judges(self) -> dict[int, Judges]:
         """The policy stage in the partitions with runs that have policies."""
@@ -98,7 +124,7 @@ class Clock:
         partitions = [p for p in owned if any(s.gate for s in self._logics[p].states())]
         calls = [judges(self._keys.lease(p, "policy")) for p in partitions]
         replies = await send_many(self._server, calls) if calls else []
-        now_ms, found = _now_ms(), dict[int, Judges]()
+        now_ms, found = self._server.clock.now_ms(), dict[int, Judges]()
         for partition, (alive, lag, offset) in zip(partitions, replies, strict=True):
             at = offset.decode()
             if alive or (at != "0-0" and partition not in self._judges_ms):
@@ -135,7 +161,7 @@ class Clock:
             parser_lease=keys.lease(partition, "parser"),
             normalizer_lease=keys.lease(partition, "normalizer"),
             run=s.run,
-            frame=_frame(Overdue("deadline")),
+            frame=self._frame(Overdue("deadline")),
             control_frame=encode(Control(s.run)),
         )
 
@@ -149,7 +175,7 @@ class Clock:
             run=s.run,
             block=block,
             attempt=s.attempt,
-            frame=_frame(ToolReturned(block, NO_RESULT, is_error=True)),
+            frame=self._frame(ToolReturned(block, NO_RESULT, is_error=True)),
         )
 
     def _unjudged(self, partition: int, s: RunState) -> scripts.Call:
@@ -161,6 +187,9 @@ class Clock:
         log.warning("run_lost", run=s.run, turn=s.turn, attempt=s.attempt)
         return self._tell(partition, s, Overdue("silent", s.taken))
 
+    def _frame(self, event: BusEvent) -> bytes:
+        return encode(EventFrame(0, CONTROL_ATTEMPT, self._server.clock.now_ms(), [event]))
+
     def _tell(self, partition: int, s: RunState, event: Overdue) -> scripts.Call:
         keys = self._keys
         return tell(
@@ -168,13 +197,5 @@ class Clock:
             keys.topic(partition, "events"),
             keys.lease(partition, "parser"),
             run=s.run,
-            frame=_frame(event),
+            frame=self._frame(event),
         )
-
-
-def _frame(event: BusEvent) -> bytes:
-    return encode(EventFrame(0, CONTROL_ATTEMPT, _now_ms(), [event]))
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+import time
+from collections.abc import Callable, Collection, Mapping
 
 import msgspec
 
 from tokenbus.bus.keys import Keys, PublicTopic
+from tokenbus.bus.partition import Standing
 from tokenbus.bus.scripts import Commit, call_field
 from tokenbus.bus.scripts.runs import LET_GO, so_far_field
 from tokenbus.core.blocks import BlockTable
+from tokenbus.core.checkpoint import Checkpoints, Snapshot
 from tokenbus.core.effects import CloseAttempt, Decide, Draft, Effect, EndRun, LetGo, NextTurn, RunTools
+from tokenbus.core.fallback import CHOICE
 from tokenbus.core.held_run import HeldRun, accept
 from tokenbus.core.run import Run
 from tokenbus.core.state import RunState
@@ -30,8 +34,8 @@ from tokenbus.events.frames import (
     Rejected,
     Rules,
     Taken,
+    decode_events,
     encode,
-    event_decoder,
 )
 from tokenbus.events.public import BlockComplete, BlockStarted, Chunk, ImagePreview, PublicEvent, ToolProgress
 from tokenbus.events.public import encode as encode_public
@@ -72,30 +76,43 @@ class ParserLogic:
         self._told = told
         self._runs: dict[str, Run | HeldRun] = {}
         self._changed: dict[str, Run | HeldRun] = {}
+        self._checkpoints: dict[str, Checkpoints] = {}
+        """Of the long runs."""
         self._tapes: dict[str, list[Taken]] = {}
         """What was taken of runs that are recorded."""
 
     def take(self, run: str, frame: bytes) -> None:
-        events = event_decoder.decode(frame)
+        events = decode_events(frame)
         machine = self._runs.get(run) or self._begin(run, events)
         if machine is None:
             return  # the run is over; what still comes of it is nobody's any more
         if machine.state.accepted.record:
             self._tape(run, events)
-        machine.handle(events)
+        machine.handle(events, len(frame))
         self._changed[run] = machine
         if machine.over:
             del self._runs[run]
+            self._checkpoints.pop(run, None)
 
     def fail(self, run: str, error: ErrorInfo) -> None:
+        self._checkpoints.pop(run, None)
         if machine := self._runs.pop(run, None):
             machine.fail(error)
             self._changed[run] = machine
 
     def abandon(self, run: str, error: ErrorInfo) -> None:
+        self._checkpoints.pop(run, None)
         if machine := self._runs.pop(run, None):
             machine.abandon(error)
             self._changed[run] = machine
+
+    def end_unread(self, run: str, error: ErrorInfo, standing: Standing) -> None:
+        """It ends `failed`, under the number that comes next; which blocks are open in its log, nobody knows."""
+        turn, attempt = standing.turn, max(1, standing.attempt)
+        nothing = Accepted("", "", "fail", 0, Rules(), [])
+        state = RunState(run, nothing, _now_ms(), BlockTable(turn, attempt, 0, 0), turn, attempt, standing.seq)
+        self._changed[run] = machine = Run(state)
+        machine.fail(error)
 
     def is_open(self, run: str) -> bool:
         return run in self._runs
@@ -108,7 +125,7 @@ class ParserLogic:
         for run, taken in self._tapes.items():
             tape = self._keys.tape(run)
             for piece in taken:
-                commit.append(tape, ["taken", encode(piece)])
+                commit.append(tape, ["taken", encode(piece)], of_run=True)
             commit.expire(tape, self._open_run_ms)
         self._tapes = {}
         for machine in self._changed.values():
@@ -126,8 +143,18 @@ class ParserLogic:
         return msgspec.msgpack.encode(self._runs[run].state)
 
     def restore(self, run: str, state: bytes) -> None:
-        machine = Run(msgspec.msgpack.decode(state, type=RunState))
-        self._runs[run] = HeldRun(machine) if machine.state.gate else machine
+        self._restore(run, msgspec.msgpack.decode(state, type=RunState))
+
+    def snapshot_in_pieces(self, run: str) -> Snapshot | None:
+        return self._checkpoints.setdefault(run, Checkpoints()).save(self._runs[run].state)
+
+    def restore_from_pieces(self, run: str, head: bytes, pieces: Mapping[int, bytes]) -> None:
+        state, self._checkpoints[run] = Checkpoints.load(head, pieces)
+        self._restore(run, state)
+
+    def _restore(self, run: str, state: RunState) -> None:
+        machine = Run(state)
+        self._runs[run] = HeldRun(machine) if state.gate else machine
 
     def recall(self, run: str, seq: int) -> None:
         self._runs[run].state.seq = seq
@@ -192,6 +219,8 @@ class ParserLogic:
                     commit.drop(run_key, so_far_field(work.attempt - 1))  # it may be large, and is in the new one
                     commit.put(run_key, so_far_field(work.attempt), encode([so_far]))
                 commit.put(run_key, "turn", work.turn, "attempt", work.attempt, "raw", 0)
+                if work.choice:
+                    commit.put(run_key, CHOICE, work.choice)
                 held = s.gate is not None and not s.gate.passing
                 work = msgspec.structs.replace(work, tenant=tenant_of(s.accepted.metadata), held=held)
                 commit.append(self._turns, [s.run, encode(work)])
@@ -225,3 +254,7 @@ class ParserLogic:
         told = encode(Control(run, "closed", attempt))
         places = (self._raw, self._normalizer_lease, self._control)
         commit.close_attempt(self._keys.run(run), attempt, *places, run=run, lost=lost, control_frame=told)
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

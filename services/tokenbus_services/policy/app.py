@@ -5,6 +5,7 @@ from __future__ import annotations
 from faststream.asgi import AsgiFastStream
 from prometheus_client import CollectorRegistry
 
+from tokenbus.bus.liveness import Liveness
 from tokenbus.bus.server import Server
 from tokenbus.bus.stage import Stage
 from tokenbus_services.policy.court import GROUP, Court
@@ -22,7 +23,7 @@ def create(settings: Settings) -> AsgiFastStream:
         name=GROUP,
         topic="drafts",
         logic=court.logic,
-        beside=lambda server, stage: _Sitting(court, server, stage),
+        beside=lambda server, stage, liveness: _Sitting(court, server, stage, liveness),
         room=court.room,
         registry=registry,
         description="Events of runs that have policies, before anybody hears of them; rulings go to `events`.",
@@ -32,11 +33,11 @@ def create(settings: Settings) -> AsgiFastStream:
 class _Sitting:
     """The court, once there is a stage to judge for."""
 
-    def __init__(self, court: Court, server: Server, stage: Stage) -> None:
-        self._court, self._server, self._stage = court, server, stage
+    def __init__(self, court: Court, server: Server, stage: Stage, liveness: Liveness) -> None:
+        self._court, self._server, self._stage, self._liveness = court, server, stage, liveness
 
     async def open(self) -> None:
-        await self._court.open(self._server, self._stage)
+        await self._court.open(self._server, self._stage, self._liveness)
 
     async def close(self) -> None:
         await self._court.close()

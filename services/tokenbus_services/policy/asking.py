@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from tokenbus.bus.outage import outlast
+from tokenbus.bus.outage import retry_until_available
 from tokenbus.bus.scripts.runs import ask
 from tokenbus.bus.send import send
 from tokenbus.bus.server import Server
@@ -36,7 +36,7 @@ class AskingClient(Client):
         self.server: Server | None = None
         """Where it notes what it asks; to be set before the first."""
 
-    async def publish(self, request: Generate | Mapping[str, object]) -> Run:
+    async def publish(self, request: Generate | Mapping[str, object], *, wait: bool = True) -> Run:
         """See `Client.publish`. Raises RequestInvalid also for a request that names policies."""
         assert self.server
         with publishing.carrying(request):
@@ -49,5 +49,5 @@ class AskingClient(Client):
             else:
                 request = {**request, "visible": False}
         server, note = self.server, ask(self._keys.run(run), ttl_ms=self._ttl_ms)
-        await outlast(lambda: send(server, note), what="note of a policy's question")
-        return await super().publish(request)
+        await retry_until_available(server, lambda: send(server, note), what="note of a policy's question")
+        return await super().publish(request, wait=wait)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from tokenbus.bus import scripts
-from tokenbus.bus.outage import outlast
+from tokenbus.bus.liveness import Liveness, rest, wait_briefly
+from tokenbus.bus.outage import retry_until_available
 from tokenbus.bus.send import send
 from tokenbus.bus.server import Server
 from tokenbus.bus.stage import Stage
@@ -76,13 +76,13 @@ class Court:
         made = self._logics[partition] = PolicyLogic(lambda run, names: self._judging(partition, run, names))
         return made
 
-    async def open(self, server: Server, stage: Stage) -> None:
+    async def open(self, server: Server, stage: Stage, liveness: Liveness | None = None) -> None:
         """Judge what comes. Raises what a client raises when it opens."""
         await self._client.__aenter__()
         self._server, self._stage = server, stage
         self._client.server = server
         self._opened.set()
-        self._sweeping = asyncio.create_task(self._sweep(), name="partitions of the policy stage")
+        self._sweeping = (liveness or Liveness()).start(self._sweep(), name="partitions")
 
     async def close(self) -> None:
         """Stop; what is not judged by now, another worker judges."""
@@ -95,13 +95,14 @@ class Court:
 
     async def room(self) -> None:
         """Wait until there are few enough drafts in hand to read more."""
-        await self._room.wait()
+        while not await wait_briefly(self._room):
+            pass
 
     async def _sweep(self) -> None:
         """Close what belongs to another by now."""
         assert self._stage
         while True:
-            await asyncio.sleep(self._tick_s)
+            await rest(self._tick_s)
             for partition in [p for p in self._logics if self._stage.token_of(p) is None]:
                 self._logics.pop(partition).close()
 
@@ -115,7 +116,9 @@ class Court:
             assert self._stage
             client, key = self._server.client, self._keys.run(run)
             token = self._stage.token_of(partition)
-            status = await outlast(lambda: client.hget(key, "status"), what="status of a run with policies")
+            status = await retry_until_available(
+                self._server, lambda: client.hget(key, "status"), what="status of a run with policies"
+            )
             return token is not None and status == b"open"
 
         async def tell(run: str, steps: list[Step]) -> bool:
@@ -138,7 +141,7 @@ class Court:
     async def _tell(self, partition: int, run: str, token: str, steps: list[Step]) -> bool:
         assert self._server
         server, keys = self._server, self._keys
-        frame = EventFrame(0, CONTROL_ATTEMPT, time.time_ns() // 1_000_000, [Ruled(token, steps)])
+        frame = EventFrame(0, CONTROL_ATTEMPT, server.clock.now_ms(), [Ruled(token, steps)])
         call = scripts.rule(
             keys.run(run),
             keys.topic(partition, "events"),
@@ -148,7 +151,7 @@ class Court:
             token=token,
             frame=encode(frame),
         )
-        reply = await outlast(lambda: send(server, call), what="ruling")
+        reply = await retry_until_available(server, lambda: send(server, call), what="ruling")
         if reply != b"ok":
             log.info("ruling_refused", run=run, reply=reply.decode())
             return False

@@ -132,9 +132,9 @@ class TracedWriter:
     def write(self, sent: PublicEvent | NewText | NewToolCall) -> Sequence[PublicEvent]:
         return self._told(lambda: self._writer.write(sent))
 
-    def terminate(self) -> Sequence[PublicEvent]:
+    def terminate(self, decision: Decision) -> Sequence[PublicEvent]:
         self._trace.of(self._now).ends = True
-        return self._told(self._writer.terminate)
+        return self._told(lambda: self._writer.terminate(decision))
 
     def _told(self, write: Callable[[], Sequence[PublicEvent]]) -> list[PublicEvent]:
         out = list(write())

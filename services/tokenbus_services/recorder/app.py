@@ -11,6 +11,7 @@ from tokenbus_services.recorder.service import RecordService
 from tokenbus_services.settings import Settings
 from tokenbus_services.worker.app import make_app, make_broker
 from tokenbus_services.worker.source import attach
+from tokenbus_services.worker.supervision import stuck_after_s
 
 
 def create(settings: Settings) -> AsgiFastStream:
@@ -27,5 +28,7 @@ def create(settings: Settings) -> AsgiFastStream:
         description="Recorded runs that are over; each becomes a record in the blob store.",
         read=service.read,
         handle=service.start,
+        liveness=service.liveness,
     )
-    return make_app(service, broker, registry)
+    assert settings.redis_url
+    return make_app(service, broker, registry, stuck_s=stuck_after_s(settings.redis_url))

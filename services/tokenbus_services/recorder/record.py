@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, Literal, cast
+from collections.abc import Callable, Iterator
+from typing import Any, Literal, TypeVar, cast
 
 import msgspec
 
 from tokenbus.blobs import BlobLoader, BlobRef, parse_blob_id
 from tokenbus.core.storage import refs
 from tokenbus.errors import BlobRefused, Malformed
-from tokenbus.events.frames import RawFrame, Taken, raw_decoder, taken_decoder
+from tokenbus.events.frames import RawFrame, Taken, decode_raw, decode_taken
 from tokenbus.events.public import PublicEvent
 from tokenbus.storage import restore_from_storage, sanitize_for_storage
+
+T = TypeVar("T")
 
 MEDIA_TYPE = "application/json"
 _PATHS = ("/frames", "/tape")
@@ -40,11 +42,11 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
     def raw_frames(self) -> list[RawFrame]:
         """The raw stream. Raises Malformed."""
-        return [_decoded(raw_decoder, frame, "raw frame") for frame in _list_of_bytes(self.frames, "raw stream")]
+        return [_decoded(decode_raw, frame, "raw frame") for frame in _list_of_bytes(self.frames, "raw stream")]
 
     def taken(self) -> list[Taken]:
         """What the parser took. Raises Malformed."""
-        return [_decoded(taken_decoder, piece, "tape") for piece in _list_of_bytes(self.tape, "tape")]
+        return [_decoded(decode_taken, piece, "tape") for piece in _list_of_bytes(self.tape, "tape")]
 
     def public_events(self) -> list[PublicEvent]:
         """The run's log. Raises Malformed."""
@@ -96,12 +98,12 @@ def from_builtins(value: object, where: str) -> Record:
 
 
 def _list_of_bytes(data: bytes, where: str) -> list[bytes]:
-    return _decoded(msgspec.msgpack.Decoder(list[bytes]), data, where)
+    return _decoded(msgspec.msgpack.Decoder(list[bytes]).decode, data, where)
 
 
-def _decoded(decoder: msgspec.msgpack.Decoder[Any], data: bytes, where: str) -> Any:
+def _decoded(decode: Callable[[bytes], T], data: bytes, where: str) -> T:
     try:
-        return decoder.decode(data)
+        return decode(data)
     except msgspec.DecodeError as e:
         raise Malformed(where, str(e)) from None
 

@@ -12,10 +12,11 @@ import structlog
 
 from tokenbus.blobs import BlobStreams
 from tokenbus.bus.dead import DeadEntry, bury
-from tokenbus.bus.outage import outlast
+from tokenbus.bus.liveness import Liveness, beating, rest
+from tokenbus.bus.outage import retry_until_available
 from tokenbus.bus.queue import Item, Queue
 from tokenbus.bus.records import RecordEntry, drop_old_records, forget_recorded, newest_records, put_record
-from tokenbus.bus.server import Server, join_deployment
+from tokenbus.bus.server import Server
 from tokenbus.errors import BlobError, BlobNotFound
 from tokenbus_services.blobs.loading import loader_of
 from tokenbus_services.recorder import record as records
@@ -24,7 +25,8 @@ from tokenbus_services.recorder.metrics import RecordMetrics
 from tokenbus_services.recorder.record import Record
 from tokenbus_services.settings import RecordSettings, Settings
 from tokenbus_services.worker.app import worker_name
-from tokenbus_services.worker.inflight import InFlight
+from tokenbus_services.worker.deployment import Deployment
+from tokenbus_services.worker.inflight import InFlight, Later
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -34,7 +36,14 @@ AT_ONCE = 2
 MOST_DELIVERIES = 3
 """A run whose recorders died so often is not recorded: it may be what kills them."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
+STORE_PATIENCE_S = 30.0
+"""So long a record waits in hand for a store that is away or full. Then others get its place, for the store may refuse
+this record alone."""
+STILL_S = 900.0
+"""A record without progress for so long is stuck; the store's own timeouts are far shorter."""
 RENEWALS_A_LEASE = 4
+LEASE_S = 40.0
+"""What the lease of one blob may take, by the timeouts of the store's client."""
 
 
 class RecordService:
@@ -50,6 +59,8 @@ class RecordService:
         self._most = keep.keep_entries
         self._metrics = metrics
         self._server = server = Server(settings.redis_url)
+        self.liveness = Liveness()
+        self._deployment = Deployment(server, keys, self.liveness)
         self._blobs = loader_of(settings.blobs)
         self._queue = Queue(
             server,
@@ -58,9 +69,17 @@ class RecordService:
             worker=worker_name(),
             lost=self._lost,
             members=keys.members(GROUP),
+            unreadable=self._poisoned,
+            liveness=self.liveness,
         )
         self._work_in_hand = InFlight(
-            self._queue, most=AT_ONCE, work=self._work, abandon=self._abandon, poisoned=self._poisoned
+            self._queue,
+            most=AT_ONCE,
+            work=self._work,
+            abandon=self._abandon,
+            poisoned=self._poisoned,
+            still_s=lambda item: STILL_S,
+            liveness=self.liveness,
         )
         self._renewing: asyncio.Task[None] | None = None
 
@@ -70,15 +89,17 @@ class RecordService:
 
     async def open(self) -> None:
         await self._server.check()
-        await join_deployment(self._server, self._keys)
+        await self._deployment.open()
         await self._queue.open()
-        self._renewing = asyncio.create_task(self._renew_all(), name="leases of records")
+        self._renewing = self.liveness.start(self._renew_all(), name="leases of records")
 
     async def close(self) -> None:
+        failed = self.liveness.failed
         await self._queue.stop_reading()
-        await self._work_in_hand.drain(self._settings.stages.drain_s)
+        await self._work_in_hand.drain(0 if failed else self._settings.stages.drain_s)
         await self._work_in_hand.stop()
-        await self._queue.close()
+        await self._queue.close(begun=lambda item: not failed or item in self._work_in_hand)
+        await self._deployment.close()
         if self._renewing:
             self._renewing.cancel()
             await asyncio.gather(self._renewing, return_exceptions=True)
@@ -101,13 +122,16 @@ class RecordService:
             await self._record(name.decode(), status.decode())
 
     async def _record(self, run: str, status: str) -> None:
-        kept = await outlast(lambda: gather(self._server, self._keys, run), what="look-up of a recorded run")
+        kept = await retry_until_available(
+            self._server, lambda: gather(self._server, self._keys, run), what="look-up of a recorded run"
+        )
         if kept is None:
             await self._forget(run)  # the recorder before may have died while it did
             log.info("nothing_to_record", run=run)
             return
         entry = await self._stored(kept, status)
-        await outlast(
+        await retry_until_available(
+            self._server,
             lambda: put_record(self._server, self._keys, entry, keep_ms=self._keep_ms, most=self._most),
             what="index of records",
         )
@@ -116,11 +140,14 @@ class RecordService:
         log.info("recorded", run=run, status=status, blob_id=entry.blob_id, truncated=entry.truncated)
 
     async def _forget(self, run: str) -> None:
-        await outlast(lambda: forget_recorded(self._server, self._keys, run), what="end of a recording")
+        await retry_until_available(
+            self._server, lambda: forget_recorded(self._server, self._keys, run), what="end of a recording"
+        )
 
     async def _stored(self, kept: Record, status: str) -> RecordEntry:
-        """Put it into the blob store, and wait for one that is away or full."""
-        pause = FIRST_PAUSE_S
+        """Put it into the blob store, and wait for one that is away or full. Raises Later where that lasts."""
+        clock = asyncio.get_running_loop().time
+        pause, until = FIRST_PAUSE_S, clock() + STORE_PATIENCE_S
         while True:
             try:
                 stored = await records.store(kept, self._blobs)
@@ -131,7 +158,9 @@ class RecordService:
                     raise
                 if pause == FIRST_PAUSE_S:
                     log.warning("blob_store_away", run=kept.run, code=e.code, problem=str(e))
-                await asyncio.sleep(pause)
+                if clock() > until:
+                    raise Later from e
+                await rest(pause)
                 pause = min(2 * pause, LONGEST_PAUSE_S)
         return RecordEntry(
             run=kept.run,
@@ -155,7 +184,7 @@ class RecordService:
         there: set[str] = set()
         for blob_id in sorted(blob_ids):
             try:
-                await self._blobs.lease(blob_id)
+                await beating(self._blobs.lease(blob_id), most_s=LEASE_S)
             except BlobNotFound:
                 continue
             there.add(blob_id)
@@ -170,16 +199,17 @@ class RecordService:
                 await drop_old_records(self._server, self._keys, keep_ms=self._keep_ms, most=self._most)
                 async for entry in newest_records(self._server, self._keys):
                     wanted = {entry.blob_id, *entry.parts}
-                    if missing := wanted - await self._leased(wanted):
+                    missing = wanted - await self._leased(wanted)
+                    if missing:
                         log.warning("record_incomplete", run=entry.run, missing=sorted(missing))
             except Exception as e:  # of whatever kind: the next look may fare better, long before a lease is over
                 log.warning("renewal_failed", problem=f"{type(e).__name__}: {e}")
-            await asyncio.sleep(self._settings.retention.open_run_s / RENEWALS_A_LEASE)
+            await rest(self._settings.retention.open_run_s / RENEWALS_A_LEASE)
 
     # --- what goes wrong ----------------------------------------------------------------------------------------
 
     async def _abandon(self, item: Item) -> None:
-        await outlast(lambda: self._queue.hand_back([item]), what="hand-back of a recording")
+        await self._queue.hand_back([item])
 
     async def _poisoned(self, item: Item, error: Exception) -> None:
         """The run is over and stays as it is; only its record cannot be made."""

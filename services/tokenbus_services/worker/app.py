@@ -1,4 +1,4 @@
-"""The FastStream ASGI app around a service: lifespan, `/health`, `/ready`, `/metrics`, `/asyncapi`."""
+"""The FastStream ASGI app around a service: lifespan, `/health`, `/ready`, `/metrics`, and pages.py's `/asyncapi`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from contextlib import suppress
 from typing import Any, Protocol
 from uuid import uuid4
 
-import msgspec
 import structlog
 from fast_depends.msgspec import MsgSpecSerializer
 from faststream.asgi import AsgiFastStream, AsgiResponse, get
@@ -23,9 +22,12 @@ from redis.exceptions import RedisError
 
 from tokenbus import __version__
 from tokenbus.bus.keys import PublicTopic
+from tokenbus.bus.liveness import Liveness
 from tokenbus.bus.server import ServerUrl, parse_url
 from tokenbus_services.settings import Settings
+from tokenbus_services.worker.pages import document_routes, json_answer
 from tokenbus_services.worker.payloads import payload
+from tokenbus_services.worker.supervision import WorkerSupervisor
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -37,6 +39,8 @@ class Service(Protocol):
     """What the app runs: opened before the subscribers start, closed before they stop."""
 
     name: str
+    liveness: Liveness
+    """The tasks that it lives by."""
 
     @property
     def ready(self) -> bool:
@@ -48,8 +52,20 @@ class Service(Protocol):
         ...
 
     async def close(self) -> None:
-        """Finish what is in hand, give the rest back."""
+        """Finish what is in hand, give the rest back; at once where ``liveness`` has failed."""
         ...
+
+
+class WorkerApp(AsgiFastStream):
+    """FastStream's app of a service that ends by itself where its worker cannot go on."""
+
+    supervisor: WorkerSupervisor
+
+    async def lifespan(self, scope: Any, receive: Any, send: Any) -> None:
+        """Raises WorkerStuck once all is handed over, besides what starting and stopping raise."""
+        await super().lifespan(scope, self.supervisor.or_failed(receive), send)
+        if self.supervisor.error:
+            raise self.supervisor.error
 
 
 def worker_name() -> str:
@@ -96,22 +112,25 @@ def make_app(
     broker: RedisBroker,
     registry: CollectorRegistry,
     *,
+    stuck_s: float,
     measure: Callable[[], Awaitable[None]] | None = None,
 ) -> AsgiFastStream:
-    """The app of one service. `/health`: the process lives; `/ready`: it reaches its server and can work.
+    """The app of one service. `/health`: the process lives; `/ready`: it reaches its server, and all that it lives by
+    runs. ``stuck_s``: a task without progress for so long is the end of the worker.
 
     ``measure`` is awaited whenever somebody reads `/metrics`. A server that is away does not keep the page from them.
     """
     ProcessCollector(registry=registry)
+    supervisor = WorkerSupervisor(service.liveness, stuck_s=stuck_s)
 
     @get
     async def health(scope: Any) -> AsgiResponse:
-        return _json(200, {"service": service.name, "status": "alive", "version": __version__})
+        return json_answer(200, {"service": service.name, "status": "alive", "version": __version__})
 
     @get
     async def ready(scope: Any) -> AsgiResponse:
-        ok = service.ready
-        return _json(200 if ok else 503, {"service": service.name, "status": "ready" if ok else "not ready"})
+        ok = service.ready and supervisor.well
+        return json_answer(200 if ok else 503, {"service": service.name, "status": "ready" if ok else "not ready"})
 
     @get
     async def metrics(scope: Any) -> AsgiResponse:
@@ -123,22 +142,26 @@ def make_app(
 
     async def start() -> None:
         await service.open()
+        supervisor.open()
         log.info("started", service=service.name)
 
     async def stop() -> None:
+        await supervisor.close()
         await service.close()
+        supervisor.closed()
         log.info("stopped", service=service.name)
 
-    return AsgiFastStream(
+    def document() -> Any:
+        return app.schema.to_specification().to_jsonable()
+
+    app = WorkerApp(
         broker,
-        asgi_routes=[("/health", health), ("/ready", ready), ("/metrics", metrics)],
+        asgi_routes=[("/health", health), ("/ready", ready), ("/metrics", metrics), *document_routes(document)],
         logger=None,
         on_startup=[start],
         on_shutdown=[stop],
         specification=AsyncAPI(title=f"tokenbus {service.name}", version=__version__),
-        asyncapi_path="/asyncapi",
+        asyncapi_path=None,  # worker/pages.py says why
     )
-
-
-def _json(status: int, body: dict[str, str]) -> AsgiResponse:
-    return AsgiResponse(msgspec.json.encode(body), status, {"content-type": "application/json"})
+    app.supervisor = supervisor
+    return app

@@ -9,13 +9,13 @@ from typing import Any
 
 import structlog
 
-from tokenbus_services.redaction import Redaction
+from tokenbus_services.redaction import LEARNED, Redaction
 from tokenbus_services.visible import safe
 
 
 def configure(level: str, *, service: str, secrets: Iterable[str] = ()) -> None:
-    """Log JSON lines to stderr, those of libraries too; on a terminal, readable lines. ``secrets`` appear in none,
-    tracebacks and the debug lines of libraries included."""
+    """Log JSON lines to stderr, those of libraries too; on a terminal, readable lines. ``secrets``, and those that
+    the process learns later, appear in none, tracebacks and the debug lines of libraries included."""
     person = sys.stderr.isatty()
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
@@ -33,7 +33,7 @@ def configure(level: str, *, service: str, secrets: Iterable[str] = ()) -> None:
     redact = Redaction(secrets)
 
     def without_secrets(logger: object, name: str, line: Any) -> Any:
-        return redact(line)  # what the renderer made, whatever a processor's annotation says
+        return LEARNED(redact(line))  # what the renderer made, whatever a processor's annotation says
 
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(

@@ -8,9 +8,14 @@ import msgspec
 from pydantic import WithJsonSchema
 
 from tokenbus.bus.keys import PublicTopic
-from tokenbus.events.public import BlockEvent, Chunk, RunEvent
+from tokenbus.events.public import BlockEvent, Chunk, RunEvent, ToolProgress
 
-_EVENTS: dict[PublicTopic, Any] = {"visible": Chunk, "chunks": Chunk, "blocks": BlockEvent, "runs": RunEvent}
+_EVENTS: dict[PublicTopic, Any] = {
+    "visible": Chunk,
+    "chunks": Chunk,
+    "blocks": BlockEvent | ToolProgress,
+    "runs": RunEvent,
+}
 _DEFS = "#/$defs/"
 
 

@@ -29,6 +29,8 @@ from faststream.redis.subscriber.usecases import StreamBatchSubscriber
 from faststream.redis.subscriber.usecases.basic import LogicSubscriber
 from redis.exceptions import RedisError
 
+from tokenbus.bus.liveness import Defects, Liveness, beat
+
 if TYPE_CHECKING:
     from anyio import Event
     from faststream.redis.configs import RedisBrokerConfig
@@ -48,7 +50,15 @@ class SourceSubscriber(StreamBatchSubscriber):
     for up to ``stretch_s``."""
 
     def __init__(
-        self, broker: RedisBroker, stream: StreamSub, title: str, description: str, *, read: Read[Any], stretch_s: float
+        self,
+        broker: RedisBroker,
+        stream: StreamSub,
+        title: str,
+        description: str,
+        *,
+        read: Read[Any],
+        stretch_s: float,
+        liveness: Liveness,
     ) -> None:
         outer = cast("RedisBrokerConfig", broker.config)
         config = RedisSubscriberConfig(
@@ -58,8 +68,12 @@ class SourceSubscriber(StreamBatchSubscriber):
         calls = CallsCollection[Any]()
         super().__init__(config, StreamSubscriberSpecification(outer, about, calls, stream), calls)
         self._read = read
+        self._liveness = liveness
+        self._task_name = f"subscriber {title}"
+        liveness.expected.add(self._task_name)
         self._stretch_s = stretch_s
         self._pause = FIRST_PAUSE_S
+        self._defects = Defects()
         self._waiting: asyncio.Timeout | None = None
         """Around the read that waits."""
 
@@ -73,6 +87,7 @@ class SourceSubscriber(StreamBatchSubscriber):
         await super().stop()
 
     async def _consume(self, *args: Any, start_signal: Event) -> None:
+        self._liveness.enter(self._task_name)
         start_signal.set()
         name = self.stream_sub.name
         while self.running:
@@ -91,6 +106,7 @@ class SourceSubscriber(StreamBatchSubscriber):
             delivery = await self._next(name) if self.running and clock() < until else None
 
     async def _next(self, name: str) -> Any:
+        beat()
         try:
             try:
                 async with asyncio.timeout(None) as self._waiting:
@@ -102,10 +118,12 @@ class SourceSubscriber(StreamBatchSubscriber):
                 return None
             defect = None if isinstance(e, RedisError | OSError) else e
             log.warning("read_failed", stream=name, error=str(e), exc_info=defect)
+            self._defects.count(e)
             await asyncio.sleep(self._pause)
             self._pause = min(self._pause * 2, LONGEST_PAUSE_S)
             return None
         self._pause = FIRST_PAUSE_S
+        self._defects.none()
         return delivery
 
 
@@ -125,14 +143,22 @@ def attach(
     description: str,
     read: Read[T],
     handle: Callable[[T], Awaitable[None]],
+    liveness: Liveness,
     stretch_s: float = 0.0,
 ) -> None:
     """Let ``handle`` work on what ``read`` gives: a FastStream handler of ``stream``, as the AsyncAPI page calls it.
+    Both say `beat` while they wait.
 
     Deliveries of one stretch, up to ``stretch_s`` long, are one message to FastStream, its middlewares and its metrics.
     """
     subscriber = SourceSubscriber(
-        broker, StreamSub(stream, batch=True), title, description, read=read, stretch_s=stretch_s
+        broker,
+        StreamSub(stream, batch=True),
+        title,
+        description,
+        read=read,
+        stretch_s=stretch_s,
+        liveness=liveness,
     )
     register = cast("Any", Registrator).subscriber  # RedisBroker's own takes a stream and makes the subscriber itself
     register(broker, subscriber)

@@ -10,13 +10,16 @@ from faststream.asgi import AsgiFastStream
 from prometheus_client import CollectorRegistry
 
 from tokenbus.bus.keys import InternalTopic, PublicTopic
-from tokenbus.bus.server import Server, join_deployment
+from tokenbus.bus.liveness import Liveness
+from tokenbus.bus.server import Server
 from tokenbus.bus.stage import Batch, Logic, Stage
 from tokenbus_services.settings import Settings
 from tokenbus_services.worker.app import declare_topics, make_app, make_broker, worker_name
+from tokenbus_services.worker.deployment import Deployment
 from tokenbus_services.worker.gauges import PartitionGauges
 from tokenbus_services.worker.metrics import StageMetrics
 from tokenbus_services.worker.source import attach
+from tokenbus_services.worker.supervision import stuck_after_s
 
 STRETCH_S = 1.0
 """Batches that follow one on another are one message to FastStream, for so long at the most."""
@@ -30,7 +33,7 @@ class Beside(Protocol):
     async def close(self) -> None: ...
 
 
-MakeBeside = Callable[[Server, Stage], Beside]
+MakeBeside = Callable[[Server, Stage, Liveness], Beside]
 Close = Callable[[], Awaitable[None]]
 Room = Callable[[], Awaitable[None]]
 """Waits until there is room for more."""
@@ -62,6 +65,8 @@ class StageService:
         self._metrics = metrics
         self._gauges = gauges
         self._server = Server(settings.redis_url)
+        self.liveness = Liveness()
+        self._deployment = Deployment(self._server, settings.keys, self.liveness)
         self._stage: Stage | None = None
         self._make_beside = beside
         self._beside: Beside | None = None
@@ -75,7 +80,7 @@ class StageService:
     async def open(self) -> None:
         info = await self._server.check()
         s = self._settings
-        await join_deployment(self._server, s.keys)
+        await self._deployment.open()
         self._stage = Stage(
             self._server,
             s.keys,
@@ -91,12 +96,13 @@ class StageService:
             topic_entries=s.retention.topic_entries,
             dead_entries=s.retention.dead_entries,
             entries_read=info.entries_read,
+            liveness=self.liveness,
         )
         self._metrics.partitions.set_function(lambda stage=self._stage: len(stage.owned))
         self._metrics.configured.set(s.keys.partitions)
         await self._stage.open()
         if self._make_beside:
-            self._beside = self._make_beside(self._server, self._stage)
+            self._beside = self._make_beside(self._server, self._stage, self.liveness)
             await self._beside.open()
 
     async def close(self) -> None:
@@ -104,6 +110,7 @@ class StageService:
             await self._beside.close()
         if self._stage:
             await self._stage.close()
+        await self._deployment.close()
         if self._closing:
             await self._closing()
         await self._server.aclose()
@@ -166,7 +173,9 @@ def stage_app(
         description=description,
         read=service.read,
         handle=service.handle,
+        liveness=service.liveness,
         stretch_s=STRETCH_S,
     )
     declare_topics(broker, settings, publishes)
-    return make_app(service, broker, registry, measure=service.measure)
+    assert settings.redis_url
+    return make_app(service, broker, registry, stuck_s=stuck_after_s(settings.redis_url), measure=service.measure)

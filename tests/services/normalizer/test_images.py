@@ -15,7 +15,7 @@ from tokenbus.bus.keys import Keys
 from tokenbus.bus.scripts import Arg, Commit
 from tokenbus.errors import BlobRefused, BlobUnavailable
 from tokenbus.events.frames import BusEvent, Data, ImagesAsked, Opened, RawFrame, encode, event_decoder
-from tokenbus.events.normalized import BlockStart, BlockStop, Extra, Image, Normalized, Start
+from tokenbus.events.normalized import BlockStart, BlockStop, Extra, Image, Normalized, Opaque, Start
 from tokenbus.events.vendor import Quirks
 from tokenbus_services.blobs import patience
 from tokenbus_services.normalizer import images
@@ -71,7 +71,7 @@ def stored(content: bytes, *, final: bool = True, block: int = 0) -> Image:
     return Image(block, "image/png", "", final, blob_id=blob_id_of(content), size_bytes=len(content))
 
 
-async def kept(store: Store, *given: Image) -> list[list[Normalized]]:
+async def kept(store: Store, *given: Image | Opaque) -> list[list[Normalized]]:
     return await ImageKeeper(store, CollectorRegistry()).keep(given)
 
 
@@ -198,11 +198,11 @@ async def test_each_image_of_a_batch_gets_its_own_blob_at_its_own_place() -> Non
     await logic.settle()
     told = outputs(logic)
     assert told["a"] == [
-        Start(""),
+        Start("", api="openai-images"),
         *(BlockStart(0, "image"), stored(b"c", final=False), stored(b"cat"), BlockStop(0)),
         *(BlockStart(1, "image"), stored(b"cow", block=1), BlockStop(1)),
     ]
-    assert told["b"] == [Start(""), BlockStart(0, "image"), image(b"dog"), BlockStop(0)]
+    assert told["b"] == [Start("", api="openai-images"), BlockStart(0, "image"), image(b"dog"), BlockStop(0)]
 
 
 async def test_notes_and_left_out_previews_move_no_other_image() -> None:
@@ -214,11 +214,24 @@ async def test_notes_and_left_out_previews_move_no_other_image() -> None:
     seen = [e.name if isinstance(e, Extra) else e for e in outputs(logic)["a"]]
     note = "tokenbus.image_not_stored"
     assert seen == [
-        Start(""),
+        Start("", api="openai-images"),
         *(BlockStart(0, "image"), note, image(b"cat"), note, BlockStop(0)),
         *(BlockStart(1, "image"), image(b"dog", block=1), note, BlockStop(1)),
         *(BlockStart(2, "image"), stored(b"x", block=2), BlockStop(2)),
     ]
+
+
+async def test_large_opaque_data_go_to_the_store_and_stay_at_hand_for_the_runs_own_next_turn() -> None:
+    large, small = "é" * (images.LARGE_CHARS + 1), "e" * images.LARGE_CHARS
+    assert not images.belongs_in_blob(Opaque(0, "encrypted", small), images=True)
+    assert not images.belongs_in_blob(Opaque(0, "signature", large), images=True), "it has a field of its own"
+    assert images.belongs_in_blob(Opaque(0, "encrypted", large), images=False)
+    store = Store()
+    assert await kept(store, Opaque(0, "encrypted", large)) == [
+        [Opaque(0, "encrypted", large, blob_id_of(large.encode()))]
+    ]
+    assert store.held == [large.encode()]
+    assert await kept(Store(ODD), Opaque(0, "encrypted", large)) == [[Opaque(0, "encrypted", large)]]
 
 
 async def test_a_replay_stores_nothing() -> None:

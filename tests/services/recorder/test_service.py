@@ -124,8 +124,9 @@ async def ended_run(server: Server, keys: Keys) -> None:
         await server.client.expire(key, 60)
 
 
-async def tell(server: Server, keys: Keys) -> None:
-    await server.client.xadd(keys.topic(keys.partition_of(RUN), "records"), {RUN: "completed"})
+async def tell(server: Server, keys: Keys) -> bytes:
+    """The entry's id."""
+    return await server.client.xadd(keys.topic(keys.partition_of(RUN), "records"), {RUN: "completed"})
 
 
 async def done(server: Server, keys: Keys) -> None:
@@ -184,6 +185,20 @@ async def test_a_store_that_is_away_is_waited_for(server: Server, server_url: st
         await done(server, keys)
     assert (await find_record(server, keys, RUN)).run == RUN
     assert not store.failures
+
+
+async def test_a_record_that_the_store_does_not_take_makes_room_for_others(
+    server: Server, server_url: str, keys: Keys, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "STORE_PATIENCE_S", 0.0)
+    store.failures = [BlobUnavailable("blobs", "away"), BlobUnavailable("blobs", "away")]
+    await ended_run(server, keys)
+    async with recorder(server_url, keys):
+        first = await tell(server, keys)
+        await done(server, keys)
+    assert (await find_record(server, keys, RUN)).run == RUN
+    stream = await server.client.xinfo_stream(keys.topic(keys.partition_of(RUN), "records"))
+    assert stream["last-generated-id"] != first  # a new entry has its place
 
 
 async def test_a_record_that_cannot_be_made_is_told_and_its_run_stays(

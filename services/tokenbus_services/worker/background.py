@@ -1,0 +1,59 @@
+"""Work that is started and not waited for to its end, bounded in number."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+
+import structlog
+
+from tokenbus.bus.liveness import beat
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+LOOK_S = 0.5
+STRAGGLING_S = 0.05
+"""How long `run` waits for what it started: as a rule all of it has ended by then."""
+
+
+class BackgroundTasks:
+    """Runs work of which some may hang, on a node of a Cluster that is away, say. Call `close` at the end."""
+
+    def __init__(self, name: str, *, most: int) -> None:
+        """``most`` tasks at once."""
+        self._name = name
+        self._most = most
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self, works: Iterable[Callable[[], Awaitable[None]]], *, patience_s: float = STRAGGLING_S) -> None:
+        """Start each, and wait so long for them; what has not ended by then goes on. Waits while too many run."""
+        started: set[asyncio.Task[None]] = set()
+        for work in works:
+            while len(self._tasks) >= self._most:
+                beat()  # that there is no place is no defect of who asks for one
+                await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED, timeout=LOOK_S)
+            started.add(self._start(work))
+        if started:
+            await asyncio.wait(started, timeout=patience_s)
+
+    def _start(self, work: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
+        async def do() -> None:
+            await work()
+
+        task = asyncio.create_task(do(), name=self._name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(_log_defect)
+        return task
+
+    async def close(self) -> None:
+        """Cancel what still runs, and wait for its end."""
+        tasks = [*self._tasks]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _log_defect(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()):
+        log.error("task_ended", task=task.get_name(), exc_info=error)
