@@ -16,10 +16,10 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Generator
 from contextlib import contextmanager
 
+from tokenbus.bus.liveness import IDLE_S, Liveness, beat, wait_briefly
 from tokenbus.bus.scripts.limits import Scope
 from tokenbus_services.fetcher.limiter import Ask, Grant, Limiter, Refusal
 from tokenbus_services.fetcher.metrics import AdmissionMetrics
-from tokenbus_services.worker.defects import log_defect
 from tokenbus_services.worker.inflight import NotBegun
 
 _Lane = OrderedDict[tuple[Scope, ...], "deque[_Waiting]"]
@@ -41,11 +41,19 @@ class Admission:
     """Call `open`; `enter` before a call and `leave` after it; `close` sends away all who wait."""
 
     def __init__(
-        self, limiter: Limiter, metrics: AdmissionMetrics, *, slots: int, places: int, longest_wait_s: float
+        self,
+        limiter: Limiter,
+        metrics: AdmissionMetrics,
+        *,
+        slots: int,
+        places: int,
+        longest_wait_s: float,
+        liveness: Liveness | None = None,
     ) -> None:
         """``slots``: calls at once; ``places``: how many may wait."""
         self._limiter = limiter
         self._metrics = metrics
+        self._liveness = liveness or Liveness()
         self._slots = slots
         self._places = places
         self._longest_wait_s = longest_wait_s
@@ -85,8 +93,7 @@ class Admission:
 
     async def open(self) -> None:
         """Begin to admit."""
-        self._task = asyncio.create_task(self._admit(), name="admission")
-        self._task.add_done_callback(log_defect)
+        self._task = self._liveness.start(self._admit(), name="admission")
 
     async def close(self) -> None:
         """Who waits, or comes later, hears NotBegun."""
@@ -113,14 +120,11 @@ class Admission:
 
     async def sleep(self, seconds: float) -> None:
         """Wait so long. Raises NotBegun where this fetcher closes before that."""
-        if seconds <= 0:
-            return
-        try:
-            async with asyncio.timeout(seconds):
-                await self._closing.wait()
-        except TimeoutError:
-            return
-        raise NotBegun
+        clock = asyncio.get_running_loop().time
+        until = clock() + seconds
+        while (left := until - clock()) > 0:
+            if await wait_briefly(self._closing, timeout_s=left):
+                raise NotBegun
 
     def enter_at_once(self, ask: Ask) -> Grant | None:
         """Leave to call without waiting, where a slot is free, nobody waits and nothing is limited; ends by `leave`."""
@@ -169,6 +173,7 @@ class Admission:
 
     async def _admit(self) -> None:
         while True:
+            beat()
             waiting = None if self.full else self._next()
             if waiting is None:
                 await self._wait()
@@ -207,12 +212,9 @@ class Admission:
     async def _wait(self) -> None:
         """Until something changed, or a refused limit may be asked again."""
         self._changed.clear()
-        until = None if self.full else min(self._refused_until.values(), default=None)
-        try:
-            async with asyncio.timeout_at(until):
-                await self._changed.wait()
-        except TimeoutError:
-            pass
+        now = asyncio.get_running_loop().time()
+        until = now + IDLE_S if self.full else min(self._refused_until.values(), default=now + IDLE_S)
+        await wait_briefly(self._changed, timeout_s=until - now)
 
     def _take_out(self, waiting: _Waiting) -> None:
         ask = waiting.ask

@@ -10,6 +10,7 @@ from tokenbus_services.fetcher.service import FetcherService
 from tokenbus_services.settings import Settings
 from tokenbus_services.worker.app import make_app, make_broker
 from tokenbus_services.worker.source import attach
+from tokenbus_services.worker.supervision import stuck_after_s
 
 
 def create(settings: Settings) -> AsgiFastStream:
@@ -29,6 +30,7 @@ def create(settings: Settings) -> AsgiFastStream:
         description="Requests: one JSON object in `__data__`; raw JSON, msgpack and the FastStream envelope are taken.",
         read=service.read_requests,
         handle=service.take_in,
+        liveness=service.liveness,
     )
     attach(
         broker,
@@ -37,5 +39,7 @@ def create(settings: Settings) -> AsgiFastStream:
         description="Attempts to make; the provider's bytes go to `raw`.",
         read=service.read_turns,
         handle=service.start_turns,
+        liveness=service.liveness,
     )
-    return make_app(service, broker, registry)
+    assert settings.redis_url
+    return make_app(service, broker, registry, stuck_s=stuck_after_s(settings.redis_url))

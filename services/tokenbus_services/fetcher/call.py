@@ -3,26 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Generator
+from collections.abc import AsyncGenerator, Generator
 from contextlib import aclosing, contextmanager
+from http import HTTPStatus
 
 import httpx
 import msgspec
 
+from tokenbus.bus.liveness import beat
 from tokenbus.events.failure import ErrorInfo
 from tokenbus.events.frames import Data, Ended, Opened
 from tokenbus.events.requests import Generate
 from tokenbus.providers.api import HttpCall
+from tokenbus.providers.decoding import MAX_ERROR_BODY_BYTES
+from tokenbus.providers.failures import REQUEST_ID_HEADERS
 from tokenbus.providers.files import LOST_STATUSES, lost_files
-from tokenbus.providers.images import images_asked
 from tokenbus.providers.last_event import LastEvent
+from tokenbus_services.answer_heads import HeadRefused
+from tokenbus_services.fetcher.answer import BodyRefused, beginning, described, read_body
+from tokenbus_services.fetcher.auth import KeyMissing, KeyUnusable
 from tokenbus_services.fetcher.lifting import Lifter, Shelf
 from tokenbus_services.fetcher.media_body import MediaBody
 from tokenbus_services.fetcher.media_failed import MediaFailed
-from tokenbus_services.fetcher.providers import Endpoint, KeyMissing, KeyUnusable
+from tokenbus_services.fetcher.providers import AuthUnavailable, Endpoint
 from tokenbus_services.fetcher.tokens import Tally
-from tokenbus_services.fetcher.upload import MAX_ANSWER_BYTES, beginning
+from tokenbus_services.fetcher.upload import AUTH_UNAVAILABLE
 from tokenbus_services.fetcher.writer import AttemptWriter
+from tokenbus_services.redaction import RedactedStream
+from tokenbus_services.redaction.events import RedactedEvents
+from tokenbus_services.settings import LimitSettings
 
 PASSED_HEADERS = (
     "content-type",
@@ -30,10 +39,11 @@ PASSED_HEADERS = (
     "retry-after-ms",
     "date",
     "x-should-retry",
-    "request-id",
-    "x-request-id",
+    *REQUEST_ID_HEADERS,
 )
 """Response headers that travel with the attempt: what a decoder may need, and nothing that could be secret."""
+MAX_HEADER_CHARS = 1_024
+"""Of each of them. Of all headers together the HTTP library takes 100 KB; more is a broken connection to it."""
 
 TIMER_SLACK = 0.05
 """A silence timer is set anew only when it is off by this part of its length: most reads cost no timer."""
@@ -101,6 +111,10 @@ class Silence:
         self._limit.reschedule(self._deadline if self._to_deadline else until)
 
 
+class Rejected(Exception):
+    """The provider refused what authorised the call, and there is something newer to try; nothing was written."""
+
+
 class FilesLost(Exception):
     """The provider does not have these files, which the request names; nothing of the answer was written."""
 
@@ -119,19 +133,33 @@ async def fetch(
     deadline: float | None,
     tally: Tally | None = None,
     shelf: Shelf | None = None,
+    answer_bytes: int = LimitSettings().answer_bytes,
+    again: bool = False,
 ) -> None:
     """Make the request's call and write all of it, its end included. ``body`` in place of the call's own is closed when
     it is sent; ``deadline`` is in the event loop's time; ``tally`` hears what comes, for the limits; ``shelf``: where
-    the answer's images go.
+    the answer's images go; ``answer_bytes``: most that the answer may have, decoded.
 
-    Raises AttemptRefused where the attempt is over; FilesLost before anything is written. However this ends, by itself
-    or cancelled, the connection is closed or back in its pool.
+    Raises AttemptRefused where the attempt is over; FilesLost before anything is written; Rejected likewise, if
+    ``again``: the call would be made once more. However this ends, by itself or cancelled, the connection is closed or
+    back in its pool.
     """
     limit = asyncio.timeout(None)
     silence = Silence(limit, deadline)
     try:
         async with limit:
-            error = await _read(endpoint, request, call, body, writer=writer, silence=silence, tally=tally, shelf=shelf)
+            error = await _read(
+                endpoint,
+                request,
+                call,
+                body,
+                writer=writer,
+                silence=silence,
+                tally=tally,
+                shelf=shelf,
+                answer_bytes=answer_bytes,
+                again=again,
+            )
     except TimeoutError:
         error = silence.error()
     await writer.end(Ended(error))
@@ -147,6 +175,8 @@ async def _read(
     silence: Silence,
     tally: Tally | None,
     shelf: Shelf | None,
+    answer_bytes: int,
+    again: bool,
 ) -> ErrorInfo | None:
     settings = endpoint.settings
     seconds = settings.first_event_timeout_s
@@ -157,6 +187,8 @@ async def _read(
         return e.error
     except KeyMissing as e:
         return ErrorInfo(code="key_missing", kind="auth", message=str(e), where=e.variable)
+    except AuthUnavailable as e:
+        return ErrorInfo(code=AUTH_UNAVAILABLE, kind="auth", message=str(e), retryable=True)
     except KeyUnusable as e:
         return ErrorInfo(code="key_unusable", kind="auth", message=str(e), where=e.variable)
     except httpx.ConnectTimeout:
@@ -167,11 +199,19 @@ async def _read(
         return _network(endpoint, e)
     try:
         refused = None
+        if response.status_code == HTTPStatus.UNAUTHORIZED and again and endpoint.rejected():
+            raise Rejected
         if call.files and response.status_code in LOST_STATUSES:
-            refused = await beginning(response, MAX_ANSWER_BYTES)
+            refused = await beginning(response, MAX_ERROR_BODY_BYTES)
             if lost := lost_files(response.status_code, refused, call.files):
                 raise FilesLost(lost)
-        await _pass_on(response, endpoint, request, writer, silence, tally=tally, shelf=shelf, begun=refused)
+        content = read_body(response, limit=answer_bytes) if refused is None else _once(refused)
+        async with aclosing(content):
+            await _pass_on(
+                response, content, endpoint, request, writer=writer, silence=silence, tally=tally, shelf=shelf
+            )
+    except BodyRefused as e:
+        return e.error
     except httpx.TransportError as e:
         return _network(endpoint, e)
     except OSError as e:  # of the disk, where images are held: another fetcher may have room
@@ -191,33 +231,31 @@ async def _send(endpoint: Endpoint, call: HttpCall, body: MediaBody | None) -> h
 
 async def _pass_on(
     response: httpx.Response,
+    content: AsyncGenerator[bytes],
     endpoint: Endpoint,
     request: Generate,
+    *,
     writer: AttemptWriter,
     silence: Silence,
-    *,
     tally: Tally | None,
     shelf: Shelf | None,
-    begun: bytes | None = None,
 ) -> None:
-    """``begun``: the body, where it was read already."""
     redact = endpoint.redact
-    headers = {name: redact(response.headers[name]) for name in PASSED_HEADERS if name in response.headers}
+    # Cut only then: the half of a key would be found by nobody.
+    headers = {n: redact(response.headers[n])[:MAX_HEADER_CHARS] for n in PASSED_HEADERS if n in response.headers}
     quirks = endpoint.quirks_of(request)
     api = endpoint.settings.api
-    asked = images_asked(request, api)
+    asked = endpoint.api.images_asked(request)
     lifter = None
     if shelf and endpoint.api.image_keys and not asked.inline and response.status_code < 300:
         lifter = Lifter(endpoint.api.image_keys, shelf, silence.paused)
         asked = msgspec.structs.replace(asked, moved=lifter.secret)
-    opened = Opened(api, response.status_code, headers, request.stream, quirks, asked)
+    opened = Opened(api, response.status_code, headers, request.stream, quirks, asked, endpoint.name)
     await _write(writer, opened, silence)
     if tally:
         tally.open(opened)
     marks = endpoint.api.urgent
-    # Undecoded reads come as they are; only a provider that compresses all the same is decoded here.
-    body = response.aiter_bytes() if "content-encoding" in response.headers else response.aiter_raw()
-    clean = redact.stream()
+    clean = redact.events() if response.status_code < 300 else redact.stream()
     last = LastEvent(endpoint.api.last if request.stream and response.status_code < 300 else ())
 
     async def pass_on(data: bytes, *, urgent: bool) -> None:
@@ -237,8 +275,9 @@ async def _pass_on(
 
     first = True
     after_boundary = False
-    try:
-        async for read in body if begun is None else _once(begun):
+    with _told_to_the_end(clean, lifter, writer):
+        async for read in content:
+            beat()
             data = clean.feed(read)
             boundary = first or any(mark in data for mark in marks)
             if first:
@@ -251,11 +290,25 @@ async def _pass_on(
             await hand_on(data, urgent=boundary or after_boundary)
             after_boundary = boundary
         await hand_on(clean.end(), urgent=True)
+    if tally:
+        tally.end()
+
+
+@contextmanager
+def _told_to_the_end(
+    clean: RedactedEvents | RedactedStream, lifter: Lifter | None, writer: AttemptWriter
+) -> Generator[None]:
+    """An answer that breaks off is told up to there: what waited, for a secret might have gone on from it, goes on."""
+    try:
+        yield
+    except (httpx.TransportError, BodyRefused, asyncio.CancelledError):
+        rest = clean.end()
+        if rest and writer.why_refused is None and (lifter is None or lifter.passes(rest)):
+            writer.put(Data(rest))
+        raise
     finally:
         if lifter:
             lifter.close()
-    if tally:
-        tally.end()
 
 
 async def _write(writer: AttemptWriter, item: Opened | Data, silence: Silence, *, urgent: bool = False) -> None:
@@ -266,15 +319,17 @@ async def _write(writer: AttemptWriter, item: Opened | Data, silence: Silence, *
             await writer.room()
 
 
-async def _once(data: bytes) -> AsyncIterator[bytes]:
+async def _once(data: bytes) -> AsyncGenerator[bytes]:
     if data:
         yield data
 
 
 def _network(endpoint: Endpoint, error: httpx.TransportError) -> ErrorInfo:
+    if isinstance(error.__cause__, HeadRefused):
+        return ErrorInfo(code="answer_head", kind="protocol", message=f"the head of the answer has {error.__cause__}")
     return ErrorInfo(
         code="network",
         kind="network",
-        message=endpoint.redact(f"the connection to {endpoint.name} failed: {type(error).__name__}: {error}"),
+        message=endpoint.redact(f"the connection to {endpoint.name} failed: {described(error)}"),
         retryable=True,
     )

@@ -7,35 +7,36 @@ stream with its bytes and the reason. Nothing here stops on a bad request.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
 import msgspec
 import structlog
-from redis.exceptions import ResponseError
+from redis.exceptions import RedisError
 
 from tokenbus.bus import scripts
 from tokenbus.bus.dead import DeadEntry, bury
 from tokenbus.bus.keys import DATA_FIELD, Keys
-from tokenbus.bus.outage import outlast
+from tokenbus.bus.liveness import beating
+from tokenbus.bus.outage import ISOLATED_TRIES, retry_until_available
 from tokenbus.bus.queue import Item, Queue
 from tokenbus.bus.scripts.runs import ASKED
 from tokenbus.bus.send import send, send_many
 from tokenbus.bus.server import Server
 from tokenbus.core.continuation import CONTINUES, continues
+from tokenbus.core.fallback import all_choices
 from tokenbus.core.ids import id_of_entry
-from tokenbus.core.intake import check_request, decode_request, rejected_run_id
+from tokenbus.core.intake import decode_with_notes, rejected_run_id
+from tokenbus.core.nearest import nearest
 from tokenbus.core.prefill.setting import reading_of
 from tokenbus.core.tenant import tenant_of
-from tokenbus.errors import PoisonRequest, RequestInvalid, TokenbusError
+from tokenbus.errors import PoisonRequest, RequestError, RequestInvalid, TokenbusError, WireError
 from tokenbus.events.failure import ErrorInfo
 from tokenbus.events.frames import (
     CONTROL_ATTEMPT,
     Accepted,
-    CancelAsked,
-    Control,
     EventFrame,
+    FallbackPlan,
     Policing,
     Rejected,
     Rules,
@@ -44,17 +45,23 @@ from tokenbus.events.frames import (
     encode,
 )
 from tokenbus.events.requests import Cancel, Generate, Tool
+from tokenbus_services.fetcher.cancels import Cancels
+from tokenbus_services.fetcher.fallbacks import Callee, Fallbacks
 from tokenbus_services.fetcher.media_intake import IntakeMedia
 from tokenbus_services.fetcher.policies import Routes
 from tokenbus_services.fetcher.recorded import is_recorded
 from tokenbus_services.settings import Settings
 from tokenbus_services.tools.schemas import check_output, check_tools
+from tokenbus_services.worker.background import BackgroundTasks
 from tokenbus_services.worker.listed_tools import ListedTools
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
-AWAITED_MS = 60_000
-"""How long a cancel waits for a run that is not known yet: its request may be in another intake's hands."""
+MEDIA_S = 30.0
+"""What it may take to store the media of the requests of one read, where the store is slow (`media_intake`)."""
+MOST_ASIDE = 1024
+ALONE_S = 1.0
+"""Cluster: how long a request that may kill its workers has intake for itself."""
 MOST_DELIVERIES = 4
 """A request on which so many workers died is not tried again."""
 
@@ -67,8 +74,9 @@ class Intake:
         server: Server,
         settings: Settings,
         queue: Queue,
+        cancels: Cancels,
         *,
-        providers: Callable[[str], object],
+        providers: Callable[[str], Callee],
         tools: Sequence[Tool],
         media: IntakeMedia,
     ) -> None:
@@ -79,7 +87,10 @@ class Intake:
         self._routes = Routes(settings)
         self._keys: Keys = settings.keys
         self._queue = queue
+        self._asides = BackgroundTasks("intake", most=MOST_ASIDE)
+        self._cancels = cancels
         self._providers = providers
+        self._fallbacks = Fallbacks(settings.fallback_routes, providers)
         self._tools = {tool.name: tool for tool in tools}
         self._mcp_prefixes = settings.mcp_prefixes
         self._listed = ListedTools(server, settings.keys)
@@ -92,28 +103,45 @@ class Intake:
             round(retry.max_delay_s * 1000),
             limits.block_bytes,
             limits.run_events,
+            limits.turn_bytes,
+            limits.run_bytes,
         )
 
     async def take(self, items: Sequence[Item]) -> None:
-        """Take these requests in; returns when each is a run, a cancel, or told as refused.
+        """Take these requests in; returns when each is a run, a cancel, or told as refused. In a Cluster those whose
+        node does not answer go on by themselves, `MOST_ASIDE` of them: they hold up no other.
 
         Those whose worker was lost go one at a time and in order: should one of them be what kills workers, it is the
         first of those that come back, and after `MOST_DELIVERIES` it is not tried again.
         """
         if fresh := [item for item in items if item.deliveries == 1]:
-            await self._take(fresh)
+            if self._server.topology == "cluster":
+                await self._asides.run(partial(self._take, [item]) for item in fresh)
+            else:
+                await self._take(fresh)
         for n, item in enumerate(item for item in items if item.deliveries > 1):
             if n == 0 and item.deliveries > MOST_DELIVERIES:
-                await self._refuse(item, PoisonRequest(item.deliveries - 1))
-                await self._queue.finish([item])
+                take = partial(self._give_up, item)
             else:
-                await self._take([item])
+                take = partial(self._take, [item])
+            if self._server.topology == "cluster":
+                await self._asides.run([take], patience_s=ALONE_S)
+            else:
+                await take()
+
+    async def close(self) -> None:
+        """Leave what is under way to another worker."""
+        await self._asides.close()
+
+    async def _give_up(self, item: Item) -> None:
+        await self._refuse(item, PoisonRequest(item.deliveries - 1))
+        await self._queue.finish([item])
 
     async def _take(self, items: Sequence[Item]) -> None:
         calls: list[tuple[Item, scripts.Call]] = []
         refused: list[tuple[Item, Exception]] = []
         # Side by side: one may have large media to store. Whatever is wrong with one, the requests beside it go on.
-        taken = await asyncio.gather(*(self._call(item) for item in items), return_exceptions=True)
+        taken = await beating(self._calls(items), most_s=MEDIA_S)
         for item, call in zip(items, taken, strict=True):
             if isinstance(call, Exception):
                 refused.append((item, call))
@@ -125,58 +153,87 @@ class Intake:
                 calls.append((item, call))
         sent = await self._send(calls)  # first: however many are bad, the good ones do not wait for it
         for item, error in refused:
-            await self._bury(item, error)
+            await self.bury(item, error)
         await self._queue.finish(items, again=lambda: self._send_again(sent))
+
+    async def _calls(self, items: Sequence[Item]) -> list[scripts.Call | BaseException]:
+        return await asyncio.gather(*(self._call(item) for item in items), return_exceptions=True)
 
     async def _send(self, calls: Sequence[tuple[Item, scripts.Call]]) -> list[scripts.Call]:
         """Those that the server took; the others are buried."""
         sent = [call for _, call in calls]
         try:
             await self._send_again(sent)
-        except ResponseError:
+        except (RedisError, OSError):
             # One of them is at fault, a key of its run being of another type, say. Each bears being sent again.
             for item, call in calls:
                 try:
-                    await outlast(lambda call=call: send(self._server, call), what="intake")
-                except ResponseError as e:
+                    await self._send_alone(call)
+                except (RedisError, OSError) as e:
                     sent.remove(call)
-                    await self._bury(item, e)
+                    await self.bury(item, e)
+                    await self._end(item, e)
         return sent
 
+    async def _send_alone(self, call: scripts.Call) -> None:
+        await retry_until_available(self._server, lambda: send(self._server, call), what="intake", tries=ISOLATED_TRIES)
+
+    async def _end(self, item: Item, error: Exception) -> None:
+        """The run of a request that the server does not take ends `failed`, where the server takes at least that."""
+        if call := self._reject(item, error):
+            try:
+                await self._send_alone(call)
+            except (RedisError, OSError):
+                log.exception("run_not_ended", run=rejected_run_id(item.fields), entry=item.entry_id)
+
     async def _send_again(self, calls: Sequence[scripts.Call]) -> None:
-        await outlast(lambda: send_many(self._server, calls), what="intake")
+        await retry_until_available(self._server, lambda: send_many(self._server, calls), what="intake")
 
     async def _refuse(self, item: Item, error: Exception) -> None:
         """Its run, if it names one, ends `failed`; its bytes go to the dead stream."""
         if call := self._reject(item, error):
             await self._send([(item, call)])
-        await self._bury(item, error)
+        await self.bury(item, error)
 
     async def _call(self, item: Item) -> scripts.Call:
-        request = decode_request(item.fields, limit=self._settings.limits.request_bytes)
+        request, unknown = decode_with_notes(item.fields, limit=self._settings.limits.request_bytes)
         if isinstance(request, Cancel):
-            return self._cancel(request)
-        check_request(request)
+            return self._cancels.call(request, await self._cancels.awaited_ms())
         try:
             self._providers(request.provider)
         except TokenbusError as e:
             raise RequestInvalid("provider", str(e)) from None
         if request.record and self._settings.records is None:
             raise RequestInvalid("record", "this deployment records nothing: its settings have no [records]")
-        request = await self._with_tools(request)
+        request = await self._with_tools(self._with_true_names(request))
         check_tools(request.tools)
         check_output(request.output_schema)
+        request, notes = self._fallbacks.settled(request)
         policing = await self._policing(request)
-        return self._accept(await self._media.taken(request), item, policing)
+        return self._accept(await self._media.taken(request), item, policing, [*unknown, *notes])
 
     async def _policing(self, request: Generate) -> Policing | None:
         """The run's policies; none, whatever its routes, where a policy asks for it."""
         policing = self._routes.policing_of(request)
         if policing and request.id:
             key = self._keys.run(request.id)
-            if await outlast(lambda: self._server.client.hget(key, ASKED), what="look-up of a policy's question"):
+            if await retry_until_available(
+                self._server, lambda: self._server.client.hget(key, ASKED), what="look-up of a policy's question"
+            ):
                 return None
         return policing
+
+    def _with_true_names(self, request: Generate) -> Generate:
+        """The request with the models' names that limits, routes and quirks know: no alias passes one by."""
+
+        def true(provider: str, model: str) -> str:
+            settings = self._settings.providers.get(provider)
+            return settings.true_model(model) if settings else model  # `Fallbacks` refuses what is not configured
+
+        fallback = request.fallback and [
+            msgspec.structs.replace(choice, model=true(choice.provider, choice.model)) for choice in request.fallback
+        ]
+        return msgspec.structs.replace(request, model=true(request.provider, request.model), fallback=fallback)
 
     async def _with_tools(self, request: Generate) -> Generate:
         """Tools that the request only names, with the description and schema that the deployment has for them."""
@@ -184,13 +241,19 @@ class Intake:
         return msgspec.structs.replace(request, tools=known)
 
     async def _tool(self, tool: Tool, where: str) -> Tool:
-        """What the deployment knows of this tool. Raises RequestInvalid for one that its MCP server does not list."""
+        """What the deployment knows of this tool, or the request itself says of it.
+
+        Raises RequestInvalid for one that its MCP server does not list, and for a bare name that nobody declares.
+        """
         if tool.name in self._tools:
             return self._tools[tool.name]
-        problem = None
+        problem, known = None, set(self._tools)
         for server, prefix in self._mcp_prefixes.items():
             if tool.name.startswith(prefix):
-                listed = await outlast(partial(self._listed.read, server), what="tools of MCP servers")
+                listed = await retry_until_available(
+                    self._server, partial(self._listed.read, server), what="tools of MCP servers"
+                )
+                known.update(listed or ())
                 if listed and tool.name in listed:
                     return listed[tool.name]
                 if prefix:
@@ -198,14 +261,18 @@ class Intake:
                     problem = f"the MCP server {server!r} {lists}"
         if problem:
             raise RequestInvalid(where, problem)
+        if tool.description is None:
+            meant = f"; did you mean {close!r}?" if (close := nearest(tool.name, known)) else ""
+            problem = f"no tool {tool.name!r} is declared here, and the request has its name alone{meant}"
+            raise RequestInvalid(where, problem)
         return tool
 
-    def _accept(self, request: Generate, item: Item, policing: Policing | None) -> scripts.Call:
+    def _accept(self, request: Generate, item: Item, policing: Policing | None, notes: list[str]) -> scripts.Call:
         # Without an id of its own the request takes the entry's, so that a second delivery is the same run.
         run = request.id or id_of_entry(item.stream, item.entry_id)
-        now = time.time_ns() // 1_000_000
+        now = self._server.clock.now_ms()
         deadline_ms = now + round(request.deadline_s * 1000) if request.deadline_s else 0
-        goes_on = self._continues(request)
+        plans = [self._plan(asked) for asked in all_choices(request)]
         accepted = Accepted(
             request.provider,
             request.model,
@@ -215,23 +282,31 @@ class Intake:
             [t.name for t in request.tools],
             request.tool_timeout_s,
             request.metadata,
-            self._reading(request),
-            goes_on and request.on_failure == "continue",
+            plans[0].reading,
+            plans[0].continues,
             deadline_ms,
             tuple(request.stop) if request.mode == "chat" else (),
             is_recorded(run, request, self._settings.records),
             policing,
             request.visible,
+            tuple(plans[1:]),
+            tuple(notes),
+            request.participant,
         )
         fields: list[scripts.Arg] = ["request", msgspec.json.encode(request), "accepted", now]
-        # For `Client.resume`, which knows the provider's name alone.
-        fields += [CONTINUES, int(goes_on)]
+        # For `Client.resume`, which knows the provider's name alone; a digit for each that the run may ask.
+        fields += [CONTINUES, "".join(str(int(self._continues(asked))) for asked in all_choices(request))]
         if accepted.record and self._settings.records:
             fields += ["record", self._settings.records.raw_bytes]
         if deadline_ms:
             fields += ["deadline", deadline_ms]
         work = TurnWork(run, 0, 1, tenant=tenant_of(request.metadata), held=policing is not None)
         return self._make(run, EventFrame(0, CONTROL_ATTEMPT, now, [accepted]), encode(work), fields)
+
+    def _plan(self, request: Generate) -> FallbackPlan:
+        """What is decided of the request as one of those whom the run may ask gets it."""
+        goes_on = request.on_failure == "continue" and self._continues(request)
+        return FallbackPlan(request.provider, request.model, self._reading(request), goes_on)
 
     def _continues(self, request: Generate) -> bool:
         """Whether provider and model can go on from the partial text of a broken turn."""
@@ -271,10 +346,11 @@ class Intake:
             info = ErrorInfo(code="poison", kind="internal", message=_reason(error), where=f"intake {item.entry_id}")
         if run is None:
             return None
-        now = time.time_ns() // 1_000_000
+        now = self._server.clock.now_ms()
         return self._make(run, EventFrame(0, CONTROL_ATTEMPT, now, [Rejected(info)]), b"", ["accepted", now])
 
-    async def _bury(self, item: Item, error: Exception) -> None:
+    async def bury(self, item: Item, error: Exception) -> None:
+        """To the dead stream, with the reason."""
         data = item.fields.get(DATA_FIELD.encode())
         entry = DeadEntry(
             reason=_reason(error),
@@ -284,25 +360,9 @@ class Intake:
             bytes=msgspec.msgpack.encode(item.fields) if data is None else data,
             run=rejected_run_id(item.fields),
         )
-        await bury(self._server, self._keys, entry, most=self._settings.retention.dead_entries)
-
-    def _cancel(self, request: Cancel) -> scripts.Call:
-        keys, run = self._keys, request.run
-        partition = keys.partition_of(run)
-        now = time.time_ns() // 1_000_000
-        asked = CancelAsked(request.reason, request.heard_through)
-        return scripts.cancel(
-            keys.run(run),
-            keys.topic(partition, "events"),
-            keys.topic(partition, "raw"),
-            keys.topic(partition, "control"),
-            parser_lease=keys.lease(partition, "parser"),
-            normalizer_lease=keys.lease(partition, "normalizer"),
-            run=run,
-            awaited_ms=AWAITED_MS,
-            frame=encode(EventFrame(0, CONTROL_ATTEMPT, now, [asked])),
-            control_frame=encode(Control(run)),
-        )
+        rejected = isinstance(error, WireError | RequestError) and not isinstance(error, PoisonRequest)
+        most = self._settings.retention.dead_entries
+        await bury(self._server, self._keys, entry, most=most, rejected=rejected)
 
 
 def _reason(error: Exception) -> str:

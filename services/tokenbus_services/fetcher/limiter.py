@@ -13,7 +13,8 @@ import msgspec
 import structlog
 from redis.exceptions import RedisError
 
-from tokenbus.bus.outage import outlast
+from tokenbus.bus.liveness import Defects, Liveness, rest
+from tokenbus.bus.outage import retry_until_available
 from tokenbus.bus.scripts import Call
 from tokenbus.bus.scripts import limits as scripts
 from tokenbus.bus.scripts.limits import Scope
@@ -64,8 +65,9 @@ class Refusal(msgspec.Struct, frozen=True):
 class Limiter:
     """Call `open`, and `close` when no call runs any more."""
 
-    def __init__(self, server: Server, *, worker: str) -> None:
+    def __init__(self, server: Server, *, worker: str, liveness: Liveness | None = None) -> None:
         self._server = server
+        self._liveness = liveness or Liveness()
         self._worker = worker
         self._held: dict[Scope, set[str]] = {}
         """Running calls by scope, where their number is bounded."""
@@ -74,7 +76,7 @@ class Limiter:
 
     async def open(self) -> None:
         """Begin to keep what is held."""
-        self._beats = asyncio.create_task(self._beat(), name="limits")
+        self._beats = self._liveness.start(self._beat(), name="limits")
 
     async def close(self) -> None:
         """Give back what is not yet given back, and stop."""
@@ -89,7 +91,7 @@ class Limiter:
             return Grant(ask, ())
         lease_ms = round(LEASE_S * 1000)
         call = scripts.reserve(ask.scopes, member=ask.member, worker=self._worker, tokens=ask.tokens, lease_ms=lease_ms)
-        reply = await outlast(lambda: send(self._server, call), what="limits")
+        reply = await retry_until_available(self._server, lambda: send(self._server, call), what="limits")
         if reply[0] == b"wait":
             return Refusal(ask.scopes[int(reply[1]) - 1], int(reply[2]) / 1000)
         for scope in ask.scopes:
@@ -133,8 +135,9 @@ class Limiter:
             log.warning("limits_not_settled", error=str(e))
 
     async def _beat(self) -> None:
+        defects = Defects()
         while True:
-            await asyncio.sleep(BEAT_S)
+            await rest(BEAT_S)
             calls = [
                 scripts.keep(scope, part, lease_ms=round(LEASE_S * 1000))
                 for scope, members in self._held.items()
@@ -142,8 +145,10 @@ class Limiter:
             ]
             try:
                 await send_many(self._server, calls)
-            except (RedisError, OSError) as e:
-                log.warning("limits_not_kept", error=str(e))
+                defects.none()
+            except Exception as e:  # of whatever kind: without it the places of running calls would be given away
+                log.warning("limits_not_kept", error=str(e) or type(e).__name__)
+                defects.count(e)
 
 
 def _parts(members: Sequence[str]) -> list[Sequence[str]]:

@@ -11,24 +11,27 @@ from __future__ import annotations
 
 import asyncio
 from base64 import b64encode
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import aclosing
 
 import msgspec
 
-from tokenbus.blobs import DEFAULT_MEDIA_TYPE
-from tokenbus.errors import BlobError, RequestInvalid
+from tokenbus.blobs import DEFAULT_MEDIA_TYPE, plain_media_type
+from tokenbus.errors import BlobError, BlobNotFound, RequestInvalid
+from tokenbus.events.failure import ErrorInfo
 from tokenbus.events.requests import Base64Source, BlobSource, DocumentPart, Generate, Message, Source
 from tokenbus.providers.api import Built
+from tokenbus.providers.media import MediaLimits
 from tokenbus_services.fetcher.media_body import Embedded, MediaBody
 from tokenbus_services.fetcher.media_cache import Found, RecentBlobs
 from tokenbus_services.fetcher.media_failed import MediaFailed
-from tokenbus_services.fetcher.media_limits import check_body, check_media, check_size, limits_of, plain_type
+from tokenbus_services.fetcher.media_limits import check_body, check_media, check_size, limits_of
 from tokenbus_services.fetcher.media_marks import Marks
 from tokenbus_services.fetcher.media_places import Media, media_in, media_of, own_media, request_with, with_sources
+from tokenbus_services.fetcher.opaque_blobs import with_opaque_blobs
 from tokenbus_services.fetcher.providers import Endpoint
+from tokenbus_services.fetcher.unasked_media import Turn, not_taken, unasked
 from tokenbus_services.fetcher.uploads import Uploads
-from tokenbus_services.settings import MediaSettings
 
 LOOK_UPS = 8
 """Blobs of one turn that are looked up at once."""
@@ -48,12 +51,28 @@ class TurnMedia:
         files of the provider's it names in place of blobs; ``lost``: those that the provider said it does not have.
 
         Raises RequestInvalid (a type, size or number that the provider does not take; whatever `Endpoint.build`
-        raises), MediaFailed and UploadFailed.
+        raises), MediaFailed and UploadFailed. Images of tools and of the model are no reason: they are left out.
         """
-        media = dict([*media_of(request), *media_in(history, "history")])
+        api = endpoint.settings.api
+        limits = limits_of(api, endpoint.settings.media)
+        turn = await with_opaque_blobs(Turn(request, history), api, self._blobs)
+        turn = turn.without(not_taken(limits, turn, dict(_media(turn))))
+        while True:
+            try:
+                built, body = await self._build(endpoint, turn, limits, lost=lost)
+            except _Gone as e:
+                turn = turn.without(e.reasons)
+            else:
+                return msgspec.structs.replace(built, notes=(*turn.notes, *built.notes)), body
+
+    async def _build(
+        self, endpoint: Endpoint, turn: Turn, limits: MediaLimits, *, lost: Collection[str]
+    ) -> tuple[Built, MediaBody | None]:
+        """As `build`. Raises _Gone for images that can be left out."""
+        request, history = turn.request, turn.history
+        media = dict(_media(turn))
         if not media:
             return endpoint.build(request, history), None
-        limits = limits_of(endpoint.settings.api, endpoint.settings.media)
         blobs = {where: part.source for where, part in media.items() if isinstance(part.source, BlobSource)}
         texts = {where: media[where] for where, source in blobs.items() if _is_text(media[where], source)}
         check_media(limits, texts.items())
@@ -67,7 +86,7 @@ class TurnMedia:
         left_out = set(marked).difference(wanted)
         used = {where: part for where, part in media.items() if where not in left_out}
         check_media(limits, used.items())
-        found = await self._find({where: media[where] for where in wanted}, limits)
+        found = await self._find({where: media[where] for where in wanted}, limits, spare=unasked(turn))
         if self._uploads:
             room = None
             if limits.request_bytes is not None:
@@ -94,8 +113,11 @@ class TurnMedia:
         check_body(limits, body.size)
         return built, body if len(pieces) > 1 else None
 
-    async def _find(self, media: Mapping[str, Media], limits: MediaSettings) -> dict[str, Found]:
-        """Their blobs, by place. Raises MediaFailed, RequestInvalid for the first that is not as it should be."""
+    async def _find(
+        self, media: Mapping[str, Media], limits: MediaLimits, *, spare: Collection[str] = ()
+    ) -> dict[str, Found]:
+        """Their blobs, by place. Raises MediaFailed, RequestInvalid for the first that is not as it should be; _Gone
+        where those that are not are all among ``spare``."""
         at_once = asyncio.Semaphore(LOOK_UPS)
 
         async def find(where: str, part: Media) -> Found | Exception:
@@ -105,6 +127,7 @@ class TurnMedia:
                     found = await self._blobs.find(part.source.blob_id)
                 check_blob(where, part.source, found)
                 check_size(limits, where, part, found.size)
+                await self._blobs.check(part.source.blob_id, found)
             except BlobError as e:
                 return MediaFailed(e, where)
             except RequestInvalid as e:
@@ -114,11 +137,19 @@ class TurnMedia:
         async with asyncio.TaskGroup() as tasks:
             looking = {where: tasks.create_task(find(where, part)) for where, part in media.items()}
         found: dict[str, Found] = {}
+        gone: dict[str, str] = {}
         for where, task in looking.items():
-            result = task.result()
-            if isinstance(result, Exception):
-                raise result
-            found[where] = result
+            match task.result():
+                case RequestInvalid(problem=problem) if where in spare:
+                    gone[where] = problem
+                case MediaFailed(error=ErrorInfo(code=BlobNotFound.code)) if where in spare:
+                    gone[where] = "its blob is gone"
+                case Exception() as e:
+                    raise e
+                case Found() as blob:
+                    found[where] = blob
+        if gone:
+            raise _Gone(gone)
         return found
 
     async def _text(self, where: str, source: BlobSource, found: Found) -> Base64Source:
@@ -129,6 +160,19 @@ class TurnMedia:
         except BlobError as e:
             raise MediaFailed(e, where) from e
         return Base64Source(media_type=source.media_type, data=b64encode(content).decode())
+
+
+class _Gone(Exception):
+    """Images that no user put into the conversation cannot be sent; for each place the reason."""
+
+    def __init__(self, reasons: dict[str, str]) -> None:
+        super().__init__(f"{len(reasons)} images")
+        self.reasons = reasons
+
+
+def _media(turn: Turn) -> Iterator[tuple[str, Media]]:
+    yield from media_of(turn.request)
+    yield from media_in(turn.history, "history")
 
 
 class _Place(msgspec.Struct, frozen=True):
@@ -161,8 +205,8 @@ def check_blob(where: str, source: BlobSource, found: Found) -> None:
     """Raises RequestInvalid where the blob is not what the request says of it. A store that knows no type, or none in
     particular, is no witness."""
     stored, said = found.media_type, source.media_type
-    if stored and plain_type(stored) not in (DEFAULT_MEDIA_TYPE, plain_type(said)):
-        raise RequestInvalid(f"{where}.source.media_type", f"the blob is {plain_type(stored)}, not {said}")
+    if stored and plain_media_type(stored) not in (DEFAULT_MEDIA_TYPE, plain_media_type(said)):
+        raise RequestInvalid(f"{where}.source.media_type", f"the blob is {plain_media_type(stored)}, not {said}")
     if source.size_bytes not in (None, found.size):
         raise RequestInvalid(f"{where}.source.size_bytes", f"the blob has {found.size} bytes, not {source.size_bytes}")
 

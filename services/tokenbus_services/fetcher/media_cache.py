@@ -8,16 +8,19 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Generator
 from contextlib import aclosing, contextmanager
-from typing import cast
+from hashlib import sha256
+from typing import Protocol, cast, runtime_checkable
 
 import msgspec
 
-from tokenbus.blobs import BlobLoader, BlobRef, BlobStreams, parse_blob_id
-from tokenbus.errors import BlobError, BlobUnavailable
+from tokenbus.blobs import BlobLoader, BlobRef, BlobStreams, blob_id_of, parse_blob_id
+from tokenbus.errors import BlobCorrupt, BlobError, BlobUnavailable
 
 _PIECE_BYTES = 64 * 2**10
 _LARGEST_PART = 4
 """A blob that takes more than this part of the cache is not kept: it would drive out all others."""
+
+_CHECKED = 4096
 
 Pieces = Callable[[], AsyncGenerator[bytes]]
 
@@ -33,6 +36,13 @@ class Found(msgspec.Struct, frozen=True):
     """Its content from the beginning, checked; for each reading anew. Raises BlobError."""
 
 
+@runtime_checkable
+class _Checks(Protocol):
+    """A loader whose store compares content and id itself."""
+
+    async def check(self, blob_id: str) -> None: ...
+
+
 class RecentBlobs:
     """Blobs by id: at most ``limit`` bytes of them in memory, the longest unused go first. For one event loop."""
 
@@ -44,6 +54,8 @@ class RecentBlobs:
         self._kept_bytes = 0
         self._coming_bytes = 0
         """Of blobs that are being read, and will be kept."""
+        self._checked: OrderedDict[str, None] = OrderedDict()
+        """Blobs whose content was found right."""
 
     @property
     def held_bytes(self) -> int:
@@ -61,8 +73,32 @@ class RecentBlobs:
                 ref = await loader.head(blob_id)
                 return Found(ref.size, ref.media_type, lambda: self._streamed(loader, ref))
             content = await loader.load(blob_id)
+            if blob_id_of(content) != blob_id:
+                raise BlobCorrupt(blob_id)
         self._keep(blob_id, content, None)
         return _whole(content, None)
+
+    async def check(self, blob_id: str, found: Found) -> None:
+        """See that the blob's content is what its id says, before anything is made of it. Raises BlobError.
+
+        A store that can look for itself does so; of another the content is read once for it. Asked again soon, it is
+        taken as it was.
+        """
+        if blob_id in self._kept or blob_id in self._checked:
+            return
+        with _blob_errors():
+            if isinstance(self._loader, _Checks):
+                await self._loader.check(blob_id)
+            else:
+                hasher = sha256()
+                async with aclosing(found.pieces()) as pieces:
+                    async for piece in pieces:
+                        hasher.update(piece)
+                if hasher.hexdigest() != parse_blob_id(blob_id):
+                    raise BlobCorrupt(blob_id)
+        self._checked[blob_id] = None
+        if len(self._checked) > _CHECKED:
+            self._checked.popitem(last=False)
 
     async def lease(self, blob_id: str) -> None:
         """Let the blob live for as long as a run may be open. A store without leases has its own rule. Raises

@@ -18,10 +18,12 @@ from typing import TypeVar
 
 import structlog
 
+from tokenbus.blobs import plain_media_type
 from tokenbus.errors import BlobError, BlobRefused, BlobUnauthorized, BlobUnavailable, RequestInvalid
 from tokenbus.events.requests import Base64Source, BlobSource, Generate, Source
 from tokenbus_services.fetcher.media_cache import RecentBlobs
 from tokenbus_services.fetcher.media_places import media_of, request_with
+from tokenbus_services.fetcher.opaque_blobs import blobs_named
 
 TRIES = 2
 TRY_S = 5.0
@@ -54,7 +56,9 @@ class IntakeMedia:
         Raises RequestInvalid, naming the field, for large media whose base64 or type is none, and for too many blobs.
         """
         sources: dict[str, Source] = {}
-        named: set[str] = set()
+        named = set(blobs_named(request.messages))
+        if len(named) > MOST_BLOBS:
+            raise RequestInvalid("messages", f"over {MOST_BLOBS} blobs in one request")
         for where, part in media_of(request):
             match part.source:
                 case Base64Source() as source if len(source.data) > self._inline_bytes:
@@ -74,7 +78,7 @@ class IntakeMedia:
         except ValueError:  # binascii's, or for what is no ASCII
             raise RequestInvalid(f"{where}.source.data", "it is no base64") from None
         try:
-            blob_id = await self._asked(lambda: self._blobs.store(content, source.media_type))
+            blob_id = await self._asked(lambda: self._blobs.store(content, plain_media_type(source.media_type)))
         except BlobRefused as e:
             raise RequestInvalid(f"{where}.source.media_type", e.problem) from None
         except BlobError:

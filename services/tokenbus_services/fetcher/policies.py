@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from tokenbus.core.tenant import tenant_of
+from tokenbus.core.fallback import all_choices
 from tokenbus.errors import RequestInvalid
 from tokenbus.events.frames import Policing
 from tokenbus.events.requests import Generate
-from tokenbus_services.fetcher.matching import meets
-from tokenbus_services.settings import PolicyRoute, Settings
+from tokenbus_services.fetcher.matching import on_route
+from tokenbus_services.settings import Settings
 
 
 class Routes:
@@ -20,11 +20,15 @@ class Routes:
 
     def policing_of(self, request: Generate) -> Policing | None:
         """The policies of all routes that the request meets, then those that it names itself, each once; it cannot name
-        one away. None: there are none. Raises RequestInvalid for a name that is not configured."""
+        one away. None: there are none. Raises RequestInvalid for a name that is not configured.
+
+        The routes of its fallbacks count too, whoever speaks in the end: what a policy let pass cannot be taken back.
+        """
         for i, name in enumerate(request.policies):
             if name not in self._policies:
                 raise RequestInvalid(f"policies[{i}]", f"there is no policy {name!r} here")
-        routed = [name for route in self._routes if _meets(request, route) for name in route.policies]
+        asked = all_choices(request)
+        routed = [name for route in self._routes if any(on_route(a, route) for a in asked) for name in route.policies]
         names = tuple(dict.fromkeys([*routed, *request.policies]))
         if not names:
             return None
@@ -32,7 +36,3 @@ class Routes:
         patience_s = sum(policy.timeout_s for policy in policies) + self._slack_s
         passes = all(policy.on_error == "pass" for policy in policies)
         return Policing(names, "pass" if passes else "block", round(patience_s * 1000))
-
-
-def _meets(request: Generate, route: PolicyRoute) -> bool:
-    return meets(request, route) and (not route.tenants or tenant_of(request.metadata) in route.tenants)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from hashlib import blake2b
 from urllib.parse import quote
 
@@ -11,12 +11,16 @@ import httpx
 import msgspec
 
 from tokenbus.errors import RequestInvalid, SettingsError
+from tokenbus.events.model_names import segment_problem
 from tokenbus.events.requests import Generate, Message
 from tokenbus.providers import registry
 from tokenbus.providers.api import Built, HttpCall, Provider, Quirks
+from tokenbus.providers.auth import CallToSign
 from tokenbus.providers.files import FileCall
+from tokenbus_services.answer_heads import BoundedClient
+from tokenbus_services.fetcher.auth import Key, auth_of
 from tokenbus_services.fetcher.media_body import MediaBody
-from tokenbus_services.redaction import Redaction
+from tokenbus_services.redaction import LEARNED, Redaction, named_secret
 from tokenbus_services.resets import reset_as_made
 from tokenbus_services.settings import ProviderSettings, Settings
 
@@ -26,20 +30,8 @@ MAX_REQUEST_S = 30.0
 """Longest that sending a request's body may stall."""
 
 
-class KeyMissing(Exception):
-    """The environment variable that should hold a provider's key is empty."""
-
-    def __init__(self, name: str, variable: str) -> None:
-        super().__init__(f"provider {name}: the environment variable {variable} holds no key")
-        self.variable = variable
-
-
-class KeyUnusable(Exception):
-    """The key has characters that no header can hold; an HTTP library would tell them in its error."""
-
-    def __init__(self, name: str, variable: str) -> None:
-        super().__init__(f"provider {name}: the key in {variable} has characters that a header cannot hold")
-        self.variable = variable
+class AuthUnavailable(Exception):
+    """What authorises the calls gave nothing; another try may help."""
 
 
 class Endpoint:
@@ -50,21 +42,15 @@ class Endpoint:
         self.name = name
         self.settings = settings
         self.api: Provider = registry.get(settings.api)
-        variable = self.api.default_key_env if settings.api_key_env is None else settings.api_key_env
-        self._variable = variable
-        self._key = env.get(variable, "").strip() if variable else ""
-        self.redact = Redaction([self._key])
-        """Takes the key out of what the provider answers: some repeat a wrong one in their error."""
-        header, form = self.api.key_header
-        if settings.key_header is not None:
-            header, form = settings.key_header, "{}"
-        self._key_header = header
-        self._key_value = (settings.key_format or form).replace("{}", self._key)
+        self._key = Key(name, settings, self.api, env)
+        self._auth = auth_of(name, settings, env)
+        self._redaction = Redaction()
+        self._env = env
         try:
             base_url = httpx.URL(settings.base_url or self.api.default_base_url)
         except httpx.InvalidURL as e:
             raise SettingsError("providers", f"{name}.base_url", str(e)) from None
-        self._client = httpx.AsyncClient(
+        self._client = BoundedClient(
             base_url=base_url,
             headers=settings.headers,
             # Silence inside a stream is watched by the call itself, which knows how far the answer is.
@@ -82,10 +68,29 @@ class Endpoint:
         return self._client.base_url.path.rstrip("/")
 
     @property
+    def redact(self) -> Redaction:
+        """Takes what authorises calls out of what the provider answers: some repeat a wrong key in their error. What
+        authorised them before is looked for too: an answer may come after its key was replaced."""
+        self._learn(self._auth.secrets if self._auth else self._key.secrets)
+        return self._redaction
+
+    def _learn(self, secrets: Collection[str]) -> None:
+        self._redaction.learn(secrets)
+        LEARNED.learn(secrets)
+
+    def rejected(self) -> bool:
+        """The provider answered 401. Whether a second call would be authorised by something else than the first."""
+        return self._auth.rejected() if self._auth else self._key.rejected()
+
+    @property
+    def _credential(self) -> object:
+        return (self.settings.auth, self.settings.auth_options) if self._auth else self._key.digestible
+
+    @property
     def account(self) -> str:
         """Names whose files it may use: a digest of its address, its key and what it sends with each call."""
         settings = self.settings
-        said = (settings.api, str(self._client.base_url), settings.headers, settings.query, self._key_value)
+        said = (settings.api, str(self._client.base_url), settings.headers, settings.query, self._credential)
         return blake2b(msgspec.json.encode(said, order="sorted"), digest_size=16).hexdigest()
 
     def build(self, request: Generate, history: list[Message]) -> Built:
@@ -135,11 +140,11 @@ class Endpoint:
         )
 
     def _key_headers(self) -> dict[str, str]:
-        if self._variable and not self._key:
-            raise KeyMissing(self.name, self._variable)
-        if not (self._key.isascii() and self._key.isprintable()):
-            raise KeyUnusable(self.name, self._variable)
-        return {self._key_header: self._key_value} if self._key else {}
+        if self._auth:
+            return {}
+        headers = self._key.headers()
+        self._learn(self._key.secrets)
+        return headers
 
     def _with_configured(self, headers: Mapping[str, str]) -> dict[str, str]:
         """The headers of a call; those that are lists of what is wanted go on with what the settings have for them."""
@@ -149,8 +154,21 @@ class Endpoint:
             for name, value in headers.items()
         }
 
-    async def send(self, request: httpx.Request) -> httpx.Response:
-        """Send it; the answer's body is still to be read. Raises httpx.TransportError."""
+    async def send(self, request: httpx.Request, *, authorised: bool = False) -> httpx.Response:
+        """Send it; the answer's body is still to be read. ``authorised``: its address alone lets it in.
+
+        Raises httpx.TransportError, AuthUnavailable.
+        """
+        if self._auth and not authorised:
+            body = await request.aread() if self._auth.needs_body else None
+            headers = {name.lower(): value for name, value in request.headers.items()}
+            call = CallToSign(method=request.method, url=str(request.url), headers=headers, body=body)
+            try:
+                request.headers.update(await self._auth.headers(call))
+            except Exception as e:  # whatever the user's own code raises, with whatever it was given
+                problem = Redaction(named_secret(self._env))(f"provider {self.name}: {type(e).__name__}: {e}")
+                raise AuthUnavailable(self.redact(problem)) from e
+            self._learn(self._auth.secrets)
         with reset_as_made(request):
             return await self._client.send(request, stream=True)
 
@@ -160,9 +178,9 @@ class Endpoint:
 
 
 def _segment(model: str) -> str:
-    """A model's name as one part of a path. Raises RequestInvalid where it would lead elsewhere."""
-    if model in (".", ".."):
-        raise RequestInvalid("model", "it is no name")
+    """A model's name as one part of a path. Raises RequestInvalid where it could lead elsewhere."""
+    if problem := segment_problem(model):
+        raise RequestInvalid("model", problem)
     return quote(model, safe="")
 
 
@@ -170,9 +188,13 @@ class Providers:
     """All endpoints, made when first asked for."""
 
     def __init__(self, settings: Settings, env: Mapping[str, str] = os.environ) -> None:
+        """Raises SettingsError for a provider's `auth` that cannot be made."""
         self._settings = settings.providers
         self._env = env
         self._made: dict[str, Endpoint] = {}
+        for name, provider in settings.providers.items():
+            if provider.auth:
+                self.get(name)  # what cannot be loaded is told at the start
 
     def __contains__(self, name: object) -> bool:
         return name in self._settings

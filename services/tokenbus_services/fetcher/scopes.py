@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.scripts.limits import Kind, Scope
+from tokenbus.events.model_names import model_key, names_model
 from tokenbus_services.settings import LimitSettings, RateSettings
 
 _NONE = RateSettings()
@@ -15,6 +16,7 @@ class Scopes:
     def __init__(self, settings: LimitSettings, keys: Keys) -> None:
         self._settings = settings
         self._keys = keys
+        self._tenants = {name.strip(): rates for name, rates in settings.tenants.items()}
 
     def of(self, provider: str, model: str, tenant: str) -> tuple[Scope, ...]:
         """What a call takes part in. Empty where nothing is limited, so that the server need not be asked.
@@ -24,12 +26,12 @@ class Scopes:
         scopes: list[Scope] = []
         if (limits := self._settings.providers.get(provider)) is not None:
             name, rates = _of_model(limits.models, model)
-            scopes.append(self._scope("model", f"{provider}/{name}", rates))
+            scopes.append(self._scope("model", f"{_quoted(provider).replace('/', '%2F')}/{_quoted(name)}", rates))
             if _limits(limits):
-                scopes.append(self._scope("provider", provider, limits))
-        rates = self._settings.tenants.get(tenant, self._settings.tenant)
+                scopes.append(self._scope("provider", _quoted(provider), limits))
+        rates = self._tenants.get(tenant, self._settings.tenant)
         if rates is not None and _limits(rates):
-            scopes.append(self._scope("tenant", tenant, rates))
+            scopes.append(self._scope("tenant", _quoted(tenant), rates))
         return tuple(scopes)
 
     def _scope(self, kind: Kind, name: str, rates: RateSettings) -> Scope:
@@ -43,13 +45,17 @@ class Scopes:
 
 
 def _of_model(models: dict[str, RateSettings], model: str) -> tuple[str, RateSettings]:
-    if model in models:
-        return model, models[model]
-    beginnings = [name for name in models if name.endswith("*") and model.startswith(name[:-1])]
-    if beginnings:
-        name = max(beginnings, key=len)
-        return name, models[name]
-    return model, _NONE
+    """The table's name for the model and its limits: its own name first, then the longest beginning."""
+    named = [name for name in models if names_model(name, model)]
+    if not named:
+        return model_key(model), _NONE
+    name = max(named, key=lambda name: (not name.endswith("*"), len(name)))
+    return name, models[name]
+
+
+def _quoted(name: str) -> str:
+    """A name that may be anybody's, as a part of a key: `:held` ends a key of ours."""
+    return name.replace("%", "%25").replace(":", "%3A")
 
 
 def _limits(rates: RateSettings) -> bool:

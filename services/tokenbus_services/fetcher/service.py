@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 from math import inf
 
 import msgspec
 
 from tokenbus.bus.control import ControlListener
+from tokenbus.bus.liveness import Liveness, rest
 from tokenbus.bus.queue import Item, Queue
-from tokenbus.bus.server import Server, join_deployment
+from tokenbus.bus.server import Server
 from tokenbus.events.frames import Control, turn_decoder
 from tokenbus.events.requests import Tool
 from tokenbus_services.blobs.loading import loader_of
 from tokenbus_services.fetcher.admission import Admission
+from tokenbus_services.fetcher.cancels import Cancels
 from tokenbus_services.fetcher.intake import Intake
 from tokenbus_services.fetcher.lifting import Shelf
 from tokenbus_services.fetcher.limiter import Limiter
@@ -30,12 +33,16 @@ from tokenbus_services.fetcher.uploads import Uploads
 from tokenbus_services.fetcher.writer import RawWriter
 from tokenbus_services.settings import Settings
 from tokenbus_services.worker.app import worker_name
+from tokenbus_services.worker.background import BackgroundTasks
+from tokenbus_services.worker.deployment import Deployment
 from tokenbus_services.worker.inflight import InFlight, bury_item
 
 INTAKE_GROUP = "intake"
 TURNS_GROUP = "fetcher"
 INTAKE_COUNT = 16
 """Requests taken in together: each may have `limits.request_bytes`, and is in memory more than once meanwhile."""
+STILL_S = 900.0
+"""An attempt that makes no progress for so long past all of its timeouts is stuck."""
 TURNED_AWAY_S = 0.002
 """Rest for each item that finds no place here and goes back to its queue: a deep queue is looked through at no more
 than 500 items a second, which costs some hundredths of a core."""
@@ -53,11 +60,17 @@ class FetcherService:
         self._settings = settings
         keys = settings.keys
         self._server = server = Server(settings.redis_url)
+        self.liveness = liveness = Liveness()
+        self._deployment = Deployment(server, keys, liveness)
         worker = worker_name()
         self._providers = Providers(settings)
         self._blobs = RecentBlobs(loader_of(settings.blobs), settings.blobs.cache_bytes)
         self._writer = RawWriter(
-            server, keys, linger_s=settings.stages.linger_ms / 1000, lag_bytes=settings.limits.lag_bytes
+            server,
+            keys,
+            linger_s=settings.stages.linger_ms / 1000,
+            lag_bytes=settings.limits.lag_bytes,
+            liveness=liveness,
         )
         self._requests = Queue(
             server,
@@ -67,15 +80,24 @@ class FetcherService:
             lost=lambda item: None,  # its script decided already who took it in
             count=INTAKE_COUNT,
             members=keys.members(INTAKE_GROUP),
+            fair="requests",
+            urgent=self._cancel,
+            unreadable=self._unreadable_request,
+            liveness=liveness,
         )
         limits = settings.limits
-        self._limiter = Limiter(server, worker=worker)
+        timeouts = [
+            (p.connect_timeout_s, p.first_event_timeout_s, p.idle_timeout_s) for p in settings.providers.values()
+        ]
+        self._longest_silence_s = max((sum(each) for each in timeouts), default=0.0)
+        self._limiter = Limiter(server, worker=worker, liveness=liveness)
         self.admission = Admission(
             self._limiter,
             metrics,
             slots=limits.runs_per_fetcher,
             places=limits.waiting_per_fetcher,
             longest_wait_s=limits.longest_wait_s,
+            liveness=liveness,
         )
         self._queue = Queue(
             server,
@@ -85,11 +107,16 @@ class FetcherService:
             lost=self._lost,
             members=keys.members(TURNS_GROUP),
             patient=lambda: self.admission.full,
+            fair="turns",
+            unreadable=self._poisoned,
+            liveness=liveness,
         )
+        self._cancels = Cancels(server, keys, self._requests, liveness)
         self._intake = Intake(
             server,
             settings,
             self._requests,
+            self._cancels,
             providers=self._providers.get,
             tools=tools,
             media=IntakeMedia(self._blobs, inline_bytes=settings.blobs.inline_bytes),
@@ -104,6 +131,7 @@ class FetcherService:
             admission=self.admission,
             scopes=Scopes(limits, keys),
             shelf=Shelf(self._blobs, largest_bytes=settings.blobs.max_bytes),
+            answer_bytes=limits.answer_bytes,
             stop=self._stop,
         )
         self._attempts = InFlight(
@@ -113,8 +141,11 @@ class FetcherService:
             abandon=turns.abandon,
             poisoned=self._poisoned,
             again=turns.close,
+            still_s=self._still_s,
+            liveness=liveness,
         )
-        self._control = ControlListener(server, keys, self._told)
+        self._control = ControlListener(server, keys, self._told, liveness=liveness)
+        self._turned_away = BackgroundTasks("requeue", most=keys.partitions)
 
     @property
     def ready(self) -> bool:
@@ -123,7 +154,7 @@ class FetcherService:
 
     async def open(self) -> None:
         await self._server.check()
-        await join_deployment(self._server, self._settings.keys)
+        await self._deployment.open()
         await self._writer.open()
         await self._limiter.open()
         await self.admission.open()
@@ -133,15 +164,20 @@ class FetcherService:
 
     async def close(self) -> None:
         """Take nothing new, let runs finish for a while, hand the rest over."""
-        await self._requests.stop_reading()
-        await self._queue.stop_reading()
+        failed = self.liveness.failed
+        await asyncio.gather(self._requests.stop_reading(), self._queue.stop_reading())
+        await self._cancels.close()
+        await self._intake.close()
+        await self._turned_away.close()
         await self.admission.close()
-        await self._attempts.drain(self._settings.stages.drain_s)
+        await self._attempts.drain(0 if failed else self._settings.stages.drain_s)
         await self._attempts.stop()
         await self._limiter.close()
-        await self._requests.close()
-        await self._queue.close()
+        # Whose handlers still work on it may finish it; but of a worker that cannot go on nobody knows whether they do.
+        await self._requests.close(begun=lambda item: not failed)
+        await self._queue.close(begun=lambda item: not failed or item in self._attempts)
         await self._control.close()
+        await self._deployment.close()
         await self._writer.close()
         await self._providers.close()
         await self._blobs.aclose()
@@ -153,7 +189,11 @@ class FetcherService:
 
     async def take_in(self, items: list[Item]) -> None:
         """Make runs of them."""
-        await self._intake.take(items)
+        try:
+            await self._intake.take(items)
+        except BaseException:
+            self._requests.let_go(items)  # kept alive here they would be nobody's
+            raise
 
     async def read_turns(self) -> list[Item]:
         """The next attempts to make, once there is room for one."""
@@ -167,14 +207,31 @@ class FetcherService:
             # What another worker held is only closed here, and waits for nothing.
             if item.deliveries > 1 or self.admission.has_place(_tenant(item)):
                 await self._attempts.start(item)
+                # One in a turn of the event loop: the more there is to do, the longer a turn takes, and the fewer runs
+                # begin. All at once they would each wait for the steps of all others, and so would cancels and intake.
+                await asyncio.sleep(0)
             else:
                 away.append(item)
         if away:
-            await self._queue.requeue(away)
-            await asyncio.sleep(len(away) * TURNED_AWAY_S)
+            by_stream: dict[str, list[Item]] = {}
+            for item in away:
+                by_stream.setdefault(item.stream, []).append(item)
+            await self._turned_away.run(partial(self._queue.requeue, each) for each in by_stream.values())
+            await rest(len(away) * TURNED_AWAY_S)
+
+    def _still_s(self, item: Item) -> float:
+        """What an attempt may take without progress: to wait for the time of a retry and for its turn, then for its
+        files and its provider."""
+        return self._settings.limits.longest_wait_s + self._longest_silence_s + STILL_S
+
+    async def _unreadable_request(self, item: Item, error: Exception) -> None:
+        await self._intake.bury(item, error)
 
     async def _poisoned(self, item: Item, error: Exception) -> None:
         await bury_item(self._server, self._settings, self.name, item, error)
+
+    def _cancel(self, item: Item) -> bool:
+        return self._cancels.take(item)
 
     def _stop(self, item: Item) -> None:
         self._attempts.stop_item(item)

@@ -8,7 +8,6 @@ retry, is taken as it is: however many fetchers die, it has lost nothing.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Collection
 from functools import partial
 
@@ -16,10 +15,11 @@ import msgspec
 import structlog
 
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.outage import outlast
+from tokenbus.bus.outage import retry_until_available
 from tokenbus.bus.queue import Item, Queue
 from tokenbus.bus.scripts.runs import so_far_field
 from tokenbus.bus.server import Server
+from tokenbus.core.fallback import request_for
 from tokenbus.core.tenant import tenant_of
 from tokenbus.errors import AttemptRefused, RequestError, SettingsError
 from tokenbus.events.failure import ErrorInfo
@@ -27,7 +27,7 @@ from tokenbus.events.frames import Ended, Noted, TurnWork, history_decoder, turn
 from tokenbus.events.requests import Generate, Message
 from tokenbus.providers.api import HttpCall
 from tokenbus_services.fetcher.admission import Admission, WaitedTooLong
-from tokenbus_services.fetcher.call import DEADLINE_PASSED, FilesLost, fetch
+from tokenbus_services.fetcher.call import DEADLINE_PASSED, FilesLost, Rejected, fetch
 from tokenbus_services.fetcher.lifting import Shelf
 from tokenbus_services.fetcher.limiter import Ask, Grant
 from tokenbus_services.fetcher.media import TurnMedia
@@ -37,10 +37,12 @@ from tokenbus_services.fetcher.providers import Endpoint, Providers
 from tokenbus_services.fetcher.scopes import Scopes
 from tokenbus_services.fetcher.tokens import Tally, estimate
 from tokenbus_services.fetcher.upload import UploadFailed
-from tokenbus_services.fetcher.writer import LOOK_S, AttemptWriter, RawWriter
+from tokenbus_services.fetcher.writer import AttemptWriter, RawWriter
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
+LOOK_S = 1.0
+"""A run that waits for the policy stage looks this often whether it need wait any more: it may have ended by now."""
 LOOK_UPS = 32
 """Requests on the way here from the server at once: each may be large."""
 LONGEST_WAIT = ErrorInfo(code="limit_wait", kind="rate_limit", message="the run's turn did not come in time")
@@ -87,10 +89,11 @@ class Turns:
         admission: Admission,
         scopes: Scopes,
         shelf: Shelf,
+        answer_bytes: int,
         stop: Callable[[Item], None],
     ) -> None:
-        """``shelf``: where images of answers go. ``stop`` stops the work on an item, whose attempt the server takes
-        nothing more of."""
+        """``shelf``: where images of answers go; ``answer_bytes``: most of one answer. ``stop`` stops the work on an
+        item, whose attempt the server takes nothing more of."""
         self._server = server
         self._keys = keys
         self._queue = queue
@@ -100,8 +103,11 @@ class Turns:
         self._admission = admission
         self._scopes = scopes
         self._shelf = shelf
+        self._answer_bytes = answer_bytes
         self._stop = stop
-        self._looking_up = asyncio.Semaphore(LOOK_UPS)
+        apart = keys.partitions if server.topology == "cluster" else 1
+        self._looking_up = [asyncio.Semaphore(max(1, LOOK_UPS // apart)) for _ in range(apart)]
+        """In a Cluster one for each partition, for their nodes may be away."""
 
     async def work(self, item: Item) -> None:
         """Make the attempt, to its end."""
@@ -173,13 +179,13 @@ class Turns:
         """Wait while the policy stage is too far behind to judge one run more: it takes no slot meanwhile. Whether the
         item is marked as not begun, as it was or for this. Raises NotBegun."""
         look = partial(self._writer.lags.holds_back, run)
-        behind = await outlast(lambda: look(waits=False), what="lag of the policy stage")
+        behind = await retry_until_available(self._server, lambda: look(waits=False), what="lag of the policy stage")
         while behind:
             if not marked:
                 marked = True
                 await self._queue.mark(item, begun=False)
             await self._admission.sleep(LOOK_S)
-            behind = await outlast(lambda: look(waits=True), what="lag of the policy stage")
+            behind = await retry_until_available(self._server, lambda: look(waits=True), what="lag of the policy stage")
         return marked
 
     async def _enter(self, ask: Ask, deadline: float | None) -> Grant:
@@ -200,11 +206,13 @@ class Turns:
 
     async def _delay(self, run: str, work: TurnWork) -> None:
         """Wait for the time of a retry, or for the run's deadline if that comes first."""
-        deadline = await outlast(
-            lambda: self._server.client.hget(self._keys.run(run), "deadline"), what="look-up of a deadline"
+        deadline = await retry_until_available(
+            self._server,
+            lambda: self._server.client.hget(self._keys.run(run), "deadline"),
+            what="look-up of a deadline",
         )
         until_ms = min(work.not_before_ms, int(deadline)) if deadline else work.not_before_ms
-        await self._admission.sleep(until_ms / 1000 - time.time())
+        await self._admission.sleep((until_ms - self._server.clock.now_ms()) / 1000)
 
     async def _call(self, turn: _Turn, grant: Grant, writer: AttemptWriter) -> None:
         """Make the call, and give back what of its grant it did not use."""
@@ -220,9 +228,10 @@ class Turns:
             self._admission.leave(grant, used=used, wait_s=wait_s)
 
     async def _make(self, turn: _Turn, writer: AttemptWriter, tally: Tally | None) -> None:
-        """The call; and once more, without the files that the provider turns out not to have."""
+        """The call; and once more, without the files that the provider turns out not to have, or with a new token."""
         lost: tuple[str, ...] = ()
-        while ready := await self._built(turn, writer, lost):
+        rejected = False
+        while ready := await self._built(turn, writer, lost, again=rejected):
             endpoint, call, body = ready
             try:
                 await fetch(
@@ -234,14 +243,18 @@ class Turns:
                     deadline=turn.deadline,
                     tally=tally,
                     shelf=self._shelf,
+                    answer_bytes=self._answer_bytes,
+                    again=not rejected,
                 )
+            except Rejected:
+                rejected = True
             except FilesLost as e:
                 lost = e.file_ids
             else:
                 return
 
     async def _built(
-        self, turn: _Turn, writer: AttemptWriter, lost: Collection[str]
+        self, turn: _Turn, writer: AttemptWriter, lost: Collection[str], *, again: bool
     ) -> tuple[Endpoint, HttpCall, MediaBody | None] | None:
         """What to send where; None where the attempt ended with an error instead."""
         request = turn.request
@@ -261,7 +274,7 @@ class Turns:
             return None
         if lost:  # the second answer is passed on, whatever it is
             return endpoint, msgspec.structs.replace(built.call, files=()), body
-        for note in built.notes:
+        for note in () if again else built.notes:
             await writer.write(Noted(note))
         return endpoint, built.call, body
 
@@ -269,9 +282,9 @@ class Turns:
         """The turn; None where the attempt is over."""
         names = ["status", "attempt", "request", "deadline", so_far_field(work.attempt)]
         names += [f"history:{n}" for n in range(1, work.turn + 1)]
-        async with self._looking_up:
-            values = await outlast(
-                lambda: self._server.client.hmget(self._keys.run(run), names), what="look-up of a run"
+        async with self._looking_up[self._keys.partition_of(run) % len(self._looking_up)]:
+            values = await retry_until_available(
+                self._server, lambda: self._server.client.hmget(self._keys.run(run), names), what="look-up of a run"
             )
         status, attempt, request, deadline_ms, so_far, *turns = values
         if status != b"open" or int(attempt) != work.attempt or request is None:
@@ -281,5 +294,5 @@ class Turns:
             history += history_decoder.decode(so_far)
         deadline = None
         if deadline_ms:
-            deadline = asyncio.get_running_loop().time() + int(deadline_ms) / 1000 - time.time()
-        return _Turn(_request_decoder.decode(request), history, deadline)
+            deadline = asyncio.get_running_loop().time() + (int(deadline_ms) - self._server.clock.now_ms()) / 1000
+        return _Turn(request_for(_request_decoder.decode(request), work.choice), history, deadline)

@@ -13,11 +13,17 @@ from tokenbus.errors import Malformed, RequestInvalid
 from tokenbus.events.failure import ErrorInfo
 from tokenbus.providers.failures import http_failure, wire_failure
 from tokenbus.providers.files import FileAnswer, FileApi, FileCall, FileToUpload, ProviderFile
+from tokenbus_services.fetcher.answer import BodyRefused, beginning, described
+from tokenbus_services.fetcher.auth import KeyMissing, KeyUnusable
 from tokenbus_services.fetcher.media_body import Embedded, MediaBody
 from tokenbus_services.fetcher.media_marks import Marks
-from tokenbus_services.fetcher.providers import Endpoint, KeyMissing, KeyUnusable
+from tokenbus_services.fetcher.providers import AuthUnavailable, Endpoint
 
 MAX_ANSWER_BYTES = 64 * 2**10
+
+
+AUTH_UNAVAILABLE = "auth_unavailable"
+"""Code of the error where a provider's `auth` raised."""
 
 
 class UploadFailed(Exception):
@@ -55,9 +61,12 @@ async def upload(endpoint: Endpoint, api: FileApi, file: FileToUpload, content: 
 
 async def _answer(endpoint: Endpoint, call: FileCall, body: MediaBody) -> FileAnswer:
     try:
-        response = await endpoint.send(endpoint.file_request(call, body))
+        request = endpoint.file_request(call, body)
+        response = await endpoint.send(request, authorised="://" in call.path)
     except (KeyMissing, KeyUnusable) as e:
         raise UploadFailed(ErrorInfo(code="key_missing", kind="auth", message=str(e), where=e.variable)) from e
+    except AuthUnavailable as e:
+        raise UploadFailed(ErrorInfo(code=AUTH_UNAVAILABLE, kind="auth", message=str(e), retryable=True)) from e
     except RequestInvalid as e:
         raise UploadFailed(ErrorInfo(code="upload_refused", kind="protocol", message=str(e))) from e
     except (httpx.TransportError, httpx.InvalidURL) as e:
@@ -66,30 +75,23 @@ async def _answer(endpoint: Endpoint, call: FileCall, body: MediaBody) -> FileAn
         await body.aclose()
     try:
         content = await beginning(response, MAX_ANSWER_BYTES)
+    except BodyRefused as e:
+        raise UploadFailed(e.error) from e
     except httpx.TransportError as e:
         raise UploadFailed(_network(endpoint, e)) from e
     finally:
         await response.aclose()
     headers: Mapping[str, str] = response.headers
     if response.status_code >= 300:
-        raise UploadFailed(http_failure(response.status_code, endpoint.redact.data(content), headers))
+        said = {name: endpoint.redact(value) for name, value in headers.items()}
+        raise UploadFailed(http_failure(response.status_code, endpoint.redact.data(content), said))
     return FileAnswer(headers={name.lower(): value for name, value in headers.items()}, body=content)
-
-
-async def beginning(response: httpx.Response, limit: int) -> bytes:
-    """What the body begins with, and its end where that is within ``limit`` bytes. Raises httpx.TransportError."""
-    content = bytearray()
-    async for read in response.aiter_bytes():
-        content += read
-        if len(content) >= limit:
-            break
-    return bytes(content[:limit])
 
 
 def _network(endpoint: Endpoint, error: Exception) -> ErrorInfo:
     return ErrorInfo(
         code="network",
         kind="network",
-        message=endpoint.redact(f"the upload to {endpoint.name} failed: {type(error).__name__}: {error}"),
+        message=endpoint.redact(f"the upload to {endpoint.name} failed: {described(error)}"),
         retryable=True,
     )

@@ -19,13 +19,13 @@ from typing import Any, cast
 import msgspec
 import structlog
 
+from tokenbus.blobs import plain_media_type
 from tokenbus.events.failure import ErrorClass, ErrorInfo
 from tokenbus.events.requests import BlobSource, FileSource, ImagePart
 from tokenbus.providers.files import FileApi, FileToUpload, Kind, ProviderFile
 from tokenbus_services.fetcher.media_body import Embedded, base64_size
 from tokenbus_services.fetcher.media_cache import Found
 from tokenbus_services.fetcher.media_failed import MediaFailed
-from tokenbus_services.fetcher.media_limits import plain_type
 from tokenbus_services.fetcher.media_places import Media
 from tokenbus_services.fetcher.metrics import UploadMetrics
 from tokenbus_services.fetcher.providers import Endpoint
@@ -213,7 +213,8 @@ class Uploads:
             self._resting = {n: rest for n, rest in self._resting.items() if rest[0] > now}
             while len(self._resting) >= MOST_RESTING:
                 del self._resting[next(iter(self._resting))]
-        seconds = max(REST_S, error.retry_after_s or 0.0) if error.retryable else LONG_REST_S
+        asked_s = min(error.retry_after_s or 0.0, LONG_REST_S)
+        seconds = max(REST_S, asked_s) if error.retryable else LONG_REST_S
         self._resting[name] = (now + seconds, error)
 
     def _rested(self, name: str) -> None:
@@ -227,7 +228,7 @@ def _sendable(endpoint: Endpoint, api: FileApi, where: str, part: Media, found: 
     """The blob as a file, where the API takes one."""
     kind: Kind = "image" if isinstance(part, ImagePart) else "document"
     source = cast("BlobSource", part.source)
-    media_type = plain_type(source.media_type)
+    media_type = plain_media_type(source.media_type)
     if not found.size or found.size > api.max_bytes or not api.takes(kind, media_type):
         return None
     said = (endpoint.account, source.blob_id, kind, media_type)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterable
 
 from tokenbus.blobs import BlobRef, blob_id_of
-from tokenbus.errors import BlobError, BlobNotFound
+from tokenbus.errors import BlobCorrupt, BlobError, BlobNotFound
 
 PIECE = 1000
 
@@ -18,6 +18,7 @@ class Shelf:
         self.read: list[str] = []
         """Blobs whose content was asked for."""
         self.leased: list[str] = []
+        self.checked: list[str] = []
         self.stored: list[str] = []
         self.failure: BlobError | None = None
         """Raised by all that it is asked."""
@@ -55,6 +56,12 @@ class Shelf:
     async def lease(self, blob_id: str) -> None:
         self._found(blob_id)
         self.leased.append(blob_id)
+
+    async def check(self, blob_id: str) -> None:
+        content, _ = self._found(blob_id)
+        self.checked.append(blob_id)
+        if blob_id_of(content) != blob_id:
+            raise BlobCorrupt(blob_id)
 
     async def aclose(self) -> None:
         pass

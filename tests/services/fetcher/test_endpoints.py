@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+import sys
+import types
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import httpx
 import msgspec
@@ -14,7 +18,9 @@ import pytest
 
 from tokenbus.errors import RequestInvalid, SettingsError
 from tokenbus.events.requests import Base64Source, Generate, ImagePart, Message, TextPart, Thinking
-from tokenbus_services.fetcher.providers import Endpoint
+from tokenbus.providers.auth import Token, TokenAuth
+from tokenbus_services.fetcher.providers import Endpoint, Providers
+from tokenbus_services.redaction import LEARNED
 from tokenbus_services.settings import ProviderSettings, Settings
 
 DOCS = Path(__file__).parents[3] / "docs" / "providers.md"
@@ -23,6 +29,7 @@ DOCUMENTED = {
     name: provider
     for snippet in SNIPPETS
     for name, provider in msgspec.toml.decode(snippet, type=Settings).providers.items()
+    if provider.auth is None  # what those send, tests/examples/test_auth.py looks at
 }
 LOCAL = ("", "", "")
 """No key at all."""
@@ -152,9 +159,9 @@ async def test_a_path_may_keep_the_one_that_the_api_has_for_the_request() -> Non
 
 async def test_a_model_in_the_path_is_one_part_of_it_and_leads_nowhere_else() -> None:
     settings = ProviderSettings(api="openai-chat", base_url="http://h/v1", path="/of/{model}/chat", api_key_env="")
-    sent = await call(settings, asked("a/../b c?d=é"))
-    assert sent.url.raw_path == b"/v1/of/a%2F..%2Fb%20c%3Fd%3D%C3%A9/chat"
-    for model in (".", ".."):
+    sent = await call(settings, asked("a/b c?d=é"))
+    assert sent.url.raw_path == b"/v1/of/a%2Fb%20c%3Fd%3D%C3%A9/chat"
+    for model in (".", "..", "a/../b", "a%2f..%2fb", "a\\b", "/a"):
         with pytest.raises(RequestInvalid) as error:
             await call(settings, asked(model))
         assert error.value.where == "model"
@@ -205,3 +212,54 @@ def test_a_provider_that_cannot_be_is_refused_with_its_place(toml: str, where: s
 def test_an_address_that_is_none_is_an_error_of_the_settings() -> None:
     with pytest.raises(SettingsError, match=r"p\.base_url"):
         Endpoint("p", ProviderSettings(api="openai-chat", base_url="http://h:none/v1"), {})
+
+
+@pytest.mark.parametrize(("auth", "problem"), [("nowhere_at_all:made", "No module"), ("os:getcwd", "without")])
+def test_an_auth_that_cannot_be_made_is_an_error_at_the_start(auth: str, problem: str) -> None:
+    settings = Settings(providers={"acme": ProviderSettings(api="openai-chat", auth=auth)})
+    with pytest.raises(SettingsError, match=problem) as caught:
+        Providers(settings, {})
+    assert caught.value.where == "acme.auth"
+
+
+def test_a_key_that_was_replaced_is_taken_out_of_answers_and_logs_like_the_new_one(tmp_path: Path) -> None:
+    path = tmp_path / "key"
+    first, second = f"key-{uuid4().hex}", f"key-{uuid4().hex}-and-more"
+    path.write_text(first)
+    endpoint = Endpoint("p", ProviderSettings(api="openai-chat", base_url="http://h/v1", api_key_file=str(path)), {})
+    call = endpoint.build(Generate(provider="p", model="m", messages=[Message(role="user", content="Hi")]), []).call
+    endpoint.request(call)
+    answer = endpoint.redact.events()  # of a call that still runs when the key is replaced
+    path.write_text(second)
+    endpoint.request(call)
+    for key in (first, second):
+        assert endpoint.redact(f"wrong key: {key}") == "wrong key: [redacted]"
+        assert LEARNED(f"wrong key: {key}") == "wrong key: [redacted]"
+        line = f'data: {{"a":"{key}"}}\n\n'.encode()
+        assert answer.feed(line) == line.replace(key.encode(), b"[redacted]")
+
+
+async def test_a_token_is_taken_out_even_after_it_was_refused_and_of_what_its_source_says() -> None:
+    tokens = iter([Token(f"tok-{uuid4().hex}", 60.0), Token(f"tok-{uuid4().hex}", 60.0)])
+    used: list[str] = []
+
+    async def fetch() -> Token:
+        used.append((token := next(tokens)).value)
+        return token
+
+    auth = TokenAuth(fetch, clock=lambda: 0.0, lock=asyncio.Lock())
+    module = types.ModuleType("made_here")
+    module.made = lambda: auth  # pyright: ignore[reportAttributeAccessIssue]
+    sys.modules["made_here"] = module
+    try:
+        settings = ProviderSettings(api="openai-chat", base_url="http://127.0.0.1:1/v1", auth="made_here:made")
+        endpoint = Endpoint("p", settings, {"MY_SECRET": "what-it-was-given"})
+    finally:
+        del sys.modules["made_here"]
+    call = endpoint.build(Generate(provider="p", model="m", messages=[Message(role="user", content="Hi")]), []).call
+    for _ in range(2):
+        with pytest.raises(httpx.ConnectError):
+            await endpoint.send(endpoint.request(call))
+        assert endpoint.rejected()
+    assert endpoint.redact(" ".join(used)) == LEARNED(" ".join(used)) == "[redacted] [redacted]"
+    await endpoint.close()

@@ -8,17 +8,18 @@ from typing import Any
 
 import msgspec
 import pytest
-from redis.exceptions import ResponseError
 
 from tests.services.fetcher.shelf import Shelf
 from tokenbus.bus.dead import DeadEntry
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.queue import Item
 from tokenbus.bus.server import Server
+from tokenbus_services.fetcher.cancels import Cancels
 from tokenbus_services.fetcher.intake import MOST_DELIVERIES, Intake
 from tokenbus_services.fetcher.media_cache import RecentBlobs
 from tokenbus_services.fetcher.media_intake import IntakeMedia
 from tokenbus_services.settings import ProviderSettings, Settings
+from tokenbus_services.settings.keeping import RetentionSettings
 
 
 class Finished:
@@ -34,7 +35,7 @@ class Finished:
             await again()
 
 
-def providers(name: str) -> object:
+def providers(name: str) -> Any:
     if name == "broken":
         raise RuntimeError("nobody thought of this")
     return name
@@ -47,11 +48,16 @@ def queue() -> Finished:
 
 @pytest.fixture
 def intake(server: Server, keys: Keys, queue: Finished) -> Intake:
+    return make_intake(server, keys, queue)
+
+
+def make_intake(server: Server, keys: Keys, queue: Finished, **tables: Any) -> Intake:
     vendors = {name: ProviderSettings(api="anthropic") for name in ("good", "broken")}
-    settings = Settings(prefix=keys.prefix, partitions=keys.partitions, providers=vendors)
+    settings = Settings(prefix=keys.prefix, partitions=keys.partitions, providers=vendors, **tables)
     stand_in: Any = queue
     media = IntakeMedia(RecentBlobs(Shelf(), 0), inline_bytes=1)
-    return Intake(server, settings, stand_in, providers=providers, tools=(), media=media)
+    cancels = Cancels(server, keys, stand_in)
+    return Intake(server, settings, stand_in, cancels, providers=providers, tools=(), media=media)
 
 
 def item(keys: Keys, n: int, run: str, *, provider: str = "good", deliveries: int = 1) -> Item:
@@ -99,14 +105,14 @@ async def test_a_run_whose_key_is_something_else_holds_nobody_up(
     assert "WRONGTYPE" in entry.reason
 
 
-async def test_good_requests_do_not_wait_until_the_bad_ones_before_them_are_buried(
-    server: Server, keys: Keys, intake: Intake, queue: Finished
+async def test_a_bad_request_that_nobody_can_bury_holds_nothing_up(
+    server: Server, keys: Keys, intake: Intake, queue: Finished, caplog: pytest.LogCaptureFixture
 ):
     await server.client.set(keys.dead, "no stream", px=60_000)
-    with pytest.raises(ResponseError):
-        await intake.take([item(keys, 1, "a", provider="broken"), item(keys, 2, "b")])
+    await intake.take([item(keys, 1, "a", provider="broken"), item(keys, 2, "b")])
     assert await accepted(server, keys, "b")
-    assert queue.ids == [], "all of them come again, and are what they are by now"
+    assert sorted(queue.ids) == ["1-1", "1-2"]
+    assert "dead entry is lost: 1-1" in caplog.text
 
 
 async def test_of_the_requests_on_which_workers_died_the_first_is_given_up_and_the_others_are_tried(
@@ -135,3 +141,13 @@ async def test_of_an_entry_without_a_request_all_fields_are_kept(server: Server,
     [entry] = await dead(server, keys)
     assert entry.run is None
     assert msgspec.msgpack.decode(entry.bytes, type=dict[bytes, bytes]) == {b"other": b"\xff", b"more": b""}
+
+
+async def test_however_many_requests_are_refused_they_push_no_poison_out(server: Server, keys: Keys, queue: Finished):
+    intake = make_intake(server, keys, queue, retention=RetentionSettings(dead_entries=40))
+    await intake.take([item(keys, 0, "poison", provider="broken")])
+    for n in range(1, 101):
+        await intake.take([item(keys, n, f"typo{n}", provider="")])
+    entries = await dead(server, keys)
+    assert [entry.run for entry in entries] == ["poison", *(f"typo{n}" for n in range(91, 101))]
+    assert await server.client.llen(keys.rejected) == 10

@@ -178,7 +178,7 @@ async def test_media_in_the_runs_own_turns_are_found_too() -> None:
     result = Message(role="tool", content=[ToolResultPart(tool_id="c", content=[image])])
     body = await sent(shelf, endpoint_of("anthropic"), hello(), [call, result])
     assert b64encode(PNG) in body
-    shelf.contents.clear()
+    shelf.failure = BlobUnavailable("blobs", "no connection")
     assert (await failed(shelf, hello(), history=[call, result])).where == "history[1].content[0].content[0]"
 
 

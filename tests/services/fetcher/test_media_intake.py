@@ -21,12 +21,14 @@ from tokenbus.events.requests import (
     ImagePart,
     Message,
     TextPart,
+    ThinkingPart,
     ToolResultPart,
     UrlSource,
 )
 from tokenbus_services.fetcher.media_cache import RecentBlobs
 from tokenbus_services.fetcher.media_intake import AWAY_S, MOST_BLOBS, TRIES, IntakeMedia
 
+THOUGHT = ThinkingPart(opaque_blobs={"encrypted": blob_id_of(b"thoughts")})
 LARGE = bytes(range(256)) * 3
 SMALL = b"small"
 
@@ -196,3 +198,23 @@ async def test_a_store_that_never_answers_holds_a_request_up_for_a_bounded_time(
     monkeypatch.setattr("tokenbus_services.fetcher.media_intake.TRY_S", 0.01)
     request = asks(ImagePart(source=inline(LARGE)))
     assert await intake(Silent()).taken(request) == request
+
+
+async def test_blobs_of_opaque_data_live_from_intake_on_too() -> None:
+    shelf = Shelf()
+    blob_id = shelf.put(b"thoughts", "text/plain")
+    request = Generate(provider="p", model="m", messages=[Message(role="assistant", content=[THOUGHT])])
+    assert await intake(shelf).taken(request) == request
+    assert shelf.leased == [blob_id]
+
+
+async def test_large_media_of_an_odd_type_are_stored_under_the_plain_one() -> None:
+    shelf = Shelf()
+    image = ImagePart(source=inline(LARGE, "IMAGE/JPG; q=1"))
+    request = Generate(provider="p", model="m", messages=[Message(role="user", content=[image])])
+    taken = await intake(shelf).taken(request)
+    [(_, stored)] = shelf.contents.values()
+    assert stored == "image/jpeg"
+    [part] = taken.messages[0].content
+    assert isinstance(part, ImagePart)
+    assert isinstance(part.source, BlobSource)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tokenbus.errors import RequestInvalid, SettingsError
-from tokenbus.events.requests import Generate, Message
+from tokenbus.events.requests import Fallback, Generate, Message
 from tokenbus_services.fetcher.policies import Routes
 from tokenbus_services.settings import load, read_file
 
@@ -64,12 +64,26 @@ def test_a_run_has_the_policies_of_all_its_routes_and_then_its_own_each_once(rou
     assert names(routes, request("gpt-5", policies=["three", "one"])) == ("two", "one", "three")
 
 
+@pytest.mark.parametrize("model", ["models/gpt-5", "GPT-5", " gpt-5", "publishers/x/models/gpt-5"])
+def test_no_spelling_of_a_models_name_passes_its_policies_by(routes: Routes, model: str) -> None:
+    assert names(routes, request(model)) == ("two", "one")
+
+
+def test_no_blank_around_a_tenants_name_passes_its_policies_by(routes: Routes) -> None:
+    assert names(routes, request(metadata={"tenant": " kids ", "channel": "public"})) == ("one", "three")
+
+
 def test_a_run_may_go_on_without_only_if_all_its_policies_may(routes: Routes) -> None:
     both, second = routes.policing_of(request("gpt-5")), routes.policing_of(request(policies=["two"]))
     assert both
     assert second
     assert (both.on_error, both.patience_ms) == ("block", 10_000)
     assert (second.on_error, second.patience_ms) == ("pass", 8_000)
+
+
+def test_the_policies_of_whoever_may_speak_judge_the_run_from_its_beginning(routes: Routes) -> None:
+    fallback = [Fallback(provider="openai-chat", model="gpt-5")]
+    assert names(routes, request("claude-sonnet-4-6", fallback=fallback, policies=["three"])) == ("two", "one", "three")
 
 
 def test_a_name_that_is_not_configured_is_told_by_its_place(routes: Routes) -> None:
@@ -82,4 +96,11 @@ def test_a_route_to_a_policy_that_is_not_there_is_an_error_of_the_settings(tmp_p
     path = tmp_path / "tokenbus.toml"
     path.write_text('[[policy_routes]]\npolicies = ["nobody"]\n')
     with pytest.raises(SettingsError, match="nobody"):
+        load({"TOKENBUS_CONFIG": str(path)})
+
+
+def test_a_fallback_to_a_provider_that_is_not_there_is_an_error_of_the_settings(tmp_path: Path) -> None:
+    path = tmp_path / "tokenbus.toml"
+    path.write_text('[[fallback_routes]]\nfallback = [{ provider = "nobody", model = "m" }]\n')
+    with pytest.raises(SettingsError, match=r"fallback_routes\[0\].fallback\[0\].provider.*nobody"):
         load({"TOKENBUS_CONFIG": str(path)})

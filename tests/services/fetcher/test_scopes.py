@@ -43,6 +43,17 @@ def test_a_models_own_name_goes_first_then_the_longest_beginning(model: str, sco
     assert of("limited", model) == [f"p:{{limits}}:model:limited/{scope}", "p:{limits}:provider:limited"]
 
 
+@pytest.mark.parametrize("model", ["big", "models/big", " BIG ", "publishers/x/models/Big"])
+def test_no_spelling_of_a_models_name_has_a_limit_of_its_own(model: str) -> None:
+    assert of("limited", model)[0] == "p:{limits}:model:limited/big"
+
+
+def test_no_name_of_a_stranger_is_a_key_of_somebody_elses() -> None:
+    keys = {*of("limited", "m:held"), *of("x", tenant="a:held"), *of("x", tenant="a%3Aheld")}
+    assert not any(key.endswith(":held") for key in keys)
+    assert len({*of("x", tenant="a:held"), *of("x", tenant="a%3Aheld")}) == 2
+
+
 def test_a_provider_with_an_empty_table_has_a_scope_for_the_pauses_that_it_asks_for() -> None:
     assert of("polite") == ["p:{limits}:model:polite/m"]
 
