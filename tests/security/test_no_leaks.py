@@ -91,9 +91,10 @@ async def test_no_secret_is_in_anything_that_a_deployment_writes(locked: tuple[s
         assert not found, f"{secret} is in {found}"
 
 
-COMPLETES = ("chatty", "+".join(TOOLS))
+COMPLETES = ("chatty", "spells", "+".join(TOOLS))
 ASKED = [
     ("chat", "chatty"),
+    ("chat", "spells"),
     ("chat", "unauthorized"),
     ("other", "unauthorized"),
     ("chat", "breaks"),

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import base64
+import html
 import json
+import re
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import quote, unquote
 
-from hypothesis import given
+import pytest
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tokenbus_services.redaction import MARK, Redaction, named_secret, secrets_of
+from tokenbus_services.redaction.events import MAX_HELD_LINES, MAX_LINE_BYTES
 from tokenbus_services.settings import HttpTool, McpHttp, ProviderSettings, Settings
 
 KEY = 'sk-aa"b/c\\d+é'
@@ -79,3 +87,219 @@ def test_a_process_knows_the_secrets_that_its_settings_name() -> None:
     )
     env = {"P": "p", "ANTHROPIC_API_KEY": "q", "T": "t", "M": "m", "TOKENBUS_REDIS_URL": "redis://:other@h", "U": "u"}
     assert secrets_of(settings, env) - {""} == {"pass/word", "other", "p", "q", "t", "m"}
+
+
+def escaped_json(key: str) -> str:
+    return "".join(f"\\u{ord(char):04x}" for char in key)
+
+
+SPELLINGS: dict[str, Callable[[str], str]] = {
+    "as it is": lambda key: key,
+    "System.Text.Json": lambda key: key.replace("+", "\\u002B").replace("&", "\\u0026"),
+    "PHP": lambda key: key.replace("/", "\\/"),
+    "all escaped": escaped_json,
+    "all escaped, in capitals": lambda key: escaped_json(key).upper().replace("\\U", "\\u"),
+    "JSON in JSON": lambda key: json.dumps(json.dumps(key.replace("/", "\\/"))),
+    "escapes in JSON": lambda key: json.dumps(escaped_json(key)),
+    "an url": lambda key: quote(key, safe=""),
+    "an url in small letters": lambda key: quote(key, safe="").lower() if key.islower() else quote(key, safe=""),
+    "every byte of an url": lambda key: "".join(f"%{byte:02x}" for byte in key.encode()),
+    "an url in an url": lambda key: quote(quote(key, safe=""), safe=""),
+    "HTML": html.escape,
+    "HTML by number": lambda key: "".join(f"&#{ord(char)};" for char in key),
+    "HTML by hexadecimal number": lambda key: "".join(f"&#X{ord(char):04X};" for char in key),
+    "HTML by name": lambda key: key.replace("+", "&plus;").replace("/", "&sol;").replace("_", "&lowbar;"),
+    "HTML in JSON": lambda key: "".join(f"\\u0026#{ord(char)};" for char in key),
+    "HTML in HTML": lambda key: html.escape("".join(f"&#{ord(char)};" for char in key)),
+    "base64": lambda key: base64.b64encode(key.encode()).decode(),
+    "Basic": lambda key: "Basic " + base64.b64encode(f":{key}".encode()).decode(),
+    "Basic of a name": lambda key: "Basic " + base64.b64encode(f"me:{key}\n".encode()).decode(),
+    "base64 for urls": lambda key: base64.urlsafe_b64encode(key.encode()).decode().rstrip("="),
+    "base64 in JSON": lambda key: base64.b64encode(key.encode()).decode().replace("+", "\\u002b").replace("/", "\\/"),
+}
+PLACES = {
+    "an error": '{{"error":{{"message":"Incorrect API key provided: {}."}}}}\n',
+    "a delta": 'data: {{"choices":[{{"delta":{{"content":"it is {} I think"}}}}]}}\n\n',
+    "arguments": 'data: {{"partial_json":"{{\\"key\\":\\"{}\\"}}"}}\n\n',
+    "a page": '<a href="https://x/?a=1&key={}&b=2">50% &amp; more</a>',
+    "text alone": "{}",
+}
+keys = st.text("abcdefXYZ0189-_+/=.", min_size=16, max_size=60).map("sk-".__add__)
+
+
+def undone(text: str) -> list[str]:
+    """What readers of JSON, urls, HTML and base64 would make of a text, escapes inside of escapes included."""
+    layers = [text]
+    for _ in range(6):
+        text = re.sub(r"\\u([0-9a-fA-F]{4})", lambda found: chr(int(found[1], 16)), text)
+        text = re.sub(r"\\+([\"/\\]?)", r"\1", text) if not re.search(r"\\u", text) else text.replace("\\\\", "\\")
+        text = html.unescape(unquote(text, errors="replace"))
+        layers.append(text)
+    for run in re.findall(r"[A-Za-z0-9+/_-]{16,}", " ".join(layers)):
+        for cut in range(4):
+            whole = run[cut : cut + (len(run) - cut) // 4 * 4].translate(str.maketrans("-_", "+/"))
+            layers.append(base64.b64decode(whole).decode("latin-1"))
+    return layers
+
+
+@settings(max_examples=300, deadline=None)
+@given(key=keys, spelling=st.sampled_from(sorted(SPELLINGS)), place=st.sampled_from(sorted(PLACES)), data=st.data())
+def test_a_key_in_any_spelling_place_and_cut_is_found_nowhere(
+    key: str, spelling: str, place: str, data: st.DataObject
+) -> None:
+    planted = PLACES[place].format(SPELLINGS[spelling](key))
+    assert any(key in layer for layer in undone(planted)) or "base64" in spelling.lower() or "Basic" in spelling
+    content = planted.encode()
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(content)), max_size=12)))
+    stream = Redaction([key]).stream()
+    read = [content[a:b] for a, b in zip([0, *cuts], [*cuts, len(content)], strict=True)]
+    cut = (b"".join(stream.feed(piece) for piece in read) + stream.end()).decode()
+    for clean in (cut, Redaction([key])(planted)):
+        assert MARK in clean
+        assert not any(key in layer for layer in undone(clean)), clean
+
+
+@given(text=st.text('\\u002B%&#;ampx/"n5', max_size=60), data=st.data())
+def test_what_holds_no_secret_goes_through_unchanged_however_it_is_cut(text: str, data: st.DataObject) -> None:
+    content = text.encode()
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(content)), max_size=8)))
+    stream = Redaction(["sk-a+b/c_d"]).stream()
+    read = [content[a:b] for a, b in zip([0, *cuts], [*cuts, len(content)], strict=True)]
+    assert b"".join(stream.feed(piece) for piece in read) + stream.end() == content
+
+
+def delta(api: str, text: str, index: int, *, thinking: bool = False) -> bytes:
+    """One event of a stream as these providers write it."""
+    said: dict[str, object]
+    match api:
+        case "chat":
+            said = {"choices": [{"index": index, "delta": {"reasoning" if thinking else "content": text}}], "id": "c-s"}
+        case "calls":
+            call = {"index": index, "function": {"arguments": text}}
+            said = {"id": "chat-sk", "choices": [{"delta": {"tool_calls": [call]}}]}
+        case "anthropic":
+            kind = "thinking" if thinking else "text"
+            said = {"type": "content_block_delta", "index": index, "delta": {"type": f"{kind}_delta", kind: text}}
+        case "gemini":
+            part = {"text": text, "thought": thinking}
+            said = {
+                "candidates": [{"content": {"parts": [part], "role": "model"}, "index": index}],
+                "modelVersion": "s",
+            }
+        case _:
+            said = {"type": "response.output_text.delta", "delta": text, "output_index": index}
+    return json.dumps(said, ensure_ascii=bool(index % 2)).encode()
+
+
+def told(lines: bytes) -> dict[tuple[object, str], str]:
+    """All strings of a stream's events, those of one key and index joined in their order."""
+    texts: dict[tuple[object, str], str] = {}
+
+    def walk(value: Any, index: object, key: str) -> None:
+        if isinstance(value, dict):
+            index = value.get("index", value.get("output_index", index))
+            for name, inner in value.items():
+                walk(inner, index, name)
+        elif isinstance(value, list):
+            for inner in value:
+                walk(inner, index, key)
+        elif isinstance(value, str):
+            texts[index, key] = texts.get((index, key), "") + value
+
+    for line in re.split(rb"[\r\n]+", lines):
+        if line.startswith(b"data: "):
+            walk(json.loads(line[6:]), None, "")
+    return texts
+
+
+def cut(data: st.DataObject, content: Any, most: int) -> list[Any]:
+    """The content in pieces, cut anywhere."""
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(content)), max_size=most)))
+    return [content[a:b] for a, b in zip([0, *cuts], [*cuts, len(content)], strict=True)]
+
+
+APIS = ["chat", "calls", "anthropic", "gemini", "responses"]
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    key=keys,
+    spelling=st.sampled_from(sorted(SPELLINGS)),
+    api=st.sampled_from(APIS),
+    line_end=st.sampled_from([b"\n", b"\r\n", b"\r"]),
+    beside=st.sampled_from([None, "", "the words that come beside it: s", "sk-"]),
+    thinking=st.booleans(),
+    data=st.data(),
+)
+def test_a_key_told_over_events_is_found_in_any_spelling_and_cut(
+    key: str, spelling: str, api: str, line_end: bytes, beside: str | None, thinking: bool, data: st.DataObject
+) -> None:
+    text = f"It is {SPELLINGS[spelling](key)}, I think."
+    events: list[bytes] = []
+    for piece in cut(data, text, 40):
+        events.append(delta(api, piece, 1, thinking=thinking))
+        if beside is not None:
+            events.append(delta(api, beside, 2, thinking=thinking))
+    content = b"".join(b"event: e" + line_end + b"data: " + event + 2 * line_end for event in events)
+    stream = Redaction([key]).events()
+    clean = b"".join(stream.feed(piece) for piece in cut(data, content, 60)) + stream.end()
+    texts = told(clean)
+    joined = [text for (index, _), text in texts.items() if index == 1]
+    assert any(MARK in text for text in joined)
+    for said in (*texts.values(), clean.decode()):
+        assert not any(key in layer for layer in undone(said)), said
+    assert any(text.startswith("It is ") and text.endswith(", I think.") for text in joined)
+
+
+@settings(deadline=None)
+@given(
+    words=st.lists(st.sampled_from(["s", "sk", "sk-a", "sk-a+b/c_d, no", "\\", "%", "%7", "&am", "é", "\n", " "])),
+    api=st.sampled_from(APIS),
+    data=st.data(),
+)
+def test_events_without_a_secret_go_through_unchanged(words: list[str], api: str, data: st.DataObject) -> None:
+    content = b"".join(b"data: " + delta(api, word, n % 3) + b"\n\n" for n, word in enumerate(words))
+    stream = Redaction(["sk-a+b/c_d, yes"]).events()
+    assert b"".join(stream.feed(piece) for piece in cut(data, content, 30)) + stream.end() == content
+
+
+def test_only_an_event_that_may_begin_a_secret_waits_and_only_for_a_while() -> None:
+    stream = Redaction(["sk-123456-and-more"]).events()
+    event = b'data: {"content":"%s"}\n\n'
+    assert stream.feed(event % b"a task") == event % b"a task"
+    assert stream.feed(event % b"sk-1") == b""
+    assert stream.feed(event % b"4") == event % b"sk-1" + event % b"4"
+    assert stream.feed(event % b"sk-12") == b""
+    ping = b": ping\n\n"
+    out = b""
+    for _ in range(MAX_HELD_LINES):
+        out += stream.feed(ping)
+    assert out.startswith(event % b"sk-12")
+    assert stream.feed(event % b"3456-and-more!") == event % b"[redacted]!"
+
+
+def test_what_is_nearly_a_secret_does_not_go_out_where_its_rest_never_comes() -> None:
+    event = b'data: {"content":"%s"}\n\n'
+    stream = Redaction(["sk-123456-and-more"]).events()
+    assert stream.feed(event % b"sk-1234") + stream.feed(event % b"56-and") == b""
+    assert stream.end() == event % b"" + event % b"[redacted]"
+    whole = Redaction(["sk-123456-and-more"]).stream()
+    assert whole.feed(b"it was sk-123456-and-mor") + whole.end() == b"it was [redacted]"
+
+
+def test_a_line_as_long_as_an_image_does_not_wait_for_its_end() -> None:
+    stream = Redaction(["sk-123456-and-more"]).events()
+    image = b'data: {"b64":"' + b"A" * MAX_LINE_BYTES
+    assert stream.feed(image) == image
+    assert stream.feed(b'AAA"}') == b'AAA"}'
+    assert stream.feed(b"\ndata: x\n") == b"\ndata: x\n"
+
+
+@pytest.mark.parametrize("size", [1, 7, 400])
+def test_a_process_without_secrets_changes_no_byte(size: int) -> None:
+    data = 'data: {"text": "a%20b &amp; \\u002b \\\\ % é"}\n\n'.encode() * 3
+    nothing = Redaction([])
+    assert nothing.data(data) is data
+    for stream in (nothing.stream(), nothing.events()):
+        out = b"".join([stream.feed(data[i : i + size]) for i in range(0, len(data), size)])
+        assert out + stream.end() == data

@@ -1,0 +1,228 @@
+"""Finds a secret that a provider tells in pieces, each in an event of its own, as a model writes one token by token.
+
+Strings of one JSON key that follow one another are read as one text: `content` of a chat, `text`, `thinking` and
+`partial_json` of a block, `arguments` of a call. Where the end of one may begin a secret, its tail is remembered; once
+`HELD_CHARS` characters of a secret are there, its event waits for the next ones. Nothing else waits, and no event of a
+stream that holds no such tail is looked at twice.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import msgspec
+
+if TYPE_CHECKING:
+    from tokenbus_services.redaction import RedactedStream, Redaction
+
+HELD_CHARS = 4
+"""So many characters of a secret may go out: they are none yet, and to hold fewer would slow down any text."""
+MAX_HELD_LINES = 48
+"""About 16 events. A tail that this many follow goes on: what is said after it would wait for nothing."""
+MAX_HELD_BYTES = 2**20
+MAX_LINE_BYTES = 256 * 2**10
+"""A longer line is an image, not a delta; it goes on as it is read."""
+MAX_TAILS = 256
+
+_STRING = re.compile(rb'"([^"\\]*+(?:\\.[^"\\]*+)*+)"(\s*:)?')
+_INDEX = re.compile(rb'"[A-Za-z_]{0,16}[iI]ndex"\s*:\s*([0-9]{1,9})')
+_LINE_END = re.compile(rb"[\r\n]")
+_VALUE_ENDS = rb'"(?!\s*:)'
+_OPEN_ESCAPE = re.compile(
+    rb"(?:\\\\(?:u[0-9a-fA-F]{0,3}|x[0-9a-fA-F]?)?|%[0-9a-fA-F]?|&(?:\#[xX]?[0-9a-fA-F]{0,19}|[A-Za-z]{0,24}))"
+    + _VALUE_ENDS
+)
+
+
+class _Line(msgspec.Struct, eq=False):
+    data: bytes
+    edits: list[tuple[int, int, bytes]] = []
+    """What is put in place of which bytes."""
+    out: bool = False
+
+    def render(self) -> bytes:
+        """The line as it goes on."""
+        self.out = True
+        clean = bytearray()
+        done = 0
+        for begin, end, instead in sorted(self.edits):
+            if begin >= done:  # two readings of one line find the same
+                clean += self.data[done:begin] + instead
+            done = max(done, end)
+        rest, self.data = self.data[done:], b""
+        return bytes(clean) + rest
+
+
+class _Tail(msgspec.Struct, eq=False):
+    """The end of one text, with which a secret may begin."""
+
+    raw: bytes
+    pieces: list[tuple[_Line, int, int]]
+    """Where it lies: line, first byte, and length."""
+    chars: int
+    """How many characters of a secret it is, at most."""
+    telling: bool
+    """It is so much of a secret that it is not to be seen even if the rest never comes."""
+
+    @property
+    def holds(self) -> bool:
+        """Whether its lines wait."""
+        return self.chars >= HELD_CHARS
+
+
+class RedactedEvents:
+    """A stream of server-sent events, or of lines of JSON, without the secrets: `feed` all that is read, then `end`."""
+
+    def __init__(self, redaction: Redaction, mark: bytes) -> None:
+        self._redaction = redaction
+        self._mark = mark
+        self._within: RedactedStream = redaction.stream()
+        """Finds the secrets that lie in one event."""
+        self._line = bytearray()
+        """The beginning of a line whose end has not come: nobody can read it without."""
+        self._giant = False
+        self._held: list[_Line] = []
+        self._tails: dict[tuple[bytes, ...], _Tail] = {}
+
+    def feed(self, data: bytes) -> bytes:
+        """What of it, and of what was held back, can go on; it may be nothing."""
+        data = self._within.feed(data)
+        if not (data and self._redaction):
+            return data
+        if not (self._line or self._held or self._giant) and data.endswith(b"\n") and not self._concerns(data):
+            return data  # as nearly always
+        return self._take(data)
+
+    def end(self) -> bytes:
+        """The rest, after which nothing comes."""
+        data = self._within.end()
+        out = self._take(data) if data else b""
+        if self._line:
+            self._read(bytes(self._line))
+            self._line.clear()
+        return out + self._give_up()
+
+    def _concerns(self, data: bytes) -> bool:
+        """Whether a text of it may end with the beginning of a secret, or go on with one."""
+        return self._begins(data, 0, len(data)) or any(channel[0] in data for channel in self._tails)
+
+    def _begins(self, data: bytes, begin: int, end: int) -> bool:
+        if self._redaction.heads.search(data, begin, end):
+            return True
+        if data.find(b"\\", begin, end) < 0 and data.find(b"%", begin, end) < 0 and data.find(b"&", begin, end) < 0:
+            return False
+        return self._redaction.may_be_escaped(data, begin, end) or _OPEN_ESCAPE.search(data, begin, end) is not None
+
+    def _take(self, data: bytes) -> bytes:
+        out = b""
+        if self._giant:
+            end = _LINE_END.search(data)
+            cut = end.end() if end else len(data)
+            self._giant = end is None
+            out, data = data[:cut], data[cut:]
+        cut = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
+        if cut:
+            lines = data[:cut].splitlines(keepends=True)
+            lines[0] = bytes(self._line) + lines[0]
+            self._line.clear()
+            for line in lines:
+                self._read(line)
+            out += self._release()
+        self._line += data[cut:]
+        if len(self._line) > MAX_LINE_BYTES:
+            out += self._give_up() + bytes(self._line)
+            self._line.clear()
+            self._giant = True
+        return out
+
+    def _read(self, data: bytes) -> None:
+        line = _Line(data)
+        self._held.append(line)
+        if not self._concerns(data):
+            return
+        indices = tuple(_INDEX.findall(data))
+        key = b'""'
+        for string in _STRING.finditer(data):
+            if string[2]:
+                key = data[string.start() : string.end(1) + 1]
+                continue
+            # Of calls that come side by side each has its index; but not every event of a text has one.
+            for channel in ((key,), (key, *indices)) if indices else ((key,),):
+                self._value(channel, line, *string.span(1))
+
+    def _value(self, channel: tuple[bytes, ...], line: _Line, begin: int, end: int) -> None:
+        tail = self._tails.pop(channel, None)
+        if begin == end:
+            if tail:
+                self._tails[channel] = tail  # an empty delta says nothing
+            return
+        if not (tail or self._begins(line.data, begin, end + 1)):
+            return
+        raw = (tail.raw if tail else b"") + line.data[begin:end]
+        pieces = [*(tail.pieces if tail else ()), (line, begin, end - begin)]
+        done = 0
+        if tail:
+            for first, last in self._redaction.found(raw):
+                if first < len(tail.raw) < last:
+                    self._cut_out(pieces, first, last)
+                    done = last
+        at, chars, telling = self._redaction.opened(raw[done:])
+        if done + at < len(raw):
+            if len(self._tails) >= MAX_TAILS:
+                del self._tails[next(iter(self._tails))]
+            left = list(_part(pieces, done + at, len(raw)))
+            self._tails[channel] = _Tail(raw[done + at :], left, chars, telling)
+
+    def _cut_out(self, pieces: Iterable[tuple[_Line, int, int]], first: int, last: int) -> None:
+        """Take these bytes of a text out of its lines; the mark goes where the last of them were."""
+        parts = list(_part(pieces, first, last))
+        for n, (line, begin, size) in enumerate(parts, 1):
+            line.edits = [*line.edits, (begin, begin + size, self._mark if n == len(parts) else b"")]
+
+    def _release(self) -> bytes:
+        """The lines before the first one that waits."""
+        waiting = {id(line) for tail in self._tails.values() if tail.holds for line, _, _ in tail.pieces}
+        places = [n for n, line in enumerate(self._held) if id(line) in waiting] if waiting else []
+        here, last = (places[0], places[-1]) if places else (len(self._held), len(self._held))
+        idle = len(self._held) - last
+        out = b"".join([line.render() for line in self._held[:here]])
+        del self._held[:here]
+        many = idle > MAX_HELD_LINES or sum(len(line.data) for line in self._held) > MAX_HELD_BYTES
+        return out + self._give_up() if many else out
+
+    def _give_up(self) -> bytes:
+        """All lines that wait, without what is nearly a secret."""
+        for tail in self._tails.values():
+            if tail.telling:
+                self._cut_out([piece for piece in tail.pieces if not piece[0].out], 0, len(tail.raw))
+        out = b"".join([line.render() for line in self._held])
+        self._held.clear()
+        return out
+
+
+def _part(pieces: Iterable[tuple[_Line, int, int]], first: int, last: int) -> Iterable[tuple[_Line, int, int]]:
+    """The pieces of these bytes of their text."""
+    at = 0
+    for line, begin, size in pieces:
+        low, high = max(first, at), min(last, at + size)
+        if low < high:
+            yield line, begin + low - at, high - low
+        at += size
+
+
+def heads_of(needles: Iterable[bytes]) -> re.Pattern[bytes]:
+    """Matches the end of a string's value where one of these may begin there, and what begins as one does anywhere."""
+    heads = {needle[:HELD_CHARS] for needle in needles}
+    return re.compile(_begun(heads) if heads else rb"(?!)")  # literals come first, which makes its search fast
+
+
+def _begun(heads: set[bytes]) -> bytes:
+    """The pattern of one of these, whole, or broken off by a value's end."""
+    branches: list[bytes] = []
+    for first in sorted({head[:1] for head in heads}):
+        rests = {head[1:] for head in heads if head[:1] == first} - {b""}
+        more = b"(?:" + _begun(rests) + b"|" + _VALUE_ENDS + b")" if rests else b""
+        branches.append(re.escape(first) + more)
+    return b"|".join(branches)

@@ -1,0 +1,141 @@
+"""In which spellings a secret may come back: as it is, in JSON, an URL or HTML with any of its characters escaped, and
+inside of base64.
+
+JSON may escape any character (System.Text.Json does so with `+`), an URL any byte, and HTML any character by its number
+or name; escapes meet escapes where JSON is put into JSON. So the escapes are undone, layer by layer, and each layer is
+searched. Base64, as in `Basic` authorization, hides a secret in one of three ways, by the number of bytes before it.
+"""
+
+from __future__ import annotations
+
+import re
+from base64 import b64encode
+from bisect import bisect_right
+from collections.abc import Collection, Iterator
+from html.entities import html5
+
+LAYERS = 6
+"""Escapes inside of escapes that are undone."""
+LONGEST_ESCAPE = 40
+
+_ESCAPE = re.compile(
+    rb"(?P<run>\\{2,})|\\u(?P<unit>[0-9a-fA-F]{4})|\\x(?P<byte>[0-9a-fA-F]{2})|\\(?P<short>[\"/bfnrt])"
+    rb"|%(?P<percent>[0-9a-fA-F]{2})"
+    rb"|&(?:\#0{0,12}(?P<number>[0-9]{1,7})|\#[xX]0{0,12}(?P<hex>[0-9a-fA-F]{1,6})|(?P<name>[A-Za-z]{2,24}));?"
+)
+_OPEN_ESCAPE = re.compile(
+    rb"(?:\\{1,16}(?:u[0-9a-fA-F]{0,3}|x[0-9a-fA-F]?)?|%[0-9a-fA-F]?|&(?:\#[xX]?[0-9a-fA-F]{0,19}|[A-Za-z]{0,24}))\Z"
+)
+_SHORT = {b'"': b'"', b"/": b"/", b"b": b"\b", b"f": b"\f", b"n": b"\n", b"r": b"\r", b"t": b"\t"}
+
+
+def encode(text: str) -> bytes:
+    """As it is in the environment: what is no UTF-8 there comes as half surrogate pairs, and goes back as it was."""
+    return text.encode(errors="surrogateescape")
+
+
+def needles(secret: str) -> set[bytes]:
+    """All that is to be looked for once escapes are undone: the secret, and what of its base64 is its own."""
+    raw = encode(secret)
+    found = {raw}
+    for before in range(3):
+        whole = b64encode(bytes(before) + raw)
+        inside = whole[-(-before * 8 // 6) : (before + len(raw)) * 8 // 6]
+        found |= {inside, inside.translate(bytes.maketrans(b"+/", b"-_"))}
+    return found
+
+
+def marks(needles: Collection[bytes]) -> tuple[list[bytes], re.Pattern[bytes]]:
+    """What all data has that has one of these escaped, and most other data has not: fixed texts of which one is there,
+    and a pattern that says it for sure."""
+    chars = {byte for needle in needles for byte in needle} | set(b"&%\\#")
+    digits: dict[str, str] = {}
+    for byte in sorted(chars):
+        high, low = f"{byte:02x}"
+        digits[high] = digits.get(high, "") + low + low.upper()
+    pairs = "|".join(f"{high if high.isdigit() else f'[{high}{high.upper()}]'}[{low}]" for high, low in digits.items())
+    unit = r"u" if max(chars) >= 0x80 else rf"u00(?:{pairs})"
+    short = "".join(key.decode() for key, value in _SHORT.items() if value[0] in chars)
+    short += r"\\" if any(b"\\" in needle for needle in needles) else ""
+    leads = [b"\\u" if max(chars) >= 0x80 else b"\\u00", b"\\x", b"%", b"&"]
+    leads += [b"\\" + key for key, value in _SHORT.items() if value[0] in chars]
+    leads += [b"\\\\"] if r"\\" in short else []
+    return leads, re.compile(rf"\\(?:{unit}|x(?:{pairs})|[{short}/])|%(?:{pairs})|&[#A-Za-z]".encode())
+
+
+class Layers:
+    """Data with its escapes undone, once and again. Each layer knows where in the data its bytes come from."""
+
+    def __init__(self, data: bytes) -> None:
+        self.text = data
+        self._escapes: list[tuple[list[int], list[tuple[int, int, int]]]] = []
+        """Of each layer: where its escapes' characters begin; and of each escape its beginning and end in the layer
+        below, and the end of its character."""
+
+    def __iter__(self) -> Iterator[bytes]:
+        """The data, then each layer, as long as there are escapes."""
+        for _ in range(LAYERS):
+            yield self.text
+            if not self._undo():
+                return
+        yield self.text
+
+    def begin(self, at: int) -> int:
+        """Where in the data this byte of the layer begins."""
+        for begins, escapes in reversed(self._escapes):
+            if n := bisect_right(begins, at):
+                begin, end, end_here = escapes[n - 1]
+                at = begin if at < end_here else end + at - end_here
+        return at
+
+    def end(self, at: int) -> int:
+        """Where in the data the byte before this place of the layer ends."""
+        for begins, escapes in reversed(self._escapes):
+            if n := bisect_right(begins, at - 1):
+                _, end, end_here = escapes[n - 1]
+                at = end + max(0, at - end_here)
+        return at
+
+    def _undo(self) -> bool:
+        begins: list[int] = []
+        escapes: list[tuple[int, int, int]] = []
+        pieces: list[bytes] = []
+        done = size = 0
+        for found in _ESCAPE.finditer(self.text):
+            if (char := _undone(found)) is None:
+                continue
+            pieces += (self.text[done : found.start()], char)
+            begins.append(size + found.start() - done)
+            size = begins[-1] + len(char)
+            done = found.end()
+            escapes.append((found.start(), done, size))
+        if not escapes:
+            return False
+        self.text = b"".join((*pieces, self.text[done:]))
+        self._escapes.append((begins, escapes))
+        return True
+
+
+def open_escape(text: bytes) -> int:
+    """Where an escape begins that goes on beyond the end of the text; the text's length where none does."""
+    tail = max(0, len(text) - LONGEST_ESCAPE)
+    found = _OPEN_ESCAPE.search(text, tail)
+    return found.start() if found else len(text)
+
+
+def _undone(escape: re.Match[bytes]) -> bytes | None:
+    """What an escape stands for; None: it is none."""
+    said = escape[escape.lastgroup or 0]
+    match escape.lastgroup:
+        case "run":
+            return b"\\"
+        case "byte" | "percent":
+            return bytes.fromhex(said.decode())
+        case "short":
+            return _SHORT[said]
+        case "name":
+            char = html5.get(f"{said.decode()};")
+            return char.encode() if char else None
+        case kind:
+            number = int(said, 10 if kind == "number" else 16)
+            return chr(number).encode(errors="surrogatepass") if 0 < number < 0x110000 else None
