@@ -17,6 +17,7 @@ from typing import Literal
 import httpx
 import structlog
 
+from tokenbus_services.answer_heads import BoundedTransport
 from tokenbus_services.resets import reset_as_made
 
 Kind = Literal["loopback", "private", "link-local", "metadata", "reserved"]
@@ -32,8 +33,18 @@ _PRIVATE = [
 ]
 PORTS = {"http": 80, "https": 443}
 _NAT64 = ip_network("64:ff9b::/96")
-_NOBODYS = [ip_network("::/96"), ip_network("64:ff9b:1::/48")]
-"""IPv6 addresses that hold an IPv4 address and that Python takes for public: IPv4-compatible, and RFC 8215."""
+_UNICAST = ip_network("2000::/3")
+"""All of IPv6 that is given out as public. Outside it lie translated IPv4 addresses (::ffff:0:0:0/96, 64:ff9b:1::/48,
+::/96), segment routing (5f00::/16), and what nobody has."""
+_SPECIAL = [
+    ip_network(text)
+    # Of the IANA special-purpose registries what Python, by its version, takes for public: protocols of their own, 6to4
+    # relays, AS112 and AMT; documentation, old and new; the former 6bone.
+    for text in (
+        *("192.0.0.0/24", "192.88.99.0/24", "192.31.196.0/24", "192.52.193.0/24", "192.175.48.0/24"),
+        *("2001::/23", "2001:db8::/32", "3fff::/20", "2620:4f:8000::/48", "3ffe::/16"),
+    )
+]
 
 _log = structlog.stdlib.get_logger()
 
@@ -106,7 +117,7 @@ class GuardedTransport(httpx.AsyncBaseTransport):
     def __init__(self, egress: Egress, *, limits: httpx.Limits | None = None) -> None:
         self._egress = egress
         self._limits = limits or httpx.Limits()
-        self._by_host: dict[str, httpx.AsyncHTTPTransport] = {}
+        self._by_host: dict[str, BoundedTransport] = {}
         """One pool for all would send a request over a connection to the same address whose certificate was checked for
         another name."""
 
@@ -121,7 +132,7 @@ class GuardedTransport(httpx.AsyncBaseTransport):
             raise httpx.ConnectTimeout(f"no address of {host} in time", request=request) from e
         except OSError as e:
             raise httpx.ConnectError(str(e), request=request) from e
-        transport = self._by_host.setdefault(host, httpx.AsyncHTTPTransport(limits=self._limits))
+        transport = self._by_host.setdefault(host, BoundedTransport(limits=self._limits))
         for address in addresses[:-1]:
             try:
                 with reset_as_made(request):
@@ -165,4 +176,5 @@ def _kind(ip: IPv4Address | IPv6Address) -> Kind | None:
         return "link-local"
     if any(ip in network for network in _PRIVATE):
         return "private"
-    return None if ip.is_global and not ip.is_multicast and not any(ip in n for n in _NOBODYS) else "reserved"
+    public = ip.is_global and not ip.is_multicast and not any(ip in network for network in _SPECIAL)
+    return None if public and (ip.version == 4 or ip in _UNICAST) else "reserved"

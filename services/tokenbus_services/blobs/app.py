@@ -9,9 +9,9 @@ from pathlib import Path
 import structlog
 from prometheus_client import CollectorRegistry
 
-from tokenbus.errors import BlobError
+from tokenbus.bus.liveness import STUCK_S, Liveness, rest, slack
 from tokenbus_services.blobs.access import token_of
-from tokenbus_services.blobs.http import AsgiApp, BlobRoutes, with_blobs
+from tokenbus_services.blobs.http import AsgiApp, BlobRoutes, WithBlobs
 from tokenbus_services.blobs.store import BlobStore
 from tokenbus_services.blobs.store import create as create_store
 from tokenbus_services.settings import Settings
@@ -21,6 +21,8 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 SWEEPS_A_LIFE = 10
 """How often in a blob's life the store looks for those that are over."""
+SWEEPING_S = 3600.0
+"""What one sweep may take: a store may hold millions of blobs, or lie on a slow disk."""
 
 
 class BlobService:
@@ -31,6 +33,7 @@ class BlobService:
     def __init__(self, store: BlobStore, *, ttl_s: float) -> None:
         self._store = store
         self._pause_s = ttl_s / SWEEPS_A_LIFE
+        self.liveness = Liveness()
         self._sweeper: asyncio.Task[None] | None = None
 
     @property
@@ -39,7 +42,7 @@ class BlobService:
 
     async def open(self) -> None:
         await self._store.check()
-        self._sweeper = asyncio.create_task(self._sweep(), name="blob sweep")
+        self._sweeper = self.liveness.start(self._sweep(), name="blob sweep")
 
     async def close(self) -> None:
         if self._sweeper:
@@ -49,17 +52,20 @@ class BlobService:
     async def _sweep(self) -> None:
         while True:
             try:
-                removed = await self._store.sweep()
+                with slack(SWEEPING_S):
+                    removed = await self._store.sweep()
                 if removed:
                     log.info("blobs_swept", removed=removed)
-            except BlobError as e:
-                log.warning("blob_sweep_failed", code=e.code, error=str(e))
-            await asyncio.sleep(self._pause_s)
+            except Exception as e:  # of whatever kind: without the sweep the disk fills up
+                log.warning("blob_sweep_failed", error=f"{type(e).__name__}: {e}")
+            await rest(self._pause_s)
 
 
 def create(settings: Settings) -> AsgiApp:
     """One blob store. Raises SettingsError."""
     store = create_store(settings.blobs, Path(settings.data_dir) / "blobs", lease_s=settings.retention.open_run_s)
     registry = CollectorRegistry()
-    app = make_app(BlobService(store, ttl_s=settings.blobs.ttl_s), make_broker(settings, registry), registry)
-    return with_blobs(app, BlobRoutes(store, token=token_of(settings.blobs, os.environ)))
+    app = make_app(
+        BlobService(store, ttl_s=settings.blobs.ttl_s), make_broker(settings, registry), registry, stuck_s=STUCK_S
+    )
+    return WithBlobs(app, BlobRoutes(store, token=token_of(settings.blobs, os.environ)))

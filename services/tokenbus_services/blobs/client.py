@@ -11,6 +11,7 @@ from typing import Self
 import httpx
 import msgspec
 
+from tokenbus.blob_wire import MAX_ANSWER_BYTES, PATH, blob_error
 from tokenbus.blobs import (
     DEFAULT_MEDIA_TYPE,
     BlobLoader,
@@ -23,21 +24,16 @@ from tokenbus.errors import (
     BlobCorrupt,
     BlobError,
     BlobNotFound,
-    BlobQuotaExceeded,
-    BlobRefused,
-    BlobStoreFull,
     BlobTooLarge,
     BlobUnauthorized,
     BlobUnavailable,
 )
 from tokenbus_services.blobs.access import token_of
-from tokenbus_services.blobs.http import PATH, BlobProblem
 from tokenbus_services.settings import BlobSettings
 
 __all__ = ["BlobLoader", "HttpBlobs"]
 
 _TIMEOUT = httpx.Timeout(30.0, connect=5.0)
-_MAX_ANSWER_BYTES = 64 * 2**10
 
 
 class HttpBlobs:
@@ -76,9 +72,9 @@ class HttpBlobs:
         request = self._http.build_request(
             "PUT", PATH, content=content, headers={"Content-Type": parse_media_type(media_type)}
         )
-        status, answer = await self._send(request, limit=_MAX_ANSWER_BYTES)
+        status, answer = await self._send(request, limit=MAX_ANSWER_BYTES)
         if status != HTTPStatus.CREATED:
-            raise _error(status, answer, PATH)
+            raise blob_error(status, answer, PATH)
         try:
             return msgspec.json.decode(answer, type=BlobRef)
         except msgspec.DecodeError as e:
@@ -88,9 +84,18 @@ class HttpBlobs:
         """Let the blob live for as long as a run may be open, from now on. Raises BlobNotFound, BlobUnavailable."""
         parse_blob_id(blob_id)
         request = self._http.build_request("POST", f"{PATH}/{blob_id}/lease")
-        status, answer = await self._send(request, limit=_MAX_ANSWER_BYTES)
+        status, answer = await self._send(request, limit=MAX_ANSWER_BYTES)
         if status != HTTPStatus.NO_CONTENT:
-            raise _error(status, answer, blob_id)
+            raise blob_error(status, answer, blob_id)
+
+    async def check(self, blob_id: str) -> None:
+        """Have the service compare content and id. Raises BlobCorrupt where they differ, BlobNotFound,
+        BlobUnavailable."""
+        parse_blob_id(blob_id)
+        request = self._http.build_request("POST", f"{PATH}/{blob_id}/check")
+        status, answer = await self._send(request, limit=MAX_ANSWER_BYTES)
+        if status != HTTPStatus.NO_CONTENT:
+            raise blob_error(status, answer, blob_id)
 
     async def head(self, blob_id: str) -> BlobRef:
         """What is stored under this id. Raises BlobNotFound, BlobRefused, BlobUnauthorized, BlobUnavailable."""
@@ -108,7 +113,7 @@ class HttpBlobs:
                 pass
         size = response.headers.get("content-length", "")
         if response.status_code != HTTPStatus.OK or not size.isdigit():
-            raise _error(response.status_code, b"", blob_id)
+            raise blob_error(response.status_code, b"", blob_id)
         media_type = response.headers.get("content-type", DEFAULT_MEDIA_TYPE)
         return BlobRef(blob_id=blob_id, media_type=media_type, size=int(size))
 
@@ -121,12 +126,14 @@ class HttpBlobs:
         digest = parse_blob_id(blob_id)
         hasher = sha256()
         held = b""
+        begun = False
         request = self._http.build_request("GET", f"{PATH}/{blob_id}")
         try:
             response = await self._http.send(request, stream=True)
             try:
                 if response.status_code != HTTPStatus.OK:
-                    raise _error(response.status_code, await _beginning(response), blob_id)
+                    raise blob_error(response.status_code, await _beginning(response), blob_id)
+                begun = True
                 async for chunk in response.aiter_raw():
                     hasher.update(chunk)
                     if held:
@@ -135,6 +142,8 @@ class HttpBlobs:
             finally:
                 await response.aclose()
         except httpx.HTTPError as e:
+            if begun:
+                await self._check_cut(blob_id)
             raise self._unavailable(e) from e
         if hasher.hexdigest() != digest:
             raise BlobCorrupt(blob_id, f"the content that came is {blob_id_from_digest(hasher.hexdigest())}")
@@ -148,13 +157,26 @@ class HttpBlobs:
         """
         digest = parse_blob_id(blob_id)
         request = self._http.build_request("GET", f"{PATH}/{blob_id}")
-        status, content = await self._send(request, limit=self._max_bytes)
+        try:
+            status, content = await self._send(request, limit=self._max_bytes)
+        except BlobUnavailable:
+            await self._check_cut(blob_id)
+            raise
         if status != HTTPStatus.OK:
-            raise _error(status, content, blob_id)
+            raise blob_error(status, content, blob_id)
         found = sha256(content).hexdigest()
         if found != digest:
             raise BlobCorrupt(blob_id, f"the content that came is {blob_id_from_digest(found)}")
         return content
+
+    async def _check_cut(self, blob_id: str) -> None:
+        """The service cuts a content short that is not its blob's. Raises BlobCorrupt where that was why."""
+        try:
+            await self.check(blob_id)
+        except BlobCorrupt:
+            raise
+        except BlobError:
+            return
 
     async def _send(self, request: httpx.Request, *, limit: int) -> tuple[int, bytes]:
         """Status and body of the answer, of an error its beginning.
@@ -186,31 +208,6 @@ async def _beginning(response: httpx.Response) -> bytes:
     body = bytearray()
     async for chunk in response.aiter_raw():
         body += chunk
-        if len(body) >= _MAX_ANSWER_BYTES:
+        if len(body) >= MAX_ANSWER_BYTES:
             break
-    return bytes(body[:_MAX_ANSWER_BYTES])
-
-
-def _error(status: int, answer: bytes, what: str) -> BlobError:
-    """The service's error answer as the error that it stands for."""
-    try:
-        problem = msgspec.json.decode(answer, type=BlobProblem)
-    except msgspec.DecodeError:
-        problem = BlobProblem(code="", message=f"HTTP {status}")
-    match problem.code:
-        case BlobNotFound.code:
-            return BlobNotFound(what)
-        case BlobTooLarge.code:
-            return BlobTooLarge(problem.size or 0, problem.limit or 0)
-        case BlobRefused.code:
-            return BlobRefused(what, problem.message)
-        case BlobCorrupt.code:
-            return BlobCorrupt(what, problem.message)
-        case BlobUnauthorized.code:
-            return BlobUnauthorized(what)
-        case BlobQuotaExceeded.code:
-            return BlobQuotaExceeded(what, problem.message)
-        case BlobStoreFull.code:
-            return BlobStoreFull(what, problem.message)
-        case _:
-            return BlobUnavailable(what, problem.message)
+    return bytes(body[:MAX_ANSWER_BYTES])

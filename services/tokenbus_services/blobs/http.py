@@ -5,10 +5,11 @@
 ``GET``, ``HEAD /blobs/{id}``  the content, with its media type, length and ETag; with ``Range`` a part of it, which no
                              checksum guards. Reading it whole takes a lease
 ``POST /blobs/{id}/lease``   let it live for as long as a run may be open: 204
+``POST /blobs/{id}/check``   compare the stored bytes with the address: 204, or 500 and `blob_corrupt`
 ``GET /blobs/{id}/link``     an url of the backend's own for ``?seconds=`` (up to an hour) as JSON, where it has such
 
 Where the service has a token, each needs ``Authorization: Bearer TOKEN``. An error is a `BlobProblem` as JSON.
-FastStream matches routes by their exact path, so `with_blobs` puts these in front of its app.
+FastStream matches routes by their exact path, so `WithBlobs` puts these in front of its app.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from urllib.parse import parse_qsl
 import msgspec
 import structlog
 
+from tokenbus.blob_wire import PATH, BlobProblem
 from tokenbus.blobs import DEFAULT_MEDIA_TYPE, BlobRef, parse_media_type
 from tokenbus.errors import (
     BlobError,
@@ -45,25 +47,15 @@ Send = Callable[[Message], Awaitable[None]]
 AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
 
-PATH = "/blobs"
 MAX_LINK_S = 3600
 _IDLE_S = 30.0
-_METHODS = {"": {"GET", "HEAD", "PUT"}, "lease": {"POST"}, "link": {"GET"}}
+_METHODS = {"": {"GET", "HEAD", "PUT"}, "lease": {"POST"}, "check": {"POST"}, "link": {"GET"}}
 """By what stands behind the id."""
 
 # What a blob holds came from a model or a stranger: a browser shall neither guess its type nor run it.
 _UNTRUSTED: Headers = [(b"x-content-type-options", b"nosniff"), (b"content-security-policy", b"sandbox")]
 
 _log = structlog.stdlib.get_logger()
-
-
-class BlobProblem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The body of an error answer. ``size`` and ``limit``, in bytes, are there where the body was too large."""
-
-    code: str
-    message: str
-    size: int | None = None
-    limit: int | None = None
 
 
 class BlobLink(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,15 +69,17 @@ class _ClientGone(Exception):
     """The client went away: nobody is there to answer."""
 
 
-def with_blobs(app: AsgiApp, blobs: BlobRoutes) -> AsgiApp:
-    """``app`` with the blob routes in front of it."""
+class WithBlobs:
+    """An app with the blob routes in front of it."""
 
-    async def dispatch(scope: Scope, receive: Receive, send: Send) -> None:
+    def __init__(self, app: AsgiApp, blobs: BlobRoutes) -> None:
+        self.app = app
+        self._blobs = blobs
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope.get("path", "")
-        chosen = blobs if scope["type"] == "http" and (path == PATH or path.startswith(f"{PATH}/")) else app
+        chosen = self._blobs if scope["type"] == "http" and (path == PATH or path.startswith(f"{PATH}/")) else self.app
         await chosen(scope, receive, send)
-
-    return dispatch
 
 
 class BlobRoutes:
@@ -112,6 +106,9 @@ class BlobRoutes:
                 await _send_json(send, HTTPStatus.METHOD_NOT_ALLOWED, problem, [allow])
             elif what == "lease":
                 await self._store.lease(blob_id)
+                await _send_empty(send, HTTPStatus.NO_CONTENT)
+            elif what == "check":
+                await self._store.verify(blob_id)
                 await _send_empty(send, HTTPStatus.NO_CONTENT)
             elif what == "link":
                 await _send_json(send, HTTPStatus.OK, await self._link(scope, blob_id))

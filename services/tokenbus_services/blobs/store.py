@@ -63,7 +63,11 @@ def create(settings: BlobSettings, directory: Path, *, lease_s: float = Retentio
     SettingsError."""
     objects = backend.opened(settings.url, directory)
     return BlobStore(
-        objects, max_bytes=settings.max_bytes, ttl_s=settings.ttl_s, lease_s=lease_s, quota_bytes=settings.quota_bytes
+        objects,
+        max_bytes=settings.max_bytes,
+        ttl_s=settings.ttl_s,
+        lease_s=lease_s,
+        quota_bytes=settings.quota_bytes or None,
     )
 
 
@@ -163,6 +167,12 @@ class BlobStore:
                 raise BlobNotFound(blob_id) from None
         digest = parse_blob_id(blob_id) if part is None else None
         return OpenBlob(ref, digest, found.stream(min_chunk_size=_READ_BYTES))
+
+    async def verify(self, blob_id: str) -> None:
+        """Read the blob and compare it with its id. Raises BlobCorrupt, BlobNotFound, BlobRefused for what is no id,
+        BlobUnavailable."""
+        async for _ in (await self.open(blob_id)).chunks():
+            pass
 
     async def lease(self, blob_id: str) -> None:
         """Let the blob live for ``lease_s`` at least. Costs nothing while a lease lasts for half of that.

@@ -22,7 +22,7 @@ from tokenbus.errors import (
     BlobUnavailable,
 )
 from tokenbus_services.blobs.client import HttpBlobs
-from tokenbus_services.blobs.http import BlobRoutes, Receive, Scope, Send, with_blobs
+from tokenbus_services.blobs.http import BlobRoutes, Receive, Scope, Send, WithBlobs
 
 from .conftest import MAX_BYTES, Serve, Served, Shelf
 
@@ -250,7 +250,7 @@ async def test_the_blob_routes_take_their_paths_and_no_other(shelf: Shelf, serve
         await send({"type": "http.response.start", "status": 299, "headers": []})
         await send({"type": "http.response.body", "body": scope["path"].encode()})
 
-    service = await serve(with_blobs(rest, BlobRoutes(shelf.store)))
+    service = await serve(WithBlobs(rest, BlobRoutes(shelf.store)))
     async with httpx.AsyncClient(base_url=service.url, timeout=60) as http:
         for path in ("/health", "/blobsy", "/", "/x/blobs"):
             assert (await http.get(path)).text == path
@@ -263,7 +263,7 @@ async def test_what_is_no_http_request_goes_to_the_app(shelf: Shelf) -> None:
     async def rest(scope: Scope, receive: Receive, send: Send) -> None:
         seen.append(scope["type"])
 
-    app = with_blobs(rest, BlobRoutes(shelf.store))
+    app = WithBlobs(rest, BlobRoutes(shelf.store))
     await app({"type": "lifespan"}, None, None)  # type: ignore[arg-type]
     await app({"type": "websocket", "path": "/blobs"}, None, None)  # type: ignore[arg-type]
     assert seen == ["lifespan", "websocket"]
@@ -276,8 +276,11 @@ async def test_rotten_bytes_never_arrive_as_a_whole_blob(local_shelf: Shelf, ser
         (stored,) = local_shelf.everything()
         assert local_shelf.root is not None
         (local_shelf.root / stored).write_bytes(b"y" * 2**20)
-        with pytest.raises(BlobUnavailable):
+        with pytest.raises(BlobCorrupt):
             await blobs.load(ref.blob_id)
+        with pytest.raises(BlobCorrupt):
+            async for _ in blobs.chunks(ref.blob_id):
+                pass
 
 
 async def test_the_client_streams_and_loads(blobs: HttpBlobs) -> None:

@@ -1,0 +1,36 @@
+"""How many files, and so sockets, a process may have open."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import structlog
+
+MOST = 65_536
+"""More than any worker needs. Some systems call their bound infinite and refuse a number that is too large."""
+
+_log = structlog.stdlib.get_logger()
+
+
+def raise_open_files(needed: int) -> int | None:
+    """Raise this process's soft limit of open files as far as it may. The limit that then holds; None: no limit.
+
+    Systems start programs with 1,024 for the sake of ``select``, which no worker uses. Where the limit stays below
+    ``needed`` the log says so.
+    """
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    unlimited = resource.RLIM_INFINITY
+    wanted = MOST if hard == unlimited else min(hard, MOST)
+    if soft != unlimited and soft < wanted:
+        with suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == unlimited:
+        return None
+    if soft < needed:
+        _log.warning("open_files_low", limit=soft, needed=needed)
+    return soft

@@ -1,0 +1,162 @@
+"""No client keeps a connection without doing anything with it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import uvicorn
+
+from tests.services.blobs.conftest import until
+from tokenbus_services.net.http_server import BoundedProtocol, HttpBounds, bounded
+from tokenbus_services.net.request_guard import AsgiApp, Receive, Scope, Send
+
+QUICK = HttpBounds(connections=4, head_s=0.2, body_window_s=0.2, body_window_bytes=1000, answer_s=0.2)
+HEAD = b"POST /read HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n"
+
+
+async def app(scope: Scope, receive: Receive, send: Send) -> None:
+    """``/read`` reads the body, ``/large`` answers with more than fits into any buffer, all else answers at once."""
+    if scope["path"] == "/read":
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return
+            if not message.get("more_body"):
+                break
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"transfer-encoding", b"chunked")]})
+    for _ in range(2000 if scope["path"] == "/large" else 1):
+        await send({"type": "http.response.body", "body": b"x" * 16_384, "more_body": True})
+    await send({"type": "http.response.body"})
+
+
+class Door:
+    def __init__(self, server: uvicorn.Server) -> None:
+        self.server = server
+        self.port: int = server.servers[0].sockets[0].getsockname()[1]
+
+    @property
+    def open(self) -> int:
+        return len(self.server.server_state.connections)
+
+    async def knock(self, first: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        # A small buffer, so that what is not read stays with the server.
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port, limit=1024)
+        writer.write(first)
+        return reader, writer
+
+
+@asynccontextmanager
+async def served(app: AsgiApp, bounds: HttpBounds) -> AsyncGenerator[Door]:
+    options: dict[str, Any] = {"http": bounded(bounds), "lifespan": "off", "log_config": None, "ws": "none"}
+    server = uvicorn.Server(uvicorn.Config(app, port=0, interface="asgi3", **options))  # type: ignore[arg-type]
+    server.config.load()
+    server.lifespan = server.config.lifespan_class(server.config)
+    await server.startup()
+    try:
+        yield Door(server)
+    finally:
+        for one in server.servers:
+            one.close()
+        for connection in list(server.server_state.connections):
+            assert isinstance(connection, BoundedProtocol)
+            connection.transport.abort()
+        await until(lambda: not server.server_state.connections and not server.server_state.tasks)
+
+
+@pytest.mark.parametrize(
+    ("first", "drip"),
+    [
+        (b"", b""),
+        (b"GET / HTTP/1.1\r\nHo", b""),
+        (b"GET / HTTP/1.1\r\nX: ", b"x"),
+        (HEAD, b""),
+        (HEAD, b"x"),
+        (HEAD.replace(b"/read", b"/"), b"x"),  # answered before the body is there
+        (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b""),
+        (b"GET / HTTP/1.1\r\nHost: x\r\n\r\nGET", b" "),
+    ],
+)
+async def test_a_client_that_is_slow_to_ask_is_closed(first: bytes, drip: bytes) -> None:
+    async with served(app, QUICK) as door:
+        reader, writer = await door.knock(first)
+        gone = asyncio.create_task(_rest(reader))
+        while drip and not gone.done():
+            writer.write(drip)
+            await asyncio.sleep(0.02)
+        await gone
+        await until(lambda: door.open == 0)
+        writer.close()
+
+
+async def test_a_client_that_has_begun_to_ask_is_told_why() -> None:
+    async with served(app, QUICK) as door:
+        for first in (b"GET / HTTP/1.1\r\nHo", HEAD):
+            reader, writer = await door.knock(first)
+            assert (await _rest(reader)).startswith(b"HTTP/1.1 408 ")
+            writer.close()
+
+
+async def test_a_client_that_does_not_read_its_answer_is_closed() -> None:
+    async with served(app, QUICK) as door:
+        _, writer = await door.knock(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
+        await until(lambda: door.open == 1)
+        await until(lambda: door.open == 0)
+        writer.close()
+
+
+async def test_a_client_that_reads_its_answer_slowly_gets_all_of_it() -> None:
+    async with served(app, QUICK) as door:
+        reader, writer = await door.knock(b"GET /large HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        size = 0
+        while part := await reader.read(2**20):
+            size += len(part)
+            await asyncio.sleep(0.002)
+        assert size > 2000 * 16_384
+        writer.close()
+
+
+async def test_a_body_that_keeps_coming_may_take_any_time() -> None:
+    async with served(app, QUICK) as door:
+        reader, writer = await door.knock(HEAD)
+        for _ in range(50):
+            writer.write(b"x" * 2000)
+            await asyncio.sleep(0.02)
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
+        writer.close()
+
+
+async def test_who_waits_longest_makes_room_and_who_is_at_work_does_not() -> None:
+    bounds = HttpBounds(connections=4, head_s=60)
+    async with served(app, bounds) as door:
+        working, worker = await door.knock(HEAD)
+        await until(lambda: door.open == 1)
+        waiting = [await door.knock(b"GET / HT") for _ in range(3)]
+        await until(lambda: door.open == 4)
+        reader, writer = await door.knock(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
+        assert await _rest(waiting[0][0]) == b""
+        worker.write(b"x" * 100_000)
+        assert (await working.readline()).startswith(b"HTTP/1.1 200 ")
+        for _, one in (*waiting, (None, worker), (None, writer)):
+            one.close()
+
+
+async def test_where_all_are_at_work_the_newest_is_refused() -> None:
+    async with served(app, HttpBounds(connections=2)) as door:
+        working = [await door.knock(HEAD) for _ in range(2)]
+        await until(lambda: len(door.server.server_state.tasks) == 2)
+        reader, writer = await door.knock(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert await _rest(reader) == b""
+        for _, one in (*working, (None, writer)):
+            one.close()
+
+
+async def _rest(reader: asyncio.StreamReader) -> bytes:
+    try:
+        return await reader.read(-1)
+    except ConnectionError:
+        return b""
