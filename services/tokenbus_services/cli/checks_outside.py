@@ -8,6 +8,7 @@ from tokenbus.errors import SettingsError
 from tokenbus.providers import registry
 from tokenbus_services.cli.checks import Finding
 from tokenbus_services.cli.wording import size
+from tokenbus_services.redaction import key_in_file
 from tokenbus_services.settings import DEFAULT_PROVIDERS, Settings
 
 LITTLE_ROOM = 2**30
@@ -26,7 +27,15 @@ def check_providers(settings: Settings, env: Mapping[str, str]) -> Iterator[Find
                 yield Finding(level="wrong", about=about, says=e.problem, todo="choose another api")
             continue
         variable = api.default_key_env if provider.api_key_env is None else provider.api_key_env
-        if not variable:
+        path = provider.api_key_file or (env.get(f"{variable}_FILE") if variable else None)
+        if provider.auth:
+            yield Finding(level="ok", about=about, says=f"is authorised by {provider.auth}")
+        elif path:
+            there = bool(key_in_file(path))
+            todo = None if there else "put the key there, alone, readable for this user"
+            says = f"{path} holds {'a' if there else 'no'} key"
+            yield Finding(level="ok" if there else "wrong", about=about, says=says, todo=todo or "")
+        elif not variable:
             yield Finding(level="ok", about=about, says="needs no key")
         elif env.get(variable):
             yield Finding(level="ok", about=about, says=f"{variable} holds a key")

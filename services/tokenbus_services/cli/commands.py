@@ -184,6 +184,22 @@ def top(every_s: float, once: bool, as_json: bool) -> None:
     asyncio.run(top(every_s=every_s, once=once, as_json=as_json))
 
 
+@tokenbus.command()
+@click.option("--keep", is_flag=True, help="Go on until Ctrl-C: load them again where the server has forgotten them.")
+@click.option("--list", "listing", is_flag=True, help="Only show them, as name and SHA-1; no server is asked.")
+def scripts(keep: bool, listing: bool) -> None:
+    """Load the bus's scripts into the server.
+
+    Needed only where users of the server may run no others: deploy/acl.
+    """
+    from tokenbus_services.cli.scripts import load, show
+
+    if listing:
+        show()
+    else:
+        asyncio.run(load(keep=keep))
+
+
 @tokenbus.group()
 def dead() -> None:
     """What could not be worked: entries of the dead stream, with reason, origin and bytes."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from tokenbus import Client
 from tokenbus_services.cli import ending
 from tokenbus_services.cli.child import Child, ChildGone, ChildrenSlow
-from tokenbus_services.cli.demo_plan import DemoPlan, environment, plan_for, request_of, settings_text
+from tokenbus_services.cli.demo_plan import KEY_VARIABLES, DemoPlan, environment, plan_for, request_of, settings_text
 from tokenbus_services.cli.demo_watching import DemoWatcher, demo_watcher
 from tokenbus_services.cli.follow import show_run
 from tokenbus_services.cli.presenting import showing
@@ -67,7 +67,14 @@ async def _demo(plan: DemoPlan, directory: Path, watcher: DemoWatcher) -> int:
             encoding="utf-8",
         )
         supervisor = Supervisor(
-            [Post(name=service, service=service) for service in SERVICES],
+            [
+                Post(
+                    name=service,
+                    service=service,
+                    withheld=frozenset() if service == "fetcher" else KEY_VARIABLES,
+                )
+                for service in SERVICES
+            ],
             env=environment(os.environ, config),
             watcher=watcher,
             grace_s=STOP_GRACE_S,
@@ -123,7 +130,8 @@ async def _provider(plan: DemoPlan, watcher: DemoWatcher) -> AsyncGenerator[str 
         else:
             told.set_result(line)  # its first line is its url
 
-    child = await Child.start([sys.executable, "-P", "-m", "tokenbus_services.replay"], dict(os.environ), heard)
+    env = {name: value for name, value in os.environ.items() if name not in KEY_VARIABLES}
+    child = await Child.start([sys.executable, "-P", "-m", "tokenbus_services.replay"], env, heard)
     try:
         ended = asyncio.create_task(child.ended())
         await asyncio.wait({told, ended}, timeout=START_S, return_when=asyncio.FIRST_COMPLETED)

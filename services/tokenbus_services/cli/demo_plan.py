@@ -34,6 +34,10 @@ _VERSION: Final[dict[ApiName, str]] = {"gemini": "/v1beta"}
 REPLAYED: Final[ApiName] = "anthropic"
 TOOL: Final = "weather"
 _API: Final[dict[str, ApiName]] = {api: api for api in MODELS}
+KEY_VARIABLES: Final = frozenset(
+    name for api in MODELS for key in [registry.get(api).default_key_env] for name in (key, f"{key}_FILE")
+)
+"""What may hold keys of providers: for the fetcher alone."""
 _OURS = ("TOKENBUS_REDIS_URL", "TOKENBUS_DATA", "TOKENBUS_PARTITIONS")
 
 

@@ -1,7 +1,8 @@
 """How a command ends: its exit code and, after an error, its one line on stderr.
 
 0 all well · 1 any other error · 2 a setting, an option or the request is at fault · 3 the server · 4 the run ended
-incomplete · 5 failed · 6 cancelled · 130 Ctrl-C. Where the reader of stdout goes away: 1, without a word.
+incomplete · 5 failed · 6 cancelled · 7 a worker that could not go on (`tokenbus_services.worker.supervision`) · 130
+Ctrl-C. Where the reader of stdout goes away: 1, without a word.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 from redis.exceptions import ResponseError
 
-from tokenbus.bus.keys import Keys, PublicTopic
+from tokenbus.bus.keys import Keys, PublicTopic, order_keys
 from tokenbus.bus.server import Server, translated
 from tokenbus_services.cli.facts import (
     INTAKE,
@@ -68,6 +68,7 @@ class Observer:
             for stream in streams:
                 pipe.xinfo_stream(stream)
                 pipe.xinfo_groups(stream)
+                pipe.zcard(order_keys(stream)[0])
         if self._topic:
             for p in range(keys.partitions):
                 pipe.xinfo_stream(keys.topic(p, self._topic))
@@ -118,6 +119,7 @@ class Observer:
         for _ in range(streams):
             stream: dict[str, Any] = _checked(next(replies)) or {}
             pending: int = _group(next(replies), name).get("pending", 0)
+            pending -= min(pending, _checked(next(replies)))  # those in order are in nobody's hands
             held += pending
             waiting += stream.get("length", 0) - pending  # what is done is deleted
             if stream:

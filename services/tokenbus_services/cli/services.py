@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
+from urllib.parse import urlsplit
 
+from tokenbus_services.net.request_guard import RequestGuard
 from tokenbus_services.settings import Settings
 
 ServiceName = Literal["fetcher", "normalizer", "parser", "tools", "blobs", "recorder", "policy"]
@@ -20,6 +22,8 @@ def services_of(settings: Settings) -> list[ServiceName]:
     return [service for service in SERVICES if not idle.get(service)]
 
 
-def create(service: ServiceName, settings: Settings) -> Any:
-    """The ASGI app of one service. Raises SettingsError."""
-    return importlib.import_module(f"tokenbus_services.{service}.app").create(settings)
+def create(service: ServiceName, settings: Settings) -> RequestGuard:
+    """The ASGI app of one service, behind its guard. Raises SettingsError."""
+    app = importlib.import_module(f"tokenbus_services.{service}.app").create(settings)
+    names = (*settings.http.hosts, urlsplit(settings.blobs.service_url).hostname or "")
+    return RequestGuard(app, hosts=names, private=("/blobs",))

@@ -22,6 +22,8 @@ class Post(msgspec.Struct, frozen=True, kw_only=True):
     service: ServiceName
     arguments: tuple[str, ...] = ()
     """Of `tokenbus worker SERVICE`."""
+    withheld: frozenset[str] = frozenset()
+    """Variables of the environment that it is not given."""
 
     @property
     def command(self) -> list[str]:
@@ -101,7 +103,8 @@ class Supervisor:
         stopped = asyncio.create_task(stop.wait())
         while not stop.is_set():
             term = _Term()
-            child = await Child.start(post.command, self._env, lambda line, term=term: self._heard(post, term, line))
+            env = {name: value for name, value in self._env.items() if name not in post.withheld}
+            child = await Child.start(post.command, env, lambda line, term=term: self._heard(post, term, line))
             ended = asyncio.create_task(child.ended())
             await asyncio.wait({ended, stopped}, return_when=asyncio.FIRST_COMPLETED)
             if stop.is_set():

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+import msgspec
+
 from tokenbus.bus.server import parse_url
 from tokenbus.errors import SettingsError
 from tokenbus_services import settings as configuration
@@ -17,6 +19,7 @@ from tokenbus_services.cli.services import SERVICES, ServiceName, services_of
 from tokenbus_services.cli.stopping import stop_on_signal
 from tokenbus_services.cli.supervisor import Post, Supervisor
 from tokenbus_services.cli.watching import UpWatcher, up_watcher
+from tokenbus_services.redaction import provider_key_variables, tool_variables
 from tokenbus_services.settings import Settings
 
 STOP_GRACE_S = 10.0
@@ -44,6 +47,7 @@ async def _up(
         claim.announce(url)
         watcher.server(parse_url(url).safe)
         env = {**os.environ, "TOKENBUS_REDIS_URL": url, "TOKENBUS_DATA": str(directory)}
+        posts = [msgspec.structs.replace(post, withheld=withheld_from(post.service, settings)) for post in posts]
         supervisor = Supervisor(posts, env=env, watcher=watcher, grace_s=settings.stages.drain_s + STOP_GRACE_S)
         await supervisor.run(stop)
 
@@ -78,6 +82,16 @@ def posts_for(services: Sequence[ServiceName], scales: dict[ServiceName, int]) -
     if not posts:
         raise SettingsError("options", "--services", "nothing is left to run")
     return posts
+
+
+def withheld_from(service: ServiceName, settings: Settings) -> frozenset[str]:
+    """The variables of provider keys, and of the files they are in, for every service but the fetcher; a tool that
+    names one is given it."""
+    if service == "fetcher":
+        return frozenset()
+    keys = provider_key_variables(settings)
+    keys |= {f"{name}_FILE" for name in keys}
+    return keys - tool_variables(settings) if service == "tools" else keys
 
 
 def _service(option: str, name: str) -> ServiceName:

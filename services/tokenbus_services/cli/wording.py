@@ -54,7 +54,8 @@ def details(event: TopicEvent) -> str:
         case Started():
             return f"{event.provider} {event.model}"
         case Retrying():
-            return f"attempt {event.next_attempt} in {event.delay_ms} ms, after {error(event.error)}"
+            by = f" by {event.fallback.provider} {event.fallback.model}" if event.fallback else ""
+            return f"attempt {event.next_attempt}{by} in {event.delay_ms} ms, after {error(event.error)}"
         case Restarted():
             after = f"attempt {event.next_attempt} in {event.delay_ms} ms, after {error(event.error)}"
             return f"{after}; blocks from {event.drop_from} on are void"

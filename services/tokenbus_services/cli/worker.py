@@ -16,17 +16,22 @@ from redis.exceptions import RedisError
 from tokenbus.bus.server import parse_url
 from tokenbus.errors import ServerUnavailable, SettingsError
 from tokenbus_services import settings as configuration
+from tokenbus_services.blobs.access import check_exposed, token_of
 from tokenbus_services.cli import services
 from tokenbus_services.cli.lifespan import AsgiApp, Lifespan
 from tokenbus_services.cli.probe import status_of
 from tokenbus_services.cli.reaching import with_server
 from tokenbus_services.cli.services import ServiceName
 from tokenbus_services.cli.stopping import stop_on_signal
+from tokenbus_services.net.http_server import HttpBounds, bounded
+from tokenbus_services.net.open_files import raise_open_files
 from tokenbus_services.redaction import secrets_of
+from tokenbus_services.settings import Settings
 from tokenbus_services.worker import logs
 
 _HTTP_GRACE_S = 3
 """How long requests in hand may still take at the stop."""
+_FILES_BESIDE = 256
 _FIRST_ASK_S, _LONGEST_ASK_S = 0.02, 0.5
 _ANY_HOST = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
 
@@ -34,15 +39,19 @@ _ANY_HOST = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
 def run(service: ServiceName, *, host: str | None = None, port: int | None = None) -> None:
     """Run the service until a signal. Raises SettingsError, and ServerError where it cannot work with the server."""
     settings = with_server(configuration.load())
-    logs.configure(settings.log_level, service=service, secrets=secrets_of(settings, os.environ))
+    secrets = secrets_of(settings, os.environ) | {token_of(settings.blobs, os.environ)}
+    logs.configure(settings.log_level, service=service, secrets=secrets)
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # below that it writes sentences, not events
     assert settings.redis_url
     asked = getattr(settings.http, service) if port is None else port
+    raise_open_files(_files_needed(service, settings))
     with listening(service, host or settings.http.host, asked) as listener:
+        if service == "blobs":
+            check_exposed(settings.blobs, os.environ, listener.getsockname()[0])
         app = services.create(service, settings)
         try:
             with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-                runner.run(serve(service, app, listener))
+                runner.run(serve(service, app, listener, HttpBounds(connections=settings.http.connections)))
         except (RedisError, ConnectionError, TimeoutError) as e:
             raise ServerUnavailable(parse_url(settings.redis_url).safe, str(e) or type(e).__name__) from e
 
@@ -69,7 +78,7 @@ def url_of(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-async def serve(service: ServiceName, app: AsgiApp, listener: socket.socket) -> None:
+async def serve(service: ServiceName, app: AsgiApp, listener: socket.socket, bounds: HttpBounds) -> None:
     """Start the app, say when it is ready, stop it after a signal. Raises what stopped it otherwise."""
     stop = stop_on_signal()
     lifespan = Lifespan(app)
@@ -77,6 +86,7 @@ async def serve(service: ServiceName, app: AsgiApp, listener: socket.socket) -> 
     server = _Server(
         uvicorn.Config(
             app,
+            http=bounded(bounds),
             lifespan="off",
             log_config=None,
             access_log=False,
@@ -93,6 +103,12 @@ async def serve(service: ServiceName, app: AsgiApp, listener: socket.socket) -> 
     await asyncio.wait({serving, announcing})
     await lifespan.stop()
     serving.result()
+
+
+def _files_needed(service: ServiceName, settings: Settings) -> int:
+    """Connections to the pages; a fetcher's to providers, each with a blob beside it; and what is open in any case."""
+    calls = 2 * settings.limits.runs_per_fetcher if service == "fetcher" else 0
+    return settings.http.connections + calls + _FILES_BESIDE
 
 
 class _Server(uvicorn.Server):

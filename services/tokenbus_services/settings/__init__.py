@@ -1,10 +1,11 @@
 """All settings as one typed object, read once at the edge: `tokenbus.toml`, then the environment.
 
-Keys of providers stay in the environment: a file names the variable (`api_key_env`), never the key.
+The settings never hold a key of a provider: they name its variable (`api_key_env`) or its file (`api_key_file`).
 """
 
 from __future__ import annotations
 
+from tokenbus_services.settings.fallbacks import FallbackChoice, FallbackRoute
 from tokenbus_services.settings.file import Settings, load, read_file
 from tokenbus_services.settings.keeping import BlobSettings, RecordSettings, RetentionSettings
 from tokenbus_services.settings.limits import LimitSettings, ProviderRates, RateSettings
@@ -31,6 +32,8 @@ __all__ = [
     "DEFAULT_PROVIDERS",
     "DEFAULT_TOOL_TIMEOUT_S",
     "BlobSettings",
+    "FallbackChoice",
+    "FallbackRoute",
     "HttpSettings",
     "HttpTool",
     "LimitSettings",

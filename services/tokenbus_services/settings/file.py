@@ -14,6 +14,7 @@ from tokenbus.bus.keys import DEFAULT_PARTITIONS, DEFAULT_PREFIX, MAX_PARTITIONS
 from tokenbus.bus.url import with_password
 from tokenbus.errors import SettingsError
 from tokenbus.events.requests import Tool
+from tokenbus_services.settings.fallbacks import FallbackRoute
 from tokenbus_services.settings.keeping import BlobSettings, RecordSettings, RetentionSettings
 from tokenbus_services.settings.limits import LimitSettings
 from tokenbus_services.settings.policies import PolicyRoute, PolicySettings
@@ -51,6 +52,7 @@ class Settings(Table, frozen=True, kw_only=True):
     policies: dict[str, PolicySettings] = {}
     """With one of them there is a policy stage."""
     policy_routes: tuple[PolicyRoute, ...] = ()
+    fallback_routes: tuple[FallbackRoute, ...] = ()
     stages: StageSettings = StageSettings()
     http: HttpSettings = HttpSettings()
 
@@ -109,6 +111,11 @@ def load(env: Mapping[str, str] = os.environ) -> Settings:
             if name not in settings.policies:
                 where = f"policy_routes[{i}].policies"
                 raise SettingsError(path or "settings", where, f"there is no policy {name!r}")
+    for i, route in enumerate(settings.fallback_routes):
+        for j, choice in enumerate(route.fallback):
+            if choice.provider not in settings.providers:
+                where = f"fallback_routes[{i}].fallback[{j}].provider"
+                raise SettingsError(path or "settings", where, f"there is no provider {choice.provider!r}")
     return settings
 
 

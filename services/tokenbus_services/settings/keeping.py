@@ -30,13 +30,13 @@ class BlobSettings(Table, frozen=True, kw_only=True):
     """Where other services reach the blob service."""
     max_bytes: Bytes = 64 * 2**20
     """Of one blob."""
-    quota_bytes: Bytes | None = None
-    """Of all blobs; None: what the store has room for."""
+    quota_bytes: Annotated[int, Meta(ge=0)] = 32 * 2**30
+    """Of all blobs; 0: what the store has room for."""
     ttl_s: Seconds = 86_400.0
     """Life of a blob after it was last put. One that is read lives at least `retention.open_run_s` from then."""
     token_env: str = "TOKENBUS_BLOB_TOKEN"
-    """Environment variable with the token that the blob service asks for and the other services send; without a value
-    it asks for none."""
+    """Environment variable with the token that the blob service asks for and the other services send; the same name
+    with `_FILE` behind it: a file with the token. Without one it asks for none, and listens on loopback alone."""
     loader: ImportPath | None = None
     """`module:factory`: a store of your own in place of the blob service; the factory gives a
     `tokenbus.blobs.BlobLoader`."""

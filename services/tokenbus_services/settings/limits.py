@@ -33,8 +33,15 @@ class LimitSettings(Table, frozen=True, kw_only=True):
 
     request_bytes: Bytes = 4 * 2**20
     inbound_entries: Count = 100_000
+    answer_bytes: Bytes = 256 * 2**20
+    """Of one answer of a provider, decoded; images in it count as base64."""
     block_bytes: Bytes = 16 * 2**20
     run_events: Count = 500_000
+    turn_bytes: Bytes = 64 * 2**20
+    """What the attempts of one turn say, as events; beyond it the run fails with `turn_too_large`. The parser keeps a
+    turn in memory."""
+    run_bytes: Bytes = 256 * 2**20
+    """The same of a whole run, tool results and what its policies rule included: `run_too_large`."""
     runs_per_fetcher: Count = 512
     waiting_per_fetcher: Count = 1024
     """Runs that a fetcher looks at beyond those, so that each tenant gets its turn. One tenant never fills it."""

@@ -34,9 +34,13 @@ class StageSettings(Table, frozen=True, kw_only=True):
 
 
 class HttpSettings(Table, frozen=True, kw_only=True):
-    """Ports of each service's health, readiness and metrics pages."""
+    """Each service's HTTP server: health, readiness and metrics pages, and the blob store. Its ports, one a service."""
 
     host: str = "127.0.0.1"
+    hosts: tuple[str, ...] = ()
+    """Names by which the blob service is reached beside `localhost`, addresses and `blobs.service_url`."""
+    connections: Count = 256
+    """To one worker; beyond them, the one that has waited longest without a whole request is closed."""
     fetcher: int = 8081
     normalizer: int = 8082
     parser: int = 8083

@@ -15,6 +15,7 @@ from tokenbus_services.tools.metrics import CallMetrics
 from tokenbus_services.tools.service import ToolService
 from tokenbus_services.worker.app import make_app, make_broker
 from tokenbus_services.worker.source import attach
+from tokenbus_services.worker.supervision import stuck_after_s
 
 
 def create(settings: Settings) -> AsgiFastStream:
@@ -39,5 +40,7 @@ def create(settings: Settings) -> AsgiFastStream:
         description="Tool calls to run; results go to `events`.",
         read=service.read,
         handle=service.start,
+        liveness=service.liveness,
     )
-    return make_app(service, broker, registry)
+    assert settings.redis_url
+    return make_app(service, broker, registry, stuck_s=stuck_after_s(settings.redis_url))

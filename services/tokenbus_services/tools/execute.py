@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 import msgspec
 import structlog
 
+from tokenbus.bus.liveness import Liveness
 from tokenbus.errors import ToolFailure
 from tokenbus_services.blobs.client import BlobLoader
 from tokenbus_services.blobs.loading import loader_of
@@ -66,9 +67,9 @@ class Executor:
         """The MCP servers, where there are any."""
         return self._registry.mcp
 
-    async def open(self) -> None:
+    async def open(self, liveness: Liveness | None = None) -> None:
         """Start the MCP servers and tell which tools are ready. An HTTP tool's first call connects."""
-        await self._registry.open()
+        await self._registry.open(liveness)
         _log.info("tools_ready", tools=self._registry.names)
 
     async def close(self) -> None:
@@ -76,6 +77,12 @@ class Executor:
         await self._registry.aclose()
         if self._blobs is not None:
             await self._blobs.aclose()
+
+    def timeout_of(self, tool: str, asked_s: float | None) -> float:
+        """How long a call of the tool may take, of which its run asks no more than this."""
+        declared = self._registry.get(tool)
+        own_s = declared.timeout_s if declared else None
+        return min((s for s in (asked_s, own_s) if s is not None), default=DEFAULT_TOOL_TIMEOUT_S)
 
     async def execute(self, call: ToolCall, progress: Deliver | None = None) -> ToolOutcome:
         """The outcome of a call, within its timeout and a little more. Raises CancelledError alone, when cancelled;
@@ -102,9 +109,7 @@ class Executor:
         if declared is None:
             raise ToolFailure(call.name, "unknown_tool", f"there is no tool called {call.name[:80]!r}")
         arguments = _arguments(call, declared)
-        timeout = min(
-            (s for s in (call.timeout_s, declared.timeout_s) if s is not None), default=DEFAULT_TOOL_TIMEOUT_S
-        )
+        timeout = self.timeout_of(call.name, call.timeout_s)
         with Reporter(call.block, progress, self._registry.redact) as reporter:
             context = ToolContext(
                 run=call.run,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
+from contextlib import aclosing
 
 import httpx
 import msgspec
@@ -10,6 +11,7 @@ import msgspec
 from tokenbus.blobs import DEFAULT_MEDIA_TYPE, parse_media_type
 from tokenbus.errors import BlobRefused, ToolFailure
 from tokenbus_services.egress import AddressRefused, Egress, GuardedTransport
+from tokenbus_services.net.fair_reads import TooManyCrumbs, fair_reads
 from tokenbus_services.settings import HttpTool, McpHttp
 from tokenbus_services.tools.calls import ToolCall, ToolContext, ToolOutcome
 from tokenbus_services.tools.results import Results
@@ -78,8 +80,11 @@ class EndpointTool:
 
     async def _chunks(self, response: httpx.Response) -> AsyncIterator[bytes]:
         try:
-            async for chunk in response.aiter_raw():
-                yield chunk
+            async with aclosing(fair_reads(response.aiter_raw())) as reads:
+                async for chunk in reads:
+                    yield chunk
+        except TooManyCrumbs as e:
+            raise ToolFailure(self._name, "bad_result", str(e)) from None
         except httpx.HTTPError as e:
             raise self._network(e) from None
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from tokenbus.blobs import plain_media_type
 from tokenbus.events.frames import ResultImage
 
 SHOWN_TYPES = ("image/png", "image/jpeg", "image/webp", "image/gif")
@@ -22,12 +23,12 @@ class Image(msgspec.Struct, frozen=True):
 
 def is_shown(media_type: str) -> bool:
     """Whether models can see images of this type."""
-    return media_type.partition(";")[0].strip().lower() in SHOWN_TYPES
+    return plain_media_type(media_type) in SHOWN_TYPES
 
 
 def shown(content: bytes, media_type: str, blob_id: str | None) -> ResultImage:
     """An image that the model is to see: by its blob, or with its bytes where it lies in none."""
-    plain = media_type.partition(";")[0].strip().lower()
+    plain = plain_media_type(media_type)
     if blob_id:
         return ResultImage(plain, blob_id=blob_id, size_bytes=len(content))
     return ResultImage(plain, b64encode(content).decode())

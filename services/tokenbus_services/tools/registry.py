@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from tokenbus.bus.liveness import Liveness
 from tokenbus.errors import SettingsError
 from tokenbus_services.redaction import Redaction, named_secret
 from tokenbus_services.settings import HttpTool, LimitSettings, McpHttp, McpSettings, McpStdio, PythonTool, ToolSettings
@@ -61,10 +62,10 @@ class ToolRegistry:
         """All of them."""
         return sorted({*self._declared, *(self.mcp.names if self.mcp else ())})
 
-    async def open(self) -> None:
+    async def open(self, liveness: Liveness | None = None) -> None:
         """Start the MCP servers; returns when each has listed its tools, or could not."""
         if self.mcp:
-            await self.mcp.open()
+            await self.mcp.open(liveness or Liveness())
 
     async def aclose(self) -> None:
         """Close the connections, and end the servers that run as children."""

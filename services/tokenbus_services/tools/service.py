@@ -10,14 +10,16 @@ import time
 from collections.abc import Callable
 from functools import partial
 
+import msgspec
 import structlog
 
 from tokenbus.bus import scripts
 from tokenbus.bus.control import ControlListener
-from tokenbus.bus.outage import outlast
+from tokenbus.bus.liveness import Liveness
+from tokenbus.bus.outage import retry_until_available
 from tokenbus.bus.queue import Item, Queue
 from tokenbus.bus.send import send
-from tokenbus.bus.server import Server, join_deployment
+from tokenbus.bus.server import Server
 from tokenbus.events.frames import (
     CONTROL_ATTEMPT,
     Control,
@@ -33,12 +35,15 @@ from tokenbus_services.tools.execute import Executor, ToolCall, ToolOutcome
 from tokenbus_services.tools.lists import McpLists
 from tokenbus_services.tools.metrics import CallMetrics
 from tokenbus_services.worker.app import worker_name
+from tokenbus_services.worker.deployment import Deployment
 from tokenbus_services.worker.inflight import InFlight, bury_item
 from tokenbus_services.worker.listed_tools import ListedTools
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 GROUP = "tools"
+STILL_S = 120.0
+"""A call that makes no progress for so long past its timeout is stuck. Its run went on without it by then."""
 MOST_DELIVERIES = 3
 """A call whose workers died so often is not tried again: it may be what kills them."""
 
@@ -53,6 +58,8 @@ class ToolService:
         self._settings = settings
         self._keys = keys = settings.keys
         self._server = server = Server(settings.redis_url)
+        self.liveness = liveness = Liveness()
+        self._deployment = Deployment(server, keys, liveness)
         self._executor = executor
         self._metrics = metrics
         self._queue = Queue(
@@ -62,6 +69,8 @@ class ToolService:
             worker=worker_name(),
             lost=self._lost,
             members=keys.members(GROUP),
+            unreadable=self._poisoned,
+            liveness=liveness,
         )
         self.calls = InFlight(
             self._queue,
@@ -69,9 +78,11 @@ class ToolService:
             work=self._work,
             abandon=self._abandon,
             poisoned=self._poisoned,
+            still_s=self._still_s,
+            liveness=liveness,
         )
-        self._control = ControlListener(server, keys, self._told)
-        self._lists = McpLists(executor.mcp, ListedTools(server, keys)) if executor.mcp else None
+        self._control = ControlListener(server, keys, self._told, liveness=liveness)
+        self._lists = McpLists(executor.mcp, ListedTools(server, keys), liveness) if executor.mcp else None
 
     @property
     def ready(self) -> bool:
@@ -79,19 +90,21 @@ class ToolService:
 
     async def open(self) -> None:
         await self._server.check()
-        await join_deployment(self._server, self._settings.keys)
-        await self._executor.open()
+        await self._deployment.open()
+        await self._executor.open(self.liveness)
         if self._lists:
             await self._lists.open()
         await self._control.open()
         await self._queue.open()
 
     async def close(self) -> None:
+        failed = self.liveness.failed
         await self._queue.stop_reading()
-        await self.calls.drain(self._settings.stages.drain_s)
+        await self.calls.drain(0 if failed else self._settings.stages.drain_s)
         await self.calls.stop()
-        await self._queue.close()
+        await self._queue.close(begun=lambda item: not failed or item in self.calls)
         await self._control.close()
+        await self._deployment.close()
         if self._lists:
             await self._lists.close()
         await self._executor.close()
@@ -131,8 +144,16 @@ class ToolService:
                 self._metrics.ran(time.perf_counter() - begin, is_error=outcome.is_error)
             await self._hand_in(work, outcome)
 
+    def _still_s(self, item: Item) -> float:
+        try:
+            calls = [tool_decoder.decode(data) for data in item.fields.values()]
+        except msgspec.MsgspecError:
+            return STILL_S  # its work will say what is wrong with it
+        return max((self._executor.timeout_of(work.name, work.timeout_s) for work in calls), default=0) + STILL_S
+
     async def _is_open(self, work: ToolWork) -> bool:
-        found: list[bytes | None] = await outlast(
+        found: list[bytes | None] = await retry_until_available(
+            self._server,
             lambda: self._server.client.hmget(self._keys.run(work.run), ["status", scripts.call_field(work.block)]),
             what="look-up of a tool call",
         )
@@ -144,7 +165,7 @@ class ToolService:
     async def _hand_in(self, work: ToolWork, outcome: ToolOutcome) -> None:
         returned = ToolReturned(work.block, outcome.content, outcome.is_error, outcome.blob_id, list(outcome.images))
         call = self._said(scripts.tool_result, work, returned)
-        taken = await outlast(lambda: send(self._server, call), what="tool result")
+        taken = await retry_until_available(self._server, lambda: send(self._server, call), what="tool result")
         log.info("tool_returned", run=work.run, tool=work.name, error=outcome.is_error, taken=bool(taken))
 
     def _said(
@@ -158,11 +179,11 @@ class ToolService:
             run=work.run,
             block=work.block,
             attempt=work.attempt,
-            frame=encode(EventFrame(0, CONTROL_ATTEMPT, time.time_ns() // 1_000_000, [event])),
+            frame=encode(EventFrame(0, CONTROL_ATTEMPT, self._server.clock.now_ms(), [event])),
         )
 
     async def _abandon(self, item: Item) -> None:
-        await outlast(lambda: self._queue.hand_back([item]), what="hand-back of a tool call")
+        await self._queue.hand_back([item])
 
     async def _poisoned(self, item: Item, error: Exception) -> None:
         await bury_item(self._server, self._settings, self.name, item, error)

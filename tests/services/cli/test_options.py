@@ -7,8 +7,8 @@ import pytest
 from tokenbus.errors import RequestInvalid, SettingsError
 from tokenbus_services.cli.send import from_file, from_options
 from tokenbus_services.cli.services import SERVICES, STOP_ORDER, services_of
-from tokenbus_services.cli.up import parse_scales, parse_services, posts_for
-from tokenbus_services.settings import PolicySettings, RecordSettings, Settings
+from tokenbus_services.cli.up import parse_scales, parse_services, posts_for, withheld_from
+from tokenbus_services.settings import HttpTool, McpStdio, PolicySettings, ProviderSettings, RecordSettings, Settings
 
 
 def test_up_runs_one_worker_of_each_service_and_those_for_records_and_policies_where_there_are_any():
@@ -78,3 +78,15 @@ def test_an_option_that_is_needed_is_asked_for_by_name(missing: str):
 def test_a_file_that_holds_no_json_object_is_named(data: bytes):
     with pytest.raises(RequestInvalid, match=r"ask\.json"):
         from_file("ask.json", data)
+
+
+def test_provider_keys_are_for_the_fetcher_alone_and_for_the_tools_that_name_one() -> None:
+    settings = Settings(
+        providers={"a": ProviderSettings(api="openai-chat", api_key_env="A"), "b": ProviderSettings(api="anthropic")},
+        tools={"t": HttpTool(url="http://h", header_env={"X": "A"})},
+        mcp={"m": McpStdio(command="x", env_pass=("OTHER",))},
+    )
+    assert withheld_from("fetcher", settings) == frozenset()
+    keys = {"A", "A_FILE", "ANTHROPIC_API_KEY", "ANTHROPIC_API_KEY_FILE"}
+    assert withheld_from("parser", settings) == withheld_from("policy", settings) == keys
+    assert withheld_from("tools", settings) == keys - {"A"}

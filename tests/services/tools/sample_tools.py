@@ -51,6 +51,10 @@ def draw() -> Image:
     return Image(b"\x89PNG\r\n\x1a\n")
 
 
+def draw_gif() -> Image:
+    return Image(b"GIF89a", "image/gif")
+
+
 def report() -> list[object]:
     return ["a chart", draw(), {"points": 2}]
 

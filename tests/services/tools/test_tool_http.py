@@ -13,6 +13,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from tokenbus.blobs import blob_id_of
+from tokenbus_services.net.fair_reads import MAX_CRUMBS
 from tokenbus_services.settings import HttpTool
 from tokenbus_services.tools.execute import Executor, ToolOutcome
 
@@ -260,3 +261,29 @@ async def test_calls_to_an_endpoint_run_side_by_side(tool: MakeTool, endpoint: E
     executor = tool()
     outcomes = await asyncio.gather(*(executor.execute(call("t", block=i)) for i in range(5)))
     assert outcomes == [ToolOutcome("all five")] * 5
+
+
+async def test_an_answer_all_of_crumbs_is_left_off_and_keeps_nobody_else_waiting(
+    tool: MakeTool, endpoint: Endpoint
+) -> None:
+    async def crumbs(writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+        writer.write(b"1\r\nx\r\n" * (2 * MAX_CRUMBS) + b"0\r\n\r\n")
+        await writer.drain()
+
+    endpoint.respond = crumbs
+    others = 0
+
+    async def other() -> None:
+        nonlocal others
+        while True:
+            others += 1
+            await asyncio.sleep(0)
+
+    task = asyncio.create_task(other())
+    outcome = await tool().execute(call("t"))
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert outcome.is_error
+    assert "chunks of less than" in str(outcome.content)
+    assert others > MAX_CRUMBS / 20

@@ -1,7 +1,8 @@
 """One MCP server, kept connected: started, listened to, and after a loss started again, later each time it fails.
 
-A connection lives in one task from beginning to end, for the package's task groups must be left by the task that
-entered them. Calls come from other tasks and only use it.
+A connection lives in one task of its own from beginning to end, for the package's task groups must be left by the task
+that entered them. Calls come from other tasks and only use it. One that hangs, also while it closes, holds up the next
+connection for a bounded time, and nothing else.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from typing import cast
 
 import mcp_types as types
@@ -21,6 +22,7 @@ from mcp.client.subscriptions import ToolsListChanged
 from mcp.shared.dispatcher import ProgressFnT
 from pydantic import TypeAdapter
 
+from tokenbus.bus.liveness import IDLE_S, beat, rest, wait_briefly
 from tokenbus.errors import ToolFailure
 from tokenbus_services.tools.mcp.listing import Listed, usable
 
@@ -33,6 +35,9 @@ LONGEST_PAUSE_S = 30.0
 STEADY_S = 10.0
 """A connection that held for so long was none that failed: the next pause is the first again."""
 MOST_PAGES = 64
+CLOSE_S = 8.0
+"""How long a connection may take to end well. Then it is cut short, and where that does not end it, left to itself."""
+CUT_S = 2.0
 
 _CALL_RESULT = TypeAdapter[types.CallToolResult | types.InputRequiredResult](
     types.CallToolResult | types.InputRequiredResult
@@ -71,6 +76,10 @@ class McpServer:
         """Set when one of the next two changes."""
         self._lost: str | None = None
         self._changed = False
+        self._due = 0.0
+        """By then the connection has got on, in the event loop's time, or it hangs."""
+        self._left: set[asyncio.Task[None]] = set()
+        """Connections that did not end when they were cut short."""
 
     async def keep(self) -> None:
         """Be connected until cancelled."""
@@ -79,14 +88,14 @@ class McpServer:
         while True:
             self._connected_at = None
             try:
-                await self._connection()
+                await self._connected()
             except Exception as e:
                 self._problem = _told(e)
             self.tried.set()
             if self._connected_at is not None and clock() - self._connected_at >= STEADY_S:
                 pause = FIRST_PAUSE_S
             _log.warning("mcp_server_away", server=self.name, problem=self._problem, again_in_s=round(pause, 2))
-            await asyncio.sleep(pause * random.uniform(0.8, 1.2))
+            await rest(pause * random.uniform(0.8, 1.2))
             pause = min(pause * 2, LONGEST_PAUSE_S)
 
     async def call(
@@ -117,6 +126,46 @@ class McpServer:
             raise ToolFailure(tool, "bad_result", "the tool asks for input that nobody can give it here")
         return result
 
+    async def _connected(self) -> None:
+        """One connection, until it has ended or hangs. Raises what ended it."""
+        clock = asyncio.get_running_loop().time
+        self._gets_on(self._connect_timeout_s)
+        connection = asyncio.create_task(self._connection(), name=f"mcp connection {self.name}")
+        try:
+            while not (await asyncio.wait({connection}, timeout=IDLE_S))[0]:
+                beat()
+                if clock() > self._due:
+                    raise ConnectionLost("its connection hangs")
+        finally:
+            self._client = None
+            if not connection.done():
+                await self._end(connection)
+        connection.result()
+
+    async def _end(self, connection: asyncio.Task[None]) -> None:
+        """End it well, or cut it short, or leave it."""
+        self._left.add(connection)
+        connection.add_done_callback(self._has_ended)
+        for patience_s in (CLOSE_S, CUT_S):
+            connection.cancel()
+            clock = asyncio.get_running_loop().time
+            until = clock() + patience_s
+            while not connection.done() and clock() < until:
+                await asyncio.wait({connection}, timeout=min(IDLE_S, until - clock()))
+                beat()
+            if connection.done():
+                return
+        _log.warning("mcp_connection_left", server=self.name, seconds=CLOSE_S + CUT_S)
+
+    def _has_ended(self, connection: asyncio.Task[None]) -> None:
+        self._left.discard(connection)
+        if not connection.cancelled():
+            connection.exception()  # seen: nobody else is going to look
+
+    def _gets_on(self, step_s: float) -> None:
+        """The connection does something now that may take so long, and then may have to close."""
+        self._due = asyncio.get_running_loop().time() + step_s + CLOSE_S
+
     async def _connection(self) -> None:
         """One connection from start to loss. Raises what ended it."""
         self._lost, self._changed = None, False
@@ -137,6 +186,7 @@ class McpServer:
                 await self._watch(client)
             finally:
                 self._client = None
+                self._gets_on(0)
                 listening.cancel()
                 await asyncio.wait({listening})
 
@@ -145,9 +195,9 @@ class McpServer:
         clock = asyncio.get_running_loop().time
         last = clock()
         while True:
-            with suppress(TimeoutError):
-                async with asyncio.timeout_at(last + (LIST_GAP_S if self._changed else RELIST_S)):
-                    await self._wake.wait()
+            due = last + (LIST_GAP_S if self._changed else RELIST_S)
+            self._gets_on(self._connect_timeout_s)
+            await wait_briefly(self._wake, timeout_s=due - clock())
             self._wake.clear()
             if self._lost is not None:
                 raise ConnectionLost(self._lost)

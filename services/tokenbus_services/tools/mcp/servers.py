@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping
 from functools import partial
 
+from tokenbus.bus.liveness import Liveness
 from tokenbus.errors import SettingsError
 from tokenbus.events.requests import Tool
 from tokenbus_services.settings import McpHttp, McpSettings, McpStdio, Settings
@@ -16,14 +17,12 @@ from tokenbus_services.tools.declared import NAME, Declared
 from tokenbus_services.tools.http import egress_of, endpoint_url, headers_of
 from tokenbus_services.tools.mcp.content import outcome_of
 from tokenbus_services.tools.mcp.http import endpoint
-from tokenbus_services.tools.mcp.server import Connect, McpServer
+from tokenbus_services.tools.mcp.server import CLOSE_S, Connect, McpServer
 from tokenbus_services.tools.mcp.stdio import child
 from tokenbus_services.tools.results import Results
 
 START_S = 10.0
 """How long the executor's own start waits for servers to list their tools; slower ones go on in the background."""
-CLOSE_S = 8.0
-"""How long connections may take to end well."""
 
 _ALWAYS_PASSED = ("HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "TZ", "USER")
 _SERVER_NAME = re.compile(r"[A-Za-z0-9_-]{1,32}")
@@ -81,11 +80,9 @@ class McpServers:
             if server.tools is not None
         }
 
-    async def open(self) -> None:
+    async def open(self, liveness: Liveness) -> None:
         """Start all; returns when each has listed its tools or failed to, within START_S."""
-        self._tasks = {
-            asyncio.create_task(server.keep(), name=f"mcp {server.name}") for server in self._servers.values()
-        }
+        self._tasks = {liveness.start(server.keep(), name=f"mcp {server.name}") for server in self._servers.values()}
         tried = [asyncio.create_task(server.tried.wait()) for server in self._servers.values()]
         _, late = await asyncio.wait(tried, timeout=START_S)
         for task in late:

@@ -1,0 +1,71 @@
+"""`tokenbus scripts`: loads the bus's scripts for users who may run them by their SHA-1 alone."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import pkgutil
+import sys
+
+from redis.exceptions import RedisError
+
+import tokenbus.bus
+import tokenbus.client
+from tokenbus.bus.scripts.call import Script, known_scripts
+from tokenbus.bus.server import Server, translated
+from tokenbus_services import settings as configuration
+from tokenbus_services.cli.reaching import with_server
+from tokenbus_services.cli.stopping import stop_on_signal
+
+PAUSE_S = 1.0
+"""Between two looks at what the server knows."""
+
+
+def all_scripts() -> list[Script]:
+    """Every script that a process of this version sends, sorted by name."""
+    for room in (tokenbus.bus, tokenbus.client):
+        for module in pkgutil.walk_packages(room.__path__, f"{room.__name__}."):
+            importlib.import_module(module.name)
+    return sorted(known_scripts(), key=lambda one: one.name)
+
+
+def show() -> None:
+    """Print them, one a line."""
+    for one in all_scripts():
+        print(one.sha, one.name)
+
+
+async def load(*, keep: bool) -> None:
+    """Load what the server, or a master of the Cluster, does not know; with ``keep`` again and again until a signal.
+
+    Raises ServerUnavailable where it cannot be reached at first, and what it says where the user has no right to.
+    """
+    scripts = all_scripts()
+    settings = with_server(configuration.load())
+    assert settings.redis_url
+    async with Server(settings.redis_url) as server:
+        with translated(server):
+            loaded = await _load_missing(server, scripts)
+        print(f"{loaded} of {len(scripts)} scripts loaded, the others were there", flush=True)
+        if not keep:
+            return
+        stop = stop_on_signal()
+        while not stop.is_set():
+            try:
+                if loaded := await _load_missing(server, scripts):
+                    print(f"{loaded} of {len(scripts)} scripts loaded again", flush=True)
+            except (RedisError, OSError) as e:
+                print(f"not now: {e}", file=sys.stderr, flush=True)
+            try:
+                async with asyncio.timeout(PAUSE_S):
+                    await stop.wait()
+            except TimeoutError:
+                pass
+
+
+async def _load_missing(server: Server, scripts: list[Script]) -> int:
+    known: list[bool] = await server.client.script_exists(*(one.sha for one in scripts))
+    missing = [one for one, there in zip(scripts, known, strict=True) if not there]
+    for one in missing:
+        await server.client.script_load(one.text)
+    return len(missing)

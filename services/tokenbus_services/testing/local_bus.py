@@ -1,0 +1,199 @@
+"""A server process, the mock provider and every service, the latter two in a thread of this process."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import threading
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+import uvicorn
+
+from tokenbus import Client
+from tokenbus.sync import Client as SyncClient
+from tokenbus_services.cli import services
+from tokenbus_services.cli.lifespan import AsgiApp, Lifespan
+from tokenbus_services.cli.services import STOP_ORDER, ServiceName, services_of
+from tokenbus_services.cli.worker import listening, url_of
+from tokenbus_services.embedded import EmbeddedServer
+from tokenbus_services.replay import Asked, Exchange, ReplayServer, Reply, Script, Status, Turn
+from tokenbus_services.settings import Settings, load
+
+API_PATHS = {"anthropic": "", "openai-chat": "/v1", "openai-responses": "/v1", "gemini": "/v1beta"}
+"""Of each provider API, beneath the mock provider's address."""
+START_S = 60.0
+
+
+class NoSuchModel(LookupError):
+    """A request asked for a model that has no script. Its run failed with `not_found`; raised when the ``with`` block
+    ends."""
+
+
+class LocalBus:
+    """A bus of the test's own: ``with LocalBus() as bus``. Starts in about a second and leaves nothing behind.
+
+    The providers `anthropic`, `openai-chat`, `openai-responses` and `gemini` are there, and each answers as
+    `model_says` told. The services run in a thread of their own, so a test may block. Any thread may use it.
+    """
+
+    def __init__(self, settings: str = "") -> None:
+        """``settings``: more of a `tokenbus.toml`: tools, policies, limits. A callable that it names
+        (``call = "tests.my_tools:weather"``) runs in this process."""
+        self._settings_text = settings
+        self._scripts: dict[str, Script] = {}
+        self._unknown: list[str] = []
+        self._directory = tempfile.TemporaryDirectory(prefix="tokenbus-test-", ignore_cleanup_errors=True)
+        self._server = EmbeddedServer(Path(self._directory.name, "server"))
+        self._provider = ReplayServer(choose=self._script_of)
+        self._thread: threading.Thread | None = None
+        self._started = threading.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop: asyncio.Event | None = None
+        self._error: BaseException | None = None
+
+    @property
+    def url(self) -> str:
+        """The server's URL, as `Client` takes it. Known while the bus runs."""
+        return self._server.url
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables that a process of the test needs so that ``Client()`` finds this bus."""
+        return {"TOKENBUS_REDIS_URL": self.url}
+
+    @property
+    def requests(self) -> list[dict[str, Any]]:
+        """The JSON bodies that the provider was asked with, oldest first."""
+        return [msgspec.json.decode(exchange.received.body) for exchange in self.exchanges]
+
+    @property
+    def exchanges(self) -> list[Exchange]:
+        """What the provider was asked, and what became of each answer (``state``, ``status``), oldest first."""
+        return list(self._provider.requests)
+
+    def model_says(self, model: str, *turns: str | Reply | Turn, repeat_last: bool = True) -> None:
+        """Script a model: turn n of a conversation is answered with ``turns[n]``, and later ones with the last.
+
+        A `Reply` has thinking, text and tool calls; a `Turn` also how it is delivered and what goes wrong with it.
+        Replaces what this model said before. ``repeat_last`` False: a turn too many is an error.
+        """
+        said = tuple(turn if isinstance(turn, Turn) else Turn(says=_reply(turn)) for turn in turns)
+        self._scripts[model] = Script(name=model, turns=said, repeat_last=repeat_last)
+
+    def request(self, model: str, text: str = "Go on.", **fields: object) -> dict[str, object]:
+        """A request for ``Client.publish``: one user message to this model, of provider `anthropic` unless named."""
+        return {"provider": "anthropic", "model": model, "messages": [{"role": "user", "content": text}], **fields}
+
+    def client(self, **options: Any) -> Client:
+        """A client of this bus, to be opened with ``async with``."""
+        return Client(self.url, **options)
+
+    def sync_client(self, **options: Any) -> SyncClient:
+        """A client for plain functions, to be opened with ``with``."""
+        return SyncClient(self.url, **options)
+
+    def resume(self, exchange: Exchange) -> None:
+        """Let an answer go on that a `Stall` holds."""
+        if self._loop:
+            self._loop.call_soon_threadsafe(self._provider.resume, exchange)
+
+    def start(self) -> None:
+        """Start everything. Raises SettingsError, ServerError, and what else a service raises at its start."""
+        self._server.start()
+        self._thread = threading.Thread(target=self._run, name="tokenbus local bus", daemon=True)
+        self._thread.start()
+        if not self._started.wait(START_S):
+            self.stop()
+            raise TimeoutError(f"the services did not start within {START_S:.0f} s")
+        if self._error:
+            self.stop()
+
+    def stop(self) -> None:
+        """Stop everything, open runs too. Raises what ended a service meanwhile."""
+        if self._loop and self._stop:
+            self._loop.call_soon_threadsafe(self._stop.set)
+        if self._thread:
+            self._thread.join(START_S)
+        self._server.stop()
+        self._directory.cleanup()
+        error, self._error = self._error, None
+        if error:
+            raise error
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+        if self._unknown and error is None:
+            raise NoSuchModel(f"no script for model {self._unknown[0]!r}: call model_says({self._unknown[0]!r}, …)")
+
+    def _script_of(self, asked: Asked) -> Script:
+        script = self._scripts.get(asked.model)
+        if script is None:
+            self._unknown.append(asked.model)
+            return Script(turns=(Turn(says=Reply(), fault=Status(status=404)),), repeat_last=True)
+        return script
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._serve())
+        except BaseException as e:
+            self._error = e
+        finally:
+            self._loop = None
+            self._started.set()
+
+    async def _serve(self) -> None:
+        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(self._provider)
+            listener = stack.enter_context(listening("blobs", "127.0.0.1", 0))
+            settings = self._settings(url_of(listener))
+            apps: dict[ServiceName, AsgiApp] = {name: services.create(name, settings) for name in services_of(settings)}
+            await stack.enter_async_context(_served(apps["blobs"], listener))
+            running: dict[ServiceName, Lifespan] = {}
+            try:
+                for name, app in apps.items():
+                    running[name] = Lifespan(app)
+                    await running[name].start()
+                self._started.set()
+                await self._stop.wait()
+            finally:
+                for name in STOP_ORDER:
+                    if lifespan := running.get(name):
+                        await lifespan.stop()
+
+    def _settings(self, blobs_url: str) -> Settings:
+        tables = "".join(
+            f'[providers.{api}]\napi = "{api}"\nbase_url = "{self._provider.url}{path}"\napi_key_env = ""\n'
+            for api, path in API_PATHS.items()
+        )
+        path = Path(self._directory.name, "tokenbus.toml")
+        top = f'redis_url = "{self.url}"\ndata_dir = "{self._directory.name}"\nlog_level = "warning"\n'
+        path.write_text(f'{top}[blobs]\nservice_url = "{blobs_url}"\n{tables}\n{self._settings_text}', encoding="utf-8")
+        return load({"TOKENBUS_CONFIG": str(path)})
+
+
+def _reply(said: str | Reply) -> Reply:
+    return Reply(text=said) if isinstance(said, str) else said
+
+
+@asynccontextmanager
+async def _served(app: AsgiApp, listener: Any) -> AsyncGenerator[None]:
+    config = uvicorn.Config(app, lifespan="off", log_config=None, access_log=False, ws="none")
+    server = uvicorn.Server(config)
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
+        yield
+    finally:
+        server.should_exit = True
+        await serving

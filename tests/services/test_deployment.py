@@ -1,0 +1,42 @@
+"""What all processes agree on is on the server for as long as one of them works."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.waiting import eventually
+from tokenbus.bus.keys import Keys
+from tokenbus.bus.liveness import Liveness
+from tokenbus.bus.server import Server
+from tokenbus_services.worker import deployment
+from tokenbus_services.worker.deployment import Deployment
+
+
+@pytest.fixture(autouse=True)
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deployment, "AGREE_S", 0.02)
+
+
+async def test_a_server_that_was_flushed_is_told_again(server: Server, keys: Keys):
+    agreed = Deployment(server, keys, Liveness())
+    await agreed.open()
+    before = await server.client.hgetall(keys.meta)
+    await server.client.delete(keys.meta)
+
+    async def told() -> bool:
+        return await server.client.hgetall(keys.meta) == before
+
+    await eventually(told)
+    await agreed.close()
+    await server.client.delete(keys.meta)
+
+
+async def test_another_deployment_set_up_meanwhile_ends_the_worker(server: Server, keys: Keys):
+    liveness, ended = Liveness(), list[str]()
+    liveness.ended = lambda long_task: ended.append(long_task.name)
+    agreed = Deployment(server, keys, liveness)
+    await agreed.open()
+    await server.client.hset(keys.meta, "partitions", keys.partitions + 1)
+    await eventually(lambda: ended == ["deployment"])
+    await agreed.close()
+    await server.client.delete(keys.meta)

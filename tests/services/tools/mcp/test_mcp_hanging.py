@@ -1,0 +1,49 @@
+"""An MCP connection that does not end, however it is asked to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import anyio
+import pytest
+
+from tests.waiting import eventually
+from tokenbus_services.tools.mcp import server as module
+from tokenbus_services.tools.mcp.server import McpServer
+
+
+async def test_a_connection_that_hangs_while_it_closes_is_left_and_the_next_one_begun(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("CLOSE_S", "CUT_S", "FIRST_PAUSE_S"):
+        monkeypatch.setattr(module, name, 0.05)
+    let_end, begun, ended = asyncio.Event(), list[int](), list[int]()
+
+    @asynccontextmanager
+    async def hangs() -> AsyncGenerator[Any]:
+        number = len(begun)
+        begun.append(number)
+        to_session, incoming = anyio.create_memory_object_stream[Any](0)
+        outgoing, from_session = anyio.create_memory_object_stream[Any](0)
+        try:
+            yield incoming, outgoing
+        finally:
+            while not let_end.is_set():
+                with suppress(asyncio.CancelledError):
+                    await let_end.wait()
+            for stream in (to_session, incoming, outgoing, from_session):
+                stream.close()
+            ended.append(number)
+
+    server = McpServer("hangs", "", lambda lost: hangs(), connect_timeout_s=0.05, listed=lambda: None)
+    keeping = asyncio.create_task(server.keep())
+    await eventually(lambda: len(begun) > 1)
+    assert not ended
+    keeping.cancel()
+    await asyncio.wait({keeping}, timeout=60)
+    assert keeping.cancelled()
+    let_end.set()
+    await eventually(lambda: len(ended) == len(begun))
