@@ -1,0 +1,106 @@
+/** The client: publish requests, follow runs, subscribe to topics, cancel, take results. */
+
+import { randomUUID } from "node:crypto";
+import { Connection } from "./connection.js";
+import { Deployment } from "./deployment.js";
+import { ServerFull, ServerUnavailable } from "./errors.js";
+import { follow, type FollowOptions } from "./follow.js";
+import { DATA_FIELD, type Topic } from "./keys.js";
+import { orThrow, responseOf, type Response } from "./response.js";
+import { Subscription, type SubscribeOptions } from "./subscribe.js";
+import type { Cancel, Generate, PublicEvent } from "./types.js";
+
+const MAX_WAITING = 100_000;
+/** A full inbound stream still takes so many cancels. */
+const MORE_FOR_CANCELS = 1_000;
+
+export interface ClientOptions {
+  /** Of all keys. Default `tokenbus`. */
+  prefix?: string;
+  /** How long readers put up with a server that is away, in ms. Default 30,000. */
+  reconnectMs?: number;
+}
+
+export type GenerateRequest = Omit<Generate, "type">;
+
+/** A connection to a tokenbus deployment. Connects when it is first used. */
+export class Client {
+  readonly #connection: Connection;
+  readonly #deployment: Deployment;
+
+  /** `url` as `redis://…` or `rediss://…`; left out: `TOKENBUS_REDIS_URL`. Does no IO. */
+  constructor(url: string | undefined = process.env["TOKENBUS_REDIS_URL"], options: ClientOptions = {}) {
+    if (!url) throw new RangeError("no url was given, and TOKENBUS_REDIS_URL is not set");
+    if (!/^rediss?:\/\//.test(url)) throw new RangeError("url: this client knows redis:// and rediss:// alone, no Sentinel, no Cluster");
+    this.#connection = new Connection(url, false);
+    this.#deployment = new Deployment(url, options.prefix ?? "tokenbus", options.reconnectMs ?? 30_000);
+  }
+
+  /**
+   * Put a request on the bus; returns its run's id, a new one if it has none. The server has it when this resolves.
+   *
+   * What is wrong with a request is told by its run, which then ends `failed`. Throws ServerFull; ServerUnavailable,
+   * whose `request` may be published again: it is the same run, even if it did arrive.
+   */
+  async publish(request: GenerateRequest): Promise<string> {
+    const sent = { ...request, type: "generate" as const, id: request.id ?? randomUUID() };
+    try {
+      await this.#put(sent, MAX_WAITING);
+    } catch (error) {
+      if (error instanceof ServerUnavailable) error.request = sent;
+      throw error;
+    }
+    return sent.id;
+  }
+
+  /** Ask for the run to be stopped, at the provider too. `heardThrough`: the last seq that a listener heard. */
+  async cancel(run: string, reason?: string, options: { heardThrough?: number } = {}): Promise<void> {
+    const request: Cancel = { type: "cancel", run };
+    if (reason !== undefined) request.reason = reason;
+    if (options.heardThrough !== undefined) request.heard_through = options.heardThrough;
+    await this.#put(request, MAX_WAITING + MORE_FOR_CANCELS);
+  }
+
+  /**
+   * All events of a run after the one with seq `after`, stored and then live: no gap, no double. Ends after the
+   * terminal event, whatever it is. Uses a connection of its own, and outlasts one that breaks.
+   *
+   * Throws RunNotFound, CursorTrimmed, CursorAhead, Malformed, ServerUnavailable.
+   */
+  follow(run: string, options: FollowOptions = {}): AsyncGenerator<PublicEvent, void, undefined> {
+    return follow(this.#deployment, run, options);
+  }
+
+  /** Publish a request and give all its events. A loop that is left does not stop the run: `cancel` does. */
+  async *stream(request: GenerateRequest, options: FollowOptions = {}): AsyncGenerator<PublicEvent, void, undefined> {
+    yield* this.follow(await this.publish(request), options);
+  }
+
+  /** Wait for the run's end. Throws RunFailed, RunIncomplete, RunCancelled, with what there is; and as `follow`. */
+  async result(run: string, options: FollowOptions = {}): Promise<Response> {
+    return orThrow(await responseOf(this.follow(run, options)));
+  }
+
+  /**
+   * The events of a topic, of all runs: iterate what this resolves to. Has every event once, those of a run in order.
+   *
+   * Iterating throws CursorTrimmed unless `onTrimmed` is given; this throws CursorAhead, RangeError for a topic or
+   * cursor that is none, ServerUnavailable.
+   */
+  subscribe<T extends Topic>(topic: T, options: SubscribeOptions = {}): Promise<Subscription<T>> {
+    return Subscription.open(this.#deployment, topic, options);
+  }
+
+  /** Close the connection. Iterations have their own, and end when their loop is left or their signal says so. */
+  close(): void {
+    this.#connection.close();
+  }
+
+  async #put(request: Generate | Cancel, most: number): Promise<void> {
+    const stream = this.#deployment.requests;
+    const waiting = await this.#connection.use((redis) => redis.xLen(stream));
+    if (waiting >= most) throw new ServerFull(`${stream} holds ${waiting} requests already`);
+    const data = JSON.stringify(request);
+    await this.#connection.use((redis) => redis.xAdd(stream, "*", { [DATA_FIELD]: data }));
+  }
+}

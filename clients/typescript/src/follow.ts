@@ -1,0 +1,151 @@
+/**
+ * One run's log from a cursor on: every event once, in order, none left out.
+ *
+ * The log's entry ids are `<attempt>-<seq>`. A cursor is a `seq` alone; its entry is looked for among the attempts once,
+ * and from then on the entry ids are the position. So a connection may break between any two reads.
+ */
+
+import { BLOCK_MS, Connection, newest, oldest, Outage, type Entry } from "./connection.js";
+import { eventIn, type Deployment } from "./deployment.js";
+import { CursorAhead, CursorTrimmed, RunNotFound } from "./errors.js";
+import { idParts, type Keys } from "./keys.js";
+import type { PublicEvent, TerminalEvent } from "./types.js";
+
+const COUNT = 256;
+const LAST = "18446744073709551615";
+const OPEN = new Set(["open", "cancelling", "expiring", "awaited"]);
+const ENDS = new Set<string>(["completed", "incomplete", "failed", "cancelled"] satisfies TerminalEvent["type"][]);
+
+export interface FollowOptions {
+  /** The seq of the last event that is known already; left out: all events. */
+  after?: number;
+  /** How long the run may be unknown, in ms: a published request waits until it is taken in. Default 60,000. */
+  waitMs?: number;
+  /** Ends the iteration with the signal's reason. */
+  signal?: AbortSignal;
+}
+
+export function isEnd(event: PublicEvent): event is TerminalEvent {
+  return ENDS.has(event.type);
+}
+
+export async function* follow(deployment: Deployment, run: string, options: FollowOptions): AsyncGenerator<PublicEvent, void, undefined> {
+  const { after = -1, signal } = options;
+  if (!Number.isSafeInteger(after) || after < -1) throw new RangeError(`after: ${after} is no seq: a whole number from 0, or -1`);
+  const reader = new LogReader(deployment, run, after, options.waitMs ?? 60_000);
+  const stop = (): void => reader.close();
+  signal?.addEventListener("abort", stop);
+  try {
+    while (!reader.ended) {
+      signal?.throwIfAborted();
+      yield* await reader.read(signal);
+    }
+  } finally {
+    signal?.removeEventListener("abort", stop);
+    reader.close();
+  }
+}
+
+class LogReader {
+  ended = false;
+  readonly #connection: Connection;
+  readonly #outage: Outage;
+  #position: string | undefined;
+  #gap: CursorTrimmed | undefined;
+  #known = false;
+  #waitedMs = 0;
+
+  constructor(readonly deployment: Deployment, readonly run: string, public seq: number, readonly waitMs: number) {
+    this.#connection = new Connection(deployment.url, true);
+    this.#outage = new Outage(deployment.reconnectMs);
+  }
+
+  close(): void {
+    this.#connection.close();
+  }
+
+  /** The next events; empty when none came for a while. */
+  async read(signal: AbortSignal | undefined): Promise<PublicEvent[]> {
+    if (this.#gap) throw this.#gap;
+    try {
+      const events = await this.#read();
+      this.#outage.over();
+      return events;
+    } catch (error) {
+      signal?.throwIfAborted();
+      await this.#outage.wait(error);
+      return [];
+    }
+  }
+
+  async #read(): Promise<PublicEvent[]> {
+    const keys = await this.deployment.keys(this.#connection);
+    const log = keys.log(this.run);
+    this.#position ??= await this.#locate(keys, log);
+    if (this.ended) return [];
+    const key = { key: log, id: this.#position };
+    const asked = Date.now();
+    const patience = this.#known ? BLOCK_MS : Math.min(BLOCK_MS, Math.max(1, this.waitMs - this.#waitedMs));
+    const found = await this.#connection.use((redis) => redis.xRead(key, { COUNT, BLOCK: patience }));
+    const entries = found?.[0]?.messages ?? [];
+    if (entries.length > 0) {
+      this.#known = true;
+      return this.#inOrder(log, entries);
+    }
+    this.#waitedMs += Date.now() - asked;
+    await this.#lookForRun(keys, log);
+    return [];
+  }
+
+  #inOrder(log: string, entries: Entry[]): PublicEvent[] {
+    const events: PublicEvent[] = [];
+    for (const { id, message } of entries) {
+      const event = eventIn(log, id, message, "seq") as PublicEvent;
+      if (event.seq > this.seq) {
+        if (event.seq !== this.seq + 1) {
+          this.#gap = new CursorTrimmed(log, String(this.seq), String(event.seq));
+          break; // what came before the gap is given first
+        }
+        events.push(event);
+        this.seq = event.seq;
+        this.ended = isEnd(event);
+      }
+      this.#position = id;
+    }
+    return events;
+  }
+
+  /** The id after which to read: of the entry with the cursor's seq, or close before it. */
+  async #locate(keys: Keys, log: string): Promise<string> {
+    if (this.seq < 0) return "0-0";
+    const last = await this.#connection.use((redis) => newest(redis, log));
+    if (!last) {
+      // It was seen once, so there is nothing to wait for.
+      if (!(await this.#connection.use((redis) => redis.exists(keys.run(this.run))))) throw new RunNotFound(this.run);
+      throw new CursorAhead(log, String(this.seq), "none");
+    }
+    const [lastAttempt, lastSeq] = idParts(last.id);
+    if (lastSeq < this.seq) throw new CursorAhead(log, String(this.seq), String(lastSeq));
+    if (lastSeq === BigInt(this.seq)) {
+      this.ended = isEnd(eventIn(log, last.id, last.message, "seq") as PublicEvent);
+      return last.id;
+    }
+    // An attempt's events follow those of the one before it, so the first that has later events has the next one.
+    const first = await this.#connection.use((redis) => oldest(redis, log));
+    for (let n = idParts((first ?? last).id)[0]; n <= lastAttempt; n++) {
+      const from = `${n}-${this.seq + 1}`;
+      const next = await this.#connection.use((redis) => oldest(redis, log, from, `${n}-${LAST}`));
+      if (next) return `${n}-${idParts(next.id)[1] - 1n}`;
+    }
+    throw new RunNotFound(this.run); // its log expired meanwhile
+  }
+
+  /** Nothing came: is there a run at all, and may anything still come of it? */
+  async #lookForRun(keys: Keys, log: string): Promise<void> {
+    const [status, logs] = await this.#connection.use((redis) =>
+      Promise.all([redis.hGet(keys.run(this.run), "status"), redis.exists(log)]),
+    );
+    if ((status && OPEN.has(status)) || logs) this.#known = true;
+    else if (this.#known || status || this.#waitedMs >= this.waitMs) throw new RunNotFound(this.run);
+  }
+}

@@ -1,0 +1,7 @@
+export { Client, type ClientOptions, type GenerateRequest } from "./client.js";
+export * from "./errors.js";
+export { isEnd, type FollowOptions } from "./follow.js";
+export type { Topic } from "./keys.js";
+export { responseOf, type Response } from "./response.js";
+export { Subscription, type SubscribeOptions, type TopicEvents } from "./subscribe.js";
+export type * from "./types.js";

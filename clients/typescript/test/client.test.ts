@@ -1,0 +1,234 @@
+/** Against a running bus: tests/clients/test_typescript.py starts it, scripts its models and runs this file. */
+
+import assert from "node:assert/strict";
+import { after, before, test } from "node:test";
+import { crc32 } from "node:zlib";
+import { createClient } from "@redis/client";
+import {
+  Client,
+  CursorAhead,
+  CursorTrimmed,
+  RunCancelled,
+  RunFailed,
+  RunNotFound,
+  ServerUnavailable,
+  type GenerateRequest,
+  type PublicEvent,
+} from "../src/index.js";
+import { Keys } from "../src/keys.js";
+
+const url = process.env["TOKENBUS_REDIS_URL"] ?? "";
+const partitionOf = JSON.parse(process.env["TOKENBUS_TEST_PARTITIONS"] ?? "{}") as Record<string, number>;
+const text = process.env["TOKENBUS_TEST_TEXT"] ?? "";
+const bus = new Client(url);
+const redis = createClient({ url });
+
+before(() => redis.connect());
+after(() => {
+  bus.close();
+  redis.destroy();
+});
+
+const ask = (model: string, more: Partial<GenerateRequest> = {}): GenerateRequest => ({
+  provider: "anthropic",
+  model,
+  messages: [{ role: "user", content: "Go on." }],
+  ...more,
+});
+
+async function all(events: AsyncIterable<PublicEvent>): Promise<PublicEvent[]> {
+  const found: PublicEvent[] = [];
+  for await (const event of events) found.push(event);
+  return found;
+}
+
+const visible = (events: PublicEvent[]): string =>
+  events.map((event) => (event.type === "chunk" && event.visible ? event.text : "")).join("");
+
+test("the partition of a run is the one of shared/tokenbus/bus/keys.py", () => {
+  const keys = new Keys("tokenbus", 8);
+  assert.ok(Object.keys(partitionOf).length > 8);
+  for (const [run, partition] of Object.entries(partitionOf)) assert.equal(keys.partitionOf(run), partition, run);
+});
+
+test("a request is answered, and its result is whole", async () => {
+  const events = await all(bus.stream(ask("greeter")));
+  assert.deepEqual(events.map((event) => event.seq), [...events.keys()]);
+  assert.equal(visible(events), text);
+  const result = await bus.result(events[0]?.run ?? "");
+  assert.equal(result.text, text);
+  assert.equal(result.thinking, "Hm.");
+  assert.equal(result.status, "completed");
+  assert.ok((result.usage?.output ?? 0) > 0);
+});
+
+test("after any seq the rest follows, over a failed attempt too: no gap, no double", async () => {
+  const run = await bus.publish(ask("busy"));
+  const events = await all(bus.follow(run));
+  assert.ok(events.some((event) => event.attempt === 2));
+  for (const { seq } of events) assert.deepEqual(await all(bus.follow(run, { after: seq })), events.slice(seq + 1));
+});
+
+test("a follower whose connection is killed again and again misses and doubles nothing", async () => {
+  const seqs: number[] = [];
+  let heard = "";
+  for await (const event of bus.stream(ask("paced"))) {
+    seqs.push(event.seq);
+    heard += visible([event]);
+    if (event.type === "chunk") await killReaders();
+  }
+  assert.deepEqual(seqs, [...seqs.keys()]);
+  assert.equal(heard, text);
+});
+
+/** Close the connections of this client's iterations, as an outage does. */
+async function killReaders(): Promise<void> {
+  const clients = (await redis.sendCommand(["CLIENT", "LIST"])) as string;
+  for (const line of clients.split("\n").filter((one) => one.includes("name=tokenbus-ts"))) {
+    const id = /id=(\d+)/.exec(line)?.[1] ?? "";
+    await redis.sendCommand(["CLIENT", "KILL", "ID", id]);
+  }
+}
+
+test("a subscription has every run of every partition once, in order, and its cursor goes on behind the last", async () => {
+  const runs = Object.keys(partitionOf);
+  assert.equal(new Set(runs.map((run) => partitionOf[run])).size, 8);
+  const seen = new Map<string, { seq: number; heard: string }>(runs.map((run) => [run, { seq: -1, heard: "" }]));
+  let subscription = await bus.subscribe("visible");
+  await Promise.all(runs.map((id) => bus.publish(ask("greeter", { id }))));
+  let taken = 0;
+  while ([...seen.values()].some(({ heard }) => heard !== text)) {
+    for await (const event of subscription) {
+      const run = seen.get(event.run);
+      if (run) {
+        assert.ok(event.seq > run.seq, `${event.run}: ${event.seq} after ${run.seq}`);
+        run.seq = event.seq;
+        run.heard += event.text;
+      }
+      if (++taken % 7 === 0 || [...seen.values()].every(({ heard }) => heard === text)) break;
+    }
+    subscription = await bus.subscribe("visible", { from: subscription.cursor });
+  }
+  subscription.close();
+});
+
+test("a cancelled run ends as cancelled, with what was heard of it", async () => {
+  const run = await bus.publish(ask("stalled"));
+  for await (const event of bus.follow(run)) {
+    if (event.type === "chunk" && event.visible) await bus.cancel(run, "the user left", { heardThrough: event.seq });
+    if (event.type === "cancelled") assert.equal(event.reason, "the user left");
+  }
+  await assert.rejects(bus.result(run), (error: unknown) => {
+    assert.ok(error instanceof RunCancelled);
+    assert.ok(text.startsWith(error.response.text) && error.response.text !== "");
+    return true;
+  });
+});
+
+test("a run that failed says so with its error", async () => {
+  const run = await bus.publish(ask("broken"));
+  await assert.rejects(bus.result(run), (error: unknown) => {
+    assert.ok(error instanceof RunFailed);
+    assert.equal(error.error.class, "invalid_request");
+    assert.equal(error.retryable, false);
+    return true;
+  });
+});
+
+test("a request that cannot be taken ends its run", async () => {
+  const run = await bus.publish({ ...ask("greeter"), temperature: -1 });
+  await assert.rejects(bus.result(run), RunFailed);
+});
+
+test("the same id is the same run", async () => {
+  const id = `twice-${Date.now()}`;
+  await bus.publish(ask("greeter", { id }));
+  await bus.publish(ask("greeter", { id }));
+  assert.equal((await bus.result(id)).text, text);
+  const started = (await all(bus.follow(id))).filter((event) => event.type === "started");
+  assert.equal(started.length, 1);
+});
+
+test("a cursor or a run that cannot be is an error at once", async () => {
+  const run = await bus.publish(ask("greeter"));
+  const last = (await all(bus.follow(run))).length - 1;
+  assert.deepEqual(await all(bus.follow(run, { after: last })), []);
+  await assert.rejects(all(bus.follow(run, { after: last + 1 })), CursorAhead);
+  await assert.rejects(all(bus.follow(run, { after: -2 })), RangeError);
+  await assert.rejects(all(bus.follow("nobody", { waitMs: 10 })), RunNotFound);
+  await assert.rejects(all(bus.follow("nobody", { after: 3 })), RunNotFound);
+  await assert.rejects(bus.subscribe("visable" as "visible"), RangeError);
+  await assert.rejects(bus.subscribe("visible", { from: "runs:0-1" }), RangeError);
+  await assert.rejects(bus.subscribe("runs", { from: `runs:${Array(8).fill("9999999999999-0").join(",")}` }), CursorAhead);
+  assert.throws(() => new Client("redis+cluster://a,b"), RangeError);
+});
+
+test("the users of deploy/acl may do all that this client does for them", async () => {
+  const publisher = new Client(process.env["TOKENBUS_TEST_PUBLISHER"]);
+  const subscriber = new Client(process.env["TOKENBUS_TEST_SUBSCRIBER"]);
+  const subscription = await subscriber.subscribe("runs");
+  const run = await publisher.publish(ask("greeter"));
+  for await (const event of subscription) if (event.run === run && event.type === "completed") break;
+  for await (const event of await subscriber.subscribe("runs", { from: "start" })) if (event.run === run) break;
+  assert.equal((await subscriber.result(run)).text, text);
+  assert.equal((await all(publisher.follow(run, { after: 1 })))[0]?.seq, 2);
+  await publisher.cancel(run);
+  await assert.rejects(subscriber.publish(ask("greeter")), /NOPERM/);
+  await assert.rejects(publisher.subscribe("runs"), /NOPERM/);
+  publisher.close();
+  subscriber.close();
+});
+
+test("an iteration ends with its signal, also while it waits", async () => {
+  const run = await bus.publish(ask("stalled"));
+  const leaving = new AbortController();
+  await assert.rejects(async () => {
+    for await (const event of bus.follow(run, { signal: leaving.signal })) {
+      if (event.type === "chunk") setImmediate(() => leaving.abort(new Error("left")));
+    }
+  }, /left/);
+  await bus.cancel(run);
+  await assert.rejects(bus.result(run), RunCancelled);
+});
+
+test("a server that is not there is an error that names the request", async () => {
+  const nowhere = new Client("redis://127.0.0.1:1", { reconnectMs: 10 });
+  await assert.rejects(nowhere.publish(ask("greeter")), (error: unknown) => {
+    assert.ok(error instanceof ServerUnavailable && error.retryable);
+    assert.ok(error.request?.id);
+    return true;
+  });
+  await assert.rejects(nowhere.result("some-run"), ServerUnavailable);
+});
+
+test("a subscription that fell behind is told once, and goes on at the oldest entry that is kept", async () => {
+  const run = await bus.publish(ask("greeter"));
+  await bus.result(run);
+  let cursor = "";
+  const before = await bus.subscribe("runs", { from: "start" });
+  for await (const event of before) {
+    cursor = before.cursor;
+    if (event.run === run) break; // its end lies behind this in the same partition
+  }
+  const topics = Array.from({ length: 8 }, (_, n) => `tokenbus:{${n}}:runs`);
+  await Promise.all(topics.map((topic) => redis.xTrim(topic, "MAXLEN", 1)));
+  const kept = (await Promise.all(topics.map((topic) => redis.xLen(topic)))).reduce((a, b) => a + b);
+
+  const behind = await bus.subscribe("runs", { from: cursor });
+  await assert.rejects(async () => {
+    for await (const event of behind) assert.ok(event.run);
+  }, CursorTrimmed);
+  for await (const event of await bus.subscribe("runs", { from: behind.cursor })) {
+    assert.ok(event.run);
+    break;
+  }
+  const gaps: CursorTrimmed[] = [];
+  const runs: string[] = [];
+  for await (const event of await bus.subscribe("runs", { from: cursor, onTrimmed: (gap) => gaps.push(gap) })) {
+    runs.push(event.run);
+    if (runs.includes(run)) break;
+  }
+  assert.ok(gaps.some((gap) => gap.key === `tokenbus:{${crc32(run) % 8}}:runs`));
+  assert.equal(new Set(gaps.map((gap) => gap.key)).size, gaps.length);
+  assert.ok(runs.length <= kept);
+});
