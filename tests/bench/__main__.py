@@ -12,6 +12,7 @@ from typing import Never
 
 from tests.bench.cancel import cancelled
 from tests.bench.figures import NAMES, SECTIONS, WARM, Figure, decoded, measured
+from tests.bench.intake import taken_in
 from tests.bench.measure import Meter
 from tests.bench.policy import judged
 from tests.bench.report import Report, as_json, as_table, machine
@@ -21,6 +22,7 @@ from tests.bench.stack import running
 ALONE: dict[str, Callable[[], list[Figure]]] = {
     "decode": decoded,
     "cancel": cancelled,
+    "intake": taken_in,
     "scaling": scaled,
     "memory": remembered,
     "policy": judged,

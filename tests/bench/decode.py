@@ -30,9 +30,8 @@ DIALECTS: dict[ApiName, Composer] = {
 
 def decoding(api: ApiName) -> tuple[float, float]:
     """Chunks a second: our decoder fed event by event, as a network gives them, and the bare loop over the whole."""
-    stream = _stream(api)
-    blank = b"\r\n\r\n" if b"\r\n\r\n" in stream else b"\n\n"  # Gemini's line ends
-    reads = [event + blank for event in stream.split(blank) if event]
+    reads = reads_of(api)
+    stream, blank = b"".join(reads), _blank(reads[0])
 
     def ours() -> None:
         decoder = registry.get(api).decoder(status=200, headers={}, stream=True, quirks=Quirks())
@@ -47,8 +46,19 @@ def decoding(api: ApiName) -> tuple[float, float]:
                 json.loads(data)
 
     # In turn, so that a busy moment of the machine falls on both.
-    times = [(_seconds(ours), _seconds(bare)) for _ in range(ROUNDS)]
+    times = [(seconds(ours), seconds(bare)) for _ in range(ROUNDS)]
     return CHUNKS / median(t[0] for t in times), CHUNKS / median(t[1] for t in times)
+
+
+def reads_of(api: ApiName) -> list[bytes]:
+    """A stream's events, one a read."""
+    stream = _stream(api)
+    blank = _blank(stream)
+    return [event + blank for event in stream.split(blank) if event]
+
+
+def _blank(stream: bytes) -> bytes:
+    return b"\r\n\r\n" if b"\r\n\r\n" in stream else b"\n\n"  # Gemini's line ends
 
 
 def _stream(api: ApiName) -> bytes:
@@ -60,7 +70,8 @@ def _stream(api: ApiName) -> bytes:
     return DIALECTS[api].stream(reply, asked)
 
 
-def _seconds(work: Callable[[], None]) -> float:
+def seconds(work: Callable[[], None]) -> float:
+    """Of the CPU."""
     begin = time.process_time()
     work()
     return time.process_time() - begin

@@ -12,6 +12,7 @@ from tests.bench.decode import DIALECTS, decoding
 from tests.bench.jobs import Load
 from tests.bench.measure import SERVICES_COUNTED, Meter, Sample
 from tests.bench.prefill import reading
+from tests.bench.redact import redacting
 
 ROUNDS = 3
 """The services and the bare chain in turn, so often; the medians are reported."""
@@ -127,6 +128,9 @@ def decoded() -> list[Figure]:
     for api in DIALECTS:
         ours, bare = decoding(api)
         name = f"chunks a second decoded, {api}"
+        figures.append(Figure(name=name, unit="/s", value=ours, bare=bare, ratio=ours / bare))
+        ours, bare = redacting(api)
+        name = f"  with its secrets looked for, {api}"
         figures.append(Figure(name=name, unit="/s", value=ours, bare=bare, ratio=ours / bare))
     for size, name in ((64 * 2**10, "64 KB"), (2**20, "1 MB")):
         value = reading(size)

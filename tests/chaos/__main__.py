@@ -21,15 +21,18 @@ import uvloop
 
 from tests.chaos import report
 from tests.chaos.broken import BUILDS
+from tests.chaos.faults import ALL, Fault, Rates
 from tests.chaos.judging import judge
 from tests.chaos.record import Record, Violation
 from tests.chaos.round import Plan, play
-from tests.chaos.servers import KINDS, Kind
+from tests.chaos.servers import KINDS, Kind, NoDisk
 
 ROUND_S = 60.0
 """Of chaos, before all is mended, stopped and judged, and the next deployment begins."""
-ROTATION: tuple[Kind, ...] = ("single", "cluster", "single", "sentinel")
+ROTATION: tuple[Kind, ...] = ("single", "cluster", "disk", "single", "sentinel")
 """The servers of the rounds, in turn."""
+_THROUGHOUT = ("clocks", "hostile")
+"""Faults that are there all the time, or not at all."""
 END_S = 12.0
 """What the end of a round takes, about."""
 
@@ -41,17 +44,25 @@ def main() -> None:
     parser.add_argument("--seed", default="", help="what an earlier chaos printed; SEED.ROUND: that round alone")
     parser.add_argument("--broken", choices=[*BUILDS], help="a build that must be caught")
     parser.add_argument("--server", choices=[*KINDS], help="of every round; by default they take turns")
+    parser.add_argument("--faults", help="only these, by name, with commas between them")
     parser.add_argument("--keep", type=Path, help="keep the rounds with violations here: record.json and logs")
     options = parser.parse_args()
     seed, _, only = (options.seed or str(random.randrange(10**6))).partition(".")
     print(f"seed {seed}", flush=True)
+    plain = _plan(options.faults) if options.faults else Plan(seed="", seconds=0)
     began = time.monotonic()
     rounds: list[tuple[Record, list[Violation]]] = []
     try:
         for number, seconds in _rounds(options.seconds, int(only) if only else None):
             server = options.server or ROTATION[number % len(ROTATION)]
-            plan = Plan(seed=f"{seed}.{number}", seconds=seconds, build=options.broken, server=server)
-            record, found = _round(plan, options.keep)
+            plan = msgspec.structs.replace(
+                plain, seed=f"{seed}.{number}", seconds=seconds, build=options.broken, server=server
+            )
+            try:
+                record, found = _round(plan, options.keep)
+            except NoDisk as e:
+                print(f"round {plan.seed}: skipped, for no disk can be mounted here: {e}", flush=True)
+                continue
             rounds.append((record, found))
             told = f"{server}, {len(record.stories)} runs, {report.beyond_one(record)} tools run again"
             print(f"round {plan.seed}: {told}, {len(found)} violations", flush=True)
@@ -59,6 +70,16 @@ def main() -> None:
         sys.exit(130)
     report.show(rounds, seed, time.monotonic() - began)
     sys.exit(any(found for _, found in rounds))
+
+
+def _plan(names: str) -> Plan:
+    """Of these faults alone. Ends the program where one is unknown."""
+    asked = {name.strip() for name in names.split(",")}
+    if unknown := asked - {*ALL, *_THROUGHOUT}:
+        sys.exit(f"no such fault: {', '.join(unknown)}; there are {', '.join((*ALL, *_THROUGHOUT))}")
+    weights: dict[Fault, int] = {fault: weight for fault, weight in ALL.items() if fault in asked}
+    plan = Plan(seed="", seconds=0, rates=Rates(weights=weights), clocks="clocks" in asked)
+    return plan if "hostile" in asked else msgspec.structs.replace(plan, hostile=0.0)
 
 
 def _rounds(seconds: float, only: int | None) -> Iterator[tuple[int, float]]:

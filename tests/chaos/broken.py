@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Any
 
 from tokenbus.bus.partition import Partition
-from tokenbus.bus.queue import Item
 from tokenbus.bus.scripts import commit
 from tokenbus.bus.scripts.call import script
 from tokenbus.core.gate import Gate
@@ -20,19 +19,20 @@ def _without_fence() -> None:
     """A commit is written whoever sends it, and however often."""
     private: Any = commit
     text: str = private._COMMIT.text
-    begin, end = text.index("if h[1] ~= ARGV[1]"), text.index("local lag =")
-    private._COMMIT = script("commit", text[:begin] + text[end:])
+    begin, end = text.index("if h[1] ~= ARGV[1]"), text.index("local types,")
+    private._COMMIT = script("commit", text[:begin] + "local mirror = string.sub(ARGV[8], 2)\n" + text[end:])
 
 
 def _acknowledging_early() -> None:
     """A queue's item is acknowledged before its work is done."""
-    work: Any = InFlight._begin  # pyright: ignore[reportPrivateUsage]
+    in_flight: Any = InFlight
+    begin_work = in_flight._begin
 
-    async def begin(self: Any, item: Item) -> None:
-        await self._queue.finish([item])
-        await work(self, item)
+    async def begin(self: Any, work: Any) -> None:
+        await self._queue.finish([work.item])
+        await begin_work(self, work)
 
-    InFlight._begin = begin  # pyright: ignore[reportPrivateUsage]
+    in_flight._begin = begin
 
 
 def _with_the_watermark_too_far() -> None:

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 import msgspec
 
 from tests.chaos.proxy import Proxy, Way
-from tests.chaos.servers import Deployed
+from tests.chaos.servers import Deployed, Single
 from tests.chaos.workers import ALL as KINDS
 from tests.chaos.workers import Worker, Workers
 from tests.e2e.fleet import Kind
@@ -28,6 +28,11 @@ Fault = Literal[
     "break connections",
     "hold connections",
     "refuse connections",
+    "reset storm",
+    "error replies",
+    "task",
+    "memory limit",
+    "stutter",
     "server",
 ]
 
@@ -40,8 +45,24 @@ ALL: dict[Fault, int] = {
     "break connections": 12,
     "hold connections": 6,
     "refuse connections": 4,
+    "reset storm": 4,
+    "error replies": 6,
+    "task": 8,
+    "memory limit": 3,
+    "stutter": 3,
     "server": 10,
 }
+_ERRORS = (
+    "ERR upstream failure",
+    "ERR max number of clients reached",
+    "LOADING Redis is loading the dataset in memory",
+    "BUSY Redis is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE.",
+    "READONLY You can't write against a read only replica.",
+    "MISCONF Errors writing to the AOF file: No space left on device",
+    "OOM command not allowed when used memory > 'maxmemory'.",
+    "NOSCRIPT No matching script. Please use EVAL.",
+)
+"""What proxies and servers in trouble say."""
 
 
 class Rates(msgspec.Struct, frozen=True):
@@ -83,6 +104,11 @@ class Chaos:
             "break connections": self._break_connections,
             "hold connections": self._hold_connections,
             "refuse connections": self._refuse_connections,
+            "reset storm": self._reset_storm,
+            "error replies": self._error_replies,
+            "task": self._hurt_task,
+            "memory limit": self._limit_memory,
+            "stutter": self._stutter,
             "server": self._disturb_server,
         }
 
@@ -213,7 +239,67 @@ class Chaos:
 
         self._later(accept())
 
+    async def _reset_storm(self) -> None:
+        """Resets at any moment, one right after the other, while clients are connecting again."""
+        name, proxy = self._side()
+        self.tally[f"{name}: seconds of resets"] += 1
+
+        async def storm() -> None:
+            clock = asyncio.get_running_loop().time
+            until = clock() + self._chance.uniform(0.5, 3.0)
+            while clock() < until and not self._over.is_set():
+                for link in proxy.some(self._chance, 0.0):
+                    link.reset()
+                await asyncio.sleep(self._chance.uniform(0.0, 0.05))
+
+        self._later(storm())
+
+    async def _error_replies(self) -> None:
+        if self._server.proxy is None:
+            return
+        for link in self._server.proxy.some(self._chance, self._chance.choice((0.0, 0.1, 0.5))):
+            error = self._chance.choice(_ERRORS)
+            # Only what stands for a broken connection may have been done; the others say that it was not.
+            link.refuse(error, done=error.endswith("upstream failure") and self._chance.random() < 0.5)
+            self.tally[f"error reply: {error.partition(' ')[0]}"] += 1
+
+    # --- inside a worker --------------------------------------------------------------------------------------
+
+    async def _hurt_task(self) -> None:
+        """One of a worker's long-lived tasks ends, or stands still for ever: the worker has to notice, and go."""
+        if workers := [w for w in self._workers.well() if w.ready]:
+            worker = self._chance.choice(workers)
+            how = self._chance.choice(("ends", "freezes"))
+            worker.hurt(how)
+            self.tally[f"a task of a {worker.kind} {how}"] += 1
+
     # --- the server -------------------------------------------------------------------------------------------
+
+    async def _limit_memory(self) -> None:
+        """The server takes no more for a while: what it has is all it may have."""
+        if not isinstance(server := self._server, Single):
+            return
+        self.tally["the server at its memory limit"] += 1
+
+        async def limit() -> None:
+            async with self._disturbing:
+                await server.limit_memory(self._pause)
+
+        if not self._disturbing.locked():
+            self._later(limit())
+
+    async def _stutter(self) -> None:
+        """The server stands still again and again for a moment, as one does whose disk is slow or dying."""
+        if not isinstance(server := self._server, Single):
+            return
+        self.tally["the server stutters, as on a slow disk"] += 1
+
+        async def stutter() -> None:
+            async with self._disturbing:
+                await server.stutter(self._chance, self._over)
+
+        if not self._disturbing.locked():
+            self._later(stutter())
 
     async def _disturb_server(self) -> None:
         """One such fault at a time: nobody survives two halves of a fail-over."""

@@ -81,7 +81,7 @@ class Stop(StreamProcessor):
     """Ends the run at a word."""
 
     async def on_chunk(self, chunk: Any, state: StreamState, context: StreamContext[Any]) -> None:
-        if state.chunk_block and STOP in "".join(state.chunk_block.pieces):
+        if state.chunk_block and STOP in state.chunk_block.text:
             context.terminate("it was enough")
         else:
             await context.send(chunk)

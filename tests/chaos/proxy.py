@@ -9,6 +9,8 @@ import struct
 from types import TracebackType
 from typing import Literal, Self
 
+from tests.chaos import resp
+
 Way = Literal["up", "down"]
 """`up`: what the client sends; `down`: what comes back."""
 _READ_BYTES = 64 * 2**10
@@ -23,6 +25,13 @@ class Link:
         self._doomed: dict[Way, float] = {}
         self.silent = False
         """Half open: what comes is taken and goes nowhere."""
+        self._refusal: tuple[bytes, bool] | None = None
+        self._commands = b""
+        """What has come of the commands that are being refused."""
+        self._owed = 0
+        """Replies of the server that nobody is to see."""
+        self._replies = b""
+        self._last: Way = "down"
         for gate in self._gates.values():
             gate.set()
 
@@ -37,6 +46,11 @@ class Link:
     def doom(self, way: Way, part: float) -> None:
         """Of the next bytes this way only the first ``part`` (0 to 1) pass; then the connection is reset."""
         self._doomed[way] = part
+
+    def refuse(self, error: str, *, done: bool) -> None:
+        """Answer the next command, or pipeline of commands, with this error, as a proxy between Redis and its clients
+        does. ``done``: the server gets it all the same, and its reply is lost; else the server never sees it."""
+        self._refusal = f"-{error}\r\n".encode(), done
 
     def reset(self) -> None:
         """Break both ends off, now."""
@@ -59,6 +73,12 @@ class Link:
             await self._gates[way].wait()
             if self.silent:
                 continue
+            if self._refusal and (answer := self._instead(data, way)) is not None:
+                for end, answered in answer:
+                    self._ends[end].write(answered)
+                    await self._ends[end].drain()
+                continue
+            self._last = way
             if (part := self._doomed.get(way)) is not None:
                 writer.write(data[: int(part * len(data))])
                 await writer.drain()
@@ -66,6 +86,36 @@ class Link:
                 return
             writer.write(data)
             await writer.drain()
+
+    def _instead(self, data: bytes, way: Way) -> list[tuple[Way, bytes]] | None:
+        """What to write in place of these bytes, and to whom; None: they are of no command that is to be refused.
+
+        A client sends its next command only when it has read the whole reply to the one before: so what comes up
+        after something came down is the beginning of a command.
+        """
+        assert self._refusal
+        error, done = self._refusal
+        if way == "down":
+            if not self._owed:
+                return None
+            self._replies += data
+            if (resp.count(self._replies) or 0) < self._owed:
+                return []
+            answer = error * self._owed
+            self._owed, self._replies, self._refusal = 0, b"", None
+            return [("down", answer)]
+        if self._owed or (not self._commands and self._last == "up"):
+            return None
+        self._commands += data
+        count = resp.count(self._commands)
+        if count is None:
+            return []
+        commands, self._commands = self._commands, b""
+        if done:
+            self._owed = count
+            return [("up", commands)]
+        self._refusal = None
+        return [("down", error * count)]
 
 
 class Proxy:

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
-Fate = Literal["plain", "fails before text", "cut in text", "cancelled", "deadline"]
+Fate = Literal["plain", "fails before text", "cut in text", "cancelled", "deadline", "hostile"]
 """What the plan does to a run, beside all that chance does."""
 
 
@@ -95,6 +95,8 @@ class Exit(msgspec.Struct, frozen=True):
     ready: bool
     """It had said that it is ready."""
     log: str
+    hurt_s: float | None = None
+    """One of its tasks was ended or frozen, so long before it was asked to stop: it has to go by itself."""
 
 
 class Violation(msgspec.Struct, frozen=True, order=True):
@@ -132,4 +134,6 @@ class Record(msgspec.Struct, kw_only=True):
     provider_connections: int = 0
     """Still open when all workers had stopped."""
     server_connections: int = 0
+    late: dict[str, float] = {}
+    """Runs that were open so many seconds after the last fault, beyond what they take where nothing disturbs them."""
     faults: dict[str, int] = {}

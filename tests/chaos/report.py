@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from rich.console import Console, Group
 from rich.table import Table
 
+from tests.chaos.judging.remains import STUCK
 from tests.chaos.record import Record, Violation
 
 MOST_TOLD = 40
@@ -74,6 +75,9 @@ def _sums(rounds: Sequence[tuple[Record, list[Violation]]], seed: str) -> Table:
     table.add_row("tool executions", str(sum(len(record.executions) for record in records)))
     table.add_row("of them beyond one a call", str(sum(map(beyond_one, records))))
     table.add_row("workers", str(sum(len(record.exits) for record in records)))
+    exits = [end for record in records for end in record.exits if end.status == STUCK]
+    table.add_row("of them gone, for a task was hurt", str(sum(end.hurt_s is not None for end in exits)))
+    table.add_row("of them gone, for a task could not go on", str(sum(end.hurt_s is None for end in exits)))
     table.add_section()
     table.add_row("violations: lost, doubled, out of order, left over", str(sum(len(found) for _, found in rounds)))
     return table

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,7 +14,7 @@ from zlib import crc32
 import msgspec
 from redis.exceptions import RedisClusterException, RedisError
 
-from tests.chaos import guards, ledger, observer
+from tests.chaos import guards, hostile, ledger, observer
 from tests.chaos.faults import Chaos, Rates
 from tests.chaos.proxy import Proxy
 from tests.chaos.record import Record
@@ -32,6 +32,8 @@ SETTLE_S = 90.0
 LOST_S = 4.0
 """A run that is open while nothing is done anywhere for so long is lost: whatever could go on with it would be in a
 queue, in a stream, or in a call that holds its queue's entry."""
+LATE_S = 10.0
+"""So long after the last fault no run is open, beside what it takes where nothing disturbs it."""
 SILENT_S, TOOL_S, TOOL_SLACK_S, POLICY_SLACK_S = 6.0, 20.0, 3.0, 2.0
 """With a server that may lose writes: after so long without a word a run is lost, and so is a tool call or a draft."""
 REST_S = 20.0
@@ -54,6 +56,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """So many runs are under way at any time."""
     guarded: float = 0.35
     """The share of the runs that have policies."""
+    hostile: float = 0.1
+    """The share of the runs whose provider means harm."""
+    clocks: bool = True
+    """A third of the workers have clocks that jump."""
     rates: Rates = Rates()
     build: str | None = None
     """One of `tests.chaos.broken`."""
@@ -64,16 +70,18 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 async def play(plan: Plan, directory: Path) -> Record:
     """Play the round. ``directory`` is there, and keeps the workers' logs."""
     prefix = "chaos"
-    stage = Stage(plan.seed, prefix, plan.guarded)
+    stage = Stage(plan.seed, prefix, plan.guarded, plan.hostile)
     written = directory / "ledger.jsonl"
     async with AsyncExitStack() as stack:
         server: Deployed = await stack.enter_async_context(KINDS[plan.server](directory))
         provider = await stack.enter_async_context(ReplayServer(choose=stage.script_for))
+        harmful = await stack.enter_async_context(hostile.hostile_provider())
         to_provider = await stack.enter_async_context(Proxy(int(provider.url.rpartition(":")[2])))
         config = directory / "tokenbus.toml"
-        config.write_text(_settings(prefix, directory, server, to_provider.port))
+        config.write_text(_settings(prefix, directory, server, to_provider.port, harmful))
         env = {"TOKENBUS_CONFIG": str(config), ledger.PATH: str(written)}
-        workers = await stack.enter_async_context(Workers(directory / "logs", env, plan.build))
+        clocks = random.Random(f"{plan.seed}:clocks") if plan.clocks else None
+        workers = await stack.enter_async_context(Workers(directory / "logs", env, plan.build, clocks=clocks))
         client = server.client
         await workers.start_ready(*ALL * 2)
         chaos = Chaos(random.Random(f"{plan.seed}:faults"), plan.rates, workers, server, to_provider)
@@ -81,6 +89,7 @@ async def play(plan: Plan, directory: Path) -> Record:
         publishing = asyncio.create_task(audience.keep_asking())
         await chaos.run(plan.seconds)
         audience.enough.set()
+        audience.last_fault = asyncio.get_running_loop().time()
         await publishing
         if not await audience.all_ended(plan.settle_s):
             for worker in workers.well():
@@ -103,9 +112,10 @@ async def play(plan: Plan, directory: Path) -> Record:
             living=living,
             keys_after=await observer.keys_of(client, prefix),
             exits=[worker.exit() for worker in workers.all],
-            complaints=_complaints(directory / "logs"),
+            complaints=_complaints(worker.log for worker in workers.all if worker.hurt_at is None),
             provider_connections=await _none_left(lambda: provider.open_connections),
             server_connections=await _none_left(lambda: server.proxy.connections if server.proxy else 0),
+            late=audience.late,
             faults=dict(chaos.tally),
         )
 
@@ -125,6 +135,10 @@ class Audience:
         self._chance = random.Random(stage.seed)
         self.enough = asyncio.Event()
         """Set: nothing more is asked for."""
+        self.last_fault: float | None = None
+        """When all was mended, by the event loop's clock."""
+        self.late: dict[str, float] = {}
+        """Runs that ended too long after that, or had not ended when they were given up."""
 
     async def keep_asking(self) -> None:
         """Keep so many runs open, until there are enough."""
@@ -182,10 +196,19 @@ class Audience:
             return await pipe.execute()
 
         for run, status in zip(runs, await _until_taken(ask), strict=True):
+            self._note_late(run)
             if status in _ENDED:
                 self._open.discard(run)
             elif status is None and self._lossy:
                 await self._send(self._stage.scenes[run].request)
+
+    def _note_late(self, run: str) -> None:
+        """A server that may lose writes is waited for: what it lost is noticed by its time."""
+        if self.last_fault is None or self._lossy:
+            return
+        since_s = asyncio.get_running_loop().time() - self.last_fault
+        if since_s > LATE_S + self._stage.scenes[run].longest_s:
+            self.late[run] = round(since_s, 1)
 
 
 async def _until_taken(command: Callable[[], Awaitable[T]]) -> T:
@@ -206,24 +229,25 @@ async def _none_left(count: Callable[[], int]) -> int:
     return count()
 
 
-def _complaints(logs: Path) -> list[str]:
+def _complaints(logs: Iterable[Path]) -> list[str]:
     """Lines of the workers' logs that nobody should have had to write."""
     marks = (LEFT_BEHIND, "Traceback", "Task was destroyed")
     return [
         f"{log.name}: {line[:1500]}"
-        for log in sorted(logs.iterdir())
+        for log in sorted(logs)
         for line in log.read_text(errors="replace").splitlines()
         if line.startswith(marks) or '"level": "error"' in line
     ]
 
 
-def _settings(prefix: str, directory: Path, server: Deployed, provider_port: int) -> str:
+def _settings(prefix: str, directory: Path, server: Deployed, provider_port: int, harmful: str) -> str:
     provider = f"http://127.0.0.1:{provider_port}"
     patience = "connect_timeout_s = 2.0\nfirst_event_timeout_s = 4.0\nidle_timeout_s = 2.0"
     tables = [provider_table(api, api, provider, patience) for api in BASE_PATHS]
     tables.append(
         provider_table(CONTINUING, "openai-chat", provider, f'{patience}\nquirks = {{ continues = "message" }}')
     )
+    tables += [provider_table(name, api, harmful, patience) for api, name in hostile.NAMES.items()]
     return f"""
 redis_url = "{server.url}"
 prefix = "{prefix}"

@@ -12,23 +12,30 @@ import os
 import random
 import signal
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
 from redis.asyncio import Redis, RedisCluster, Sentinel
 from redis.asyncio.cluster import ClusterNode
+from redis.exceptions import RedisError
 
 from tests.chaos.proxy import Proxy
 from tests.servers import MASTER, ClusterGroup, SentinelGroup, binary, cluster_group, sentinel_group
 from tests.waiting import eventually
 from tokenbus_services.embedded import EmbeddedServer
 
-Kind = Literal["single", "sentinel", "cluster"]
+Kind = Literal["single", "disk", "sentinel", "cluster"]
 Pause = Callable[[float, float], Awaitable[None]]
 """Waits for a while between the two; less, once the faults are over."""
 _PROMOTED_S = 40.0
 _SLOTS = 16384
+_DISK = "64m"
+_BALLAST_BYTES = 64 * 2**10
+
+
+class NoDisk(Exception):
+    """Nobody may mount a disk in memory here."""
 
 
 class Single:
@@ -62,6 +69,55 @@ class Single:
             os.kill(pid, signal.SIGSTOP)
             await pause(0.3, 6.0 if chance.random() < 0.2 else 2.0)
             os.kill(pid, signal.SIGCONT)
+
+    async def limit_memory(self, pause: Pause) -> None:
+        """Let it have no more memory than it has, for a while."""
+        with suppress(RedisError, OSError):
+            memory: Any = await self.client.info("memory")
+            await self.client.config_set("maxmemory", memory["used_memory"])
+        await pause(0.5, 5.0)
+        await self._until_taken(lambda: self.client.config_set("maxmemory", 0))
+
+    async def stutter(self, chance: random.Random, over: asyncio.Event) -> None:
+        """Stop it for a moment, again and again."""
+        pid = self._server.pid
+        for _ in range(chance.randint(5, 25)):
+            if over.is_set():
+                return
+            os.kill(pid, signal.SIGSTOP)
+            await asyncio.sleep(chance.uniform(0.02, 0.3))
+            os.kill(pid, signal.SIGCONT)
+            await asyncio.sleep(chance.uniform(0.0, 0.1))
+
+    async def _until_taken(self, command: Callable[[], Awaitable[Any]]) -> None:
+        async def taken() -> bool:
+            with suppress(RedisError, OSError):
+                await command()
+                return True
+            return False
+
+        await eventually(taken, timeout=_PROMOTED_S)
+
+
+class SmallDisk(Single):
+    """One server whose append-only file lies on a disk of its own, which fills.
+
+    It syncs each second: with ``always`` a server ends by itself when it cannot write. So it is never killed, and loses
+    nothing.
+    """
+
+    def __init__(self, server: EmbeddedServer, proxy: Proxy, client: Any, disk: Path) -> None:
+        super().__init__(server, proxy, client)
+        self._ballast = disk / "ballast"
+
+    async def disturb(self, chance: random.Random, pause: Pause) -> AsyncGenerator[str]:
+        """Fill the disk for a while: the server refuses all writes (MISCONF) until there is room again."""
+        yield "a full disk"
+        with suppress(OSError), self._ballast.open("wb", buffering=0) as file:
+            while file.write(bytes(_BALLAST_BYTES)):
+                pass
+        await pause(1.0, 6.0)
+        self._ballast.unlink()
 
 
 class Group:
@@ -203,6 +259,37 @@ async def single(directory: Path) -> AsyncGenerator[Deployed]:
 
 
 @asynccontextmanager
+async def small_disk(directory: Path) -> AsyncGenerator[Deployed]:
+    """One server on a disk in memory. Raises NoDisk where none can be had."""
+    disk = directory / "disk"
+    disk.mkdir()
+    if problem := await _run("mount", "-t", "tmpfs", "-o", f"size={_DISK}", "tmpfs", str(disk)):
+        raise NoDisk(problem)
+    try:
+        # The file is written anew as soon as it has doubled, so that it never fills the disk by itself for long.
+        options = {"appendfsync": "everysec", "loglevel": "warning", "auto-aof-rewrite-min-size": "4mb"}
+        server = EmbeddedServer(disk / "server", binary=binary(), appendonly=True, options=options)
+        async with AsyncExitStack() as stack:
+            await asyncio.to_thread(server.start)
+            stack.push_async_callback(asyncio.to_thread, server.stop)
+            proxy = await stack.enter_async_context(Proxy(server.port))
+            client = await stack.enter_async_context(Redis(port=server.port))
+            yield SmallDisk(server, proxy, client, disk)
+    finally:
+        await _run("umount", str(disk))
+
+
+async def _run(*command: str) -> str | None:
+    """What a command complained of; None where it did what it should."""
+    try:
+        process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
+    except OSError as e:
+        return f"{command[0]}: {e.strerror}"
+    _, said = await process.communicate()
+    return said.decode(errors="replace").strip() or "failed" if process.returncode else None
+
+
+@asynccontextmanager
 async def group(directory: Path) -> AsyncGenerator[Deployed]:
     """A Sentinel group."""
     servers = sentinel_group(directory)
@@ -234,5 +321,5 @@ async def nodes(directory: Path) -> AsyncGenerator[Deployed]:
         await asyncio.to_thread(servers.__exit__, None, None, None)
 
 
-KINDS: dict[Kind, Any] = {"single": single, "sentinel": group, "cluster": nodes}
+KINDS: dict[Kind, Any] = {"single": single, "disk": small_disk, "sentinel": group, "cluster": nodes}
 """How a deployment's server is made."""

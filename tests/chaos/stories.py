@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from tests.chaos import hostile
 from tests.chaos.guards import CHAINS, STOP, heard
 from tests.chaos.record import Fate, Piece, Story
 from tests.e2e.fleet import BASE_PATHS
@@ -42,6 +43,11 @@ LOOK: dict[str, Any] = {
 CONTINUING = "continuing"
 """A provider of Chat Completions that goes on with a last message of the assistant: for prefill, and to continue."""
 DEADLINE_S = 2.0
+_FAULT_S = 7.0
+"""What a fault of the plan costs: the time until it is noticed, and the turn once more."""
+_MOST_WAIT_S = 1.2
+_WRITTEN_S = 5.0
+"""What calls take that a model writes into its text: they are no calls of the reply."""
 _CHAT = (*BASE_PATHS, CONTINUING)
 _PREFILL = ("anthropic", CONTINUING)
 _FATES: dict[Fate, int] = {"plain": 55, "fails before text": 17, "cut in text": 8, "cancelled": 12, "deadline": 8}
@@ -56,15 +62,19 @@ class Scene(msgspec.Struct, frozen=True):
 
     story: Story
     request: dict[str, Any]
-    script: Script
+    script: Script | None
+    """None: the provider is a hostile one."""
     cancel_after_s: float | None
+    longest_s: float
+    """What it takes where nothing disturbs it, at the most."""
 
 
 class Stage:
     """All scenes so far, and the provider's way to find them."""
 
-    def __init__(self, seed: str, prefix: str, guarded: float = 0.0) -> None:
-        """``guarded``: the share of the runs that have policies."""
+    def __init__(self, seed: str, prefix: str, guarded: float = 0.0, hostile: float = 0.0) -> None:
+        """``guarded``: the share of the runs that have policies; ``hostile``: of those with a hostile provider."""
+        self._hostile = hostile
         self.seed = seed
         self._prefix = prefix
         self._guarded = guarded
@@ -77,6 +87,11 @@ class Stage:
             f"{self.seed}:{number}:guard"
         )  # of its own: the run is the same with policies and without
         guard = guards.choice([*CHAINS]) if guards.random() < self._guarded else None
+        harm = random.Random(f"{self.seed}:{number}:hostile")
+        if harm.random() < self._hostile:
+            run = f"{self._prefix}-run{number}"
+            self.scenes[run] = Scene(*hostile.scene(run, harm), None, None, hostile.LONGEST_S)
+            return self.scenes[run]
         scene = _scene(f"{self._prefix}-run{number}", random.Random(f"{self.seed}:{number}"), guard)
         self.scenes[scene.story.run] = scene
         return scene
@@ -93,6 +108,8 @@ def _scene(run: str, chance: random.Random, guard: str | None) -> Scene:
     provider = chance.choice(_PREFILL if prefill else _CHAT)
     stream = prefill or chance.random() < 0.85
     policy = chance.choices(list(_POLICIES), list(_POLICIES.values()))[0]
+    if (fate, policy) == ("deadline", "continue"):
+        policy = "restart"  # what is left to say when it goes on need not have the place where the provider stalls
     # A model that goes on from its text thinks anew, so that what it thinks would depend on what was disturbed.
     thinks = not prefill and (policy, provider) != ("continue", CONTINUING)
     whole_words = fate in ("cut in text", "deadline")
@@ -140,7 +157,17 @@ def _scene(run: str, chance: random.Random, guard: str | None) -> Scene:
     if fate == "deadline":
         request["deadline_s"] = DEADLINE_S
     cancel = chance.uniform(0, 4) if fate == "cancelled" else None
-    return Scene(story, request, Script(name=run, turns=turns), cancel)
+    waits = _MOST_WAIT_S * sum(len(reply.tool_calls) for reply in replies)
+    longest_s = sum(map(_longest_s, turns)) + (waits or _WRITTEN_S if prefill else waits)
+    return Scene(story, request, Script(name=run, turns=turns), cancel, longest_s + _FAULT_S * (fate != "plain"))
+
+
+def _longest_s(turn: Turn) -> float:
+    assert isinstance(turn.says, Reply)
+    assert turn.delivery.pace
+    size = len(turn.says.text) + len(turn.says.thinking or "")
+    reads = size / (turn.says.chunk_size or 4) + 10 * (1 + len(turn.says.tool_calls))
+    return turn.delivery.delay_s + reads / turn.delivery.pace
 
 
 def _conversation(
@@ -166,7 +193,8 @@ def _conversation(
         pieces += [Piece(turn, "thinking", thinking)] if thinking else []
         if prefill and calls:
             text += "\n"
-        pieces += [Piece(turn, "text", text)]
+        # The blank behind the model's name is the line's, and not the text's.
+        pieces += [Piece(turn, "text", text.removeprefix(" "))]
         pieces += [Piece(turn, "tool_call", msgspec.json.encode(call).decode()) for call in calls]
         if prefill:
             replies.append(

@@ -120,8 +120,8 @@ def key(name: str, **fields: Any) -> Callable[[Record], None]:
     )
 
 
-def ended(asked: int | None, status: int, ready: bool = True) -> Callable[[Record], None]:
-    return lambda record: record.exits.append(Exit("tools", 9, asked, status, ready, "2-tools.log"))
+def ended(asked: int | None, status: int, ready: bool = True, hurt_s: float | None = None) -> Callable[[Record], None]:
+    return lambda record: record.exits.append(Exit("tools", 9, asked, status, ready, "2-tools.log", hurt_s))
 
 
 WRONG: dict[str, tuple[str, Callable[[Record], object]]] = {
@@ -157,6 +157,13 @@ WRONG: dict[str, tuple[str, Callable[[Record], object]]] = {
     "a lease that outlives its worker": ("leases", lambda r: r.keys_after.append(r.keys[2])),
     "a worker that ended by itself": ("workers", ended(None, 1)),
     "a worker that lost its server": ("workers", ended(None, 3)),
+    "a worker that goes on though a task of it was hurt": ("workers", ended(15, 0, hurt_s=60.0)),
+    "a worker that a hurt task ended by chance": ("workers", ended(None, 1, hurt_s=0.5)),
+    "a run that is open long after the last fault": ("late", lambda r: r.late.update({RUN: 30.0})),
+    "a hostile provider's run completed": (
+        "outcome",
+        lambda r: r.stories.__setitem__(0, msgspec.structs.replace(r.stories[0], fate="hostile")),
+    ),
     "a worker that would not stop": ("workers", ended(15, -9)),
     "a complaint": ("workers", lambda r: r.complaints.append("left behind: tasks")),
     "a socket to the provider": ("sockets", lambda r: setattr(r, "provider_connections", 1)),
@@ -282,6 +289,13 @@ def test_whatever_is_wrong_under_policies_is_told(wrong: str):
 def test_a_worker_that_found_no_server_at_its_start_may_end():
     record = well()
     ended(None, 3, ready=False)(record)
+    assert judge(record) == []
+
+
+@pytest.mark.parametrize(("asked", "status", "hurt_s"), [(None, 7, 3.0), (None, 7, None), (15, 0, 2.0)])
+def test_a_worker_that_could_not_go_on_may_go(asked: int | None, status: int, hurt_s: float | None):
+    record = well()
+    ended(asked, status, hurt_s=hurt_s)(record)
     assert judge(record) == []
 
 

@@ -9,6 +9,7 @@ from contextlib import suppress
 
 import pytest
 
+from tests.chaos import resp
 from tests.chaos.proxy import Link, Proxy
 from tests.waiting import eventually
 
@@ -91,6 +92,45 @@ async def test_a_connection_that_is_reset_ends_on_both_sides(proxy: Proxy):
     proxy.reset_all()
     assert await caller.gets() == b""
     await eventually(lambda: proxy.connections == 0)
+
+
+COMMAND = b"*2\r\n$4\r\nECHO\r\n$3\r\na\r\n\r\n"
+"""Of which the reply, from this server, is the command itself."""
+
+
+@pytest.mark.parametrize("done", [False, True])
+@pytest.mark.parametrize(
+    "pieces", [(COMMAND,), (COMMAND[:9], COMMAND[9:]), (COMMAND * 2,), (COMMAND + COMMAND[:5], COMMAND[5:])]
+)
+async def test_a_refused_command_gets_an_error_for_each_reply_and_the_next_goes_through(
+    proxy: Proxy, pieces: tuple[bytes, ...], done: bool
+):
+    caller = await call(proxy)
+    caller.link.refuse("ERR upstream failure", done=done)
+    for piece in pieces:
+        caller.writer.write(piece)
+        await asyncio.sleep(0)
+    error = b"-ERR upstream failure\r\n" * (len(b"".join(pieces)) // len(COMMAND))
+    assert await caller.reader.readexactly(len(error)) == error
+    caller.writer.write(COMMAND)
+    assert await caller.reader.readexactly(len(COMMAND)) == COMMAND
+    caller.writer.close()
+
+
+@pytest.mark.parametrize(
+    ("data", "values"),
+    [
+        (b"+OK\r\n:12\r\n-ERR x\r\n", 3),
+        (b"$-1\r\n*-1\r\n*0\r\n", 3),
+        (b"*2\r\n*1\r\n$2\r\n\r\n\r\n$1\r\nx\r\n", 1),
+        (b"$3\r\nabc\r", None),
+        (b"*2\r\n:1\r\n", None),
+        (b"+O", None),
+        (b"", 0),
+    ],
+)
+def test_values_of_the_protocol_are_counted_whatever_is_in_them(data: bytes, values: int | None):
+    assert resp.count(data) == values
 
 
 async def test_a_proxy_that_refuses_lets_nobody_in(proxy: Proxy):

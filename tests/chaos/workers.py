@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import signal
 import sys
+import time
 from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Literal, Self
 
 import msgspec
 
 from tests.chaos.record import Exit
-from tests.chaos.zygote import TELL, Born, Order, Told
+from tests.chaos.zygote import CLOCK, END, FREEZE, TELL, Born, Order, Told
 from tests.e2e.fleet import WITH_TOOLS, Kind
 from tests.waiting import eventually
 
@@ -35,8 +37,11 @@ class Worker:
         self.pid = pid
         self.log = log
         self.frozen = False
+        self.hurt_at: float | None = None
+        """When one of its tasks was hurt, so that it has to go."""
         self.asked: int | None = None
         """The signal by which it was to end."""
+        self.asked_at: float | None = None
         self.status: int | None = None
         self.ended = asyncio.Event()
 
@@ -48,7 +53,7 @@ class Worker:
     @property
     def well(self) -> bool:
         """Whether it runs, and nobody wanted anything else."""
-        return self.status is None and self.asked is None and not self.frozen
+        return self.status is None and self.asked is None and not self.frozen and self.hurt_at is None
 
     def kill(self) -> None:
         """kill -9."""
@@ -63,6 +68,11 @@ class Worker:
         """SIGCONT."""
         self.frozen = False
         self._signal(signal.SIGCONT)
+
+    def hurt(self, how: Literal["ends", "freezes"]) -> None:
+        """One of its long-lived tasks ends, or freezes."""
+        self.hurt_at = time.monotonic()
+        self._signal(END if how == "ends" else FREEZE)
 
     async def stop(self) -> None:
         """SIGTERM, and wait; kill -9 where that takes too long, which its `Exit` then tells."""
@@ -82,10 +92,16 @@ class Worker:
     def exit(self) -> Exit:
         """How it ended."""
         assert self.status is not None
-        return Exit(self.kind, self.pid, self.asked, self.status, self.ready, self.log.name)
+        return Exit(self.kind, self.pid, self.asked, self.status, self.ready, self.log.name, self._hurt_s)
+
+    @property
+    def _hurt_s(self) -> float | None:
+        """How long it had to go by itself."""
+        return None if self.hurt_at is None else (self.asked_at or time.monotonic()) - self.hurt_at
 
     def _end(self, number: signal.Signals) -> None:
         if self.asked is None:
+            self.asked_at = time.monotonic()
             self.asked = number
         self._signal(number)
 
@@ -98,7 +114,11 @@ class Worker:
 class Workers:
     """All workers of a round. A context manager; what still runs at its end is killed."""
 
-    def __init__(self, directory: Path, env: Mapping[str, str], build: str | None = None) -> None:
+    def __init__(
+        self, directory: Path, env: Mapping[str, str], build: str | None = None, *, clocks: random.Random | None = None
+    ) -> None:
+        """``clocks``: chance by which a third of the workers have clocks that jump."""
+        self._clocks = clocks
         self._directory = directory
         self._env = dict(env)
         self._build = [build] if build else []
@@ -136,8 +156,12 @@ class Workers:
         log = self._directory / f"{len(self.all) + len(self._births)}-{kind}.log"
         born: asyncio.Future[Worker] = asyncio.get_running_loop().create_future()
         self._births.append((kind, log, born))
-        self._zygote.stdin.write(msgspec.json.encode(Order(kind, str(log), self._env)) + b"\n")
+        self._zygote.stdin.write(msgspec.json.encode(Order(kind, str(log), self._env | self._clock())) + b"\n")
         return await born
+
+    def _clock(self) -> dict[str, str]:
+        jumps = self._clocks and self._clocks.random() < 1 / 3
+        return {CLOCK: str(self._clocks.random())} if self._clocks and jumps else {}
 
     async def start_ready(self, *kinds: Kind) -> None:
         """Workers that are ready."""

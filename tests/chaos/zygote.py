@@ -11,13 +11,15 @@ import asyncio
 import ctypes
 import gc
 import os
+import random
 import select
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Any, Never
+from typing import Any, Never, cast
 
 import msgspec
 
@@ -33,6 +35,16 @@ LEFT_BEHIND = "left behind:"
 """How a worker's last line begins that ended with tasks or sockets still open."""
 TELL = signal.SIGUSR1
 """On this signal a worker writes into its log where each of its tasks waits."""
+END, FREEZE = signal.SIGUSR2, signal.SIGWINCH
+"""On these one of its long-lived tasks ends, or stands still for ever."""
+CLOCK = "TOKENBUS_CHAOS_CLOCK"
+"""The environment variable with a seed: the worker's wall clock jumps."""
+_OLD_S = 1.0
+"""A task that was there so long after the start is one that the worker lives by."""
+_NOT_THESE = ("lifespan", "supervisor", "Task-", "replay ", "work ")
+"""How names of tasks begin that are the harness's, uvicorn's, who watches the others, or end by themselves."""
+_OF_A_RUN = "-run"
+"""In the names of tasks of one run, which end with it."""
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
@@ -117,6 +129,8 @@ def _become(order: Order) -> Never:
         os.dup2(log, 1)
         os.dup2(log, 2)
         os.environ.update(order.env)
+        if CLOCK in order.env:
+            _let_the_clock_jump(order.env[CLOCK])
         commands.main(["worker", order.kind, "--port", "0"])
     except SystemExit as e:
         status = e.code if isinstance(e.code, int) else int(e.code is not None)
@@ -133,7 +147,12 @@ def _watched(serve: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[N
 
     async def watched(*args: Any) -> None:
         sockets = _sockets()
-        asyncio.get_running_loop().add_signal_handler(TELL, _tell_tasks)
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(TELL, _tell_tasks)
+        old: list[asyncio.Task[Any]] = []
+        loop.call_later(_OLD_S, lambda: old.extend(_long_lived()))
+        loop.add_signal_handler(END, _hurt, old, _end)
+        loop.add_signal_handler(FREEZE, _hurt, old, _freeze)
         await serve(*args)
         await asyncio.sleep(0)  # transports that were closed in the last step are gone after it
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
@@ -153,6 +172,51 @@ def _tell_tasks() -> None:
             path.append(f"{frame.f_code.co_qualname}:{frame.f_lineno}" if frame else repr(waits_in))
             waits_in = getattr(waits_in, "cr_await", None) or getattr(waits_in, "ag_await", None)
         print(f"task {task.get_name()}:", " > ".join(path), flush=True)
+
+
+def _long_lived() -> list[asyncio.Task[Any]]:
+    named = ((task, task.get_name()) for task in asyncio.all_tasks())
+    return [task for task, name in named if not name.startswith(_NOT_THESE) and _OF_A_RUN not in name]
+
+
+def _hurt(old: list[asyncio.Task[Any]], how: Callable[[asyncio.Task[Any]], None]) -> None:
+    # A task that is about to run waits for nothing yet.
+    old = old or _long_lived()  # a worker that was slow to start had none yet
+    waiting = [task for task in old if not task.done() and getattr(task, "_fut_waiter", None) is not None]
+    if not waiting:
+        asyncio.get_running_loop().call_later(0.01, _hurt, old, how)
+        return
+    task = random.choice(waiting)
+    print("hurt:", how.__name__, task.get_name(), flush=True)
+    how(task)
+
+
+def _end(task: asyncio.Task[Any]) -> None:
+    task.cancel()
+
+
+def _freeze(task: asyncio.Task[Any]) -> None:
+    """Nothing wakes it any more: what it waits for forgets it."""
+    waits_for = cast(Any, getattr(task, "_fut_waiter", None))
+    callbacks: list[Any] = list(getattr(waits_for, "_callbacks", None) or ())
+    for woken, _ in callbacks:
+        if getattr(woken, "__self__", None) is task:
+            waits_for.remove_done_callback(woken)
+
+
+def _let_the_clock_jump(seed: str) -> None:
+    """The wall clock of this process, and it alone, is now right, now seconds or minutes off, either way."""
+    chance = random.Random(seed)
+    really, really_ns, since = time.time, time.time_ns, time.monotonic
+    state = [0.0, since() + chance.uniform(0.0, 4.0)]
+
+    def off_s() -> float:
+        if since() > state[1]:
+            state[:] = chance.choice((0.0, 0.7, -0.7, 5.0, -5.0, 200.0, -200.0)), since() + chance.uniform(1.0, 8.0)
+        return state[0]
+
+    time.time = lambda: really() + off_s()
+    time.time_ns = lambda: really_ns() + int(off_s() * 1e9)
 
 
 def _sockets() -> int:

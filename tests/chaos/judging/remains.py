@@ -13,6 +13,10 @@ from tests.chaos.record import Exit, KeyFact, Record, Violation
 
 SERVER_AWAY = 3
 """Exit code of a worker that found no server at its start; a supervisor starts it again."""
+STUCK = 7
+"""That of a worker that could not go on."""
+GOES_S = 25.0
+"""So long after one of its tasks was hurt it is gone: that is noticed, and what it holds handed back."""
 _TTL = re.compile(r"\{\d+\}:(run|log):.+|members:.+|mcp:.+")
 _EMPTY = re.compile(r"requests|\{\d+\}:(turns|tools|state:.+)")
 _TRIMMED = re.compile(r"\{\d+\}:(raw|events|drafts)")
@@ -47,6 +51,8 @@ def judge(record: Record) -> Iterator[Violation]:
         if record.lossy and _LOSS_TOLD in complaint:
             continue
         yield Violation("workers", "", complaint)
+    for run, seconds in record.late.items():
+        yield Violation("late", run, f"still open {seconds:g} s after the last fault")
     if record.provider_connections:
         yield Violation("sockets", "", f"{record.provider_connections} connections to the provider are open")
     if record.server_connections:
@@ -82,6 +88,14 @@ def _lease(key: KeyFact, living: list[int]) -> Iterator[Violation]:
 
 
 def _exit(end: Exit) -> str | None:
+    if end.hurt_s is not None:
+        if end.asked is None:
+            return None if end.status == STUCK else f"one of its tasks was hurt, and it ended with {end.status}"
+        return (
+            f"one of its tasks was hurt {end.hurt_s:.0f} s before, and it was still there"
+            if end.hurt_s > GOES_S
+            else None
+        )
     match end.asked:
         case signal.SIGKILL:
             return None
@@ -89,6 +103,7 @@ def _exit(end: Exit) -> str | None:
             allowed = (0,) if end.ready else (0, SERVER_AWAY, -signal.SIGTERM)
             return None if end.status in allowed else f"asked to stop, it ended with {end.status}"
         case _:
-            if end.status == SERVER_AWAY and not end.ready:
+            # A worker that could not go on has to go; that its runs went on elsewhere, the other rules say.
+            if end.status == STUCK or (end.status == SERVER_AWAY and not end.ready):
                 return None
             return f"it ended by itself, with {end.status}" + ("" if end.ready else ", before it was ready")

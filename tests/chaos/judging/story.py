@@ -30,6 +30,10 @@ def judge(record: Record) -> Iterator[Violation]:
         log = [entry.event for entry in record.logs.get(story.run, ())]
         if not log or log[-1]["type"] not in TERMINAL:
             continue  # told by the rules of logs
+        if story.fate == "hostile":
+            if log[-1]["type"] in ("cancelled", "completed") or not log[-1].get("error", {}).get("code"):
+                yield Violation("outcome", story.run, f"hostile: {log[-1]['type']}: {log[-1].get('error')}")
+            continue
         if problem := _outcome(story, log, lossy=record.lossy):
             yield Violation("outcome", story.run, f"{story.fate}, {story.on_failure}: {problem}")
         if problem := _content(story, log):

@@ -1,0 +1,203 @@
+"""A provider that means harm: one way of it for each run, and a run of it shall end, and hurt no other."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import random
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager, suppress
+from functools import cache
+from typing import Any
+
+import msgspec
+
+from tests.chaos.record import Story
+
+APIS = ("anthropic", "openai-chat")
+NAMES = {api: f"hostile-{api}" for api in APIS}
+"""The providers' names, by API."""
+_BOMB_BYTES = 256 * 2**20
+_PIECE = 64 * 2**10
+_LONG_S = 30.0
+"""A way that goes on for ever gives up after so long: then it was the client's fault."""
+LONGEST_S = 12.0
+"""What a run may take to see that nothing will come of it."""
+_OK = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n"
+
+Send = Callable[[bytes], Any]
+
+
+@cache
+def _bomb(times: int) -> bytes:
+    data = gzip.compress(bytes(_BOMB_BYTES), 9)
+    for _ in range(times - 1):
+        data = gzip.compress(data, 9)
+    return data
+
+
+async def gzip_bomb(send: Send) -> None:
+    """A small body that becomes a quarter of a gigabyte."""
+    await send(_OK + b"content-encoding: gzip\r\n\r\n" + _bomb(1))
+
+
+async def gzip_bomb_in_a_bomb(send: Send) -> None:
+    """Packed twice."""
+    await send(_OK + b"content-encoding: gzip, gzip\r\n\r\n" + _bomb(2))
+
+
+async def bomb_as_an_error(send: Send) -> None:
+    """The body of an error is read too."""
+    await send(b"HTTP/1.1 500 Oh\r\nconnection: close\r\ncontent-encoding: gzip\r\n\r\n" + _bomb(1))
+
+
+async def wrong_encoding(send: Send) -> None:
+    """Not what it says it is."""
+    await send(_OK + b"content-encoding: gzip\r\n\r\n" + b"event: ping\ndata: {}\n\n" * 10)
+
+
+async def unknown_encoding(send: Send) -> None:
+    """An encoding that nobody has."""
+    await send(_OK + b"content-encoding: snail\r\n\r\n" + b"data: {}\n\n")
+
+
+async def no_utf8(send: Send) -> None:
+    """Bytes that are no text."""
+    await send(_OK + b'\r\nevent: message_start\ndata: {"type":"message_start","message":{"id":"\xff\xfe\xc0"}}\n\n')
+
+
+async def endless_comments(send: Send) -> None:
+    """A stream in which nothing is ever said."""
+    await send(_OK + b"\r\n")
+    while True:
+        await send(b": " + b"x" * 1000 + b"\n\n")
+        await asyncio.sleep(0.01)
+
+
+async def endless_line(send: Send) -> None:
+    """An event that never ends."""
+    await send(_OK + b"\r\ndata: ")
+    while True:
+        await send(b"x" * _PIECE)
+        await asyncio.sleep(0)
+
+
+async def endless_head(send: Send) -> None:
+    """Headers without end."""
+    await send(_OK)
+    while True:
+        await send(b"x-more: " + b"x" * 1000 + b"\r\n")
+        await asyncio.sleep(0)
+
+
+async def huge_id(send: Send) -> None:
+    """An id of megabytes, and a call of that name."""
+    huge = "i" * (3 * 2**20)
+    start = {"type": "message_start", "message": {"id": huge, "type": "message", "role": "assistant", "content": []}}
+    chunk = {"id": huge, "choices": [{"index": 0, "delta": {"tool_calls": [{"index": 0, "id": huge}]}}]}
+    await send(_OK + b"\r\nevent: message_start\ndata: " + json.dumps(start | chunk).encode() + b"\n\n")
+
+
+async def deep_json(send: Send) -> None:
+    """JSON that is nothing but depth."""
+    await send(_OK + b"\r\nevent: message_start\ndata: " + b"[" * 200_000 + b"]" * 200_000 + b"\n\n")
+
+
+async def absurd_wait(send: Send) -> None:
+    """Come back in 10^308 seconds."""
+    await send(b"HTTP/1.1 429 Slow\r\nretry-after: 1e308\r\nconnection: close\r\ncontent-length: 2\r\n\r\n{}")
+
+
+async def no_number(send: Send) -> None:
+    """Come back in NaN."""
+    await send(b"HTTP/1.1 529 Full\r\nretry-after: NaN\r\nconnection: close\r\ncontent-length: 2\r\n\r\n{}")
+
+
+async def no_http(send: Send) -> None:
+    """Another protocol."""
+    await send(b"-ERR what is this\r\n")
+
+
+async def page(send: Send) -> None:
+    """A proxy's page."""
+    await send(b"HTTP/1.1 200 OK\r\ncontent-type: text/html\r\nconnection: close\r\n\r\n<html>welcome</html>")
+
+
+async def silence(send: Send) -> None:
+    """A head, and nothing more."""
+    await send(_OK + b"\r\n")
+    await asyncio.sleep(_LONG_S)
+
+
+WAYS: tuple[Callable[[Send], Any], ...] = (
+    gzip_bomb,
+    gzip_bomb_in_a_bomb,
+    bomb_as_an_error,
+    wrong_encoding,
+    unknown_encoding,
+    no_utf8,
+    endless_comments,
+    endless_line,
+    endless_head,
+    huge_id,
+    deep_json,
+    absurd_wait,
+    no_number,
+    no_http,
+    page,
+    silence,
+)
+
+
+def scene(run: str, chance: random.Random) -> tuple[Story, dict[str, Any]]:
+    """A run with it: its story, and its request."""
+    provider, way = NAMES[chance.choice(APIS)], chance.choice(WAYS).__name__
+    story = Story(run=run, provider=provider, mode="chat", stream=True, on_failure="fail", fate="hostile", pieces=())
+    request: dict[str, Any] = {
+        "type": "generate",
+        "id": run,
+        "provider": provider,
+        "model": way,
+        "messages": [{"role": "user", "content": f"Please look at {run}"}],
+        "on_failure": "fail",
+    }
+    return story, request
+
+
+@asynccontextmanager
+async def hostile_provider() -> AsyncGenerator[str]:
+    """The provider while it runs; its url. A request's model says which way it is answered."""
+    ways = {way.__name__: way for way in WAYS}
+    serving: set[asyncio.Task[None]] = set()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task
+        serving.add(task)
+        task.add_done_callback(serving.discard)
+
+        async def send(data: bytes) -> None:
+            for at in range(0, len(data), _PIECE):
+                writer.write(data[at : at + _PIECE])
+                await writer.drain()
+
+        try:
+            # uvloop raises RuntimeError on a write to a connection that was reset.
+            with suppress(OSError, RuntimeError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+                head = (await reader.readuntil(b"\r\n\r\n")).lower()
+                size = int(head.partition(b"content-length: ")[2].partition(b"\r\n")[0] or 0)
+                asked: dict[str, Any] = msgspec.json.decode(await reader.readexactly(size))
+                async with asyncio.timeout(_LONG_S):
+                    await ways[asked["model"]](send)
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    try:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    finally:
+        server.close()
+        for task in serving:
+            task.cancel()
+        await asyncio.gather(*serving, return_exceptions=True)

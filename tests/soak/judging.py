@@ -1,0 +1,85 @@
+"""Whether a series of measurements grows: pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+from typing import Literal
+
+import msgspec
+
+Unit = Literal["bytes", "count"]
+WARM = 0.3
+"""The share of the time at the beginning that is not judged: caches fill, and what has a TTL has not expired yet."""
+_APART = 0.4
+"""Of the time: nearer pairs of points do not count."""
+_MOST_POINTS = 200
+"""Points of a fit: its pairs are the square of that."""
+
+
+class Series(msgspec.Struct):
+    """One thing that was measured again and again."""
+
+    name: str
+    unit: Unit
+    at_s: list[float] = []
+    values: list[float] = []
+
+
+class Tolerance(msgspec.Struct, frozen=True, kw_only=True):
+    """How much a series may grow over the time that is judged, and still be called flat: the larger of the two."""
+
+    share: float = 0.05
+    """Of its median."""
+    least_bytes: float = 4 * 2**20
+    least_count: float = 8
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """What became of one series."""
+
+    name: str
+    unit: Unit
+    middle: float
+    """The median of the time that is judged."""
+    highest: float
+    grew: float
+    """What the fit says that it grew in that time; below 0 it shrank."""
+    allowed: float
+
+    @property
+    def flat(self) -> bool:
+        """Whether it passes."""
+        return self.grew <= self.allowed
+
+
+def judge(series: Sequence[Series], tolerance: Tolerance) -> list[Finding]:
+    """A finding for each series. Raises ValueError for one of fewer than four points: that is no soak."""
+    return [_finding(one, tolerance) for one in series]
+
+
+def _finding(series: Series, tolerance: Tolerance) -> Finding:
+    begin, end = series.at_s[0], series.at_s[-1]
+    judged = [
+        (at, value) for at, value in zip(series.at_s, series.values, strict=True) if at >= begin + WARM * (end - begin)
+    ]
+    if len(judged) < 4:
+        raise ValueError(f"{series.name}: {len(judged)} measurements are too few")
+    middle = median(value for _, value in judged)
+    grew = slope(judged) * (judged[-1][0] - judged[0][0])
+    least = tolerance.least_bytes if series.unit == "bytes" else tolerance.least_count
+    allowed = max(tolerance.share * middle, least)
+    return Finding(series.name, series.unit, middle, max(value for _, value in judged), grew, allowed)
+
+
+def slope(points: Sequence[tuple[float, float]]) -> float:
+    """The median of the slopes between pairs of points (Theil and Sen): single peaks do not move it.
+
+    Only pairs far apart count. Most near ones lie on one tooth of a saw, which only ever rises.
+    """
+    thinned = points[:: max(1, len(points) // _MOST_POINTS)]
+    apart = _APART * (points[-1][0] - points[0][0])
+    slopes = [
+        (y2 - y1) / (x2 - x1) for i, (x1, y1) in enumerate(thinned) for x2, y2 in thinned[i + 1 :] if x2 - x1 > apart
+    ]
+    return median(slopes) if slopes else 0.0

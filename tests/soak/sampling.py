@@ -1,0 +1,52 @@
+"""Measures processes and the server from outside, as an operator could."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tests.soak.judging import Series, Unit
+
+
+class Sampler:
+    """All series of a soak."""
+
+    def __init__(self, pids: Mapping[str, int], client: Any) -> None:
+        """``pids``: by name; `server` is the Redis or Valkey server that ``client`` reaches."""
+        self._pids = dict(pids)
+        self._client = client
+        self._series: dict[str, Series] = {}
+
+    @property
+    def series(self) -> list[Series]:
+        """What was measured so far."""
+        return list(self._series.values())
+
+    async def sample(self, at_s: float) -> None:
+        """Measure everything once. Raises OSError where a process is gone."""
+        for name, pid in self._pids.items():
+            self._add(f"{name}: memory", "bytes", at_s, resident(pid))
+            self._add(f"{name}: open files", "count", at_s, open_files(pid))
+        memory: dict[str, Any] = await self._client.info("memory")
+        clients: dict[str, Any] = await self._client.info("clients")
+        self._add("server: used_memory", "bytes", at_s, memory["used_memory"])
+        self._add("server: script cache", "count", at_s, memory["number_of_cached_scripts"])
+        self._add("server: connections", "count", at_s, clients["connected_clients"])
+        self._add("server: keys", "count", at_s, await self._client.dbsize())
+
+    def _add(self, name: str, unit: Unit, at_s: float, value: float) -> None:
+        series = self._series.setdefault(name, Series(name, unit))
+        series.at_s.append(at_s)
+        series.values.append(value)
+
+
+def resident(pid: int) -> int:
+    """Bytes of memory that the process has to itself: what it shares with others is no growth of its own."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines()
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Private_"))
+
+
+def open_files(pid: int) -> int:
+    """Open files, sockets among them."""
+    return sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())

@@ -1,0 +1,60 @@
+"""The soak in short, and what it calls flat."""
+
+from __future__ import annotations
+
+import math
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.soak.judging import Series, Tolerance, judge, slope
+from tests.soak.soak import Plan, soak
+
+TOLERANCE = Tolerance()
+MIB = 2**20
+
+
+def series(values: list[float], unit: str = "bytes") -> Series:
+    return Series("x", unit, [float(n) for n in range(len(values))], values)  # type: ignore[arg-type]
+
+
+def grows(values: list[float], unit: str = "bytes") -> bool:
+    [finding] = judge([series(values, unit)], TOLERANCE)
+    return not finding.flat
+
+
+CHANCE = random.Random(11)
+NOISE = [100 * MIB + CHANCE.gauss(0, 3 * MIB) for _ in range(400)]
+
+
+def test_noise_a_sawtooth_single_peaks_and_a_warm_up_are_flat() -> None:
+    assert not grows(NOISE)
+    assert not grows([100 * MIB + (n % 40) * MIB for n in range(400)])
+    assert not grows([v + (200 * MIB if n % 50 == 0 else 0) for n, v in enumerate(NOISE)])
+    assert not grows([v - 60 * MIB * math.exp(-n / 20) for n, v in enumerate(NOISE)])
+    assert not grows([20 + n % 5 for n in range(400)], "count")
+    assert not grows(NOISE[::-1] + [v - 30 * MIB for v in NOISE])
+
+
+def test_a_leak_under_noise_is_found() -> None:
+    assert grows([v + n * 0.03 * MIB for n, v in enumerate(NOISE)])
+    assert grows([100 * MIB + (n % 40) * MIB + n * 0.03 * MIB for n in range(400)])
+    assert grows([20 + n // 20 for n in range(400)], "count")
+
+
+def test_the_slope_is_that_of_the_line_whatever_a_few_points_say() -> None:
+    points = [(float(n), 3.0 * n) for n in range(50)]
+    points[7] = (7.0, 1e9)
+    assert slope(points) == pytest.approx(3.0)
+
+
+@pytest.mark.timeout(280)
+async def test_connections_files_and_keys_stay_flat_under_a_mixed_load(tmp_path: Path) -> None:
+    # Half a minute is all warm-up to the memory of Python processes, so of that only gross growth counts here.
+    tolerance = Tolerance(share=0.3, least_bytes=24 * MIB, least_count=40)
+    result = await soak(Plan(seconds=30, share=0.3, calibrate_s=6, keep_s=4, tolerance=tolerance), tmp_path)
+    assert [f for f in result.findings if not f.flat] == []
+    assert (result.unended, result.left, result.complaints) == ([], [], [])
+    assert result.outcomes["completed"] > 5
+    assert result.passed
