@@ -43,6 +43,8 @@ class Worker:
         self.process = process
         self.log = log
         self.url = ""
+        self.ends_with: tuple[int, ...] = (0, -signal.SIGKILL)
+        """Exit codes that are no failure of the test."""
 
     async def ready(self) -> None:
         """Wait until it says so."""
@@ -95,19 +97,20 @@ call = "tokenbus_services.replay.demo:weather"
         )
         self.workers: list[Worker] = []
 
-    async def start(self, *kinds: Kind, env: Mapping[str, str] | None = None) -> list[Worker]:
-        """Start workers side by side; returns when all are ready."""
-        started = [await self._spawn(kind, env or {}) for kind in kinds]
+    async def start(
+        self, *kinds: Kind, env: Mapping[str, str] | None = None, launch: Sequence[str] = ("-c", LAUNCH)
+    ) -> list[Worker]:
+        """Start workers side by side; returns when all are ready. ``launch``: what Python is to run as `tokenbus`."""
+        started = [await self._spawn(kind, env or {}, launch) for kind in kinds]
         await asyncio.gather(*(worker.ready() for worker in started))
         return started
 
-    async def _spawn(self, kind: Kind, env: Mapping[str, str]) -> Worker:
+    async def _spawn(self, kind: Kind, env: Mapping[str, str], launch: Sequence[str]) -> Worker:
         log = self._directory / f"{kind}-{len(self.workers)}.log"
         with log.open("wb") as errors:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
-                "-c",
-                LAUNCH,
+                *launch,
                 "worker",
                 kind,
                 "--port",
@@ -134,7 +137,7 @@ call = "tokenbus_services.replay.demo:weather"
         """Stop all, and fail for one that did not end well by itself."""
         codes = await asyncio.gather(*(worker.stop() for worker in self.workers))
         for worker, code in zip(self.workers, codes, strict=True):
-            assert code in (0, -signal.SIGKILL), f"{worker.kind} ended with {code}:\n{worker.log.read_text()[-4000:]}"
+            assert code in worker.ends_with, f"{worker.kind} ended with {code}:\n{worker.log.read_text()[-4000:]}"
 
 
 @asynccontextmanager

@@ -93,7 +93,7 @@ class StopAt(StreamProcessor):
 
     async def on_chunk(self, chunk: PublicEvent, state: StreamState, context: StreamContext) -> None:
         block = state.current_block
-        if block and self.options.word in "".join(block.pieces):
+        if block and self.options.word in block.text:
             await context.send(NewText(self.options.by))
             context.terminate(f"it came to {self.options.word!r}")
             return
@@ -127,7 +127,7 @@ class Slow(StreamProcessor):
         self._held.append(chunk)
         if state.just_completed:
             held, self._held = self._held, []
-            context.later(self._judged("".join(state.just_completed.pieces), held), holding=held)
+            context.later(self._judged(state.just_completed.text, held), holding=held)
 
     async def _judged(self, text: str, held: list[PublicEvent]) -> list[PublicEvent]:
         marks = Path(os.environ["MARKS"])

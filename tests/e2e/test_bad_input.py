@@ -40,6 +40,8 @@ REJECTED: dict[str, tuple[dict[str, Any], str, str]] = {
         "request_invalid",
         "output_schema.schema",
     ),
+    "no number": ({**GOOD, "temperature": float("nan")}, "request_invalid", "temperature"),
+    "half a character": ({**GOOD, "system": "\ud800"}, "request_invalid", "system"),
     "too large": ({**GOOD, "system": "x" * 10 * 2**20}, "request_too_large", ""),
 }
 

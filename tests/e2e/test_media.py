@@ -17,9 +17,11 @@ from tests.e2e.conftest import Send
 from tests.e2e.fleet import PIPELINE, Fleet, Worker, ended, fleet
 from tests.e2e.test_tool_images import DRAW, SPOKEN, TOOL, WRITTEN
 from tests.services.tools.sample_tools import draw
+from tokenbus import Client
 from tokenbus.blobs import blob_id_of
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server import Server
+from tokenbus.errors import BlobCorrupt
 from tokenbus_services.replay import ReplayServer, Reply, Script, Turn
 
 MB = 2**20
@@ -207,7 +209,44 @@ async def test_an_image_of_a_tool_reaches_the_model_by_its_blob_in_both_modes(
         judge.check(log)
         assert log[-1]["type"] == "completed", log[-1]
         [result] = [e for e in log if e["type"] == "block_complete" and e["kind"] == "tool_result"]
-        assert result["images"] == [{"media_type": "image/png", "blob_id": blob_id_of(drawn)}]
+        shown = {"media_type": "image/png", "blob_id": blob_id_of(drawn), "size_bytes": len(drawn)}
+        assert result["images"] == [shown]
     encoded = b64encode(drawn)
     assert sum(encoded in body for body in bodies) == 2
     assert not any(encoded in value for record in records for value in record.values())
+
+
+def spoil(directory: Path, blob_id: str) -> None:
+    """What a disk may do to a blob."""
+    [stored] = [p for p in directory.rglob("*") if blob_id[7:] in str(p) and p.is_file() and p.stat().st_size]
+    with stored.open("r+b") as file:
+        file.seek(stored.stat().st_size // 2)
+        file.write(b"bad")
+
+
+@pytest.mark.parametrize("size", [4_000, 3 * MB], ids=["small", "large"])
+async def test_a_corrupt_blob_is_told_before_a_provider_is_called_and_never_tried_again(
+    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path, size: int
+) -> None:
+    async with (
+        ReplayServer([SEES]) as provider,
+        with_store(tmp_path, server_url, keys, provider.url) as (_, blobs),
+        Client(server_url, prefix=keys.prefix, blobs=blobs.url) as bus,
+    ):
+        sound = await bus.blobs.put(PNG + bytes(size), "image/png")
+        spoilt = await bus.blobs.put(PNG + b"x" * size, "image/png")
+        spoil(tmp_path, spoilt.blob_id)
+        sources = [{"type": "blob", "blob_id": b.blob_id, "media_type": b.media_type} for b in (sound, spoilt)]
+        run = await send("sees", messages=asks(*sources), fallback=[{"provider": "gemini", "model": "sees"}])
+        log: Any = (await ended(server.client, keys, [run]))[run]
+        with pytest.raises(BlobCorrupt):
+            await bus.blobs.get(spoilt.blob_id)
+        asked = len(provider.requests)
+        again = await send("sees", messages=asks(sources[0]))
+        whole: Any = (await ended(server.client, keys, [again]))[again]
+    judge.check(log)
+    assert [e["type"] for e in log] == ["started", "failed"]
+    assert (log[-1]["error"]["code"], log[-1]["error"]["where"]) == ("blob_corrupt", "messages[0].content[2]")
+    assert "retryable" not in log[-1]["error"]
+    assert asked == 0
+    assert whole[-1]["type"] == "completed"

@@ -15,7 +15,7 @@ import pytest
 from tests.e2e.fleet import WITH_TOOLS, fleet
 from tests.servers import binary
 from tokenbus import Client
-from tokenbus.bus.keys import Keys
+from tokenbus.bus.keys import Keys, SubscribedTopic
 from tokenbus_services.embedded import EmbeddedServer
 from tokenbus_services.replay import ReplayServer, Reply, Script, Stall, ToolCall, Turn
 
@@ -23,6 +23,10 @@ EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 
 SCRIPTS = (
     Script(name="tale", turns=(Turn(says=Reply(text="Dr. Grey came in. Nobody saw her! That was all.")),)),
+    Script(
+        name="thinks",
+        turns=(Turn(says=Reply(thinking="a secret thought", text="Dr. Grey came in. Nobody saw her! That was all.")),),
+    ),
     # It falls silent: only who stops it ends it.
     Script(
         name="fruit",
@@ -49,6 +53,12 @@ class Deployment:
 
     def request(self, model: str, **fields: object) -> Mapping[str, object]:
         return {"provider": "anthropic", "model": model, "messages": [{"role": "user", "content": "Go on."}], **fields}
+
+    async def watches(self, topic: SubscribedTopic, group: str) -> bool:
+        """Whether the group has a worker: from then on it misses nothing."""
+        keys = Keys()
+        leases = [keys.lease(partition, f"{topic}:{group}") for partition in range(keys.partitions)]
+        return await self.bus._deployment.server.client.exists(*leases) == len(leases)
 
     @asynccontextmanager
     async def example(self, name: str, *arguments: str) -> AsyncGenerator[asyncio.StreamReader]:

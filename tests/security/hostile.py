@@ -47,7 +47,7 @@ async def _tool(writer: asyncio.StreamWriter, what: str, told: str) -> None:
 
 
 async def _provider(writer: asyncio.StreamWriter, model: str, told: str, *, answered: bool) -> None:
-    """``unauthorized``, ``chatty``, ``breaks``, or the names of tools to call with + between."""
+    """``unauthorized``, ``chatty``, ``spells``, ``breaks``, or the names of tools to call with + between."""
     match model:
         case "unauthorized":
             error = json.dumps({"error": {"message": f"Incorrect API key provided: {told}", "type": "auth"}})
@@ -57,6 +57,13 @@ async def _provider(writer: asyncio.StreamWriter, model: str, told: str, *, answ
             await _in_pieces(writer, _event({"content": told}))
         case "chatty":
             await _stream(writer, _event({"content": told}), finish="stop")
+        case "spells":
+            events = [
+                _event({key: told[at : at + step]})
+                for key, step in (("content", 3), ("reasoning_content", 1))
+                for at in range(0, len(told), step)
+            ]
+            await _stream(writer, b"".join(events), finish="stop")
         case _ if answered:
             await _stream(writer, _event({"content": "done"}), finish="stop")
         case _:

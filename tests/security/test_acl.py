@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -16,18 +16,24 @@ from redis.exceptions import AuthenticationError, NoPermissionError, ResponseErr
 from tests.e2e.conftest import WEATHER
 from tests.e2e.fleet import WITH_TOOLS, Kind, ended, fleet
 from tests.servers import binary
+from tests.services.cli.process import Command, running
 from tests.waiting import eventually
-from tokenbus import Client
+from tokenbus import Chunk, Client
 from tokenbus.bus.keys import Keys
+from tokenbus.bus.outage import retry_until_available
 from tokenbus.bus.records import newest_records
+from tokenbus.bus.scripts.call import Call
+from tokenbus.bus.send import send
 from tokenbus.bus.server import Server
+from tokenbus.errors import ServerUnavailable
+from tokenbus_services.cli.scripts import all_scripts
 from tokenbus_services.embedded import EmbeddedServer
 from tokenbus_services.fetcher.uploaded import UploadedFiles
 from tokenbus_services.replay import ReplayServer, Reply, Script, ToolCall, Turn
 
 USERS = Path(__file__).parents[2] / "deploy" / "acl" / "users.conf"
 SERVICES = ("fetcher", "normalizer", "parser", "policy", "tools", "recorder", "blobs")
-NAMES = ("publisher", "subscriber", *SERVICES, "operator")
+NAMES = ("publisher", "subscriber", *SERVICES, "operator", "scripts")
 KEYS = Keys(partitions=2)
 RECORDED = '[records]\nsample = 1.0\n[blobs]\nloader = "tests.e2e.own_store:create"\n'
 ASKS = Script(
@@ -63,12 +69,23 @@ class Guarded:
 
 @pytest.fixture
 async def guarded() -> AsyncGenerator[Guarded]:
-    with EmbeddedServer(binary=binary(), options={"include": str(USERS)}) as server:
+    options = {"include": str(USERS), "busy-reply-threshold": "50"}
+    with EmbeddedServer(binary=binary(), options=options) as server:
         async with Redis(port=server.port, decode_responses=True) as admin:
             made = Guarded(server.port, admin)
             for name, password in made.passwords.items():
                 await made.admin.execute_command("ACL", "SETUSER", f"tokenbus-{name}", f">{password}")
             yield made
+
+
+@pytest.fixture
+async def scripts(guarded: Guarded, tmp_path: Path) -> AsyncGenerator[Command]:
+    """`tokenbus scripts --keep`, once it has loaded them."""
+    url = guarded.url("scripts")
+    async with running(tmp_path / "scripts", "scripts", "--keep", TOKENBUS_REDIS_URL=url) as keeper:
+        await keeper.says("")  # its first line; other tests of this process have scripts too
+        yield keeper
+        assert await keeper.stop() == 0
 
 
 async def test_a_user_without_a_password_cannot_log_in() -> None:
@@ -81,7 +98,7 @@ async def test_a_user_without_a_password_cannot_log_in() -> None:
                     await admin.execute_command("AUTH", user, "")
 
 
-async def test_each_service_does_its_work_as_its_own_user(guarded: Guarded, tmp_path: Path) -> None:
+async def test_each_service_does_its_work_as_its_own_user(guarded: Guarded, scripts: Command, tmp_path: Path) -> None:
     async with (
         ReplayServer([ASKS]) as provider,
         fleet(tmp_path, guarded.url("operator"), KEYS, provider.url, (), RECORDED + PASSES) as workers,
@@ -97,19 +114,22 @@ async def test_each_service_does_its_work_as_its_own_user(guarded: Guarded, tmp_
         await eventually(lambda: _all_there(operator, begun))
         run = await publisher.publish(_request("asks"))
         result = await publisher.result(run)
-        assert result.text == "Let me look.It rains."
+        assert result.text == "Let me look.\n\nIt rains."
         logs = await ended(operator.client, KEYS, [run.id])
         assert any(event["type"] == "block_complete" and event["kind"] == "tool_result" for event in logs[run.id])
         assert await heard == "It rains."
         judged = await publisher.publish({**_request("asks"), "policies": ["passes"]})
-        assert (await publisher.result(judged)).text == "Let me look.It rains."
+        assert (await publisher.result(judged)).text == "Let me look.\n\nIt rains."
+        await guarded.admin.script_flush()  # as after a restart
+        await scripts.says(f"{len(all_scripts())} of {len(all_scripts())} scripts loaded again")
         cancelled = await publisher.publish(_request("asks"))
         await publisher.cancel(cancelled)
         await ended(operator.client, KEYS, [cancelled.id])
         await operator.client.xadd(KEYS.requests, {"__data__": "no request"})
         await eventually(lambda: operator.client.xlen(KEYS.dead))
         await eventually(lambda: _recorded(operator, [run.id, judged.id, cancelled.id]))
-    assert await guarded.refusals() == []
+    # What was asked while the scripts were gone, and then waited.
+    assert [refusal for refusal in await guarded.refusals() if " eval " not in refusal] == []
 
 
 async def _recorded(server: Server, runs: list[str]) -> bool:
@@ -132,6 +152,7 @@ async def _listen(subscriber: Client) -> str:
     text: dict[int, str] = {}
     async with subscriber.subscribe("visible", group="speech") as chunks:
         async for chunk in chunks:
+            assert isinstance(chunk, Chunk)
             text[chunk.block] = text.get(chunk.block, "") + chunk.text
             if text[chunk.block] == "It rains.":
                 break
@@ -162,9 +183,10 @@ WRITES: dict[str, set[str]] = {
     },
     "policy": {"events", "requests", "dead"},
     "tools": {"tools", "events", "dead"},
-    "recorder": {"dead"},
+    "recorder": {"dead", "records"},
     "blobs": set(),
     "operator": {"requests"},
+    "scripts": set(),
 }
 """The streams to which each may add."""
 READS: dict[str, set[str]] = {
@@ -181,6 +203,7 @@ READS: dict[str, set[str]] = {
         *(*TOPICS, "log", "requests", "turns", "tools", "raw", "events", "drafts", "decisions", "control"),
         *("records", "tape", "dead"),
     },
+    "scripts": set(),
 }
 """The streams that each may read."""
 
@@ -219,8 +242,9 @@ async def test_each_user_reads_and_writes_its_own_streams_and_no_others(guarded:
                 except NoPermissionError:
                     pass
             if stream not in WRITES[name]:
+                adds = await guarded.admin.script_load("return redis.call('XADD', KEYS[1], '*', 'a', 'b')")
                 with refused():  # nor by way of a script
-                    await user.eval("return redis.call('XADD', KEYS[1], '*', 'a', 'b')", 1, key)
+                    await user.evalsha(adds, 1, key)
         assert found["writes"] == WRITES[name]
         assert found["reads"] == READS[name]
 
@@ -232,6 +256,9 @@ async def test_no_user_governs_the_server_or_reaches_foreign_keys(guarded: Guard
             "FLUSHALL",
             "FLUSHDB",
             "CONFIG SET maxmemory 1",
+            "CONFIG GET requirepass",
+            "CONFIG GET *",
+            "CONFIG REWRITE",
             "SHUTDOWN NOSAVE",
             "ACL LIST",
             "ACL SETUSER x on",
@@ -243,7 +270,12 @@ async def test_no_user_governs_the_server_or_reaches_foreign_keys(guarded: Guard
             "SCRIPT FLUSH",
             "SUBSCRIBE x",
             "PUBLISH x y",
-            "KEYS *" if name != "operator" else "SAVE",
+            "KEYS *",
+            "KEYS tokenbus:*",
+            "SCAN 0",
+            "RANDOMKEY",
+            "DBSIZE",
+            "SAVE",
             "GET shop:secret",
             "SET tokenbus:meta x",
             "DEL tokenbus:meta",
@@ -252,6 +284,60 @@ async def test_no_user_governs_the_server_or_reaches_foreign_keys(guarded: Guard
         ):
             with refused():
                 await user.execute_command(*command.split())
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_no_user_runs_a_script_that_is_not_ours(guarded: Guarded, name: str) -> None:
+    foreign = "while true do end"
+    async with Redis.from_url(guarded.url(name)) as user:
+        for command in (
+            ("EVAL", foreign, 0),
+            ("EVAL_RO", foreign, 0),
+            ("FUNCTION", "LOAD", "#!lua name=f\nredis.register_function('f', function() return 1 end)"),
+            ("FCALL", "f", 0),
+            ("FCALL_RO", "f", 0),
+            ("SCRIPT", "DEBUG", "YES"),
+        ):
+            with refused():
+                await user.execute_command(*command)
+        if name == "scripts":  # who may load may run nothing
+            for run in ("EVALSHA", "EVALSHA_RO"):
+                with refused():
+                    await user.execute_command(run, await user.script_load(foreign), 0)
+        else:
+            with refused():
+                await user.script_load(foreign)
+
+
+async def test_the_operator_ends_a_script_that_hangs(guarded: Guarded) -> None:
+    hangs = await guarded.admin.script_load("while true do end")
+    async with Redis.from_url(guarded.url("publisher")) as user, Redis.from_url(guarded.url("operator")) as operator:
+        hanging = asyncio.ensure_future(user.evalsha(hangs, 0))
+
+        async def killed() -> bool:
+            with suppress(ResponseError):  # it has not begun
+                return bool(await operator.script_kill())
+            return False
+
+        await eventually(killed)
+        with pytest.raises(ResponseError, match="killed by user"):
+            await hanging
+        assert await operator.ping()
+
+
+async def test_a_process_waits_until_the_scripts_are_loaded(guarded: Guarded) -> None:
+    async with Client(guarded.url("publisher")) as publisher, Server(guarded.url("publisher")) as server:
+        with pytest.raises(ServerUnavailable, match=r"'admit'.*tokenbus scripts"):
+            await publisher.publish(_request("asks"))
+        call = Call(next(one for one in all_scripts() if one.name == "admit"), [KEYS.requests], [10, "{}", ""])
+        waiting = asyncio.create_task(retry_until_available(server, lambda: send(server, call), what="admission"))
+        await eventually(lambda: _asked(guarded))
+        await guarded.admin.script_load(call.script.text)
+        assert await waiting
+
+
+async def _asked(guarded: Guarded) -> bool:
+    return bool(await guarded.refusals())
 
 
 async def test_the_fetcher_keeps_the_table_of_uploaded_files_and_others_cannot_touch_it(guarded: Guarded) -> None:

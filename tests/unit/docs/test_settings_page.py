@@ -34,7 +34,7 @@ def tables(kind: inspect.Type, path: str) -> Iterator[tuple[str, inspect.StructT
         case inspect.DictType():
             yield from tables(kind.value_type, f"{path}.NAME")
         case inspect.VarTupleType():
-            yield from tables(kind.item_type, f"[{path}]")
+            yield from tables(kind.item_type, f"[{path.strip('[').replace(']', '')}]")
         case _:
             pass
 

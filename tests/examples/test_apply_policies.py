@@ -7,16 +7,16 @@ import pytest
 from tests.examples.conftest import Deployment
 from tokenbus import Chunk, Response
 from tokenbus.errors import RunCancelled
+from tokenbus.policy.apply import apply_policies
 from tokenbus.policy.blocks import StreamState
 from tokenbus.policy.judge import CallJudge, CallJudgeOptions
 from tokenbus.policy.processor import Decision, StreamContext, StreamProcessor
 from tokenbus.policy.rewrite import ReplaceText
-from tokenbus.policy.screened import screened
 
 
 class StopsAtPears(StreamProcessor):
     async def on_chunk(self, chunk: object, state: StreamState, context: StreamContext[object]) -> None:
-        if isinstance(chunk, Chunk) and "pear" in (text := "".join(state.blocks[-1].pieces)):
+        if isinstance(chunk, Chunk) and "pear" in (text := state.blocks[-1].text):
             # All of it may have come in one chunk.
             if before := text[len(text) - len(chunk.text) : text.index("pear")]:
                 await context.send(context.with_text(chunk, before))
@@ -28,7 +28,7 @@ class StopsAtPears(StreamProcessor):
 async def test_policies_work_on_a_run_as_it_is_said(deployment: Deployment) -> None:
     bus = deployment.bus
     names = ReplaceText.from_options({"rules": [{"find": "Dr. Grey", "replace": "Somebody"}]})
-    tale = Response.of([e async for e in screened(bus.stream(deployment.request("tale")), names)])
+    tale = Response.of([e async for e in apply_policies(bus.stream(deployment.request("tale")), names)])
     assert tale.text == "Somebody came in. Nobody saw her! That was all."
     assert tale.blocks[0].content == tale.text
 
@@ -36,13 +36,13 @@ async def test_policies_work_on_a_run_as_it_is_said(deployment: Deployment) -> N
     decisions: list[Decision] = []
     tools = [{"name": "weather", "parameters": {"type": "object"}}]
     asked = bus.stream(deployment.request("asks", tools=tools))
-    heard = Response.of([e async for e in screened(asked, judge, client=bus, on_decision=decisions.append)])
+    heard = Response.of([e async for e in apply_policies(asked, judge, client=bus, on_decision=decisions.append)])
     assert not heard.tool_calls
     assert heard.text.startswith("Blocked: it is nobody's business.")
     assert [(d.action, d.tool_name) for d in decisions] == [("block", "weather")]
 
     run = await bus.publish(deployment.request("fruit"))
-    fruit = Response.of([e async for e in screened(run.events(), StopsAtPears(), client=bus)])
+    fruit = Response.of([e async for e in apply_policies(run.events(), StopsAtPears(), client=bus)])
     assert fruit.finish == "content_filter"
     assert "kumquat" in fruit.text
     assert "pear" not in fruit.text

@@ -1,0 +1,187 @@
+"""`tokenbus worker KIND` whose long-lived tasks a test can list, end and freeze.
+
+On SIGUSR1 it reads its file: ``list`` writes the names of its tasks beside it; ``end NAME`` and ``freeze NAME`` do that
+to each task of this name at its next wake-up, wherever it waits; ``block`` never gives the event loop back. It changes
+its own copy of the product, as the broken builds of the chaos do.
+
+Each is a process of its own, but a copy of one that has imported everything (a fork server's): to start it costs
+hundredths of a second, and a test may end dozens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import signal
+import sys
+import time
+import types
+from collections.abc import Coroutine, Generator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from tests.e2e.fleet import Kind
+from tests.waiting import eventually
+from tokenbus.bus.liveness import Liveness
+from tokenbus_services.cli import main as command
+from tokenbus_services.cli import worker
+from tokenbus_services.cli.services import SERVICES
+from tokenbus_services.worker import supervision
+from tokenbus_services.worker.source import SourceSubscriber
+
+SIGNAL = signal.SIGUSR1
+STARTED_S = 120.0
+_processes = multiprocessing.get_context("forkserver")
+_processes.set_forkserver_preload([__name__, *(f"tokenbus_services.{service}.app" for service in SERVICES), "uvloop"])
+
+
+class Fault(BaseException):
+    """No handler of exceptions expects it."""
+
+
+class Faults:
+    """What is to happen to which task."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self.of: dict[str, str] = {}
+        self.known: list[Liveness] = []
+
+    @types.coroutine
+    def _driven(self, name: str, work: Coroutine[Any, Any, None]) -> Generator[Any, Any, None]:
+        """The coroutine, step by step, until its fault comes."""
+        sent, raised = None, None
+        while True:
+            try:
+                waits_for = work.throw(raised) if raised else work.send(sent)
+            except StopIteration:
+                return
+            sent, raised = None, None
+            try:
+                sent = yield waits_for
+            except BaseException as e:
+                raised = e
+            match self.of.get(name):
+                case "freeze":
+                    structlog.get_logger().info("frozen", task=name)
+                    while not any(liveness.failed for liveness in self.known):
+                        with suppress(asyncio.CancelledError):  # no timeout ends it either
+                            yield from asyncio.get_running_loop().create_future()
+                case "end":
+                    raised = Fault(name)
+                case _:
+                    pass
+
+    async def driven(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+        """The coroutine, until its fault comes."""
+        await self._driven(name, work)
+
+    def install(self) -> None:
+        """Drive every long-lived task of this process."""
+        start, passing = Liveness.start, Liveness.start_passing
+        consume: Any = SourceSubscriber._consume  # pyright: ignore[reportPrivateUsage]
+        faults = self
+
+        def started(self: Liveness, work: Any, *, name: str) -> Any:
+            faults.known.append(self)
+            return start(self, faults.driven(name, work), name=name)
+
+        def passed(self: Liveness, work: Any, *, name: str) -> Any:
+            return passing(self, faults.driven(name, work), name=name)
+
+        async def consumed(self: Any, *args: Any, **more: Any) -> None:
+            await faults.driven(self._task_name, consume(self, *args, **more))
+
+        Liveness.start = started
+        Liveness.start_passing = passed
+        SourceSubscriber._consume = consumed  # pyright: ignore[reportPrivateUsage]
+        serve: Any = worker.serve
+
+        async def served(*args: Any) -> None:
+            asyncio.get_running_loop().add_signal_handler(SIGNAL, self.heard)
+            await serve(*args)
+
+        worker.serve = served
+
+    def heard(self) -> None:
+        """Do what the file says."""
+        what, _, name = self._file.read_text().partition(" ")
+        match what:
+            case "list":
+                names = {name for liveness in self.known for name in liveness.names}
+                unfinished = self._file.with_suffix(".unfinished")
+                unfinished.write_text("\n".join(sorted(names)))
+                unfinished.rename(self._file.with_suffix(".names"))
+            case "block":
+                supervision.BLOCKED_S = 3.0  # pyright: ignore[reportConstantRedefinition]
+                while True:
+                    time.sleep(1)
+            case _:
+                self.of[name] = what
+
+
+def _run(kind: Kind, config: str, file: Path, log: Path) -> None:
+    with log.open("wb") as written:
+        for stream in (1, 2):
+            os.dup2(written.fileno(), stream)
+    os.environ["TOKENBUS_CONFIG"] = config
+    sys.argv = ["tokenbus", "worker", kind, "--port", "0"]
+    Faults(file).install()
+    command()
+
+
+class FaultyWorker:
+    """One such worker, as the test that starts it sees it."""
+
+    def __init__(self, kind: Kind, directory: Path, name: str) -> None:
+        self.kind: Kind = kind
+        self._file = directory / f"{name}.fault"
+        self._log = directory / f"{name}.log"
+        config = str(directory / "tokenbus.toml")
+        self._process = _processes.Process(target=_run, args=(kind, config, self._file, self._log), daemon=True)
+        self._process.start()
+
+    @property
+    def log(self) -> str:
+        """What it has written so far."""
+        return self._log.read_text() if self._log.exists() else ""
+
+    @property
+    def pid(self) -> int:
+        assert self._process.pid
+        return self._process.pid
+
+    async def ready(self) -> None:
+        """Wait until it says so."""
+        await eventually(lambda: "ready " in self.log or self._process.exitcode is not None, timeout=STARTED_S)
+        assert self._process.exitcode is None, (self._process.exitcode, self.log)
+
+    def tell(self, fault: str) -> None:
+        """Let this happen to it."""
+        self._file.write_text(fault)
+        os.kill(self.pid, SIGNAL)
+
+    async def names(self) -> set[str]:
+        """Of its long-lived tasks."""
+        self.tell("list")
+        listed = self._file.with_suffix(".names")
+
+        def written() -> set[str]:
+            return set(listed.read_text().split("\n")) if listed.exists() else set()
+
+        return await eventually(written)
+
+    async def ended(self, *, timeout: float) -> int:
+        """Wait until it has, by itself. Its exit code."""
+        await eventually(lambda: self._process.exitcode is not None, timeout=timeout)
+        assert self._process.exitcode is not None
+        return self._process.exitcode
+
+    def kill(self) -> None:
+        """kill -9, if it lives."""
+        self._process.kill()
+        self._process.join()

@@ -1,0 +1,127 @@
+"""However much one tenant has waiting: a cancel overtakes it, and the first run of another does not wait behind it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.e2e.fleet import PIPELINE, ended, fleet
+from tests.waiting import eventually
+from tokenbus.bus.keys import Keys, order_keys
+from tokenbus.bus.server import Server
+from tokenbus_services.replay import Delivery, ReplayServer, Reply, Script, Turn
+
+QUICK = Script(name="quick", turns=(Turn(says=Reply(text="done")),))
+ENDLESS = Script(name="endless", turns=(Turn(says=Reply(text="word " * 3000), delivery=Delivery(pace=5)),))
+FLOOD = 1_500
+
+
+def generate(run: str, model: str, tenant: str) -> dict[str, bytes]:
+    """An entry of the inbound stream, as any plain client writes it."""
+    message = {"role": "user", "content": run}
+    request = {"type": "generate", "id": run, "provider": "anthropic", "model": model, "messages": [message]}
+    return {"__data__": msgspec.json.encode({**request, "metadata": {"tenant": tenant}})}
+
+
+def cancel(run: str) -> dict[str, bytes]:
+    return {"__data__": msgspec.json.encode({"type": "cancel", "run": run})}
+
+
+async def put(server: Server, keys: Keys, *entries: dict[str, bytes]) -> None:
+    """All at once, in this order."""
+    pipe: Any = server.client.pipeline(transaction=False)
+    for entry in entries:
+        pipe.xadd(keys.requests, entry)
+    await pipe.execute()
+
+
+async def drop_waiting(server: Server, keys: Keys) -> None:
+    """Delete what nobody has taken in yet: the test is over."""
+    await server.client.delete(keys.requests, *order_keys(keys.requests))
+
+
+@pytest.mark.leaves_pending
+async def test_a_cancel_on_the_inbound_stream_overtakes_the_requests_before_it(
+    server: Server, server_url: str, keys: Keys, tmp_path: Path
+) -> None:
+    async with (
+        ReplayServer([QUICK, ENDLESS]) as provider,
+        fleet(tmp_path, server_url, keys, provider.url, PIPELINE),
+    ):
+        await put(server, keys, generate("running", "endless", "x"))
+        await provider.until(lambda: any(exchange.reads_sent for exchange in provider.requests))
+        flood = [generate(f"flood-{n}", "quick", "big") for n in range(FLOOD)]
+        await put(server, keys, *flood, cancel("running"))
+        await provider.disconnected(provider.requests[0])
+        assert await server.client.xlen(keys.requests) > FLOOD / 3
+        log = (await ended(server.client, keys, ["running"]))["running"]
+        assert log[-1]["type"] == "cancelled"
+        await drop_waiting(server, keys)
+
+
+@pytest.mark.leaves_pending
+async def test_a_cancel_that_overtook_its_own_request_waits_for_it(
+    server: Server, server_url: str, keys: Keys, tmp_path: Path
+) -> None:
+    async with (
+        ReplayServer([QUICK, ENDLESS]) as provider,
+        fleet(tmp_path, server_url, keys, provider.url, PIPELINE) as running,
+    ):
+        flood = [generate(f"flood-{n}", "quick", "big") for n in range(100)]
+        await running.workers[0].stop()
+        await put(server, keys, *flood, generate("own", "endless", "big"), cancel("own"))
+        await running.start("fetcher")
+        logs = await ended(server.client, keys, ["own", "flood-99"])
+        assert logs["own"][-1]["type"] == "cancelled"
+        assert logs["flood-99"][-1]["type"] == "completed"
+        assert "own" not in [exchange.asked.user_text for exchange in provider.requests if exchange.asked]
+
+
+@pytest.mark.leaves_pending
+async def test_a_tenants_first_run_begins_while_anothers_flood_waits_at_intake(
+    server: Server, server_url: str, keys: Keys, tmp_path: Path
+) -> None:
+    async with (
+        ReplayServer([QUICK]) as provider,
+        fleet(tmp_path, server_url, keys, provider.url, PIPELINE),
+    ):
+        flood = [generate(f"flood-{n}", "quick", "big") for n in range(FLOOD)]
+        await put(server, keys, *flood, generate("first", "quick", "small"))
+        logs = await ended(server.client, keys, ["first"])
+        assert logs["first"][-1]["type"] == "completed"
+        assert await server.client.xlen(keys.requests) > FLOOD / 3
+        await drop_waiting(server, keys)
+
+
+async def test_a_tenants_first_run_begins_while_anothers_flood_waits_for_calls(
+    server: Server, server_url: str, keys: Keys, tmp_path: Path
+) -> None:
+    """Intake is past; behind it the fetcher has few slots and few places, and long calls in all of them."""
+    toml = "[limits]\nruns_per_fetcher = 4\nwaiting_per_fetcher = 8\n"
+    slow = Script(name="slow", turns=(Turn(says=Reply(text="one two three four"), delivery=Delivery(pace=20)),))
+    async with (
+        ReplayServer([QUICK, slow]) as provider,
+        fleet(tmp_path, server_url, keys, provider.url, PIPELINE, toml),
+    ):
+        flood = [f"flood-{n}" for n in range(FLOOD // 3)]
+        await put(server, keys, *(generate(run, "slow", "big") for run in flood))
+
+        async def taken_in() -> bool:
+            return await server.client.xlen(keys.requests) == 0
+
+        await eventually(taken_in, timeout=120)
+        await put(server, keys, generate("first", "quick", "small"))
+        await ended(server.client, keys, ["first"])
+        turns = [await server.client.xlen(keys.topic(p, "turns")) for p in range(keys.partitions)]
+        assert sum(turns) > len(flood) / 3
+        await put(server, keys, *(cancel(run) for run in flood))
+        logs = await ended(server.client, keys, flood)
+        assert {log[-1]["type"] for log in logs.values()} <= {"completed", "cancelled"}
+
+        async def nothing_waits() -> bool:
+            return not any([await server.client.xlen(keys.topic(p, "turns")) for p in range(keys.partitions)])
+
+        await eventually(nothing_waits, timeout=60)  # the entries of runs that are over go as their turn comes

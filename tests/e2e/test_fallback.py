@@ -1,0 +1,241 @@
+"""Model fallback through the running services: the listener hears one answer, whoever gives it."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e import judge
+from tests.e2e.conftest import WEATHER, Send
+from tests.e2e.fleet import BASE_PATHS, PIPELINE, WITH_TOOLS, ended, fleet, provider_table
+from tokenbus import Client
+from tokenbus.bus.keys import Keys
+from tokenbus.bus.server import Server
+from tokenbus_services.replay import (
+    CutOff,
+    ErrorEvent,
+    HangUp,
+    ReplayServer,
+    Reply,
+    Script,
+    Stall,
+    Status,
+    ToolCall,
+    Turn,
+)
+from tokenbus_services.replay.script import Fault
+
+SAID = "It was said by another, and once."
+BROKEN = Reply(thinking="Let me think of it first.", text="Nobody is to hear of this, not a word.")
+QUICK = """
+[retry]
+base_delay_s = 0.02
+max_attempts = 2
+"""
+FAULTS: dict[str, tuple[Fault, int]] = {
+    "refused": (Status(status=401), 1),
+    "unknown": (Status(status=404), 1),
+    "busy": (Status(status=529), 2),
+    "gone": (HangUp(), 2),
+    "cut": (CutOff(after_text="think"), 2),
+    "silent": (Stall(after_text="think"), 2),
+}
+"""What goes wrong, and how often the first is asked."""
+SPEAKS = Script(name="speaks", turns=(Turn(says=Reply(text=SAID)),), repeat_last=True)
+PNG = b64encode(b"\x89PNG\r\n\x1a\n" + bytes(64)).decode()
+GIF = b64encode(b"GIF89a" + bytes(64)).decode()
+
+
+def picture(media_type: str, data: str) -> list[dict[str, Any]]:
+    source = {"type": "base64", "media_type": media_type, "data": data}
+    return [{"role": "user", "content": [{"type": "image", "source": source}, {"type": "text", "text": "What is it?"}]}]
+
+
+def to(provider: str, model: str = "speaks", **more: Any) -> dict[str, Any]:
+    return {"provider": provider, "model": model, **more}
+
+
+def switches(log: judge.Log) -> list[Any]:
+    return [e.get("fallback") for e in log if e["type"] == "retrying"]
+
+
+@pytest.mark.parametrize("api", [*BASE_PATHS])
+async def test_another_answers_where_the_first_fails_before_anything_visible(
+    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path, api: str
+) -> None:
+    other = {"anthropic": "gemini", "gemini": "openai-chat", "openai-chat": "openai-responses"}.get(api, "anthropic")
+    bad = [Script(name=name, turns=(Turn(says=BROKEN, fault=fault),)) for name, (fault, _) in FAULTS.items()]
+    async with ReplayServer([*bad, SPEAKS]) as provider:
+        toml = QUICK + provider_table("impatient", api, provider.url, "idle_timeout_s = 2")
+        async with fleet(tmp_path, server_url, keys, provider.url, PIPELINE, toml):
+            runs = {n: await send(n, provider="impatient", fallback=[to(other)]) for n in FAULTS}
+            logs: Any = await ended(server.client, keys, list(runs.values()))
+        asked = [exchange.asked.model for exchange in provider.requests if exchange.asked]
+    for name, (_, tries) in FAULTS.items():
+        log = logs[runs[name]]
+        judge.check(log)
+        assert log[-1]["type"] == "completed", log[-1]
+        assert log[0]["fallback"] == [to(other)]
+        assert switches(log) == [None] * (tries - 1) + [to(other)], name
+        [usage] = [e for e in log if e["type"] == "usage"]
+        assert usage["provider"] == other
+        assert judge.text(log) == SAID
+        assert judge.blocks(log) == [("text", SAID)]
+        assert asked.count(name) == tries
+    assert asked.count("speaks") == len(FAULTS)
+
+
+async def test_after_visible_text_nobody_else_is_asked(
+    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+) -> None:
+    script = Script(name="heard", turns=(Turn(says=Reply(text=SAID), fault=ErrorEvent(after_text="another")),))
+    async with (
+        ReplayServer([script, SPEAKS]) as provider,
+        fleet(tmp_path, server_url, keys, provider.url, PIPELINE, QUICK),
+    ):
+        run = await send("heard", fallback=[to("gemini")])
+        log: Any = (await ended(server.client, keys, [run]))[run]
+        asked = len(provider.requests)
+    judge.check(log)
+    assert (log[-1]["type"], switches(log), asked) == ("failed", [], 1)
+    assert SAID.startswith(judge.text(log))
+
+
+async def test_the_turns_after_tools_stay_with_the_one_that_spoke(
+    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+) -> None:
+    """The first calls a tool and then fails; the second reads the first's call and its result."""
+    calls = Reply(tool_calls=(ToolCall(name="weather", arguments={"city": "Bern"}),))
+    first = Script(name="first", turns=(Turn(says=calls), Turn(says=BROKEN, fault=Status(status=400))))
+    second = Script(name="second", turns=(Turn(says=calls), Turn(says=calls), Turn(says=Reply(text=SAID))))
+    async with (
+        ReplayServer([first, second]) as provider,
+        fleet(tmp_path, server_url, keys, provider.url, WITH_TOOLS, QUICK),
+    ):
+        run = await send("first", fallback=[to("openai-responses", "second")], tools=[WEATHER])
+        log: Any = (await ended(server.client, keys, [run]))[run]
+        asked = [(exchange.asked.model, exchange.asked.turn) for exchange in provider.requests if exchange.asked]
+    judge.check(log)
+    assert log[-1]["type"] == "completed", log[-1]
+    assert asked == [("first", 0), ("first", 1), ("second", 1), ("second", 2)]
+    assert [e["provider"] for e in log if e["type"] == "usage"] == ["anthropic", *["openai-responses"] * 2]
+    assert [kind for kind, _ in judge.blocks(log)] == ["tool_call", "tool_result"] * 2 + ["text"]
+
+
+async def test_on_failure_continue_holds_for_the_one_that_wrote_the_text(
+    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+) -> None:
+    """The first cannot go on from a text and says nothing; the second can, and breaks in the middle."""
+    first = Script(name="first", turns=(Turn(says=BROKEN, fault=Status(status=401)),))
+    second = Script(name="second", turns=(Turn(says=Reply(text=SAID), first=(CutOff(after_text="another"),)),))
+    async with ReplayServer([first, second]) as provider:
+        toml = QUICK + provider_table("claude", "anthropic", provider.url, 'quirks = { models_continuing = [""] }')
+        async with fleet(tmp_path, server_url, keys, provider.url, PIPELINE, toml):
+            run = await send("first", provider="openai-chat", fallback=[to("claude", "second")], on_failure="continue")
+            log: Any = (await ended(server.client, keys, [run]))[run]
+    judge.check(log)
+    assert log[-1]["type"] == "completed", log[-1]
+    assert switches(log) == [to("claude", "second"), None]
+    assert [e.get("continues", False) for e in log if e["type"] == "retrying"] == [False, True]
+    assert judge.text(log) == SAID
+
+
+async def test_a_run_is_resumed_with_the_one_that_spoke_and_those_after_it(
+    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+) -> None:
+    first = Script(name="first", turns=(Turn(says=BROKEN, fault=Status(status=401)),))
+    second = Script(name="second", turns=(Turn(says=Reply(text=SAID), first=(CutOff(after_text="another"),)),))
+    async with ReplayServer([first, second]) as provider:
+        toml = QUICK + provider_table("claude", "anthropic", provider.url, 'quirks = { models_continuing = [""] }')
+        async with (
+            fleet(tmp_path, server_url, keys, provider.url, PIPELINE, toml),
+            Client(server_url, prefix=keys.prefix) as bus,
+        ):
+            fallback = [to("claude", "second"), to("gemini")]
+            run = await send("first", provider="openai-chat", fallback=fallback)
+            log: Any = (await ended(server.client, keys, [run]))[run]
+            resumed = await bus.resume(run)
+            more: Any = (await ended(server.client, keys, [resumed.id]))[resumed.id]
+    assert log[-1]["type"] == "incomplete"
+    assert (more[0]["provider"], more[0]["model"], more[0]["fallback"]) == ("claude", "second", [to("gemini")])
+    assert judge.text(log) + judge.text(more) == SAID
+
+
+async def test_prefill_text_is_read_as_the_one_that_writes_it_marks_its_end(
+    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+) -> None:
+    first = Script(name="first", turns=(Turn(says=BROKEN, fault=Status(status=401)),))
+    second = Script(name="second", turns=(Turn(says=Reply(text=f" {SAID}<|eot|>\n\nHuman: nobody is to hear this")),))
+    async with (
+        ReplayServer([first, second]) as provider,
+        fleet(tmp_path, server_url, keys, provider.url, PIPELINE, QUICK),
+    ):
+        run = await send("first", mode="prefill", participant="Claude", fallback=[to("gemini", "second")])
+        log: Any = (await ended(server.client, keys, [run]))[run]
+    judge.check(log)
+    assert log[-1]["type"] == "completed", log[-1]
+    assert judge.text(log).strip() == SAID
+
+
+async def test_an_image_that_was_moved_out_of_the_request_reaches_the_next_as_well(
+    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+) -> None:
+    first = Script(name="first", turns=(Turn(says=BROKEN, fault=Status(status=401)),))
+    async with (
+        ReplayServer([first, SPEAKS]) as provider,
+        fleet(tmp_path, server_url, keys, provider.url, PIPELINE, QUICK + "\n[blobs]\ninline_bytes = 1\n"),
+    ):
+        messages = picture("image/png", PNG)
+        run = await send("first", messages=messages, fallback=[to(api) for api in ("openai-chat", "gemini")])
+        log: Any = (await ended(server.client, keys, [run]))[run]
+        bodies = [exchange.received.body for exchange in provider.requests]
+    judge.check(log)
+    assert log[-1]["type"] == "completed", log[-1]
+    assert len(bodies) == 2
+    assert all(PNG.encode() in body for body in bodies)
+
+
+async def test_whoever_cannot_take_the_request_is_refused_by_name_or_left_out_with_a_note(
+    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+) -> None:
+    route = (
+        '\n[[fallback_routes]]\nproviders = ["anthropic"]\nmodels = ["fi*"]\n'
+        'fallback = [{ provider = "gemini", model = "speaks" }, { provider = "openai-chat", model = "speaks" }]\n'
+    )
+    first = Script(name="first", turns=(Turn(says=BROKEN, fault=Status(status=401)),))
+    own = {
+        "fallback[1]": {"fallback": [to("gemini"), to("nobody")]},
+        "fallback[0]": {"fallback": [to("openai-responses")], "mode": "prefill", "participant": "Claude"},
+        "a GIF": {"fallback": [to("gemini")], "messages": picture("image/gif", GIF)},
+        "a file": {
+            "fallback": [to("openai-chat")],
+            "messages": [
+                {"role": "user", "content": [{"type": "document", "source": {"type": "file", "file_id": "file_1"}}]}
+            ],
+        },
+    }
+    async with (
+        ReplayServer([first, SPEAKS]) as provider,
+        fleet(tmp_path, server_url, keys, provider.url, PIPELINE, QUICK + route),
+    ):
+        refused = [await send("first", **fields) for fields in own.values()]
+        routed = await send("first", messages=picture("image/gif", GIF))
+        alone = await send("first", fallback=[])
+        failing = await send("first", on_failure="fail")
+        logs: Any = await ended(server.client, keys, [*refused, routed, alone, failing])
+    for run, place in zip(refused, ("fallback[1]", "fallback[0]", "fallback[0]", "fallback[0]"), strict=True):
+        [end] = logs[run]
+        assert (end["type"], end["error"]["code"], end["error"]["where"]) == ("failed", "request_invalid", place)
+    log = logs[routed]
+    judge.check(log)
+    assert judge.text(log) == SAID
+    assert log[0]["fallback"] == [to("openai-chat")]
+    [note] = log[0]["notes"]
+    assert note.startswith("no fallback to speaks at gemini, which cannot take this request:")
+    assert "image/gif" in note
+    for run in (alone, failing):
+        assert logs[run][-1]["error"]["class"] == "auth", "nobody else is asked"
+        assert "fallback" not in logs[run][0]

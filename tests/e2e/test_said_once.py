@@ -1,0 +1,139 @@
+"""What providers tell twice, under other ids or positions, or in halves, through the running services: heard once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tests.e2e import judge
+from tests.e2e.conftest import WEATHER, Send
+from tests.e2e.fleet import PIPELINE, ended, fleet
+from tests.unit.providers import test_said_once as said
+from tests.unit.providers.reading import sse
+from tokenbus.bus.keys import Keys
+from tokenbus.bus.server import Server
+from tokenbus_services.replay import Delivery, Random, ReplayServer, Script, Turn, Wire
+
+CALL = {"type": "function_call", "call_id": "c", "name": "weather", "arguments": '{"city":"Bern"}'}
+SHIFTED = [
+    said.CREATED,
+    said.event("reasoning_text.delta", 0, content_index=0, delta="Hm."),
+    said.event("reasoning_summary_text.done", 0, summary_index=0, text="Hm."),
+    said.item("done", 0, "reasoning", summary=said.texts("Hm.")),
+    said.item("added", 1, "message", id="m"),
+    *said.deltas(*said.HA, index=1, content_index=1, item_id="m"),
+    said.event("output_text.done", 1, content_index=0, text="ha ha"),
+    said.item("done", 1, **said.message("ha ha", id="m")),
+    said.item("added", 2, **{**CALL, "arguments": ""}),
+    said.event("function_call_arguments.delta", 2, delta=CALL["arguments"]),
+    said.item("done", 5, **CALL),
+    said.completed(said.message("ha ha"), CALL),
+]
+WITHOUT_POSITIONS = [{name: value for name, value in event.items() if name != "output_index"} for event in SHIFTED]
+MINIMAX = [
+    said.thinks("Hm."),
+    *(said.chunk(content=piece) for piece in ("<think>Hm.</think>", *said.HA)),
+    said.chunk(tool_calls=[{"index": 0, "id": "c", "function": {"name": "weather", "arguments": CALL["arguments"]}}]),
+    said.chunk("tool_calls"),
+    said.whole(
+        "tool_calls",
+        content="<think>Hm.</think>ha ha",
+        reasoning_content="Hm.",
+        tool_calls=[{"id": "c", "function": {"name": "weather", "arguments": CALL["arguments"]}}],
+    ),
+    said.DONE,
+]
+TOOL = {"type": "tool_use", "id": "c", "name": "weather", "input": {"city": "Bern"}}
+DIALECT = [
+    said.begun({"type": "thinking", "thinking": "Hm."}, {"type": "text", "text": "ha"}),
+    said.starts(0, type="thinking", thinking=""),
+    *said.grows(0, "H", "m.", kind="thinking"),
+    said.stops(0),
+    said.starts(1, type="text", text="ha"),
+    *said.grows(1, *said.HA),
+    said.stops(1),
+    said.starts(2, **TOOL),
+    said.stops(2),
+    {"type": "message_delta", "delta": {"stop_reason": "tool_use"}},
+    {"type": "message_stop"},
+]
+STREAMS = {
+    "shifted": ("openai-responses", SHIFTED),
+    "without": ("openai-responses", WITHOUT_POSITIONS),
+    "minimax": ("openai-chat", MINIMAX),
+    "dialect": ("anthropic", DIALECT),
+}
+HALVES = {
+    "anthropic": [
+        said.begun(),
+        said.starts(0, type="text", text=""),
+        *said.grows(0, "a HIGH", "LOW b"),
+        said.stops(0),
+        {"type": "message_delta", "delta": {"stop_reason": "end_turn"}},
+        {"type": "message_stop"},
+    ],
+    "openai-chat": [said.chunk(content="a HIGH"), said.chunk(content="LOW b"), said.chunk("stop"), said.DONE],
+    "openai-responses": [said.CREATED, *said.deltas("a HIGH", "LOW b"), said.completed(said.message("a HIGHLOW b"))],
+    "gemini": [
+        {"candidates": [{"content": {"parts": [{"text": "a HIGH"}]}}]},
+        {"candidates": [{"content": {"parts": [{"text": "LOW b"}]}, "finishReason": "STOP"}]},
+    ],
+}
+
+
+def wire(name: str, stream: bytes) -> Script:
+    """The stream, each read cut somewhere else."""
+    return Script(
+        name=name, turns=(Turn(says=Wire(stream=stream), delivery=Delivery(cuts=Random(seed=7, largest=40))),)
+    )
+
+
+def halved(events: list[Any]) -> bytes:
+    return sse(*events).replace(b"HIGH", b"\\ud83d").replace(b"LOW", b"\\ude00")
+
+
+async def test_what_a_provider_tells_twice_is_heard_once(
+    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+) -> None:
+    scripts = [wire(name, sse(*events)) for name, (_, events) in STREAMS.items()]
+    scripts += [wire(f"halves-{api}", halved(events)) for api, events in HALVES.items()]
+    async with ReplayServer(scripts) as provider, fleet(tmp_path, server_url, keys, provider.url, PIPELINE):
+        runs = {
+            name: await send(name, provider=api, tools=[WEATHER], max_tool_depth=0)
+            for name, (api, _) in STREAMS.items()
+        }
+        whole = {api: await send(f"halves-{api}", provider=api) for api in HALVES}
+        prefilled = await send("halves-anthropic", mode="prefill", participant="Claude")
+        logs: Any = await ended(server.client, keys, [*runs.values(), *whole.values(), prefilled])
+    for log in logs.values():
+        judge.check(log)
+        assert log[-1]["type"] == "completed"
+    for name, run in runs.items():
+        blocks = [
+            (kind, content.replace(" ", "") if kind == "tool_call" else content)
+            for kind, content in judge.blocks(logs[run])
+        ]
+        assert blocks == [("thinking", "Hm."), ("text", "ha ha"), ("tool_call", '{"city":"Bern"}')], name
+        assert logs[run][-1]["finish"] == "tool_use"
+    for run in (*whole.values(), prefilled):
+        assert judge.blocks(logs[run]) == [("text", "a \N{GRINNING FACE} b")]
+
+
+async def test_no_other_participants_voice_is_heard_however_many_there_are(
+    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+) -> None:
+    """The provider is told of ten names, and would go on as the eleventh."""
+    crowd = [{"role": "user", "participant": f"P{i}", "content": "Hello."} for i in range(14)]
+    first, *deltas = (
+        said.begun(),
+        said.starts(0, type="text", text=""),
+        *said.grows(0, " Hi all.\nP", "0", ": never heard"),
+    )
+    end = [said.stops(0), {"type": "message_delta", "delta": {"stop_reason": "end_turn"}}, {"type": "message_stop"}]
+    script = wire("crowd", sse(first, *deltas, *end))
+    async with ReplayServer([script]) as provider, fleet(tmp_path, server_url, keys, provider.url, PIPELINE):
+        run = await send("crowd", mode="prefill", participant="Claude", messages=crowd)
+        logs: Any = await ended(server.client, keys, [run])
+    judge.check(logs[run])
+    assert judge.blocks(logs[run]) == [("text", "Hi all.")]
+    assert logs[run][-1]["stop_string"] == "\nP0:"

@@ -1,0 +1,95 @@
+"""What a hostile provider sends ends its own run with an error that names it, and no run beside it has to wait."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+
+from tests.e2e.conftest import Send, sender
+from tests.e2e.fleet import PIPELINE, ended, fleet
+from tests.security.hostile_answers import HARM, hostile_provider
+from tokenbus.bus.keys import Keys
+from tokenbus.bus.server import Server
+from tokenbus_services.replay import ReplayServer, Reply, Script, Turn
+
+HELLO = Script(name="hello", turns=(Turn(says=Reply(text="Hello there")),))
+SETTINGS = """
+[providers.hostile]
+api = "openai-chat"
+base_url = "{url}/v1"
+api_key_env = ""
+[retry]
+base_delay_s = 0.01
+max_attempts = 2
+[limits]
+answer_bytes = 12_582_912
+"""
+ENDS: dict[str, tuple[str, str]] = {
+    "doubly compressed": ("body_encoding", "protocol"),
+    "a bomb": ("body_ratio", "limit"),
+    "a bomb of text": ("answer_too_large", "limit"),
+    "not compressed": ("body_undecodable", "protocol"),
+    "an endless error": ("http_500", "server"),
+    "endless headers": ("answer_head", "protocol"),
+    "many headers": ("answer_head", "protocol"),
+    "long headers": ("http_400", "invalid_request"),
+    "interim answers": ("answer_head", "protocol"),
+    "wait for ever": ("http_429", "rate_limit"),
+    "chunks of a byte": ("answer_chunks", "limit"),
+    "a long name": ("too_large", "limit"),
+    "a long id": ("too_large", "limit"),
+    "comments": ("too_large", "limit"),
+    "an endless line": ("too_large", "limit"),
+    "blank lines": ("too_large", "limit"),
+}
+"""Code and class of each one's error."""
+SLACK_S = 2.0
+"""Alone on a machine the probes take no 100 ms longer; here others may be at work."""
+
+
+@pytest.fixture
+def send(server: Server, keys: Keys) -> Send:
+    return sender(server, keys)
+
+
+async def test_each_harm_ends_its_own_run_by_name_and_runs_beside_it_do_not_wait(
+    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+) -> None:
+    assert ENDS.keys() == HARM.keys()
+    async with (
+        ReplayServer([HELLO]) as provider,
+        hostile_provider() as hostile,
+        fleet(tmp_path, server_url, keys, provider.url, PIPELINE, SETTINGS.format(url=hostile)),
+    ):
+
+        async def probe() -> float:
+            start = time.monotonic()
+            run = await send("hello")
+            log: Any = (await ended(server.client, keys, [run]))[run]
+            assert log[-1]["type"] == "completed", log[-1]
+            return time.monotonic() - start
+
+        before = [await probe() for _ in range(10)]
+        logs: dict[str, Any] = {}
+        took: dict[str, list[float]] = {}
+        for model in HARM:
+            run = await send(model, provider="hostile")
+            ending = asyncio.create_task(ended(server.client, keys, [run]))
+            took[model] = [await probe()]
+            while not ending.done():
+                took[model].append(await probe())
+            logs[model] = (await ending)[run]
+            told = f"median {median(took[model]) * 1000:.0f}, worst {max(took[model]) * 1000:.0f} ms"
+            print(f"{model:20} {len(took[model]):4} probes, {told} (alone {median(before) * 1000:.0f})", flush=True)
+    for model, (code, kind) in ENDS.items():
+        end = logs[model][-1]
+        error = end.get("error", {"code": "", "class": ""})
+        assert (error["code"], error["class"]) == (code, kind), f"{model}: {end}"
+        assert len(str(end)) < 20_000, f"{model}: its end repeats what it was sent"
+        assert max(took[model]) < max(before) + SLACK_S, f"runs beside {model!r} took {took[model]}"
+    assert logs["wait for ever"][-1]["error"]["retry_after_s"] == 86_400
