@@ -2,7 +2,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: setup demo up test test-docker model fuzz chaos check lint types bench clean
+.PHONY: setup demo up test test-docker model fuzz chaos soak check lint types bench clean
 
 setup: $(INSTALLED)
 
@@ -35,10 +35,14 @@ fuzz: setup
 	@$(BIN)/pip install --quiet --disable-pip-version-check atheris 2>/dev/null || true
 	$(BIN)/python -m tests.fuzz $(or $(SECONDS),60)
 
-# Runs through real workers while everything breaks, and a judge of what came: SECONDS=600 SEED= BROKEN= KEEP=
+# Runs through real workers while everything breaks, and a judge of what came: SECONDS=600 SEED= BROKEN= KEEP= FAULTS=
 chaos: setup
 	$(BIN)/python -m tests.chaos --seconds $(or $(SECONDS),600) --seed "$(SEED)" \
-		$(if $(BROKEN),--broken $(BROKEN)) $(if $(KEEP),--keep $(KEEP))
+		$(if $(BROKEN),--broken $(BROKEN)) $(if $(KEEP),--keep $(KEEP)) $(if $(FAULTS),--faults "$(FAULTS)")
+
+# An even, mixed load for half an hour at half of what the machine can do: does anything grow? SECONDS= SHARE= KEEP=
+soak: setup
+	$(BIN)/python -m tests.soak --seconds $(or $(SECONDS),1800) --share $(or $(SHARE),0.5) $(if $(KEEP),--keep $(KEEP))
 
 check: lint types
 

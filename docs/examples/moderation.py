@@ -1,4 +1,4 @@
-"""Watches all that is said and stops a run that says what it must not. Those who listen hear no more of it.
+"""Watches all that is said and stops a run that says what it must not.
 
 TOKENBUS_REDIS_URL=redis://localhost:6379 python moderation.py kumquat …
 """
@@ -12,23 +12,27 @@ from tokenbus import Chunk, Client
 KEPT = 200
 """Characters of a run that are looked at: a word may come in several chunks."""
 RUNS = 10_000
-"""Runs that are remembered; the oldest goes first."""
+"""Runs that are remembered; the oldest is forgotten first."""
 
 
 async def main(forbidden: list[str]) -> None:
     said: dict[str, str] = defaultdict(str)
+    stopped: set[str] = set()
 
     async with Client() as bus:
 
         async def watch(chunk: Chunk) -> None:
             said[chunk.run] = (said[chunk.run] + chunk.text.casefold())[-KEPT:]
             if len(said) > RUNS:
-                del said[next(iter(said))]
-            if found := next((word for word in forbidden if word in said[chunk.run]), None):
+                stopped.discard(oldest := next(iter(said)))
+                del said[oldest]
+            found = next((word for word in forbidden if word in said[chunk.run]), None)
+            if found and chunk.run not in stopped:  # chunks that were on their way still come
+                stopped.add(chunk.run)
                 await bus.cancel(chunk.run, f"moderation: {found}", heard_through=chunk.seq)
                 print(f"stopped {chunk.run}: {found}", flush=True)
 
-        await bus.subscribe("visible", group="moderation", from_="start").each(watch, concurrency=20)
+        await bus.subscribe("visible", group="moderation", kinds=Chunk).each(watch, concurrency=20)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 """Adds up tokens by tenant, from the ends of runs, and prints the sums as JSON lines.
 
+A run's end tells what all of its attempts cost, however it ended.
+
 TOKENBUS_REDIS_URL=redis://localhost:6379 python token_accounting.py
 """
 
@@ -7,23 +9,24 @@ import asyncio
 import json
 from collections import Counter
 
-from tokenbus import Client, Started, TerminalEvent, UsageReported
+from tokenbus import Cancelled, Client, Completed, Incomplete, RunFailedEvent, Started
+
+ENDS = (Completed, Incomplete, RunFailedEvent, Cancelled)
+COUNTS = ("input", "output", "reasoning", "cache_read", "cache_write", "total")
 
 
 async def main() -> None:
     tenants: dict[str, str] = {}
     spent: Counter[tuple[str, str]] = Counter()
-    async with Client() as bus, bus.subscribe("runs", from_="start") as runs:
+    async with Client() as bus, bus.subscribe("runs", kinds=(Started, *ENDS), from_="start") as runs:
         async for event in runs:
             if isinstance(event, Started):
                 tenants[event.run] = str((event.metadata or {}).get("tenant", "nobody"))
-            elif isinstance(event, UsageReported):
-                tenant = tenants.get(event.run, "nobody")
-                spent[tenant, "input"] += event.usage.input or 0
-                spent[tenant, "output"] += event.usage.output or 0
-            elif isinstance(event, TerminalEvent):
+            else:
                 tenant = tenants.pop(event.run, "nobody")
-                sums = {kind: spent[tenant, kind] for kind in ("input", "output")}
+                for count in COUNTS:
+                    spent[tenant, count] += getattr(event.usage, count, None) or 0
+                sums = {count: spent[tenant, count] for count in COUNTS}
                 print(json.dumps({"tenant": tenant, "run": event.run, **sums}), flush=True)
 
 

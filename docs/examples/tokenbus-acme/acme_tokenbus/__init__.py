@@ -1,0 +1,173 @@
+"""Acme's API: `POST /talk` with lines of who said what; it answers with server-sent events, each one JSON object:
+
+data: {"text": "Hel"}                                        a piece of the answer
+data: {"call": {"id": "c1", "name": "weather", "input": {}}}  a tool call, always whole
+data: {"error": {"type": "overloaded", "message": "…"}}       the end, and nothing of it is to be relied on
+data: {"end": "done", "in": 12, "out": 34}                    the end
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import msgspec
+
+from tokenbus.providers import (
+    BlockStart,
+    BlockStop,
+    Built,
+    Cut,
+    Decoder,
+    Done,
+    Failed,
+    Format,
+    Generate,
+    HttpCall,
+    Malformed,
+    MediaLimits,
+    Message,
+    Mode,
+    Normalized,
+    ProviderBase,
+    Quirks,
+    RequestInvalid,
+    ResponseDecoder,
+    SseEvent,
+    Start,
+    Takes,
+    Terminal,
+    TextDelta,
+    TextPart,
+    ToolCallDelta,
+    ToolCallDone,
+    ToolCallPart,
+    ToolCallStart,
+    ToolResultPart,
+    Usage,
+    conversation,
+    finish_of,
+    provider_failure,
+    schema_of,
+    with_extra,
+)
+
+
+def build(request: Generate, history: list[Message], quirks: Quirks) -> Built:
+    """The call for the next turn: pure. Raises RequestInvalid for what Acme cannot take."""
+    messages, notes = conversation(request, history, Takes(api="acme", unique_ids=True))
+    lines: list[dict[str, object]] = []
+    for message in messages:
+        for i, part in enumerate(message.parts):
+            match part:
+                case TextPart():
+                    lines.append({"who": message.role, "text": part.text})
+                case ToolCallPart():
+                    lines.append({"who": message.role, "call": part.tool_id, "name": part.tool_name})
+                case ToolResultPart(content=str(content)):
+                    lines.append({"who": "tool", "call": part.tool_id, "text": content})
+                case _:
+                    raise RequestInvalid(f"{message.where}.content[{i}]", "Acme reads text alone")
+    body: dict[str, object] = {"model": request.model, "lines": lines, "stream": request.stream}
+    if request.tools:
+        body["tools"] = [{"name": tool.name, "input": schema_of(tool.parameters)} for tool in request.tools]
+    if request.max_tokens:
+        body["limit"] = request.max_tokens
+    if "region" in quirks.options:  # `quirks.options` in the settings is the package's own
+        body["region"] = quirks.options["region"]
+    call = HttpCall(
+        path="/talk",
+        body=msgspec.json.encode(with_extra(body, request.extra)),
+        headers={"content-type": "application/json"},
+    )
+    return Built(call=call, notes=notes)
+
+
+class _Call(msgspec.Struct):
+    id: str
+    name: str
+    input: msgspec.Raw
+
+
+class _Said(msgspec.Struct):
+    text: str = ""
+    call: _Call | None = None
+    error: dict[str, object] | None = None
+    end: Literal["done", "full"] | None = None
+    took: int | None = msgspec.field(name="in", default=None)
+    gave: int | None = msgspec.field(name="out", default=None)
+
+
+_said = msgspec.json.Decoder(_Said)
+
+
+class AcmeDecoder(ResponseDecoder, kw_only=True):
+    """Framing, errors by HTTP status, bounds and the one end are `ResponseDecoder`'s. All state is in fields."""
+
+    begun: bool = False
+    blocks: int = 0
+    text: int | None = None
+    """The text block that is open."""
+    calls: int = 0
+
+    def _read(self, event: SseEvent, out: list[Normalized]) -> Terminal | None:
+        try:
+            said = _said.decode(event.data)
+        except msgspec.ValidationError as e:
+            raise Malformed("event", str(e)) from None
+        if not self.begun:
+            self.begun = True
+            out.append(Start("acme"))
+        if said.text:
+            if self.text is None:
+                self.text = self._block()
+                out.append(BlockStart(self.text, "text"))
+            out.append(TextDelta(self.text, said.text))
+        if said.call:
+            self._close_text(out)
+            block = self._block()
+            arguments = bytes(said.call.input).decode()
+            out += [ToolCallStart(block, said.call.id, said.call.name), ToolCallDelta(block, arguments)]
+            out.append(ToolCallDone(block))
+            self.calls += 1
+        if said.error:
+            return Failed(provider_failure({"error": said.error}))
+        if said.end is None:
+            return None
+        self._close_text(out)
+        finish = finish_of("stop" if said.end == "done" else "length", self.calls)
+        return Done(finish, said.end, Usage(input=said.took, output=said.gave))
+
+    def _closed(self, out: list[Normalized]) -> Terminal:
+        return Cut("the stream ended before Acme's end")
+
+    def _block(self) -> int:
+        self.blocks += 1
+        return self.blocks - 1
+
+    def _close_text(self, out: list[Normalized]) -> None:
+        if self.text is not None:
+            out.append(BlockStop(self.text))
+            self.text = None
+
+
+class Acme(ProviderBase):
+    """What tokenbus asks of a provider API; the rest is `ProviderBase`'s."""
+
+    name = "acme"
+    default_base_url = "https://api.acme.example/v1"
+    default_key_env = "ACME_API_KEY"
+    urgent = (b'"call"', b'"end"', b'"error"')
+    formats: Mapping[Mode, Format] = {"chat": build}
+    media = MediaLimits(image_types=(), document_types=())
+
+    def decoder(self, *, status: int, headers: Mapping[str, str], stream: bool, quirks: Quirks) -> Decoder:
+        """A fresh decoder for one answer."""
+        return AcmeDecoder.of(status, headers)
+
+    def restore(self, state: bytes) -> Decoder:
+        """The decoder that another worker goes on with."""
+        return msgspec.msgpack.decode(state, type=AcmeDecoder)
+
+
+provider = Acme()
