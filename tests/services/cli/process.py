@@ -38,15 +38,22 @@ class Command:
         self.log = log
         self.seen: list[str] = []
 
-    async def says(self, beginning: str) -> str:
-        """The next line of stdout that begins so."""
+    async def says(self, beginning: str, *, timeout: float = 120.0) -> str:
+        """The next line of stdout that begins so.
+
+        Raises AssertionError, with what was printed instead, if the command ends or ``timeout`` seconds pass first.
+        """
         assert self.process.stdout
-        async for raw in self.process.stdout:
-            line = raw.decode().rstrip("\n")
-            self.seen.append(line)
-            if line.startswith(beginning):
-                return line
-        raise AssertionError(f"it ended without {beginning!r}; it said {self.seen}, and {self.log.read_text()}")
+        try:
+            async with asyncio.timeout(timeout):
+                async for raw in self.process.stdout:
+                    line = raw.decode().rstrip("\n")
+                    self.seen.append(line)
+                    if line.startswith(beginning):
+                        return line
+        except TimeoutError:
+            pass
+        raise AssertionError(f"it never printed {beginning!r}; it printed {self.seen}, and {self.log.read_text()}")
 
     async def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
         """Send the signal and wait. The exit code."""
