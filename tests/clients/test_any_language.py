@@ -1,4 +1,4 @@
-"""docs/any-language.md and the README's line for redis-cli: every command, as it stands, against the running bus."""
+"""Runs every command of docs/guides/any-language.md, and the README's line for redis-cli, against the running bus."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tokenbus.bus.keys import Keys
 from tokenbus.errors import RunError
 from tokenbus.testing import LocalBus, Reply, Stall, Turn
 
-TEXT = page("any-language.md")
+TEXT = page("guides/any-language.md")
 PAGE = sections(TEXT)
 README = Path(__file__).parents[2] / "README.md"
 NEEDS_CLI = pytest.mark.skipif(command_line() is None, reason="no redis-cli and no valkey-cli on this machine")

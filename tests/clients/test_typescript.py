@@ -43,7 +43,7 @@ def test_every_event_of_the_events_page_is_valid_by_the_schema() -> None:
     defs = json.loads((node.PACKAGE.parent / "schema.json").read_text())["$defs"]
     known = {"anyOf": [{"$ref": "#/$defs/PublicEvent"}, {"$ref": "#/$defs/DecisionTopicEvent"}], "$defs": defs}
     validator = jsonschema_rs.validator_for(known)
-    examples = [json.loads(text) for text in re.findall(r"```json\n(.+)\n```", page("events.md"))]
+    examples = [json.loads(text) for text in re.findall(r"```json\n(.+)\n```", page("reference/events.md"))]
     events = [example for example in examples if "type" in example]
     assert len(events) > 10
     for event in events:

@@ -1,4 +1,4 @@
-"""`tokenbus.testing.LocalBus`: what a user's test relies on beside what docs/testing.md shows."""
+"""`tokenbus.testing.LocalBus`: what a user's test relies on beside what docs/guides/testing.md shows."""
 
 from __future__ import annotations
 

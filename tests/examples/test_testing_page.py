@@ -1,4 +1,4 @@
-"""docs/testing.md: its code is run as it stands, as a user's own test suite."""
+"""docs/guides/testing.md: its code is run as it stands, as a user's own test suite."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-PAGE = Path(__file__).parents[2] / "docs" / "testing.md"
+PAGE = Path(__file__).parents[2] / "docs" / "guides" / "testing.md"
 BLOCK = re.compile(r"```python\n# (\w+\.py)\n(.*?)```", re.DOTALL)
 
 

@@ -241,7 +241,7 @@ export interface Generate {
 }
 
 /**
- * Asks for images in the answer, and how; see docs/images.md. Values are in the provider's own words; an option
+ * Asks for images in the answer. See docs/guides/images.md. Values use the provider's own words; an option
  * that a provider does not have is refused by name, never left out.
  */
 export interface ImageOptions {
@@ -338,7 +338,7 @@ export interface OutputSchema {
 }
 
 /**
- * How a conversation is written as one text (mode prefill); see docs/prefill.md, "Writing".
+ * How a conversation is written as one text (mode prefill); see docs/guides/prefill.md, "Writing".
  */
 export interface PrefillOptions {
   delimiter?: string;

@@ -47,7 +47,7 @@ class BlobSettings(Table, frozen=True, kw_only=True):
 
 
 class RecordSettings(Table, frozen=True, kw_only=True):
-    """Debug records. With this table, even an empty one, a request may ask for its own; see docs/records.md."""
+    """Debug records. With this table, even an empty one, a request may ask for its own; see docs/operate/records.md."""
 
     sample: Annotated[float, Meta(ge=0, le=1)] = 0.0
     """The share of runs that are recorded unasked, of those to which all of the following apply."""

@@ -10,7 +10,7 @@ from tokenbus_services.settings.table import Bytes, Count, Seconds, Table
 
 
 class RateSettings(Table, frozen=True, kw_only=True):
-    """What all fetchers together may do in one scope; None: no limit. See docs/limits.md."""
+    """What all fetchers together may do in one scope; None: no limit. See docs/guides/limits.md."""
 
     requests_per_second: Annotated[float, Meta(gt=0, le=1_000_000)] | None = None
     """A second's worth, and at least one request, may come at once."""

@@ -8,7 +8,7 @@ from tokenbus_services.settings.table import ImportPath, Seconds, Table
 
 
 class PolicySettings(Table, frozen=True, kw_only=True):
-    """One policy that a run may have. See docs/policy-stage.md."""
+    """One policy that a run may have. See docs/guides/policy-stage.md."""
 
     use: ImportPath
     """Its class, `module:Class`: a `tokenbus.policy` StreamProcessor."""

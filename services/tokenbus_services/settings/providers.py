@@ -35,7 +35,7 @@ class MediaSettings(Table, frozen=True, kw_only=True):
 
 class UploadSettings(Table, frozen=True, kw_only=True):
     """With this table, even an empty one, blobs that are sent again and again go to the provider's own file store once,
-    and requests name them there. See docs/media.md."""
+    and requests name them there. See docs/guides/media.md."""
 
     min_bytes: Bytes = 256 * 2**10
     """Smaller ones are sent with each request."""

@@ -194,7 +194,7 @@ class Client:
         """Wait for the run's end, whatever it is, and give what it said as further ``messages`` of the next request.
 
         ``[*messages, *await bus.messages(run), {"role": "user", "content": "…"}]`` goes on with the conversation, at
-        the same provider or any other: see docs/conversations.md. Raises as `follow`, and Malformed as `result`.
+        the same provider or any other: see docs/guides/conversations.md. Raises as `follow`, and Malformed as `result`.
         """
         return (await self._ended(run, wait_s)).messages
 
@@ -234,7 +234,7 @@ class Client:
 
         The new run's text is what follows. The partial text is sent as the beginning of the model's answer. Id and
         metadata (``resume_of``) as with `retry`. Raises as that; RunNotRepeatable also where provider and model do not
-        go on from a partial answer to this request (docs/providers.md says which do), where the run said nothing, or
+        go on from a partial answer to this request (see docs/guides/providers.md), where the run said nothing, or
         where it ended among its tool calls.
         """
         ended = await ended_run(self._deployment, _run_id(run))

@@ -158,7 +158,7 @@ class OutputSchema(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class PrefillOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How a conversation is written as one text (mode prefill); see docs/prefill.md, "Writing"."""
+    """How a conversation is written as one text (mode prefill); see docs/guides/prefill.md, "Writing"."""
 
     delimiter: Annotated[str, Meta(max_length=64)] | None = None
     """Between two messages. None: a line end, or nothing where a token ends each message."""
@@ -178,7 +178,7 @@ ImageWord = Annotated[str, Meta(pattern=r"^[A-Za-z0-9:._-]{1,64}$(?!\n)")]
 
 
 class ImageOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Asks for images in the answer, and how; see docs/images.md. Values are in the provider's own words; an option
+    """Asks for images in the answer. See docs/guides/images.md. Values use the provider's own words; an option
     that a provider does not have is refused by name, never left out."""
 
     size: ImageWord | None = None

@@ -4,7 +4,7 @@ What all share has rooms of its own: framing (sse), the life of a response (deco
 conversation with every call answered (conversation), request rules (building). Who calls a provider lives in the
 services.
 
-The names here are what a package that adds an API of its own is written with; docs/providers.md shows one.
+The names here are what a package that adds an API of its own is written with; docs/guides/providers.md shows one.
 """
 
 from tokenbus.errors import Malformed, RequestInvalid

@@ -2,7 +2,7 @@
 
 ``Name: text`` a line per message, or as the request's `prefill` has it; after the last, ``Name:`` of the model, with
 `` <thinking>`` when thinking is on. A last message of the model itself is continued. What the model wrote in this run
-stands as it wrote it, results right after the close of its calls. The grammar is docs/prefill.md's.
+stands as it wrote it, results right after the close of its calls. The grammar is docs/guides/prefill.md's.
 """
 
 from __future__ import annotations

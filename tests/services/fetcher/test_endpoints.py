@@ -1,4 +1,4 @@
-"""A configured provider as it is called: where, with what key, in what form; and every vendor of docs/providers.md."""
+"""A configured provider as it is called: where, with what key, in what form; vendors of docs/guides/providers.md."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tokenbus_services.fetcher.providers import Endpoint, Providers
 from tokenbus_services.redaction import LEARNED
 from tokenbus_services.settings import ProviderSettings, Settings
 
-DOCS = Path(__file__).parents[3] / "docs" / "providers.md"
+DOCS = Path(__file__).parents[3] / "docs" / "guides" / "providers.md"
 SNIPPETS = re.findall(r"^```toml\n(.*?)^```", DOCS.read_text(), re.DOTALL | re.MULTILINE)
 DOCUMENTED = {
     name: provider

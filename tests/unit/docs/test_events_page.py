@@ -1,4 +1,4 @@
-"""docs/events.md has every public event with its topics, its fields and an example that is one, and no other."""
+"""docs/reference/events.md has exactly the public events, each with its topics, its fields and a valid example."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tokenbus.events.public import Event, ImageRef, ProviderModel, PublicEvent, 
 from tokenbus.events.usage import Usage
 from tokenbus_services.parser.logic import ParserLogic
 
-PAGE = sections(page("events.md"))
+PAGE = sections(page("reference/events.md"))
 COMMON = "Every event"
 OBJECTS: dict[type[msgspec.Struct], str] = {
     ImageRef: "an image",

@@ -1,4 +1,4 @@
-"""docs/settings.md names every setting and variable there is, with its values and its default, and no other."""
+"""docs/reference/settings.md names exactly the settings and variables that exist, with values and defaults."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.unit.docs.pages import ROOT, page, quoted, rows, sections
 from tokenbus.providers import registry
 from tokenbus_services.settings import DEFAULT_PROVIDERS, Settings
 
-PAGE = sections(page("settings.md"))
+PAGE = sections(page("reference/settings.md"))
 Row = tuple[str, str]
 """What a value may be, and the default."""
 

@@ -1,4 +1,4 @@
-"""docs/prefill.md read in the plainest way, with the whole text at hand: what `TextReader` is compared with."""
+"""docs/guides/prefill.md read in the plainest way, with the whole text at hand: what `TextReader` is compared with."""
 
 from __future__ import annotations
 
