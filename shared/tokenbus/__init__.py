@@ -1,5 +1,12 @@
-"""tokenbus: a message bus for language-model output."""
+"""tokenbus: a message bus for language-model output.
 
+The public API is what these modules name in `__all__`: `tokenbus` (client, requests, events), `tokenbus.errors`,
+`tokenbus.policy`, `tokenbus.shaping`, `tokenbus.sync`, `tokenbus.tools`, `tokenbus.providers` (an API of your own),
+`tokenbus.faststream` and `tokenbus.testing`. Every other module may move or change without notice.
+"""
+
+from tokenbus.blobs import BlobLoader, BlobRef, BlobStreams, blob_id_of
+from tokenbus.client.blobs import Blobs
 from tokenbus.client.client import Client
 from tokenbus.client.coalesced import coalesced
 from tokenbus.client.cursor import Cursor
@@ -10,6 +17,7 @@ from tokenbus.client.sentences import Sentence, SentenceSubscription
 from tokenbus.client.shared import SharedSubscription
 from tokenbus.errors import TokenbusError
 from tokenbus.events.decisions import Decided
+from tokenbus.events.failure import ErrorInfo
 from tokenbus.events.public import (
     BlockComplete,
     BlockStarted,
@@ -17,24 +25,56 @@ from tokenbus.events.public import (
     Chunk,
     Completed,
     ImagePreview,
+    ImageRef,
     Incomplete,
+    ProviderModel,
     PublicEvent,
     Restarted,
     Retrying,
     RunFailedEvent,
     Started,
     TerminalEvent,
+    Timing,
     ToolProgress,
     UnknownEvent,
     UsageReported,
 )
-from tokenbus.events.requests import Generate, Message, Tool
+from tokenbus.events.requests import (
+    Base64Source,
+    BlobSource,
+    DocumentPart,
+    ExtraPart,
+    Fallback,
+    FileSource,
+    Generate,
+    ImageOptions,
+    ImagePart,
+    Message,
+    OutputSchema,
+    PrefillOptions,
+    TextPart,
+    Thinking,
+    ThinkingPart,
+    Tool,
+    ToolCallPart,
+    ToolChoice,
+    ToolResultPart,
+    UrlSource,
+)
+from tokenbus.events.usage import Usage
+from tokenbus.names import unnamed_where
 from tokenbus.shaping.sentences import SentenceRules
 from tokenbus.storage import restore_from_storage, sanitize_for_storage
 
 __version__ = "0.1.0.dev0"
 
 __all__ = [
+    "Base64Source",
+    "BlobLoader",
+    "BlobRef",
+    "BlobSource",
+    "BlobStreams",
+    "Blobs",
     "BlockComplete",
     "BlockStarted",
     "Cancelled",
@@ -43,11 +83,22 @@ __all__ = [
     "Completed",
     "Cursor",
     "Decided",
+    "DocumentPart",
+    "ErrorInfo",
+    "ExtraPart",
+    "Fallback",
+    "FileSource",
     "Generate",
+    "ImageOptions",
+    "ImagePart",
     "ImagePreview",
+    "ImageRef",
     "Incomplete",
     "Message",
     "OrderedSubscription",
+    "OutputSchema",
+    "PrefillOptions",
+    "ProviderModel",
     "PublicEvent",
     "Response",
     "ResponseBuilder",
@@ -61,13 +112,24 @@ __all__ = [
     "SharedSubscription",
     "Started",
     "TerminalEvent",
+    "TextPart",
+    "Thinking",
+    "ThinkingPart",
+    "Timing",
     "TokenbusError",
     "Tool",
+    "ToolCallPart",
+    "ToolChoice",
     "ToolProgress",
+    "ToolResultPart",
     "UnknownEvent",
+    "UrlSource",
+    "Usage",
     "UsageReported",
     "__version__",
+    "blob_id_of",
     "coalesced",
     "restore_from_storage",
     "sanitize_for_storage",
+    "unnamed_where",
 ]

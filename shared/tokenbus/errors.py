@@ -50,11 +50,10 @@ later without any change. Fields are typed attributes; the message is for people
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from tokenbus.client.response import Response
     from tokenbus.events.failure import ErrorInfo
     from tokenbus.events.requests import Generate

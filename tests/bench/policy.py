@@ -10,7 +10,7 @@ from tests.bench.measure import Meter
 from tests.bench.stack import SERVICES, running
 
 LOAD = Load(2, 250, 50)
-PASSES = '[policies.passes]\nuse = "tokenbus.policy.processor:StreamProcessor"\n'
+PASSES = '[policies.passes]\nuse = "tokenbus.policy:StreamProcessor"\n'
 
 
 def judged() -> list[Figure]:

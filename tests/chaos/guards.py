@@ -92,7 +92,7 @@ def settings() -> str:
     rule = f'{{ find = "{MASKED}", replace = "{MASK}" }}'
     uses = {name: f'use = "{__name__}:{name.title()}"' for name in ("gate", "hold", "stop")}
     uses["mask"] = (
-        f'use = "tokenbus.policy.rewrite:ReplaceText"\noptions = {{ rules = [{rule}], kinds = ["text", "thinking"] }}'
+        f'use = "tokenbus.policy:ReplaceText"\noptions = {{ rules = [{rule}], kinds = ["text", "thinking"] }}'
     )
     tables = [f"[policies.{name}]\ntimeout_s = {TIMEOUT_S}\n{use}\n" for name, use in uses.items()]
     for guard, chain in CHAINS.items():

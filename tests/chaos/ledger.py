@@ -10,7 +10,7 @@ from uuid import uuid4
 import msgspec
 
 from tests.chaos.record import Line
-from tokenbus_services.tools.calls import ToolContext
+from tokenbus.tools import ToolContext
 
 PATH = "TOKENBUS_CHAOS_LEDGER"
 """The environment variable that names the file."""

@@ -22,7 +22,7 @@ from tokenbus.events.public import PublicEvent
 from tokenbus_services.policy.court import GROUP, Court
 from tokenbus_services.settings import PolicySettings, Settings
 
-PASSES = PolicySettings(use="tokenbus.policy.processor:StreamProcessor")
+PASSES = PolicySettings(use="tokenbus.policy:StreamProcessor")
 
 
 class Bench:

@@ -31,7 +31,7 @@ lag_bytes = {LAG_BYTES}
 policy_slack_s = 300
 
 [policies.plain]
-use = "tokenbus.policy.tool_rules:ToolRules"
+use = "tokenbus.policy:ToolRules"
 
 [policies.plain.options]
 deny = ["shell"]

@@ -46,7 +46,7 @@ ASKS = Script(
 )
 
 
-PASSES = '[policies.passes]\nuse = "tokenbus.policy.processor:StreamProcessor"\n'
+PASSES = '[policies.passes]\nuse = "tokenbus.policy:StreamProcessor"\n'
 
 
 class Guarded:

@@ -6,7 +6,7 @@ import time
 
 import httpx
 
-from tokenbus.providers.auth import Token, TokenAuth
+from tokenbus.providers import Token, TokenAuth
 
 SCOPE = "https://cognitiveservices.azure.com/.default"
 LOGIN = "https://login.microsoftonline.com"

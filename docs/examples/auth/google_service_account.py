@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-from tokenbus.providers.auth import Token, TokenAuth
+from tokenbus.providers import Token, TokenAuth
 
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 

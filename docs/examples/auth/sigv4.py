@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 from datetime import UTC, datetime
 from urllib.parse import parse_qsl, quote, urlsplit
 
-from tokenbus.providers.auth import CallToSign
+from tokenbus.providers import CallToSign
 
 
 def bedrock(region: str) -> SigV4:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from typing import Protocol
-
 import msgspec
 
 from tokenbus.events.frames import ResultImage
@@ -38,32 +35,6 @@ class ToolOutcome(msgspec.Struct, frozen=True):
     """Where the whole result lies when ``content`` is only its beginning, or a note in its place."""
     images: tuple[ResultImage, ...] = ()
     """Those that the model is shown, and those that only lie in a blob."""
-
-
-class Report(Protocol):
-    """Tells subscribers of the run how far the call is."""
-
-    def __call__(self, progress: float, total: float | None = None, message: str | None = None) -> None:
-        """``progress`` rises towards ``total``. From any thread; returns at once, and never fails the call."""
-        ...
-
-
-class ToolContext(msgspec.Struct, frozen=True, kw_only=True):
-    """What a Python tool may know of its call, by a parameter named ``context``."""
-
-    run: str
-    turn: int
-    tool_id: str
-    key: str
-    """The same when a call is delivered again after its worker was lost: for doing a thing only once."""
-    deadline: float
-    """When the call times out, on the clock of `time.monotonic`."""
-    report: Report
-
-    @property
-    def remaining_s(self) -> float:
-        """Seconds until then; negative after it."""
-        return self.deadline - time.monotonic()
 
 
 class Text(msgspec.Struct, frozen=True):

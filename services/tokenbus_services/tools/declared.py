@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from typing import NamedTuple, Protocol
 
-from tokenbus_services.tools.calls import Text, ToolCall, ToolContext, ToolOutcome
+from tokenbus.tools import ToolContext
+from tokenbus_services.tools.calls import Text, ToolCall, ToolOutcome
 from tokenbus_services.tools.results import Results
 from tokenbus_services.tools.schemas import Schema
 

@@ -13,10 +13,11 @@ import structlog
 
 from tokenbus.bus.liveness import Liveness
 from tokenbus.errors import ToolFailure
+from tokenbus.tools import ToolContext
 from tokenbus_services.blobs.client import BlobLoader
 from tokenbus_services.blobs.loading import loader_of
 from tokenbus_services.settings import DEFAULT_TOOL_TIMEOUT_S, LimitSettings, Settings
-from tokenbus_services.tools.calls import Text, ToolCall, ToolContext, ToolOutcome
+from tokenbus_services.tools.calls import Text, ToolCall, ToolOutcome
 from tokenbus_services.tools.declared import Declared
 from tokenbus_services.tools.progress import Deliver, Reporter
 from tokenbus_services.tools.registry import ToolRegistry
@@ -25,7 +26,7 @@ from tokenbus_services.tools.results import Results
 if TYPE_CHECKING:
     from tokenbus_services.tools.mcp.servers import McpServers
 
-__all__ = ["Executor", "ToolCall", "ToolContext", "ToolOutcome"]
+__all__ = ["Executor", "ToolCall", "ToolOutcome"]
 
 _GRACE_S = 1.0
 """How long a cancelled tool may take to clean up before it is left to itself."""

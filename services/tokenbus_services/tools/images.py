@@ -5,20 +5,11 @@ from __future__ import annotations
 from base64 import b64encode
 from collections.abc import Sequence
 
-import msgspec
-
 from tokenbus.blobs import plain_media_type
 from tokenbus.events.frames import ResultImage
 
 SHOWN_TYPES = ("image/png", "image/jpeg", "image/webp", "image/gif")
 """What all provider APIs take."""
-
-
-class Image(msgspec.Struct, frozen=True):
-    """An image that a Python tool returns, alone or in a list with texts."""
-
-    data: bytes
-    media_type: str = "image/png"
 
 
 def is_shown(media_type: str) -> bool:

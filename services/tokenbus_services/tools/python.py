@@ -14,7 +14,8 @@ from typing import Any
 import structlog
 
 from tokenbus.errors import ToolFailure
-from tokenbus_services.tools.calls import Text, ToolCall, ToolContext, ToolOutcome
+from tokenbus.tools import ToolContext
+from tokenbus_services.tools.calls import Text, ToolCall, ToolOutcome
 from tokenbus_services.tools.results import Results, outcome_of
 from tokenbus_services.tools.threads import NoThread, Threads
 

@@ -13,25 +13,46 @@ from tokenbus.policy.blocks import (
     ToolCallStreamBlock,
 )
 from tokenbus.policy.call_gate import Block, Replace, ToolCallGate, Verdict
+from tokenbus.policy.dialect import Dialect
+from tokenbus.policy.judge import CallJudge, CallJudgeOptions
 from tokenbus.policy.link import Handling, Link
+from tokenbus.policy.openai_chunks import OpenAIChunks
 from tokenbus.policy.processor import Decision, NewText, NewToolCall, StreamContext, StreamProcessor
+from tokenbus.policy.public_events import PublicEvents
+from tokenbus.policy.rewrite import RedactSecrets, RedactSecretsOptions, ReplaceText, ReplaceTextOptions
+from tokenbus.policy.rewriting import Rule
+from tokenbus.policy.stream import PolicyStream
+from tokenbus.policy.tool_rules import ToolRules, ToolRulesOptions
 
 __all__ = [
     "Block",
+    "CallJudge",
+    "CallJudgeOptions",
     "ContentStreamBlock",
     "Decision",
+    "Dialect",
     "Handling",
     "Link",
     "NewText",
     "NewToolCall",
+    "OpenAIChunks",
     "OtherStreamBlock",
+    "PolicyStream",
+    "PublicEvents",
+    "RedactSecrets",
+    "RedactSecretsOptions",
     "Replace",
+    "ReplaceText",
+    "ReplaceTextOptions",
+    "Rule",
     "StreamBlock",
     "StreamContext",
     "StreamProcessor",
     "StreamState",
     "ToolCallGate",
     "ToolCallStreamBlock",
+    "ToolRules",
+    "ToolRulesOptions",
     "Verdict",
     "apply_policies",
 ]

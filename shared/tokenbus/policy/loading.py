@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from tokenbus import policy as policy_api
 from tokenbus.errors import SettingsError
 from tokenbus.policy.link import Handling, Link, OnError
 from tokenbus.policy.processor import FunctionPolicy, StreamProcessor
@@ -33,6 +34,8 @@ def load(spec: PolicySpec, source: str = "policy") -> Callable[[], Link]:
     Raises SettingsError, with ``source`` and the path, where there is no such class, or its options are wrong.
     """
     module, _, attribute = spec.policy.partition(":")
+    if module.startswith("tokenbus.policy.") and attribute in policy_api.__all__:
+        module = policy_api.__name__  # earlier documentation named shipped policies by their file
     try:
         found: object = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as e:

@@ -14,8 +14,11 @@ from tokenbus.events.normalized import (
     BlockStop,
     Cut,
     Done,
+    Extra,
     Failed,
+    Image,
     Normalized,
+    Opaque,
     RefusalDelta,
     Start,
     Terminal,
@@ -28,34 +31,47 @@ from tokenbus.events.normalized import (
 )
 from tokenbus.events.requests import Generate, Message, Mode, TextPart, ThinkingPart, ToolCallPart, ToolResultPart
 from tokenbus.events.usage import Usage
+from tokenbus.events.vendor import ThinkingTags
 from tokenbus.providers.api import Built, Decoder, Format, HttpCall, Provider, Quirks
+from tokenbus.providers.auth import Auth, CallToSign, Token, TokenAuth
 from tokenbus.providers.base import ProviderBase
 from tokenbus.providers.building import needs_tools, schema_of, told_stops, with_extra
 from tokenbus.providers.conversation import Spoken, Takes, conversation
 from tokenbus.providers.decoding import ResponseDecoder, finish_of
 from tokenbus.providers.failures import provider_failure
+from tokenbus.providers.files import FileAnswer, FileApi, FileCall, FileToUpload, ProviderFile
 from tokenbus.providers.media import MediaLimits
 from tokenbus.providers.sse import SseEvent
 
 __all__ = [
+    "Auth",
     "BlockStart",
     "BlockStop",
     "Built",
+    "CallToSign",
     "Cut",
     "Decoder",
     "Done",
     "ErrorInfo",
+    "Extra",
     "Failed",
+    "FileAnswer",
+    "FileApi",
+    "FileCall",
+    "FileToUpload",
     "Format",
     "Generate",
     "HttpCall",
+    "Image",
     "Malformed",
     "MediaLimits",
     "Message",
     "Mode",
     "Normalized",
+    "Opaque",
     "Provider",
     "ProviderBase",
+    "ProviderFile",
     "Quirks",
     "RefusalDelta",
     "RequestInvalid",
@@ -69,6 +85,9 @@ __all__ = [
     "TextPart",
     "ThinkingDelta",
     "ThinkingPart",
+    "ThinkingTags",
+    "Token",
+    "TokenAuth",
     "ToolCallDelta",
     "ToolCallDone",
     "ToolCallPart",

@@ -14,30 +14,50 @@ As a pytest fixture: ``pytest_plugins = ["tokenbus.testing.fixtures"]`` in the t
 
 try:
     from tokenbus_services.replay import (
+        Asked,
         CutOff,
         Delivery,
         ErrorEvent,
+        Exchange,
+        Fixed,
         HangUp,
+        Offsets,
+        Picture,
+        Random,
+        Received,
+        Recording,
         Reply,
         Stall,
         Status,
         ToolCall,
         Turn,
+        Whole,
+        Wire,
     )
     from tokenbus_services.testing.local_bus import LocalBus, NoSuchModel
 except ModuleNotFoundError as e:
     raise ModuleNotFoundError(f"tokenbus.testing needs the extra `testing`: {e}", name=e.name) from e
 
 __all__ = [
+    "Asked",
     "CutOff",
     "Delivery",
     "ErrorEvent",
+    "Exchange",
+    "Fixed",
     "HangUp",
     "LocalBus",
     "NoSuchModel",
+    "Offsets",
+    "Picture",
+    "Random",
+    "Received",
+    "Recording",
     "Reply",
     "Stall",
     "Status",
     "ToolCall",
     "Turn",
+    "Whole",
+    "Wire",
 ]

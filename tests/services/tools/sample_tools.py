@@ -9,8 +9,7 @@ from collections.abc import Awaitable
 from functools import partial, wraps
 
 from tokenbus.errors import ToolFailure
-from tokenbus_services.tools.execute import ToolContext
-from tokenbus_services.tools.images import Image
+from tokenbus.tools import Image, ToolContext
 
 events: list[str] = []
 """What happened, for tests to see."""

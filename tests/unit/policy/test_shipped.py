@@ -163,8 +163,9 @@ async def test_a_judge_that_gives_no_verdict_blocks(bus: Bus | None):
     assert stream.terminated
 
 
-def test_a_policy_is_loaded_by_its_path_with_its_options():
-    make = load(PolicySpec(policy="tokenbus.policy.tool_rules:ToolRules", options={"deny": ["x"]}, on_error="pass"))
+@pytest.mark.parametrize("module", ["tokenbus.policy", "tokenbus.policy." + "tool_rules"])
+def test_a_shipped_policy_is_loaded_by_its_public_name_and_by_the_file_it_once_lay_in(module: str):
+    make = load(PolicySpec(policy=f"{module}:ToolRules", options={"deny": ["x"]}, on_error="pass"))
     first, second = make(), make()
     assert first.policy is not second.policy
     assert (first.name, first.handling.on_error, first.policy.options.deny) == ("ToolRules", "pass", ["x"])
@@ -174,14 +175,14 @@ def test_a_policy_is_loaded_by_its_path_with_its_options():
     ("path", "options", "problem"),
     [
         ("no.such.module:Policy", {}, "cannot be imported"),
-        ("tokenbus.policy.tool_rules:Missing", {}, "cannot be imported"),
-        ("tokenbus.policy.processor:NewText", {}, "neither a class of StreamProcessor nor a function"),
-        ("tokenbus.policy.call_gate:ToolCallGate", {}, "only the ground of policies"),
-        ("tokenbus.policy.tool_rules:ToolRules", {"dney": []}, "unknown field `dney`"),
-        ("tokenbus.policy.tool_rules:ToolRules", {"deny": "x"}, r"\$.deny"),
-        ("tokenbus.policy.rewrite:ReplaceText", {"rules": [{"find": "x", "then": "a+"}]}, r"rules\[0\]"),
+        ("tokenbus.policy:Missing", {}, "cannot be imported"),
+        ("tokenbus.policy:NewText", {}, "neither a class of StreamProcessor nor a function"),
+        ("tokenbus.policy:ToolCallGate", {}, "only the ground of policies"),
+        ("tokenbus.policy:ToolRules", {"dney": []}, "unknown field `dney`"),
+        ("tokenbus.policy:ToolRules", {"deny": "x"}, r"\$.deny"),
+        ("tokenbus.policy:ReplaceText", {"rules": [{"find": "x", "then": "a+"}]}, r"rules\[0\]"),
         (
-            "tokenbus_services.policies.json_schema:ArgumentSchemas",
+            "tokenbus_services.policies:ArgumentSchemas",
             {"schemas": {"f": {"type": 1}}},
             "not a JSON schema",
         ),

@@ -11,8 +11,9 @@ from functools import partial
 from tokenbus.bus.liveness import Liveness
 from tokenbus.errors import SettingsError
 from tokenbus.events.requests import Tool
+from tokenbus.tools import ToolContext
 from tokenbus_services.settings import McpHttp, McpSettings, McpStdio, Settings
-from tokenbus_services.tools.calls import ToolCall, ToolContext, ToolOutcome
+from tokenbus_services.tools.calls import ToolCall, ToolOutcome
 from tokenbus_services.tools.declared import NAME, Declared
 from tokenbus_services.tools.http import egress_of, endpoint_url, headers_of
 from tokenbus_services.tools.mcp.content import outcome_of
