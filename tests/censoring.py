@@ -8,26 +8,30 @@ from contextlib import asynccontextmanager
 from urllib.parse import urlsplit
 
 FORBIDDEN = b"what-no-proxy-lets-pass"
+UPSTREAM_FAILURE = b"-ERR upstream failure\r\n"
 
 
 @asynccontextmanager
-async def censoring(server_url: str) -> AsyncGenerator[str]:
-    """The url of the proxy."""
+async def censoring(server_url: str, *, instead: bytes = b"", word: bytes = FORBIDDEN) -> AsyncGenerator[str]:
+    """The url of the proxy. ``instead``: a reply with the word is replaced by this, and the connection is kept."""
     url = urlsplit(server_url)
     links: set[asyncio.Task[None]] = set()
 
-    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, instead: bytes) -> None:
         seen = b""
         while data := await reader.read(2**16):
-            seen = seen[-len(FORBIDDEN) :] + data
-            if FORBIDDEN in seen:
-                return
+            seen = seen[-len(word) :] + data
+            if word in seen:
+                if not instead:
+                    return
+                seen, data = b"", instead
             writer.write(data)
             await writer.drain()
 
     async def link(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         there, to_server = await asyncio.open_connection(url.hostname, url.port)
-        ways = {asyncio.create_task(pump(reader, to_server)), asyncio.create_task(pump(there, writer))}
+        up, down = pump(reader, to_server, b""), pump(there, writer, instead)
+        ways = {asyncio.create_task(up), asyncio.create_task(down)}
         links.update(ways)
         await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
         for way in ways:

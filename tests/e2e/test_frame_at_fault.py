@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-from tests.censoring import FORBIDDEN, censoring
+import pytest
+
+from tests.censoring import FORBIDDEN, UPSTREAM_FAILURE, censoring
 from tests.e2e.conftest import Send
-from tests.e2e.fleet import PIPELINE, ended, fleet
+from tests.e2e.fleet import PIPELINE, Kind, ended, fleet
+from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server import Server
 from tokenbus_services.replay import Delivery, ReplayServer, Reply, Script, Turn
@@ -34,3 +38,42 @@ async def test_a_raw_frame_that_no_connection_bears_ends_its_run_alone(
     last = logs[bad][-1]
     assert last["type"] == "failed"
     assert "FramesNotTaken" in str(last["error"]), last
+
+
+@pytest.mark.parametrize("instead", [b"", UPSTREAM_FAILURE], ids=["connection broken", "error reply"])
+@pytest.mark.parametrize("stage", ["normalizer", "parser"])
+async def test_an_entry_that_a_stage_cannot_read_ends_its_run_alone(
+    server: Server, server_url: str, keys: Keys, tmp_path: Path, send: Send, stage: Kind, instead: bytes
+) -> None:
+    """Whoever wrote it could: only the connections of the stage that reads it break."""
+    others: list[Kind] = [kind for kind in PIPELINE if kind != stage]
+    direct, proxied = tmp_path / "direct", tmp_path / "proxied"
+    direct.mkdir()
+    proxied.mkdir()
+    async with (
+        censoring(server_url, instead=instead) as url,
+        ReplayServer([FINE, BAD]) as provider,
+        fleet(direct, server_url, keys, provider.url, others),
+        fleet(proxied, url, keys, provider.url, [stage]),
+    ):
+        beside = [await send("fine") for _ in range(BESIDE)]
+        bad = await send("bad")
+        beside += [await send("fine") for _ in range(BESIDE)]
+        logs = await ended(server.client, keys, [*beside, bad], timeout=60)
+        later = [await send("fine") for _ in range(keys.partitions * 2)]
+        logs |= await ended(server.client, keys, later, timeout=60)
+        await eventually(lambda: _nothing_lags(server, keys))
+    assert [logs[run][-1]["type"] for run in (*beside, *later)] == ["completed"] * (len(beside) + len(later))
+    last: Any = logs[bad][-1]
+    assert (last["type"], last["error"]["code"]) == ("failed", "poison"), last
+    assert "cannot be read" in last["error"]["message"]
+
+
+async def _nothing_lags(server: Server, keys: Keys) -> bool:
+    """Whether each stage has done as many bytes as arrived for it."""
+    for partition in range(keys.partitions):
+        for group in ("normalizer", "parser"):
+            arrived, done = await server.client.hmget(keys.lease(partition, group), ["arrived", "done"])
+            if int(arrived or 0) != int(done or 0):
+                return False
+    return True

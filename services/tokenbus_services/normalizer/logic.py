@@ -71,6 +71,7 @@ class NormalizerLogic:
 
     def end_unread(self, run: str, error: ErrorInfo, standing: Standing) -> None:
         """What the attempt said cannot be read on: it is lost, and the parser decides on the next."""
+        self._readers.pop(run, None)
         cut = ErrorInfo(code=WORKER_LOST, kind="internal", message=error.message, retryable=True)
         self._say(run, EventFrame(standing.turn, standing.attempt, 0, [Cut(error.message, cut)]))
 

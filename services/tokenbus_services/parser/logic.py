@@ -108,6 +108,8 @@ class ParserLogic:
 
     def end_unread(self, run: str, error: ErrorInfo, standing: Standing) -> None:
         """It ends `failed`, under the number that comes next; which blocks are open in its log, nobody knows."""
+        self._runs.pop(run, None)
+        self._checkpoints.pop(run, None)
         turn, attempt = standing.turn, max(1, standing.attempt)
         nothing = Accepted("", "", "fail", 0, Rules(), [])
         state = RunState(run, nothing, _now_ms(), BlockTable(turn, attempt, 0, 0), turn, attempt, standing.seq)

@@ -160,5 +160,6 @@ class Commits:
             entry=poison.entry_id,
             bytes=poison.frame,
             run=poison.run,
+            size=poison.size,
         )
         await bury(self._server, self._keys, entry, most=self._dead_entries, stop_if=self._is_closed)

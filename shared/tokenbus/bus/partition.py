@@ -16,7 +16,7 @@ import msgspec
 
 from tokenbus.bus.keys import InternalTopic, Keys
 from tokenbus.bus.leases import Lease
-from tokenbus.bus.reader import Entry, id_key
+from tokenbus.bus.reader import Entry, Unreadable, id_key
 from tokenbus.bus.scripts import Commit
 from tokenbus.events.failure import ErrorInfo
 
@@ -132,6 +132,7 @@ class Standing(msgspec.Struct, frozen=True):
     turn: int
     attempt: int
     seq: int
+    over: bool = False
 
 
 @runtime_checkable
@@ -139,7 +140,8 @@ class EndsUnread(Protocol):
     """A logic that can end a run of which it knows nothing else."""
 
     def end_unread(self, run: str, error: ErrorInfo, standing: Standing) -> None:
-        """The state of this open run is lost: say so in its name. Must not raise."""
+        """The state of this open run is lost, and what is here of it counts no more: say so in its name. Must not
+        raise."""
         ...
 
 
@@ -165,6 +167,8 @@ class Poison(msgspec.Struct, frozen=True):
     entry_id: str
     frame: bytes
     reason: str
+    size: int | None = None
+    """How many bytes the frame has, if it could not be read."""
 
 
 class Taken(msgspec.Struct, frozen=True):
@@ -176,6 +180,8 @@ class Taken(msgspec.Struct, frozen=True):
     poison: list[Poison]
     ended: set[str]
     """Runs whose checkpoint must go."""
+    void: set[str]
+    """Runs that were ended for what could not be read."""
 
 
 class Work(msgspec.Struct, frozen=True):
@@ -210,6 +216,8 @@ class Partition:
         """The next stage is too far behind."""
         self.loads = 0
         """How often the partition was loaded, this time included, since its last commit."""
+        self.unreadable: Unreadable | None = None
+        """The entry that follows on those in hand, and cannot be read."""
         self.suspect: tuple[str, int] = ("", 0)
         """The entry that earlier owners had in hand by itself and came to no commit, and how many."""
         self._keys = keys
@@ -219,8 +227,10 @@ class Partition:
         """Open run -> (offset after which its entries must be replayed, bytes consumed by then), oldest first."""
         self._saved: dict[str, int] = {}
         """Run -> size of its checkpoint, without pieces."""
-        self.unread: dict[str, str] = {}
+        self._unread: dict[str, str] = {}
         """Open runs whose checkpoint could not be read, and why."""
+        self._lost: dict[str, str] = {}
+        """Runs of which an entry could not be read in the replay, and why."""
         self._pieces: dict[str, set[int]] = {}
         """Run -> the pieces of its checkpoint."""
         self._changed: set[str] = set()
@@ -241,9 +251,26 @@ class Partition:
 
     def take(self, entries: Sequence[Entry]) -> Taken:
         """Take the entries in; `put_out` must follow before the next."""
-        poison, ended = list[Poison](), set[str]()
-        size = sum(self._take(entry, poison, ended) for entry in entries)
-        return Taken(entries, size, poison, ended)
+        poison, ended, void, size = list[Poison](), set[str](), set[str](), 0
+        for entry in entries:
+            size += self._take(entry, poison, ended)
+            if self.unreadable and self.unreadable.entry[0] == entry[0]:
+                size += self._take_unreadable(self.unreadable, poison, void)
+                self.unreadable = None
+        return Taken(entries, size, poison, ended, void)
+
+    def _take_unreadable(self, found: Unreadable, poison: list[Poison], void: set[str]) -> int:
+        """End the runs of those fields of an entry that cannot be read; their bytes."""
+        entry_id = found.entry[0].decode()
+        for name, size in found.sizes.items():
+            run = name.decode(errors="replace")
+            poison.append(Poison(run, entry_id, b"", found.reason, size))
+            if self._keys.partition_of(run) == self.number:
+                self._void_run(run, entry_id, found.reason)
+                void.add(run)
+        size = sum(found.sizes.values())
+        self._consumed += size
+        return size
 
     def put_out(self, taken: Taken) -> Work:
         """The outputs. Should the logic's `flush` or `snapshot` raise, the partition must be loaded anew."""
@@ -252,6 +279,8 @@ class Partition:
         for run in taken.ended:
             commit.drop(self.state_key, run)
             self._drop_pieces(run, commit)
+        for run in taken.void:
+            self._write_void(run, commit)
         self._checkpoint(commit)
         return self._finished(commit, taken.entries, taken.size, taken.poison)
 
@@ -267,17 +296,27 @@ class Partition:
             size += len(frame)
             poison.append(Poison(run, entry_id, frame, reason))
             if self._keys.partition_of(run) == self.number:
-                self.logic.fail(run, self._poisoned(entry_id, reason))
-                self._since.pop(run, None)
-                self._changed.discard(run)
-                self._saved.pop(run, None)
-                self._void[run] = entry_id
-                self._drop_pieces(run, commit)
-                commit.put(self.state_key, run, _Saved(entry_id, None).encoded())
+                self._void_run(run, entry_id, reason)
+                self._write_void(run, commit)
         self.offset = entry_id
         self._consumed += size
         self.logic.flush(commit)
         return self._finished(commit, [entry], size, poison)
+
+    def _void_run(self, run: str, entry_id: str, reason: str) -> None:
+        """The run ends here, and nothing of it up to this entry counts in a replay."""
+        self.logic.fail(run, self._poisoned(entry_id, reason))
+        self._forget(run, entry_id)
+
+    def _forget(self, run: str, until: str) -> None:
+        self._since.pop(run, None)
+        self._changed.discard(run)
+        self._saved.pop(run, None)
+        self._void[run] = until
+
+    def _write_void(self, run: str, commit: Commit) -> None:
+        self._drop_pieces(run, commit)
+        commit.put(self.state_key, run, _Saved(self._void[run], None).encoded())
 
     def _finished(self, commit: Commit, entries: Sequence[Entry], size: int, poison: list[Poison]) -> Work:
         if self.loads:
@@ -337,7 +376,7 @@ class Partition:
             try:
                 self._restore(run, data, (pieces or {}).get(run, {}))
             except Exception as e:  # another version wrote it, say: of this run alone
-                self.unread[run] = f"{type(e).__name__}: {e}"
+                self._unread[run] = f"{type(e).__name__}: {e}"
 
     def _restore(self, run: str, data: bytes, pieces: Mapping[int, bytes]) -> None:
         saved = _saved_decoder.decode(data)
@@ -355,25 +394,37 @@ class Partition:
         self._since[run] = at, 0
         self._saved[run] = len(data)
 
+    @property
+    def unread(self) -> list[str]:
+        """Runs of which a checkpoint or an entry could not be read."""
+        return [*self._unread, *self._lost]
+
     def end_unread(self, standing: Mapping[str, Standing]) -> Commit | None:
         """After `settle`: the end of runs whose checkpoint nobody can read, by where their hashes say that they stand;
         None where there is none. The commit moves no offset.
 
         What a replay from the watermark brought back whole goes on.
         """
-        unread = {run: reason for run, reason in self.unread.items() if not self.logic.is_open(run)}
-        self.unread.clear()
-        if not unread:
+        unread = {run: reason for run, reason in self._unread.items() if not self.logic.is_open(run)}
+        if not unread and not self._lost:
             return None
         commit = Commit(self.lease_key, self.stream)
-        for run, reason in unread.items():
-            log.error("%s: the checkpoint of run %s cannot be read: %s", self.lease_key, run, reason)
-            if (known := standing.get(run)) and isinstance(self.logic, EndsUnread):
-                problem = f"the state of the run cannot be read: {reason}"
-                error = ErrorInfo(code="state_unreadable", kind="internal", message=problem)
+        for run, reason in (unread | self._lost).items():
+            log.error("%s: the state of run %s cannot be read: %s", self.lease_key, run, reason)
+            problem = f"the state of the run cannot be read: {reason}"
+            error = ErrorInfo(code="state_unreadable", kind="internal", message=problem)
+            known = standing.get(run)
+            if known and not known.over and isinstance(self.logic, EndsUnread):
                 self.logic.end_unread(run, error, known)
-            commit.drop(self.state_key, run)
-            commit.expire(self._pieces_key(run), 0)
+            elif self.logic.is_open(run):
+                self.logic.fail(run, error)
+            if run in self._lost:
+                self._forget(run, self.offset)
+                self._write_void(run, commit)
+            else:
+                commit.drop(self.state_key, run)
+                commit.expire(self._pieces_key(run), 0)
+        self._unread, self._lost = {}, {}
         self.logic.flush(commit)
         return commit
 
@@ -382,6 +433,18 @@ class Partition:
         for entry in entries:
             self._take(entry, None, set())
         self.logic.mute()
+
+    def pass_over(self, found: Unreadable) -> None:
+        """In a replay: an entry that an earlier owner committed, and that cannot be read whole now. The state of the
+        runs concerned is lost, but of those whose checkpoint holds it and those that were ended because of it."""
+        self.replay([found.entry])
+        entry_id = found.entry[0].decode()
+        for name in found.sizes:
+            run = name.decode(errors="replace")
+            kept, until = self._since.get(run), self._void.get(run)
+            if not any(at and id_key(entry_id) <= id_key(at) for at in (kept and kept[0], until)):
+                self._lost[run] = found.reason
+        self._consumed += sum(found.sizes.values())
 
     def settle(self, offset: str) -> list[str]:
         """All up to the committed offset is replayed. Returns the runs that are open."""

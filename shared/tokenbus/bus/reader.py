@@ -10,8 +10,12 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
+import msgspec
+from redis.exceptions import RedisError
+from redis.exceptions import TimeoutError as NoReply
+
 from tokenbus.bus.outage import FIRST_PAUSE_S, LONGEST_PAUSE_S
-from tokenbus.bus.server import Server
+from tokenbus.bus.server import Server, is_final, may_pass
 
 Fields: TypeAlias = dict[bytes, bytes]
 Entry: TypeAlias = tuple[bytes, Fields]
@@ -19,6 +23,18 @@ Found: TypeAlias = list[tuple[str, list[Entry]]]
 
 MAX_BLOCK_MS = 2000
 """redis-py gives a socket 5 s to answer; a read must come back well before."""
+BROKEN_READS = 3
+"""A read that failed so often in a row may fail because of an entry."""
+
+
+class Unreadable(msgspec.Struct, frozen=True):
+    """An entry of a stage's input that cannot be read whole."""
+
+    entry: Entry
+    """Its id, and those of its fields that can be read by themselves."""
+    sizes: dict[bytes, int]
+    """Of each other field: how many bytes it has."""
+    reason: str
 
 
 def id_key(entry_id: str) -> tuple[int, int]:
@@ -44,6 +60,24 @@ class Reader:
         """Cluster: by slot, the offsets asked for and the read that waits for what follows them."""
         self._pauses: dict[tuple[str, ...], float] = {}
         """Cluster: by slot whose last read failed, the seconds before the next."""
+        self._broken: dict[str, int] = {}
+        """By stream: how often in a row its reading failed, and not because of the server's state."""
+
+    def take_broken(self) -> list[str]:
+        """Streams whose reading failed `BROKEN_READS` times in a row. Each failure counts for one call of this."""
+        broken = [stream for stream, times in self._broken.items() if times >= BROKEN_READS]
+        for stream in broken:
+            del self._broken[stream]
+        return broken
+
+    def _count(self, streams: Iterable[str], error: BaseException | None) -> None:
+        """A read of these ended so."""
+        if isinstance(error, RedisError | OSError) and not may_pass(error) and not is_final(error):
+            for stream in streams:  # a wait for a reply takes seconds
+                self._broken[stream] = self._broken.get(stream, 0) + (BROKEN_READS if isinstance(error, NoReply) else 1)
+        elif self._broken:
+            for stream in streams:
+                self._broken.pop(stream, None)
 
     def wake(self) -> None:
         """End the read that waits now, or else the next one, at once."""
@@ -69,11 +103,17 @@ class Reader:
                     return []
                 if self._server.topology == "cluster":
                     return await self._read_apart(offsets, block_ms)
-                return _named(await self._server.client.xread(offsets, count=self.count, block=block_ms or None))
+                found = await self._server.client.xread(offsets, count=self.count, block=block_ms or None)
+                self._count(offsets, None)
+                return _named(found)
         except TimeoutError:
             if not self._woken:
                 raise
             return []
+        except (RedisError, OSError) as e:
+            if self._server.topology != "cluster":
+                self._count(offsets, e)
+            raise
         finally:
             self._scope, self._woken = None, False
 
@@ -98,6 +138,7 @@ class Reader:
             if not task.done():
                 continue
             del self._apart[group]
+            self._count(group, task.exception())
             if error := task.exception():
                 failed = error
                 pause = self._pauses.get(group, FIRST_PAUSE_S / 2)

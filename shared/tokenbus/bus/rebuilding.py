@@ -6,19 +6,22 @@ import asyncio
 import logging
 from collections.abc import Iterable
 
-from redis.exceptions import ResponseError
+from redis.exceptions import RedisError, ResponseError
 
 from tokenbus.bus import scripts
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.leases import Lease
 from tokenbus.bus.partition import Partition, Standing
-from tokenbus.bus.reader import Entry
+from tokenbus.bus.reader import Entry, Unreadable
 from tokenbus.bus.send import send
 from tokenbus.bus.server import Server, may_pass
+from tokenbus.bus.unreadable import may_be_an_entry, read_one_by_one
 
 log = logging.getLogger(__name__)
 
 REPLAY_PAGE = 200
+OVER = (b"completed", b"incomplete", b"failed", b"cancelled")
+"""What the hash of a run that ended says."""
 PIECES_READ = 8
 """Pieces of a checkpoint that one command reads: about a MB, so that no reply holds up the server for long."""
 
@@ -44,18 +47,31 @@ async def rebuild(server: Server, keys: Keys, part: Partition, lease: Lease) -> 
             pieces[run] |= {number: piece for number, piece in zip(group, found, strict=True) if piece is not None}
     part.restore(checkpoints, pieces)
     while part.offset != lease.offset:
-        page: list[Entry] = await client.xrange(part.stream, f"({part.offset}", lease.offset, count=REPLAY_PAGE)
-        if not page:
+        page, unreadable = await _page(server, part, lease.offset)
+        if not page and not unreadable:
             token = await client.hget(part.lease_key, "token")
             if token is None or token.decode() == part.token:
                 log.error("%s: entries are gone that a replay needs", part.lease_key)
             break  # else another has the partition by now, and trimmed what it does not need: nothing of this counts
         part.replay(page)
+        if unreadable:
+            log.error("%s: entry %s: %s", part.lease_key, unreadable.entry[0].decode(), unreadable.reason)
+            part.pass_over(unreadable)
         await asyncio.sleep(0)  # other partitions go on meanwhile
     runs = part.settle(lease.offset)
     for run, at in (await standings(server, keys, runs)).items():
         if at.seq:
             part.logic.recall(run, at.seq)
+
+
+async def _page(server: Server, part: Partition, last: str) -> tuple[list[Entry], Unreadable | None]:
+    """The next entries of a replay, and the one behind them, if that is one that cannot be read."""
+    try:
+        return await server.client.xrange(part.stream, f"({part.offset}", last, count=REPLAY_PAGE), None
+    except (RedisError, OSError) as e:
+        if not await may_be_an_entry(server, e):
+            raise
+    return await read_one_by_one(server, part.stream, after=part.offset, last=last, count=REPLAY_PAGE)
 
 
 async def standings(server: Server, keys: Keys, runs: Iterable[str]) -> dict[str, Standing]:
@@ -65,7 +81,7 @@ async def standings(server: Server, keys: Keys, runs: Iterable[str]) -> dict[str
         return {}
     pipe = server.client.pipeline(transaction=False)
     for run in runs:
-        pipe.hmget(keys.run(run), ["turn", "attempt", "seq"])
+        pipe.hmget(keys.run(run), ["turn", "attempt", "seq", "status"])
     found: dict[str, Standing] = {}
     for run, reply in zip(runs, await pipe.execute(raise_on_error=False), strict=True):
         if isinstance(reply, ResponseError):
@@ -75,7 +91,8 @@ async def standings(server: Server, keys: Keys, runs: Iterable[str]) -> dict[str
             raise reply
         try:
             if any(reply):
-                found[run] = Standing(*(int(number or 0) for number in reply))
+                turn, attempt, seq = (int(number or 0) for number in reply[:3])
+                found[run] = Standing(turn, attempt, seq, over=reply[3] in OVER)
         except ValueError:
             log.error("run %s: its hash is none of a run: %s", run, reply)
     return found

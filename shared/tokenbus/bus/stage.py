@@ -29,6 +29,7 @@ from tokenbus.bus.partition import Logic, Partition, Settling, Taken, Work
 from tokenbus.bus.reader import Reader
 from tokenbus.bus.rebuilding import rebuild, standing, standings
 from tokenbus.bus.server import Server
+from tokenbus.bus.unreadable import read_one_by_one
 
 __all__ = ["Batch", "Logic", "Stage"]
 
@@ -158,6 +159,9 @@ class Stage:
             else:
                 await self._look_at_lag(paused)
             block_ms = min(block_ms, PAUSED_POLL_MS)
+        for stream, part in self._parts.items():
+            if part.unreadable and stream not in self._in_hand:
+                self._in_hand.keep(part, [part.unreadable.entry])
         offsets = {
             stream: part.offset
             for stream, part in self._parts.items()
@@ -165,11 +169,33 @@ class Stage:
         }
         if offsets or not self._in_hand.has_any(self._is_ready):
             self._reader.count = self._in_hand.count
-            found = await self._reader.read(offsets, block_ms=0 if self._in_hand.has_any(self._is_ready) else block_ms)
+            try:
+                found = await self._reader.read(
+                    offsets, block_ms=0 if self._in_hand.has_any(self._is_ready) else block_ms
+                )
+            finally:
+                for stream in self._reader.take_broken():
+                    if (part := self._parts.get(stream)) and part.number not in self._asides:
+                        task = self._asides.start(part.number, partial(self._look_for_unreadable, part))
+                        task.add_done_callback(lambda _: self._reader.wake())
             for stream, entries in found:
                 if (part := self._parts.get(stream)) and part.offset == offsets.get(stream):
                     self._in_hand.keep(part, entries)
         return self._in_hand.next_round(self._parts, self._is_ready)
+
+    async def _look_for_unreadable(self, part: Partition) -> None:
+        """Read the partition by itself, entry by entry, for one of them may be what broke the reading, each time. The
+        others are read meanwhile."""
+        if not await self._server.answers():
+            return
+        count = self._reader.count
+        entries, found = await read_one_by_one(self._server, part.stream, after=part.offset, count=count)
+        if entries:
+            self._in_hand.keep(part, entries)
+        if found:
+            part.unreadable = found
+            entry_id = found.entry[0].decode()
+            log.error("%s partition %d: entry %s: %s", self._group, part.number, entry_id, found.reason)
 
     def _is_ready(self, part: Partition) -> bool:
         """Whether the partition can be worked now."""

@@ -1,7 +1,8 @@
-"""Entries of a work queue that break the connection of whoever takes them: set apart by their id, without a look.
+"""Entries that break the connection of whoever reads them, or get an error reply: set apart by their id.
 
-Such an entry is given out all the same, and counted: so it comes back to one worker after the other. What else was in
-the reply that it broke was given out too, and its deliveries say wrongly that its workers died.
+An entry of a work queue is given out all the same, and counted: so it comes back to one worker after the other. What
+else was in the reply that it broke was given out too, and its deliveries say wrongly that its workers died. An entry of
+a stage's input is not given out, but nothing after it can be read either.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 from redis.exceptions import RedisError
 
 from tokenbus.bus.outage import ISOLATED_TRIES, retry_until_available
+from tokenbus.bus.reader import Entry, Unreadable
 from tokenbus.bus.scripts.call import Call, script
 from tokenbus.bus.send import send
 from tokenbus.bus.server import Server, is_final, may_pass
@@ -21,12 +23,35 @@ BROKEN_DELIVERIES = 3
 MOST_LOOKED_AT = 32
 _NAME_BYTES = 1024
 
+MOST_BAD_FIELDS = 3
+"""Fields of one entry that are tried until they are given up; then the rest of it counts as unreadable too."""
+READ_BYTES = 512 * 1024
+"""Of entries that are read one by one; what follows them is for the next time."""
+
 _NAMES = script(
     "names",
     f"""
 local entry, names = redis.call('XRANGE', KEYS[1], ARGV[1], ARGV[1])[1], {{}}
-for i = 1, entry and #entry[2] or 0, 2 do names[#names + 1] = string.sub(entry[2][i], 1, {_NAME_BYTES}) end
+for i = 1, entry and #entry[2] or 0, 2 do
+  names[#names + 1] = string.sub(entry[2][i], 1, {_NAME_BYTES})
+  names[#names + 1] = #entry[2][i + 1]
+end
 return names
+""",
+)
+_VALUE = script(
+    "value",
+    """
+local entry = redis.call('XRANGE', KEYS[1], ARGV[1], ARGV[1])[1]
+return entry and entry[2][tonumber(ARGV[2])] or ''
+""",
+)
+_IDS = script(
+    "ids",
+    """
+local ids = redis.call('XRANGE', KEYS[1], '(' .. ARGV[1], ARGV[2], 'COUNT', ARGV[3])
+for i = 1, #ids do ids[i] = ids[i][1] end
+return ids
 """,
 )
 
@@ -55,8 +80,66 @@ async def never_arrived(
 
 async def why_unreadable(server: Server, stream: str, entry_id: str) -> Exception | None:
     """What breaks when this entry alone is read; None: nothing does."""
+    found = await _read_alone(server, stream, entry_id)
+    return found if isinstance(found, Exception) else None
+
+
+async def names_in(server: Server, stream: str, entry_id: str) -> dict[bytes, int]:
+    """The names of an entry's fields and how many bytes each has, of which the server tells without the rest."""
+    call = Call(_NAMES, [stream], [entry_id])
+    flat: list[Any] = await retry_until_available(server, lambda: send(server, call), what="names in an entry")
+    return dict(zip(flat[::2], flat[1::2], strict=True))
+
+
+async def read_one_by_one(
+    server: Server, stream: str, *, after: str, count: int, last: str = "+"
+) -> tuple[list[Entry], Unreadable | None]:
+    """Entries that follow ``after``, up to ``last``, ``count`` at the most, each read by itself; and the one behind
+    them, if that is the first that cannot be read. Raises what redis-py raises."""
+    call = Call(_IDS, [stream], [after, last, count])
+    ids: list[bytes] = await retry_until_available(server, lambda: send(server, call), what=f"ids in {stream}")
+    entries: list[Entry] = []
+    size = 0
+    for entry_id in ids:
+        found = await _read_alone(server, stream, entry_id.decode())
+        if isinstance(found, Exception):
+            return entries, await _read_fields(server, stream, entry_id, found)
+        entries += found
+        size += sum(len(value) for _, fields in found for value in fields.values())
+        if size >= READ_BYTES:
+            break
+    return entries, None
+
+
+async def _read_fields(server: Server, stream: str, entry_id: bytes, error: Exception) -> Unreadable:
+    """An entry that cannot be read whole, each field by itself: a frame at fault harms its own run alone."""
+    sizes = await names_in(server, stream, entry_id.decode())
+    fields: dict[bytes, bytes] = {}
+    bad: dict[bytes, int] = {}
+    for n, (name, size) in enumerate(sizes.items()):
+        value = error
+        if len(sizes) > 1 and len(bad) < MOST_BAD_FIELDS:
+            value = await _isolated(server, Call(_VALUE, [stream], [entry_id, 2 * n + 2]))
+        if isinstance(value, Exception):
+            bad[name] = size
+        else:
+            fields[name] = value
+    reason = f"the entry cannot be read: {str(error) or type(error).__name__}"
+    return Unreadable((entry_id, fields), bad, reason)
+
+
+async def _isolated(server: Server, call: Call) -> bytes | Exception:
     try:
-        await retry_until_available(
+        what = "a field of an entry"
+        return await retry_until_available(server, lambda: send(server, call), what=what, tries=ISOLATED_TRIES)
+    except (RedisError, OSError) as e:
+        return e
+
+
+async def _read_alone(server: Server, stream: str, entry_id: str) -> list[Entry] | Exception:
+    """The entry, none if it is gone by now, or what breaks when it alone is read."""
+    try:
+        return await retry_until_available(
             server,
             lambda: server.client.xrange(stream, entry_id, entry_id),
             what=f"entry {entry_id} of {stream}",
@@ -64,10 +147,3 @@ async def why_unreadable(server: Server, stream: str, entry_id: str) -> Exceptio
         )
     except (RedisError, OSError) as e:
         return e
-    return None
-
-
-async def names_in(server: Server, stream: str, entry_id: str) -> list[bytes]:
-    """The names of an entry's fields, of which the server tells without the rest."""
-    call = Call(_NAMES, [stream], [entry_id])
-    return await retry_until_available(server, lambda: send(server, call), what="names in an entry")
