@@ -1,6 +1,6 @@
 """Builds that are broken on purpose: each takes one guarantee away, and the judge must see it.
 
-They live here and nowhere else: the zygote changes its own copy of the product before it makes workers of it.
+They live here and nowhere else: a worker changes its own copy of the product before it starts.
 """
 
 from __future__ import annotations

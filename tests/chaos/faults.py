@@ -147,7 +147,7 @@ class Chaos:
         """What a supervisor does: there are always so many workers of each kind."""
         for kind in KINDS:
             for _ in range(AT_LEAST - len(self._workers.well(kind))):
-                await self._workers.start(kind)
+                self._workers.start(kind)
 
     async def _kill(self) -> None:
         if workers := self._workers.well():
@@ -178,7 +178,7 @@ class Chaos:
         kind: Kind = self._chance.choice(KINDS)
         workers = self._workers.well(kind)
         if len(workers) < AT_MOST and (len(workers) <= AT_LEAST or self._chance.random() < 0.5):
-            await self._workers.start(kind)
+            self._workers.start(kind)
             self.tally[f"{kind} added"] += 1
         else:
             self._later(self._chance.choice(workers).stop())

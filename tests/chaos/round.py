@@ -16,12 +16,12 @@ from redis.exceptions import RedisClusterException, RedisError
 
 from tests.chaos import guards, hostile, ledger, observer
 from tests.chaos.faults import Chaos, Rates
+from tests.chaos.inside import LEFT_BEHIND
 from tests.chaos.proxy import Proxy
 from tests.chaos.record import Record
 from tests.chaos.servers import KINDS, Deployed, Kind
 from tests.chaos.stories import CONTINUING, LOOK, Scene, Stage
 from tests.chaos.workers import ALL, Workers
-from tests.chaos.zygote import LEFT_BEHIND
 from tests.e2e.fleet import BASE_PATHS, provider_table
 from tests.waiting import eventually
 from tokenbus_services.replay import ReplayServer

@@ -1,4 +1,4 @@
-"""The worker processes of a round: made by the zygote, hurt by the chaos, stopped in order at the end."""
+"""The worker processes of a round: made by a fork server, hurt by the chaos, stopped in order at the end."""
 
 from __future__ import annotations
 
@@ -6,23 +6,19 @@ import asyncio
 import os
 import random
 import signal
-import sys
 import time
-from collections import deque
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
-import msgspec
-
+from tests.chaos import inside
+from tests.chaos.inside import END, FREEZE, TELL
 from tests.chaos.record import Exit
-from tests.chaos.zygote import CLOCK, END, FREEZE, TELL, Born, Order, Told
 from tests.e2e.fleet import WITH_TOOLS, Kind
+from tests.fork_server import Forked, ForkServer
 from tests.waiting import eventually
 
-ROOT = Path(__file__).parents[2]
 ALL: tuple[Kind, ...] = (*WITH_TOOLS, "policy")
 """What a round has workers of."""
 STOP_S = 30.0
@@ -32,18 +28,22 @@ STOP_S = 30.0
 class Worker:
     """One process."""
 
-    def __init__(self, kind: Kind, pid: int, log: Path) -> None:
+    def __init__(self, kind: Kind, process: Forked, log: Path) -> None:
         self.kind: Kind = kind
-        self.pid = pid
+        self.pid = process.pid
         self.log = log
+        self._process = process
         self.frozen = False
         self.hurt_at: float | None = None
         """When one of its tasks was hurt, so that it has to go."""
         self.asked: int | None = None
         """The signal by which it was to end."""
         self.asked_at: float | None = None
-        self.status: int | None = None
-        self.ended = asyncio.Event()
+
+    @property
+    def status(self) -> int | None:
+        """As `subprocess` has it: None while it runs, negative for a signal."""
+        return self._process.returncode
 
     @property
     def ready(self) -> bool:
@@ -78,12 +78,11 @@ class Worker:
         """SIGTERM, and wait; kill -9 where that takes too long, which its `Exit` then tells."""
         self.thaw()
         self._end(signal.SIGTERM)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(STOP_S):
-                await self.ended.wait()
-        if self.status is None:
+        try:
+            await self._process.wait(timeout=STOP_S)
+        except AssertionError:
             self._signal(signal.SIGKILL)
-        await self.ended.wait()
+            await self._process.wait()
 
     def tell(self) -> None:
         """Write into the log where each task waits."""
@@ -106,9 +105,7 @@ class Worker:
         self._signal(number)
 
     def _signal(self, number: signal.Signals) -> None:
-        if self.status is None:
-            with suppress(ProcessLookupError):
-                os.kill(self.pid, number)
+        self._process.send_signal(number)
 
 
 class Workers:
@@ -121,51 +118,45 @@ class Workers:
         self._clocks = clocks
         self._directory = directory
         self._env = dict(env)
-        self._build = [build] if build else []
-        self._zygote: asyncio.subprocess.Process | None = None
-        self._births: deque[tuple[Kind, Path, asyncio.Future[Worker]]] = deque()
-        self._listening: asyncio.Task[None] | None = None
+        self._build = build or ""
+        self._server: ForkServer | None = None
         self.all: list[Worker] = []
 
     async def __aenter__(self) -> Self:
         self._directory.mkdir(parents=True, exist_ok=True)
-        self._zygote = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "tests.chaos.zygote", *self._build),
-            cwd=ROOT,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            start_new_session=True,  # a Ctrl-C is for the harness
-        )
-        self._listening = asyncio.create_task(self._listen())
+        self._server = ForkServer(inside.__name__)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._zygote
-        assert self._zygote.stdin
-        assert self._listening
-        self._zygote.stdin.close()
-        await self._zygote.wait()
-        await self._listening
+        assert self._server
+        await asyncio.to_thread(self._server.close)
 
-    async def start(self, kind: Kind) -> Worker:
+    def start(self, kind: Kind) -> Worker:
         """One more worker; it may not be ready yet."""
-        assert self._zygote
-        assert self._zygote.stdin
-        log = self._directory / f"{len(self.all) + len(self._births)}-{kind}.log"
-        born: asyncio.Future[Worker] = asyncio.get_running_loop().create_future()
-        self._births.append((kind, log, born))
-        self._zygote.stdin.write(msgspec.json.encode(Order(kind, str(log), self._env | self._clock())) + b"\n")
-        return await born
+        assert self._server
+        log = self._directory / f"{len(self.all)}-{kind}.log"
+        log.touch()
+        process = self._server.start(
+            *("worker", kind, "--port", "0"),
+            env={**os.environ, **self._env},
+            stdout=log,
+            stderr=log,
+            prepare=(f"{inside.__name__}:{inside.prepare.__name__}", self._build, self._clock()),
+        )
+        worker = Worker(kind, process, log)
+        self.all.append(worker)
+        return worker
 
-    def _clock(self) -> dict[str, str]:
+    def _clock(self) -> str:
+        """The seed of a clock that jumps, or nothing."""
         jumps = self._clocks and self._clocks.random() < 1 / 3
-        return {CLOCK: str(self._clocks.random())} if self._clocks and jumps else {}
+        return str(self._clocks.random()) if self._clocks and jumps else ""
 
     async def start_ready(self, *kinds: Kind) -> None:
         """Workers that are ready."""
-        started = [await self.start(kind) for kind in kinds]
+        started = [self.start(kind) for kind in kinds]
         await eventually(lambda: all(w.ready for w in started if w.status is None), timeout=60)
 
     def well(self, *kinds: Kind) -> list[Worker]:
@@ -176,20 +167,3 @@ class Workers:
         """Stop all in order: what brings work in goes first."""
         for kinds in (("fetcher", "tools"), ("normalizer",), ("policy",), ("parser",)):
             await asyncio.gather(*(w.stop() for w in self.all if w.status is None and w.kind in kinds))
-
-    async def _listen(self) -> None:
-        assert self._zygote
-        assert self._zygote.stdout
-        by_pid: dict[int, Worker] = {}
-        async for line in self._zygote.stdout:
-            match msgspec.json.decode(line, type=Told):
-                case Born(pid):
-                    kind, log, born = self._births.popleft()
-                    log.touch()
-                    worker = by_pid[pid] = Worker(kind, pid, log)
-                    self.all.append(worker)
-                    born.set_result(worker)
-                case died:
-                    worker = by_pid.pop(died.pid)
-                    worker.status = died.status
-                    worker.ended.set()

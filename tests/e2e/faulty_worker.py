@@ -3,18 +3,13 @@
 On SIGUSR1 it reads its file: ``list`` writes the names of its tasks beside it; ``end NAME`` and ``freeze NAME`` do that
 to each task of this name at its next wake-up, wherever it waits; ``block`` never gives the event loop back. It changes
 its own copy of the product, as the broken builds of the chaos do.
-
-Each is a process of its own, but a copy of one that has imported everything (a fork server's): to start it costs
-hundredths of a second, and a test may end dozens.
 """
 
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 import os
 import signal
-import sys
 import time
 import types
 from collections.abc import Coroutine, Generator
@@ -24,19 +19,16 @@ from typing import Any
 
 import structlog
 
+from tests import fork_server
 from tests.e2e.fleet import Kind
 from tests.waiting import eventually
 from tokenbus.bus.liveness import Liveness
-from tokenbus_services.cli import main as command
 from tokenbus_services.cli import worker
-from tokenbus_services.cli.services import SERVICES
 from tokenbus_services.worker import supervision
 from tokenbus_services.worker.source import SourceSubscriber
 
 SIGNAL = signal.SIGUSR1
 STARTED_S = 120.0
-_processes = multiprocessing.get_context("forkserver")
-_processes.set_forkserver_preload([__name__, *(f"tokenbus_services.{service}.app" for service in SERVICES), "uvloop"])
 
 
 class Fault(BaseException):
@@ -124,14 +116,9 @@ class Faults:
                 self.of[name] = what
 
 
-def _run(kind: Kind, config: str, file: Path, log: Path) -> None:
-    with log.open("wb") as written:
-        for stream in (1, 2):
-            os.dup2(written.fileno(), stream)
-    os.environ["TOKENBUS_CONFIG"] = config
-    sys.argv = ["tokenbus", "worker", kind, "--port", "0"]
-    Faults(file).install()
-    command()
+def prepare(file: str) -> None:
+    """In the worker, before it starts: let this file rule it."""
+    Faults(Path(file)).install()
 
 
 class FaultyWorker:
@@ -141,9 +128,13 @@ class FaultyWorker:
         self.kind: Kind = kind
         self._file = directory / f"{name}.fault"
         self._log = directory / f"{name}.log"
-        config = str(directory / "tokenbus.toml")
-        self._process = _processes.Process(target=_run, args=(kind, config, self._file, self._log), daemon=True)
-        self._process.start()
+        self._process = fork_server.shared().start(
+            *("worker", kind, "--port", "0"),
+            env={**os.environ, "TOKENBUS_CONFIG": str(directory / "tokenbus.toml")},
+            stdout=self._log,
+            stderr=self._log,
+            prepare=(f"{__name__}:prepare", str(self._file)),
+        )
 
     @property
     def log(self) -> str:
@@ -152,18 +143,17 @@ class FaultyWorker:
 
     @property
     def pid(self) -> int:
-        assert self._process.pid
         return self._process.pid
 
     async def ready(self) -> None:
         """Wait until it says so."""
-        await eventually(lambda: "ready " in self.log or self._process.exitcode is not None, timeout=STARTED_S)
-        assert self._process.exitcode is None, (self._process.exitcode, self.log)
+        await eventually(lambda: "ready " in self.log or self._process.returncode is not None, timeout=STARTED_S)
+        assert self._process.returncode is None, (self._process.returncode, self.log)
 
     def tell(self, fault: str) -> None:
         """Let this happen to it."""
         self._file.write_text(fault)
-        os.kill(self.pid, SIGNAL)
+        self._process.send_signal(SIGNAL)
 
     async def names(self) -> set[str]:
         """Of its long-lived tasks."""
@@ -177,11 +167,9 @@ class FaultyWorker:
 
     async def ended(self, *, timeout: float) -> int:
         """Wait until it has, by itself. Its exit code."""
-        await eventually(lambda: self._process.exitcode is not None, timeout=timeout)
-        assert self._process.exitcode is not None
-        return self._process.exitcode
+        return await self._process.wait(timeout=timeout)
 
-    def kill(self) -> None:
+    async def kill(self) -> None:
         """kill -9, if it lives."""
         self._process.kill()
-        self._process.join()
+        await self._process.wait()

@@ -13,6 +13,8 @@ from typing import Literal
 
 import msgspec
 
+from tests import fork_server
+from tests.fork_server import Forked
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
 
@@ -35,25 +37,35 @@ api_key_env = ""
 '''
 
 
+READY_S = 120.0
+STOPPED_S = 60.0
+
+
 class Worker:
     """One service process."""
 
-    def __init__(self, kind: Kind, process: asyncio.subprocess.Process, log: Path) -> None:
+    def __init__(self, kind: Kind, process: asyncio.subprocess.Process | Forked, out: Path, log: Path) -> None:
         self.kind: Kind = kind
         self.process = process
         self.log = log
         self.url = ""
         self.ends_with: tuple[int, ...] = (0, -signal.SIGKILL)
         """Exit codes that are no failure of the test."""
+        self._out = out
 
     async def ready(self) -> None:
         """Wait until it says so."""
-        assert self.process.stdout
-        async for line in self.process.stdout:
-            if line.startswith(b"ready "):
-                self.url = line.split()[2].decode()
-                return
-        raise AssertionError(f"{self.kind} ended before it was ready:\n{self.log.read_text()}")
+
+        def says_ready() -> str | None:
+            if self.process.returncode is None:
+                lines = self._out.read_text().split("\n")[:-1]
+                return next((line.split()[2] for line in lines if line.startswith("ready ")), None)
+            raise RuntimeError(f"{self.kind} ended before it was ready:\n{self.log.read_text()}")
+
+        try:
+            self.url = await eventually(says_ready, timeout=READY_S)
+        except AssertionError as e:
+            raise AssertionError(f"{self.kind}: {e}\n{self.log.read_text()[-4000:]}") from None
 
     def kill(self) -> None:
         """kill -9."""
@@ -72,7 +84,15 @@ class Worker:
         if self.process.returncode is None:
             self.process.send_signal(signal.SIGCONT)
             self.process.terminate()
-        return await self.process.wait()
+        try:
+            async with asyncio.timeout(STOPPED_S):
+                return await self.process.wait()
+        except TimeoutError:
+            self.kill()
+            await self.process.wait()
+            raise AssertionError(
+                f"{self.kind} did not end within {STOPPED_S:g} s of SIGTERM:\n{self.log.read_text()[-4000:]}"
+            ) from None
 
 
 class Fleet:
@@ -97,29 +117,29 @@ call = "tokenbus_services.replay.demo:weather"
         )
         self.workers: list[Worker] = []
 
-    async def start(
-        self, *kinds: Kind, env: Mapping[str, str] | None = None, launch: Sequence[str] = ("-c", LAUNCH)
-    ) -> list[Worker]:
-        """Start workers side by side; returns when all are ready. ``launch``: what Python is to run as `tokenbus`."""
-        started = [await self._spawn(kind, env or {}, launch) for kind in kinds]
+    async def start(self, *kinds: Kind, env: Mapping[str, str] | None = None) -> list[Worker]:
+        """Start workers side by side; returns when all are ready.
+
+        They are forked from a process that has imported everything. With variables that an interpreter reads at its
+        start (PYTHON…) each is an interpreter of its own.
+        """
+        started = [await self._spawn(kind, env or {}) for kind in kinds]
         await asyncio.gather(*(worker.ready() for worker in started))
         return started
 
-    async def _spawn(self, kind: Kind, env: Mapping[str, str], launch: Sequence[str]) -> Worker:
-        log = self._directory / f"{kind}-{len(self.workers)}.log"
-        with log.open("wb") as errors:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                *launch,
-                "worker",
-                kind,
-                "--port",
-                "0",
-                env={**os.environ, "TOKENBUS_CONFIG": str(self._config), **env},
-                stdout=asyncio.subprocess.PIPE,
-                stderr=errors,
-            )
-        worker = Worker(kind, process, log)
+    async def _spawn(self, kind: Kind, more: Mapping[str, str]) -> Worker:
+        name = f"{kind}-{len(self.workers)}"
+        out, log = self._directory / f"{name}.out", self._directory / f"{name}.log"
+        command = ("worker", kind, "--port", "0")
+        env = {**os.environ, "TOKENBUS_CONFIG": str(self._config), **more}
+        with out.open("wb") as output, log.open("wb") as errors:
+            if any(variable.startswith("PYTHON") for variable in more):
+                process = await asyncio.create_subprocess_exec(
+                    *(sys.executable, "-c", LAUNCH, *command), env=env, stdout=output, stderr=errors
+                )
+            else:
+                process = fork_server.shared().start(*command, env=env, stdout=out, stderr=log)
+        worker = Worker(kind, process, out, log)
         self.workers.append(worker)
         return worker
 

@@ -127,7 +127,7 @@ async def faulty(directory: Path, name: str, kinds: Sequence[Kind]) -> AsyncGene
         yield workers
     finally:
         for worker in workers:
-            worker.kill()
+            await worker.kill()
 
 
 async def own_partitions(server: Server, keys: Keys, workers: Sequence[FaultyWorker]) -> None:

@@ -1,35 +1,21 @@
-"""One process that has imported everything, and forks a worker on demand: 300 kills cost no 300 imports.
+"""What chaos changes inside a worker, in its process and before it starts: see `prepare`.
 
-A worker is what `tokenbus worker KIND` runs, from the command line's own entry on. Orders come as JSON lines on
-standard input; what was born and what died is told as JSON lines on standard output. When the input ends, all
-workers are killed. ``python -m tests.chaos.zygote [BUILD]``; a build of `tests.chaos.broken` is for all workers.
+The worker is what `tokenbus worker KIND` runs, from the command line's own entry on.
 """
 
 from __future__ import annotations
 
 import asyncio
-import ctypes
-import gc
 import os
 import random
-import select
 import signal
-import sys
 import time
-import traceback
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Any, Never, cast
-
-import msgspec
+from typing import Any, cast
 
 from tests.chaos.broken import BUILDS
-from tokenbus_services.cli import commands, worker
-from tokenbus_services.fetcher import app as _fetcher  # noqa: F401 - imported once, for all who are forked
-from tokenbus_services.normalizer import app as _normalizer  # noqa: F401
-from tokenbus_services.parser import app as _parser  # noqa: F401
-from tokenbus_services.policy import app as _policy  # noqa: F401
-from tokenbus_services.tools import app as _tools  # noqa: F401
+from tokenbus_services.cli import worker
 
 LEFT_BEHIND = "left behind:"
 """How a worker's last line begins that ended with tasks or sockets still open."""
@@ -37,109 +23,23 @@ TELL = signal.SIGUSR1
 """On this signal a worker writes into its log where each of its tasks waits."""
 END, FREEZE = signal.SIGUSR2, signal.SIGWINCH
 """On these one of its long-lived tasks ends, or stands still for ever."""
-CLOCK = "TOKENBUS_CHAOS_CLOCK"
-"""The environment variable with a seed: the worker's wall clock jumps."""
 _OLD_S = 1.0
 """A task that was there so long after the start is one that the worker lives by."""
 _NOT_THESE = ("lifespan", "supervisor", "Task-", "replay ", "work ")
 """How names of tasks begin that are the harness's, uvicorn's, who watches the others, or end by themselves."""
 _OF_A_RUN = "-run"
 """In the names of tasks of one run, which end with it."""
-_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
-class Order(msgspec.Struct):
-    """Make a worker."""
-
-    kind: str
-    log: str
-    env: dict[str, str]
-
-
-class Born(msgspec.Struct, tag="born"):
-    """The answer to an order; answers come in the order of the orders."""
-
-    pid: int
-
-
-class Died(msgspec.Struct, tag="died"):
-    """A worker has ended; ``status`` as `subprocess` has it: negative for a signal."""
-
-    pid: int
-    status: int
-
-
-Told = Born | Died
-
-
-def main() -> None:
-    """Serve orders until the input ends."""
-    for build in sys.argv[1:]:
+def prepare(build: str, clock: str) -> None:
+    """Take what this build of `tests.chaos.broken` takes away, if one is named; let the wall clock jump by this seed,
+    if there is one; obey the signals above, and tell what is left behind at the end."""
+    if build:
         BUILDS[build]()
+    if clock:
+        _let_the_clock_jump(clock)
     serve: Any = worker.serve
     worker.serve = _watched(serve)
-    gc.freeze()  # what the workers share stays shared
-    woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    signal.set_wakeup_fd(wake)
-    signal.signal(signal.SIGCHLD, lambda number, frame: None)
-    living: set[int] = set()
-    unread = b""
-    while True:
-        readable, _, _ = select.select([0, woken], [], [])
-        if woken in readable:
-            os.read(woken, 4096)
-            _bury(living)
-        if 0 in readable:
-            data = os.read(0, 65536)
-            if not data:
-                break
-            *lines, unread = (unread + data).split(b"\n")
-            for line in lines:
-                order = msgspec.json.decode(line, type=Order)
-                if not (pid := os.fork()):
-                    _become(order)
-                living.add(pid)
-                _tell(Born(pid))
-    for pid in living:
-        os.kill(pid, signal.SIGKILL)
-
-
-def _bury(living: set[int]) -> None:
-    with suppress(ChildProcessError):
-        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-            living.discard(ended[0])
-            _tell(Died(ended[0], os.waitstatus_to_exitcode(ended[1])))
-
-
-def _tell(news: Told) -> None:
-    os.write(1, msgspec.json.encode(news) + b"\n")
-
-
-def _become(order: Order) -> Never:
-    """In the child: run the command, with output of its own."""
-    status = 1
-    try:
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        os.setsid()
-        if sys.platform == "linux":
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        log = os.open(order.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-        os.dup2(log, 1)
-        os.dup2(log, 2)
-        os.environ.update(order.env)
-        if CLOCK in order.env:
-            _let_the_clock_jump(order.env[CLOCK])
-        commands.main(["worker", order.kind, "--port", "0"])
-    except SystemExit as e:
-        status = e.code if isinstance(e.code, int) else int(e.code is not None)
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
 
 
 def _watched(serve: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
@@ -225,7 +125,3 @@ def _sockets() -> int:
         with suppress(OSError):
             count += os.readlink(f"/proc/self/fd/{name}").startswith("socket:")
     return count
-
-
-if __name__ == "__main__":
-    main()
