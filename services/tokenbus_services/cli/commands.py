@@ -63,14 +63,15 @@ def tokenbus(verbose: bool) -> None:
 @click.argument("service", type=click.Choice(SERVICES), metavar="SERVICE")
 @click.option("--host", help="Address of its HTTP pages; else http.host of the settings.")
 @click.option("--port", type=click.IntRange(0, 65_535), help="Port, 0 for any free one; else the settings' one.")
-def worker(service: ServiceName, host: str | None, port: int | None) -> None:
-    """Run SERVICE (fetcher, normalizer, parser, tools, blobs or recorder) until SIGTERM or Ctrl-C.
+@click.option("--mock-url", metavar="URL", help="Add the providers mock-…, which ask the mock provider at URL.")
+def worker(service: ServiceName, host: str | None, port: int | None, mock_url: str | None) -> None:
+    """Run SERVICE (fetcher, normalizer, parser, tools, policy, blobs or recorder) until SIGTERM or Ctrl-C.
 
     A second signal ends it at once. Prints "ready SERVICE URL" when it can do its work.
     """
     from tokenbus_services.cli.worker import run
 
-    run(service, host=host, port=port)
+    run(service, host=host, port=port, mock_url=mock_url)
 
 
 @tokenbus.command()
@@ -85,15 +86,22 @@ def worker(service: ServiceName, host: str | None, port: int | None) -> None:
 @click.option(
     "--data", type=click.Path(file_okay=False, path_type=Path), help="Data directory; else data_dir, .tokenbus."
 )
-def up(scales: tuple[str, ...], services: str | None, data: Path | None) -> None:
+@click.option(
+    "--mock",
+    "mock_provider",
+    is_flag=True,
+    help="Run the mock provider too, which needs no key: the providers mock-anthropic, mock-openai-chat, "
+    "mock-openai-responses and mock-gemini.",
+)
+def up(scales: tuple[str, ...], services: str | None, data: Path | None, mock_provider: bool) -> None:
     """Run a server and all services as child processes until Ctrl-C.
 
-    The server is one of its own unless TOKENBUS_REDIS_URL names another. Commands in the same directory find it.
-    Prints "ready" when all services are; a service that dies is started again.
+    The server is one of its own unless TOKENBUS_REDIS_URL names another. Commands, and clients that are given no URL,
+    find it from the same directory. Prints "ready" when all services are; a service that dies is started again.
     """
     from tokenbus_services.cli.up import run
 
-    run(scales=scales, services=services, data=data)
+    run(scales=scales, services=services, data=data, mock_provider=mock_provider)
 
 
 @tokenbus.command()
@@ -115,8 +123,8 @@ def demo(provider: str | None, model: str | None, keep: bool) -> int:
 
 @tokenbus.command()
 @click.argument("file", required=False, type=click.File("rb"))
-@click.option("--provider", help="Name of a configured provider.")
-@click.option("--model")
+@click.option("--provider", help="Name of a configured provider; under `tokenbus up --mock`, the mock provider.")
+@click.option("--model", help="Its model.")
 @click.option("--text", help="The user's message.")
 @click.option("--system", help="The system prompt.")
 @click.option(
@@ -131,7 +139,8 @@ def send(
 ) -> int:
     """Publish a request and print the id of its run.
 
-    FILE holds the request as JSON (- for stdin); without it, the options make one.
+    FILE holds the request as JSON (- for stdin); without it, the options make one. Under `tokenbus up --mock` it needs
+    neither: then the demo's question is sent, and its run shown.
     """
     from tokenbus_services.cli.send import send
 

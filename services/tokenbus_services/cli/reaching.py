@@ -7,9 +7,9 @@ from pathlib import Path
 import msgspec
 
 from tokenbus import Client
+from tokenbus.client.local_up import running_in
 from tokenbus.errors import SettingsError
 from tokenbus_services import settings as configuration
-from tokenbus_services.cli.running import server_in
 from tokenbus_services.settings import Settings
 
 
@@ -18,11 +18,18 @@ def with_server(settings: Settings) -> Settings:
     if settings.redis_url:
         return settings
     directory = Path(settings.data_dir)
-    url = server_in(directory)
-    if url is None:
+    running = running_in(directory)
+    if running is None or running.redis_url is None:
         problem = f"not set, and no `tokenbus up` runs in {directory.resolve()}: set it, or start one there"
         raise SettingsError("environment", "TOKENBUS_REDIS_URL", problem)
-    return msgspec.structs.replace(settings, redis_url=url)
+    return msgspec.structs.replace(settings, redis_url=running.redis_url)
+
+
+def has_mock_provider() -> bool:
+    """Whether the deployment is that of a `tokenbus up --mock` in the same place."""
+    settings = configuration.load()
+    running = None if settings.redis_url else running_in(Path(settings.data_dir))
+    return running is not None and running.mock
 
 
 def client() -> Client:

@@ -1,6 +1,6 @@
 """Who runs in a data directory: one `tokenbus up` at a time, and where its server is.
 
-A lock on `up.json` says that it runs, and ends with the process however that ends; the file's content says the rest.
+The lock and the file are those of `tokenbus.client.local_up`, which is how clients find it.
 """
 
 from __future__ import annotations
@@ -13,19 +13,11 @@ from pathlib import Path
 
 import msgspec
 
+from tokenbus.client.local_up import FILE_NAME, Running, read
 from tokenbus.errors import SettingsError
 
-NAME = "up.json"
 _WAIT_S = 0.5
 _POLL_S = 0.02
-
-
-class Running(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of the file."""
-
-    pid: int
-    redis_url: str | None = None
-    """None until its server is there."""
 
 
 class Claim:
@@ -34,9 +26,9 @@ class Claim:
     def __init__(self, file: int) -> None:
         self._file = file
 
-    def announce(self, redis_url: str | None) -> None:
-        """Tell others where the server is."""
-        data = msgspec.json.encode(Running(pid=os.getpid(), redis_url=redis_url))
+    def announce(self, redis_url: str | None, *, mock: bool = False) -> None:
+        """Tell others where the server is, and whether the mock provider runs."""
+        data = msgspec.json.encode(Running(pid=os.getpid(), redis_url=redis_url, mock=mock))
         os.pwrite(self._file, data, 0)
         os.ftruncate(self._file, len(data))
 
@@ -48,11 +40,11 @@ def claim(directory: Path) -> Generator[Claim]:
 
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        file = os.open(directory / NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        file = os.open(directory / FILE_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as e:
         raise SettingsError("settings", "data_dir", f"{directory}: {e.strerror}") from None
     try:
-        # `server_in` holds the lock for an instant when it looks.
+        # `running_in` holds the lock for an instant when it looks.
         deadline = time.monotonic() + _WAIT_S
         while True:
             try:
@@ -60,7 +52,7 @@ def claim(directory: Path) -> Generator[Claim]:
                 break
             except BlockingIOError:
                 if time.monotonic() > deadline:
-                    other = _read(file)
+                    other = read(file)
                     who = f"process {other.pid}" if other else "another process"
                     problem = f"{who} runs `tokenbus up` in {directory.resolve()}: stop it, or choose another --data"
                     raise SettingsError("settings", "data_dir", problem) from None
@@ -70,29 +62,3 @@ def claim(directory: Path) -> Generator[Claim]:
         yield claimed
     finally:
         os.close(file)
-
-
-def server_in(directory: Path) -> str | None:
-    """The url of the server of the `tokenbus up` that runs in the directory; None where none runs."""
-    import fcntl
-
-    try:
-        file = os.open(directory / NAME, os.O_RDWR | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        running = _read(file)
-        return running.redis_url if running else None
-    else:
-        return None
-    finally:
-        os.close(file)
-
-
-def _read(file: int) -> Running | None:
-    try:
-        return msgspec.json.decode(os.pread(file, 65_536, 0), type=Running)
-    except msgspec.DecodeError:
-        return None

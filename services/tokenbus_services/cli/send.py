@@ -9,7 +9,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from tokenbus.errors import RequestInvalid, SettingsError
-from tokenbus_services.cli import reaching
+from tokenbus_services.cli import mock, reaching
 from tokenbus_services.cli.follow import show_run
 from tokenbus_services.cli.presenting import showing
 
@@ -27,7 +27,15 @@ async def send(
     """Publish, tell the run's id, and with ``follow`` show the run. The exit code."""
     if file and (tools or any(value is not None for value in options.values())):
         raise SettingsError("options", "FILE", "holds the whole request: leave the options that make one")
-    request = from_file(file.name, file.read()) if file else from_options(options, tools)
+    if file:
+        request = from_file(file.name, file.read())
+    elif not tools and all(value is None for value in options.values()) and reaching.has_mock_provider():
+        request, follow = mock.demo_request(), True
+    else:
+        given = {name: value for name, value in options.items() if value is not None}
+        if not given.keys() & {"provider", "model"} and reaching.has_mock_provider():
+            given |= {"provider": mock.PROVIDER, "model": mock.MODEL}
+        request = from_options(given, tools)
     async with reaching.client() as bus:
         run = await bus.publish(request)
         if not follow:
@@ -52,7 +60,8 @@ def from_options(options: Mapping[str, str | int | None], tools: Sequence[str] =
     given = {name: value for name, value in options.items() if value is not None}
     for needed in ("provider", "model", "text"):
         if needed not in given:
-            raise RequestInvalid(f"--{needed}", "missing; or give the whole request as a FILE, - for stdin")
+            problem = "missing; give the whole request as a FILE, - for stdin, or try it with `tokenbus up --mock`"
+            raise RequestInvalid(f"--{needed}", problem)
     text = given.pop("text")
     request: dict[str, Any] = {"type": "generate", **given, "messages": [{"role": "user", "content": text}]}
     if tools:

@@ -16,17 +16,21 @@ from tokenbus_services.cli.services import STOP_ORDER, ServiceName
 
 
 class Post(msgspec.Struct, frozen=True, kw_only=True):
-    """One worker that shall run."""
+    """One worker that shall run, or the mock provider."""
 
     name: str
-    service: ServiceName
+    service: ServiceName | None
+    """None: no service, so it stops last; its ``program`` prints `ready NAME URL`."""
     arguments: tuple[str, ...] = ()
     """Of `tokenbus worker SERVICE`."""
+    program: tuple[str, ...] = ()
     withheld: frozenset[str] = frozenset()
     """Variables of the environment that it is not given."""
 
     @property
     def command(self) -> list[str]:
+        if self.service is None:
+            return list(self.program)
         # -P: a file in the directory where `up` was called must not pass for a module of ours.
         return [sys.executable, "-P", "-m", "tokenbus_services.cli", "worker", self.service, *self.arguments]
 
@@ -82,7 +86,7 @@ class Supervisor:
             try:
                 self._watcher.stopping()
             finally:
-                for service in STOP_ORDER:
+                for service in (*STOP_ORDER, None):
                     names = [post.name for post in self._posts if post.service == service]
                     for name in names:
                         stops[name].set()
@@ -118,7 +122,7 @@ class Supervisor:
             await asyncio.wait({stopped}, timeout=pause_s)
 
     def _heard(self, post: Post, term: _Term, line: str) -> None:
-        if not line.startswith(f"ready {post.service} "):
+        if not line.startswith(f"ready {post.service or post.name} "):
             term.last_line = line or term.last_line
             self._watcher.heard(post.name, line)
             return

@@ -13,12 +13,13 @@ import msgspec
 from tokenbus.bus.server import parse_url
 from tokenbus.errors import SettingsError
 from tokenbus_services import settings as configuration
-from tokenbus_services.cli import running
+from tokenbus_services.cli import mock, running
 from tokenbus_services.cli.own_server import OwnServer
 from tokenbus_services.cli.services import SERVICES, ServiceName, services_of
 from tokenbus_services.cli.stopping import stop_on_signal
 from tokenbus_services.cli.supervisor import Post, Supervisor
 from tokenbus_services.cli.watching import UpWatcher, up_watcher
+from tokenbus_services.embedded import HOST, free_port
 from tokenbus_services.redaction import provider_key_variables, tool_variables
 from tokenbus_services.settings import Settings
 
@@ -26,10 +27,14 @@ STOP_GRACE_S = 10.0
 """How long a worker may take to stop, beside its drain time."""
 
 
-def run(*, scales: Sequence[str] = (), services: str | None = None, data: Path | None = None) -> None:
+def run(
+    *, scales: Sequence[str] = (), services: str | None = None, data: Path | None = None, mock_provider: bool = False
+) -> None:
     """Returns after an orderly stop. Raises SettingsError, ServerUnavailable, ChildGone."""
     settings = configuration.load()
     posts = posts_for(parse_services(services) or services_of(settings), parse_scales(scales))
+    if mock_provider:
+        posts = with_mock_provider(posts, free_port())
     directory = data or Path(settings.data_dir)
     with running.claim(directory) as claim, up_watcher([post.name for post in posts]) as watcher:
         asyncio.run(_up(settings, directory.resolve(), posts, claim, watcher))
@@ -44,7 +49,7 @@ async def _up(
         if url is None:
             server = await stack.enter_async_context(OwnServer(directory / "server", watcher))
             url = server.url
-        claim.announce(url)
+        claim.announce(url, mock=any(post.name == mock.NAME for post in posts))
         watcher.server(parse_url(url).safe)
         env = {**os.environ, "TOKENBUS_REDIS_URL": url, "TOKENBUS_DATA": str(directory)}
         posts = [msgspec.structs.replace(post, withheld=withheld_from(post.service, settings)) for post in posts]
@@ -84,7 +89,14 @@ def posts_for(services: Sequence[ServiceName], scales: dict[ServiceName, int]) -
     return posts
 
 
-def withheld_from(service: ServiceName, settings: Settings) -> frozenset[str]:
+def with_mock_provider(posts: Sequence[Post], port: int) -> list[Post]:
+    """The workers with the mock provider on this port before them; it keeps the port if it is started again."""
+    url = f"http://{HOST}:{port}"
+    told = [msgspec.structs.replace(post, arguments=(*post.arguments, "--mock-url", url)) for post in posts]
+    return [Post(name=mock.NAME, service=None, program=tuple(mock.command(port))), *told]
+
+
+def withheld_from(service: ServiceName | None, settings: Settings) -> frozenset[str]:
     """The variables of provider keys, and of the files they are in, for every service but the fetcher; a tool that
     names one is given it."""
     if service == "fetcher":

@@ -19,6 +19,7 @@ from tokenbus_services import settings as configuration
 from tokenbus_services.blobs.access import check_exposed, token_of
 from tokenbus_services.cli import services
 from tokenbus_services.cli.lifespan import AsgiApp, Lifespan
+from tokenbus_services.cli.mock import with_mock
 from tokenbus_services.cli.probe import status_of
 from tokenbus_services.cli.reaching import with_server
 from tokenbus_services.cli.services import ServiceName
@@ -36,9 +37,11 @@ _FIRST_ASK_S, _LONGEST_ASK_S = 0.02, 0.5
 _ANY_HOST = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
 
 
-def run(service: ServiceName, *, host: str | None = None, port: int | None = None) -> None:
+def run(service: ServiceName, *, host: str | None = None, port: int | None = None, mock_url: str | None = None) -> None:
     """Run the service until a signal. Raises SettingsError, and ServerError where it cannot work with the server."""
     settings = with_server(configuration.load())
+    if mock_url:
+        settings = with_mock(settings, mock_url)
     secrets = secrets_of(settings, os.environ) | {token_of(settings.blobs, os.environ)}
     logs.configure(settings.log_level, service=service, secrets=secrets)
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # below that it writes sentences, not events
@@ -65,7 +68,10 @@ def listening(service: ServiceName, host: str, port: int) -> Generator[socket.so
     except (OSError, OverflowError) as e:
         problem = getattr(e, "strerror", None) or str(e)
         raise SettingsError(
-            "settings", f"http.{service}", f"{host}:{port}: {problem}; give another --port, or 0 for any free one"
+            "settings",
+            f"http.{service}",
+            f"{host}:{port}: {problem}; set another port in the settings (0: any free one), or give "
+            f"`tokenbus worker {service}` a --port",
         ) from None
     with listener:
         yield listener

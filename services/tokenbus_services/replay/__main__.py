@@ -14,9 +14,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tokenbus_services.replay.demo import demo_scripts
+from tokenbus_services.replay.demo import answer, demo_scripts
 from tokenbus_services.replay.files import load_scripts
-from tokenbus_services.replay.script import Script
 from tokenbus_services.replay.server import ReplayServer
 
 
@@ -27,6 +26,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--port", type=int, default=0, help="0: any free one")
     parser.add_argument("--scripts", type=Path, help="directory of scripts; without it, the demo's")
     parser.add_argument("--rate", type=float, help="reads a second, in place of each script's own; 0: no limit")
+    parser.add_argument("--any-model", action="store_true", help="every model answers, without scripts of its own")
+    parser.add_argument("--announce", metavar="NAME", help="the first line is `ready NAME URL`, as a service's")
     parser.add_argument("--with-parent", action="store_true", help="end when stdin, a pipe, ends")
     options = parser.parse_args(arguments)
     try:
@@ -35,18 +36,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error(str(e))
     if options.rate is not None:
         scripts = [script.paced(options.rate or None) for script in scripts]
-    asyncio.run(_serve(scripts, options.host, options.port, with_parent=options.with_parent))
+    choose = answer if options.any_model else None
+    server = ReplayServer(scripts, choose=choose, host=options.host, port=options.port)
+    announced = f"ready {options.announce} " if options.announce else ""
+    asyncio.run(_serve(server, announced, with_parent=options.with_parent))
 
 
-async def _serve(scripts: Sequence[Script], host: str, port: int, *, with_parent: bool) -> None:
+async def _serve(server: ReplayServer, announced: str, *, with_parent: bool) -> None:
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     if with_parent:
         loop.add_reader(sys.stdin, lambda: os.read(sys.stdin.fileno(), 4096) or stop.set())
-    async with ReplayServer(scripts, host=host, port=port) as server:
-        sys.stdout.write(f"{server.url}\n")
+    async with server:
+        sys.stdout.write(f"{announced}{server.url}\n")
         sys.stdout.flush()
         await stop.wait()
     if with_parent:

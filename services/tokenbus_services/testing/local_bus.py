@@ -18,14 +18,13 @@ from tokenbus import Client
 from tokenbus.sync import Client as SyncClient
 from tokenbus_services.cli import services
 from tokenbus_services.cli.lifespan import AsgiApp, Lifespan
+from tokenbus_services.cli.mock import API_PATHS
 from tokenbus_services.cli.services import STOP_ORDER, ServiceName, services_of
 from tokenbus_services.cli.worker import listening, url_of
 from tokenbus_services.embedded import EmbeddedServer
 from tokenbus_services.replay import Asked, Exchange, ReplayServer, Reply, Script, Status, Turn
 from tokenbus_services.settings import Settings, load
 
-API_PATHS = {"anthropic": "", "openai-chat": "/v1", "openai-responses": "/v1", "gemini": "/v1beta"}
-"""Of each provider API, beneath the mock provider's address."""
 START_S = 60.0
 
 

@@ -75,11 +75,12 @@ class Client:
         blobs: str | None = None,
         blob_token: str | None = None,
     ) -> None:
-        """``url`` as `TOKENBUS_REDIS_URL`, which is taken where it is None: ``redis://…``, ``redis+sentinel://…``,
-        ``redis+cluster://…`` or ``unix://…``. ``partitions``: None for what the deployment has, or else
-        `TOKENBUS_PARTITIONS`. ``max_waiting``: most requests on the inbound stream; ``max_queued``: most that are
+        """``url``: ``redis://…``, ``redis+sentinel://…``, ``redis+cluster://…`` or ``unix://…``. None: the variable
+        `TOKENBUS_REDIS_URL`, or else the server of the `tokenbus up` that runs in this directory (of its data directory
+        `TOKENBUS_DATA`, ``.tokenbus`` by default), if one runs. ``partitions``: None for what the deployment has, or
+        else `TOKENBUS_PARTITIONS`. ``max_waiting``: most requests on the inbound stream; ``max_queued``: most that are
         on their way from this client, for a `publish` that does not wait. ``blobs``, ``blob_token``: of the blob
-        service, see `Blobs`. Does no IO. Raises SettingsError.
+        service, see `Blobs`. Connects to nothing yet. Raises SettingsError.
         """
         env = os.environ
         server = Server(url_in(env) if url is None else url)

@@ -10,6 +10,7 @@ from typing import Any
 from tokenbus.bus.keys import DEFAULT_PARTITIONS, WIRE_VERSION, Keys
 from tokenbus.bus.server import Server, translated
 from tokenbus.bus.url import with_password
+from tokenbus.client.local_up import data_directory, running_in
 from tokenbus.client.tail import Hub
 from tokenbus.errors import DeploymentMismatch, ServerUnavailable, SettingsError
 
@@ -106,8 +107,12 @@ def partitions_in(env: Mapping[str, str]) -> int | None:
 
 
 def url_in(env: Mapping[str, str]) -> str:
-    """What `TOKENBUS_REDIS_URL` says. Raises SettingsError where it says nothing."""
-    url = env.get("TOKENBUS_REDIS_URL")
-    if not url:
-        raise SettingsError("environment", "TOKENBUS_REDIS_URL", "not set, and Client was given no url")
-    return with_password(url, env)
+    """What `TOKENBUS_REDIS_URL` says, else the server of the `tokenbus up` that runs in this directory. Raises
+    SettingsError if there is neither."""
+    if url := env.get("TOKENBUS_REDIS_URL"):
+        return with_password(url, env)
+    directory = data_directory(env)
+    if (running := running_in(directory)) and running.redis_url:
+        return running.redis_url
+    problem = f"not set, Client was given no url, and no `tokenbus up` runs with its data in {directory.resolve()}"
+    raise SettingsError("environment", "TOKENBUS_REDIS_URL", problem)

@@ -7,8 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from tokenbus.client.local_up import FILE_NAME, running_in
 from tokenbus.errors import SettingsError
-from tokenbus_services.cli.running import NAME, claim, server_in
+from tokenbus_services.cli.running import claim
+
+
+def server_in(directory: Path) -> str | None:
+    running = running_in(directory)
+    return running.redis_url if running else None
 
 
 def test_the_server_of_a_claimed_directory_is_found_until_the_claim_ends(tmp_path: Path):
@@ -28,7 +34,7 @@ def test_a_second_claim_is_refused_with_the_holder(tmp_path: Path):
 
 
 def test_what_a_crash_left_behind_claims_nothing(tmp_path: Path):
-    (tmp_path / NAME).write_text('{"pid":1,"redis_url":"redis://stale"}')
+    (tmp_path / FILE_NAME).write_text('{"pid":1,"redis_url":"redis://stale"}')
     assert server_in(tmp_path) is None
     with claim(tmp_path):
         pass

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import redis.asyncio
 
-from tests.services.cli.process import Command, descendants, run, running, settings_file
+from tests.services.cli.process import Command, descendants, environment, run, running, settings_file
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="finds the children in /proc")
@@ -111,3 +111,46 @@ async def test_a_server_that_is_down_is_waited_for(tmp_path: Path):
         async with asyncio.timeout(60):
             assert await up.stop() == 0
     assert f"parser | error: server {url} is unavailable" in up.log.read_text()
+
+
+NEWCOMER = """
+import asyncio
+from tokenbus import Client
+
+async def main():
+    async with Client() as bus:
+        request = {"provider": "mock-gemini", "model": "any", "messages": [{"role": "user", "content": "Hello!"}]}
+        print((await (await bus.publish(request)).result()).text)
+
+asyncio.run(main())
+"""
+
+
+async def test_with_the_mock_provider_a_newcomer_sees_words_without_a_key_a_url_or_a_flag(tmp_path: Path):
+    env = {"TOKENBUS_CONFIG": settings_file(tmp_path), "TOKENBUS_DATA": str(tmp_path / "data")}
+    async with running(tmp_path / "err", "up", "--mock", **env) as up:
+        while up.seen[-1:] != ["ready"]:
+            await up.says("ready")
+        assert any(line.startswith("ready mock-provider http://127.0.0.1:") for line in up.seen)
+
+        sent = await run("send", **env)
+        assert (sent.code, "umbrella" in sent.out, "[tool result weather]" in sent.out) == (0, True, True), sent.err
+        told = await run("send", "--text", "Anything?", "--follow", **env)
+        assert "You wrote: “Anything?”" in told.out
+
+        client = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", NEWCOMER, env=environment(**env), stdout=asyncio.subprocess.PIPE
+        )
+        assert "You wrote: “Hello!”" in (await client.communicate())[0].decode()
+
+        first = pid_of(tmp_path, "tokenbus_services.replay")
+        os.kill(first, signal.SIGKILL)
+        await up.says("died mock-provider")
+        await up.says("ready mock-provider")
+        assert (await run("send", "--text", "Again?", "--follow", **env)).code == 0, "at the same address"
+        assert await up.stop() == 0
+    assert all_gone(tmp_path)
+
+    after = await run("send", **env)
+    assert after.code == 2
+    assert "up --mock" in after.error

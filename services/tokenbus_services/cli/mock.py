@@ -1,0 +1,56 @@
+"""The mock provider of `tokenbus up --mock`: how it is started, and what it adds to the settings of the services."""
+
+from __future__ import annotations
+
+import sys
+
+import msgspec
+
+from tokenbus.providers.api import ApiName
+from tokenbus_services.replay.demo import DEMO_MODEL, DEMO_PROMPT, WEATHER_DESCRIPTION, WEATHER_PARAMETERS, WEATHER_TOOL
+from tokenbus_services.settings import ProviderSettings, PythonTool, Settings
+
+NAME = "mock-provider"
+API_PATHS: dict[ApiName, str] = {"anthropic": "", "openai-chat": "/v1", "openai-responses": "/v1", "gemini": "/v1beta"}
+"""The APIs that it speaks, and the path of each beneath its address."""
+PROVIDER = "mock-anthropic"
+MODEL = DEMO_MODEL
+WEATHER = PythonTool(
+    call=f"tokenbus_services.replay.demo:{WEATHER_TOOL}",
+    description=WEATHER_DESCRIPTION,
+    parameters=WEATHER_PARAMETERS,
+)
+
+
+def command(port: int) -> list[str]:
+    """Runs it on this port."""
+    return [
+        *(sys.executable, "-P", "-m", "tokenbus_services.replay"),
+        *("--any-model", "--port", str(port), "--announce", NAME),
+    ]
+
+
+def with_mock(settings: Settings, url: str) -> Settings:
+    """The settings with the demo's tool, and with providers `mock-anthropic` and so on that ask the mock provider at
+    this address. A name that the settings have already stays theirs."""
+    providers = {
+        f"mock-{api}": ProviderSettings(api=api, base_url=f"{url}{path}", api_key_env="")
+        for api, path in API_PATHS.items()
+    }
+    return msgspec.structs.replace(
+        settings,
+        providers={**providers, **settings.providers},
+        tools={WEATHER_TOOL: WEATHER, **settings.tools},
+    )
+
+
+def demo_request() -> dict[str, object]:
+    """What `tokenbus send` sends if it is told nothing."""
+    return {
+        "type": "generate",
+        "provider": PROVIDER,
+        "model": MODEL,
+        "messages": [{"role": "user", "content": DEMO_PROMPT}],
+        "tools": [{"name": WEATHER_TOOL}],
+        "thinking": {"budget_tokens": 1024},
+    }
