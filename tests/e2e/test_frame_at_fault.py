@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -77,3 +78,24 @@ async def _nothing_lags(server: Server, keys: Keys) -> bool:
             if int(arrived or 0) != int(done or 0):
                 return False
     return True
+
+
+async def test_a_request_that_no_connection_bears_ends_as_a_failed_run_that_can_be_followed(
+    server: Server, server_url: str, keys: Keys, tmp_path: Path, send: Send
+) -> None:
+    """Its publisher could write it: only the connections of the workers break."""
+    async with (
+        censoring(server_url) as url,
+        ReplayServer([FINE]) as provider,
+        fleet(tmp_path, url, keys, provider.url, PIPELINE),
+    ):
+        beside = [await send("fine") for _ in range(BESIDE)]
+        bad = await send("fine", text=FORBIDDEN.decode(), id="follow-me")
+        beside += [await send("fine") for _ in range(BESIDE)]
+        logs = await ended(server.client, keys, [*beside, bad], timeout=60)
+        assert [logs[run][-1]["type"] for run in beside] == ["completed"] * len(beside)
+        last: Any = logs[bad][-1]
+        assert (last["type"], last["error"]["code"]) == ("failed", "poison"), last
+        assert "cannot be read" in last["error"]["message"]
+        [(_, dead)] = await server.client.xrange(keys.dead)
+        assert json.loads(dead[b"__data__"])["run"] == bad

@@ -23,6 +23,7 @@ from tokenbus.bus.queue import Item, Queue
 from tokenbus.bus.scripts.runs import ASKED
 from tokenbus.bus.send import send, send_many
 from tokenbus.bus.server import Server
+from tokenbus.bus.unreadable import asked_in
 from tokenbus.core.continuation import CONTINUES, continues
 from tokenbus.core.fallback import all_choices
 from tokenbus.core.ids import id_of_entry
@@ -128,6 +129,19 @@ class Intake:
                 await self._asides.run([take], patience_s=ALONE_S)
             else:
                 await take()
+
+    async def unreadable(self, item: Item, error: Exception) -> None:
+        """A request that breaks each connection on which it comes. Its run ends `failed`, if its id can be told without
+        the rest of it: not that of a msgpack map, nor one inside of FastStream's JSON envelope."""
+        named: dict[bytes, bytes] = {}
+        try:
+            kind, run = await asked_in(self._server, item.stream, item.entry_id)
+            named[DATA_FIELD.encode()] = msgspec.json.encode({"type": kind, "id": run or None})
+        except (RedisError, OSError) as e:
+            log.warning("id_not_found", entry=item.entry_id, problem=str(e))
+        problem = UnreadableEntry(str(error) or type(error).__name__)
+        await self._end(msgspec.structs.replace(item, fields=named), problem)
+        await self.bury(item, problem, run=rejected_run_id(named))
 
     async def close(self) -> None:
         """Leave what is under way to another worker."""
@@ -349,7 +363,7 @@ class Intake:
         now = self._server.clock.now_ms()
         return self._make(run, EventFrame(0, CONTROL_ATTEMPT, now, [Rejected(info)]), b"", ["accepted", now])
 
-    async def bury(self, item: Item, error: Exception) -> None:
+    async def bury(self, item: Item, error: Exception, *, run: str | None = None) -> None:
         """To the dead stream, with the reason."""
         data = item.fields.get(DATA_FIELD.encode())
         entry = DeadEntry(
@@ -358,11 +372,18 @@ class Intake:
             stream=item.stream,
             entry=item.entry_id,
             bytes=msgspec.msgpack.encode(item.fields) if data is None else data,
-            run=rejected_run_id(item.fields),
+            run=run or rejected_run_id(item.fields),
         )
         rejected = isinstance(error, WireError | RequestError) and not isinstance(error, PoisonRequest)
         most = self._settings.retention.dead_entries
         await bury(self._server, self._keys, entry, most=most, rejected=rejected)
+
+
+class UnreadableEntry(Exception):
+    """The entry breaks each connection on which it comes."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(f"the entry cannot be read: {problem}")
 
 
 def _reason(error: Exception) -> str:

@@ -225,7 +225,7 @@ class FetcherService:
         return self._settings.limits.longest_wait_s + self._longest_silence_s + STILL_S
 
     async def _unreadable_request(self, item: Item, error: Exception) -> None:
-        await self._intake.bury(item, error)
+        await self._intake.unreadable(item, error)
 
     async def _poisoned(self, item: Item, error: Exception) -> None:
         await bury_item(self._server, self._settings, self.name, item, error)

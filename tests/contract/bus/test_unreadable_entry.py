@@ -9,6 +9,7 @@ from tests.contract.bus.test_unreadable import EndingLogic
 from tests.contract.bus.toys import GROUP, Bench, Outputs, saying, working
 from tests.waiting import eventually
 from tokenbus.bus.server import Server
+from tokenbus.bus.unreadable import asked_in
 
 FAULTS = pytest.mark.parametrize("instead", [b"", UPSTREAM_FAILURE], ids=["connection broken", "error reply"])
 
@@ -64,3 +65,31 @@ async def test_what_an_earlier_owner_could_read_ends_as_a_run_whose_state_cannot
     assert found.logs[long] == Outputs.expected([{long: b"+1"}, {long: b"+2"}, {long: b"end"}]).logs[long]
     ends = [data for _, data in found.logs[lost] if b"state_unreadable" in data]
     assert ends == [saying(lost, 2, "state_unreadable")]
+
+
+REQUEST = (
+    b'{"messages":[{"id":"not this","text":"a \\"quoted\\" {[ \\\\"}],"type":"generate","n":[1,{"id":2}],"id":"run-7"}'
+)
+
+
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [
+        (REQUEST, ("generate", "run-7")),
+        (
+            b"\x89BIN\r\n\x1a\n\x00\x01" + (20).to_bytes(4) + (22).to_bytes(4) + b"\0\0h\0" + REQUEST,
+            ("generate", "run-7"),
+        ),
+        (b'{"type": "cancel", "run": "r"}', ("cancel", "")),
+        (b'{"type":"generate","id":"r', ("generate", "")),
+        (b"\x82\xa4type\xa8generate\xa2id\xa5run-7", ("", "")),
+        (b'{"data": "{\\"type\\": \\"generate\\", \\"id\\": \\"run-7\\"}"}', ("", "")),
+        (b'["id",' * 100_000, ("", "")),
+        (b"", ("", "")),
+    ],
+)
+async def test_the_server_finds_the_id_of_a_request_in_json_and_tells_nothing_else(
+    bench: Bench, data: bytes, told: tuple[str, str]
+):
+    entry_id = await bench.server.client.xadd(bench.keys.requests, {"tenant": "t", "__data__": data})
+    assert await asked_in(bench.server, bench.keys.requests, entry_id.decode()) == told
