@@ -14,7 +14,7 @@ from tests.leaks import check_keys, check_tasks
 from tests.servers import shared_server
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.server import Server
+from tokenbus.bus.server.server import Server
 
 # A loaded machine is slow; that says nothing of the code under test.
 settings.register_profile("tokenbus", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)

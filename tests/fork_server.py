@@ -178,11 +178,11 @@ def shared() -> ForkServer:
 def main() -> None:
     """Serve until the input ends; in each forked process, run its command."""
     from tokenbus_services.cli import main as command
-    from tokenbus_services.cli.services import SERVICES
+    from tokenbus_services.cli.service_registry import SERVICES, app_module
 
     # The command imports its worker, a worker its service's app, and that of tools the MCP library when it has servers.
-    services = (f"tokenbus_services.{service}.app" for service in SERVICES)
-    for module in ("tokenbus_services.cli.worker", *services, "uvloop", "mcp", *sys.argv[1:]):
+    services = (app_module(service) for service in SERVICES)
+    for module in ("tokenbus_services.cli.worker.command", *services, "uvloop", "mcp", *sys.argv[1:]):
         importlib.import_module(module)
     assert threading.active_count() == 1, f"a fork would lose threads: {threading.enumerate()}"
     server = os.getpid()

@@ -7,7 +7,7 @@ import re
 from typing import Any, Literal
 
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.server import Server
+from tokenbus.bus.server.server import Server
 
 _BOUNDED = re.compile(
     r"requests|meta|dead|members:.+"

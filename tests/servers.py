@@ -19,8 +19,8 @@ import redis
 
 from tests.waiting import eventually_sync
 from tokenbus.errors import ServerUnavailable
-from tokenbus_services import guard
-from tokenbus_services.embedded import EmbeddedServer, carried_binary, find_binary, free_port
+from tokenbus_services.process import parent_guard as guard
+from tokenbus_services.process.embedded_server import EmbeddedServer, carried_binary, find_binary, free_port
 
 IMAGES = ("valkey/valkey:9", "redis:7")
 MASTER = "main"

@@ -8,16 +8,16 @@ The public API is what these modules name in `__all__`: `tokenbus` (client, requ
 from tokenbus.blobs import BlobLoader, BlobRef, BlobStreams, blob_id_of
 from tokenbus.client.blobs import Blobs
 from tokenbus.client.client import Client
-from tokenbus.client.coalesced import coalesced
-from tokenbus.client.cursor import Cursor
-from tokenbus.client.ordered import OrderedSubscription
+from tokenbus.client.coalesce import coalesced
 from tokenbus.client.response import Response, ResponseBuilder
 from tokenbus.client.run import Run
-from tokenbus.client.sentences import Sentence, SentenceSubscription
-from tokenbus.client.shared import SharedSubscription
+from tokenbus.client.subscriptions.cursor import Cursor
+from tokenbus.client.subscriptions.group import SharedSubscription
+from tokenbus.client.subscriptions.ordered import OrderedSubscription
+from tokenbus.client.subscriptions.sentences import Sentence, SentenceSubscription
 from tokenbus.errors import TokenbusError
 from tokenbus.events.decisions import Decided
-from tokenbus.events.failure import ErrorInfo
+from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.public import (
     BlockComplete,
     BlockStarted,
@@ -62,7 +62,7 @@ from tokenbus.events.requests import (
     UrlSource,
 )
 from tokenbus.events.usage import Usage
-from tokenbus.names import unnamed_where
+from tokenbus.prefill_names import unnamed_where
 from tokenbus.shaping.sentences import SentenceRules
 from tokenbus.storage import restore_from_storage, sanitize_for_storage
 

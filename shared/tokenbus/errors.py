@@ -55,7 +55,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
     from tokenbus.client.response import Response
-    from tokenbus.events.failure import ErrorInfo
+    from tokenbus.events.error_info import ErrorInfo
     from tokenbus.events.requests import Generate
 
 __all__ = [

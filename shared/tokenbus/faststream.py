@@ -40,12 +40,12 @@ from faststream.redis.subscriber.usecases.basic import LogicSubscriber
 
 from tokenbus.bus.keys import DEFAULT_PREFIX, SubscribedTopic
 from tokenbus.client.client import Client
-from tokenbus.client.cursor import Cursor
-from tokenbus.client.entries import topic_event
-from tokenbus.client.ordered import PREFETCH
-from tokenbus.client.selection import Kinds, Runs
-from tokenbus.client.sentences import Sentence
-from tokenbus.core.nearest import unknown_name
+from tokenbus.client.decode import topic_event
+from tokenbus.client.subscriptions.cursor import Cursor
+from tokenbus.client.subscriptions.event_filter import Kinds, Runs
+from tokenbus.client.subscriptions.ordered import PREFETCH
+from tokenbus.client.subscriptions.sentences import Sentence
+from tokenbus.core.nearest_name import unknown_name
 from tokenbus.errors import TokenbusError
 from tokenbus.events.public import UnknownEvent
 from tokenbus.shaping.sentences import SentenceRules

@@ -1,4 +1,4 @@
-"""JSON values into storage and back, their large parts in a blob store. The rules are in `tokenbus.core.storage`."""
+"""JSON values into storage and back, their large parts in a blob store. The rules are in `tokenbus.core.blob_refs`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from tokenbus.blobs import BlobLoader
-from tokenbus.core import storage
-from tokenbus.core.storage import MAX_DEPTH, REF, THRESHOLD
+from tokenbus.core import blob_refs as storage
+from tokenbus.core.blob_refs import MAX_DEPTH, REF, THRESHOLD
 from tokenbus.errors import BlobCorrupt
 
 __all__ = ["MAX_DEPTH", "REF", "THRESHOLD", "restore_from_storage", "sanitize_for_storage"]

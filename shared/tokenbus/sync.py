@@ -24,16 +24,16 @@ from tokenbus.bus.keys import SubscribedTopic
 from tokenbus.client import client as asynchronous
 from tokenbus.client.blobs import Blobs as AsyncBlobs
 from tokenbus.client.client import HOLD_S
-from tokenbus.client.cursor import Cursor
-from tokenbus.client.entries import TopicEvent
-from tokenbus.client.ordered import OrderedSubscription
+from tokenbus.client.decode import TopicEvent
 from tokenbus.client.response import Response
 from tokenbus.client.run import PUBLISHED_WAIT_S
 from tokenbus.client.run import Run as AsyncRun
-from tokenbus.client.selection import Classes, K, Kinds
-from tokenbus.client.sentences import Sentence, SentenceSubscription
-from tokenbus.client.shared import SharedSubscription
-from tokenbus.client.subscribing import Begin, Delivery, Reading
+from tokenbus.client.subscriptions.cursor import Cursor
+from tokenbus.client.subscriptions.event_filter import Classes, K, Kinds
+from tokenbus.client.subscriptions.factory import Begin, Delivery, Reading
+from tokenbus.client.subscriptions.group import SharedSubscription
+from tokenbus.client.subscriptions.ordered import OrderedSubscription
+from tokenbus.client.subscriptions.sentences import Sentence, SentenceSubscription
 from tokenbus.events.decisions import Decided
 from tokenbus.events.public import (
     BlockTopicEvent,

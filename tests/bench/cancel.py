@@ -9,8 +9,8 @@ from uuid import uuid4
 from tests.bench.figures import Figure
 from tests.bench.stack import running
 from tokenbus import Client
-from tokenbus_services.embedded import free_port
-from tokenbus_services.replay import Delivery, ReplayServer, Reply, Script, Turn
+from tokenbus_services.mock_provider import Delivery, ReplayServer, Reply, Script, Turn
+from tokenbus_services.process.embedded_server import free_port
 
 RUNS = 64
 PACE = 20.0

@@ -7,16 +7,16 @@ import time
 from collections.abc import Callable
 from statistics import median
 
-from tokenbus.events.vendor import Quirks
+from tokenbus.events.quirks import Quirks
 from tokenbus.providers import registry
 from tokenbus.providers.api import ApiName
-from tokenbus_services.replay import Reply
-from tokenbus_services.replay.anthropic import dialect as anthropic
-from tokenbus_services.replay.asked import Asked
-from tokenbus_services.replay.dialect import Composer
-from tokenbus_services.replay.gemini import dialect as gemini
-from tokenbus_services.replay.openai_chat import dialect as openai_chat
-from tokenbus_services.replay.openai_responses import dialect as openai_responses
+from tokenbus_services.mock_provider import Reply
+from tokenbus_services.mock_provider.anthropic import dialect as anthropic
+from tokenbus_services.mock_provider.gemini import dialect as gemini
+from tokenbus_services.mock_provider.openai_chat import dialect as openai_chat
+from tokenbus_services.mock_provider.openai_responses import dialect as openai_responses
+from tokenbus_services.mock_provider.provider_api import Composer
+from tokenbus_services.mock_provider.request import Asked
 
 CHUNKS = 5_000
 ROUNDS = 7

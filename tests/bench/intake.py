@@ -12,10 +12,10 @@ import msgspec
 from tests.bench.figures import Figure
 from tests.bench.stack import running
 from tokenbus.bus.keys import Keys, order_keys
-from tokenbus.bus.server import Server
-from tokenbus_services.embedded import free_port
-from tokenbus_services.replay import Delivery, ReplayServer, Reply, Script, Turn
-from tokenbus_services.replay.exchange import Exchange
+from tokenbus.bus.server.server import Server
+from tokenbus_services.mock_provider import Delivery, ReplayServer, Reply, Script, Turn
+from tokenbus_services.mock_provider.request_log import Exchange
+from tokenbus_services.process.embedded_server import free_port
 
 CANCELLED = 64
 BEFORE_CANCELS = 8_000

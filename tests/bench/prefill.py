@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from statistics import median
 
-from tokenbus.core.prefill.reader import TextReader
+from tokenbus.core.prefill.parser import TextReader
 from tokenbus.events.frames import TextReading
 
 PIECE = 4

@@ -1,6 +1,6 @@
 """The processes of a bench: started, waited for, their CPU read, all stopped however the bench ends.
 
-Each runs under `tokenbus_services.guard`, which ends it when the bench is gone, after a `kill -9` too.
+Each runs under `tokenbus_services.process.parent_guard`, which ends it when the bench is gone, after a `kill -9` too.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from tokenbus_services import guard
+from tokenbus_services.process import parent_guard as guard
 
 ROOT = Path(__file__).parents[2]
 START_S = 60.0

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from statistics import median
 
 from tests.bench.decode import CHUNKS, ROUNDS, reads_of, seconds
-from tokenbus.events.vendor import Quirks
+from tokenbus.events.quirks import Quirks
 from tokenbus.providers import registry
 from tokenbus.providers.api import ApiName
 from tokenbus_services.redaction import Redaction

@@ -11,7 +11,7 @@ from tests.bench.jobs import Load
 from tests.bench.measure import Meter, Sample
 from tests.bench.stack import SERVICES, Stack, running
 from tokenbus.bus.keys import PUBLIC_TOPICS
-from tokenbus_services.replay import STAMP, Reply, Script, Stall, Turn
+from tokenbus_services.mock_provider import STAMP, Reply, Script, Stall, Turn
 
 WORKERS = (1, 2, 4)
 LOADS = (Load(1, 4000), Load(10, 1000), Load(100, 200), Load(1000, 60))

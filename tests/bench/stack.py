@@ -16,8 +16,8 @@ from tests.bench.jobs import CHAIN, Desk, Load
 from tests.bench.procs import Processes, answers, listens
 from tests.servers import binary
 from tokenbus.bus.keys import Keys
-from tokenbus_services.embedded import EmbeddedServer, free_port
-from tokenbus_services.replay import STAMP, Delivery, Reply, Script, Turn
+from tokenbus_services.mock_provider import STAMP, Delivery, Reply, Script, Turn
+from tokenbus_services.process.embedded_server import EmbeddedServer, free_port
 
 SERVICES = ("fetcher", "normalizer", "parser")
 PROVIDER = "anthropic"
@@ -86,7 +86,7 @@ def _start_provider(processes: Processes, directory: Path, scripts: Mapping[str,
     for name, script in scripts.items():
         (folder / f"{name}.json").write_bytes(msgspec.json.encode(script))
     port = free_port()
-    processes.start("provider", "tokenbus_services.replay", "--scripts", str(folder), "--port", str(port))
+    processes.start("provider", "tokenbus_services.mock_provider", "--scripts", str(folder), "--port", str(port))
     processes.until(lambda: listens(port), "the replay provider")
     return f"http://127.0.0.1:{port}"
 

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from tokenbus.bus.partition import Partition
 from tokenbus.bus.scripts import commit
-from tokenbus.bus.scripts.call import script
-from tokenbus.core.gate import Gate
+from tokenbus.bus.scripts.script import script
+from tokenbus.bus.stage.partition import Partition
+from tokenbus.core.run.policy_gate import Gate
 from tokenbus.events.frames import Step
-from tokenbus_services.worker.inflight import InFlight
+from tokenbus_services.runtime.in_flight import InFlight
 
 
 def _without_fence() -> None:

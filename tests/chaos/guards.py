@@ -13,9 +13,9 @@ import msgspec
 
 from tests.chaos.record import Guarded, Piece
 from tokenbus.events.public import PublicEvent
-from tokenbus.policy.blocks import StreamState, ToolCallStreamBlock
-from tokenbus.policy.call_gate import Block, Replace, ToolCallGate, Verdict
+from tokenbus.policy.builtin.tool_call_gate import Block, Replace, ToolCallGate, Verdict
 from tokenbus.policy.processor import NewToolCall, StreamContext, StreamProcessor
+from tokenbus.policy.stream_state import StreamState, ToolCallStreamBlock
 
 CHAINS: dict[str, tuple[str, ...]] = {
     "mask": ("mask",),

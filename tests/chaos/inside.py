@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import Any, cast
 
 from tests.chaos.broken import BUILDS
-from tokenbus_services.cli import worker
+from tokenbus_services.cli.worker import command as worker
 
 LEFT_BEHIND = "left behind:"
 """How a worker's last line begins that ended with tasks or sockets still open."""

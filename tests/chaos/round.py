@@ -24,7 +24,7 @@ from tests.chaos.stories import CONTINUING, LOOK, Scene, Stage
 from tests.chaos.workers import ALL, Workers
 from tests.e2e.fleet import BASE_PATHS, provider_table
 from tests.waiting import eventually
-from tokenbus_services.replay import ReplayServer
+from tokenbus_services.mock_provider import ReplayServer
 
 PARTITIONS = 4
 SETTLE_S = 90.0

@@ -23,7 +23,7 @@ from redis.exceptions import RedisError
 from tests.chaos.proxy import Proxy
 from tests.servers import MASTER, ClusterGroup, SentinelGroup, binary, cluster_group, sentinel_group
 from tests.waiting import eventually
-from tokenbus_services.embedded import EmbeddedServer
+from tokenbus_services.process.embedded_server import EmbeddedServer
 
 Kind = Literal["single", "disk", "sentinel", "cluster"]
 Pause = Callable[[float, float], Awaitable[None]]

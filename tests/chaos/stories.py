@@ -14,7 +14,7 @@ from tests.chaos import hostile
 from tests.chaos.guards import CHAINS, STOP, heard
 from tests.chaos.record import Fate, Piece, Story
 from tests.e2e.fleet import BASE_PATHS
-from tokenbus_services.replay import (
+from tokenbus_services.mock_provider import (
     TOOL_RESULT,
     Asked,
     CutOff,
@@ -30,7 +30,7 @@ from tokenbus_services.replay import (
     Turn,
     Whole,
 )
-from tokenbus_services.replay.script import Fault
+from tokenbus_services.mock_provider.script import Fault
 
 LOOK: dict[str, Any] = {
     "name": "look",

@@ -10,8 +10,8 @@ import uvloop
 from redis.exceptions import ConnectionError as ConnectionLost
 
 from tests.servers import cluster, sentinel_group
-from tokenbus.bus.connection import prompt
-from tokenbus.bus.server import Server
+from tokenbus.bus.server.connection_fixes import prompt
+from tokenbus.bus.server.server import Server
 
 
 async def ends(server: Server, steps: int) -> bool:

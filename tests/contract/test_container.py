@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.servers import container, image_here
-from tokenbus.bus.server import Server
+from tokenbus.bus.server.server import Server
 
 
 @pytest.mark.docker

@@ -11,10 +11,10 @@ from redis.exceptions import ResponseError
 
 from tests.servers import binary
 from tests.waiting import eventually
-from tokenbus.bus import direct
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.server import Server
-from tokenbus_services.embedded import EmbeddedServer
+from tokenbus.bus.server import fast_client as direct
+from tokenbus.bus.server.server import Server
+from tokenbus_services.process.embedded_server import EmbeddedServer
 
 
 @pytest.mark.parametrize("packed_by", ["hiredis", "redis-py"])

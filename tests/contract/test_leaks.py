@@ -11,7 +11,7 @@ import pytest
 
 from tests.leaks import check_keys, check_tasks
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.server import Server
+from tokenbus.bus.server.server import Server
 
 
 @pytest.fixture

@@ -14,12 +14,12 @@ from tests.unit.core.held import HeldStory
 from tests.unit.core.script import RUN, text
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.server import Server
-from tokenbus.bus.stage import Stage
+from tokenbus.bus.server.server import Server
+from tokenbus.bus.stage.stage import Stage
 from tokenbus.events import normalized as n
 from tokenbus.events.frames import Drafts, Ruled, encode, event_decoder
 from tokenbus.events.public import PublicEvent
-from tokenbus_services.policy.court import GROUP, Court
+from tokenbus_services.policy_stage.service import GROUP, Court
 from tokenbus_services.settings import PolicySettings, Settings
 
 PASSES = PolicySettings(use="tokenbus.policy:StreamProcessor")

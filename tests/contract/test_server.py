@@ -12,9 +12,9 @@ from redis.exceptions import ResponseError
 
 from tests.servers import binary
 from tokenbus.bus.keys import WIRE_VERSION, Keys
-from tokenbus.bus.server import Server, join_deployment, translated
+from tokenbus.bus.server.server import Server, join_deployment, translated
 from tokenbus.errors import DeploymentMismatch, ServerFull, ServerTooOld, ServerUnavailable
-from tokenbus_services.embedded import EmbeddedServer
+from tokenbus_services.process.embedded_server import EmbeddedServer
 
 
 @pytest.fixture

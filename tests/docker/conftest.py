@@ -9,7 +9,7 @@ import pytest
 
 from tests.docker.stack import Stack, build, engine_missing, running
 from tests.waiting import eventually_sync
-from tokenbus.bus.server import Server
+from tokenbus.bus.server.server import Server
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from tokenbus_services.embedded import free_port
+from tokenbus_services.process.embedded_server import free_port
 
 ROOT = Path(__file__).parents[2]
 IMAGE = "tokenbus:test"

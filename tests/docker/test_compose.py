@@ -16,9 +16,9 @@ from tests.e2e.conftest import WEATHER
 from tests.e2e.fleet import ended, log_of
 from tests.waiting import eventually, eventually_sync
 from tokenbus.bus.keys import DATA_FIELD, Keys
-from tokenbus.bus.server import Server
-from tokenbus_services.replay import Reply
-from tokenbus_services.replay.demo import DEMO_MODEL, DEMO_PROMPT, demo_scripts, weather
+from tokenbus.bus.server.server import Server
+from tokenbus_services.mock_provider import Reply
+from tokenbus_services.mock_provider.demo import DEMO_MODEL, DEMO_PROMPT, demo_scripts, weather
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(900)]  # the first of them builds the image
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.docker.stack import docker
 from tests.servers import image_here, shared_server
-from tokenbus.bus.server import Server, parse_url
+from tokenbus.bus.server.server import Server, parse_url
 
 pytestmark = pytest.mark.docker
 

@@ -10,7 +10,7 @@ from uuid import uuid4
 import pytest
 
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.server import Server
+from tokenbus.bus.server.server import Server
 
 WEATHER = {
     "name": "weather",

@@ -23,9 +23,9 @@ from tests import fork_server
 from tests.e2e.fleet import Kind
 from tests.waiting import eventually
 from tokenbus.bus.liveness import Liveness
-from tokenbus_services.cli import worker
-from tokenbus_services.worker import supervision
-from tokenbus_services.worker.source import SourceSubscriber
+from tokenbus_services.cli.worker import command as worker
+from tokenbus_services.runtime import supervision
+from tokenbus_services.runtime.faststream_source import SourceSubscriber
 
 SIGNAL = signal.SIGUSR1
 STARTED_S = 120.0

@@ -63,9 +63,11 @@ class Worker:
             raise RuntimeError(f"{self.kind} ended before it was ready:\n{self.log.read_text()}")
 
         try:
-            self.url = await eventually(says_ready, timeout=READY_S)
+            url = await eventually(says_ready, timeout=READY_S)
         except AssertionError as e:
             raise AssertionError(f"{self.kind}: {e}\n{self.log.read_text()[-4000:]}") from None
+        assert url is not None
+        self.url = url
 
     def kill(self) -> None:
         """kill -9."""
@@ -111,7 +113,7 @@ data_dir = "{directory}"
 {"".join(provider_table(api, api, provider_url) for api in BASE_PATHS)}
 [tools.weather]
 kind = "python"
-call = "tokenbus_services.replay.demo:weather"
+call = "tokenbus_services.mock_provider.demo:weather"
 {toml}
 """
         )

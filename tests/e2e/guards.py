@@ -9,8 +9,8 @@ import msgspec
 
 from tests.waiting import eventually
 from tokenbus.events.public import Chunk, PublicEvent
-from tokenbus.policy.blocks import StreamState
 from tokenbus.policy.processor import NewText, StreamContext, StreamProcessor
+from tokenbus.policy.stream_state import StreamState
 
 
 class Word(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

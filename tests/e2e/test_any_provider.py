@@ -9,8 +9,8 @@ from tests.e2e import judge
 from tests.e2e.conftest import Send
 from tests.e2e.fleet import BASE_PATHS, PIPELINE, ended, fleet, provider_table
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.server import Server
-from tokenbus_services.replay import Delivery, Random, ReplayServer, Reply, Script, Status, Turn
+from tokenbus.bus.server.server import Server
+from tokenbus_services.mock_provider import Delivery, Random, ReplayServer, Reply, Script, Status, Turn
 
 HELLO = Script(
     name="hello", turns=(Turn(says=Reply(text="Hello there"), first=(Status(status=529),)),), repeat_last=True

@@ -13,9 +13,9 @@ from tests.e2e.fleet import PIPELINE, ended, fleet
 from tests.waiting import eventually
 from tokenbus import Client
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.server import Server
+from tokenbus.bus.server.server import Server
 from tokenbus.errors import CursorTrimmed
-from tokenbus_services.replay import ReplayServer, Reply, Script, ToolCall, Turn
+from tokenbus_services.mock_provider import ReplayServer, Reply, Script, ToolCall, Turn
 
 LAG_BYTES = 64 * 1024
 WORDS = 150_000

@@ -17,9 +17,9 @@ from tests.e2e.test_media import MB, PNG, asks, upload, with_store
 from tests.servers import binary
 from tokenbus.blobs import blob_id_of
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.server import Server
-from tokenbus_services.embedded import EmbeddedServer
-from tokenbus_services.replay import Picture, ReplayServer, Reply, Script, Turn
+from tokenbus.bus.server.server import Server
+from tokenbus_services.mock_provider import Picture, ReplayServer, Reply, Script, Turn
+from tokenbus_services.process.embedded_server import EmbeddedServer
 
 LARGE = PNG + bytes(range(256)) * (20 * MB // 256)
 SCRIPTS = [

@@ -13,8 +13,8 @@ from tests.e2e.conftest import Send
 from tests.e2e.fleet import PIPELINE, WITH_TOOLS, ended, fleet
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.server import Server
-from tokenbus_services.replay import Delivery, ReplayServer, Reply, Script, Stall, Status, ToolCall, Turn
+from tokenbus.bus.server.server import Server
+from tokenbus_services.mock_provider import Delivery, ReplayServer, Reply, Script, Stall, Status, ToolCall, Turn
 
 SLOW = Script(name="slow", turns=(Turn(says=Reply(text="one two three four"), fault=Stall(after_text="three")),))
 CALLING = Script(

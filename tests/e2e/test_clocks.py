@@ -10,8 +10,8 @@ from tests.e2e import judge
 from tests.e2e.conftest import Send
 from tests.e2e.fleet import Fleet, Kind, ended
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.server import Server
-from tokenbus_services.replay import Delivery, ReplayServer, Reply, Script, Status, ToolCall, Turn
+from tokenbus.bus.server.server import Server
+from tokenbus_services.mock_provider import Delivery, ReplayServer, Reply, Script, Status, ToolCall, Turn
 
 AHEAD_S: dict[Kind, int] = {"fetcher": -300, "normalizer": 100, "parser": 200, "tools": 600}
 """A tool's call that is open for 30 s and `limits.tool_slack_s` counts as lost: 150 s."""

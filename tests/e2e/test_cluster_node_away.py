@@ -13,8 +13,8 @@ from tests.e2e.fleet import WITH_TOOLS, ended, fleet, log_of
 from tests.servers import cluster_group
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.server import Server
-from tokenbus_services.replay import Delivery, ReplayServer, Reply, Script, ToolCall, Turn
+from tokenbus.bus.server.server import Server
+from tokenbus_services.mock_provider import Delivery, ReplayServer, Reply, Script, ToolCall, Turn
 
 KEYS = Keys("apart", 6)
 RUNS = 3

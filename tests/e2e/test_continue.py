@@ -12,9 +12,9 @@ from tests.e2e.fleet import WITH_TOOLS, ended, fleet, provider_table
 from tests.waiting import eventually
 from tokenbus import Client
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.server import Server
+from tokenbus.bus.server.server import Server
 from tokenbus.events.public import Chunk
-from tokenbus_services.replay import CutOff, ReplayServer, Reply, Script, Stall, ToolCall, Turn
+from tokenbus_services.mock_provider import CutOff, ReplayServer, Reply, Script, Stall, ToolCall, Turn
 
 SAID = "One two three four five, six seven."
 CALL = '<function_calls><invoke name="weather"><parameter name="city">Bern</parameter></invoke></function_calls>'

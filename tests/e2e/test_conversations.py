@@ -19,10 +19,10 @@ from tests.e2e.test_media import with_store
 from tests.unit.providers.test_sdk_types import sdk_accepts
 from tokenbus import Client, Message
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.server import Server
-from tokenbus_services.normalizer.images import LARGE_CHARS
-from tokenbus_services.replay import Picture, ReplayServer, Reply, Script, ToolCall, Turn
-from tokenbus_services.replay.asked import Asked
+from tokenbus.bus.server.server import Server
+from tokenbus_services.mock_provider import Picture, ReplayServer, Reply, Script, ToolCall, Turn
+from tokenbus_services.mock_provider.request import Asked
+from tokenbus_services.normalizer.image_offload import LARGE_CHARS
 
 MODELS = {
     "anthropic": "claude-sonnet-4-5",

@@ -17,8 +17,8 @@ from tests.e2e.conftest import Send
 from tests.e2e.fleet import PIPELINE, ended, fleet
 from tests.e2e.test_media import with_store
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.server import Server
-from tokenbus_services.replay import Delivery, Random, Recording, ReplayServer, Reply, Script, Turn
+from tokenbus.bus.server.server import Server
+from tokenbus_services.mock_provider import Delivery, Random, Recording, ReplayServer, Reply, Script, Turn
 
 CORPUS = Path(os.environ.get("TOKENBUS_CORPUS", Path(__file__).parents[3] / "shared" / "corpus"))
 PROVIDERS = {

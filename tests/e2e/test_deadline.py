@@ -11,10 +11,10 @@ from tests.e2e.conftest import WEATHER, Send
 from tests.e2e.fleet import PIPELINE, ended, fleet, log_of
 from tokenbus.bus import scripts
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.send import send as send_script
-from tokenbus.bus.server import Server
+from tokenbus.bus.server.run_scripts import send as send_script
+from tokenbus.bus.server.server import Server
 from tokenbus.events.frames import CONTROL_ATTEMPT, Accepted, EventFrame, Rules, TurnWork, encode
-from tokenbus_services.replay import Delivery, ReplayServer, Reply, Script, Stall, ToolCall, Turn
+from tokenbus_services.mock_provider import Delivery, ReplayServer, Reply, Script, Stall, ToolCall, Turn
 
 SAID = "One two three."
 CALLS = (ToolCall(name="weather", arguments={"city": "Bern"}), ToolCall(name="weather", arguments={"city": "Rome"}))

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests.services.cli.process import TOKENBUS, descendants, environment, run, running
-from tokenbus_services.replay import ReplayServer, Reply, Status, Turn
-from tokenbus_services.replay.demo import DEMO_PROMPT, demo_scripts
+from tokenbus_services.mock_provider import ReplayServer, Reply, Status, Turn
+from tokenbus_services.mock_provider.demo import DEMO_PROMPT, demo_scripts
 
 KEY = {
     "anthropic": "ANTHROPIC_API_KEY",

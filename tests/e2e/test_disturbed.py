@@ -14,8 +14,8 @@ from tests.e2e.conftest import WEATHER, Send
 from tests.e2e.fleet import WITH_TOOLS, Fleet, Worker, ended, fleet
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.server import Server
-from tokenbus_services.replay import TOKEN, TOOL_RESULT, Delivery, ReplayServer, Reply, Script, ToolCall, Turn
+from tokenbus.bus.server.server import Server
+from tokenbus_services.mock_provider import TOKEN, TOOL_RESULT, Delivery, ReplayServer, Reply, Script, ToolCall, Turn
 
 RUNS = 50
 DISTURBANCES = 10

@@ -23,9 +23,9 @@ from tests.e2e.fleet import PIPELINE, ended, fleet
 from tests.servers import cluster_group, part_from_replicas, sentinel_group
 from tests.waiting import eventually
 from tokenbus.bus.keys import PUBLIC_TOPICS, Keys
-from tokenbus.bus.reader import Reader
-from tokenbus.bus.server import Server
-from tokenbus_services.replay import Delivery, ReplayServer, Reply, Script, Turn
+from tokenbus.bus.server.server import Server
+from tokenbus.bus.server.stream_reader import Reader
+from tokenbus_services.mock_provider import Delivery, ReplayServer, Reply, Script, Turn
 
 KEYS = Keys(prefix="failover", partitions=4)
 RUNS = 8

@@ -11,8 +11,8 @@ from tests.e2e import judge
 from tests.e2e.conftest import WEATHER, Send
 from tests.e2e.fleet import BASE_PATHS, PIPELINE, WITH_TOOLS, ended, fleet, provider_table
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.server import Server
-from tokenbus_services.replay import (
+from tokenbus.bus.server.server import Server
+from tokenbus_services.mock_provider import (
     CutOff,
     Delivery,
     ErrorEvent,
@@ -26,7 +26,7 @@ from tokenbus_services.replay import (
     ToolCall,
     Turn,
 )
-from tokenbus_services.replay.script import Fault
+from tokenbus_services.mock_provider.script import Fault
 
 SAID = "It was said in full, and only once."
 THOUGHT = "Let me think of it first."

@@ -11,8 +11,8 @@ import pytest
 from tests.e2e.fleet import PIPELINE, ended, fleet
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys, order_keys
-from tokenbus.bus.server import Server
-from tokenbus_services.replay import Delivery, ReplayServer, Reply, Script, Turn
+from tokenbus.bus.server.server import Server
+from tokenbus_services.mock_provider import Delivery, ReplayServer, Reply, Script, Turn
 
 QUICK = Script(name="quick", turns=(Turn(says=Reply(text="done")),))
 ENDLESS = Script(name="endless", turns=(Turn(says=Reply(text="word " * 3000), delivery=Delivery(pace=5)),))

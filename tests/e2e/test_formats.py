@@ -10,8 +10,8 @@ from tests.e2e import judge
 from tests.e2e.conftest import WEATHER, Send
 from tests.e2e.fleet import BASE_PATHS, PIPELINE, WITH_TOOLS, ended, fleet, provider_table
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.server import Server
-from tokenbus_services.replay import ReplayServer, Reply, Script, Stall, ToolCall, Turn
+from tokenbus.bus.server.server import Server
+from tokenbus_services.mock_provider import ReplayServer, Reply, Script, Stall, ToolCall, Turn
 
 CITIES = ("Rome", "Oslo")
 THREE_TURNS = Script(

@@ -13,8 +13,8 @@ from tests.e2e.conftest import Send
 from tests.e2e.fleet import PIPELINE, Kind, ended, fleet
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.server import Server
-from tokenbus_services.replay import Delivery, ReplayServer, Reply, Script, Turn
+from tokenbus.bus.server.server import Server
+from tokenbus_services.mock_provider import Delivery, ReplayServer, Reply, Script, Turn
 
 BESIDE = 6
 FINE = Script(name="fine", turns=(Turn(says=Reply(text="A word. " * 60), delivery=Delivery(pace=40)),))

@@ -14,9 +14,9 @@ from tests.e2e.fleet import PIPELINE, ended, fleet
 from tests.servers import binary
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.server import Server
-from tokenbus_services.embedded import EmbeddedServer
-from tokenbus_services.replay import Delivery, Fixed, ReplayServer, Reply, Script, Turn, Wire
+from tokenbus.bus.server.server import Server
+from tokenbus_services.mock_provider import Delivery, Fixed, ReplayServer, Reply, Script, Turn, Wire
+from tokenbus_services.process.embedded_server import EmbeddedServer
 
 LARGE = 2
 PIECE = "0123456789" * 200

@@ -16,10 +16,10 @@ from tests.e2e.test_media import MB, bus_bytes, most_memory, upload, with_store
 from tests.waiting import eventually
 from tokenbus.blobs import blob_id_of
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.server import Server
+from tokenbus.bus.server.server import Server
 from tokenbus.client.response import Response
 from tokenbus.events.public import decode
-from tokenbus_services.replay import Delivery, Fixed, Picture, ReplayServer, Reply, Script, ToolCall, Turn
+from tokenbus_services.mock_provider import Delivery, Fixed, Picture, ReplayServer, Reply, Script, ToolCall, Turn
 
 PNG = b"\x89PNG\r\n\x1a\n\x00\x00\x00\x0dIHDR\x00\x00\x02\x80\x00\x00\x01\xe0"
 """The beginning of one of 640 by 480 pixels."""

@@ -13,10 +13,10 @@ from tests.e2e.conftest import Send
 from tests.e2e.fleet import PIPELINE, ended, fleet, provider_table
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.server import Server
+from tokenbus.bus.server.server import Server
 from tokenbus.events.usage import Usage
-from tokenbus_services.replay import Delivery, ReplayServer, Reply, Script, Stall, Status, Turn
-from tokenbus_services.replay.exchange import Exchange
+from tokenbus_services.mock_provider import Delivery, ReplayServer, Reply, Script, Stall, Status, Turn
+from tokenbus_services.mock_provider.request_log import Exchange
 
 HELD = Script(name="held", turns=(Turn(says=Reply(text="one two three"), fault=Stall(after_text="two")),))
 PACED = Script(name="paced", turns=(Turn(says=Reply(text="one two three"), delivery=Delivery(pace=100)),))

@@ -12,7 +12,7 @@ from tests.e2e.test_continue import GOES_ON
 from tokenbus import Client, Response, Sentence, coalesced
 from tokenbus.bus.keys import Keys
 from tokenbus.errors import RunIncomplete, RunNotRepeatable
-from tokenbus_services.replay import CutOff, Delivery, Fixed, ReplayServer, Reply, Script, Turn
+from tokenbus_services.mock_provider import CutOff, Delivery, Fixed, ReplayServer, Reply, Script, Turn
 
 SAID = "Dr. Grey came at 3.30 p.m. and left. Did anybody see her? Nobody did"
 CUTS = Delivery(cuts=Fixed(size=19))

@@ -17,8 +17,8 @@ from tests.e2e.fleet import WITH_TOOLS, ended, fleet, log_of
 from tests.services.tools.mcp.conftest import alive
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.server import Server
-from tokenbus_services.replay import ReplayServer, Reply, Script, ToolCall, Turn
+from tokenbus.bus.server.server import Server
+from tokenbus_services.mock_provider import ReplayServer, Reply, Script, ToolCall, Turn
 
 SAMPLE = Path(__file__).parent.parent / "services/tools/mcp/sample_server.py"
 

@@ -20,9 +20,9 @@ from tests.services.tools.sample_tools import draw
 from tokenbus import Client
 from tokenbus.blobs import blob_id_of
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.server import Server
+from tokenbus.bus.server.server import Server
 from tokenbus.errors import BlobCorrupt
-from tokenbus_services.replay import ReplayServer, Reply, Script, Turn
+from tokenbus_services.mock_provider import ReplayServer, Reply, Script, Turn
 
 MB = 2**20
 PNG = b"\x89PNG\r\n\x1a\n"

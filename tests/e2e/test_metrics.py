@@ -18,8 +18,8 @@ from tests.e2e.conftest import WEATHER, Send
 from tests.e2e.fleet import WITH_TOOLS, Fleet, ended, fleet
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.server import Server
-from tokenbus_services.replay import Picture, ReplayServer, Reply, Script, ToolCall, Turn
+from tokenbus.bus.server.server import Server
+from tokenbus_services.mock_provider import Picture, ReplayServer, Reply, Script, ToolCall, Turn
 
 OBSERVABILITY = Path(__file__).parents[2] / "deploy" / "observability"
 SERVICES = Path(__file__).parents[2] / "services"

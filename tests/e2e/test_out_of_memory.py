@@ -20,9 +20,9 @@ from tests.e2e.test_disturbed import TURNS, undisturbed
 from tests.servers import binary
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.server import Server
-from tokenbus_services.embedded import EmbeddedServer
-from tokenbus_services.replay import Delivery, ReplayServer, Script, Turn
+from tokenbus.bus.server.server import Server
+from tokenbus_services.mock_provider import Delivery, ReplayServer, Script, Turn
+from tokenbus_services.process.embedded_server import EmbeddedServer
 
 RUNS = 6
 BALLAST = 128 * 2**20

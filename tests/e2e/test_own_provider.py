@@ -19,7 +19,7 @@ from tests.e2e import judge
 from tests.e2e.conftest import WEATHER, Send
 from tests.e2e.fleet import LAUNCH, WITH_TOOLS, Fleet, ended
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.server import Server
+from tokenbus.bus.server.server import Server
 
 PACKAGE = Path(__file__).parents[2] / "docs" / "examples" / "tokenbus-acme"
 TABLE = '[providers.acme-eu]\napi = "acme"\nbase_url = "%s/v1"\nquirks = { options = { region = "eu" } }\n'

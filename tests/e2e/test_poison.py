@@ -13,9 +13,9 @@ from tests.e2e.fleet import WITH_TOOLS, ended, fleet, log_of
 from tests.services.cli.process import run as command
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.server import Server
+from tokenbus.bus.server.server import Server
 from tokenbus.events.frames import TurnWork, encode
-from tokenbus_services.replay import Delivery, ReplayServer, Reply, Script, Turn
+from tokenbus_services.mock_provider import Delivery, ReplayServer, Reply, Script, Turn
 
 HELLO = Script(name="hello", turns=(Turn(says=Reply(text="Hello there")),))
 SILENT = Script(name="silent", turns=(Turn(says=Reply(text="late"), delivery=Delivery(delay_s=3600)),))

@@ -13,8 +13,8 @@ from tests.e2e.conftest import Send
 from tests.e2e.fleet import PIPELINE, ended, fleet
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.server import Server
-from tokenbus_services.replay import ReplayServer, Reply, Script, Turn
+from tokenbus.bus.server.server import Server
+from tokenbus_services.mock_provider import ReplayServer, Reply, Script, Turn
 
 LAG_BYTES = 64 * 1024
 WORDS = 150_000

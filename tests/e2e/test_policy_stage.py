@@ -15,8 +15,8 @@ from tests.e2e.fleet import PIPELINE, WITH_TOOLS, Kind, ended, fleet, log_of
 from tests.servers import cluster
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.server import Server
-from tokenbus_services.replay import Delivery, ReplayServer, Reply, Script, ToolCall, Turn
+from tokenbus.bus.server.server import Server
+from tokenbus_services.mock_provider import Delivery, ReplayServer, Reply, Script, ToolCall, Turn
 
 POLICY: tuple[Kind, ...] = ("policy",)
 TALK = Script(

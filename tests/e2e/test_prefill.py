@@ -12,8 +12,8 @@ from tests.e2e import judge
 from tests.e2e.conftest import WEATHER, Send
 from tests.e2e.fleet import PIPELINE, WITH_TOOLS, ended, fleet, provider_table
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.server import Server
-from tokenbus_services.replay import Delivery, Random, ReplayServer, Reply, Script, ToolCall, Turn
+from tokenbus.bus.server.server import Server
+from tokenbus_services.mock_provider import Delivery, Random, ReplayServer, Reply, Script, ToolCall, Turn
 
 PREFILL: dict[str, Any] = {"mode": "prefill", "participant": "Claude"}
 

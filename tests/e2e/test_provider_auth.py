@@ -9,8 +9,8 @@ from tests.e2e import judge
 from tests.e2e.conftest import Send
 from tests.e2e.fleet import PIPELINE, Fleet, ended, fleet, provider_table
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.server import Server
-from tokenbus_services.replay import ReplayServer, Reply, Script, Status, Turn
+from tokenbus.bus.server.server import Server
+from tokenbus_services.mock_provider import ReplayServer, Reply, Script, Status, Turn
 
 SAYS = Script(name="says", turns=(Turn(says=Reply(text="Hello there.")),), repeat_last=True)
 REFUSES = Script(name="refuses", turns=(Turn(says=Reply(text="Hello there."), first=(Status(status=401),)),))

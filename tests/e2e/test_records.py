@@ -17,14 +17,11 @@ from tests.services.cli import process
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.records import RecordEntry, find_record, newest_records
-from tokenbus.bus.server import Server
-from tokenbus.core.attempt import AttemptReader
+from tokenbus.bus.server.server import Server
+from tokenbus.core.attempt_decoder import AttemptReader
 from tokenbus.errors import RecordNotFound
 from tokenbus_services.blobs.client import HttpBlobs
-from tokenbus_services.recorder import record as records
-from tokenbus_services.recorder.record import Record
-from tokenbus_services.recorder.replaying import differences, replay
-from tokenbus_services.replay import (
+from tokenbus_services.mock_provider import (
     CutOff,
     Delivery,
     Picture,
@@ -37,6 +34,9 @@ from tokenbus_services.replay import (
     ToolCall,
     Turn,
 )
+from tokenbus_services.recorder import record as records
+from tokenbus_services.recorder.record import Record
+from tokenbus_services.recorder.replay import differences, replay
 
 ASKS = Reply(
     thinking="Let me think of it first.",

@@ -12,9 +12,9 @@ from tests.e2e.conftest import Send
 from tests.e2e.fleet import WITH_TOOLS, ended, fleet
 from tokenbus import Client
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.server import Server
+from tokenbus.bus.server.server import Server
 from tokenbus.errors import RequestInvalid
-from tokenbus_services.replay import ReplayServer, Reply, Script, ToolCall, Turn
+from tokenbus_services.mock_provider import ReplayServer, Reply, Script, ToolCall, Turn
 
 SAYS = Script(name="says", turns=(Turn(says=Reply(text="Hello there.")),), repeat_last=True)
 CALLS = Script(

@@ -11,8 +11,8 @@ from tests.e2e.fleet import PIPELINE, ended, fleet
 from tests.unit.providers import test_said_once as said
 from tests.unit.providers.reading import sse
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.server import Server
-from tokenbus_services.replay import Delivery, Random, ReplayServer, Script, Turn, Wire
+from tokenbus.bus.server.server import Server
+from tokenbus_services.mock_provider import Delivery, Random, ReplayServer, Script, Turn, Wire
 
 CALL = {"type": "function_call", "call_id": "c", "name": "weather", "arguments": '{"city":"Bern"}'}
 SHIFTED = [

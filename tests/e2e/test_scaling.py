@@ -12,8 +12,8 @@ from tests.e2e.conftest import Send
 from tests.e2e.fleet import PIPELINE, Worker, ended, fleet, log_of
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.server import Server
-from tokenbus_services.replay import Delivery, ReplayServer, Reply, Script, Turn
+from tokenbus.bus.server.server import Server
+from tokenbus_services.mock_provider import Delivery, ReplayServer, Reply, Script, Turn
 
 STAGES = ("normalizer", "parser")
 WORDS = " ".join(f"word{n}" for n in range(300))

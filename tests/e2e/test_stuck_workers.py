@@ -17,9 +17,9 @@ from tests.e2e.faulty_worker import FaultyWorker
 from tests.e2e.fleet import WITH_TOOLS, Kind, ended, fleet
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.server import Server
-from tokenbus_services.replay import TOKEN, TOOL_RESULT, Delivery, ReplayServer, Reply, Script, ToolCall, Turn
-from tokenbus_services.worker.supervision import EXIT_STUCK
+from tokenbus.bus.server.server import Server
+from tokenbus_services.mock_provider import TOKEN, TOOL_RESULT, Delivery, ReplayServer, Reply, Script, ToolCall, Turn
+from tokenbus_services.runtime.supervision import EXIT_STUCK
 
 KINDS: tuple[Kind, ...] = (*WITH_TOOLS, "policy", "recorder")
 TASKS: dict[Kind, set[str]] = {

@@ -17,9 +17,9 @@ from tests.e2e.conftest import WEATHER, Send
 from tests.e2e.fleet import WITH_TOOLS, ended, fleet
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.server import Server
-from tokenbus_services.replay import Delivery, Fixed, ReplayServer, Script, Turn
-from tokenbus_services.replay.demo import DEMO_MODEL, DEMO_PROMPT, demo_scripts
+from tokenbus.bus.server.server import Server
+from tokenbus_services.mock_provider import Delivery, Fixed, ReplayServer, Script, Turn
+from tokenbus_services.mock_provider.demo import DEMO_MODEL, DEMO_PROMPT, demo_scripts
 
 
 async def follow(url: str, streams: list[str], events: list[dict[str, Any]], end: asyncio.Event) -> None:

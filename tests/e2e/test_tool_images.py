@@ -11,8 +11,8 @@ from tests.e2e.conftest import Send
 from tests.e2e.fleet import BASE_PATHS, WITH_TOOLS, ended, fleet
 from tests.services.tools.sample_tools import draw
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.server import Server
-from tokenbus_services.replay import ReplayServer, Reply, Script, ToolCall, Turn
+from tokenbus.bus.server.server import Server
+from tokenbus_services.mock_provider import ReplayServer, Reply, Script, ToolCall, Turn
 
 DRAW = '\n[tools.draw]\nkind = "python"\ncall = "tests.services.tools.sample_tools:draw"\n'
 TOOL = {"name": "draw", "parameters": {"type": "object", "properties": {}}}

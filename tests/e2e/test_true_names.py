@@ -11,8 +11,8 @@ from tests.e2e.conftest import Send
 from tests.e2e.fleet import PIPELINE, ended, fleet, provider_table
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.server import Server
-from tokenbus_services.replay import Delivery, ReplayServer, Reply, Script, Turn
+from tokenbus.bus.server.server import Server
+from tokenbus_services.mock_provider import Delivery, ReplayServer, Reply, Script, Turn
 
 HELLO = Script(name="hello", turns=(Turn(says=Reply(text="Hello there")),))
 SILENT = Script(name="silent", turns=(Turn(says=Reply(text="late"), delivery=Delivery(delay_s=3600)),))

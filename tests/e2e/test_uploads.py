@@ -15,8 +15,8 @@ from tests.e2e.conftest import WEATHER, Send
 from tests.e2e.fleet import ended
 from tests.e2e.test_media import MB, PNG, asks, bus_bytes, most_memory, upload, with_store
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.server import Server
-from tokenbus_services.replay import Exchange, ReplayServer, Reply, Script, Status, ToolCall, Turn
+from tokenbus.bus.server.server import Server
+from tokenbus_services.mock_provider import Exchange, ReplayServer, Reply, Script, Status, ToolCall, Turn
 
 CALL = ToolCall(name="weather", arguments={"city": "B"})
 LOOKS = Script(

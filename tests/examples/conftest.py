@@ -16,8 +16,8 @@ from tests.e2e.fleet import WITH_TOOLS, fleet
 from tests.servers import binary
 from tokenbus import Client
 from tokenbus.bus.keys import Keys, SubscribedTopic
-from tokenbus_services.embedded import EmbeddedServer
-from tokenbus_services.replay import ReplayServer, Reply, Script, Stall, ToolCall, Turn
+from tokenbus_services.mock_provider import ReplayServer, Reply, Script, Stall, ToolCall, Turn
+from tokenbus_services.process.embedded_server import EmbeddedServer
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 

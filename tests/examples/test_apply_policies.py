@@ -8,10 +8,10 @@ from tests.examples.conftest import Deployment
 from tokenbus import Chunk, Response
 from tokenbus.errors import RunCancelled
 from tokenbus.policy.apply import apply_policies
-from tokenbus.policy.blocks import StreamState
-from tokenbus.policy.judge import CallJudge, CallJudgeOptions
+from tokenbus.policy.builtin.model_judge import CallJudge, CallJudgeOptions
+from tokenbus.policy.builtin.rewrite import ReplaceText
 from tokenbus.policy.processor import Decision, StreamContext, StreamProcessor
-from tokenbus.policy.rewrite import ReplaceText
+from tokenbus.policy.stream_state import StreamState
 
 
 class StopsAtPears(StreamProcessor):

@@ -13,9 +13,9 @@ import msgspec
 
 from tests.unit.providers.reading import answer, cut
 from tokenbus.events.normalized import Normalized
-from tokenbus.events.vendor import ApiName, Quirks
+from tokenbus.events.quirks import ApiName, Quirks
 from tokenbus.providers import registry
-from tokenbus.providers.sse import SseDecoder
+from tokenbus.providers.response.sse import SseDecoder
 
 APIS: tuple[ApiName, ...] = ("anthropic", "openai-chat", "openai-responses", "gemini")
 QUIRKS = (Quirks(), Quirks(inline_thinking=("think",)))

@@ -9,7 +9,7 @@ from tests.fuzz.words import words
 from tests.unit.providers.corpus import APIS as CORPUS_APIS
 from tests.unit.providers.corpus import Recording, needs_corpus, recordings
 from tokenbus.events.normalized import Cut, Normalized
-from tokenbus.events.vendor import ApiName
+from tokenbus.events.quirks import ApiName
 from tokenbus.providers import registry
 from tokenbus.providers.gemini.stream import GeminiDecoder
 

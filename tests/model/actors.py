@@ -18,9 +18,9 @@ from tests.model.story import frames_of
 from tokenbus.bus import scripts
 from tokenbus.bus.keys import InternalTopic, Keys
 from tokenbus.bus.leases import Lease
-from tokenbus.bus.partition import Logic, Partition
-from tokenbus.bus.reader import Entry
 from tokenbus.bus.scripts import Call, RawPart
+from tokenbus.bus.server.stream_reader import Entry
+from tokenbus.bus.stage.partition import Logic, Partition
 from tokenbus.events.frames import ANY_FRAME, Lost, RawFrame, ToolWork, TurnWork, encode
 
 TTL_MS = 600_000
@@ -44,7 +44,7 @@ class Wire:
 
 
 class StageWorker:
-    """One worker of an ordered stage on partition 0, as `tokenbus.bus.stage` works it."""
+    """One worker of an ordered stage on partition 0, as `tokenbus.bus.stage.stage` works it."""
 
     def __init__(
         self, wire: Wire, keys: Keys, *, name: str, group: str, topic: InternalTopic, logic: Callable[[], Logic]

@@ -14,8 +14,8 @@ from tests.model.actors import TTL_MS, Attempt, StageWorker, ToolCall, Wire
 from tests.model.oracle import Undisturbed, log_of, normalized, unjoined
 from tokenbus.bus import scripts
 from tokenbus.bus.keys import InternalTopic, Keys
-from tokenbus.bus.partition import Logic
-from tokenbus.bus.reader import Entry, id_key
+from tokenbus.bus.server.stream_reader import Entry, id_key
+from tokenbus.bus.stage.partition import Logic
 from tokenbus.events.frames import (
     ANY_FRAME,
     CancelAsked,

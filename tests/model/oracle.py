@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.partition import Logic
-from tokenbus.bus.reader import Entry, id_key
 from tokenbus.bus.scripts import Arg, Commit
+from tokenbus.bus.server.stream_reader import Entry, id_key
+from tokenbus.bus.stage.partition import Logic
 from tokenbus.events.frames import CONTROL_ATTEMPT, EventFrame, event_decoder
 
 Told = dict[str, Any]

@@ -16,7 +16,7 @@ from tokenbus.events.frames import (
     TurnWork,
     encode,
 )
-from tokenbus.events.vendor import Quirks
+from tokenbus.events.quirks import Quirks
 
 TOOL = "look"
 TTL_MS = 600_000

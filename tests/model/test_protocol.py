@@ -13,10 +13,10 @@ from hypothesis.stateful import run_state_machine_as_test
 from tests.model.actors import Wire
 from tests.model.machine import Protocol
 from tests.servers import binary
-from tokenbus.bus import partition
 from tokenbus.bus.scripts import commit, runs
-from tokenbus.bus.scripts.call import script
-from tokenbus_services.embedded import EmbeddedServer
+from tokenbus.bus.scripts.script import script
+from tokenbus.bus.stage import partition
+from tokenbus_services.process.embedded_server import EmbeddedServer
 
 EXAMPLES = int(os.environ.get("MODEL_EXAMPLES", "60"))
 STEPS = 100

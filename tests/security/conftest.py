@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.services.tools.conftest import blobs, make_executor
-from tokenbus_services.embedded import free_port
+from tokenbus_services.process.embedded_server import free_port
 
 __all__ = ["blobs", "make_executor"]
 

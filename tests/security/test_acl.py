@@ -20,16 +20,16 @@ from tests.services.cli.process import Command, running
 from tests.waiting import eventually
 from tokenbus import Chunk, Client
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.outage import retry_until_available
 from tokenbus.bus.records import newest_records
-from tokenbus.bus.scripts.call import Call
-from tokenbus.bus.send import send
-from tokenbus.bus.server import Server
+from tokenbus.bus.scripts.script import Call
+from tokenbus.bus.server.retry import retry_until_available
+from tokenbus.bus.server.run_scripts import send
+from tokenbus.bus.server.server import Server
 from tokenbus.errors import ServerUnavailable
 from tokenbus_services.cli.scripts import all_scripts
-from tokenbus_services.embedded import EmbeddedServer
-from tokenbus_services.fetcher.uploaded import UploadedFiles
-from tokenbus_services.replay import ReplayServer, Reply, Script, ToolCall, Turn
+from tokenbus_services.fetcher.uploads.registry import UploadedFiles
+from tokenbus_services.mock_provider import ReplayServer, Reply, Script, ToolCall, Turn
+from tokenbus_services.process.embedded_server import EmbeddedServer
 
 USERS = Path(__file__).parents[2] / "deploy" / "acl" / "users.conf"
 SERVICES = ("fetcher", "normalizer", "parser", "policy", "tools", "recorder", "blobs")

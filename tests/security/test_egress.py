@@ -14,9 +14,9 @@ import trustme
 
 from tests.services.tools.conftest import MakeExecutor, call
 from tokenbus.errors import SettingsError
-from tokenbus_services.egress import AddressRefused, Egress, GuardedTransport
+from tokenbus_services.net.egress import AddressRefused, Egress, GuardedTransport
 from tokenbus_services.settings import HttpTool, McpHttp
-from tokenbus_services.tools.mcp.servers import McpServers
+from tokenbus_services.tools.mcp.registry import McpServers
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ from tests.e2e.conftest import Send, sender
 from tests.e2e.fleet import PIPELINE, ended, fleet
 from tests.security.hostile_answers import HARM, hostile_provider
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.server import Server
-from tokenbus_services.replay import ReplayServer, Reply, Script, Turn
+from tokenbus.bus.server.server import Server
+from tokenbus_services.mock_provider import ReplayServer, Reply, Script, Turn
 
 HELLO = Script(name="hello", turns=(Turn(says=Reply(text="Hello there")),))
 SETTINGS = """

@@ -24,7 +24,7 @@ from tests.security.hostile import telltale
 from tests.servers import binary
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
-from tokenbus_services.embedded import EmbeddedServer
+from tokenbus_services.process.embedded_server import EmbeddedServer
 
 PASSWORD = f"pw-{uuid4().hex}/+"
 SECRETS = {

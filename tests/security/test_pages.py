@@ -18,11 +18,11 @@ from tests.services.cli.process import run, running, settings_file
 from tokenbus import Client
 from tokenbus.blobs import blob_id_of
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.server import Server
+from tokenbus.bus.server.server import Server
 from tokenbus_services.blobs.http import WithBlobs
-from tokenbus_services.cli.services import SERVICES, ServiceName, create
+from tokenbus_services.cli.service_registry import SERVICES, ServiceName, create
+from tokenbus_services.mock_provider import ReplayServer, Reply, Script, Turn
 from tokenbus_services.net.request_guard import RequestGuard
-from tokenbus_services.replay import ReplayServer, Reply, Script, Turn
 from tokenbus_services.settings import BlobSettings, HttpSettings, RecordSettings, Settings
 
 PAGES = ["/asyncapi", "/asyncapi.json", "/health", "/metrics", "/ready"]

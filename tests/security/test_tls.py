@@ -13,9 +13,9 @@ from tests.security.tls import Certificates, tls_cluster, tls_sentinel, tls_serv
 from tests.waiting import eventually
 from tokenbus import Client
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.server import Server
+from tokenbus.bus.server.server import Server
 from tokenbus.errors import ServerUnavailable
-from tokenbus_services.replay import ReplayServer, Reply, Script, Turn
+from tokenbus_services.mock_provider import ReplayServer, Reply, Script, Turn
 
 HELLO = Script(name="hello", turns=(Turn(says=Reply(text="Hello there")),))
 

@@ -15,7 +15,7 @@ import trustme
 from tests.servers import binary
 from tests.waiting import eventually_sync
 from tokenbus.errors import ServerUnavailable
-from tokenbus_services.embedded import EmbeddedServer, find_binary, free_port
+from tokenbus_services.process.embedded_server import EmbeddedServer, find_binary, free_port
 
 
 class Certificates:

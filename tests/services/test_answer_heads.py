@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
-from tokenbus_services.answer_heads import MAX_HEADERS, BoundedClient, HeadRefused
+from tokenbus_services.net.response_heads import MAX_HEADERS, BoundedClient, HeadRefused
 
 
 @pytest.fixture

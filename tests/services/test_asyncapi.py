@@ -8,8 +8,8 @@ import httpx
 import pytest
 
 from tokenbus_services.parser.app import create
+from tokenbus_services.runtime.asyncapi_payloads import payload
 from tokenbus_services.settings import Settings
-from tokenbus_services.worker.payloads import payload
 
 
 async def test_the_parsers_page_shows_the_events_of_its_topics() -> None:

@@ -6,7 +6,7 @@ import asyncio
 from functools import partial
 
 from tests.waiting import eventually
-from tokenbus_services.worker.background import BackgroundTasks
+from tokenbus_services.runtime.task_failures import BackgroundTasks
 
 
 async def test_what_hangs_goes_on_aside_and_the_others_are_done() -> None:

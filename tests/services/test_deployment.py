@@ -7,9 +7,9 @@ import pytest
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.liveness import Liveness
-from tokenbus.bus.server import Server
-from tokenbus_services.worker import deployment
-from tokenbus_services.worker.deployment import Deployment
+from tokenbus.bus.server.server import Server
+from tokenbus_services.runtime import deployment
+from tokenbus_services.runtime.deployment import Deployment
 
 
 @pytest.fixture(autouse=True)

@@ -16,13 +16,13 @@ import redis
 from tests.servers import binary
 from tests.waiting import eventually_sync
 from tokenbus.errors import ServerUnavailable
-from tokenbus_services import embedded
-from tokenbus_services.embedded import EmbeddedServer, carried_binary, find_binary
+from tokenbus_services.process import embedded_server as embedded
+from tokenbus_services.process.embedded_server import EmbeddedServer, carried_binary, find_binary
 
 _PARENT = """
 import sys, time
 from pathlib import Path
-from tokenbus_services.embedded import EmbeddedServer
+from tokenbus_services.process.embedded_server import EmbeddedServer
 server = EmbeddedServer(Path(sys.argv[1]), binary=Path(sys.argv[2]))
 server.start()
 print(server.pid, server.port, flush=True)

@@ -11,9 +11,9 @@ import pytest
 
 from tests.waiting import eventually
 from tokenbus.bus.liveness import Liveness, beat
-from tokenbus.bus.queue import Item, Queue
-from tokenbus_services.worker import inflight as module
-from tokenbus_services.worker.inflight import InFlight, Later
+from tokenbus.bus.work_queue import Item, Queue
+from tokenbus_services.runtime import in_flight as module
+from tokenbus_services.runtime.in_flight import InFlight, Later
 
 ITEM = Item("turns", "1-0", {b"run-1": b""}, 1)
 

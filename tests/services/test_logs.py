@@ -9,7 +9,7 @@ import sys
 
 LOGS_A_STRANGERS_TEXT = r"""
 import logging, structlog
-from tokenbus_services.worker import logs
+from tokenbus_services.runtime import logs
 logs.configure("info", service="tools")
 structlog.get_logger().warning("tool_vanished", tool="weather\x1b]0;owned\x07")
 logging.getLogger("redis").warning("an error of %s", "redis\x1b[2J")

@@ -10,9 +10,9 @@ import pytest
 from anyio._backends._asyncio import SocketStream
 
 from tokenbus.providers.api import HttpCall
-from tokenbus_services.egress import Egress, GuardedTransport
-from tokenbus_services.fetcher.providers import Endpoint
-from tokenbus_services.replay import ReplayServer
+from tokenbus_services.fetcher.endpoints import Endpoint
+from tokenbus_services.mock_provider import ReplayServer
+from tokenbus_services.net.egress import Egress, GuardedTransport
 from tokenbus_services.settings import ProviderSettings
 
 

@@ -12,10 +12,10 @@ from redis.exceptions import ConnectionError as ConnectionLost
 
 from tests.waiting import eventually
 from tokenbus.bus.liveness import Liveness
+from tokenbus_services.runtime import faststream_source as source_module
+from tokenbus_services.runtime.app import make_broker
+from tokenbus_services.runtime.faststream_source import attach
 from tokenbus_services.settings import Settings
-from tokenbus_services.worker import source as source_module
-from tokenbus_services.worker.app import make_broker
-from tokenbus_services.worker.source import attach
 
 Script = list[str | Exception | None]
 """What one read after the other gives; then reads wait."""

@@ -22,8 +22,8 @@ from tests.soak.judging import Finding, Series, Tolerance, judge
 from tests.soak.load import Load
 from tests.soak.sampling import Sampler
 from tests.waiting import eventually
-from tokenbus_services.embedded import EmbeddedServer, free_port
-from tokenbus_services.replay import ReplayServer
+from tokenbus_services.mock_provider import ReplayServer
+from tokenbus_services.process.embedded_server import EmbeddedServer, free_port
 
 SERVICES = ("fetcher", "normalizer", "parser", "tools", "policy", "recorder", "blobs")
 PREFIX, PARTITIONS = "soak", 4

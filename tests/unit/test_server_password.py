@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tokenbus.bus.url import parse_url, with_password
+from tokenbus.bus.server.url import parse_url, with_password
 from tokenbus.client.deployment import url_in
 from tokenbus.errors import SettingsError
 from tokenbus_services.settings import load

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenbus.bus.url import ServerUrl, parse_url
+from tokenbus.bus.server.url import ServerUrl, parse_url
 from tokenbus.errors import SettingsError
 
 

@@ -10,12 +10,12 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from tokenbus.bus.liveness import STUCK_S, Liveness, rest, slack
-from tokenbus_services.blobs.access import token_of
+from tokenbus_services.blobs.auth import token_of
 from tokenbus_services.blobs.http import AsgiApp, BlobRoutes, WithBlobs
 from tokenbus_services.blobs.store import BlobStore
 from tokenbus_services.blobs.store import create as create_store
+from tokenbus_services.runtime.app import make_app, make_broker
 from tokenbus_services.settings import Settings
-from tokenbus_services.worker.app import make_app, make_broker
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 

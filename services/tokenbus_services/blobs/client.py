@@ -28,7 +28,7 @@ from tokenbus.errors import (
     BlobUnauthorized,
     BlobUnavailable,
 )
-from tokenbus_services.blobs.access import token_of
+from tokenbus_services.blobs.auth import token_of
 from tokenbus_services.settings import BlobSettings
 
 __all__ = ["BlobLoader", "HttpBlobs"]

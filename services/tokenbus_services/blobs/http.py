@@ -36,7 +36,7 @@ from tokenbus.errors import (
     BlobUnavailable,
     TokenbusError,
 )
-from tokenbus_services.blobs.access import admitted
+from tokenbus_services.blobs.auth import admitted
 from tokenbus_services.blobs.ranges import OutOfRange, Part, part_of
 from tokenbus_services.blobs.store import BlobStore
 

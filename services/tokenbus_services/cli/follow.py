@@ -5,8 +5,10 @@ from __future__ import annotations
 from tokenbus import Client
 from tokenbus.errors import RunError
 from tokenbus.events.public import RunEnd
-from tokenbus_services.cli import ending, reaching, wording
-from tokenbus_services.cli.presenting import Show, showing
+from tokenbus_services.cli import connect as reaching
+from tokenbus_services.cli import exit_codes as ending
+from tokenbus_services.cli.render import event_text as wording
+from tokenbus_services.cli.render.output import Show, showing
 
 
 async def follow(run: str, *, after: int, as_json: bool) -> int:

@@ -7,7 +7,13 @@ import sys
 import msgspec
 
 from tokenbus.providers.api import ApiName
-from tokenbus_services.replay.demo import DEMO_MODEL, DEMO_PROMPT, WEATHER_DESCRIPTION, WEATHER_PARAMETERS, WEATHER_TOOL
+from tokenbus_services.mock_provider.demo import (
+    DEMO_MODEL,
+    DEMO_PROMPT,
+    WEATHER_DESCRIPTION,
+    WEATHER_PARAMETERS,
+    WEATHER_TOOL,
+)
 from tokenbus_services.settings import ProviderSettings, PythonTool, Settings
 
 NAME = "mock-provider"
@@ -16,7 +22,7 @@ API_PATHS: dict[ApiName, str] = {"anthropic": "", "openai-chat": "/v1", "openai-
 PROVIDER = "mock-anthropic"
 MODEL = DEMO_MODEL
 WEATHER = PythonTool(
-    call=f"tokenbus_services.replay.demo:{WEATHER_TOOL}",
+    call=f"tokenbus_services.mock_provider.demo:{WEATHER_TOOL}",
     description=WEATHER_DESCRIPTION,
     parameters=WEATHER_PARAMETERS,
 )
@@ -25,7 +31,7 @@ WEATHER = PythonTool(
 def command(port: int) -> list[str]:
     """Runs it on this port."""
     return [
-        *(sys.executable, "-P", "-m", "tokenbus_services.replay"),
+        *(sys.executable, "-P", "-m", "tokenbus_services.mock_provider"),
         *("--any-model", "--port", str(port), "--announce", NAME),
     ]
 

@@ -13,18 +13,20 @@ import msgspec
 from tokenbus.blobs import BlobLoader
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.records import RecordEntry, find_record, newest_records
-from tokenbus.bus.server import Server, translated
+from tokenbus.bus.server.server import Server, translated
 from tokenbus.client.deployment import Deployment
 from tokenbus.errors import Malformed, SettingsError
 from tokenbus.events.frames import Data, Ended, Lost, Opened, RawFrame
 from tokenbus_services import settings as configuration
-from tokenbus_services.blobs.loading import loader_of
-from tokenbus_services.cli import ending, reaching, terminal
-from tokenbus_services.cli.presenting import showing
-from tokenbus_services.cli.wording import moment
+from tokenbus_services.blobs.loader import loader_of
+from tokenbus_services.cli import connect as reaching
+from tokenbus_services.cli import exit_codes as ending
+from tokenbus_services.cli.render import terminal
+from tokenbus_services.cli.render.event_text import moment
+from tokenbus_services.cli.render.output import showing
 from tokenbus_services.recorder import record as records
 from tokenbus_services.recorder.record import Record
-from tokenbus_services.recorder.replaying import differences, replay
+from tokenbus_services.recorder.replay import differences, replay
 
 TRUNCATED = "its raw stream is truncated: it was longer than records.raw_bytes"
 

@@ -11,11 +11,11 @@ from redis.exceptions import RedisError
 
 import tokenbus.bus
 import tokenbus.client
-from tokenbus.bus.scripts.call import Script, known_scripts
-from tokenbus.bus.server import Server, translated
+from tokenbus.bus.scripts.script import Script, known_scripts
+from tokenbus.bus.server.server import Server, translated
 from tokenbus_services import settings as configuration
-from tokenbus_services.cli.reaching import with_server
-from tokenbus_services.cli.stopping import stop_on_signal
+from tokenbus_services.cli.connect import with_server
+from tokenbus_services.cli.signals import stop_on_signal
 
 PAUSE_S = 1.0
 """Between two looks at what the server knows."""

@@ -9,9 +9,10 @@ from typing import Any, BinaryIO
 import msgspec
 
 from tokenbus.errors import RequestInvalid, SettingsError
-from tokenbus_services.cli import mock, reaching
+from tokenbus_services.cli import connect as reaching
+from tokenbus_services.cli import mock
 from tokenbus_services.cli.follow import show_run
-from tokenbus_services.cli.presenting import showing
+from tokenbus_services.cli.render.output import showing
 
 Request = Mapping[str, object]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tokenbus.bus.keys import SubscribedTopic
 from tokenbus.errors import SettingsError
-from tokenbus_services.cli import reaching
-from tokenbus_services.cli.presenting import showing
+from tokenbus_services.cli import connect as reaching
+from tokenbus_services.cli.render.output import showing
 
 
 async def tail(topic: SubscribedTopic, *, group: str | None, as_json: bool) -> None:

@@ -7,10 +7,10 @@ from prometheus_client import CollectorRegistry, Gauge
 
 from tokenbus_services.fetcher.metrics import AdmissionMetrics, UploadMetrics
 from tokenbus_services.fetcher.service import FetcherService
+from tokenbus_services.runtime.app import make_app, make_broker
+from tokenbus_services.runtime.faststream_source import attach
+from tokenbus_services.runtime.supervision import stuck_after_s
 from tokenbus_services.settings import Settings
-from tokenbus_services.worker.app import make_app, make_broker
-from tokenbus_services.worker.source import attach
-from tokenbus_services.worker.supervision import stuck_after_s
 
 
 def create(settings: Settings) -> AsgiFastStream:

@@ -11,31 +11,31 @@ import msgspec
 
 from tokenbus.bus.control import ControlListener
 from tokenbus.bus.liveness import Liveness, rest
-from tokenbus.bus.queue import Item, Queue
-from tokenbus.bus.server import Server
+from tokenbus.bus.server.server import Server
+from tokenbus.bus.work_queue import Item, Queue
 from tokenbus.events.frames import Control, turn_decoder
 from tokenbus.events.requests import Tool
-from tokenbus_services.blobs.loading import loader_of
-from tokenbus_services.fetcher.admission import Admission
-from tokenbus_services.fetcher.cancels import Cancels
-from tokenbus_services.fetcher.intake import Intake
-from tokenbus_services.fetcher.lifting import Shelf
-from tokenbus_services.fetcher.limiter import Limiter
-from tokenbus_services.fetcher.media import TurnMedia
-from tokenbus_services.fetcher.media_cache import RecentBlobs
-from tokenbus_services.fetcher.media_intake import IntakeMedia
+from tokenbus_services.blobs.loader import loader_of
+from tokenbus_services.fetcher.attempt_runner import Turns, waits_as
+from tokenbus_services.fetcher.endpoints import Providers
+from tokenbus_services.fetcher.image_offload.offload import Shelf
+from tokenbus_services.fetcher.limits.fair_queue import Admission
+from tokenbus_services.fetcher.limits.limiter import Limiter
+from tokenbus_services.fetcher.limits.scopes import Scopes
 from tokenbus_services.fetcher.metrics import AdmissionMetrics, UploadMetrics
-from tokenbus_services.fetcher.providers import Providers
-from tokenbus_services.fetcher.scopes import Scopes
-from tokenbus_services.fetcher.turns import Turns, waits_as
-from tokenbus_services.fetcher.uploaded import UploadedFiles
-from tokenbus_services.fetcher.uploads import Uploads
-from tokenbus_services.fetcher.writer import RawWriter
+from tokenbus_services.fetcher.raw_writer import RawWriter
+from tokenbus_services.fetcher.request_media import TurnMedia
+from tokenbus_services.fetcher.uploads.plan import Uploads
+from tokenbus_services.fetcher.uploads.registry import UploadedFiles
+from tokenbus_services.intake.accept import Intake
+from tokenbus_services.intake.blob_offload import IntakeMedia
+from tokenbus_services.intake.cancels import Cancels
+from tokenbus_services.media.blob_cache import RecentBlobs
+from tokenbus_services.runtime.app import worker_name
+from tokenbus_services.runtime.deployment import Deployment
+from tokenbus_services.runtime.in_flight import InFlight, bury_item
+from tokenbus_services.runtime.task_failures import BackgroundTasks
 from tokenbus_services.settings import Settings
-from tokenbus_services.worker.app import worker_name
-from tokenbus_services.worker.background import BackgroundTasks
-from tokenbus_services.worker.deployment import Deployment
-from tokenbus_services.worker.inflight import InFlight, bury_item
 
 INTAKE_GROUP = "intake"
 TURNS_GROUP = "fetcher"

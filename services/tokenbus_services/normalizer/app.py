@@ -5,11 +5,11 @@ from __future__ import annotations
 from faststream.asgi import AsgiFastStream
 from prometheus_client import CollectorRegistry
 
-from tokenbus_services.blobs.loading import loader_of
-from tokenbus_services.normalizer.images import ImageKeeper
+from tokenbus_services.blobs.loader import loader_of
+from tokenbus_services.normalizer.image_offload import ImageKeeper
 from tokenbus_services.normalizer.logic import NormalizerLogic
+from tokenbus_services.runtime.stage_service import stage_app
 from tokenbus_services.settings import Settings
-from tokenbus_services.worker.stage import stage_app
 
 
 def create(settings: Settings) -> AsgiFastStream:

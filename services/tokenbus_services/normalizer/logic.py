@@ -5,21 +5,21 @@ from __future__ import annotations
 from typing import cast
 
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.partition import Standing
 from tokenbus.bus.scripts import Arg, Commit
-from tokenbus.core.attempt import AttemptReader
-from tokenbus.core.retry import WORKER_LOST
-from tokenbus.events.failure import ErrorInfo
+from tokenbus.bus.stage.partition import Standing
+from tokenbus.core.attempt_decoder import AttemptReader
+from tokenbus.core.run.retry import WORKER_LOST
+from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.frames import CONTROL_ATTEMPT, BusEvent, EventFrame, decode_raw, encode
 from tokenbus.events.normalized import Cut, Failed, Image, Opaque
-from tokenbus_services.normalizer.images import ImageKeeper, belongs_in_blob
+from tokenbus_services.normalizer.image_offload import ImageKeeper, belongs_in_blob
 
 RUNS_AN_ENTRY = 1000
 """Most runs in one entry: a Lua script can unpack some thousand values."""
 
 
 class NormalizerLogic:
-    """`Logic` of the normalizer (see tokenbus.bus.stage), whose images are stored before what tells of them."""
+    """`Logic` of the normalizer (see tokenbus.bus.stage.stage), whose images are stored before what tells of them."""
 
     def __init__(self, partition: int, keys: Keys, images: ImageKeeper | None = None) -> None:
         """``images``: None leaves all images in their events."""

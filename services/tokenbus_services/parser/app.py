@@ -7,13 +7,13 @@ from prometheus_client import CollectorRegistry
 
 from tokenbus.bus.keys import PUBLIC_TOPICS
 from tokenbus.bus.liveness import Liveness
-from tokenbus.bus.server import Server
-from tokenbus.bus.stage import Stage
-from tokenbus_services.parser.clock import Clock
+from tokenbus.bus.server.server import Server
+from tokenbus.bus.stage.stage import Stage
 from tokenbus_services.parser.logic import ParserLogic
 from tokenbus_services.parser.metrics import RunMetrics
+from tokenbus_services.parser.timeouts import Clock
+from tokenbus_services.runtime.stage_service import stage_app
 from tokenbus_services.settings import Settings
-from tokenbus_services.worker.stage import stage_app
 
 
 def create(settings: Settings) -> AsgiFastStream:

@@ -8,20 +8,20 @@ from collections.abc import Callable, Collection, Mapping
 import msgspec
 
 from tokenbus.bus.keys import Keys, PublicTopic
-from tokenbus.bus.partition import Standing
 from tokenbus.bus.scripts import Commit, call_field
 from tokenbus.bus.scripts.runs import LET_GO, so_far_field
-from tokenbus.core.blocks import BlockTable
-from tokenbus.core.checkpoint import Checkpoints, Snapshot
-from tokenbus.core.effects import CloseAttempt, Decide, Draft, Effect, EndRun, LetGo, NextTurn, RunTools
-from tokenbus.core.fallback import CHOICE
-from tokenbus.core.held_run import HeldRun, accept
-from tokenbus.core.run import Run
-from tokenbus.core.state import RunState
-from tokenbus.core.tenant import tenant_of
+from tokenbus.bus.stage.partition import Standing
+from tokenbus.core.request.fallback import CHOICE
+from tokenbus.core.request.tenant import tenant_of
+from tokenbus.core.run.blocks import BlockTable
+from tokenbus.core.run.checkpoint import Checkpoints, Snapshot
+from tokenbus.core.run.effects import CloseAttempt, Decide, Draft, Effect, EndRun, LetGo, NextTurn, RunTools
+from tokenbus.core.run.gated import HeldRun, accept
+from tokenbus.core.run.state import RunState
+from tokenbus.core.run.state_machine import Run
 from tokenbus.events.decisions import Decided
 from tokenbus.events.decisions import encode as encode_decided
-from tokenbus.events.failure import ErrorInfo
+from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.frames import (
     ANY_FRAME,
     CONTROL_ATTEMPT,
@@ -42,7 +42,7 @@ from tokenbus.events.public import encode as encode_public
 
 
 class ParserLogic:
-    """`Logic` of the parser (see tokenbus.bus.stage). The only writer of public topics and logs."""
+    """`Logic` of the parser (see tokenbus.bus.stage.stage). The only writer of public topics and logs."""
 
     def __init__(
         self,

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from tokenbus.core.state import PendingCall, RunState
+from tokenbus.core.run.state import PendingCall, RunState
 from tokenbus_services.settings import DEFAULT_TOOL_TIMEOUT_S, Settings
 
 

@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeVar, cast
 import msgspec
 
 from tokenbus.blobs import BlobLoader, BlobRef, parse_blob_id
-from tokenbus.core.storage import refs
+from tokenbus.core.blob_refs import refs
 from tokenbus.errors import BlobRefused, Malformed
 from tokenbus.events.frames import RawFrame, Taken, decode_raw, decode_taken
 from tokenbus.events.public import PublicEvent

@@ -11,22 +11,22 @@ import asyncio
 import structlog
 
 from tokenbus.blobs import BlobStreams
-from tokenbus.bus.dead import DeadEntry, bury
+from tokenbus.bus.dead_letters import DeadEntry, bury
 from tokenbus.bus.liveness import Liveness, beating, rest
-from tokenbus.bus.outage import retry_until_available
-from tokenbus.bus.queue import Item, Queue
 from tokenbus.bus.records import RecordEntry, drop_old_records, forget_recorded, newest_records, put_record
-from tokenbus.bus.server import Server
+from tokenbus.bus.server.retry import retry_until_available
+from tokenbus.bus.server.server import Server
+from tokenbus.bus.work_queue import Item, Queue
 from tokenbus.errors import BlobError, BlobNotFound
-from tokenbus_services.blobs.loading import loader_of
+from tokenbus_services.blobs.loader import loader_of
 from tokenbus_services.recorder import record as records
-from tokenbus_services.recorder.gathering import gather
+from tokenbus_services.recorder.collect import gather
 from tokenbus_services.recorder.metrics import RecordMetrics
 from tokenbus_services.recorder.record import Record
+from tokenbus_services.runtime.app import worker_name
+from tokenbus_services.runtime.deployment import Deployment
+from tokenbus_services.runtime.in_flight import InFlight, Later
 from tokenbus_services.settings import RecordSettings, Settings
-from tokenbus_services.worker.app import worker_name
-from tokenbus_services.worker.deployment import Deployment
-from tokenbus_services.worker.inflight import InFlight, Later
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 

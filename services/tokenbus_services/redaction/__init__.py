@@ -11,7 +11,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from tokenbus.bus.url import parse_url
+from tokenbus.bus.server.url import parse_url
 from tokenbus.errors import SettingsError
 from tokenbus.providers import registry
 from tokenbus_services.redaction.events import RedactedEvents, heads_of

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from tokenbus_services.settings.fallbacks import FallbackChoice, FallbackRoute
 from tokenbus_services.settings.file import Settings, load, read_file
-from tokenbus_services.settings.keeping import BlobSettings, RecordSettings, RetentionSettings
 from tokenbus_services.settings.limits import LimitSettings, ProviderRates, RateSettings
 from tokenbus_services.settings.policies import PolicyRoute, PolicySettings
 from tokenbus_services.settings.providers import (
@@ -17,6 +16,7 @@ from tokenbus_services.settings.providers import (
     QuirkSettings,
     UploadSettings,
 )
+from tokenbus_services.settings.retention import BlobSettings, RecordSettings, RetentionSettings
 from tokenbus_services.settings.tools import (
     DEFAULT_TOOL_TIMEOUT_S,
     HttpTool,

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from tokenbus_services.settings.table import Table
+from tokenbus_services.settings.types import Table
 
 
 class FallbackChoice(Table, frozen=True, kw_only=True):

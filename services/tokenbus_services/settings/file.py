@@ -11,16 +11,16 @@ import msgspec
 from msgspec import Meta
 
 from tokenbus.bus.keys import DEFAULT_PARTITIONS, DEFAULT_PREFIX, MAX_PARTITIONS, Keys
-from tokenbus.bus.url import with_password
+from tokenbus.bus.server.url import with_password
 from tokenbus.errors import SettingsError
 from tokenbus.events.requests import Tool
 from tokenbus_services.settings.fallbacks import FallbackRoute
-from tokenbus_services.settings.keeping import BlobSettings, RecordSettings, RetentionSettings
 from tokenbus_services.settings.limits import LimitSettings
 from tokenbus_services.settings.policies import PolicyRoute, PolicySettings
 from tokenbus_services.settings.providers import DEFAULT_PROVIDERS, ProviderSettings
-from tokenbus_services.settings.table import Table
+from tokenbus_services.settings.retention import BlobSettings, RecordSettings, RetentionSettings
 from tokenbus_services.settings.tools import McpSettings, ToolSettings
+from tokenbus_services.settings.types import Table
 from tokenbus_services.settings.workers import HttpSettings, RetrySettings, StageSettings
 
 LogLevel = Literal["debug", "info", "warning", "error"]

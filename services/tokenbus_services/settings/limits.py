@@ -6,7 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from tokenbus_services.settings.table import Bytes, Count, Seconds, Table
+from tokenbus_services.settings.types import Bytes, Count, Seconds, Table
 
 
 class RateSettings(Table, frozen=True, kw_only=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from tokenbus_services.settings.table import ImportPath, Seconds, Table
+from tokenbus_services.settings.types import ImportPath, Seconds, Table
 
 
 class PolicySettings(Table, frozen=True, kw_only=True):

@@ -10,7 +10,7 @@ from tokenbus.errors import SettingsError
 from tokenbus.events.model_names import model_key
 from tokenbus.providers import registry
 from tokenbus.providers.api import ApiName, Quirks
-from tokenbus_services.settings.table import Bytes, Count, HeaderName, HeaderValue, HttpUrl, ImportPath, Seconds, Table
+from tokenbus_services.settings.types import Bytes, Count, HeaderName, HeaderValue, HttpUrl, ImportPath, Seconds, Table
 
 MediaTypes = tuple[Annotated[str, Meta(pattern=r"^(\*|[a-z]+/(\*|[a-z0-9.+-]+))$(?!\n)")], ...]
 """Media types, as `image/png`, `image/*` or `*`."""

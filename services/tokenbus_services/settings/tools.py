@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from tokenbus_services.settings.table import Seconds, Table
+from tokenbus_services.settings.types import Seconds, Table
 
 DEFAULT_TOOL_TIMEOUT_S = 60.0
 """Of a tool call, where neither the tool nor the request says."""

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from tokenbus_services.settings.table import Count, Seconds, Table
+from tokenbus_services.settings.types import Count, Seconds, Table
 
 
 class RetrySettings(Table, frozen=True, kw_only=True):

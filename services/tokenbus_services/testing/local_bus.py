@@ -16,13 +16,13 @@ import uvicorn
 
 from tokenbus import Client
 from tokenbus.sync import Client as SyncClient
-from tokenbus_services.cli import services
-from tokenbus_services.cli.lifespan import AsgiApp, Lifespan
+from tokenbus_services.cli import service_registry as services
 from tokenbus_services.cli.mock import API_PATHS
-from tokenbus_services.cli.services import STOP_ORDER, ServiceName, services_of
-from tokenbus_services.cli.worker import listening, url_of
-from tokenbus_services.embedded import EmbeddedServer
-from tokenbus_services.replay import Asked, Exchange, ReplayServer, Reply, Script, Status, Turn
+from tokenbus_services.cli.service_registry import STOP_ORDER, ServiceName, services_of
+from tokenbus_services.cli.worker.command import listening, url_of
+from tokenbus_services.cli.worker.lifespan import AsgiApp, Lifespan
+from tokenbus_services.mock_provider import Asked, Exchange, ReplayServer, Reply, Script, Status, Turn
+from tokenbus_services.process.embedded_server import EmbeddedServer
 from tokenbus_services.settings import Settings, load
 
 START_S = 60.0

@@ -9,13 +9,13 @@ from pathlib import Path
 from faststream.asgi import AsgiFastStream
 from prometheus_client import CollectorRegistry, Gauge
 
+from tokenbus_services.runtime.app import make_app, make_broker
+from tokenbus_services.runtime.faststream_source import attach
+from tokenbus_services.runtime.supervision import stuck_after_s
 from tokenbus_services.settings import Settings
-from tokenbus_services.tools.execute import Executor
+from tokenbus_services.tools.executor import Executor
 from tokenbus_services.tools.metrics import CallMetrics
 from tokenbus_services.tools.service import ToolService
-from tokenbus_services.worker.app import make_app, make_broker
-from tokenbus_services.worker.source import attach
-from tokenbus_services.worker.supervision import stuck_after_s
 
 
 def create(settings: Settings) -> AsgiFastStream:

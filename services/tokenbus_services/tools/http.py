@@ -11,11 +11,11 @@ import msgspec
 from tokenbus.blobs import DEFAULT_MEDIA_TYPE, parse_media_type
 from tokenbus.errors import BlobRefused, ToolFailure
 from tokenbus.tools import ToolContext
-from tokenbus_services.egress import AddressRefused, Egress, GuardedTransport
+from tokenbus_services.net.egress import AddressRefused, Egress, GuardedTransport
 from tokenbus_services.net.fair_reads import TooManyCrumbs, fair_reads
 from tokenbus_services.settings import HttpTool, McpHttp
-from tokenbus_services.tools.calls import ToolCall, ToolOutcome
 from tokenbus_services.tools.results import Results
+from tokenbus_services.tools.tool_call import ToolCall, ToolOutcome
 
 _ERROR_BODY_BYTES = 2000
 

@@ -15,9 +15,9 @@ import structlog
 
 from tokenbus.errors import ToolFailure
 from tokenbus.tools import ToolContext
-from tokenbus_services.tools.calls import Text, ToolCall, ToolOutcome
 from tokenbus_services.tools.results import Results, outcome_of
-from tokenbus_services.tools.threads import NoThread, Threads
+from tokenbus_services.tools.thread_pool import NoThread, Threads
+from tokenbus_services.tools.tool_call import Text, ToolCall, ToolOutcome
 
 CONTEXT = "context"
 """A callable with a parameter of this name is given the `ToolContext`, unless the tool's schema has that name."""

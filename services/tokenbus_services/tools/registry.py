@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING
 
 from tokenbus.bus.liveness import Liveness
 from tokenbus.errors import SettingsError
+from tokenbus_services.json_schema.check import compile_schema
+from tokenbus_services.json_schema.size import SchemaError
 from tokenbus_services.redaction import Redaction, named_secret
 from tokenbus_services.settings import HttpTool, LimitSettings, McpHttp, McpSettings, McpStdio, PythonTool, ToolSettings
-from tokenbus_services.tools.declared import NAME, Declared, Tool
 from tokenbus_services.tools.http import EndpointTool
 from tokenbus_services.tools.python import CallableTool
-from tokenbus_services.tools.schemas import compile_schema
-from tokenbus_services.tools.threads import Threads
-from tokenbus_services.tools.unfolding import SchemaError
+from tokenbus_services.tools.thread_pool import Threads
+from tokenbus_services.tools.tool import NAME, Declared, Tool
 
 if TYPE_CHECKING:
-    from tokenbus_services.tools.mcp.servers import McpServers
+    from tokenbus_services.tools.mcp.registry import McpServers
 
 
 class ToolRegistry:
@@ -102,7 +102,7 @@ def _mcp_servers(
     servers: Mapping[str, McpSettings], env: Mapping[str, str], message_bytes: int, source: str
 ) -> McpServers:
     try:
-        from tokenbus_services.tools.mcp.servers import McpServers
+        from tokenbus_services.tools.mcp.registry import McpServers
     except ModuleNotFoundError as e:
         problem = f"needs the extra `mcp`: pip install 'tokenbus[services,mcp]' ({e})"
         raise SettingsError(source, f"mcp.{next(iter(servers))}", problem) from None

@@ -18,8 +18,8 @@ from tokenbus.errors import BlobError, BlobUnavailable, ToolFailure
 from tokenbus.tools import Image
 from tokenbus_services.blobs.client import BlobLoader
 from tokenbus_services.redaction import Redaction
-from tokenbus_services.tools.calls import Text, ToolOutcome
 from tokenbus_services.tools.images import is_shown, shown, within
+from tokenbus_services.tools.tool_call import Text, ToolOutcome
 
 _STORE_S = 30.0
 """Longest that a result waits for the blob store, beyond the time of the call itself."""

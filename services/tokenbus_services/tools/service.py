@@ -16,10 +16,10 @@ import structlog
 from tokenbus.bus import scripts
 from tokenbus.bus.control import ControlListener
 from tokenbus.bus.liveness import Liveness
-from tokenbus.bus.outage import retry_until_available
-from tokenbus.bus.queue import Item, Queue
-from tokenbus.bus.send import send
-from tokenbus.bus.server import Server
+from tokenbus.bus.server.retry import retry_until_available
+from tokenbus.bus.server.run_scripts import send
+from tokenbus.bus.server.server import Server
+from tokenbus.bus.work_queue import Item, Queue
 from tokenbus.events.frames import (
     CONTROL_ATTEMPT,
     Control,
@@ -30,14 +30,14 @@ from tokenbus.events.frames import (
     encode,
     tool_decoder,
 )
+from tokenbus_services.runtime.app import worker_name
+from tokenbus_services.runtime.deployment import Deployment
+from tokenbus_services.runtime.in_flight import InFlight, bury_item
+from tokenbus_services.runtime.mcp_tool_cache import ListedTools
 from tokenbus_services.settings import Settings
-from tokenbus_services.tools.execute import Executor, ToolCall, ToolOutcome
-from tokenbus_services.tools.lists import McpLists
+from tokenbus_services.tools.executor import Executor, ToolCall, ToolOutcome
+from tokenbus_services.tools.mcp.announce import McpLists
 from tokenbus_services.tools.metrics import CallMetrics
-from tokenbus_services.worker.app import worker_name
-from tokenbus_services.worker.deployment import Deployment
-from tokenbus_services.worker.inflight import InFlight, bury_item
-from tokenbus_services.worker.listed_tools import ListedTools
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 

@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.liveness import Defects, Liveness, beat
-from tokenbus.bus.outage import FIRST_PAUSE_S, LONGEST_PAUSE_S
-from tokenbus.bus.reader import Reader
-from tokenbus.bus.server import Server
+from tokenbus.bus.server.retry import FIRST_PAUSE_S, LONGEST_PAUSE_S
+from tokenbus.bus.server.server import Server
+from tokenbus.bus.server.stream_reader import Reader
 from tokenbus.events.frames import Control, control_decoder
 
 log = logging.getLogger(__name__)

@@ -24,10 +24,10 @@ from redis.exceptions import RedisError
 from tokenbus.bus import scripts
 from tokenbus.bus.keys import InternalTopic, Keys, SubscribedTopic
 from tokenbus.bus.liveness import Defects, Liveness, beat
-from tokenbus.bus.outage import retry_until_available
-from tokenbus.bus.reader import id_key
-from tokenbus.bus.send import send, send_many
-from tokenbus.bus.server import Server
+from tokenbus.bus.server.retry import retry_until_available
+from tokenbus.bus.server.run_scripts import send, send_many
+from tokenbus.bus.server.server import Server
+from tokenbus.bus.server.stream_reader import id_key
 
 log = logging.getLogger(__name__)
 

@@ -3,7 +3,7 @@
 A worker whose task ended, or waits for what never comes, must not go on claiming and renewing: nobody would take over
 what it does not do. So each loop that a worker lives by is started here, and says `beat` at every turn, idle or not: no
 loop waits longer than `IDLE_S` without looking again. Whoever watches (in a worker the supervisor of
-`tokenbus_services.worker`) learns of a task that ended and of one that stands still; without a watcher nothing is ever
+`tokenbus_services.runtime`) learns of a task that ended and of one that stands still; without a watcher nothing is ever
 overdue, and these are plain tasks.
 """
 

@@ -11,8 +11,8 @@ import msgspec
 
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.scripts.records import index_record
-from tokenbus.bus.send import send
-from tokenbus.bus.server import Server
+from tokenbus.bus.server.run_scripts import send
+from tokenbus.bus.server.server import Server
 from tokenbus.errors import RecordNotFound
 
 PAGE = 100

@@ -12,23 +12,23 @@ from weakref import WeakSet
 import msgspec
 
 from tokenbus.bus.keys import DEFAULT_PREFIX, SubscribedTopic
-from tokenbus.bus.server import Server
-from tokenbus.client import publishing
-from tokenbus.client.again import check_going_on, ended_run, going_on, once_more
+from tokenbus.bus.server.server import Server
+from tokenbus.client import publish as publishing
 from tokenbus.client.blobs import Blobs
 from tokenbus.client.deployment import Deployment, partitions_in, url_in
-from tokenbus.client.gaps import OnTrimmed
-from tokenbus.client.ids import new_run_id
-from tokenbus.client.log import follow
-from tokenbus.client.ordered import PREFETCH, OrderedSubscription
-from tokenbus.client.outbound import Outbound
+from tokenbus.client.publish_queue import Outbound
 from tokenbus.client.response import Response, ResponseBuilder
+from tokenbus.client.retry_resume import check_going_on, ended_run, going_on, once_more
 from tokenbus.client.run import PUBLISHED_WAIT_S, Run
-from tokenbus.client.selection import Classes, K, Kinds, Runs
-from tokenbus.client.sentences import SentenceSubscription
-from tokenbus.client.shared import SharedSubscription
-from tokenbus.client.subscribing import Ack, Begin, Delivery, GroupBegin, Reading, Subscription, subscription
-from tokenbus.core.intake import MAX_REQUEST_BYTES
+from tokenbus.client.run_id import new_run_id
+from tokenbus.client.run_log import follow
+from tokenbus.client.subscriptions.event_filter import Classes, K, Kinds, Runs
+from tokenbus.client.subscriptions.factory import Ack, Begin, Delivery, GroupBegin, Reading, Subscription, subscription
+from tokenbus.client.subscriptions.gaps import OnTrimmed
+from tokenbus.client.subscriptions.group import SharedSubscription
+from tokenbus.client.subscriptions.ordered import PREFETCH, OrderedSubscription
+from tokenbus.client.subscriptions.sentences import SentenceSubscription
+from tokenbus.core.request.parse import MAX_REQUEST_BYTES
 from tokenbus.errors import Malformed, RequestInvalid
 from tokenbus.events.decisions import Decided
 from tokenbus.events.public import (

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from tokenbus.bus.keys import DEFAULT_PARTITIONS, WIRE_VERSION, Keys
-from tokenbus.bus.server import Server, translated
-from tokenbus.bus.url import with_password
+from tokenbus.bus.server.server import Server, translated
+from tokenbus.bus.server.url import with_password
 from tokenbus.client.local_up import data_directory, running_in
-from tokenbus.client.tail import Hub
+from tokenbus.client.log_tail import Hub
 from tokenbus.errors import DeploymentMismatch, ServerUnavailable, SettingsError
 
 FIRST_PAUSE_S = 0.05

@@ -7,9 +7,9 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from tokenbus.client.turns import messages_of
+from tokenbus.client.messages import messages_of
 from tokenbus.errors import RunCancelled, RunFailed, RunIncomplete
-from tokenbus.events.failure import ErrorInfo
+from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.normalized import FinishReason
 from tokenbus.events.public import (
     BlockComplete,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from tokenbus.core.stops import stops
+from tokenbus.core.stop_strings import stops
 from tokenbus.events import normalized as n
 
 

@@ -11,11 +11,11 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
-from tokenbus.events.failure import ErrorInfo
+from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.normalized import Normalized
 from tokenbus.events.public import PublicEvent
+from tokenbus.events.quirks import ApiName, Quirks
 from tokenbus.events.requests import Message, OnFailure
-from tokenbus.events.vendor import ApiName, Quirks
 
 
 class _Item(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -35,7 +35,7 @@ class ImagesAsked(msgspec.Struct, frozen=True, array_like=True):
     size: str = ""
     quality: str = ""
     moved: str = ""
-    """The secret of the words that stand where images stood (`tokenbus.core.moved`); empty: none was moved."""
+    """The secret in the placeholders of moved images (`tokenbus.core.image_placeholder`); empty if none was moved."""
 
 
 class Opened(_Item, frozen=True, tag="open"):

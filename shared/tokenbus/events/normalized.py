@@ -13,7 +13,7 @@ from typing import Literal
 
 import msgspec
 
-from tokenbus.events.failure import ErrorInfo
+from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.usage import Usage
 
 FinishReason = Literal["stop", "length", "tool_use", "content_filter", "pause", "error", "unknown"]

@@ -11,7 +11,7 @@ from typing import Literal
 
 import msgspec
 
-from tokenbus.events.failure import ErrorInfo
+from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.normalized import FinishReason
 from tokenbus.events.usage import Usage
 

@@ -171,7 +171,7 @@ class PrefillOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     names_once: bool = False
     """Leave the name out where the message before it was the same participant's."""
     unnamed: list[str] = []
-    """Participants whose names are left out always; see `tokenbus.names.unnamed_where` for a rule that is no list."""
+    """Participants whose names are always left out; for a rule that is not a list see `tokenbus.prefill_names`."""
 
 
 ImageWord = Annotated[str, Meta(pattern=r"^[A-Za-z0-9:._-]{1,64}$(?!\n)")]

@@ -5,24 +5,24 @@
 """
 
 from tokenbus.policy.apply import apply_policies
-from tokenbus.policy.blocks import (
+from tokenbus.policy.builtin.model_judge import CallJudge, CallJudgeOptions
+from tokenbus.policy.builtin.rewrite import RedactSecrets, RedactSecretsOptions, ReplaceText, ReplaceTextOptions
+from tokenbus.policy.builtin.stream_replace import Rule
+from tokenbus.policy.builtin.tool_call_gate import Block, Replace, ToolCallGate, Verdict
+from tokenbus.policy.builtin.tool_rules import ToolRules, ToolRulesOptions
+from tokenbus.policy.openai.format import OpenAIChunks
+from tokenbus.policy.policy_chain import PolicyStream
+from tokenbus.policy.policy_runner import Handling, Link
+from tokenbus.policy.processor import Decision, NewText, NewToolCall, StreamContext, StreamProcessor
+from tokenbus.policy.public.format import PublicEvents
+from tokenbus.policy.stream_format import Dialect
+from tokenbus.policy.stream_state import (
     ContentStreamBlock,
     OtherStreamBlock,
     StreamBlock,
     StreamState,
     ToolCallStreamBlock,
 )
-from tokenbus.policy.call_gate import Block, Replace, ToolCallGate, Verdict
-from tokenbus.policy.dialect import Dialect
-from tokenbus.policy.judge import CallJudge, CallJudgeOptions
-from tokenbus.policy.link import Handling, Link
-from tokenbus.policy.openai_chunks import OpenAIChunks
-from tokenbus.policy.processor import Decision, NewText, NewToolCall, StreamContext, StreamProcessor
-from tokenbus.policy.public_events import PublicEvents
-from tokenbus.policy.rewrite import RedactSecrets, RedactSecretsOptions, ReplaceText, ReplaceTextOptions
-from tokenbus.policy.rewriting import Rule
-from tokenbus.policy.stream import PolicyStream
-from tokenbus.policy.tool_rules import ToolRules, ToolRulesOptions
 
 __all__ = [
     "Block",

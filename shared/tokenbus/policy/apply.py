@@ -9,11 +9,11 @@ from contextlib import aclosing, asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from tokenbus.events.public import Event
-from tokenbus.policy.link import Link
-from tokenbus.policy.openai_chunks import OpenAIChunks
+from tokenbus.policy.openai.format import OpenAIChunks
+from tokenbus.policy.policy_chain import PolicyStream
+from tokenbus.policy.policy_runner import Link
 from tokenbus.policy.processor import Decision, Function, FunctionPolicy, StreamProcessor
-from tokenbus.policy.public_events import PublicEvents
-from tokenbus.policy.stream import PolicyStream
+from tokenbus.policy.public.format import PublicEvents
 
 if TYPE_CHECKING:
     from tokenbus.client.client import Client

@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from tokenbus import policy as policy_api
 from tokenbus.errors import SettingsError
-from tokenbus.policy.link import Handling, Link, OnError
+from tokenbus.policy.policy_runner import Handling, Link, OnError
 from tokenbus.policy.processor import FunctionPolicy, StreamProcessor
 
 

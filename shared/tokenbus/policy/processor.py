@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, P
 import msgspec
 
 from tokenbus.errors import SettingsError
-from tokenbus.policy.blocks import StreamBlock, StreamState
+from tokenbus.policy.stream_state import StreamBlock, StreamState
 
 if TYPE_CHECKING:
     from tokenbus.client.client import Client

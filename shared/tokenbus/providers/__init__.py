@@ -8,7 +8,7 @@ The names here are what a package that adds an API of its own is written with; d
 """
 
 from tokenbus.errors import Malformed, RequestInvalid
-from tokenbus.events.failure import ErrorInfo
+from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.normalized import (
     BlockStart,
     BlockStop,
@@ -29,19 +29,19 @@ from tokenbus.events.normalized import (
     ToolCallStart,
     UsageSeen,
 )
+from tokenbus.events.quirks import ThinkingTags
 from tokenbus.events.requests import Generate, Message, Mode, TextPart, ThinkingPart, ToolCallPart, ToolResultPart
 from tokenbus.events.usage import Usage
-from tokenbus.events.vendor import ThinkingTags
 from tokenbus.providers.api import Built, Decoder, Format, HttpCall, Provider, Quirks
 from tokenbus.providers.auth import Auth, CallToSign, Token, TokenAuth
 from tokenbus.providers.base import ProviderBase
-from tokenbus.providers.building import needs_tools, schema_of, told_stops, with_extra
-from tokenbus.providers.conversation import Spoken, Takes, conversation
-from tokenbus.providers.decoding import ResponseDecoder, finish_of
-from tokenbus.providers.failures import provider_failure
-from tokenbus.providers.files import FileAnswer, FileApi, FileCall, FileToUpload, ProviderFile
+from tokenbus.providers.file_api import FileAnswer, FileApi, FileCall, FileToUpload, ProviderFile
 from tokenbus.providers.media import MediaLimits
-from tokenbus.providers.sse import SseEvent
+from tokenbus.providers.request.build import needs_tools, schema_of, told_stops, with_extra
+from tokenbus.providers.request.conversation import Spoken, Takes, conversation
+from tokenbus.providers.response.decoder import ResponseDecoder, finish_of
+from tokenbus.providers.response.error_mapping import provider_failure
+from tokenbus.providers.response.sse import SseEvent
 
 __all__ = [
     "Auth",

@@ -10,9 +10,9 @@ import msgspec
 
 from tokenbus.events.frames import ImagesAsked
 from tokenbus.events.normalized import Normalized
+from tokenbus.events.quirks import ApiName, Quirks
 from tokenbus.events.requests import Generate, Message, Mode
-from tokenbus.events.vendor import ApiName, Quirks
-from tokenbus.providers.files import FileApi
+from tokenbus.providers.file_api import FileApi
 from tokenbus.providers.media import MediaLimits
 
 __all__ = ["ApiName", "Built", "Decoder", "Format", "HttpCall", "Provider", "Quirks"]

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from tokenbus.events.frames import ImagesAsked
 from tokenbus.events.requests import Generate, Message, Mode
 from tokenbus.providers.api import Built, Format, Quirks
-from tokenbus.providers.building import formatted
-from tokenbus.providers.files import FileApi
-from tokenbus.providers.images import images_asked
+from tokenbus.providers.file_api import FileApi
 from tokenbus.providers.media import MediaLimits
+from tokenbus.providers.request.build import formatted
+from tokenbus.providers.request.images import images_asked
 
 
 class ProviderBase:

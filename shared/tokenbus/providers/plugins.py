@@ -14,7 +14,7 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 
 from tokenbus.errors import SettingsError
-from tokenbus.events.vendor import BUILT_IN
+from tokenbus.events.quirks import BUILT_IN
 from tokenbus.providers.api import Provider
 
 GROUP = "tokenbus.providers"

@@ -13,7 +13,7 @@ As a pytest fixture: ``pytest_plugins = ["tokenbus.testing.fixtures"]`` in the t
 """
 
 try:
-    from tokenbus_services.replay import (
+    from tokenbus_services.mock_provider import (
         Asked,
         CutOff,
         Delivery,

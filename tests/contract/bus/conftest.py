@@ -6,7 +6,7 @@ import pytest
 
 from tests.contract.bus.toys import Bench
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.server import Server
+from tokenbus.bus.server.server import Server
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from redis.exceptions import ConnectionError as ConnectionLost
 from redis.exceptions import RedisError
 
 from tokenbus.bus.scripts import joined, present, renew
-from tokenbus.bus.server import Server
+from tokenbus.bus.server.server import Server
 
 Fault = Literal["dies before", "dies after", "freezes before", "freezes after", "is not sent", "loses its reply"]
 """What happens at the chosen command."""

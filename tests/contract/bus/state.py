@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.server import Server
+from tokenbus.bus.server.server import Server
 
 
 async def everything(server: Server, keys: Keys) -> dict[bytes, bytes]:

@@ -9,9 +9,9 @@ import pytest
 from tests.contract.bus.state import everything
 from tests.contract.bus.test_run_scripts import Scene
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.scripts.clock import expire, tell
-from tokenbus.bus.send import send
-from tokenbus.bus.server import Server
+from tokenbus.bus.scripts.timeouts import expire, tell
+from tokenbus.bus.server.run_scripts import send
+from tokenbus.bus.server.server import Server
 from tokenbus.events.frames import ANY_FRAME, Lost, RawFrame, raw_decoder
 
 

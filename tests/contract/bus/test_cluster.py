@@ -14,12 +14,12 @@ from tests.waiting import eventually
 from tokenbus.bus import scripts
 from tokenbus.bus.control import ControlListener
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.queue import Queue
-from tokenbus.bus.reader import Reader
 from tokenbus.bus.scripts import limits
 from tokenbus.bus.scripts.limits import Scope
-from tokenbus.bus.send import send, send_many
-from tokenbus.bus.server import Server
+from tokenbus.bus.server.run_scripts import send, send_many
+from tokenbus.bus.server.server import Server
+from tokenbus.bus.server.stream_reader import Reader
+from tokenbus.bus.work_queue import Queue
 from tokenbus.events.frames import Control, encode
 
 KEYS = Keys("clustered", 6)

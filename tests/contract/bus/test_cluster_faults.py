@@ -19,16 +19,16 @@ from tests.contract.bus.toys import GROUP, Frames, working
 from tests.servers import ClusterGroup, cluster_group, part_from_replicas
 from tests.waiting import eventually
 from tokenbus.bus import scripts
-from tokenbus.bus import server as server_module
-from tokenbus.bus.journal import LOST_WRITES
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.leases import Lease, Leases
-from tokenbus.bus.outage import retry_until_available
-from tokenbus.bus.queue import Item, Queue
-from tokenbus.bus.send import send_many
-from tokenbus.bus.server import Server
-from tokenbus.bus.stage import Batch, Stage
-from tokenbus_services.embedded import EmbeddedServer
+from tokenbus.bus.server import server as server_module
+from tokenbus.bus.server.retry import retry_until_available
+from tokenbus.bus.server.run_scripts import send_many
+from tokenbus.bus.server.server import Server
+from tokenbus.bus.stage.commit_journal import LOST_WRITES
+from tokenbus.bus.stage.stage import Batch, Stage
+from tokenbus.bus.work_queue import Item, Queue
+from tokenbus_services.process.embedded_server import EmbeddedServer
 
 KEYS = Keys("clustered", 6)
 

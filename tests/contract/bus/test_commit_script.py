@@ -11,9 +11,9 @@ from tests.contract.bus.state import everything
 from tokenbus.bus import scripts
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.scripts import Arg, Commit
-from tokenbus.bus.scripts.call import MAX_VALUES
-from tokenbus.bus.send import send
-from tokenbus.bus.server import Server
+from tokenbus.bus.scripts.script import MAX_VALUES
+from tokenbus.bus.server.run_scripts import send
+from tokenbus.bus.server.server import Server
 
 GROUP = "g"
 

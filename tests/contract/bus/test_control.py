@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from tests.waiting import eventually
 from tokenbus.bus.control import ControlListener
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.server import Server
+from tokenbus.bus.server.server import Server
 from tokenbus.events.frames import Control, encode
 
 

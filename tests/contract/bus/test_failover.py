@@ -9,9 +9,9 @@ from tests.contract.bus.test_lost_writes import ended_by_loss, says
 from tests.contract.bus.toys import Bench, working
 from tests.servers import sentinel_group
 from tests.waiting import eventually
-from tokenbus.bus.journal import LOST_WRITES
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.server import Server
+from tokenbus.bus.server.server import Server
+from tokenbus.bus.stage.commit_journal import LOST_WRITES
 
 
 async def test_a_stage_goes_on_after_a_fail_over(tmp_path: Path):

@@ -10,10 +10,10 @@ from redis.exceptions import ResponseError
 from tests.waiting import eventually
 from tokenbus.bus import scripts
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.reader import Reader
-from tokenbus.bus.scripts.call import Call, Script, script
-from tokenbus.bus.send import JOINED_BYTES, send, send_many
-from tokenbus.bus.server import Server
+from tokenbus.bus.scripts.script import Call, Script, script
+from tokenbus.bus.server.run_scripts import JOINED_BYTES, send, send_many
+from tokenbus.bus.server.server import Server
+from tokenbus.bus.server.stream_reader import Reader
 
 
 def put(keys: Keys, partition: int, value: bytes) -> Call:

@@ -10,8 +10,8 @@ from tests.contract.bus.state import everything
 from tests.waiting import eventually
 from tokenbus.bus import scripts
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.send import send
-from tokenbus.bus.server import Server
+from tokenbus.bus.server.run_scripts import send
+from tokenbus.bus.server.server import Server
 
 
 class Scene:

@@ -16,8 +16,8 @@ from tests.waiting import eventually
 from tokenbus.bus import scripts
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.leases import Lease, Leases, share_of
-from tokenbus.bus.send import send
-from tokenbus.bus.server import Server
+from tokenbus.bus.server.run_scripts import send
+from tokenbus.bus.server.server import Server
 
 TTL_S = 0.4
 TICK_S = 0.03

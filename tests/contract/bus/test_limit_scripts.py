@@ -11,8 +11,8 @@ from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.scripts import limits
 from tokenbus.bus.scripts.limits import Kind, Scope
-from tokenbus.bus.send import send
-from tokenbus.bus.server import Server
+from tokenbus.bus.server.run_scripts import send
+from tokenbus.bus.server.server import Server
 
 LEASE_MS = 60_000
 HOUR_RATE = 1 / 3600

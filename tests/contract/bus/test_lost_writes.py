@@ -13,7 +13,7 @@ import pytest
 from tests.contract.bus.state import everything, put_back
 from tests.contract.bus.toys import GROUP, Bench, Outputs, working
 from tests.waiting import eventually
-from tokenbus.bus.journal import LOST_WRITES
+from tokenbus.bus.stage.commit_journal import LOST_WRITES
 
 
 async def says(bench: Bench, run: str) -> list[tuple[str, object]]:

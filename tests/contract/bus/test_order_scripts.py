@@ -10,9 +10,9 @@ import pytest
 
 from tokenbus.bus.keys import Keys, order_keys
 from tokenbus.bus.scripts.order import SORTED_ENTRIES, Entries, put_back, reclaim, take
-from tokenbus.bus.scripts.work import NOBODY, claim, finish
-from tokenbus.bus.send import send
-from tokenbus.bus.server import Server
+from tokenbus.bus.scripts.work_queue import NOBODY, claim, finish
+from tokenbus.bus.server.run_scripts import send
+from tokenbus.bus.server.server import Server
 from tokenbus.events.frames import TurnWork, encode
 
 GROUP = "g"

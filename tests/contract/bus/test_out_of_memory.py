@@ -14,11 +14,11 @@ from tests.servers import binary
 from tests.waiting import eventually
 from tokenbus.bus import scripts
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.queue import Queue
 from tokenbus.bus.scripts import Commit
-from tokenbus.bus.send import send
-from tokenbus.bus.server import Server, may_pass
-from tokenbus_services.embedded import EmbeddedServer
+from tokenbus.bus.server.run_scripts import send
+from tokenbus.bus.server.server import Server, may_pass
+from tokenbus.bus.work_queue import Queue
+from tokenbus_services.process.embedded_server import EmbeddedServer
 
 
 @asynccontextmanager

@@ -17,11 +17,11 @@ from tests.servers import binary
 from tests.waiting import eventually
 from tokenbus.bus.control import ControlListener
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.outage import retry_until_available
-from tokenbus.bus.queue import Queue
-from tokenbus.bus.server import Server
+from tokenbus.bus.server.retry import retry_until_available
+from tokenbus.bus.server.server import Server
+from tokenbus.bus.work_queue import Queue
 from tokenbus.events.frames import Control, encode
-from tokenbus_services.embedded import EmbeddedServer
+from tokenbus_services.process.embedded_server import EmbeddedServer
 
 
 @pytest.fixture

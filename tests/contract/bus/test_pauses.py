@@ -16,9 +16,9 @@ from redis.exceptions import ConnectionError as ConnectionLost
 from tests.waiting import eventually
 from tokenbus.bus.control import ControlListener
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.outage import LONGEST_PAUSE_S, retry_until_available
-from tokenbus.bus.queue import Queue
-from tokenbus.bus.server import Server
+from tokenbus.bus.server.retry import LONGEST_PAUSE_S, retry_until_available
+from tokenbus.bus.server.server import Server
+from tokenbus.bus.work_queue import Queue
 from tokenbus.events.frames import Control, encode
 
 LONG = 30

@@ -17,13 +17,13 @@ from tests.censoring import FORBIDDEN, censoring
 from tests.contract.bus.faults import Gate
 from tests.servers import binary
 from tests.waiting import eventually
-from tokenbus.bus import queue as queue_module
+from tokenbus.bus import work_queue as queue_module
 from tokenbus.bus.backlog import LONG_MS
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.queue import BLOCK_MS, Item, Queue
-from tokenbus.bus.server import Server
+from tokenbus.bus.server.server import Server
+from tokenbus.bus.work_queue import BLOCK_MS, Item, Queue
 from tokenbus.events.frames import TurnWork, encode
-from tokenbus_services.embedded import EmbeddedServer
+from tokenbus_services.process.embedded_server import EmbeddedServer
 
 GROUP = "g"
 IDLE_S = 0.25
@@ -360,7 +360,7 @@ async def test_groups_that_vanished_are_made_anew_and_what_came_meanwhile_is_fou
 async def test_consumers_that_died_long_ago_are_swept_away_unless_they_have_something(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("tokenbus.bus.queue.DEAD_CONSUMER_MS", 0)
+    monkeypatch.setattr("tokenbus.bus.work_queue.DEAD_CONSUMER_MS", 0)
     async with opened(scene.queue("a", idle_s=60.0)):
         await scene.put("x")
         await scene.client.xreadgroup(GROUP, "busy", {scene.streams[0]: ">"})

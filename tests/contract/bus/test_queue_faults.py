@@ -10,10 +10,10 @@ import pytest
 from tests.contract.bus.faults import Doomed, Fault
 from tests.leaks import check_keys
 from tests.waiting import eventually
-from tokenbus.bus import queue
+from tokenbus.bus import work_queue as queue
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.queue import Item, Queue
-from tokenbus.bus.server import Server
+from tokenbus.bus.server.server import Server
+from tokenbus.bus.work_queue import Item, Queue
 
 MOST_COMMANDS = 40
 ITEMS = [f"item{n}" for n in range(7)]

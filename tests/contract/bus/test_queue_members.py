@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.queue import Queue
-from tokenbus.bus.server import Server
+from tokenbus.bus.server.server import Server
+from tokenbus.bus.work_queue import Queue
 
 GROUP = "g"
 

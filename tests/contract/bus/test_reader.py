@@ -8,10 +8,10 @@ import pytest
 from redis.exceptions import RedisError
 
 from tests.waiting import eventually
-from tokenbus.bus import reader as reader_module
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.reader import Reader, id_key
-from tokenbus.bus.server import Server
+from tokenbus.bus.server import stream_reader as reader_module
+from tokenbus.bus.server.server import Server
+from tokenbus.bus.server.stream_reader import Reader, id_key
 
 
 async def test_each_stream_is_read_after_its_own_offset_and_bounded(server: Server, keys: Keys):

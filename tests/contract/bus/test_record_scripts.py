@@ -18,8 +18,8 @@ from tokenbus.bus.records import (
     put_record,
 )
 from tokenbus.bus.scripts import RawPart
-from tokenbus.bus.send import send
-from tokenbus.bus.server import Server
+from tokenbus.bus.server.run_scripts import send
+from tokenbus.bus.server.server import Server
 from tokenbus.errors import RecordNotFound
 from tokenbus.events.frames import ANY_FRAME
 

@@ -10,10 +10,11 @@ from redis.exceptions import RedisError, ResponseError
 
 from tests.contract.bus.toys import Bench, Outputs, working
 from tests.waiting import eventually
-from tokenbus.bus import commits, outage
-from tokenbus.bus.outage import MAX_TRIES, retry_until_available
 from tokenbus.bus.scripts import Call
-from tokenbus.bus.server import Server
+from tokenbus.bus.server import retry as outage
+from tokenbus.bus.server.retry import MAX_TRIES, retry_until_available
+from tokenbus.bus.server.server import Server
+from tokenbus.bus.stage import committer as commits
 
 
 @pytest.fixture(autouse=True)

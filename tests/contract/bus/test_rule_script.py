@@ -7,8 +7,8 @@ import pytest
 from tests.contract.bus.state import everything
 from tokenbus.bus import scripts
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.send import send
-from tokenbus.bus.server import Server
+from tokenbus.bus.server.run_scripts import send
+from tokenbus.bus.server.server import Server
 
 RUN = "r1"
 

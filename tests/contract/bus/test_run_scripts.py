@@ -10,9 +10,9 @@ from tests.contract.bus.state import everything
 from tokenbus.bus import scripts
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.scripts import RawPart
-from tokenbus.bus.scripts.call import MAX_VALUES
-from tokenbus.bus.send import send
-from tokenbus.bus.server import Server
+from tokenbus.bus.scripts.script import MAX_VALUES
+from tokenbus.bus.server.run_scripts import send
+from tokenbus.bus.server.server import Server
 from tokenbus.events.frames import ANY_FRAME, Lost, RawFrame, raw_decoder
 
 TTL_MS = 60_000

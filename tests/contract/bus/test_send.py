@@ -9,8 +9,8 @@ from redis.exceptions import ResponseError
 
 from tokenbus.bus import scripts
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.send import send, send_many
-from tokenbus.bus.server import Server
+from tokenbus.bus.server.run_scripts import send, send_many
+from tokenbus.bus.server.server import Server
 
 
 def acquire(keys: Keys, partition: int, owner: str = "a") -> scripts.Call:

@@ -12,12 +12,13 @@ import pytest
 from tests.contract.bus.faults import Gate
 from tests.contract.bus.toys import GROUP, NEXT, Bench, JoiningLogic, ToyLogic, working
 from tests.waiting import eventually
-from tokenbus.bus import partition, rebuilding
-from tokenbus.bus.dead import KEPT_BYTES
+from tokenbus.bus.dead_letters import KEPT_BYTES
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.leases import Lease
 from tokenbus.bus.scripts import Commit
-from tokenbus.bus.server import Server
+from tokenbus.bus.server.server import Server
+from tokenbus.bus.stage import partition
+from tokenbus.bus.stage import recovery as rebuilding
 
 
 async def lease_of(bench: Bench, number: int, group: str = GROUP) -> dict[str, str]:

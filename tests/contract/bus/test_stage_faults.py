@@ -15,9 +15,10 @@ from tests.contract.bus.faults import Doomed, Fault
 from tests.contract.bus.toys import Bench, Frames, JoiningLogic, Toiler
 from tests.leaks import check_keys
 from tests.waiting import eventually
-from tokenbus.bus import partition, rebuilding
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.server import Server
+from tokenbus.bus.server.server import Server
+from tokenbus.bus.stage import partition
+from tokenbus.bus.stage import recovery as rebuilding
 
 MOST_COMMANDS = 60
 

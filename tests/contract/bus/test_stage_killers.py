@@ -8,7 +8,7 @@ import msgspec
 
 from tests.contract.bus.toys import GROUP, Bench, ToyLogic, working
 from tests.waiting import eventually
-from tokenbus.bus.stage import CAREFUL_LOADS, MOST_ALONE, Stage
+from tokenbus.bus.stage.stage import CAREFUL_LOADS, MOST_ALONE, Stage
 
 
 class Death(BaseException):

@@ -11,7 +11,7 @@ import pytest
 from tests.contract.bus.toys import Bench, ToyLogic, working
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.partition import Settling
+from tokenbus.bus.stage.partition import Settling
 
 
 class Outside:
@@ -131,7 +131,7 @@ async def test_a_replay_does_nothing_outside(bench: Bench, outside: Outside):
 async def test_a_logic_that_raises_there_is_loaded_anew(
     bench: Bench, outside: Outside, caplog: pytest.LogCaptureFixture
 ):
-    caplog.set_level(logging.CRITICAL, "tokenbus.bus.stage")
+    caplog.set_level(logging.CRITICAL, "tokenbus.bus.stage.stage")
     [run] = bench.runs(0, 1)
     outside.free.set()
     outside.fails = 1

@@ -6,9 +6,9 @@ import pytest
 
 from tests.contract.bus.toys import GROUP, Bench, Outputs, Tally, ToyLogic, working
 from tests.waiting import eventually
-from tokenbus.bus import partition
-from tokenbus.bus.partition import Standing
-from tokenbus.events.failure import ErrorInfo
+from tokenbus.bus.stage import partition
+from tokenbus.bus.stage.partition import Standing
+from tokenbus.events.error_info import ErrorInfo
 
 
 class EndingLogic(ToyLogic):

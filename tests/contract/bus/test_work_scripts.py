@@ -9,9 +9,9 @@ import pytest
 from tests.contract.bus.state import everything
 from tokenbus.bus import scripts
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.scripts.work import HANDED_BACK_MS
-from tokenbus.bus.send import send
-from tokenbus.bus.server import Server
+from tokenbus.bus.scripts.work_queue import HANDED_BACK_MS
+from tokenbus.bus.server.run_scripts import send
+from tokenbus.bus.server.server import Server
 
 GROUP = "g"
 

@@ -21,9 +21,9 @@ from redis.exceptions import RedisError
 from tests.waiting import eventually
 from tokenbus.bus.keys import DATA_FIELD, Keys
 from tokenbus.bus.scripts import Commit
-from tokenbus.bus.server import Server
-from tokenbus.bus.stage import Stage
-from tokenbus.events.failure import ErrorInfo
+from tokenbus.bus.server.server import Server
+from tokenbus.bus.stage.stage import Stage
+from tokenbus.events.error_info import ErrorInfo
 
 GROUP = "toy"
 NEXT = "next"

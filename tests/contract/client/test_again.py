@@ -10,7 +10,7 @@ import pytest
 from tests.contract.client.writer import LOST, Writer
 from tokenbus import BlockComplete, Client, Generate, Incomplete, Message
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.server import Server
+from tokenbus.bus.server.server import Server
 from tokenbus.errors import RequestInvalid, RunNotFound, RunNotRepeatable, RunOpen
 from tokenbus.events.public import Timing
 from tokenbus.events.requests import TextPart

@@ -13,7 +13,7 @@ from tests.servers import cluster
 from tests.waiting import eventually
 from tokenbus import Chunk, Client, Cursor, Generate, Message
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.server import Server
+from tokenbus.bus.server.server import Server
 from tokenbus.errors import CursorTrimmed
 
 

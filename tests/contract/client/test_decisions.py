@@ -11,7 +11,7 @@ import pytest
 from tests.waiting import eventually
 from tokenbus import Client, Cursor, Decided, UnknownEvent
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.server import Server
+from tokenbus.bus.server.server import Server
 from tokenbus.events.decisions import encode
 from tokenbus.sync import Client as SyncClient
 

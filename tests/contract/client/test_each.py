@@ -12,7 +12,7 @@ from tests.contract.client.writer import Writer
 from tests.waiting import eventually
 from tokenbus import Chunk, Client
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.server import Server
+from tokenbus.bus.server.server import Server
 
 GROUPS = [None, "tts"]
 

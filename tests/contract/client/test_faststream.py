@@ -17,7 +17,7 @@ from faststream.redis import RedisBroker, TestRedisBroker
 from tests.contract.client.writer import Writer
 from tokenbus import Chunk, Completed, Sentence
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.server import Server
+from tokenbus.bus.server.server import Server
 from tokenbus.errors import Malformed
 from tokenbus.events.decisions import Decided, encode
 from tokenbus.events.public import Timing

@@ -15,10 +15,10 @@ from tests.contract.client.writer import Writer
 from tests.waiting import eventually
 from tokenbus import Chunk, Client, PublicEvent
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.server import Server, join_deployment
-from tokenbus.client.tail import READS, ROOM, Feed
+from tokenbus.bus.server.server import Server, join_deployment
+from tokenbus.client.log_tail import READS, ROOM, Feed
 from tokenbus.errors import CursorAhead, CursorTrimmed, Malformed, RequestInvalid, RunNotFound, ServerUnavailable
-from tokenbus_services.embedded import EmbeddedServer
+from tokenbus_services.process.embedded_server import EmbeddedServer
 
 
 async def readers(server: Server) -> list[dict[str, str]]:

@@ -13,7 +13,7 @@ import pytest
 from tests.contract.client.writer import Writer
 from tokenbus import Chunk
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.server import Server
+from tokenbus.bus.server.server import Server
 
 LIVES = 100
 ROOT = Path(__file__).parents[3]

@@ -12,10 +12,10 @@ from tests.contract.client.writer import Writer
 from tests.waiting import eventually
 from tokenbus import BlockComplete, BlockStarted, Chunk, Client, Completed, Cursor, PublicEvent, Started
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.server import Server, join_deployment
-from tokenbus.client.ordered import OrderedSubscription
+from tokenbus.bus.server.server import Server, join_deployment
+from tokenbus.client.subscriptions.ordered import OrderedSubscription
 from tokenbus.errors import CursorAhead, CursorTrimmed, DeploymentMismatch, ServerUnavailable
-from tokenbus_services.embedded import EmbeddedServer
+from tokenbus_services.process.embedded_server import EmbeddedServer
 
 
 async def take(subscription: OrderedSubscription[Chunk], count: int) -> list[Chunk]:

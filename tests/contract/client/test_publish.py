@@ -12,9 +12,9 @@ from tests.contract.client.writer import LOST, Writer
 from tests.waiting import eventually
 from tokenbus import Client, Completed, Generate, Message, Run
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.server import Server, join_deployment
-from tokenbus.client.outbound import COMMANDS
-from tokenbus.core.intake import decode_request
+from tokenbus.bus.server.server import Server, join_deployment
+from tokenbus.client.publish_queue import COMMANDS
+from tokenbus.core.request.parse import decode_request
 from tokenbus.errors import (
     DeploymentMismatch,
     PublishQueueFull,
@@ -27,7 +27,7 @@ from tokenbus.errors import (
 )
 from tokenbus.events.public import RunFailedEvent, Timing
 from tokenbus.events.requests import Cancel
-from tokenbus_services.embedded import EmbeddedServer, free_port
+from tokenbus_services.process.embedded_server import EmbeddedServer, free_port
 
 REQUEST = Generate(provider="p", model="m", messages=[Message(role="user", content="Hi")])
 

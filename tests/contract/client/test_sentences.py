@@ -11,8 +11,8 @@ from tests.contract.client.writer import LOST, Writer
 from tests.waiting import eventually
 from tokenbus import BlockComplete, Chunk, Client, Restarted, Sentence, SentenceRules, SentenceSubscription
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.server import Server
-from tokenbus.client.sentences import fate_of
+from tokenbus.bus.server.server import Server
+from tokenbus.client.subscriptions.sentences import fate_of
 
 RULES = SentenceRules(least=0)
 GROUPS = [None, "tts"]

@@ -16,7 +16,7 @@ from tests.contract.client.writer import Writer
 from tests.waiting import eventually
 from tokenbus import Chunk
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.server import Server
+from tokenbus.bus.server.server import Server
 from tokenbus.errors import RunNotFound, ServerUnavailable
 from tokenbus.sync import Client
 

@@ -6,8 +6,8 @@ import asyncio
 
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.server import Server
-from tokenbus.client.tail import ROOM, Feed, Hub
+from tokenbus.bus.server.server import Server
+from tokenbus.client.log_tail import ROOM, Feed, Hub
 
 
 async def write(server: Server, stream: str, first: int, count: int) -> None:

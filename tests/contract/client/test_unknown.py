@@ -12,7 +12,7 @@ from tests.contract.client.writer import Writer
 from tests.waiting import eventually
 from tokenbus import Chunk, Client, Completed, PublicEvent, Response, UnknownEvent, coalesced
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.server import Server
+from tokenbus.bus.server.server import Server
 from tokenbus.errors import Malformed
 from tokenbus.sync import Client as SyncClient
 

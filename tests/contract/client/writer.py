@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from tokenbus.bus.keys import Keys, PublicTopic
-from tokenbus.bus.server import Server
-from tokenbus.events.failure import ErrorInfo
+from tokenbus.bus.server.server import Server
+from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.public import (
     TERMINAL,
     BlockComplete,

@@ -19,7 +19,7 @@ from obstore.store import LocalStore, MemoryStore, S3Store
 from tests.waiting import eventually_sync
 from tokenbus_services.blobs.http import AsgiApp, BlobRoutes, Receive, Scope, Send
 from tokenbus_services.blobs.store import BlobStore
-from tokenbus_services.embedded import free_port
+from tokenbus_services.process.embedded_server import free_port
 
 MAX_BYTES = 8 * 2**20
 

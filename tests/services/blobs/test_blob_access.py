@@ -13,7 +13,7 @@ from obstore.store import MemoryStore
 from tests.services.blobs.conftest import Serve, Shelf, s3_store
 from tokenbus.blobs import blob_id_of
 from tokenbus.errors import BlobQuotaExceeded, BlobRefused, BlobTooLarge, BlobUnauthorized, SettingsError
-from tokenbus_services.blobs.access import admitted, token_of
+from tokenbus_services.blobs.auth import admitted, token_of
 from tokenbus_services.blobs.client import HttpBlobs
 from tokenbus_services.blobs.http import BlobRoutes
 from tokenbus_services.blobs.store import BlobStore

@@ -7,7 +7,7 @@ import pytest
 
 from tokenbus.errors import SettingsError
 from tokenbus_services.blobs.client import HttpBlobs
-from tokenbus_services.blobs.loading import loader_of
+from tokenbus_services.blobs.loader import loader_of
 from tokenbus_services.settings import BlobSettings
 
 HERE = __name__

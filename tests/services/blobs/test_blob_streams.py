@@ -14,8 +14,8 @@ from tokenbus.errors import BlobCorrupt, BlobNotFound, BlobRefused, BlobUnauthor
 from tokenbus.events.requests import Base64Source, BlobSource, Generate, ImagePart, Message
 from tokenbus_services.blobs.client import HttpBlobs
 from tokenbus_services.blobs.http import BlobRoutes, Receive, Scope, Send
-from tokenbus_services.fetcher.media_cache import RecentBlobs
-from tokenbus_services.fetcher.media_intake import IntakeMedia
+from tokenbus_services.intake.blob_offload import IntakeMedia
+from tokenbus_services.media.blob_cache import RecentBlobs
 
 CONTENT = bytes(range(256)) * 8000
 TTL_S, LEASE_S = 100, 1000

@@ -7,16 +7,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from tokenbus.bus.dead import Dead, DeadEntry
+from tokenbus.bus.dead_letters import Dead, DeadEntry
 from tokenbus.bus.keys import WIRE_VERSION
-from tokenbus.bus.server import ServerInfo
-from tokenbus_services.cli import checks, checks_outside, checks_work
-from tokenbus_services.cli.checks import Finding
-from tokenbus_services.cli.checks_outside import LITTLE_ROOM
-from tokenbus_services.cli.checks_work import StuckFacts
-from tokenbus_services.cli.facts import NodeFacts, PartitionFacts, QueueFacts, StageFacts
+from tokenbus.bus.server.server import ServerInfo
+from tokenbus_services.cli.doctor import checks, checks_outside, checks_work
+from tokenbus_services.cli.doctor.checks import Finding
+from tokenbus_services.cli.doctor.checks_outside import LITTLE_ROOM
+from tokenbus_services.cli.doctor.checks_work import StuckFacts
+from tokenbus_services.cli.inspect.snapshot import NodeFacts, PartitionFacts, QueueFacts, StageFacts
+from tokenbus_services.runtime.mcp_tool_cache import TTL_S
 from tokenbus_services.settings import ProviderSettings, Settings, load
-from tokenbus_services.worker.listed_tools import TTL_S
 
 INFO = ServerInfo(name="valkey", version=(9, 1, 0), eviction="noeviction")
 QUEUE = QueueFacts(name="intake", workers=["w"])

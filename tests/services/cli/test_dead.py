@@ -11,9 +11,9 @@ import msgspec
 import pytest
 
 from tests.services.cli.process import run, settings_file
-from tokenbus.bus.dead import KEPT_BYTES, DeadEntry, bury
+from tokenbus.bus.dead_letters import KEPT_BYTES, DeadEntry, bury
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.server import Server, join_deployment
+from tokenbus.bus.server.server import Server, join_deployment
 
 ASKED: dict[str, Any] = {
     "type": "generate",

@@ -13,7 +13,7 @@ import pytest
 
 from tests.services.cli.process import run, settings_file
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.server import Server, join_deployment
+from tokenbus.bus.server.server import Server, join_deployment
 
 
 async def deployment(server: Server, url: str, keys: Keys, directory: Path, more: str = "") -> str:

@@ -11,10 +11,10 @@ import pytest
 from tests.servers import cluster, sentinel_group
 from tokenbus.bus import scripts
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.send import send
-from tokenbus.bus.server import Server
-from tokenbus_services.cli.facts import Snapshot
-from tokenbus_services.cli.observing import Observer
+from tokenbus.bus.server.run_scripts import send
+from tokenbus.bus.server.server import Server
+from tokenbus_services.cli.inspect.observer import Observer
+from tokenbus_services.cli.inspect.snapshot import Snapshot
 
 KEYS = Keys(prefix="seen", partitions=4)
 

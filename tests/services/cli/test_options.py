@@ -6,8 +6,8 @@ import pytest
 
 from tokenbus.errors import RequestInvalid, SettingsError
 from tokenbus_services.cli.send import from_file, from_options
-from tokenbus_services.cli.services import SERVICES, STOP_ORDER, services_of
-from tokenbus_services.cli.up import parse_scales, parse_services, posts_for, withheld_from
+from tokenbus_services.cli.service_registry import SERVICES, STOP_ORDER, services_of
+from tokenbus_services.cli.up.command import parse_scales, parse_services, posts_for, withheld_from
 from tokenbus_services.settings import HttpTool, McpStdio, PolicySettings, ProviderSettings, RecordSettings, Settings
 
 

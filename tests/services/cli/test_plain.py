@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 from tests.services.cli.events import Told
 from tokenbus.events.public import ImageRef, PublicEvent
-from tokenbus_services.cli.plain import PlainText
-from tokenbus_services.cli.wording import one_line
+from tokenbus_services.cli.render.event_text import one_line
+from tokenbus_services.cli.render.plain_text import PlainText
 
 
 def written(events: Iterable[PublicEvent]) -> str:

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-from tokenbus_services.cli import ending
-from tokenbus_services.cli.restarts import FIRST_PAUSE_S, HEALTHY_S, LONGEST_PAUSE_S, Restarts, hopeless, how_it_ended
+from tokenbus_services.cli import exit_codes as ending
+from tokenbus_services.cli.up.restart_backoff import (
+    FIRST_PAUSE_S,
+    HEALTHY_S,
+    LONGEST_PAUSE_S,
+    Restarts,
+    hopeless,
+    how_it_ended,
+)
 
 
 def test_pauses_double_up_to_their_bound():

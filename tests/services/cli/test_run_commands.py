@@ -14,7 +14,7 @@ import pytest
 from tests.services.cli.events import Told
 from tests.services.cli.process import Command, fed, run, running, settings_file
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.server import Server, join_deployment
+from tokenbus.bus.server.server import Server, join_deployment
 from tokenbus.events.public import PublicEvent, encode
 
 

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from tests.services.cli.events import Told
 from tokenbus.events.public import ImageRef, PublicEvent
-from tokenbus_services.cli.show import Block, Fold, Screen, panel
+from tokenbus_services.cli.render.live_view import Block, Fold, Screen, panel
 
 
 def on_screen(*events: PublicEvent, many_runs: bool = False, height: int = 24) -> str:

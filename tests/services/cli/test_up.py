@@ -143,7 +143,7 @@ async def test_with_the_mock_provider_a_newcomer_sees_words_without_a_key_a_url_
         )
         assert "You wrote: “Hello!”" in (await client.communicate())[0].decode()
 
-        first = pid_of(tmp_path, "tokenbus_services.replay")
+        first = pid_of(tmp_path, "tokenbus_services.mock_provider")
         os.kill(first, signal.SIGKILL)
         await up.says("died mock-provider")
         await up.says("ready mock-provider")

@@ -14,9 +14,9 @@ import pytest
 from tests.services.cli.process import run, running, settings_file
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.server import Server, join_deployment
-from tokenbus_services.cli.services import SERVICES
-from tokenbus_services.replay import Delivery, ReplayServer, Reply, Script, Turn
+from tokenbus.bus.server.server import Server, join_deployment
+from tokenbus_services.cli.service_registry import SERVICES
+from tokenbus_services.mock_provider import Delivery, ReplayServer, Reply, Script, Turn
 
 SLOW = Script(name="slow", turns=(Turn(says=Reply(text="late"), delivery=Delivery(delay_s=3600)),))
 

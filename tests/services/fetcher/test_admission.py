@@ -11,10 +11,10 @@ from prometheus_client import CollectorRegistry
 
 from tests.waiting import eventually
 from tokenbus.bus.scripts.limits import Scope
-from tokenbus_services.fetcher.admission import Admission, WaitedTooLong
-from tokenbus_services.fetcher.limiter import Ask, Grant, Limiter, Refusal
+from tokenbus_services.fetcher.limits.fair_queue import Admission, WaitedTooLong
+from tokenbus_services.fetcher.limits.limiter import Ask, Grant, Limiter, Refusal
 from tokenbus_services.fetcher.metrics import AdmissionMetrics
-from tokenbus_services.worker.inflight import NotBegun
+from tokenbus_services.runtime.in_flight import NotBegun
 
 MODEL = Scope("model", "limits:model:m")
 OTHER = Scope("model", "limits:model:other")

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenbus.events.failure import ErrorInfo
-from tokenbus.providers.decoding import MAX_ERROR_BODY_BYTES
-from tokenbus_services.fetcher.answer import (
+from tokenbus.events.error_info import ErrorInfo
+from tokenbus.providers.response.decoder import MAX_ERROR_BODY_BYTES
+from tokenbus_services.fetcher.response_body import (
     FREE_BYTES,
     PIECE_BYTES,
     BodyRefused,

@@ -8,9 +8,9 @@ import msgspec
 
 from tests.services.replay.asking import asking
 from tokenbus.providers.api import HttpCall
-from tokenbus_services.fetcher.call import DEADLINE_PASSED, Silence
-from tokenbus_services.fetcher.providers import Endpoint
-from tokenbus_services.replay import Delivery, ReplayServer, Reply, Script, Turn
+from tokenbus_services.fetcher.endpoints import Endpoint
+from tokenbus_services.fetcher.provider_call import DEADLINE_PASSED, Silence
+from tokenbus_services.mock_provider import Delivery, ReplayServer, Reply, Script, Turn
 from tokenbus_services.settings import ProviderSettings
 
 MANY = 300

@@ -19,7 +19,7 @@ import pytest
 from tokenbus.errors import RequestInvalid, SettingsError
 from tokenbus.events.requests import Base64Source, Generate, ImagePart, Message, TextPart, Thinking
 from tokenbus.providers.auth import Token, TokenAuth
-from tokenbus_services.fetcher.providers import Endpoint, Providers
+from tokenbus_services.fetcher.endpoints import Endpoint, Providers
 from tokenbus_services.redaction import LEARNED
 from tokenbus_services.settings import ProviderSettings, Settings
 

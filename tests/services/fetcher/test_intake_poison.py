@@ -10,16 +10,16 @@ import msgspec
 import pytest
 
 from tests.services.fetcher.shelf import Shelf
-from tokenbus.bus.dead import DeadEntry
+from tokenbus.bus.dead_letters import DeadEntry
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.queue import Item
-from tokenbus.bus.server import Server
-from tokenbus_services.fetcher.cancels import Cancels
-from tokenbus_services.fetcher.intake import MOST_DELIVERIES, Intake
-from tokenbus_services.fetcher.media_cache import RecentBlobs
-from tokenbus_services.fetcher.media_intake import IntakeMedia
+from tokenbus.bus.server.server import Server
+from tokenbus.bus.work_queue import Item
+from tokenbus_services.intake.accept import MOST_DELIVERIES, Intake
+from tokenbus_services.intake.blob_offload import IntakeMedia
+from tokenbus_services.intake.cancels import Cancels
+from tokenbus_services.media.blob_cache import RecentBlobs
 from tokenbus_services.settings import ProviderSettings, Settings
-from tokenbus_services.settings.keeping import RetentionSettings
+from tokenbus_services.settings.retention import RetentionSettings
 
 
 class Finished:

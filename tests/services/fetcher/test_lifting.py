@@ -19,21 +19,21 @@ from tests.services.fetcher.test_writer import frames, run, writing
 from tests.unit.core.test_pixels import PNG
 from tokenbus.blobs import BlobRef, blob_id_of
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.server import Server
-from tokenbus.core.moved import found
+from tokenbus.bus.server.server import Server
+from tokenbus.core.image_placeholder import found
 from tokenbus.errors import BlobTooLarge, BlobUnavailable
 from tokenbus.events.frames import Ended
 from tokenbus.events.normalized import Image
+from tokenbus.events.quirks import ApiName
 from tokenbus.events.requests import Generate, Message
-from tokenbus.events.vendor import ApiName
 from tokenbus.providers import registry
-from tokenbus_services.blobs import patience
-from tokenbus_services.fetcher.base64_spool import Base64Spool
-from tokenbus_services.fetcher.call import fetch
-from tokenbus_services.fetcher.lifting import SMALLEST_CHARS, Lifter, Shelf
-from tokenbus_services.fetcher.media_cache import RecentBlobs
-from tokenbus_services.fetcher.providers import Endpoint
-from tokenbus_services.replay import Picture, ReplayServer, Reply, Script, Turn
+from tokenbus_services.blobs import retry as patience
+from tokenbus_services.fetcher.endpoints import Endpoint
+from tokenbus_services.fetcher.image_offload.base64_spool import Base64Spool
+from tokenbus_services.fetcher.image_offload.offload import SMALLEST_CHARS, Lifter, Shelf
+from tokenbus_services.fetcher.provider_call import fetch
+from tokenbus_services.media.blob_cache import RecentBlobs
+from tokenbus_services.mock_provider import Picture, ReplayServer, Reply, Script, Turn
 from tokenbus_services.settings import ProviderSettings
 
 __all__ = ["run"]

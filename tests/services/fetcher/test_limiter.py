@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.scripts.limits import Scope
-from tokenbus.bus.server import Server
-from tokenbus_services.fetcher.limiter import Ask, Grant, Limiter, Refusal
+from tokenbus.bus.server.server import Server
+from tokenbus_services.fetcher.limits.limiter import Ask, Grant, Limiter, Refusal
 
 
 @asynccontextmanager

@@ -11,6 +11,7 @@ import pytest
 from tests.services.fetcher.shelf import Shelf
 from tokenbus.blobs import blob_id_of
 from tokenbus.errors import BlobCorrupt, BlobUnauthorized, BlobUnavailable, RequestInvalid
+from tokenbus.events.quirks import ApiName
 from tokenbus.events.requests import (
     Base64Source,
     BlobSource,
@@ -25,12 +26,11 @@ from tokenbus.events.requests import (
     ToolResultPart,
     UrlSource,
 )
-from tokenbus.events.vendor import ApiName
-from tokenbus_services.fetcher.media import TurnMedia
-from tokenbus_services.fetcher.media_cache import RecentBlobs
-from tokenbus_services.fetcher.media_failed import MediaFailed
-from tokenbus_services.fetcher.providers import Endpoint
-from tokenbus_services.replay.form import read_form
+from tokenbus_services.fetcher.endpoints import Endpoint
+from tokenbus_services.fetcher.request_media import TurnMedia
+from tokenbus_services.media.blob_cache import RecentBlobs
+from tokenbus_services.media.errors import MediaFailed
+from tokenbus_services.mock_provider.multipart import read_form
 from tokenbus_services.settings import MediaSettings, ProviderSettings, QuirkSettings
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 17

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from tokenbus.blobs import blob_id_of
 from tokenbus.errors import BlobUnavailable
-from tokenbus_services.fetcher.media_body import Embedded, MediaBody, base64_size
-from tokenbus_services.fetcher.media_cache import Found
-from tokenbus_services.fetcher.media_failed import MediaFailed
+from tokenbus_services.media.blob_cache import Found
+from tokenbus_services.media.body import Embedded, MediaBody, base64_size
+from tokenbus_services.media.errors import MediaFailed
 
 MB = 2**20
 

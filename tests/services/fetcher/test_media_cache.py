@@ -7,7 +7,7 @@ import pytest
 from tests.services.fetcher.shelf import Shelf
 from tokenbus.blobs import BlobLoader, BlobRef, blob_id_of
 from tokenbus.errors import BlobNotFound, BlobUnavailable
-from tokenbus_services.fetcher.media_cache import RecentBlobs
+from tokenbus_services.media.blob_cache import RecentBlobs
 
 KB = b"x" * 1024
 

@@ -25,8 +25,8 @@ from tokenbus.events.requests import (
     ToolResultPart,
     UrlSource,
 )
-from tokenbus_services.fetcher.media_cache import RecentBlobs
-from tokenbus_services.fetcher.media_intake import AWAY_S, MOST_BLOBS, TRIES, IntakeMedia
+from tokenbus_services.intake.blob_offload import AWAY_S, MOST_BLOBS, TRIES, IntakeMedia
+from tokenbus_services.media.blob_cache import RecentBlobs
 
 THOUGHT = ThinkingPart(opaque_blobs={"encrypted": blob_id_of(b"thoughts")})
 LARGE = bytes(range(256)) * 3
@@ -195,7 +195,7 @@ async def test_a_store_that_never_answers_holds_a_request_up_for_a_bounded_time(
         async def store(self, content: Any, media_type: str) -> Any:
             await asyncio.Event().wait()
 
-    monkeypatch.setattr("tokenbus_services.fetcher.media_intake.TRY_S", 0.01)
+    monkeypatch.setattr("tokenbus_services.intake.blob_offload.TRY_S", 0.01)
     request = asks(ImagePart(source=inline(LARGE)))
     assert await intake(Silent()).taken(request) == request
 

@@ -6,11 +6,11 @@ import msgspec
 import pytest
 
 from tokenbus.errors import RequestInvalid
+from tokenbus.events.quirks import BUILT_IN, ApiName
 from tokenbus.events.requests import Base64Source, DocumentPart, ImagePart, UrlSource
-from tokenbus.events.vendor import BUILT_IN, ApiName
 from tokenbus.providers import registry
-from tokenbus_services.fetcher.media_limits import check_media, check_size, limits_of
-from tokenbus_services.fetcher.media_places import Media
+from tokenbus_services.media.locate import Media
+from tokenbus_services.media.provider_limits import check_media, check_size, limits_of
 from tokenbus_services.settings import MediaSettings, Settings
 
 

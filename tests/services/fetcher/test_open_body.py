@@ -11,15 +11,15 @@ import pytest
 from tests.e2e.fleet import BASE_PATHS
 from tests.services.fetcher.test_writer import frames, run, writing
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.server import Server
-from tokenbus.core.attempt import AttemptReader
+from tokenbus.bus.server.server import Server
+from tokenbus.core.attempt_decoder import AttemptReader
 from tokenbus.events.frames import Ended
 from tokenbus.events.normalized import Done
+from tokenbus.events.quirks import ApiName
 from tokenbus.events.requests import Generate, Message
-from tokenbus.events.vendor import ApiName
-from tokenbus_services.fetcher.call import fetch
-from tokenbus_services.fetcher.providers import Endpoint
-from tokenbus_services.replay import ReplayServer, Reply, Script, Stall, Turn
+from tokenbus_services.fetcher.endpoints import Endpoint
+from tokenbus_services.fetcher.provider_call import fetch
+from tokenbus_services.mock_provider import ReplayServer, Reply, Script, Stall, Turn
 from tokenbus_services.settings import ProviderSettings
 
 __all__ = ["run"]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tokenbus.events.frames import Opened
+from tokenbus.events.quirks import Quirks
 from tokenbus.events.requests import Base64Source, Generate, ImagePart, Message
-from tokenbus.events.vendor import Quirks
-from tokenbus_services.fetcher.tokens import IMAGE_TOKENS, UNBOUNDED_OUTPUT_TOKENS, Tally, estimate
+from tokenbus_services.fetcher.limits.token_estimate import IMAGE_TOKENS, UNBOUNDED_OUTPUT_TOKENS, Tally, estimate
 
 BODY = b'{"type":"error","error":{"type":"rate_limit_error","message":"slow down"}}'
 START = (

@@ -11,6 +11,7 @@ import pytest
 from tests.services.fetcher.shelf import Shelf
 from tests.services.fetcher.test_media import JPEG, PNG, endpoint_of
 from tokenbus.errors import BlobUnavailable, RequestInvalid
+from tokenbus.events.quirks import ApiName
 from tokenbus.events.requests import (
     Base64Source,
     BlobSource,
@@ -24,12 +25,11 @@ from tokenbus.events.requests import (
     ToolCallPart,
     ToolResultPart,
 )
-from tokenbus.events.vendor import ApiName
 from tokenbus.providers.api import Built
-from tokenbus_services.fetcher import opaque_blobs
-from tokenbus_services.fetcher.media import TurnMedia
-from tokenbus_services.fetcher.media_cache import RecentBlobs
-from tokenbus_services.fetcher.media_failed import MediaFailed
+from tokenbus_services.fetcher.request_media import TurnMedia
+from tokenbus_services.intake import opaque_blobs
+from tokenbus_services.media.blob_cache import RecentBlobs
+from tokenbus_services.media.errors import MediaFailed
 
 APIS: list[ApiName] = ["anthropic", "openai-chat", "openai-responses", "gemini"]
 HI = Message(role="user", content="Hi")

@@ -17,8 +17,9 @@ from tests.services.fetcher.shelf import Shelf
 from tests.services.fetcher.test_media_send import Written
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.server import Server
+from tokenbus.bus.server.server import Server
 from tokenbus.errors import BlobUnavailable, RequestInvalid, SettingsError
+from tokenbus.events.quirks import ApiName
 from tokenbus.events.requests import (
     BlobSource,
     DocumentPart,
@@ -30,19 +31,18 @@ from tokenbus.events.requests import (
     ToolCallPart,
     ToolResultPart,
 )
-from tokenbus.events.vendor import ApiName
-from tokenbus.providers.files import FileCall
-from tokenbus_services.fetcher.call import FilesLost, fetch
-from tokenbus_services.fetcher.media import TurnMedia
-from tokenbus_services.fetcher.media_body import MediaBody
-from tokenbus_services.fetcher.media_cache import RecentBlobs
-from tokenbus_services.fetcher.media_failed import MediaFailed
+from tokenbus.providers.file_api import FileCall
+from tokenbus_services.fetcher.endpoints import Endpoint
 from tokenbus_services.fetcher.metrics import UploadMetrics
-from tokenbus_services.fetcher.providers import Endpoint
-from tokenbus_services.fetcher.upload import UploadFailed
-from tokenbus_services.fetcher.uploaded import UploadedFiles
-from tokenbus_services.fetcher.uploads import Uploads
-from tokenbus_services.replay import ReplayServer, Reply, Script, Status, Turn
+from tokenbus_services.fetcher.provider_call import FilesLost, fetch
+from tokenbus_services.fetcher.request_media import TurnMedia
+from tokenbus_services.fetcher.uploads.plan import Uploads
+from tokenbus_services.fetcher.uploads.registry import UploadedFiles
+from tokenbus_services.fetcher.uploads.upload import UploadFailed
+from tokenbus_services.media.blob_cache import RecentBlobs
+from tokenbus_services.media.body import MediaBody
+from tokenbus_services.media.errors import MediaFailed
+from tokenbus_services.mock_provider import ReplayServer, Reply, Script, Status, Turn
 from tokenbus_services.settings import MediaSettings, ProviderSettings, UploadSettings
 from tokenbus_services.settings.file import read_file
 

@@ -11,14 +11,14 @@ import pytest
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.scripts.runs import LET_GO
-from tokenbus.bus.server import Server
+from tokenbus.bus.server.server import Server
 from tokenbus.errors import AttemptRefused
 from tokenbus.events.frames import Data, Ended, Lost, RawFrame, RawItem, raw_decoder
 from tokenbus.events.requests import Generate, Message
-from tokenbus_services.fetcher.call import fetch
-from tokenbus_services.fetcher.providers import Endpoint
-from tokenbus_services.fetcher.writer import AttemptWriter, RawWriter
-from tokenbus_services.replay import ReplayServer, Reply, Script, Stall, Turn
+from tokenbus_services.fetcher.endpoints import Endpoint
+from tokenbus_services.fetcher.provider_call import fetch
+from tokenbus_services.fetcher.raw_writer import AttemptWriter, RawWriter
+from tokenbus_services.mock_provider import ReplayServer, Reply, Script, Stall, Turn
 from tokenbus_services.settings import ProviderSettings
 
 RUN = "r1"
@@ -232,7 +232,7 @@ async def test_a_writer_that_a_defect_ended_says_so(
     await writer.open()
     try:
         assert writer.healthy
-        monkeypatch.setattr("tokenbus_services.fetcher.writer.send_many", broken)
+        monkeypatch.setattr("tokenbus_services.fetcher.raw_writer.send_many", broken)
         await writer.attempt(run, 0, 1, lambda reason: None).write(Data(b"a"), urgent=True)
         await eventually(lambda: not writer.healthy)
     finally:

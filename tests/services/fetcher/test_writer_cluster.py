@@ -8,9 +8,9 @@ import signal
 from tests.servers import cluster_group
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.server import Server
+from tokenbus.bus.server.server import Server
 from tokenbus.events.frames import Data, Ended
-from tokenbus_services.fetcher.writer import RawWriter
+from tokenbus_services.fetcher.raw_writer import RawWriter
 
 KEYS = Keys("apart", 6)
 

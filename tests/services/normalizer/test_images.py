@@ -16,10 +16,10 @@ from tokenbus.bus.scripts import Arg, Commit
 from tokenbus.errors import BlobRefused, BlobUnavailable
 from tokenbus.events.frames import BusEvent, Data, ImagesAsked, Opened, RawFrame, encode, event_decoder
 from tokenbus.events.normalized import BlockStart, BlockStop, Extra, Image, Normalized, Opaque, Start
-from tokenbus.events.vendor import Quirks
-from tokenbus_services.blobs import patience
-from tokenbus_services.normalizer import images
-from tokenbus_services.normalizer.images import ImageKeeper
+from tokenbus.events.quirks import Quirks
+from tokenbus_services.blobs import retry as patience
+from tokenbus_services.normalizer import image_offload as images
+from tokenbus_services.normalizer.image_offload import ImageKeeper
 from tokenbus_services.normalizer.logic import NormalizerLogic
 
 AWAY = BlobUnavailable("blobs", "no connection")

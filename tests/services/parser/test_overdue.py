@@ -8,7 +8,7 @@ import pytest
 from tests.unit.core.held import HeldStory
 from tests.unit.core.script import START_MS, Story, call, text
 from tokenbus.events import normalized as n
-from tokenbus.events.failure import ErrorInfo
+from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.frames import ToolReturned
 from tokenbus_services.parser.overdue import Judges, Patience
 from tokenbus_services.settings import LimitSettings, McpStdio, ProviderSettings, PythonTool, Settings

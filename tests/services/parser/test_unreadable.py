@@ -8,11 +8,11 @@ import msgspec
 
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.partition import Standing
 from tokenbus.bus.scripts import Commit
-from tokenbus.bus.server import Server
-from tokenbus.bus.stage import Stage
-from tokenbus.events.failure import ErrorInfo
+from tokenbus.bus.server.server import Server
+from tokenbus.bus.stage.partition import Standing
+from tokenbus.bus.stage.stage import Stage
+from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.frames import Accepted, EventFrame, Rules, encode, event_decoder
 from tokenbus.events.normalized import Cut
 from tokenbus_services.normalizer.logic import NormalizerLogic

@@ -8,13 +8,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from tokenbus.events.failure import ErrorInfo
+from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.public import BlockComplete, BlockStarted, Chunk, PublicEvent, Retrying
-from tokenbus.policy.link import Link
+from tokenbus.policy.policy_chain import PolicyStream
+from tokenbus.policy.policy_runner import Link
 from tokenbus.policy.processor import NewText, StreamProcessor
-from tokenbus.policy.public_events import PublicEvents
-from tokenbus.policy.stream import PolicyStream
-from tokenbus_services.policy.tracing import Known, Trace, TracedEvents
+from tokenbus.policy.public.format import PublicEvents
+from tokenbus_services.policy_stage.provenance import Known, Trace, TracedEvents
 
 BROKEN = ErrorInfo(code="timeout", kind="timeout", message="broke off", retryable=True)
 

@@ -25,9 +25,9 @@ from tokenbus.events.frames import (
     encode,
 )
 from tokenbus.events.public import BlockComplete, Cancelled, Chunk, Completed, PublicEvent, RunEnd
-from tokenbus.events.vendor import Quirks
+from tokenbus.events.quirks import Quirks
 from tokenbus_services.recorder.record import Record, from_builtins, packed
-from tokenbus_services.recorder.replaying import differences, replay
+from tokenbus_services.recorder.replay import differences, replay
 
 ACCEPTED = Accepted("p", "m", "fail", 0, Rules(), [], record=True)
 BODY = [

@@ -13,10 +13,10 @@ from prometheus_client import CollectorRegistry
 
 from tests.waiting import eventually
 from tokenbus.blobs import BlobRef, blob_id_of
-from tokenbus.bus.dead import newest_dead
+from tokenbus.bus.dead_letters import newest_dead
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.records import find_record, newest_records
-from tokenbus.bus.server import Server
+from tokenbus.bus.server.server import Server
 from tokenbus.errors import BlobError, BlobNotFound, BlobTooLarge, BlobUnavailable
 from tokenbus.events.frames import CONTROL_ATTEMPT, Data, EventFrame, Lost, RawFrame, Taken, encode
 from tokenbus.events.requests import Message

@@ -8,9 +8,9 @@ from typing import Any
 
 import httpx
 
-from tokenbus_services.replay import Delivery, ReplayServer, Reply, Script, Turn, Wire
-from tokenbus_services.replay.script import Fault
-from tokenbus_services.replay.server import Choose
+from tokenbus_services.mock_provider import Delivery, ReplayServer, Reply, Script, Turn, Wire
+from tokenbus_services.mock_provider.script import Fault
+from tokenbus_services.mock_provider.server import Choose
 
 MESSAGES = "/v1/messages"
 CHAT = "/v1/chat/completions"

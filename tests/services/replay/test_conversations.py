@@ -20,8 +20,8 @@ from tests.services.replay.asking import (
     serving,
     told,
 )
-from tokenbus_services.replay import Asked, ReplayServer, Reply, Script, ToolCall, Turn, Wire
-from tokenbus_services.replay.reply import Finish
+from tokenbus_services.mock_provider import Asked, ReplayServer, Reply, Script, ToolCall, Turn, Wire
+from tokenbus_services.mock_provider.reply import Finish
 
 TURNS = Script(
     name="told",

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenbus_services.replay import CutOff, Fixed, Offsets, Random, Stall, Whole
-from tokenbus_services.replay.cuts import ends_of_reads, event_ends, pieces, place_of
-from tokenbus_services.replay.script import Cuts
+from tokenbus_services.mock_provider import CutOff, Fixed, Offsets, Random, Stall, Whole
+from tokenbus_services.mock_provider.chunking import ends_of_reads, event_ends, pieces, place_of
+from tokenbus_services.mock_provider.script import Cuts
 
 any_cuts = st.one_of(
     st.builds(Whole, events=st.integers(1, 4)),

@@ -11,9 +11,9 @@ import msgspec
 import pytest
 
 from tests.services.replay.asking import CHAT, EVENTS, GEMINI, MESSAGES, RESPONSES, asking, serving, told
-from tokenbus_services.replay import STAMP, Delivery, Fixed, Offsets, Random, Reply, Stall, Whole, Wire
-from tokenbus_services.replay.cuts import ends_of_reads, pieces
-from tokenbus_services.replay.script import Cuts
+from tokenbus_services.mock_provider import STAMP, Delivery, Fixed, Offsets, Random, Reply, Stall, Whole, Wire
+from tokenbus_services.mock_provider.chunking import ends_of_reads, pieces
+from tokenbus_services.mock_provider.script import Cuts
 
 ALL_CUTS = [Whole(), Whole(events=5), Fixed(size=1), Fixed(size=7), Random(seed=3, largest=20), Offsets(at=(1, 2, 40))]
 

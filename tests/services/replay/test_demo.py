@@ -7,8 +7,8 @@ import pytest
 from jsonschema_rs import validate
 
 from tests.services.replay.asking import MESSAGES, PATHS, post, serving
-from tokenbus_services.replay import Reply
-from tokenbus_services.replay.demo import DEMO_MODEL, WEATHER_PARAMETERS, demo_scripts, weather
+from tokenbus_services.mock_provider import Reply
+from tokenbus_services.mock_provider.demo import DEMO_MODEL, WEATHER_PARAMETERS, demo_scripts, weather
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from tests.services.replay.asking import CHAT, EVENTS, GEMINI, MESSAGES, RESPONSES, asking, serving, told
-from tokenbus_services.replay import (
+from tokenbus_services.mock_provider import (
     CutOff,
     Delivery,
     ErrorEvent,
@@ -23,7 +23,7 @@ from tokenbus_services.replay import (
     Status,
     Whole,
 )
-from tokenbus_services.replay.script import Cuts
+from tokenbus_services.mock_provider.script import Cuts
 
 BODIES = {
     MESSAGES: asking(),

@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 from tests.services.replay.asking import CHAT, EVENTS, asking, serving
-from tokenbus_services.replay import Reply, Script, Turn, load_scripts
+from tokenbus_services.mock_provider import Reply, Script, Turn, load_scripts
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def test_two_scripts_of_one_name_are_refused(directory: Path) -> None:
 @asynccontextmanager
 async def process(*arguments: str) -> AsyncIterator[tuple[Process, str]]:
     """The server as a process, with its URL; killed where the test has not ended it."""
-    command = ("-m", "tokenbus_services.replay", *arguments)
+    command = ("-m", "tokenbus_services.mock_provider", *arguments)
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     child = await asyncio.create_subprocess_exec(sys.executable, *command, stdin=PIPE, stdout=PIPE, env=env)
     assert child.stdin is not None

@@ -10,8 +10,8 @@ import pytest
 
 from tests.services.replay.asking import CHAT, MESSAGES, RESPONSES, post, serving, told
 from tokenbus.events.usage import Usage
-from tokenbus_services.replay import Delivery, ErrorEvent, Picture, Random, Reply, Script, Status, ToolCall
-from tokenbus_services.replay.demo import DEMO_MODEL, DEMO_PROMPT, demo_scripts, weather
+from tokenbus_services.mock_provider import Delivery, ErrorEvent, Picture, Random, Reply, Script, Status, ToolCall
+from tokenbus_services.mock_provider.demo import DEMO_MODEL, DEMO_PROMPT, demo_scripts, weather
 
 REPLY = Reply(
     thinking="Which city?\nZürich, I think.",

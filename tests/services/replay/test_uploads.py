@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.services.replay.asking import serving, told
-from tokenbus_services.replay import ReplayServer, Reply
+from tokenbus_services.mock_provider import ReplayServer, Reply
 
 CONTENT = bytes(range(256)) * 300 + b"\r\n--\r\n"
 HELLO = told(Reply(text="Hello"))

@@ -10,10 +10,10 @@ from prometheus_client import CollectorRegistry
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.scripts import call_field
-from tokenbus.bus.server import Server
+from tokenbus.bus.server.server import Server
 from tokenbus.events.frames import ToolWork, encode
 from tokenbus_services.settings import Settings
-from tokenbus_services.tools.execute import Executor, ToolCall, ToolOutcome
+from tokenbus_services.tools.executor import Executor, ToolCall, ToolOutcome
 from tokenbus_services.tools.metrics import CallMetrics
 from tokenbus_services.tools.service import GROUP, ToolService
 

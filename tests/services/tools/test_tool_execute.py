@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from tokenbus_services.settings import LimitSettings, PythonTool, Settings
-from tokenbus_services.tools.execute import Executor, ToolOutcome
+from tokenbus_services.tools.executor import Executor, ToolOutcome
 from tokenbus_services.tools.registry import ToolRegistry
 
 from . import sample_tools
@@ -153,7 +153,7 @@ async def test_threads_that_never_end_are_reported_and_do_not_stop_other_tools(m
 async def test_a_coroutine_that_swallows_its_cancel_is_left_behind(
     run: MakeExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tokenbus_services.tools.execute._GRACE_S", 0.05)
+    monkeypatch.setattr("tokenbus_services.tools.executor._GRACE_S", 0.05)
     executor = run("ignore_cancel", timeout_s=0.05)
     outcome = await executor.execute(call("ignore_cancel"))
     assert outcome == ToolOutcome("the tool gave no result within 0.05 s", is_error=True)

@@ -15,7 +15,7 @@ import pytest
 from tokenbus.blobs import blob_id_of
 from tokenbus_services.net.fair_reads import MAX_CRUMBS
 from tokenbus_services.settings import HttpTool
-from tokenbus_services.tools.execute import Executor, ToolOutcome
+from tokenbus_services.tools.executor import Executor, ToolOutcome
 
 from .conftest import MakeExecutor, MemoryBlobs, call, until
 

@@ -14,8 +14,8 @@ from tokenbus.blobs import blob_id_of
 from tokenbus.errors import BlobTooLarge, BlobUnavailable
 from tokenbus.events.frames import ResultImage
 from tokenbus_services.tools import results as results_module
-from tokenbus_services.tools.calls import Text, ToolOutcome
 from tokenbus_services.tools.results import Results
+from tokenbus_services.tools.tool_call import Text, ToolOutcome
 
 from .conftest import MakeExecutor, MemoryBlobs, call
 

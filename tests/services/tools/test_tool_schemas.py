@@ -8,7 +8,7 @@ import pytest
 
 from tokenbus.errors import RequestInvalid
 from tokenbus.events.requests import OutputSchema, Tool
-from tokenbus_services.tools.schemas import (
+from tokenbus_services.json_schema.check import (
     MAX_ARGUMENT_DEPTH,
     MAX_PATTERNS,
     MAX_SCHEMA_BYTES,
@@ -16,7 +16,7 @@ from tokenbus_services.tools.schemas import (
     check_tools,
     compile_schema,
 )
-from tokenbus_services.tools.unfolding import MAX_SCHEMA_DEPTH, SchemaError
+from tokenbus_services.json_schema.size import MAX_SCHEMA_DEPTH, SchemaError
 
 WEATHER: dict[str, object] = {
     "type": "object",

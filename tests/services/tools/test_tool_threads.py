@@ -10,7 +10,7 @@ import threading
 
 import pytest
 
-from tokenbus_services.tools.threads import NoThread, Threads
+from tokenbus_services.tools.thread_pool import NoThread, Threads
 
 from .conftest import until
 
@@ -77,7 +77,7 @@ async def test_a_call_sees_the_context_variables_of_its_caller() -> None:
 def test_a_hung_thread_does_not_keep_the_process_from_exiting() -> None:
     program = """
 import asyncio, threading
-from tokenbus_services.tools.threads import Threads
+from tokenbus_services.tools.thread_pool import Threads
 
 async def main():
     try:

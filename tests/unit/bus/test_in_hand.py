@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import pytest
 
 from tests.contract.bus.toys import ToyLogic
-from tokenbus.bus.in_hand import READ_BYTES, ROUND_BYTES, InHand, size_of
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.leases import Lease
-from tokenbus.bus.partition import Partition
-from tokenbus.bus.reader import Entry
+from tokenbus.bus.server.stream_reader import Entry
+from tokenbus.bus.stage.partition import Partition
+from tokenbus.bus.stage.read_buffer import READ_BYTES, ROUND_BYTES, InHand, size_of
 
 KEYS = Keys(prefix="t", partitions=4)
 

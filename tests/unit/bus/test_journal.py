@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tokenbus.bus.journal import KEPT_S, MAX_BYTES, Journal
-from tokenbus.bus.partition import Work
 from tokenbus.bus.scripts import Commit
 from tokenbus.bus.scripts.commit import HELD_PER_ARG
+from tokenbus.bus.stage.commit_journal import KEPT_S, MAX_BYTES, Journal
+from tokenbus.bus.stage.partition import Work
 
 
 def work(data: bytes = b"") -> Work:

@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.contract.bus.toys import ToyLogic
-from tokenbus.bus import partition
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.leases import Lease
-from tokenbus.bus.partition import Logic, Partition, Work
-from tokenbus.bus.reader import Entry, id_key
 from tokenbus.bus.scripts import Commit
-from tokenbus.events.failure import ErrorInfo
+from tokenbus.bus.server.stream_reader import Entry, id_key
+from tokenbus.bus.stage import partition
+from tokenbus.bus.stage.partition import Logic, Partition, Work
+from tokenbus.events.error_info import ErrorInfo
 
 KEYS = Keys("t", 1)
 STATE = KEYS.state(0, "toy")

@@ -9,8 +9,8 @@ import pytest
 from redis.exceptions import ConnectionError as ConnectionLost
 
 from tests.waiting import eventually
-from tokenbus.bus import server_clock
-from tokenbus.bus.server_clock import ServerClock
+from tokenbus.bus.server import clock as server_clock
+from tokenbus.bus.server.clock import ServerClock
 
 HOUR_S = 3600
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tokenbus.client.cursor import Cursor
+from tokenbus.client.subscriptions.cursor import Cursor
 from tokenbus.errors import Malformed
 
 

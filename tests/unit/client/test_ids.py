@@ -8,8 +8,8 @@ from uuid import RFC_4122, UUID
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenbus.client.ids import RunIds, new_run_id
-from tokenbus.core.ids import id_of_entry, uuid7
+from tokenbus.client.run_id import RunIds, new_run_id
+from tokenbus.core.request.run_id import id_of_entry, uuid7
 
 
 def test_the_example_of_rfc_9562_comes_out():

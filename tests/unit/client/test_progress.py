@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import permutations
 
-from tokenbus.client.progress import Hand, Progress
+from tokenbus.client.subscriptions.ack_tracker import Hand, Progress
 from tokenbus.events.public import Chunk
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from tokenbus.client.publishing import carrying, encoded, with_id
-from tokenbus.core.intake import decode_request
+from tokenbus.client.publish import carrying, encoded, with_id
+from tokenbus.core.request.parse import decode_request
 from tokenbus.errors import RequestInvalid, RequestTooLarge
 from tokenbus.events.requests import Cancel, Generate, Message
 

@@ -10,7 +10,7 @@ import pytest
 
 from tokenbus.client.response import Response, ResponseBuilder
 from tokenbus.errors import RunCancelled, RunFailed, RunIncomplete
-from tokenbus.events.failure import ErrorInfo
+from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.public import (
     BlockComplete,
     BlockKind,

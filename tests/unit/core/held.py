@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 
 from tests.unit.core.script import RUN, START_MS, accepted
-from tokenbus.core.effects import Decide, Draft, Effect
-from tokenbus.core.held_run import HeldRun
-from tokenbus.core.run import Run
-from tokenbus.core.state import RunState
+from tokenbus.core.run.effects import Decide, Draft, Effect
+from tokenbus.core.run.gated import HeldRun
+from tokenbus.core.run.state import RunState
+from tokenbus.core.run.state_machine import Run
 from tokenbus.events.frames import CONTROL_ATTEMPT, BusEvent, EventFrame, Policing, Ruled, Step
 from tokenbus.events.public import PublicEvent
 

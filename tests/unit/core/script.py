@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
-from tokenbus.core.effects import Effect
-from tokenbus.core.run import Run
-from tokenbus.core.state import RunState
+from tokenbus.core.run.effects import Effect
+from tokenbus.core.run.state import RunState
+from tokenbus.core.run.state_machine import Run
 from tokenbus.events import normalized as n
 from tokenbus.events.frames import CONTROL_ATTEMPT, Accepted, BusEvent, EventFrame, Rules
 from tokenbus.events.public import PublicEvent

@@ -6,11 +6,11 @@ import json
 
 import pytest
 
-from tokenbus.core.attempt import AttemptReader
-from tokenbus.events.failure import ErrorInfo
+from tokenbus.core.attempt_decoder import AttemptReader
+from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.frames import ANY_FRAME, BusEvent, Data, Ended, Lost, Opened, RawFrame, RawItem
 from tokenbus.events.normalized import BlockStop, Cut, Done, Failed, TextDelta
-from tokenbus.events.vendor import Quirks
+from tokenbus.events.quirks import Quirks
 
 OPENED = Opened("openai-chat", 200, {"content-type": "text/event-stream"}, True, Quirks())
 RESET = ErrorInfo(code="network", kind="network", message="reset", retryable=True)

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from tokenbus.core import bounds, plain
-from tokenbus.core.intake import decode_request, request_from
+from tokenbus.core.request import bounds
+from tokenbus.core.request import json_values as plain
+from tokenbus.core.request.parse import decode_request, request_from
 from tokenbus.errors import RequestInvalid
 
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenbus.core.checkpoint import LONG, PIECE, Checkpoints, Snapshot
-from tokenbus.core.held_run import HeldRun, accept
-from tokenbus.core.run import Run
-from tokenbus.core.state import RunState
+from tokenbus.core.run.checkpoint import LONG, PIECE, Checkpoints, Snapshot
+from tokenbus.core.run.gated import HeldRun, accept
+from tokenbus.core.run.state import RunState
+from tokenbus.core.run.state_machine import Run
 from tokenbus.events import normalized as n
 from tokenbus.events.frames import Accepted, EventFrame, Policing, Rules, TextReading
 

@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.core.script import Story, call, of_type, text
-from tokenbus.core.continuation import Seam, continues
-from tokenbus.core.effects import NextTurn
-from tokenbus.core.retry import WORKER_LOST
+from tokenbus.core.run.continuation import Seam, continues
+from tokenbus.core.run.effects import NextTurn
+from tokenbus.core.run.retry import WORKER_LOST
 from tokenbus.events import normalized as n
-from tokenbus.events.failure import ErrorInfo
+from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.frames import BusEvent, Rules, TextReading
 from tokenbus.events.public import (
     BlockComplete,
@@ -24,9 +24,9 @@ from tokenbus.events.public import (
     RunFailedEvent,
     UsageReported,
 )
+from tokenbus.events.quirks import ApiName, Quirks
 from tokenbus.events.requests import Generate, Message, OutputSchema, TextPart, Thinking, ThinkingPart
 from tokenbus.events.usage import Usage
-from tokenbus.events.vendor import ApiName, Quirks
 
 LOST = n.Cut("the fetcher was lost", ErrorInfo(code=WORKER_LOST, kind="internal", message="lost", retryable=True))
 BUSY = n.Failed(ErrorInfo(code="overloaded_error", kind="overloaded", message="busy", retryable=True))

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.core.script import Story, of_type, text
-from tokenbus.core.effects import NextTurn
-from tokenbus.core.fallback import all_choices, left_from, request_for
-from tokenbus.core.intake import request_from
-from tokenbus.core.retry import WORKER_LOST
+from tokenbus.core.request.fallback import all_choices, left_from, request_for
+from tokenbus.core.request.parse import request_from
+from tokenbus.core.run.effects import NextTurn
+from tokenbus.core.run.retry import WORKER_LOST
 from tokenbus.errors import RequestInvalid
 from tokenbus.events import normalized as n
-from tokenbus.events.failure import ErrorClass, ErrorInfo
+from tokenbus.events.error_info import ErrorClass, ErrorInfo
 from tokenbus.events.frames import FallbackPlan, Rules, TextReading, ToolReturned
 from tokenbus.events.public import Chunk, Completed, ProviderModel, Retrying, RunFailedEvent, Started, UsageReported
 from tokenbus.events.requests import Fallback, Generate, Message

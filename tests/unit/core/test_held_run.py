@@ -10,9 +10,9 @@ import pytest
 from tests.e2e import judge
 from tests.unit.core.held import JUDGED, HeldStory
 from tests.unit.core.script import call, of_type, text
-from tokenbus.core.effects import Draft, EndRun, LetGo, NextTurn, RunTools
+from tokenbus.core.run.effects import Draft, EndRun, LetGo, NextTurn, RunTools
 from tokenbus.events import normalized as n
-from tokenbus.events.failure import ErrorInfo
+from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.frames import CancelAsked, Decision, Overdue, Ruled, Step, ToolReported, ToolReturned
 from tokenbus.events.public import (
     BlockComplete,

@@ -5,17 +5,17 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from tokenbus.core.attempt import AttemptReader
-from tokenbus.core.blocks import BlockTable
-from tokenbus.core.content import add
-from tokenbus.core.outbox import Outbox
-from tokenbus.core.state import RunState
+from tokenbus.core.attempt_decoder import AttemptReader
+from tokenbus.core.run.block_deltas import add
+from tokenbus.core.run.blocks import BlockTable
+from tokenbus.core.run.outbox import Outbox
+from tokenbus.core.run.state import RunState
 from tokenbus.errors import TooLarge
 from tokenbus.events.frames import Accepted, Data, ImagesAsked, Opened, RawFrame, Rules
 from tokenbus.events.normalized import BlockStart, BlockStop, Image, Normalized, Opaque
 from tokenbus.events.public import BlockComplete, BlockStarted, ImagePreview, ImageRef, PublicEvent
+from tokenbus.events.quirks import Quirks
 from tokenbus.events.requests import Base64Source, BlobSource, ImagePart
-from tokenbus.events.vendor import Quirks
 
 STORED = Image(0, "image/png", "", True, blob_id="sha256:1", size_bytes=3)
 

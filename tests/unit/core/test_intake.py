@@ -12,7 +12,7 @@ from faststream.redis.parser import BinaryMessageFormatV1
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenbus.core.intake import decode_request, rejected_run_id
+from tokenbus.core.request.parse import decode_request, rejected_run_id
 from tokenbus.errors import Malformed, RequestInvalid, RequestTooLarge
 from tokenbus.events.requests import Cancel, Generate
 

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from tokenbus.core.intake import decode_request, decode_with_notes, request_from
-from tokenbus.core.known_fields import MAX_NOTES, notes_of
+from tokenbus.core.request.known_fields import MAX_NOTES, notes_of
+from tokenbus.core.request.parse import decode_request, decode_with_notes, request_from
 from tokenbus.errors import RequestInvalid
 from tokenbus.events.requests import Generate
 

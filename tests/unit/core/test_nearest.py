@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tokenbus.core.nearest import nearest, unknown_name
+from tokenbus.core.nearest_name import nearest, unknown_name
 
 FIELDS = ["max_tokens", "messages", "model", "temperature"]
 

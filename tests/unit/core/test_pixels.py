@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.unit.providers.test_sdk_types import PIXEL
 from tokenbus.blobs import blob_id_of
-from tokenbus.core.pixels import in_blob, pixels
+from tokenbus.core.image_header import in_blob, pixels
 from tokenbus.events.normalized import Image
 
 PNG = b"\x89PNG\r\n\x1a\n\x00\x00\x00\x0dIHDR\x00\x00\x04\x00\x00\x00\x03\x00\x08\x06"

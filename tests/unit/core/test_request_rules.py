@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tokenbus.core.request_rules import check_request
+from tokenbus.core.request.validate import check_request
 from tokenbus.errors import RequestInvalid
 from tokenbus.events.requests import Cancel, Generate
 

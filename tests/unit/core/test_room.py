@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from tests.unit.core.script import RUN, START_MS, accepted
-from tokenbus.core.held_run import HeldRun, accept
-from tokenbus.core.run import Run
+from tokenbus.core.run.gated import HeldRun, accept
+from tokenbus.core.run.state_machine import Run
 from tokenbus.events import normalized as n
 from tokenbus.events.frames import CONTROL_ATTEMPT, BusEvent, EventFrame, Policing, Rules, ToolReturned
 from tokenbus.events.public import RunFailedEvent

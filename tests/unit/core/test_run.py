@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.core.script import Story, call, of_type, text
-from tokenbus.core.bounds import MAX_NAME_CHARS
-from tokenbus.core.effects import EndRun, NextTurn, RunTools
-from tokenbus.core.retry import WORKER_LOST
+from tokenbus.core.request.bounds import MAX_NAME_CHARS
+from tokenbus.core.run.effects import EndRun, NextTurn, RunTools
+from tokenbus.core.run.retry import WORKER_LOST
 from tokenbus.events import normalized as n
-from tokenbus.events.failure import ErrorInfo
+from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.frames import CancelAsked, Noted, Overdue, ResultImage, Rules, ToolReturned
 from tokenbus.events.public import (
     BlockComplete,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.unit.core.script import Story, call, text
 from tokenbus.events import normalized as n
-from tokenbus.events.failure import ErrorInfo
+from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.frames import BusEvent, CancelAsked, Overdue, ToolReported, ToolReturned
 from tokenbus.events.public import TERMINAL, BlockComplete, BlockStarted, Chunk, PublicEvent, Restarted, Retrying
 from tokenbus.events.usage import Usage

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.core.script import Story, call, of_type, text
-from tokenbus.core.effects import CloseAttempt, EndRun, RunTools
+from tokenbus.core.run.effects import CloseAttempt, EndRun, RunTools
 from tokenbus.events import normalized as n
 from tokenbus.events.frames import CancelAsked
 from tokenbus.events.public import BlockComplete, BlockStarted, Cancelled, Chunk, Completed, Incomplete

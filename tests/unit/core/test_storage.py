@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenbus.blobs import blob_id_of
-from tokenbus.core.storage import MAX_DEPTH, REF, Sanitized, refs, restore, sanitize
+from tokenbus.core.blob_refs import MAX_DEPTH, REF, Sanitized, refs, restore, sanitize
 from tokenbus.errors import BlobNotFound, CircularValue, Malformed, NestedTooDeep, NotStorable
 
 BYTES = bytes(range(256)) * 60

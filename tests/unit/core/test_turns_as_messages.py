@@ -6,10 +6,10 @@ import pytest
 
 from tests.unit.core.script import Story, call, of_type, text
 from tokenbus.client.response import Response
-from tokenbus.core.effects import NextTurn
-from tokenbus.core.opaque import MAX_INLINE_CHARS
+from tokenbus.core.run.effects import NextTurn
+from tokenbus.core.run.opaque import MAX_INLINE_CHARS
 from tokenbus.events import normalized as n
-from tokenbus.events.failure import ErrorInfo
+from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.frames import CancelAsked, ResultImage, Rules, ToolReturned
 from tokenbus.events.public import BlockComplete, BlockStarted, RunEnd, RunFailedEvent
 from tokenbus.events.requests import (

@@ -6,7 +6,7 @@ import pytest
 
 from tests.unit.core.script import Story, of_type, text
 from tokenbus.events import normalized as n
-from tokenbus.events.failure import ErrorInfo
+from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.frames import CancelAsked, FallbackPlan
 from tokenbus.events.public import Cancelled, Incomplete, RunEnd, RunFailedEvent, UsageReported
 from tokenbus.events.usage import Usage

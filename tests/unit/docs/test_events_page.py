@@ -12,11 +12,11 @@ import pytest
 from msgspec import inspect
 
 from tests.unit.docs.pages import page, quoted, rows, sections
-from tokenbus.bus.dead import DeadEntry
+from tokenbus.bus.dead_letters import DeadEntry
 from tokenbus.bus.keys import PUBLIC_TOPICS, Keys
 from tokenbus.events import decisions, public
 from tokenbus.events.decisions import Decided
-from tokenbus.events.failure import ErrorInfo
+from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.public import Event, ImageRef, ProviderModel, PublicEvent, Timing, UnknownEvent
 from tokenbus.events.usage import Usage
 from tokenbus_services.parser.logic import ParserLogic

@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.unit.test_public_api import FACADE
 
 ROOT = Path(__file__).parents[3]
-SHIPPED_ELSEWHERE = {"tokenbus_services.policies"}
+SHIPPED_ELSEWHERE = {"tokenbus_services.policy_stage.builtin"}
 """A policy that settings name and no Python code imports."""
 PYTEST_PLUGIN = "tokenbus.testing.fixtures"
 ALLOWED = {*FACADE, *SHIPPED_ELSEWHERE, PYTEST_PLUGIN}
@@ -37,4 +37,6 @@ def test_docs_and_examples_import_and_name_only_what_the_facade_exports() -> Non
 
 def test_a_deeper_import_would_be_found() -> None:
     assert IMPORT.findall("    from tokenbus.policy.apply import apply_policies") == ["tokenbus.policy.apply"]
-    assert NAMED.findall("use = 'tokenbus.policy.tool_rules:ToolRules'") == ["tokenbus.policy.tool_rules"]
+    assert NAMED.findall("use = 'tokenbus.policy.builtin.tool_rules:ToolRules'") == [
+        "tokenbus.policy.builtin.tool_rules"
+    ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from tokenbus.core.run import Run
+from tokenbus.core.run.state_machine import Run
 from tokenbus.events.frames import (
     CONTROL_ATTEMPT,
     Accepted,

@@ -7,7 +7,7 @@ from typing import Any, get_args
 import msgspec
 import pytest
 
-from tokenbus.events.failure import ErrorInfo
+from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.normalized import (
     BlockStart,
     BlockStop,

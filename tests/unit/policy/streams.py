@@ -11,13 +11,13 @@ from tests.unit.core.script import Story
 from tests.unit.providers.corpus import Recording
 from tests.unit.providers.reading import read
 from tokenbus.events.public import BlockComplete, PublicEvent
-from tokenbus.policy.blocks import ContentStreamBlock, StreamBlock, StreamState, ToolCallStreamBlock
-from tokenbus.policy.call_gate import Block, ToolCallGate, Verdict
-from tokenbus.policy.link import Handling, Link
-from tokenbus.policy.openai_chunks import OpenAIChunks
+from tokenbus.policy.builtin.tool_call_gate import Block, ToolCallGate, Verdict
+from tokenbus.policy.openai.format import OpenAIChunks
+from tokenbus.policy.policy_chain import PolicyStream
+from tokenbus.policy.policy_runner import Handling, Link
 from tokenbus.policy.processor import Decision, StreamContext, StreamProcessor
-from tokenbus.policy.public_events import PublicEvents
-from tokenbus.policy.stream import PolicyStream
+from tokenbus.policy.public.format import PublicEvents
+from tokenbus.policy.stream_state import ContentStreamBlock, StreamBlock, StreamState, ToolCallStreamBlock
 
 ELAPSED_MS = 77
 

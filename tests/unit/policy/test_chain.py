@@ -25,9 +25,9 @@ from tests.unit.policy.test_public_events import ANSWER
 from tests.waiting import eventually
 from tokenbus.events.public import Incomplete
 from tokenbus.policy.apply import apply_policies
-from tokenbus.policy.blocks import StreamState, ToolCallStreamBlock
-from tokenbus.policy.call_gate import Block, ToolCallGate, Verdict
+from tokenbus.policy.builtin.tool_call_gate import Block, ToolCallGate, Verdict
 from tokenbus.policy.processor import Decision, NewText, StreamContext, StreamProcessor
+from tokenbus.policy.stream_state import StreamState, ToolCallStreamBlock
 
 TWO_CALLS = [
     text("Hi"),

@@ -9,7 +9,7 @@ from openai.types.chat import ChatCompletionChunk
 
 from tests.unit.policy.streams import CallsApart, Notes, call, calls, chunk, chunk_stream, text, under
 from tokenbus.errors import Malformed
-from tokenbus.policy.blocks import ContentStreamBlock, ToolCallStreamBlock
+from tokenbus.policy.stream_state import ContentStreamBlock, ToolCallStreamBlock
 
 
 async def noted(*chunks: Any) -> Notes:

@@ -12,8 +12,8 @@ from tests.unit.policy.test_public_events import ANSWER, check_sound
 from tokenbus.client.response import Response
 from tokenbus.events.public import TERMINAL, Chunk, Completed, Incomplete
 from tokenbus.policy.apply import apply_policies
-from tokenbus.policy.blocks import StreamState, ToolCallStreamBlock
 from tokenbus.policy.processor import NewText, StreamContext, StreamProcessor
+from tokenbus.policy.stream_state import StreamState, ToolCallStreamBlock
 
 AZURE = {"id": "", "object": "", "created": 0, "model": "", "choices": [], "prompt_filter_results": []}
 SAYS = [text("Hello "), text("you"), chunk(finish="stop")]

@@ -20,7 +20,7 @@ from tests.unit.policy.streams import (
 )
 from tokenbus.client.response import Response
 from tokenbus.events import normalized as n
-from tokenbus.events.failure import ErrorInfo
+from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.public import (
     BlockComplete,
     BlockStarted,
@@ -34,8 +34,8 @@ from tokenbus.events.public import (
     UsageReported,
 )
 from tokenbus.events.usage import Usage
-from tokenbus.policy.blocks import OtherStreamBlock, StreamState
 from tokenbus.policy.processor import NewText, NewToolCall, StreamContext, StreamProcessor
+from tokenbus.policy.stream_state import OtherStreamBlock, StreamState
 
 
 def call(block: int, name: str, arguments: str) -> list[n.Normalized]:

@@ -22,7 +22,7 @@ from tests.unit.policy.streams import (
 from tests.unit.providers.corpus import APIS, Recording, needs_corpus, recordings
 from tokenbus.client.response import Response
 from tokenbus.events.public import TERMINAL, BlockComplete, Completed, Retrying
-from tokenbus.policy.blocks import ToolCallStreamBlock
+from tokenbus.policy.stream_state import ToolCallStreamBlock
 
 pytestmark = needs_corpus
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenbus.policy.rewrite import RedactSecrets, RedactSecretsOptions
-from tokenbus.policy.rewriting import Rewriter, Rule, Rules
+from tokenbus.policy.builtin.rewrite import RedactSecrets, RedactSecretsOptions
+from tokenbus.policy.builtin.stream_replace import Rewriter, Rule, Rules
 
 RULES = Rules(
     [

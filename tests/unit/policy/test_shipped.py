@@ -14,14 +14,14 @@ from tokenbus.client.response import Response
 from tokenbus.errors import SettingsError
 from tokenbus.events import normalized as n
 from tokenbus.events.requests import Generate
-from tokenbus.policy.judge import CallJudge
-from tokenbus.policy.link import Link
+from tokenbus.policy.builtin.model_judge import CallJudge
+from tokenbus.policy.builtin.rewrite import RedactSecrets, ReplaceText
+from tokenbus.policy.builtin.tool_rules import ToolRules
 from tokenbus.policy.loading import PolicySpec, load
-from tokenbus.policy.openai_chunks import OpenAIChunks
-from tokenbus.policy.rewrite import RedactSecrets, ReplaceText
-from tokenbus.policy.stream import PolicyStream
-from tokenbus.policy.tool_rules import ToolRules
-from tokenbus_services.policies.json_schema import ArgumentSchemas
+from tokenbus.policy.openai.format import OpenAIChunks
+from tokenbus.policy.policy_chain import PolicyStream
+from tokenbus.policy.policy_runner import Link
+from tokenbus_services.policy_stage.builtin.json_schema import ArgumentSchemas
 
 KEY = "sk-" + "a1B2" * 10
 
@@ -182,7 +182,7 @@ def test_a_shipped_policy_is_loaded_by_its_public_name_and_by_the_file_it_once_l
         ("tokenbus.policy:ToolRules", {"deny": "x"}, r"\$.deny"),
         ("tokenbus.policy:ReplaceText", {"rules": [{"find": "x", "then": "a+"}]}, r"rules\[0\]"),
         (
-            "tokenbus_services.policies:ArgumentSchemas",
+            "tokenbus_services.policy_stage.builtin:ArgumentSchemas",
             {"schemas": {"f": {"type": 1}}},
             "not a JSON schema",
         ),

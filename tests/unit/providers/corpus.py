@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tokenbus.events.vendor import ApiName
+from tokenbus.events.quirks import ApiName
 
 CORPUS = Path(os.environ.get("TOKENBUS_CORPUS", Path(__file__).parents[4] / "shared" / "corpus"))
 

@@ -21,7 +21,7 @@ from tokenbus.events.normalized import (
     ToolCallDone,
     ToolCallStart,
 )
-from tokenbus.events.vendor import ApiName, Quirks
+from tokenbus.events.quirks import ApiName, Quirks
 from tokenbus.providers import registry
 from tokenbus.providers.api import Decoder
 

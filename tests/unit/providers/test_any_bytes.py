@@ -11,9 +11,9 @@ from tests.unit.providers.corpus import APIS as CORPUS_APIS
 from tests.unit.providers.corpus import recordings
 from tests.unit.providers.reading import answer, cut, decoder, read, read_pieces, sse
 from tokenbus.events.normalized import Failed, Normalized
-from tokenbus.events.vendor import ApiName, Quirks
+from tokenbus.events.quirks import ApiName, Quirks
 from tokenbus.providers import registry
-from tokenbus.providers.decoding import MAX_HELD_BYTES, MAX_OPEN_BLOCKS
+from tokenbus.providers.response.decoder import MAX_HELD_BYTES, MAX_OPEN_BLOCKS
 
 APIS: list[ApiName] = ["anthropic", "openai-chat", "openai-responses", "gemini"]
 api_names = st.sampled_from(APIS)

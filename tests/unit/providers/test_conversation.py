@@ -20,7 +20,7 @@ from tokenbus.events.requests import (
     ToolCallPart,
     ToolResultPart,
 )
-from tokenbus.providers.conversation import NO_RESULT, Spoken, Takes, conversation, own_extra
+from tokenbus.providers.request.conversation import NO_RESULT, Spoken, Takes, conversation, own_extra
 
 PLAIN = Takes(api="anthropic", thinking=("signature", "redacted"))
 

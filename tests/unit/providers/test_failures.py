@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from tests.unit.providers.reading import read
 from tokenbus.errors import Malformed, TooLarge
-from tokenbus.events.failure import RETRYABLE
+from tokenbus.events.error_info import RETRYABLE
 from tokenbus.events.normalized import Failed
-from tokenbus.providers.failures import MAX_RAW_CHARS, http_failure, provider_failure, wire_failure
+from tokenbus.providers.response.error_mapping import MAX_RAW_CHARS, http_failure, provider_failure, wire_failure
 
 
 def anthropic(kind: str) -> bytes:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenbus.providers.form import File, form
+from tokenbus.providers.request.multipart import File, form
 
 CAT = File("image[]", "cat.png", "image/png", b"\x89PNG\r\n\x1a\n\r\n--x\r\n\x00\xff")
 

@@ -12,6 +12,7 @@ from tokenbus.blobs import blob_id_of
 from tokenbus.errors import RequestInvalid
 from tokenbus.events.frames import ImagesAsked
 from tokenbus.events.normalized import BlockStart, BlockStop, Cut, Done, Extra, Failed, Image, Normalized, Opaque
+from tokenbus.events.quirks import ApiName, Quirks
 from tokenbus.events.requests import (
     Base64Source,
     BlobSource,
@@ -24,10 +25,9 @@ from tokenbus.events.requests import (
     TextPart,
     UrlSource,
 )
-from tokenbus.events.vendor import ApiName, Quirks
 from tokenbus.providers import registry
 from tokenbus.providers.api import HttpCall
-from tokenbus_services.replay.form import read_form
+from tokenbus_services.mock_provider.multipart import read_form
 
 CAT = Message(role="user", content="A cat.")
 USAGE = {"input_tokens": 5, "output_tokens": 200, "total_tokens": 205}

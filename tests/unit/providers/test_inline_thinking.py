@@ -29,9 +29,9 @@ from tokenbus.events.normalized import (
     ToolCallDone,
     ToolCallStart,
 )
-from tokenbus.events.vendor import BUILT_IN, ApiName, Quirks
+from tokenbus.events.quirks import BUILT_IN, ApiName, Quirks
 from tokenbus.providers import registry
-from tokenbus.providers.inline_thinking import MAX_HELD_CHARS, InlineThinking
+from tokenbus.providers.response.inline_thinking import MAX_HELD_CHARS, InlineThinking
 
 THINK = Quirks(inline_thinking=("think",))
 TWO = Quirks(inline_thinking=("think", "thought"))

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from tests.unit.providers.corpus import APIS, Recording, needs_corpus, recordings
 from tests.unit.providers.reading import cut, decoder
 from tokenbus.events.normalized import Done
-from tokenbus.events.vendor import ApiName
+from tokenbus.events.quirks import ApiName
 from tokenbus.providers import registry
-from tokenbus.providers.last_event import LastEvent
+from tokenbus.providers.response.end_of_stream import LastEvent
 
 LAST: list[tuple[ApiName, bytes]] = [
     ("anthropic", b'event: message_stop\ndata: {"type":"message_stop"}\n\n'),

@@ -13,6 +13,7 @@ import pytest
 
 from tests.unit.providers.test_sdk_types import CONVERSATION, PIXEL, sdk_accepts
 from tokenbus.errors import RequestInvalid
+from tokenbus.events.quirks import BUILT_IN, ApiName, Quirks
 from tokenbus.events.requests import (
     Base64Source,
     DocumentPart,
@@ -30,9 +31,8 @@ from tokenbus.events.requests import (
     ToolResultPart,
     UrlSource,
 )
-from tokenbus.events.vendor import BUILT_IN, ApiName, Quirks
 from tokenbus.providers import registry
-from tokenbus_services.replay.form import MULTIPART, read_form
+from tokenbus_services.mock_provider.multipart import MULTIPART, read_form
 
 GOLDEN = Path(__file__).parent / "golden"
 SCHEMA: dict[str, object] = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}

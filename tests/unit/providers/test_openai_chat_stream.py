@@ -27,8 +27,8 @@ from tokenbus.events.normalized import (
     ToolCallStart,
     UsageSeen,
 )
+from tokenbus.events.quirks import Quirks
 from tokenbus.events.usage import Usage
-from tokenbus.events.vendor import Quirks
 
 DONE = b"data: [DONE]\n\n"
 HEAD = {"id": "c1", "object": "chat.completion.chunk", "model": "gpt"}

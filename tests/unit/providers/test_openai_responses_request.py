@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from tokenbus.errors import RequestInvalid
+from tokenbus.events.quirks import Quirks
 from tokenbus.events.requests import (
     Base64Source,
     DocumentPart,
@@ -25,7 +26,6 @@ from tokenbus.events.requests import (
     ToolResultPart,
     UrlSource,
 )
-from tokenbus.events.vendor import Quirks
 from tokenbus.providers.api import Built
 from tokenbus.providers.openai_responses import provider
 

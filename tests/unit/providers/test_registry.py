@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tokenbus.errors import SettingsError
-from tokenbus.events.vendor import ApiName
+from tokenbus.events.quirks import ApiName
 from tokenbus.providers import registry
 
 

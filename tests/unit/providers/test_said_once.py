@@ -8,7 +8,7 @@ import pytest
 
 from tests.unit.providers.reading import Answer, answer, read, sse
 from tokenbus.events.normalized import Cut, Done, Failed, ToolCallDone, ToolCallStart
-from tokenbus.events.vendor import ApiName, Quirks
+from tokenbus.events.quirks import ApiName, Quirks
 
 CREATED = {"type": "response.created", "response": {"id": "r", "model": "m", "tools": []}}
 

@@ -16,8 +16,8 @@ import pytest
 
 from tests.unit.providers.corpus import Recording, needs_corpus, recordings
 from tests.unit.providers.reading import answer, read
-from tokenbus.core.blocks import BlockTable
-from tokenbus.core.outbox import Outbox
+from tokenbus.core.run.blocks import BlockTable
+from tokenbus.core.run.outbox import Outbox
 from tokenbus.events.normalized import (
     BlockStart,
     BlockStop,
@@ -32,6 +32,7 @@ from tokenbus.events.normalized import (
     ToolCallDone,
     ToolCallStart,
 )
+from tokenbus.events.quirks import ApiName, Quirks
 from tokenbus.events.requests import (
     Base64Source,
     DocumentPart,
@@ -48,7 +49,6 @@ from tokenbus.events.requests import (
     ToolResultPart,
     UrlSource,
 )
-from tokenbus.events.vendor import ApiName, Quirks
 from tokenbus.providers import registry
 
 APIS: list[ApiName] = ["anthropic", "openai-chat", "openai-responses", "gemini"]

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.providers.reading import cut
-from tokenbus.providers.sse import MAX_IDLE_LINES, SseDecoder, SseEvent
+from tokenbus.providers.response.sse import MAX_IDLE_LINES, SseDecoder, SseEvent
 
 
 def decode(*pieces: bytes, limit: int = 1000) -> list[SseEvent]:

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from tests.unit.providers.test_conversation import call, result, said, shape, spoken
+from tokenbus.events.quirks import ApiName, Quirks
 from tokenbus.events.requests import (
     Base64Source,
     ContentPart,
@@ -23,9 +24,8 @@ from tokenbus.events.requests import (
     ToolCallPart,
     ToolResultPart,
 )
-from tokenbus.events.vendor import ApiName, Quirks
 from tokenbus.providers import registry
-from tokenbus.providers.conversation import Spoken, Takes
+from tokenbus.providers.request.conversation import Spoken, Takes
 
 ANTHROPIC = Takes(api="anthropic", thinking=("signature", "redacted"), unique_ids=True)
 RESPONSES = Takes(api="openai-responses", thinking=("encrypted",), model_images=True, unique_ids=True)

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from tests.unit.providers.reading import answer, read, sse
 from tokenbus.events.normalized import Normalized, TextDelta
-from tokenbus.providers.halves import Halves, stand_ins
-from tokenbus.providers.told import Told, untold
+from tokenbus.providers.response.repeats import Told, untold
+from tokenbus.providers.response.surrogates import Halves, stand_ins
 
 TEXTS = st.text(st.sampled_from("ab \n\u00e9\U0001f600\U0001f642"), max_size=12)
 

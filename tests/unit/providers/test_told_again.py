@@ -16,7 +16,7 @@ import pytest
 from tests.unit.providers.corpus import APIS, Recording, needs_corpus, recordings
 from tests.unit.providers.reading import Answer, answer, read, sse
 from tokenbus.events.normalized import Done
-from tokenbus.providers.sse import SseDecoder
+from tokenbus.providers.response.sse import SseDecoder
 
 pytestmark = needs_corpus
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from tokenbus.core.prefill.setting import reading_of
+from tokenbus.core.prefill.options import reading_of
 from tokenbus.errors import RequestInvalid
+from tokenbus.events.quirks import Quirks, ThinkingTags
 from tokenbus.events.requests import (
     Base64Source,
     Generate,
@@ -21,11 +22,10 @@ from tokenbus.events.requests import (
     ToolCallPart,
     ToolResultPart,
 )
-from tokenbus.events.vendor import Quirks, ThinkingTags
-from tokenbus.names import unnamed_where
+from tokenbus.prefill_names import unnamed_where
 from tokenbus.providers import registry
-from tokenbus.providers.participants import CALLS_CLOSES, provider_stops, reading_stops
-from tokenbus.providers.transcript import transcribe
+from tokenbus.providers.request.participants import CALLS_CLOSES, provider_stops, reading_stops
+from tokenbus.providers.request.transcript import transcribe
 
 IMAGE = ImagePart(source=Base64Source(media_type="image/png", data="AAAA"))
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.unit.providers.reading import joined
 from tests.unit.providers.test_inline_thinking import blocks
-from tokenbus.events.failure import ErrorInfo
+from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.normalized import (
     BlockStart,
     BlockStop,
@@ -27,8 +27,8 @@ from tokenbus.events.normalized import (
     ToolCallDone,
     ToolCallStart,
 )
-from tokenbus.events.vendor import Quirks, ThinkingTags
-from tokenbus.providers.inline_thinking import MAX_BESIDE, MAX_UNCLOSED_CHARS, InlineThinking
+from tokenbus.events.quirks import Quirks, ThinkingTags
+from tokenbus.providers.response.inline_thinking import MAX_BESIDE, MAX_UNCLOSED_CHARS, InlineThinking
 
 
 def read(*events: Normalized, unclosed: Literal["hold", "release"] = "release") -> list[Normalized]:

@@ -10,8 +10,8 @@ import msgspec
 
 from tokenbus.blobs import DEFAULT_MEDIA_TYPE, parse_media_type
 from tokenbus.errors import BlobRefused, ToolFailure
-from tokenbus_services.tools.calls import ToolOutcome
 from tokenbus_services.tools.results import Results
+from tokenbus_services.tools.tool_call import ToolOutcome
 
 MAX_BLOBS = 16
 """Of one result; what is beyond is only named."""

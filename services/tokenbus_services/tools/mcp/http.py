@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import httpx2
 from mcp.client.streamable_http import streamable_http_client
 
-from tokenbus_services.egress import PORTS, Egress
+from tokenbus_services.net.egress import PORTS, Egress
 
 if TYPE_CHECKING:
     # Not public, so never imported when this runs.

@@ -11,9 +11,9 @@ import msgspec
 import structlog
 
 from tokenbus.events.requests import Tool
-from tokenbus_services.tools.declared import NAME
-from tokenbus_services.tools.schemas import Schema, compile_schema
-from tokenbus_services.tools.unfolding import SchemaError
+from tokenbus_services.json_schema.check import Schema, compile_schema
+from tokenbus_services.json_schema.size import SchemaError
+from tokenbus_services.tools.tool import NAME
 
 MAX_TOOLS = 256
 """Of one server."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from tokenbus.bus.scripts.call import MAX_VALUES, NOW, ROOM, Arg, Call, script
+from tokenbus.bus.scripts.script import MAX_VALUES, NOW, ROOM, Arg, Call, script
 
 _COMMIT = script(
     "commit",

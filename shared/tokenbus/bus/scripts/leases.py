@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tokenbus.bus.scripts.call import NOW, ROOM, Arg, Call, script
+from tokenbus.bus.scripts.script import NOW, ROOM, Arg, Call, script
 
 _ACQUIRE = script(
     "acquire",

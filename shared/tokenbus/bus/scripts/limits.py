@@ -20,7 +20,7 @@ from typing import Literal
 
 import msgspec
 
-from tokenbus.bus.scripts.call import ROOM, Arg, Call, script
+from tokenbus.bus.scripts.script import ROOM, Arg, Call, script
 
 _NOW_US = "local t = redis.call('TIME') local now = t[1] * 1000000 + t[2]\n"
 _WHOLE = "local function whole(x) return string.format('%.0f', x) end\n"

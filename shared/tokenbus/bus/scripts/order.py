@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from typing import Literal
 
 from tokenbus.bus.keys import TENANT_FIELD, order_keys
-from tokenbus.bus.scripts.call import Call, Script, script
-from tokenbus.bus.scripts.work import HANDED_BACK_MS, NOBODY
+from tokenbus.bus.scripts.script import Call, Script, script
+from tokenbus.bus.scripts.work_queue import HANDED_BACK_MS, NOBODY
 
 Entries = Literal["requests", "turns"]
 """What the entries of the stream are, which says how their tenant is found."""

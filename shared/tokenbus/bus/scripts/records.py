@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tokenbus.bus.scripts.call import MAX_VALUES, NOW, Call, script
+from tokenbus.bus.scripts.script import MAX_VALUES, NOW, Call, script
 
 _INDEX = script(
     "index_record",

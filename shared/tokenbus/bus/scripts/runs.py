@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from tokenbus.bus.scripts.call import MAX_VALUES, ROOM, Arg, Call, script
+from tokenbus.bus.scripts.script import MAX_VALUES, ROOM, Arg, Call, script
 
 RUNS_SHARE = 0.9
 """So much of the server's ``maxmemory`` may be in use when a further run is taken in. The rest is for the open runs."""

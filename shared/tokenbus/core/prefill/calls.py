@@ -6,7 +6,7 @@ from hashlib import sha256
 
 import msgspec
 
-from tokenbus.core.prefill.tags import BLANKS
+from tokenbus.core.prefill.tag_scanner import BLANKS
 from tokenbus.errors import TooLarge
 from tokenbus.events.normalized import Normalized, ToolCallDelta, ToolCallDone, ToolCallStart
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from tokenbus.core.prefill.reader import TextReader
-from tokenbus.core.prefill.tags import BLANKS
+from tokenbus.core.prefill.parser import TextReader
+from tokenbus.core.prefill.tag_scanner import BLANKS
 from tokenbus.events import normalized as n
 from tokenbus.events.frames import TextReading
 

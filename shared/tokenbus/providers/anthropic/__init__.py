@@ -14,9 +14,9 @@ from tokenbus.providers.anthropic.request import build
 from tokenbus.providers.anthropic.stream import AnthropicDecoder
 from tokenbus.providers.api import ApiName, Decoder, Format, Provider, Quirks
 from tokenbus.providers.base import ProviderBase
-from tokenbus.providers.files import FileApi
-from tokenbus.providers.inline_thinking import InlineThinking
+from tokenbus.providers.file_api import FileApi
 from tokenbus.providers.media import COMMON_IMAGES, MIB, MediaLimits
+from tokenbus.providers.response.inline_thinking import InlineThinking
 
 
 class Anthropic(ProviderBase):

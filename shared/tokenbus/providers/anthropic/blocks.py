@@ -8,9 +8,9 @@ from typing import Literal
 import msgspec
 
 from tokenbus.providers.anthropic import wire
-from tokenbus.providers.halves import from_units, to_units
-from tokenbus.providers.json_reading import is_json, is_null, read
-from tokenbus.providers.told import Told, untold
+from tokenbus.providers.response.json_decode import is_json, is_null, read
+from tokenbus.providers.response.repeats import Told, untold
+from tokenbus.providers.response.surrogates import from_units, to_units
 
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 

@@ -11,9 +11,9 @@ from datetime import datetime
 
 import msgspec
 
-from tokenbus.providers.files import FileApi, FileCall, FileToUpload, Kind, ProviderFile, Upload, bounded_life
-from tokenbus.providers.form import File, form
-from tokenbus.providers.json_reading import read
+from tokenbus.providers.file_api import FileApi, FileCall, FileToUpload, Kind, ProviderFile, Upload, bounded_life
+from tokenbus.providers.request.multipart import File, form
+from tokenbus.providers.response.json_decode import read
 
 API_VERSION = "2023-06-01"
 FILES_BETA = "files-api-2025-04-14"

@@ -7,8 +7,8 @@ import msgspec
 from tokenbus.events.requests import Generate, Message
 from tokenbus.providers.anthropic.request import built, content_of, limits
 from tokenbus.providers.api import Built, Quirks
-from tokenbus.providers.participants import end_of_turn, provider_stops
-from tokenbus.providers.transcript import opening_of, system_text, transcribe
+from tokenbus.providers.request.participants import end_of_turn, provider_stops
+from tokenbus.providers.request.transcript import opening_of, system_text, transcribe
 
 
 def build_prefill(request: Generate, history: list[Message], quirks: Quirks) -> Built:

@@ -34,7 +34,7 @@ from tokenbus.events.requests import (
 )
 from tokenbus.providers.anthropic.files import API_VERSION, FILES_BETA
 from tokenbus.providers.api import Built, HttpCall, Quirks
-from tokenbus.providers.building import (
+from tokenbus.providers.request.build import (
     budget_of,
     fitted_id,
     names_files,
@@ -43,7 +43,7 @@ from tokenbus.providers.building import (
     told_stops,
     with_extra,
 )
-from tokenbus.providers.conversation import Spoken, Takes, conversation, own_extra, raw_json
+from tokenbus.providers.request.conversation import Spoken, Takes, conversation, own_extra, raw_json
 
 MIN_BUDGET = 1024
 

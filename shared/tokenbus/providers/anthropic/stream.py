@@ -43,11 +43,11 @@ from tokenbus.events.normalized import (
 from tokenbus.events.usage import Usage
 from tokenbus.providers.anthropic import wire
 from tokenbus.providers.anthropic.blocks import OpenBlock, ToldBlock, fields_of, further_fields, left_of
-from tokenbus.providers.decoding import MAX_OPEN_BLOCKS, ResponseDecoder, finish_of
-from tokenbus.providers.failures import provider_failure
-from tokenbus.providers.json_reading import is_null, tag_of, text_of
-from tokenbus.providers.sse import SseEvent
-from tokenbus.providers.usage_counts import count, latest
+from tokenbus.providers.response.decoder import MAX_OPEN_BLOCKS, ResponseDecoder, finish_of
+from tokenbus.providers.response.error_mapping import provider_failure
+from tokenbus.providers.response.json_decode import is_null, tag_of, text_of
+from tokenbus.providers.response.sse import SseEvent
+from tokenbus.providers.response.usage import count, latest
 
 FINISH: dict[str, FinishReason] = {
     "end_turn": "stop",

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Raw
 
 from tokenbus.errors import Malformed
-from tokenbus.providers.json_reading import Index, read, tag_of
+from tokenbus.providers.response.json_decode import Index, read, tag_of
 
 NOTHING = Raw(b"")
 """An absent field that is kept as it is."""

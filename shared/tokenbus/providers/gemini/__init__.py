@@ -12,15 +12,15 @@ from tokenbus.events.model_names import begins_with
 from tokenbus.events.requests import Generate, Mode
 from tokenbus.providers.api import ApiName, Decoder, Format, Provider, Quirks
 from tokenbus.providers.base import ProviderBase
-from tokenbus.providers.files import FileApi
+from tokenbus.providers.file_api import FileApi
 from tokenbus.providers.gemini.files import files
 from tokenbus.providers.gemini.prefill import END_OF_TURN, build_prefill
 from tokenbus.providers.gemini.request import build
 from tokenbus.providers.gemini.stream import GeminiDecoder
-from tokenbus.providers.images import images_asked
-from tokenbus.providers.inline_thinking import InlineThinking
 from tokenbus.providers.media import ANY, MIB, MediaLimits
-from tokenbus.providers.sse import MAX_IMAGE_EVENT_BYTES, SseDecoder
+from tokenbus.providers.request.images import images_asked
+from tokenbus.providers.response.inline_thinking import InlineThinking
+from tokenbus.providers.response.sse import MAX_IMAGE_EVENT_BYTES, SseDecoder
 
 
 class Gemini(ProviderBase):

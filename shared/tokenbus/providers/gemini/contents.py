@@ -20,8 +20,8 @@ from tokenbus.events.requests import (
     ToolCallPart,
     ToolResultPart,
 )
-from tokenbus.providers.conversation import Spoken, own_extra
 from tokenbus.providers.gemini.wire import arguments
+from tokenbus.providers.request.conversation import Spoken, own_extra
 
 FOREIGN_SIGNATURE = "skip_thought_signature_validator"
 """Gemini 3 refuses a turn whose first call has no signature. This one, in place of it, says that another model made the

@@ -13,8 +13,8 @@ from typing import Literal
 import msgspec
 
 from tokenbus.errors import Malformed
-from tokenbus.providers.files import FileApi, FileCall, FileToUpload, Kind, ProviderFile, Upload
-from tokenbus.providers.json_reading import read
+from tokenbus.providers.file_api import FileApi, FileCall, FileToUpload, Kind, ProviderFile, Upload
+from tokenbus.providers.response.json_decode import read
 
 MAX_FILE_BYTES = 2 * 10**9
 POLLS = 20

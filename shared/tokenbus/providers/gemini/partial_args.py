@@ -13,7 +13,7 @@ import msgspec
 
 from tokenbus.errors import Malformed
 from tokenbus.providers.gemini.wire import PartialArg
-from tokenbus.providers.json_reading import is_null
+from tokenbus.providers.response.json_decode import is_null
 
 MAX_DEPTH = 64
 

@@ -11,11 +11,11 @@ import msgspec
 from tokenbus.events.model_names import begins_with
 from tokenbus.events.requests import Generate, Message, TextPart
 from tokenbus.providers.api import Built, Quirks
-from tokenbus.providers.conversation import Spoken
 from tokenbus.providers.gemini.contents import Contents
 from tokenbus.providers.gemini.request import built, generation_of, most_stops
-from tokenbus.providers.participants import end_of_turn, options_of, provider_stops
-from tokenbus.providers.transcript import opening_of, system_text, transcribe
+from tokenbus.providers.request.conversation import Spoken
+from tokenbus.providers.request.participants import end_of_turn, options_of, provider_stops
+from tokenbus.providers.request.transcript import opening_of, system_text, transcribe
 
 END_OF_TURN = "<|eot|>"
 """The token that ends a message."""

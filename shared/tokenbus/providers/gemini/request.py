@@ -15,10 +15,10 @@ from tokenbus.errors import RequestInvalid
 from tokenbus.events.model_names import begins_with, segment_problem
 from tokenbus.events.requests import Generate, Message, TextPart, ToolChoice
 from tokenbus.providers.api import Built, HttpCall, Quirks
-from tokenbus.providers.building import budget_of, needs_tools, told_stops, with_extra
-from tokenbus.providers.conversation import Takes, conversation
 from tokenbus.providers.gemini.contents import Contents
-from tokenbus.providers.images import image_options
+from tokenbus.providers.request.build import budget_of, needs_tools, told_stops, with_extra
+from tokenbus.providers.request.conversation import Takes, conversation
+from tokenbus.providers.request.images import image_options
 
 MAX_STOP_STRINGS = 5
 _COLLECTION = re.compile(

@@ -10,14 +10,14 @@ import msgspec
 from tokenbus.events.requests import Generate, Mode
 from tokenbus.providers.api import ApiName, Decoder, Format, Provider, Quirks
 from tokenbus.providers.base import ProviderBase
-from tokenbus.providers.files import FileApi
-from tokenbus.providers.inline_thinking import InlineThinking
+from tokenbus.providers.file_api import FileApi
 from tokenbus.providers.media import COMMON_IMAGES, MIB, MediaLimits
-from tokenbus.providers.openai_chat.echo import Echo
 from tokenbus.providers.openai_chat.prefill import build_prefill
+from tokenbus.providers.openai_chat.repeated_thinking import Echo
 from tokenbus.providers.openai_chat.request import build
 from tokenbus.providers.openai_chat.stream import ChatDecoder
 from tokenbus.providers.openai_responses.files import chat_files
+from tokenbus.providers.response.inline_thinking import InlineThinking
 
 
 class OpenAIChat(ProviderBase):

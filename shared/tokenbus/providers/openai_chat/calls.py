@@ -12,9 +12,9 @@ import re
 import msgspec
 
 from tokenbus.errors import TooLarge
-from tokenbus.providers.decoding import MAX_OPEN_BLOCKS
 from tokenbus.providers.openai_chat.wire import CallDelta
-from tokenbus.providers.told import Told
+from tokenbus.providers.response.decoder import MAX_OPEN_BLOCKS
+from tokenbus.providers.response.repeats import Told
 
 _IN_STRING = re.compile(r'["\\]')
 _OUTSIDE = re.compile(r'["{}\[\]]')

@@ -9,8 +9,8 @@ from tokenbus.errors import RequestInvalid
 from tokenbus.events.requests import Generate, Message
 from tokenbus.providers.api import Built, Quirks
 from tokenbus.providers.openai_chat.request import ChatMessage, built, limits, most_stops, user_content
-from tokenbus.providers.participants import end_of_turn, provider_stops
-from tokenbus.providers.transcript import opening_of, system_text, transcribe
+from tokenbus.providers.request.participants import end_of_turn, provider_stops
+from tokenbus.providers.request.transcript import opening_of, system_text, transcribe
 
 
 def build_prefill(request: Generate, history: list[Message], quirks: Quirks) -> Built:

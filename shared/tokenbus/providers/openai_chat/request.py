@@ -27,7 +27,7 @@ from tokenbus.events.requests import (
     ToolResultPart,
 )
 from tokenbus.providers.api import Built, HttpCall, Quirks
-from tokenbus.providers.building import (
+from tokenbus.providers.request.build import (
     data_url,
     deep_merged,
     effort_of,
@@ -38,7 +38,7 @@ from tokenbus.providers.building import (
     told_stops,
     with_extra,
 )
-from tokenbus.providers.conversation import Spoken, Takes, conversation, own_extra, raw_json
+from tokenbus.providers.request.conversation import Spoken, Takes, conversation, own_extra, raw_json
 
 MAX_STOP_STRINGS = 4
 

@@ -44,15 +44,15 @@ from tokenbus.events.normalized import (
     UsageSeen,
 )
 from tokenbus.events.usage import Usage
-from tokenbus.providers.decoding import ResponseDecoder, finish_of
-from tokenbus.providers.failures import provider_failure
-from tokenbus.providers.json_reading import is_null, read, text_of
 from tokenbus.providers.openai_chat import reasoning, wire
 from tokenbus.providers.openai_chat.calls import Call, CallTable
-from tokenbus.providers.openai_chat.echo import Echo
-from tokenbus.providers.sse import SseEvent
-from tokenbus.providers.told import Told
-from tokenbus.providers.usage_counts import count, latest
+from tokenbus.providers.openai_chat.repeated_thinking import Echo
+from tokenbus.providers.response.decoder import ResponseDecoder, finish_of
+from tokenbus.providers.response.error_mapping import provider_failure
+from tokenbus.providers.response.json_decode import is_null, read, text_of
+from tokenbus.providers.response.repeats import Told
+from tokenbus.providers.response.sse import SseEvent
+from tokenbus.providers.response.usage import count, latest
 
 FINISH: dict[str, FinishReason] = {
     "stop": "stop",

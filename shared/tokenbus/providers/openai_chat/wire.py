@@ -8,7 +8,7 @@ from typing import Any, cast
 import msgspec
 from msgspec import Raw
 
-from tokenbus.providers.json_reading import Index
+from tokenbus.providers.response.json_decode import Index
 
 NOTHING = Raw(b"")
 """An absent field that is kept as it is."""

@@ -11,11 +11,11 @@ from tokenbus.events.frames import ImagesAsked
 from tokenbus.events.requests import Generate, Mode
 from tokenbus.providers.api import ApiName, Decoder, Format, Provider, Quirks
 from tokenbus.providers.base import ProviderBase
-from tokenbus.providers.images import images_asked, prompt_of
 from tokenbus.providers.media import MIB, MediaLimits
 from tokenbus.providers.openai_images.request import build
 from tokenbus.providers.openai_images.stream import ImagesDecoder
-from tokenbus.providers.sse import MAX_IMAGE_EVENT_BYTES, SseDecoder
+from tokenbus.providers.request.images import images_asked, prompt_of
+from tokenbus.providers.response.sse import MAX_IMAGE_EVENT_BYTES, SseDecoder
 
 
 class OpenAIImages(ProviderBase):

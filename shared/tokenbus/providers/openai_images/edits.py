@@ -16,9 +16,9 @@ from tokenbus.blobs import parse_media_type
 from tokenbus.errors import BlobRefused, RequestInvalid
 from tokenbus.events.requests import Base64Source, ImagePart
 from tokenbus.providers.api import HttpCall
-from tokenbus.providers.building import with_extra
-from tokenbus.providers.form import File, form
-from tokenbus.providers.images import MASK, image_reference
+from tokenbus.providers.request.build import with_extra
+from tokenbus.providers.request.images import MASK, image_reference
+from tokenbus.providers.request.multipart import File, form
 
 PATH = "/images/edits"
 _ENDINGS = {"jpeg": "jpg"}

@@ -10,9 +10,9 @@ import msgspec
 from tokenbus.errors import RequestInvalid
 from tokenbus.events.requests import Generate, ImageOptions, ImagePart, Message, TextPart
 from tokenbus.providers.api import Built, HttpCall, Quirks
-from tokenbus.providers.building import with_extra
-from tokenbus.providers.images import MASK, image_fields, image_options, prompt_of
 from tokenbus.providers.openai_images.edits import edit
+from tokenbus.providers.request.build import with_extra
+from tokenbus.providers.request.images import MASK, image_fields, image_options, prompt_of
 
 _UNKNOWN = ("system", "tools", "tool_choice", "max_tokens", "temperature", "top_p", "stop", "thinking", "output_schema")
 """Fields of a request that this API has no place for."""

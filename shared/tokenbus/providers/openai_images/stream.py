@@ -25,13 +25,13 @@ from tokenbus.events.normalized import (
     Terminal,
     UsageSeen,
 )
-from tokenbus.providers.decoding import ResponseDecoder
-from tokenbus.providers.failures import provider_failure
-from tokenbus.providers.json_reading import read
 from tokenbus.providers.openai_responses.output import media_type
 from tokenbus.providers.openai_responses.stream import usage_of
-from tokenbus.providers.sse import SseEvent
-from tokenbus.providers.usage_counts import latest
+from tokenbus.providers.response.decoder import ResponseDecoder
+from tokenbus.providers.response.error_mapping import provider_failure
+from tokenbus.providers.response.json_decode import read
+from tokenbus.providers.response.sse import SseEvent
+from tokenbus.providers.response.usage import latest
 
 
 class _Made(msgspec.Struct):

@@ -10,13 +10,13 @@ import msgspec
 from tokenbus.events.requests import Mode
 from tokenbus.providers.api import ApiName, Decoder, Format, Provider, Quirks
 from tokenbus.providers.base import ProviderBase
-from tokenbus.providers.files import FileApi
-from tokenbus.providers.inline_thinking import InlineThinking
+from tokenbus.providers.file_api import FileApi
 from tokenbus.providers.media import ANY, COMMON_IMAGES, MIB, MediaLimits
 from tokenbus.providers.openai_responses.files import files
 from tokenbus.providers.openai_responses.request import build
 from tokenbus.providers.openai_responses.stream import ResponsesDecoder
-from tokenbus.providers.sse import MAX_IMAGE_EVENT_BYTES, SseDecoder
+from tokenbus.providers.response.inline_thinking import InlineThinking
+from tokenbus.providers.response.sse import MAX_IMAGE_EVENT_BYTES, SseDecoder
 
 
 class OpenAIResponses(ProviderBase):

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import msgspec
 
-from tokenbus.providers.files import FileApi, FileCall, FileToUpload, Kind, ProviderFile, Upload, bounded_life
-from tokenbus.providers.form import File, form
-from tokenbus.providers.json_reading import read
+from tokenbus.providers.file_api import FileApi, FileCall, FileToUpload, Kind, ProviderFile, Upload, bounded_life
+from tokenbus.providers.request.multipart import File, form
+from tokenbus.providers.response.json_decode import read
 
 MAX_FILE_BYTES = 512 * 10**6
 

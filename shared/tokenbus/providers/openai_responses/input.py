@@ -8,6 +8,7 @@ from typing import cast
 import msgspec
 
 from tokenbus.errors import RequestInvalid
+from tokenbus.events.quirks import Quirks
 from tokenbus.events.requests import (
     Base64Source,
     BlobSource,
@@ -21,10 +22,9 @@ from tokenbus.events.requests import (
     ToolResultPart,
     UrlSource,
 )
-from tokenbus.events.vendor import Quirks
-from tokenbus.providers.building import data_url, fitted_id
-from tokenbus.providers.conversation import Spoken, own_extra, raw_json
 from tokenbus.providers.openai_responses.wire import fields
+from tokenbus.providers.request.build import data_url, fitted_id
+from tokenbus.providers.request.conversation import Spoken, own_extra, raw_json
 
 _TOOL_ID = re.compile(r"[^\s]+")
 _MAX_TOOL_ID = 64

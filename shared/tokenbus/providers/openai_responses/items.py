@@ -9,9 +9,9 @@ from typing import Literal
 import msgspec
 
 from tokenbus.events.normalized import OpenKind
-from tokenbus.providers.json_reading import is_null, read
 from tokenbus.providers.openai_responses import wire
-from tokenbus.providers.told import Told, untold
+from tokenbus.providers.response.json_decode import is_null, read
+from tokenbus.providers.response.repeats import Told, untold
 
 ItemKind = Literal["message", "reasoning", "call", "image", "other"]
 """`other`: what has no name here. It is told when it is complete, as it is."""

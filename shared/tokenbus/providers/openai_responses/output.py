@@ -20,9 +20,8 @@ from tokenbus.events.normalized import (
     ToolCallDone,
     ToolCallStart,
 )
-from tokenbus.providers.decoding import ResponseDecoder
-from tokenbus.providers.json_reading import text_of
 from tokenbus.providers.openai_responses import wire
+from tokenbus.providers.openai_responses.item_table import ItemTable
 from tokenbus.providers.openai_responses.items import (
     Item,
     ItemKind,
@@ -35,8 +34,9 @@ from tokenbus.providers.openai_responses.items import (
     sort_of,
     texts_of,
 )
-from tokenbus.providers.openai_responses.table import ItemTable
-from tokenbus.providers.told import untold
+from tokenbus.providers.response.decoder import ResponseDecoder
+from tokenbus.providers.response.json_decode import text_of
+from tokenbus.providers.response.repeats import untold
 
 _RAW_REASONING = '{"type":"reasoning_text"}'
 

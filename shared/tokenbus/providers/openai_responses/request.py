@@ -12,7 +12,8 @@ import msgspec
 from tokenbus.events.model_names import begins_with
 from tokenbus.events.requests import Generate, Message, TextPart, Tool, ToolChoice
 from tokenbus.providers.api import Built, HttpCall, Quirks
-from tokenbus.providers.building import (
+from tokenbus.providers.openai_responses.input import Input, text_part
+from tokenbus.providers.request.build import (
     effort_of,
     named_schema,
     needs_tools,
@@ -20,9 +21,8 @@ from tokenbus.providers.building import (
     told_stops,
     with_extra,
 )
-from tokenbus.providers.conversation import Takes, conversation
-from tokenbus.providers.images import MASK, image_fields, image_options, image_reference
-from tokenbus.providers.openai_responses.input import Input, text_part
+from tokenbus.providers.request.conversation import Takes, conversation
+from tokenbus.providers.request.images import MASK, image_fields, image_options, image_reference
 
 ENCRYPTED_REASONING = "reasoning.encrypted_content"
 

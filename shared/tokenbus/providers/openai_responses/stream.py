@@ -19,7 +19,7 @@ from __future__ import annotations
 import msgspec
 
 from tokenbus.errors import Malformed
-from tokenbus.events.failure import ErrorInfo
+from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.normalized import (
     Cut,
     Done,
@@ -32,14 +32,14 @@ from tokenbus.events.normalized import (
     UsageSeen,
 )
 from tokenbus.events.usage import Usage
-from tokenbus.providers.decoding import finish_of
-from tokenbus.providers.failures import provider_failure
-from tokenbus.providers.json_reading import is_null, read, text_of
 from tokenbus.providers.openai_responses import wire
 from tokenbus.providers.openai_responses.items import ItemKind, arguments_of, raw_key, summary_key, text_key, tools_of
 from tokenbus.providers.openai_responses.output import OutputDecoder
-from tokenbus.providers.sse import SseEvent
-from tokenbus.providers.usage_counts import count, latest
+from tokenbus.providers.response.decoder import finish_of
+from tokenbus.providers.response.error_mapping import provider_failure
+from tokenbus.providers.response.json_decode import is_null, read, text_of
+from tokenbus.providers.response.sse import SseEvent
+from tokenbus.providers.response.usage import count, latest
 
 FINISH: dict[str, FinishReason] = {
     "completed": "stop",

@@ -2,7 +2,7 @@
 
 The JSON `type` decides, never the event's name, which may be missing. Neither ids nor indexes of items are sound keys:
 some vendors change ids from event to event (GitHub Copilot), others leave `output_index` out (llama.cpp); see
-`tokenbus.providers.openai_responses.table`. An index inside of an item that is left out is 0.
+`tokenbus.providers.openai_responses.item_table`. An index inside of an item that is left out is 0.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Raw
 
 from tokenbus.errors import Malformed
-from tokenbus.providers.json_reading import Index, read, tag_of
+from tokenbus.providers.response.json_decode import Index, read, tag_of
 
 NOTHING = Raw(b"")
 """An absent field that is kept as it is."""

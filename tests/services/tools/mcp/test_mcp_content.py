@@ -11,9 +11,9 @@ import pytest
 from tests.services.tools.conftest import MemoryBlobs
 from tokenbus.blobs import blob_id_of
 from tokenbus.errors import ToolFailure
-from tokenbus_services.tools.calls import ToolOutcome
 from tokenbus_services.tools.mcp.content import MAX_BLOBS, outcome_of
 from tokenbus_services.tools.results import Results
+from tokenbus_services.tools.tool_call import ToolOutcome
 
 
 def image(content: bytes = b"png", media_type: str = "image/png") -> types.ImageContent:

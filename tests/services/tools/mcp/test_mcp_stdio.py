@@ -14,7 +14,7 @@ from tests.services.tools.mcp.conftest import Notes, Start, alive, answer, stdio
 from tests.waiting import eventually
 from tokenbus.events.frames import ToolReported
 from tokenbus_services.settings import McpStdio
-from tokenbus_services.tools.execute import Executor
+from tokenbus_services.tools.executor import Executor
 
 
 async def works_again(executor: Executor, name: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from tests.unit.core.prefill.reference import Region
-from tokenbus.core.prefill.reader import TextReader
+from tokenbus.core.prefill.parser import TextReader
 from tokenbus.events import normalized as n
 from tokenbus.events.frames import TextReading
 

@@ -9,18 +9,18 @@ import pytest
 
 from tests.unit.core.prefill.reading import read, reader, regions
 from tests.unit.core.script import Story, of_type
-from tokenbus.core.effects import RunTools
-from tokenbus.core.prefill.setting import reading_of
-from tokenbus.core.prefill.tags import MAX_TAG, Marks, Tag
+from tokenbus.core.prefill.options import reading_of
+from tokenbus.core.prefill.tag_scanner import MAX_TAG, Marks, Tag
+from tokenbus.core.run.effects import RunTools
 from tokenbus.events import normalized as n
 from tokenbus.events.frames import TextReading
 from tokenbus.events.public import BlockComplete
+from tokenbus.events.quirks import ApiName, Quirks
 from tokenbus.events.requests import Generate, Message, Tool, ToolResultPart
-from tokenbus.events.vendor import ApiName, Quirks
 from tokenbus.providers import registry
-from tokenbus.providers.transcript import transcribe
-from tokenbus_services.replay import Asked, Reply, anthropic, gemini, openai_chat
-from tokenbus_services.replay.dialect import Composer
+from tokenbus.providers.request.transcript import transcribe
+from tokenbus_services.mock_provider import Asked, Reply, anthropic, gemini, openai_chat
+from tokenbus_services.mock_provider.provider_api import Composer
 
 
 class Steps:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.unit.core.prefill.reading import joined, read, reader, regions
 from tokenbus.core.prefill.calls import call_id
-from tokenbus.core.prefill.tags import PREFIX
+from tokenbus.core.prefill.tag_scanner import PREFIX
 from tokenbus.events import normalized as n
 
 TYPES = {"f": {"n": ["integer"], "maybe": ["string", "null"]}}

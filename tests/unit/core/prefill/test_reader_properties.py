@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.unit.core.prefill.reading import joined, read, reader, regions, same
 from tests.unit.core.prefill.reference import read as read_whole
-from tokenbus.core.prefill.reader import TextReader
+from tokenbus.core.prefill.parser import TextReader
 
 TYPES = {"f": {"n": ["integer"], "o": ["object"]}}
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from tests.unit.core.script import Story, of_type
-from tokenbus.core.effects import CloseAttempt, EndRun, NextTurn, RunTools
 from tokenbus.core.prefill.turn import MAX_IDLE, MAX_RESUMPTIONS
+from tokenbus.core.run.effects import CloseAttempt, EndRun, NextTurn, RunTools
 from tokenbus.events import normalized as n
-from tokenbus.events.failure import ErrorInfo
+from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.frames import TextReading, ToolReturned
 from tokenbus.events.public import BlockComplete, Chunk, Completed, Incomplete
 from tokenbus.events.requests import Message

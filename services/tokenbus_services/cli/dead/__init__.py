@@ -1,0 +1,1 @@
+"""`tokenbus dead`: lists, shows, retries and drops dead letters."""

@@ -1,0 +1,161 @@
+"""`tokenbus dead`: what nobody could work, shown, sent again, or dropped."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+
+from tokenbus.bus.dead_letters import Dead, all_dead, drop_dead, find_dead, newest_dead
+from tokenbus.bus.keys import Keys
+from tokenbus.bus.server.server import Server, translated
+from tokenbus.bus.server.stream_reader import id_key
+from tokenbus.client.deployment import Deployment
+from tokenbus.errors import CannotRetry, SettingsError
+from tokenbus_services import settings as configuration
+from tokenbus_services.cli import connect as reaching
+from tokenbus_services.cli import exit_codes as ending
+from tokenbus_services.cli.dead.hexdump import readable
+from tokenbus_services.cli.dead.retry import send_again
+from tokenbus_services.cli.render import terminal
+from tokenbus_services.cli.render.event_text import moment
+
+IN_A_LINE = 80
+"""Characters of a reason in a list."""
+
+
+async def listing(*, most: int, as_json: bool) -> None:
+    """Show the newest ones."""
+    async with _reached() as (server, keys):
+        found = [dead async for dead in newest_dead(server, keys, most=most)]
+    if as_json:
+        for dead in found:
+            _print_json({**_facts(dead), "size": _size(dead)})
+    elif console := terminal.console():
+        console.print(_table(found))
+    else:
+        for dead in found:
+            e = dead.entry
+            words = (dead.id, e.stage, e.run or "-", f"{_size(dead)} B", _one_line(e.reason))
+            print(terminal.safe("  ".join(words)))
+
+
+async def show(entry_id: str, *, as_json: bool, raw: bool) -> None:
+    """Show one whole, its bytes too; with ``raw`` those alone, as they are. Raises DeadNotFound."""
+    if raw and sys.stdout.isatty():
+        raise SettingsError("options", "--raw", "not onto a terminal, which may obey them; into a file or a pipe")
+    async with _reached() as (server, keys):
+        dead = await find_dead(server, keys, entry_id)
+    if raw:
+        sys.stdout.buffer.write(dead.entry.bytes)
+        sys.stdout.buffer.flush()
+    elif as_json:
+        _print_json({"id": dead.id, **msgspec.to_builtins(dead.entry)})
+    else:
+        print(terminal.safe("\n".join(_whole(dead))))
+
+
+async def retry(entry_ids: Sequence[str], *, as_json: bool) -> int:
+    """Send the requests behind these entries again, or behind all where none is named, and take the entries away.
+
+    The exit code: 1 where one of them had to stay.
+    """
+    kept = 0
+    async with _reached() as (server, keys), reaching.client() as bus:
+        async for dead in _chosen(server, keys, entry_ids):
+            try:
+                run = await send_again(bus, server, keys, dead)
+            except CannotRetry as e:
+                kept += 1
+                _tell(dead, as_json, f"stays: {e.problem}", problem=e.problem)
+                continue
+            # Only now: after a crash in between it is sent again, under the same id, which is the same run.
+            await drop_dead(server, keys, [dead.id])
+            _tell(dead, as_json, f"sent again as run {run.id}", run=run.id)
+    return ending.OTHER if kept else 0
+
+
+async def drop(entry_ids: Sequence[str], *, as_json: bool) -> None:
+    """Delete these entries, or all where none is named. Raises DeadNotFound for the first that is not there."""
+    async with _reached() as (server, keys):
+        async for dead in _chosen(server, keys, entry_ids):
+            await drop_dead(server, keys, [dead.id])
+            _tell(dead, as_json, "dropped")
+
+
+@asynccontextmanager
+async def _reached() -> AsyncGenerator[tuple[Server, Keys]]:
+    """The server and the deployment on it. Its errors are told as what they are."""
+    settings = reaching.with_server(configuration.load())
+    assert settings.redis_url
+    async with Server(settings.redis_url) as server:
+        keys = await Deployment(server, settings.prefix, None).keys()
+        with translated(server, keys.dead):
+            yield server, keys
+
+
+async def _chosen(server: Server, keys: Keys, entry_ids: Sequence[str]) -> AsyncIterator[Dead]:
+    if not entry_ids:
+        async for dead in all_dead(server, keys):
+            yield dead
+    for entry_id in sorted(set(entry_ids), key=id_key):
+        yield await find_dead(server, keys, entry_id)
+
+
+def _size(dead: Dead) -> int:
+    return dead.entry.size or len(dead.entry.bytes)
+
+
+def _facts(dead: Dead) -> dict[str, Any]:
+    facts = msgspec.to_builtins(dead.entry)
+    del facts["bytes"]
+    return {"id": dead.id, **facts}
+
+
+def _tell(dead: Dead, as_json: bool, words: str, **facts: str) -> None:
+    if as_json:
+        _print_json({"id": dead.id, **facts})
+    else:
+        print(terminal.safe(f"{dead.id} {words}"), flush=True)
+
+
+def _print_json(value: dict[str, Any]) -> None:
+    sys.stdout.buffer.write(msgspec.json.encode(value) + b"\n")
+    sys.stdout.buffer.flush()
+
+
+def _whole(dead: Dead) -> Iterable[str]:
+    e = dead.entry
+    yield f"entry   {dead.id}"
+    yield f"buried  {moment(dead.id)}"
+    yield f"reason  {e.reason}"
+    yield f"stage   {e.stage}"
+    yield f"stream  {e.stream}"
+    yield f"origin  {e.entry}"
+    yield f"run     {e.run or '-'}"
+    cut = f", of which the first {len(e.bytes)} are kept" if e.size else ""
+    kind, text = readable(e.bytes)
+    yield f"bytes   {_size(dead)}{cut}, {kind}"
+    yield ""
+    yield text
+
+
+def _table(found: Sequence[Dead]) -> Any:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table("entry", "buried", "stage", "run", "bytes", "reason", box=SIMPLE_HEAD)
+    for dead in found:
+        e = dead.entry
+        words = (dead.id, moment(dead.id), e.stage, e.run or "-", str(_size(dead)), _one_line(e.reason))
+        table.add_row(*(Text(terminal.safe(word)) for word in words))
+    return table
+
+
+def _one_line(reason: str) -> str:
+    line = " ".join(reason.split())
+    return line if len(line) <= IN_A_LINE else line[: IN_A_LINE - 1] + "…"

@@ -1,0 +1,50 @@
+"""Sends again what a dead entry stopped, or says why that cannot be.
+
+What is sent again is always the request, as a new run: the run that it once named has ended `failed`, which its
+subscribers have heard. The new run's id follows from the old one's, or from where the entry lay; so, however often and
+by however many the same is sent again, there is one new run.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from tokenbus import Client, Run
+from tokenbus.bus.dead_letters import Dead
+from tokenbus.bus.keys import DATA_FIELD, Keys
+from tokenbus.bus.server.server import Server
+from tokenbus.client.retry_resume import derived_id
+from tokenbus.core.request.parse import decode_request
+from tokenbus.errors import CannotRetry, RequestError, RunError, WireError
+from tokenbus.events.requests import Generate
+
+
+async def send_again(bus: Client, server: Server, keys: Keys, dead: Dead) -> Run:
+    """Publish the request behind the entry. Raises CannotRetry; ServerUnavailable and ServerFull, after which the same
+    may be done again."""
+    e = dead.entry
+    try:
+        if e.stream == keys.requests:
+            return await bus.publish(_inbound(dead))
+        if e.run is None:
+            raise CannotRetry(dead.id, "it names no run")
+        status: bytes | None = await server.client.hget(keys.run(e.run), "status")
+        if status not in (None, b"failed"):
+            raise CannotRetry(dead.id, f"run {e.run} is {status.decode()}: it went on without this entry")
+        return await bus.retry(e.run)
+    except (RequestError, RunError, WireError) as problem:
+        raise CannotRetry(dead.id, str(problem)) from None
+
+
+def _inbound(dead: Dead) -> Generate:
+    """The bytes are the request itself."""
+    e = dead.entry
+    if e.size:
+        raise CannotRetry(dead.id, f"only {len(e.bytes)} of its {e.size} bytes are kept; publish the request again")
+    request = decode_request({DATA_FIELD.encode(): e.bytes}, limit=len(e.bytes))
+    if not isinstance(request, Generate):
+        raise CannotRetry(dead.id, "it is a cancel, whose moment has passed")
+    again = derived_id(e.run or f"{e.stream} {e.entry}", "retry", 1)
+    if e.run is None:
+        return msgspec.structs.replace(request, id=again)
+    return msgspec.structs.replace(request, id=again, metadata={**(request.metadata or {}), "retry_of": e.run})

@@ -1,0 +1,1 @@
+"""`tokenbus demo`: the main job in a minute, against the mock provider."""

@@ -1,0 +1,133 @@
+"""What `tokenbus doctor` makes of the facts: each finding says what is wrong, where, and what to do. Pure.
+
+Here the server and the deployment; `checks_work` has the bus at work, `checks_outside` what lies around it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Literal
+
+import msgspec
+
+from tokenbus.bus.keys import WIRE_VERSION
+from tokenbus.bus.server.server import ServerInfo
+from tokenbus_services.cli.inspect.snapshot import NodeFacts
+from tokenbus_services.cli.render.event_text import size
+from tokenbus_services.settings import Settings
+
+Level = Literal["ok", "note", "wrong"]
+
+NEARLY = 0.8
+"""Part of a bound from which on it is worth a word."""
+SKEW_MS = 2_000
+"""So far may a clock be off without harm: retry delays, deadlines and times of events are by workers' clocks."""
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One thing that was looked at."""
+
+    level: Level
+    about: str
+    says: str
+    todo: str | None = None
+
+
+def check_server(url: str, info: ServerInfo, *, persistent: bool | None) -> Iterator[Finding]:
+    """``persistent``: None where the server does not say."""
+    version = ".".join(map(str, info.version))
+    yield Finding(level="ok", about="server", says=f"{info.name} {version} at {url}")
+    if info.eviction != "noeviction":
+        yield Finding(
+            level="wrong",
+            about="eviction",
+            says=f"maxmemory-policy is {info.eviction}: under memory pressure the server drops what nobody has read",
+            todo="set maxmemory-policy noeviction on the server",
+        )
+    if persistent is False:
+        yield Finding(
+            level="note",
+            about="persistence",
+            says="the server keeps nothing on disk: its restart loses open runs and requests",
+            todo="set appendonly yes on the server, unless that loss is meant",
+        )
+
+
+def check_node(node: NodeFacts, *, here_ms: int) -> Iterator[Finding]:
+    """``here_ms``: Unix time by this machine's clock when the node was asked for its own."""
+    if node.memory_limit and node.memory_bytes >= NEARLY * node.memory_limit:
+        yield Finding(
+            level="wrong",
+            about="memory",
+            says=f"{node.name} has {size(node.memory_bytes)} of its maxmemory {size(node.memory_limit)} in use: "
+            "at the limit it takes no more requests",
+            todo="raise maxmemory, or shorten what retention.* keeps",
+        )
+    if node.disk_fault:
+        yield Finding(
+            level="wrong",
+            about="disk",
+            says=f"{node.name} could not write to its disk: {node.disk_fault}",
+            todo="make room on the server's disk, or mend its rights; its log says more",
+        )
+    skew = here_ms - node.now_ms
+    if abs(skew) > SKEW_MS:
+        off = f"{abs(skew) / 1000:.1f} s {'ahead of' if skew > 0 else 'behind'}"
+        yield Finding(
+            level="wrong",
+            about="clock",
+            says=f"this machine's clock is {off} that of {node.name}: deadlines and retries come early or late",
+            todo="let both follow NTP",
+        )
+
+
+def check_rights(user: str, denied: Sequence[str]) -> Iterator[Finding]:
+    """``denied``: what the server would refuse to this user, in its own words."""
+    if denied:
+        more = f" (and {len(denied) - 1} more)" if len(denied) > 1 else ""
+        yield Finding(
+            level="note",
+            about="rights",
+            says=f"services with these settings could not work, for {user!r} lacks rights: {denied[0]}{more}",
+            todo="grant them with ACL SETUSER, or leave it so if this user only looks",
+        )
+
+
+def not_allowed(about: str, refusal: str) -> Finding:
+    """The server did not let this be looked at."""
+    return Finding(
+        level="note",
+        about=about,
+        says=f"could not be looked at: {refusal}",
+        todo="grant the user of these settings that right, with ACL SETUSER",
+    )
+
+
+def check_deployment(settings: Settings, meta: Mapping[str, str]) -> Iterator[Finding]:
+    """``meta``: what the deployment has agreed on; empty where no service has started yet."""
+    if not meta:
+        yield Finding(
+            level="wrong",
+            about="deployment",
+            says=f"no service has ever started with prefix {settings.prefix!r} on this server",
+            todo="start `tokenbus up`, or the workers; or set the prefix that they have",
+        )
+        return
+    ours = {"partitions": str(settings.partitions), "wire_version": str(WIRE_VERSION)}
+    for name, value in ours.items():
+        if meta.get(name) != value:
+            yield Finding(
+                level="wrong",
+                about="deployment",
+                says=f"{name} is {value} here but {meta.get(name)} on the server",
+                todo="use one version" if name == "wire_version" else "set the same partitions everywhere",
+            )
+    if all(meta.get(name) == value for name, value in ours.items()):
+        yield Finding(
+            level="ok", about="deployment", says=f"{settings.partitions} partitions, wire version {WIRE_VERSION}"
+        )
+
+
+def all_well(findings: Iterable[Finding]) -> bool:
+    """Whether nothing is wrong."""
+    return all(finding.level != "wrong" for finding in findings)

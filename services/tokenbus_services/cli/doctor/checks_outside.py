@@ -1,0 +1,76 @@
+"""What `tokenbus doctor` makes of what lies around the bus: providers, their keys, the blob store, this disk. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from tokenbus.errors import SettingsError
+from tokenbus.providers import registry
+from tokenbus_services.cli.doctor.checks import Finding
+from tokenbus_services.cli.render.event_text import size
+from tokenbus_services.redaction import key_in_file
+from tokenbus_services.settings import DEFAULT_PROVIDERS, Settings
+
+LITTLE_ROOM = 2**30
+"""Bytes of a disk below which a server's files and blobs may soon find no room."""
+
+
+def check_providers(settings: Settings, env: Mapping[str, str]) -> Iterator[Finding]:
+    """Whether each provider's key is in this environment. Names variables, never what they hold."""
+    for name, provider in sorted(settings.providers.items()):
+        meant = provider is not DEFAULT_PROVIDERS.get(name)
+        about = f"provider {name}"
+        try:
+            api = registry.get(provider.api)
+        except SettingsError as e:
+            if meant:
+                yield Finding(level="wrong", about=about, says=e.problem, todo="choose another api")
+            continue
+        variable = api.default_key_env if provider.api_key_env is None else provider.api_key_env
+        path = provider.api_key_file or (env.get(f"{variable}_FILE") if variable else None)
+        if provider.auth:
+            yield Finding(level="ok", about=about, says=f"is authorised by {provider.auth}")
+        elif path:
+            there = bool(key_in_file(path))
+            todo = None if there else "put the key there, alone, readable for this user"
+            says = f"{path} holds {'a' if there else 'no'} key"
+            yield Finding(level="ok" if there else "wrong", about=about, says=says, todo=todo or "")
+        elif not variable:
+            yield Finding(level="ok", about=about, says="needs no key")
+        elif env.get(variable):
+            yield Finding(level="ok", about=about, says=f"{variable} holds a key")
+        else:
+            yield Finding(
+                level="wrong" if meant else "note",
+                about=about,
+                says=f"{variable} holds no key here",
+                todo="set it where fetchers run, to use this provider",
+            )
+
+
+def check_reach(name: str, url: str, *, problem: str | None) -> Finding:
+    """``problem``: why the provider's address gave no answer at all; None where it gave one, of whatever kind."""
+    about = f"provider {name}"
+    if problem is None:
+        return Finding(level="ok", about=about, says=f"answers at {url}")
+    todo = "mend base_url, or let this machine reach it: name service, firewall, proxy"
+    return Finding(level="wrong", about=about, says=f"no answer from {url}: {problem}", todo=todo)
+
+
+def check_blobs(url: str, *, problem: str | None) -> Finding:
+    """``problem``: why the blob service did not answer; None where it did."""
+    if problem is None:
+        return Finding(level="ok", about="blobs", says=f"answers at {url}")
+    todo = "start it with `tokenbus worker blobs`, or set blobs.service_url"
+    return Finding(level="wrong", about="blobs", says=f"{url}: {problem}", todo=todo)
+
+
+def check_disk(path: str, *, free_bytes: int) -> Iterator[Finding]:
+    """The disk of the data directory: of the blob store, and of the server that `tokenbus up` starts."""
+    if free_bytes < LITTLE_ROOM:
+        yield Finding(
+            level="wrong",
+            about="disk",
+            says=f"{size(free_bytes)} are free where {path} lies",
+            todo="make room, or set data_dir to another disk",
+        )

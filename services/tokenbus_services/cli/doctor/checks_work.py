@@ -1,0 +1,136 @@
+"""What `tokenbus doctor` makes of the bus at work: stages, queues, what is stuck and what is dead. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from tokenbus.bus.dead_letters import Dead
+from tokenbus_services.cli.doctor.checks import NEARLY, Finding
+from tokenbus_services.cli.inspect.snapshot import INTAKE, QueueFacts, StageFacts
+from tokenbus_services.cli.render.event_text import size
+from tokenbus_services.runtime.mcp_tool_cache import REFRESH_S, TTL_S
+
+GROWS = 0.1
+"""Part of the lag limit from which on a lag that grows is worth a word."""
+OFTEN = 3
+"""More deliveries of an entry than a lost worker or two explain."""
+
+
+class StuckFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """Entries of a group that workers took and did not finish."""
+
+    abandoned: int = 0
+    """That nobody keeps alive, and nobody takes over."""
+    often: int = 0
+    """That were handed out more than `OFTEN` times."""
+    example: str = ""
+    """One of those, as stream and entry."""
+
+
+def check_stage(stage: StageFacts, earlier: StageFacts, *, lag_limit: int) -> Finding:
+    """``earlier``: the same a moment ago; ``lag_limit``: bytes of lag at which the stage before this one stops."""
+    orphans = [n for n, p in enumerate(stage.partitions) if p.owner is None]
+    behind = [n for n, p in enumerate(stage.partitions) if p.lag_bytes >= lag_limit]
+    workers = len(stage.workers)
+    start = f"start more with `tokenbus worker {stage.name}`"
+    if orphans:
+        says = f"nobody owns partition {_numbers(orphans)}; {workers} at work"
+        return Finding(level="wrong", about=stage.name, says=says, todo=start)
+    if behind:
+        says = f"partition {_numbers(behind)} is more than {size(lag_limit)} behind: what feeds it waits"
+        return Finding(level="wrong", about=stage.name, says=says, todo=start)
+    growing = [
+        n
+        for n, (now, before) in enumerate(zip(stage.partitions, earlier.partitions, strict=True))
+        if now.lag_bytes > max(before.lag_bytes, GROWS * lag_limit)
+    ]
+    if growing:
+        says = f"partition {_numbers(growing)} falls further behind: {size(stage.lag_bytes)} in all"
+        return Finding(level="note", about=stage.name, says=says, todo=start)
+    entries = "" if stage.lag_entries is None else f"{stage.lag_entries} entries, "
+    lag = f"{entries}{size(stage.lag_bytes)} behind"
+    says = f"{workers} at work, all {len(stage.partitions)} partitions owned, {lag}"
+    if workers > len(stage.partitions):
+        says += f"; {workers - len(stage.partitions)} of them idle, for a partition has one owner"
+    return Finding(level="ok", about=stage.name, says=says)
+
+
+def check_no_policy_worker(stage: StageFacts, *, meant: bool) -> Iterator[Finding]:
+    """The policy stage, where none of its workers lives. ``meant``: whether these settings have policies."""
+    if not stage.lag_bytes and not meant:
+        return
+    waiting = f"{size(stage.lag_bytes)} of drafts wait, and " if stage.lag_bytes else ""
+    says = f"{waiting}no policy worker runs: runs that have policies wait, or end when their patience does"
+    yield Finding(level="wrong", about=stage.name, says=says, todo="start one with `tokenbus worker policy`")
+
+
+def check_queue(queue: QueueFacts, stuck: StuckFacts) -> Iterator[Finding]:
+    """One group of work queues."""
+    at_work = len(queue.workers) or "nobody"
+    state = f"{at_work} at work, {queue.waiting} waiting, {queue.held} in hand"
+    start = f"start one with `tokenbus worker {'fetcher' if queue.name == INTAKE else queue.name}`"
+    if stuck.abandoned:
+        says = f"{stuck.abandoned} entries of lost workers are not taken over; {state}"
+        yield Finding(level="wrong", about=queue.name, says=says, todo=start)
+    elif not queue.workers:
+        yield Finding(level="wrong", about=queue.name, says=state, todo=start)
+    else:
+        yield Finding(level="ok", about=queue.name, says=state)
+    if stuck.often:
+        yield Finding(
+            level="wrong",
+            about=queue.name,
+            says=f"{stuck.often} entries were handed out more than {OFTEN} times, {stuck.example} for one: "
+            "their workers die, or are killed",
+            todo="look why workers end: memory, restarts, or what the entry asks for",
+        )
+
+
+def check_room(waiting: int, *, bound: int) -> Iterator[Finding]:
+    """The inbound stream against its bound: at the bound, publishing is refused."""
+    if waiting >= NEARLY * bound:
+        yield Finding(
+            level="wrong",
+            about="requests",
+            says=f"{waiting} of at most {bound} requests wait to be taken in",
+            todo="start more with `tokenbus worker fetcher`",
+        )
+
+
+def check_dead(entries: int, newest: Sequence[Dead]) -> Iterator[Finding]:
+    """Poison is no state of the bus, but its cause may be. ``newest``: at the most one."""
+    for dead in newest:
+        newest_one = f"{dead.id} of {dead.entry.stage}: {dead.entry.reason}"
+        yield Finding(
+            level="note",
+            about="dead",
+            says=f"{entries} entries could not be worked; the newest, {newest_one}",
+            todo="look with `tokenbus dead show`, mend the cause, then `tokenbus dead retry` or `drop`",
+        )
+
+
+def check_listing(server: str, left_s: int | None) -> Finding:
+    """What tool executors know of an MCP server; ``left_s``: how long that still counts, None where nobody lists it."""
+    about = f"mcp {server}"
+    if left_s is None:
+        return Finding(
+            level="wrong",
+            about=about,
+            says="no tool executor lists its tools: requests that name one are refused",
+            todo="see that `tokenbus worker tools` runs with these settings; its log says why there is no list",
+        )
+    age = max(0, TTL_S - left_s)
+    if age > 2 * REFRESH_S:
+        return Finding(
+            level="note",
+            about=about,
+            says=f"its tools were listed {age} s ago, and should be every {REFRESH_S:.0f} s",
+            todo="see whether a tool executor runs with these settings",
+        )
+    return Finding(level="ok", about=about, says=f"its tools were listed {age} s ago")
+
+
+def _numbers(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers))

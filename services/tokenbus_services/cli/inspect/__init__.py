@@ -1,0 +1,4 @@
+"""What a deployment is doing now, read from its server without changing it.
+
+Used by `top`, `doctor` and `demo`.
+"""

@@ -1,0 +1,181 @@
+"""Looks at a deployment on its server: one pipeline a look, its length a matter of partitions and never of runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeAlias
+
+from redis.exceptions import ResponseError
+
+from tokenbus.bus.keys import Keys, PublicTopic, order_keys
+from tokenbus.bus.server.server import Server, translated
+from tokenbus_services.cli.inspect.snapshot import (
+    INTAKE,
+    POLICY,
+    QUEUES,
+    RECORDER,
+    STAGES,
+    NodeFacts,
+    PartitionFacts,
+    QueueFacts,
+    Snapshot,
+    StageFacts,
+)
+
+Replies: TypeAlias = Iterator[Any]
+
+ALIVE_MS = 5_000
+"""A worker gives a sign of life, or renews its lease, at least once a second."""
+_LEASE_FIELDS = ("owner", "until", "arrived", "done", "entries", "open")
+
+
+class Observer:
+    """Looks at one deployment, as often as asked."""
+
+    def __init__(
+        self,
+        server: Server,
+        keys: Keys,
+        *,
+        topic: PublicTopic | None = "chunks",
+        recorded: bool = False,
+        judged: bool = False,
+    ) -> None:
+        """``topic``: the public topic whose entries count as chunks; None: none is written. ``recorded``: whether the
+        deployment records runs; ``judged``: whether it has policies."""
+        self._server = server
+        self._keys = keys
+        self._topic: PublicTopic | None = topic
+        self._queue_topics = (*QUEUES, RECORDER) if recorded else QUEUES
+        self._stages = (*STAGES, POLICY) if judged else STAGES
+
+    async def look(self) -> Snapshot:
+        """Everything as it stands. Raises ServerUnavailable, and what redis-py raises for a right that is missing."""
+        with translated(self._server):
+            replies: list[Any] = await self._ask().execute(raise_on_error=False)
+            return self._snapshot(iter(replies), await self._nodes())
+
+    def _ask(self) -> Any:
+        keys = self._keys
+        pipe = self._server.client.pipeline(transaction=False)
+        for name, topic in self._stages:
+            pipe.zrange(keys.members(name), 0, -1, withscores=True)
+            for p in range(keys.partitions):
+                pipe.hmget(keys.lease(p, name), _LEASE_FIELDS)
+                pipe.xinfo_groups(keys.topic(p, topic))
+        for name, streams in self._queues():
+            pipe.zrange(keys.members(name), 0, -1, withscores=True)
+            for stream in streams:
+                pipe.xinfo_stream(stream)
+                pipe.xinfo_groups(stream)
+                pipe.zcard(order_keys(stream)[0])
+        if self._topic:
+            for p in range(keys.partitions):
+                pipe.xinfo_stream(keys.topic(p, self._topic))
+        pipe.xlen(keys.dead)
+        return pipe
+
+    def _queues(self) -> Iterator[tuple[str, list[str]]]:
+        yield INTAKE, [self._keys.requests]
+        for name, topic in self._queue_topics:
+            yield name, [self._keys.topic(p, topic) for p in range(self._keys.partitions)]
+
+    def _snapshot(self, replies: Replies, nodes: list[NodeFacts]) -> Snapshot:
+        """Takes the replies in the order of `_ask`."""
+        now = max(node.now_ms for node in nodes)
+        stages = [self._stage(name, replies, now) for name, _ in self._stages]
+        queues = [self._queue(name, len(streams), replies, now) for name, streams in self._queues()]
+        return Snapshot(
+            at_ms=now,
+            stages=stages,
+            queues=queues,
+            nodes=nodes,
+            chunks=self._chunks(replies) if self._topic else None,
+            dead=_checked(next(replies)),
+        )
+
+    def _stage(self, name: str, replies: Replies, now: int) -> StageFacts:
+        workers = _alive(next(replies), now)
+        partitions: list[PartitionFacts] = []
+        for _ in range(self._keys.partitions):
+            owner, until, *numbers = _checked(next(replies))
+            arrived, done, entries, open_ = (int(n or 0) for n in numbers)
+            partitions.append(
+                PartitionFacts(
+                    owner=owner.decode(errors="replace") if owner and int(until or 0) > now else None,
+                    lag_bytes=max(0, arrived - done),
+                    lag_entries=_group(next(replies), name).get("lag"),
+                    entries=entries,
+                    done_bytes=done,
+                    open=open_,
+                )
+            )
+        return StageFacts(name=name, workers=workers, partitions=partitions)
+
+    def _queue(self, name: str, streams: int, replies: Replies, now: int) -> QueueFacts:
+        workers = _alive(next(replies), now)
+        waiting = held = 0
+        added: list[int | None] = []
+        for _ in range(streams):
+            stream: dict[str, Any] = _checked(next(replies)) or {}
+            pending: int = _group(next(replies), name).get("pending", 0)
+            pending -= min(pending, _checked(next(replies)))  # those in order are in nobody's hands
+            held += pending
+            waiting += stream.get("length", 0) - pending  # what is done is deleted
+            if stream:
+                added.append(stream.get("entries-added"))
+        return QueueFacts(name=name, workers=workers, waiting=max(0, waiting), held=held, added=_sum(added))
+
+    def _chunks(self, replies: Replies) -> int | None:
+        streams: list[dict[str, Any] | None] = [_checked(next(replies)) for _ in range(self._keys.partitions)]
+        return _sum([stream.get("entries-added") for stream in streams if stream])
+
+    async def _nodes(self) -> list[NodeFacts]:
+        client = self._server.client
+        if self._server.topology == "cluster":
+            masters = client.PRIMARIES
+            infos: dict[str, dict[str, Any]] = await client.info(target_nodes=masters)
+            times: dict[str, tuple[int, int]] = await client.time(target_nodes=masters)
+            return [_node(name, infos[name], times[name]) for name in sorted(infos) if name in times]
+        return [_node(self._server.url.safe, await client.info(), await client.time())]
+
+
+def _node(name: str, info: dict[str, Any], time: tuple[int, int]) -> NodeFacts:
+    states = ("aof_last_write_status", "aof_last_bgrewrite_status", "rdb_last_bgsave_status")
+    return NodeFacts(
+        name=name,
+        memory_bytes=info.get("used_memory", 0),
+        memory_limit=info.get("maxmemory", 0),
+        commands_per_s=info.get("instantaneous_ops_per_sec", 0),
+        clients=info.get("connected_clients", 0),
+        now_ms=time[0] * 1000 + time[1] // 1000,
+        disk_fault=next((f"{state} {info[state]}" for state in states if info.get(state, "ok") != "ok"), None),
+    )
+
+
+def _checked(reply: Any) -> Any:
+    """The reply; None for a key that is not there yet. Raises the error that it is."""
+    if isinstance(reply, ResponseError) and "no such key" in str(reply):
+        return None
+    if isinstance(reply, Exception):
+        raise reply
+    return reply
+
+
+def _group(reply: Any, name: str) -> dict[str, Any]:
+    """What the server says of this group of a stream; nothing where there is none."""
+    groups: list[dict[str, Any]] = _checked(reply) or []
+    nothing: dict[str, Any] = {}
+    return next((group for group in groups if group["name"] == name.encode()), nothing)
+
+
+def _sum(counts: Sequence[int | None]) -> int | None:
+    """None where one of them is not known."""
+    known = [count for count in counts if count is not None]
+    return sum(known) if len(known) == len(counts) else None
+
+
+def _alive(reply: Any, now: int) -> list[str]:
+    """Members that gave a sign of life lately."""
+    members: list[tuple[bytes, float]] = _checked(reply) or []
+    return sorted(name.decode(errors="replace") for name, seen in members if now - seen < ALIVE_MS)

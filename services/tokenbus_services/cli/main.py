@@ -1,0 +1,337 @@
+"""The commands and their options. What each does is imported when it is called, so that every start is quick."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import sys
+from collections.abc import Sequence
+from io import TextIOWrapper
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import click
+
+from tokenbus import __version__
+from tokenbus.bus.keys import TOPICS
+from tokenbus_services.cli import exit_codes as ending
+from tokenbus_services.cli.service_registry import SERVICES
+
+if TYPE_CHECKING:
+    from tokenbus.bus.keys import SubscribedTopic
+    from tokenbus_services.cli.service_registry import ServiceName
+
+_json = click.option("--json", "as_json", is_flag=True, help="One JSON event a line, as on the bus.")
+_lines = click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run one command, and end the process with its exit code (see `ending`)."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a locale that cannot write a character must not end a command
+    try:
+        status = tokenbus.main(arguments, prog_name="tokenbus", standalone_mode=False)
+        sys.stdout.flush()
+    except click.ClickException as e:
+        context = e.ctx if isinstance(e, click.UsageError) else None
+        ending.complain(e.format_message() + (f" (see: {context.command_path} --help)" if context else ""))
+        status = e.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        status = ending.INTERRUPTED
+    except BrokenPipeError:
+        status = ending.abandon_stdout()
+    except Exception as e:
+        status = ending.report(e)
+    sys.exit(status)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, message="%(prog)s %(version)s")
+@click.option("-v", "--verbose", is_flag=True, help="Log everything, and show where an error came from.")
+def tokenbus(verbose: bool) -> None:
+    """A message bus for language-model output.
+
+    Settings come from the file that TOKENBUS_CONFIG names, and from the environment (TOKENBUS_REDIS_URL, …).
+    """
+    if verbose:
+        os.environ["TOKENBUS_LOG_LEVEL"] = "debug"  # for the services that this command starts, too
+
+
+@tokenbus.command()
+@click.argument("service", type=click.Choice(SERVICES), metavar="SERVICE")
+@click.option("--host", help="Address of its HTTP pages; else http.host of the settings.")
+@click.option("--port", type=click.IntRange(0, 65_535), help="Port, 0 for any free one; else the settings' one.")
+@click.option("--mock-url", metavar="URL", help="Add the providers mock-…, which ask the mock provider at URL.")
+def worker(service: ServiceName, host: str | None, port: int | None, mock_url: str | None) -> None:
+    """Run SERVICE (fetcher, normalizer, parser, tools, policy, blobs or recorder) until SIGTERM or Ctrl-C.
+
+    A second signal ends it at once. Prints "ready SERVICE URL" when it can do its work.
+    """
+    from tokenbus_services.cli.worker.command import run
+
+    run(service, host=host, port=port, mock_url=mock_url)
+
+
+@tokenbus.command()
+@click.option(
+    "--scale",
+    "scales",
+    multiple=True,
+    metavar="SERVICE=N",
+    help="Workers of a service, 1 unless told. May be repeated.",
+)
+@click.option("--services", metavar="NAME,…", help="Only these services.")
+@click.option(
+    "--data", type=click.Path(file_okay=False, path_type=Path), help="Data directory; else data_dir, .tokenbus."
+)
+@click.option(
+    "--mock",
+    "mock_provider",
+    is_flag=True,
+    help="Run the mock provider too, which needs no key: the providers mock-anthropic, mock-openai-chat, "
+    "mock-openai-responses and mock-gemini.",
+)
+def up(scales: tuple[str, ...], services: str | None, data: Path | None, mock_provider: bool) -> None:
+    """Run a server and all services as child processes until Ctrl-C.
+
+    The server is one of its own unless TOKENBUS_REDIS_URL names another. Commands, and clients that are given no URL,
+    find it from the same directory. Prints "ready" when all services are; a service that dies is started again.
+    """
+    from tokenbus_services.cli.up.command import run
+
+    run(scales=scales, services=services, data=data, mock_provider=mock_provider)
+
+
+@tokenbus.command()
+@click.option(
+    "--provider",
+    help="Use the real API (anthropic, openai-chat, openai-responses, gemini) with the key in the environment.",
+)
+@click.option("--model", help="Its model; each API has a default.")
+@click.option("--keep", is_flag=True, help="Keep the directory with settings, logs and data, and say where it is.")
+def demo(provider: str | None, model: str | None, keep: bool) -> int:
+    """Everything on this machine: one request with a tool, its text as it streams, then stop.
+
+    Needs no key: a replay provider answers.
+    """
+    from tokenbus_services.cli.demo.command import run
+
+    return run(provider=provider, model=model, keep=keep)
+
+
+@tokenbus.command()
+@click.argument("file", required=False, type=click.File("rb"))
+@click.option("--provider", help="Name of a configured provider; under `tokenbus up --mock`, the mock provider.")
+@click.option("--model", help="Its model.")
+@click.option("--text", help="The user's message.")
+@click.option("--system", help="The system prompt.")
+@click.option(
+    "--tool", "tools", multiple=True, help="Name of a declared tool that the model may call; may be repeated."
+)
+@click.option("--max-tokens", type=click.IntRange(1))
+@click.option("--id", help="The run's id; sent again, it is the same run.")
+@click.option("--follow", is_flag=True, help="Show the run as it streams; its id goes to stderr.")
+@_json
+def send(
+    file: BinaryIO | None, tools: tuple[str, ...], follow: bool, as_json: bool, **options: str | int | None
+) -> int:
+    """Publish a request and print the id of its run.
+
+    FILE holds the request as JSON (- for stdin); without it, the options make one. Under `tokenbus up --mock` it needs
+    neither: then the demo's question is sent, and its run shown.
+    """
+    from tokenbus_services.cli.send import send
+
+    return asyncio.run(send(file, options, tools=tools, follow=follow, as_json=as_json))
+
+
+@tokenbus.command()
+@click.argument("topic", type=click.Choice(TOPICS), metavar="TOPIC")
+@click.option("--group", help="Share the events with other workers of this group.")
+@_json
+def tail(topic: SubscribedTopic, group: str | None, as_json: bool) -> None:
+    """Show the events of TOPIC (visible, chunks, blocks, runs or decisions), of all runs, from now on."""
+    from tokenbus_services.cli.tail import tail
+
+    asyncio.run(tail(topic, group=group, as_json=as_json))
+
+
+@tokenbus.command()
+@click.argument("run")
+@click.option("--after", type=click.IntRange(-1), default=-1, help="Only the events after this seq.")
+@_json
+def follow(run: str, after: int, as_json: bool) -> int:
+    """Show RUN to its end, stored and live.
+
+    Exit code: 0 completed, 4 incomplete, 5 failed, 6 cancelled.
+    """
+    from tokenbus_services.cli.follow import follow
+
+    return asyncio.run(follow(run, after=after, as_json=as_json))
+
+
+@tokenbus.command()
+@click.argument("run")
+@click.option("--reason", help="Told in the run's last event.")
+def cancel(run: str, reason: str | None) -> None:
+    """Stop RUN, at the provider too."""
+    from tokenbus_services.cli.follow import cancel
+
+    asyncio.run(cancel(run, reason=reason))
+
+
+@tokenbus.command()
+@click.option("--every", "every_s", type=click.FloatRange(0.1), default=1.0, show_default=True, help="Seconds.")
+@click.option("--once", is_flag=True, help="Look once, at what happens meanwhile.")
+@_lines
+def top(every_s: float, once: bool, as_json: bool) -> None:
+    """Show the deployment at work, until Ctrl-C: workers, partitions, lag, rates, open runs."""
+    from tokenbus_services.cli.top.command import top
+
+    asyncio.run(top(every_s=every_s, once=once, as_json=as_json))
+
+
+@tokenbus.command()
+@click.option("--keep", is_flag=True, help="Go on until Ctrl-C: load them again where the server has forgotten them.")
+@click.option("--list", "listing", is_flag=True, help="Only show them, as name and SHA-1; no server is asked.")
+def scripts(keep: bool, listing: bool) -> None:
+    """Load the bus's scripts into the server.
+
+    Needed only where users of the server may run no others: deploy/acl.
+    """
+    from tokenbus_services.cli.scripts import load, show
+
+    if listing:
+        show()
+    else:
+        asyncio.run(load(keep=keep))
+
+
+@tokenbus.group()
+def dead() -> None:
+    """What could not be worked: entries of the dead stream, with reason, origin and bytes."""
+
+
+def _entries(context: click.Context, parameter: click.Parameter, values: tuple[str, ...] | str) -> Any:
+    for value in [values] if isinstance(values, str) else values:
+        if not re.fullmatch(r"[0-9]+-[0-9]+", value, re.ASCII) or any(int(n) >= 2**64 for n in value.split("-")):
+            raise click.BadParameter(f"{value!r} is no id of an entry; `tokenbus dead list` shows them.")
+    return values
+
+
+def _some_or_all(entries: tuple[str, ...], everything: bool) -> tuple[str, ...]:
+    if bool(entries) == everything:
+        raise click.UsageError("Name entries, or all with --all.", click.get_current_context())
+    return entries
+
+
+@dead.command("list")
+@click.option("--most", type=click.IntRange(1), default=50, show_default=True, help="So many, the newest first.")
+@_lines
+def dead_list(most: int, as_json: bool) -> None:
+    """Show the newest entries."""
+    from tokenbus_services.cli.dead.command import listing
+
+    asyncio.run(listing(most=most, as_json=as_json))
+
+
+@dead.command("show")
+@click.argument("entry", callback=_entries)
+@click.option("--raw", is_flag=True, help="Its bytes alone, as they are; not onto a terminal.")
+@_lines
+def dead_show(entry: str, raw: bool, as_json: bool) -> None:
+    """Show ENTRY whole: reason, origin and bytes."""
+    from tokenbus_services.cli.dead.command import show
+
+    asyncio.run(show(entry, as_json=as_json, raw=raw))
+
+
+@dead.command("retry")
+@click.argument("entries", nargs=-1, callback=_entries, metavar="[ENTRY]…")
+@click.option("--all", "everything", is_flag=True, help="All entries.")
+@_lines
+def dead_retry(entries: tuple[str, ...], everything: bool, as_json: bool) -> int:
+    """Send the request behind each ENTRY again, as a new run, and take the entry away.
+
+    Sent twice it is one run. An entry from which no request can be made stays, and the reason is told.
+
+    Exit code: 1 where an entry stays.
+    """
+    from tokenbus_services.cli.dead.command import retry
+
+    return asyncio.run(retry(_some_or_all(entries, everything), as_json=as_json))
+
+
+@dead.command("drop")
+@click.argument("entries", nargs=-1, callback=_entries, metavar="[ENTRY]…")
+@click.option("--all", "everything", is_flag=True, help="All entries.")
+@_lines
+def dead_drop(entries: tuple[str, ...], everything: bool, as_json: bool) -> None:
+    """Delete each ENTRY."""
+    from tokenbus_services.cli.dead.command import drop
+
+    asyncio.run(drop(_some_or_all(entries, everything), as_json=as_json))
+
+
+@tokenbus.group(invoke_without_command=True)
+@click.pass_context
+@_lines
+def records(context: click.Context, as_json: bool) -> None:
+    """List the recorded runs, the newest first: when, run, how it ended, provider and model, sizes."""
+    if context.invoked_subcommand is None:
+        from tokenbus_services.cli.records import listing
+
+        asyncio.run(listing(as_json=as_json))
+
+
+@records.command("show")
+@click.argument("run")
+@click.option("--json", "as_json", is_flag=True, help="The record as one JSON object.")
+def records_show(run: str, as_json: bool) -> None:
+    """Show what was recorded of RUN: its request, and what the provider sent in each attempt."""
+    from tokenbus_services.cli.records import show
+
+    show(run, as_json=as_json)
+
+
+@records.command("export")
+@click.argument("run")
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+def records_export(run: str, file: Path) -> None:
+    """Write what was recorded of RUN into FILE, for `tokenbus replay --file` anywhere."""
+    from tokenbus_services.cli.records import export
+
+    export(run, file)
+
+
+@tokenbus.command()
+@click.argument("run", required=False)
+@click.option("--file", type=click.Path(dir_okay=False, path_type=Path), help="An exported record, in place of RUN.")
+@_json
+def replay(run: str | None, file: Path | None, as_json: bool) -> int:
+    """Feed the recorded raw stream of RUN through decoder and parser again, here, and show what comes out.
+
+    Exit code: 0 where that is what was recorded, 1 where it differs; stderr tells how.
+    """
+    from tokenbus_services.cli.records import replay_file, replay_run
+
+    if file and not run:
+        return replay_file(file, as_json=as_json)
+    if run and not file:
+        return replay_run(run, as_json=as_json)
+    raise click.UsageError("Name a RUN or a --file.", click.get_current_context())
+
+
+@tokenbus.command()
+@click.option("--json", "as_json", is_flag=True, help="The findings as one JSON array.")
+@click.option("--providers", "ask_providers", is_flag=True, help="Ask each provider's address too; no key is sent.")
+def doctor(as_json: bool, ask_providers: bool) -> int:
+    """Look at settings, server, workers and queues, and say what is wrong and what to do.
+
+    Exit code: 0 all well, 1 something is wrong.
+    """
+    from tokenbus_services.cli.doctor.command import run
+
+    return run(as_json=as_json, ask_providers=ask_providers)

@@ -1,0 +1,1 @@
+"""What commands print: tables, plain text, live views of runs. Terminal escapes of models end here."""

@@ -1,0 +1,166 @@
+"""Public events in words, the same for a terminal and for plain lines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+import msgspec
+
+from tokenbus.client.decode import TopicEvent
+from tokenbus.events.decisions import Decided
+from tokenbus.events.error_info import ErrorInfo
+from tokenbus.events.public import (
+    BlockComplete,
+    BlockStarted,
+    Cancelled,
+    Chunk,
+    Completed,
+    ImagePreview,
+    ImageRef,
+    Incomplete,
+    Restarted,
+    Retrying,
+    RunFailedEvent,
+    Started,
+    Timing,
+    ToolProgress,
+    UnknownEvent,
+    UsageReported,
+)
+from tokenbus.events.usage import Usage
+
+
+def name(event: TopicEvent) -> str:
+    """The event's type, as on the wire."""
+    if isinstance(event, UnknownEvent):
+        return event.event_type
+    return str(event.__struct_config__.tag)
+
+
+def details(event: TopicEvent) -> str:
+    """What a person wants to know of the event beside its type. Content is quoted as JSON would, on one line."""
+    match event:
+        case Chunk():
+            return f"{event.block} {event.tool_call_part or event.kind} {_quoted(event.text)}"
+        case BlockStarted():
+            return f"{event.block} {title(event)}"
+        case BlockComplete():
+            return f"{event.block} {title(event)} {_quoted(content(event))}"
+        case ImagePreview():
+            return f"{event.block} preview {event.index} {image(event.image)}"
+        case ToolProgress():
+            return f"{event.block} {event.tool_name} {progress(event)}"
+        case Started():
+            return f"{event.provider} {event.model}"
+        case Retrying():
+            by = f" by {event.fallback.provider} {event.fallback.model}" if event.fallback else ""
+            return f"attempt {event.next_attempt}{by} in {event.delay_ms} ms, after {error(event.error)}"
+        case Restarted():
+            after = f"attempt {event.next_attempt} in {event.delay_ms} ms, after {error(event.error)}"
+            return f"{after}; blocks from {event.drop_from} on are void"
+        case UsageReported():
+            return usage(event.usage)
+        case Completed():
+            return event.finish
+        case Incomplete():
+            return event.reason
+        case RunFailedEvent():
+            return error(event.error)
+        case Cancelled():
+            return event.reason or ""
+        case Decided():
+            return decision(event)
+        case UnknownEvent():
+            return "of a newer tokenbus"
+
+
+def decision(event: Decided) -> str:
+    """What a policy did, of what, why, and what is heard instead. What it kept from others is not shown."""
+    of = " ".join(str(word) for word in (event.block, event.tool_name) if word is not None)
+    words = [event.action, "by", event.policy, f"of {of}" if of else "", f"({event.reason})" if event.reason else ""]
+    return " ".join(word for word in words if word)
+
+
+def title(block: BlockStarted | BlockComplete) -> str:
+    """What a block is: its kind, of which tool, and what is wrong with it."""
+    words = [block.kind.replace("_", " "), block.tool_name]
+    if isinstance(block, BlockComplete):
+        words += ["error" if block.is_error else None, "cut" if block.cut else None]
+    return " ".join(word for word in words if word)
+
+
+def progress(event: ToolProgress) -> str:
+    """How far a call is, and what its tool says to that."""
+    far = f"{event.progress:g}" + (f" of {event.total:g}" if event.total is not None else "")
+    return f"{far} {_quoted(event.message)}" if event.message else far
+
+
+def content(block: BlockComplete) -> str:
+    """A whole block as text."""
+    if block.image is not None:
+        return image(block.image)
+    text = block.arguments if block.kind == "tool_call" else block.content
+    return (text or "") + (f" (whole: {block.blob_id})" if block.blob_id else "")
+
+
+def image(ref: ImageRef) -> str:
+    """An image by what is known of it; its bytes are nothing to read."""
+    known = [ref.media_type, ref.size, ref.quality, ref.model, size(ref.size_bytes) if ref.size_bytes else None]
+    known += ["draft" if ref.draft else None, ref.blob_id or ("inline" if ref.base64 else None)]
+    prompt = _quoted(ref.revised_prompt or ref.prompt or "") if ref.revised_prompt or ref.prompt else None
+    return " ".join(word for word in [*known, prompt] if word)
+
+
+def error(info: ErrorInfo) -> str:
+    """An error with its place and HTTP status, where there are any."""
+    place = ", ".join(part for part in (info.where, f"HTTP {info.status}" if info.status else None) if part)
+    return f"{info.code}: {info.message}" + (f" ({place})" if place else "")
+
+
+def usage(counts: Usage) -> str:
+    """The counts that the provider gave."""
+    named = {
+        "input": counts.input,
+        "output": counts.output,
+        "reasoning": counts.reasoning,
+        "cache read": counts.cache_read,
+        "cache write": counts.cache_write,
+        "total": counts.total,
+    }
+    return ", ".join(f"{name} {count}" for name, count in named.items() if count is not None) or "not told"
+
+
+def timing(times: Timing) -> str:
+    """When the provider began, when the first text came, when the run ended."""
+    named = {"first byte": times.first_byte_ms, "first text": times.first_visible_ms, "all": times.total_ms}
+    return ", ".join(f"{name} {ms} ms" for name, ms in named.items() if ms is not None)
+
+
+def one_line(event: TopicEvent) -> str:
+    """The whole event on one line."""
+    return " ".join(f"{event.run} {event.seq} {name(event)} {details(event)}".split("\n")).rstrip()
+
+
+def moment(entry_id: str) -> str:
+    """When a stream entry was written, in UTC."""
+    try:
+        at = datetime.fromtimestamp(int(entry_id.partition("-")[0]) / 1000, UTC)
+    except (OverflowError, ValueError):  # an id that somebody chose
+        return "?"
+    return at.strftime("%Y-%m-%d %H:%M:%S")
+
+
+def size(count: float) -> str:
+    """A number of bytes, in the largest unit of which there is one."""
+    power = min(4, max(0, int(count).bit_length() - 1) // 10)
+    return f"{count / 1024**power:.{1 if power else 0}f} {('B', 'KB', 'MB', 'GB', 'TB')[power]}"
+
+
+def per_second(rate: float | None, unit: Callable[[float], str] = lambda rate: f"{rate:.1f}") -> str:
+    """A rate; a question mark where it is not known."""
+    return "?" if rate is None else f"{unit(rate)}/s"
+
+
+def _quoted(text: str) -> str:
+    return msgspec.json.encode(text).decode()

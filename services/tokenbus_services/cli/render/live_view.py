@@ -1,0 +1,204 @@
+"""Runs on a terminal: open blocks grow in live panels below, what is done is printed above them for good."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Self
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from tokenbus.client.decode import TopicEvent
+from tokenbus.events.decisions import Decided
+from tokenbus.events.public import (
+    BlockComplete,
+    BlockStarted,
+    Chunk,
+    ImagePreview,
+    PublicEvent,
+    Restarted,
+    Retrying,
+    RunEnd,
+    Started,
+    ToolProgress,
+    UnknownEvent,
+    UsageReported,
+)
+from tokenbus_services.cli.render import event_text as wording
+from tokenbus_services.cli.render.terminal import safe
+
+_MOST_OPEN = 4
+_STYLES = {"text": "green", "thinking": "bright_black", "tool_call": "cyan", "tool_result": "magenta", "image": "blue"}
+_LIFE_STYLES = {
+    "completed": "green",
+    "started": "dim",
+    "usage": "dim",
+    "tool_progress": "dim",
+    "retrying": "yellow",
+    "restarted": "yellow",
+}
+
+
+@dataclass(slots=True)
+class Block:
+    """A block as far as it is known."""
+
+    run: str
+    number: int
+    kind: str
+    title: str
+    pieces: list[str] = field(default_factory=list[str])
+    void: bool = False
+
+    @property
+    def text(self) -> str:
+        return "".join(self.pieces)
+
+
+Done = Block | PublicEvent
+"""What is to be shown for good: a block that grows no more, or a lifecycle event."""
+
+
+class Fold:
+    """Public events of any number of runs, folded into blocks that still grow and things that are done. Pure."""
+
+    def __init__(self, most_open: int = _MOST_OPEN) -> None:
+        self._most_open = most_open
+        self._open: dict[tuple[str, int], Block] = {}
+
+    @property
+    def open(self) -> tuple[Block, ...]:
+        """The blocks that still grow; the one that grew last is last."""
+        return tuple(self._open.values())
+
+    def feed(self, event: PublicEvent) -> list[Done]:
+        """What this event makes done."""
+        match event:
+            case BlockStarted():
+                said = [event.prompt] if event.prompt else []
+                self._open[event.run, event.block] = Block(
+                    event.run, event.block, event.kind, wording.title(event), said
+                )
+                return self._overflow()
+            case Chunk():
+                self._grow(event)
+                return self._overflow()
+            case ImagePreview():
+                if block := self._open.get((event.run, event.block)):
+                    block.pieces = [f"preview {event.index}: {wording.image(event.image)}"]
+                return []
+            case BlockComplete():
+                self._open.pop((event.run, event.block), None)
+                block = Block(event.run, event.block, event.kind, wording.title(event), [wording.content(event)])
+                return [block]
+            case Retrying() | Restarted():
+                return [*self._take(event.run, since=event.drop_from, void=True), event]
+            case RunEnd():
+                return [*self._take(event.run), event]
+            case Started() | ToolProgress() | UnknownEvent():
+                return [event]
+            case UsageReported():
+                return []  # a run's end tells the sum
+
+    def _grow(self, chunk: Chunk) -> None:
+        key = chunk.run, chunk.block
+        block = self._open.pop(key, None) or Block(*key, chunk.kind, chunk.kind.replace("_", " "))
+        if chunk.tool_name:
+            block.title = f"{chunk.kind.replace('_', ' ')} {chunk.tool_name}"
+        if chunk.tool_call_part in (None, "input"):
+            block.pieces.append(chunk.text)
+        self._open[key] = block
+
+    def _take(self, run: str, *, since: int = 0, void: bool = False) -> list[Block]:
+        taken = [self._open.pop(key) for key in list(self._open) if key[0] == run and key[1] >= since]
+        for block in taken:
+            block.void = void
+        return taken
+
+    def _overflow(self) -> list[Done]:
+        """A topic may tell of chunks alone, so that no block ever ends: the one that grew longest ago gives way."""
+        if len(self._open) <= self._most_open:
+            return []
+        return [self._open.pop(next(iter(self._open)))]
+
+
+class Screen:
+    """``with Screen(console) as screen: screen.feed(event)``."""
+
+    def __init__(self, console: Console, *, many_runs: bool = False) -> None:
+        self._console = console
+        self._many_runs = many_runs
+        self._fold = Fold()
+        self._open: tuple[Block, ...] = ()  # a snapshot, for the thread that draws
+        self._live = Live(console=console, get_renderable=self._growing, refresh_per_second=12, transient=True)
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        left, self._open = self._open, ()
+        self._live.stop()
+        for block in left:
+            self._console.print(panel(block, self._many_runs))
+
+    def feed(self, event: TopicEvent) -> None:
+        """Show this event."""
+        if isinstance(event, Decided):
+            self._console.print(Text(safe(wording.one_line(event))))
+            return
+        done = self._fold.feed(event)
+        self._open = self._fold.open
+        for thing in done:
+            self._console.print(
+                panel(thing, self._many_runs) if isinstance(thing, Block) else life(thing, self._many_runs)
+            )
+
+    def _growing(self) -> RenderableType:
+        blocks = self._open
+        most = max(1, self._console.height // max(1, len(blocks)) - 3)
+        return Group(*(panel(block, self._many_runs, last_lines=most) for block in blocks))
+
+
+class _LastLines:
+    """The end of a text that may be longer than the screen."""
+
+    def __init__(self, text: str, most: int, style: str) -> None:
+        self._text = text
+        self._most = most
+        self._style = style
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
+        end = self._text[-self._most * options.max_width :]
+        yield from Text(end, style=self._style).wrap(console, options.max_width)[-self._most :]
+
+
+def panel(block: Block, with_run: bool, *, last_lines: int | None = None) -> Panel:
+    """A block in its panel; with ``last_lines`` no more than its end."""
+    text = safe(block.text)
+    style = "dim strike" if block.void else "dim italic" if block.kind == "thinking" else ""
+    title = f"{block.run} · {block.title}" if with_run else block.title
+    return Panel(
+        Text(text, style=style) if last_lines is None else _LastLines(text, last_lines, style),
+        title=Text(safe(title) + (" (void)" if block.void else "")),
+        title_align="left",
+        border_style=_STYLES.get(block.kind, "white"),
+    )
+
+
+def life(event: PublicEvent, with_run: bool) -> RenderableType:
+    """A lifecycle event as a line; with the end of a run, what it cost and how long it took."""
+    name = wording.name(event)
+    words = Text(f"{event.run} " if with_run else "", style="dim")
+    words.append(name, style=_LIFE_STYLES.get(name, "bold red")).append(" " + safe(wording.details(event)))
+    if not isinstance(event, RunEnd):
+        return words
+    table = Table.grid(padding=(0, 2))
+    if event.usage:
+        table.add_row("tokens", wording.usage(event.usage))
+    table.add_row("time", wording.timing(event.timing))
+    return Group(words, table)

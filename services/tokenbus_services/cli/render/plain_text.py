@@ -1,0 +1,50 @@
+"""A run as plain text, for where stdout is piped: visible text as it comes, all else on marked lines. Pure."""
+
+from __future__ import annotations
+
+from tokenbus.events.public import BlockComplete, BlockStarted, Chunk, ImagePreview, PublicEvent, RunEnd, UsageReported
+from tokenbus_services.cli.render import event_text as wording
+
+
+class PlainText:
+    """One run's events to text. Lines that begin with a word in brackets tell of the run, all others are its text."""
+
+    def __init__(self) -> None:
+        self._at_line_start = True
+        self._block: int | None = None
+        """The visible block that was written last."""
+
+    def feed(self, event: PublicEvent) -> str:
+        """What to write for this event; it may be nothing."""
+        match event:
+            case Chunk(visible=True):
+                return self._visible(event)
+            case BlockComplete() if event.kind != "text":
+                return self._marked(wording.title(event), wording.content(event))
+            case BlockStarted(prompt=str(prompt)):
+                return self._marked("image of", prompt)
+            case Chunk() | BlockStarted() | ImagePreview() | BlockComplete() | UsageReported():
+                return ""  # of a run's usage its end tells the sum
+            case _:
+                text = self._marked(wording.name(event), wording.details(event))
+                if isinstance(event, RunEnd):
+                    text += self._marked("usage", wording.usage(event.usage)) if event.usage else ""
+                    text += self._marked("timing", wording.timing(event.timing))
+                return text
+
+    def _visible(self, chunk: Chunk) -> str:
+        begin = "" if chunk.block == self._block else self._fresh_line()
+        self._block = chunk.block
+        text = begin + chunk.text
+        if text:
+            self._at_line_start = text.endswith("\n")
+        return text
+
+    def _marked(self, mark: str, text: str) -> str:
+        lines = "".join(f"[{mark}] {line}".rstrip() + "\n" for line in text.splitlines() or [""])
+        begin = self._fresh_line()
+        self._at_line_start = True
+        return begin + lines
+
+    def _fresh_line(self) -> str:
+        return "" if self._at_line_start else "\n"

@@ -1,0 +1,1 @@
+"""`tokenbus top`: figures of the deployment, and the screen that shows them."""

@@ -1,0 +1,132 @@
+"""The live view of `tokenbus top` on a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from tokenbus.errors import ServerUnavailable
+from tokenbus_services.cli.inspect.snapshot import QueueFacts, StageFacts
+from tokenbus_services.cli.render.event_text import per_second, size
+from tokenbus_services.cli.render.terminal import safe
+from tokenbus_services.cli.top.command import Look, behind, totals
+
+AROUND = 17
+"""Lines of the screen beside partitions: totals, server, queues, heads."""
+
+
+class TopScreen:
+    """The whole screen, until it is left."""
+
+    def __init__(self, console: Console, title: str) -> None:
+        self._console = console
+        self._title = title
+        self._last: Look | None = None
+        self._live = Live(Text("looking …"), console=console, screen=True, auto_refresh=False)
+
+    def __enter__(self) -> Self:
+        self._live.start(refresh=True)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.stop()
+
+    def show(self, found: Look | ServerUnavailable) -> None:
+        """Show what was found. Of a server that is away, what was seen last stays."""
+        if isinstance(found, Look):
+            self._last = found
+        parts = [self._heading(found)]
+        if look := self._last:
+            parts += _whole(look, rows=max(3, self._console.height - AROUND - len(look.now.nodes)))
+        self._live.update(Group(*parts), refresh=True)
+
+    def _heading(self, found: Look | ServerUnavailable) -> Text | Table:
+        heading = Text(safe(self._title), style="bold")
+        if isinstance(found, ServerUnavailable):
+            heading.append(f"  {safe(str(found))}", style="bold red")
+        return heading
+
+
+def _whole(look: Look, *, rows: int) -> list[Text | Table]:
+    figures = Table.grid(padding=(0, 3))
+    figures.add_row(*(Text.assemble((f"{name} ", "dim"), value) for name, value in totals(look).items()))
+    nodes = Table.grid(padding=(0, 2))
+    for node in look.now.nodes:
+        limit = f" of {size(node.memory_limit)}" if node.memory_limit else ""
+        nodes.add_row(
+            Text(safe(node.name), style="dim"),
+            f"memory {size(node.memory_bytes)}{limit}",
+            f"{node.commands_per_s} commands/s",
+            f"{node.clients} clients",
+        )
+    return [figures, nodes, _groups(look), *_partitions(look.now.stages, rows)]
+
+
+def _groups(look: Look) -> Table:
+    table = Table("group", "workers", "waiting or behind", "in hand", "works", "who", box=SIMPLE_HEAD, expand=True)
+    for column in table.columns[1:5]:
+        column.justify = "right"
+        column.no_wrap = True
+    table.columns[5].no_wrap = True
+    for queue in look.now.queues:
+        table.add_row(
+            queue.name,
+            _count(queue),
+            str(queue.waiting),
+            str(queue.held),
+            _coming(look, queue.name),
+            _who(queue.workers),
+        )
+    for stage in look.now.stages:
+        rate = per_second(look.rates.stage_bytes[stage.name], size)
+        table.add_row(
+            stage.name, _count(stage), behind(stage.lag_entries, stage.lag_bytes), "", rate, _who(stage.workers)
+        )
+    return table
+
+
+def _partitions(stages: Sequence[StageFacts], rows: int) -> list[Text | Table]:
+    """Those that nobody owns first, then those that are furthest behind, as many as there is room for."""
+    table = Table("partition", box=SIMPLE_HEAD)
+    for stage in stages:
+        table.add_column(f"{stage.name} of")
+        table.add_column("behind", justify="right")
+    table.add_column("open runs", justify="right")
+    across = list(zip(*(stage.partitions for stage in stages), strict=True))
+    order = sorted(
+        range(len(across)), key=lambda n: (all(p.owner for p in across[n]), -sum(p.lag_bytes for p in across[n]), n)
+    )
+    shown = sorted(order[:rows])
+    parser = next(n for n, stage in enumerate(stages) if stage.name == "parser")
+    for n in shown:
+        cells = [Text(str(n))]
+        for p in across[n]:
+            cells += [
+                Text(safe(p.owner)) if p.owner else Text("nobody", style="bold red"),
+                Text(behind(p.lag_entries, p.lag_bytes)),
+            ]
+        table.add_row(*cells, Text(str(across[n][parser].open)))
+    rest = len(across) - len(shown)
+    return [table, Text(f"and {rest} more, none further behind", style="dim")] if rest else [table]
+
+
+def _count(group: StageFacts | QueueFacts) -> Text:
+    return Text(str(len(group.workers)), style="" if group.workers else "bold red")
+
+
+def _who(workers: Sequence[str]) -> Text:
+    return Text(safe(", ".join(workers)), style="dim", overflow="ellipsis")
+
+
+def _coming(look: Look, queue: str) -> str:
+    rates = {"intake": look.rates.requests, "fetcher": look.rates.attempts, "tools": look.rates.tool_calls}
+    return per_second(rates[queue])

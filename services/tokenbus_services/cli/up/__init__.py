@@ -1,0 +1,1 @@
+"""`tokenbus up`: starts, watches and restarts the services of one machine."""

@@ -1,0 +1,113 @@
+"""`tokenbus up`: a server and all services on this machine, until told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import msgspec
+
+from tokenbus.bus.server.server import parse_url
+from tokenbus.errors import SettingsError
+from tokenbus_services import settings as configuration
+from tokenbus_services.cli import local_deployment as running
+from tokenbus_services.cli import mock
+from tokenbus_services.cli.service_registry import SERVICES, ServiceName, services_of
+from tokenbus_services.cli.signals import stop_on_signal
+from tokenbus_services.cli.up.embedded_server import OwnServer
+from tokenbus_services.cli.up.progress import UpWatcher, up_watcher
+from tokenbus_services.cli.up.supervisor import Post, Supervisor
+from tokenbus_services.process.embedded_server import HOST, free_port
+from tokenbus_services.redaction import provider_key_variables, tool_variables
+from tokenbus_services.settings import Settings
+
+STOP_GRACE_S = 10.0
+"""How long a worker may take to stop, beside its drain time."""
+
+
+def run(
+    *, scales: Sequence[str] = (), services: str | None = None, data: Path | None = None, mock_provider: bool = False
+) -> None:
+    """Returns after an orderly stop. Raises SettingsError, ServerUnavailable, ChildGone."""
+    settings = configuration.load()
+    posts = posts_for(parse_services(services) or services_of(settings), parse_scales(scales))
+    if mock_provider:
+        posts = with_mock_provider(posts, free_port())
+    directory = data or Path(settings.data_dir)
+    with running.claim(directory) as claim, up_watcher([post.name for post in posts]) as watcher:
+        asyncio.run(_up(settings, directory.resolve(), posts, claim, watcher))
+
+
+async def _up(
+    settings: Settings, directory: Path, posts: Sequence[Post], claim: running.Claim, watcher: UpWatcher
+) -> None:
+    stop = stop_on_signal()
+    async with AsyncExitStack() as stack:
+        url = settings.redis_url
+        if url is None:
+            server = await stack.enter_async_context(OwnServer(directory / "server", watcher))
+            url = server.url
+        claim.announce(url, mock=any(post.name == mock.NAME for post in posts))
+        watcher.server(parse_url(url).safe)
+        env = {**os.environ, "TOKENBUS_REDIS_URL": url, "TOKENBUS_DATA": str(directory)}
+        posts = [msgspec.structs.replace(post, withheld=withheld_from(post.service, settings)) for post in posts]
+        supervisor = Supervisor(posts, env=env, watcher=watcher, grace_s=settings.stages.drain_s + STOP_GRACE_S)
+        await supervisor.run(stop)
+
+
+def parse_services(text: str | None) -> list[ServiceName]:
+    """The services of ``--services``; none where it is None. Raises SettingsError."""
+    names = [] if text is None else [name.strip() for name in text.split(",") if name.strip()]
+    if text is not None and not names:
+        raise SettingsError("options", "--services", "names none")
+    return [_service("--services", name) for name in names]
+
+
+def parse_scales(texts: Sequence[str]) -> dict[ServiceName, int]:
+    """``parser=2`` as a service and its number of workers. Raises SettingsError."""
+    scales: dict[ServiceName, int] = {}
+    for text in texts:
+        name, _, number = text.partition("=")
+        if not (number.isascii() and number.isdigit()):
+            raise SettingsError("options", "--scale", f"{text!r} is not SERVICE=N")
+        scales[_service("--scale", name)] = int(number)
+    return scales
+
+
+def posts_for(services: Sequence[ServiceName], scales: dict[ServiceName, int]) -> list[Post]:
+    """The workers to run. The first one of a service has the port of the settings, the others any free one."""
+    posts: list[Post] = []
+    for service in SERVICES:
+        count = scales.get(service, 1) if service in services else 0
+        for i in range(count):
+            name = service if count == 1 else f"{service}-{i + 1}"
+            posts.append(Post(name=name, service=service, arguments=("--port", "0") if i else ()))
+    if not posts:
+        raise SettingsError("options", "--services", "nothing is left to run")
+    return posts
+
+
+def with_mock_provider(posts: Sequence[Post], port: int) -> list[Post]:
+    """The workers with the mock provider on this port before them; it keeps the port if it is started again."""
+    url = f"http://{HOST}:{port}"
+    told = [msgspec.structs.replace(post, arguments=(*post.arguments, "--mock-url", url)) for post in posts]
+    return [Post(name=mock.NAME, service=None, program=tuple(mock.command(port))), *told]
+
+
+def withheld_from(service: ServiceName | None, settings: Settings) -> frozenset[str]:
+    """The variables of provider keys, and of the files they are in, for every service but the fetcher; a tool that
+    names one is given it."""
+    if service == "fetcher":
+        return frozenset()
+    keys = provider_key_variables(settings)
+    keys |= {f"{name}_FILE" for name in keys}
+    return keys - tool_variables(settings) if service == "tools" else keys
+
+
+def _service(option: str, name: str) -> ServiceName:
+    if name not in SERVICES:
+        raise SettingsError("options", option, f"{name!r} is no service; there are {', '.join(SERVICES)}")
+    return name

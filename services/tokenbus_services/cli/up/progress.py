@@ -1,0 +1,148 @@
+"""What `tokenbus up` shows: a table that fills while services start for a person, lines for a program."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+
+from tokenbus_services.cli.render import terminal
+from tokenbus_services.cli.up import embedded_server as own_server
+from tokenbus_services.cli.up.supervisor import Watcher
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+
+class UpWatcher(Watcher, Protocol):
+    """What `tokenbus up` tells beside what its services do."""
+
+    def server(self, url: str) -> None:
+        """The server is there."""
+        ...
+
+
+@contextmanager
+def up_watcher(names: Sequence[str]) -> Generator[UpWatcher]:
+    """The one that suits stdout."""
+    console = terminal.console()
+    if console is None:
+        yield PlainWatcher()
+    else:
+        with StartTable(console, [own_server.NAME, *names]) as watcher:
+            yield watcher
+
+
+class PlainWatcher:
+    """Lines: what happens on stdout, what services log on stderr."""
+
+    def server(self, url: str) -> None:
+        print("server", url, flush=True)
+
+    def ready(self, name: str, url: str) -> None:
+        print("ready", name, url, flush=True)
+
+    def all_ready(self) -> None:
+        print("ready", flush=True)
+
+    def died(self, name: str, how: str, pause_s: float) -> None:
+        print(f"died {name} {how}; starting again in {pause_s:g} s", flush=True)
+
+    def stopping(self) -> None:
+        print("stopping", flush=True)
+
+    def heard(self, name: str, line: str) -> None:
+        print(f"{name} | {line}", file=sys.stderr, flush=True)
+
+
+class StartTable:
+    """A live table until all are ready, and lines after it."""
+
+    def __init__(self, console: Console, names: Sequence[str], *, transient: bool = False) -> None:
+        """``transient``: the table goes when all are ready."""
+        from rich.live import Live
+
+        self.console = console
+        self._urls: dict[str, str | None] = dict.fromkeys(names)
+        self._live = Live(console=console, refresh_per_second=12, transient=transient)
+        self._url = ""
+
+    def __enter__(self) -> StartTable:
+        self._live.start()
+        self._show()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """The table changes no more."""
+        self._live.stop()
+
+    def server(self, url: str) -> None:
+        self._url = url
+        self.ready(own_server.NAME, url)
+
+    def ready(self, name: str, url: str) -> None:
+        if self._live.is_started:
+            self._urls[name] = url
+            self._show()
+        else:
+            self.console.print(f"{name} is ready again: {url}", style="green")
+
+    def all_ready(self) -> None:
+        self.stop()
+        self.console.print("ready", style="bold green", end="")
+        self.console.print(f" · server {self._url} · Ctrl-C stops all")
+        self.console.print("tokenbus send, tail and doctor find it in this directory", style="dim")
+
+    def died(self, name: str, how: str, pause_s: float) -> None:
+        self.console.print(f"{name} {how}; starting again in {pause_s:g} s", style="yellow")
+
+    def stopping(self) -> None:
+        self.stop()
+        self.console.print("stopping", style="dim")
+
+    def heard(self, name: str, line: str) -> None:
+        self.console.print(log_line(name, line))
+
+    def _show(self) -> None:
+        self._live.update(start_table(self._urls))
+
+
+def start_table(urls: dict[str, str | None]) -> Table:
+    """One row a process: a spinner, or where it is."""
+    from rich.spinner import Spinner
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table.grid(padding=(0, 2))
+    for name, url in urls.items():
+        sign = Spinner("dots", style="cyan") if url is None else Text("✓", style="green")
+        table.add_row(sign, name, Text(url or "starting", style="dim"))
+    return table
+
+
+def log_line(name: str, line: str) -> Text:
+    """A line of a service's log for a person: what happened, then its fields."""
+    from rich.text import Text
+
+    shown = Text(f"{name} │ ", style="cyan")
+    try:
+        fields = msgspec.json.decode(line, type=dict[str, object])
+    except msgspec.DecodeError:
+        return shown.append(terminal.safe(line), style="default")
+    level = str(fields.pop("level", "info"))
+    event = str(fields.pop("event", ""))
+    style = {"warning": "yellow", "error": "red", "critical": "bold red"}.get(level, "default")
+    for known in ("timestamp", "service"):
+        fields.pop(known, None)
+    shown.append(terminal.safe(event), style=style)
+    for key, value in fields.items():
+        shown.append(terminal.safe(f" {key}={value}"), style="dim")
+    return shown

@@ -1,0 +1,146 @@
+"""Keeps services running as child processes: starts them side by side, starts a dead one again, stops all in order."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import msgspec
+
+from tokenbus_services.cli.service_registry import STOP_ORDER, ServiceName
+from tokenbus_services.cli.up.child import Child, ChildGone, ChildrenSlow
+from tokenbus_services.cli.up.restart_backoff import Restarts, hopeless, how_it_ended
+
+
+class Post(msgspec.Struct, frozen=True, kw_only=True):
+    """One worker that shall run, or the mock provider."""
+
+    name: str
+    service: ServiceName | None
+    """None: no service, so it stops last; its ``program`` prints `ready NAME URL`."""
+    arguments: tuple[str, ...] = ()
+    """Of `tokenbus worker SERVICE`."""
+    program: tuple[str, ...] = ()
+    withheld: frozenset[str] = frozenset()
+    """Variables of the environment that it is not given."""
+
+    @property
+    def command(self) -> list[str]:
+        if self.service is None:
+            return list(self.program)
+        # -P: a file in the directory where `up` was called must not pass for a module of ours.
+        return [sys.executable, "-P", "-m", "tokenbus_services.cli", "worker", self.service, *self.arguments]
+
+
+class Watcher(Protocol):
+    """Who wants to know what happens."""
+
+    def heard(self, name: str, line: str) -> None:
+        """A line of a child's output."""
+        ...
+
+    def ready(self, name: str, url: str) -> None:
+        """A child says that it can do its work."""
+        ...
+
+    def all_ready(self) -> None:
+        """Every child was ready once."""
+        ...
+
+    def died(self, name: str, how: str, pause_s: float) -> None:
+        """A child ended by itself; it is started again after ``pause_s``."""
+        ...
+
+    def stopping(self) -> None:
+        """All are being stopped."""
+        ...
+
+
+class Supervisor:
+    """The posts of one machine, manned until told to stop."""
+
+    def __init__(
+        self, posts: Sequence[Post], *, env: Mapping[str, str], watcher: Watcher, grace_s: float, restart: bool = True
+    ) -> None:
+        """``grace_s``: how long a worker may take to stop. ``restart`` False: a child that ends is the end of all."""
+        self._posts = posts
+        self._env = env
+        self._watcher = watcher
+        self._grace_s = grace_s
+        self._restart = restart
+        self._waiting_for = {post.name for post in posts}
+        self._all_ready = asyncio.Event()
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Keep all running until ``stop`` is set, then stop all. Raises ChildGone after it has stopped the others."""
+        stops = {post.name: asyncio.Event() for post in self._posts}
+        keeping = {post.name: asyncio.create_task(self._keep(post, stops[post.name])) for post in self._posts}
+        stopped = asyncio.create_task(stop.wait())
+        try:
+            await asyncio.wait({stopped, *keeping.values()}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stopped.cancel()
+            try:
+                self._watcher.stopping()
+            finally:
+                for service in (*STOP_ORDER, None):
+                    names = [post.name for post in self._posts if post.service == service]
+                    for name in names:
+                        stops[name].set()
+                    await asyncio.gather(*(keeping[name] for name in names), return_exceptions=True)
+        for task in keeping.values():
+            task.result()
+
+    async def all_ready(self, *, timeout_s: float) -> None:
+        """Wait until every worker was ready once. Raises ChildrenSlow, which names those that were not."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._all_ready.wait()
+        except TimeoutError:
+            raise ChildrenSlow(sorted(self._waiting_for), timeout_s) from None
+
+    async def _keep(self, post: Post, stop: asyncio.Event) -> None:
+        restarts = Restarts()
+        stopped = asyncio.create_task(stop.wait())
+        while not stop.is_set():
+            term = _Term()
+            env = {name: value for name, value in self._env.items() if name not in post.withheld}
+            child = await Child.start(post.command, env, lambda line, term=term: self._heard(post, term, line))
+            ended = asyncio.create_task(child.ended())
+            await asyncio.wait({ended, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            if stop.is_set():
+                await child.stop(self._grace_s)
+                return
+            code = ended.result()
+            if not self._restart or hopeless(code, was_ready=post.name not in self._waiting_for):
+                raise ChildGone(post.name, code, term.last_line)
+            pause_s = restarts.pause_s(ready_for_s=term.ready_for_s)
+            self._watcher.died(post.name, how_it_ended(code), pause_s)
+            await asyncio.wait({stopped}, timeout=pause_s)
+
+    def _heard(self, post: Post, term: _Term, line: str) -> None:
+        if not line.startswith(f"ready {post.service or post.name} "):
+            term.last_line = line or term.last_line
+            self._watcher.heard(post.name, line)
+            return
+        term.ready_at = time.monotonic()
+        self._watcher.ready(post.name, line.split()[2])
+        self._waiting_for.discard(post.name)
+        if not self._waiting_for and not self._all_ready.is_set():
+            self._watcher.all_ready()
+            self._all_ready.set()
+
+
+class _Term:
+    """One child's time at its post."""
+
+    def __init__(self) -> None:
+        self.ready_at: float | None = None
+        self.last_line = ""
+
+    @property
+    def ready_for_s(self) -> float | None:
+        return None if self.ready_at is None else time.monotonic() - self.ready_at

@@ -1,0 +1,1 @@
+"""`tokenbus worker`: runs one service in this process."""

@@ -1,0 +1,146 @@
+"""`tokenbus worker`: one service under uvicorn, from its settings to its orderly stop."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import logging
+import os
+import socket
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+
+import uvicorn
+from redis.exceptions import RedisError
+
+from tokenbus.bus.server.server import parse_url
+from tokenbus.errors import ServerUnavailable, SettingsError
+from tokenbus_services import settings as configuration
+from tokenbus_services.blobs.auth import check_exposed, token_of
+from tokenbus_services.cli import service_registry as services
+from tokenbus_services.cli.connect import with_server
+from tokenbus_services.cli.http_probe import status_of
+from tokenbus_services.cli.mock import with_mock
+from tokenbus_services.cli.service_registry import ServiceName
+from tokenbus_services.cli.signals import stop_on_signal
+from tokenbus_services.cli.worker.lifespan import AsgiApp, Lifespan
+from tokenbus_services.net.http_server import HttpBounds, bounded
+from tokenbus_services.net.open_files import raise_open_files
+from tokenbus_services.redaction import secrets_of
+from tokenbus_services.runtime import logs
+from tokenbus_services.settings import Settings
+
+_HTTP_GRACE_S = 3
+"""How long requests in hand may still take at the stop."""
+_FILES_BESIDE = 256
+_FIRST_ASK_S, _LONGEST_ASK_S = 0.02, 0.5
+_ANY_HOST = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
+
+
+def run(service: ServiceName, *, host: str | None = None, port: int | None = None, mock_url: str | None = None) -> None:
+    """Run the service until a signal. Raises SettingsError, and ServerError where it cannot work with the server."""
+    settings = with_server(configuration.load())
+    if mock_url:
+        settings = with_mock(settings, mock_url)
+    secrets = secrets_of(settings, os.environ) | {token_of(settings.blobs, os.environ)}
+    logs.configure(settings.log_level, service=service, secrets=secrets)
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # below that it writes sentences, not events
+    assert settings.redis_url
+    asked = getattr(settings.http, service) if port is None else port
+    raise_open_files(_files_needed(service, settings))
+    with listening(service, host or settings.http.host, asked) as listener:
+        if service == "blobs":
+            check_exposed(settings.blobs, os.environ, listener.getsockname()[0])
+        app = services.create(service, settings)
+        try:
+            with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+                runner.run(serve(service, app, listener, HttpBounds(connections=settings.http.connections)))
+        except (RedisError, ConnectionError, TimeoutError) as e:
+            raise ServerUnavailable(parse_url(settings.redis_url).safe, str(e) or type(e).__name__) from e
+
+
+@contextmanager
+def listening(service: ServiceName, host: str, port: int) -> Generator[socket.socket]:
+    """The socket of the HTTP pages. Raises SettingsError where the address cannot be had."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        listener = socket.create_server((host, port), family=family, backlog=512)
+    except (OSError, OverflowError) as e:
+        problem = getattr(e, "strerror", None) or str(e)
+        raise SettingsError(
+            "settings",
+            f"http.{service}",
+            f"{host}:{port}: {problem}; set another port in the settings (0: any free one), or give "
+            f"`tokenbus worker {service}` a --port",
+        ) from None
+    with listener:
+        yield listener
+
+
+def url_of(listener: socket.socket) -> str:
+    """Where the pages are, for somebody on this machine."""
+    address: tuple[str, int] = listener.getsockname()[:2]
+    host, port = _ANY_HOST.get(address[0], address[0]), address[1]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+async def serve(service: ServiceName, app: AsgiApp, listener: socket.socket, bounds: HttpBounds) -> None:
+    """Start the app, say when it is ready, stop it after a signal. Raises what stopped it otherwise."""
+    stop = stop_on_signal()
+    lifespan = Lifespan(app)
+    await lifespan.start()
+    server = _Server(
+        uvicorn.Config(
+            app,
+            http=bounded(bounds),
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            ws="none",
+            timeout_graceful_shutdown=_HTTP_GRACE_S,
+        )
+    )
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    ends = asyncio.create_task(stop.wait()), asyncio.create_task(lifespan.ended()), serving
+    announcing = asyncio.create_task(_announce(service, url_of(listener)))
+    await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+    server.should_exit = True
+    announcing.cancel()
+    await asyncio.wait({serving, announcing})
+    await lifespan.stop()
+    serving.result()
+
+
+def _files_needed(service: ServiceName, settings: Settings) -> int:
+    """Connections to the pages; a fetcher's to providers, each with a blob beside it; and what is open in any case."""
+    calls = 2 * settings.limits.runs_per_fetcher if service == "fetcher" else 0
+    return settings.http.connections + calls + _FILES_BESIDE
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its signal handlers, which end the process by the very signal that asked for an orderly stop."""
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None]:
+        yield
+
+
+async def _announce(service: ServiceName, url: str) -> None:
+    pause_s = _FIRST_ASK_S
+    while True:
+        try:
+            if await status_of(f"{url}/ready") == 200:
+                break
+        except (OSError, ValueError):
+            pass  # not yet
+        await asyncio.sleep(pause_s)
+        pause_s = min(2 * pause_s, _LONGEST_ASK_S)
+    print(f"ready {service} {url}", flush=True)
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    if importlib.util.find_spec("uvloop") is None:
+        return None
+    import uvloop
+
+    return uvloop.new_event_loop

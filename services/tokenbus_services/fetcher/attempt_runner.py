@@ -1,0 +1,298 @@
+"""Makes attempts: each item of the `turns` queue is one attempt of one run.
+
+An item on which another worker had begun is not tried again here: its attempt is closed as lost, and the parser decides
+on the next one. So one attempt has one fetcher, ever. A run that only waited there, for its turn or for the time of a
+retry, is taken as it is: however many fetchers die, it has lost nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection
+from functools import partial
+
+import msgspec
+import structlog
+
+from tokenbus.bus.keys import Keys
+from tokenbus.bus.scripts.runs import so_far_field
+from tokenbus.bus.server.retry import retry_until_available
+from tokenbus.bus.server.server import Server
+from tokenbus.bus.work_queue import Item, Queue
+from tokenbus.core.request.fallback import request_for
+from tokenbus.core.request.tenant import tenant_of
+from tokenbus.errors import AttemptRefused, RequestError, SettingsError
+from tokenbus.events.error_info import ErrorInfo
+from tokenbus.events.frames import Ended, Noted, TurnWork, history_decoder, turn_decoder
+from tokenbus.events.requests import Generate, Message
+from tokenbus.providers.api import HttpCall
+from tokenbus_services.fetcher.endpoints import Endpoint, Providers
+from tokenbus_services.fetcher.image_offload.offload import Shelf
+from tokenbus_services.fetcher.limits.fair_queue import Admission, WaitedTooLong
+from tokenbus_services.fetcher.limits.limiter import Ask, Grant
+from tokenbus_services.fetcher.limits.scopes import Scopes
+from tokenbus_services.fetcher.limits.token_estimate import Tally, estimate
+from tokenbus_services.fetcher.provider_call import DEADLINE_PASSED, FilesLost, Rejected, fetch
+from tokenbus_services.fetcher.raw_writer import AttemptWriter, RawWriter
+from tokenbus_services.fetcher.request_media import TurnMedia
+from tokenbus_services.fetcher.uploads.upload import UploadFailed
+from tokenbus_services.media.body import MediaBody
+from tokenbus_services.media.errors import MediaFailed
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+LOOK_S = 1.0
+"""A run that waits for the policy stage looks this often whether it need wait any more: it may have ended by now."""
+LOOK_UPS = 32
+"""Requests on the way here from the server at once: each may be large."""
+LONGEST_WAIT = ErrorInfo(code="limit_wait", kind="rate_limit", message="the run's turn did not come in time")
+
+_request_decoder = msgspec.json.Decoder(Generate)
+
+
+def waits_as(work: TurnWork) -> str:
+    """Whose part of the waiting places a run takes: the tenant's, or that of the tenant's runs which policies judge.
+    However many of those wait for their policies, what the policies ask the bus finds a place."""
+    return f"{work.tenant} held" if work.held else work.tenant
+
+
+class _Turn(msgspec.Struct, frozen=True):
+    """What an attempt is made of."""
+
+    request: Generate
+    history: list[Message]
+    """What earlier turns appended."""
+    deadline: float | None
+    """In the event loop's time."""
+
+
+class _NotCalled(Exception):
+    """The attempt ends before its call."""
+
+    def __init__(self, error: ErrorInfo) -> None:
+        super().__init__(error.message)
+        self.error = error
+
+
+class Turns:
+    """Makes the attempts that items of the `turns` queue ask for."""
+
+    def __init__(
+        self,
+        server: Server,
+        keys: Keys,
+        queue: Queue,
+        writer: RawWriter,
+        providers: Providers,
+        *,
+        media: TurnMedia,
+        admission: Admission,
+        scopes: Scopes,
+        shelf: Shelf,
+        answer_bytes: int,
+        stop: Callable[[Item], None],
+    ) -> None:
+        """``shelf``: where images of answers go; ``answer_bytes``: most of one answer. ``stop`` stops the work on an
+        item, whose attempt the server takes nothing more of."""
+        self._server = server
+        self._keys = keys
+        self._queue = queue
+        self._writer = writer
+        self._providers = providers
+        self._media = media
+        self._admission = admission
+        self._scopes = scopes
+        self._shelf = shelf
+        self._answer_bytes = answer_bytes
+        self._stop = stop
+        apart = keys.partitions if server.topology == "cluster" else 1
+        self._looking_up = [asyncio.Semaphore(max(1, LOOK_UPS // apart)) for _ in range(apart)]
+        """In a Cluster one for each partition, for their nodes may be away."""
+
+    async def work(self, item: Item) -> None:
+        """Make the attempt, to its end."""
+        for name, data in item.fields.items():
+            await self._attempt(name.decode(), turn_decoder.decode(data), item)
+
+    async def abandon(self, item: Item) -> None:
+        """Close the attempt as lost, for others to go on from."""
+        await self.close(item, "the fetcher stopped")
+        await self._queue.finish([item], again=lambda: self.close(item))
+
+    async def close(self, item: Item, reason: str = "the server forgot how it ended") -> None:
+        """See that the attempt is over. No harm where it ended already."""
+        for name, data in item.fields.items():
+            work = turn_decoder.decode(data)
+            await self._writer.lost(name.decode(), work.turn, work.attempt, reason)
+
+    async def _attempt(self, run: str, work: TurnWork, item: Item) -> None:
+        if item.deliveries > 1:
+            log.info("attempt_lost", run=run, turn=work.turn, attempt=work.attempt)
+            await self._writer.lost(run, work.turn, work.attempt, "the fetcher was lost")
+            return
+        writer = self._writer.attempt(run, work.turn, work.attempt, lambda _: self._stop(item), held=work.held)
+        try:
+            try:
+                with self._admission.arriving(waits_as(work)):
+                    ready = await self._ready(item, run, work)
+            except _NotCalled as e:
+                await writer.end(Ended(e.error))
+                return
+            if ready:
+                await self._call(*ready, writer)
+        except AttemptRefused as e:
+            log.info("attempt_refused", run=run, turn=work.turn, attempt=work.attempt, reason=e.reason)
+
+    async def _ready(self, item: Item, run: str, work: TurnWork) -> tuple[_Turn, Grant] | None:
+        """The turn, once it may be called; None where the attempt is over, or another worker's by now.
+
+        Raises _NotCalled, NotBegun. While it waits its item is marked as not begun.
+        """
+        waits = work.not_before_ms > 0
+        if waits:
+            await self._queue.mark(item, begun=False)
+            await self._delay(run, work)
+        if work.held:
+            waits = await self._await_policies(item, run, marked=waits)
+        turn = await self._look_up(run, work)
+        if turn is None:
+            return None
+        ask = self._ask(run, work, turn)
+        grant = self._admission.enter_at_once(ask)
+        if grant is None:
+            deadline, turn = turn.deadline, None  # however long it waits, its request takes no room here
+            if not waits:
+                waits = True
+                await self._queue.mark(item, begun=False)
+            grant = await self._enter(ask, deadline)
+        ready = None
+        try:
+            if not waits or await self._queue.mark(item, begun=True):
+                turn = turn or await self._look_up(run, work)
+                ready = turn and (turn, grant)
+        finally:
+            if ready is None:
+                self._admission.leave(grant, used=0)
+        return ready
+
+    async def _await_policies(self, item: Item, run: str, *, marked: bool) -> bool:
+        """Wait while the policy stage is too far behind to judge one run more: it takes no slot meanwhile. Whether the
+        item is marked as not begun, as it was or for this. Raises NotBegun."""
+        look = partial(self._writer.lags.holds_back, run)
+        behind = await retry_until_available(self._server, lambda: look(waits=False), what="lag of the policy stage")
+        while behind:
+            if not marked:
+                marked = True
+                await self._queue.mark(item, begun=False)
+            await self._admission.sleep(LOOK_S)
+            behind = await retry_until_available(self._server, lambda: look(waits=True), what="lag of the policy stage")
+        return marked
+
+    async def _enter(self, ask: Ask, deadline: float | None) -> Grant:
+        """Wait for the run's turn. Raises _NotCalled, NotBegun."""
+        try:
+            async with asyncio.timeout_at(deadline):
+                return await self._admission.enter(ask)
+        except TimeoutError:
+            raise _NotCalled(DEADLINE_PASSED) from None
+        except WaitedTooLong:
+            raise _NotCalled(LONGEST_WAIT) from None
+
+    def _ask(self, run: str, work: TurnWork, turn: _Turn) -> Ask:
+        request, tenant = turn.request, tenant_of(turn.request.metadata)
+        scopes = self._scopes.of(request.provider, request.model, tenant)
+        limited = any(scope.tokens_per_minute for scope in scopes)
+        return Ask(f"{run}/{work.attempt}", tenant, scopes, estimate(request, turn.history) if limited else 0)
+
+    async def _delay(self, run: str, work: TurnWork) -> None:
+        """Wait for the time of a retry, or for the run's deadline if that comes first."""
+        deadline = await retry_until_available(
+            self._server,
+            lambda: self._server.client.hget(self._keys.run(run), "deadline"),
+            what="look-up of a deadline",
+        )
+        until_ms = min(work.not_before_ms, int(deadline)) if deadline else work.not_before_ms
+        await self._admission.sleep((until_ms - self._server.clock.now_ms()) / 1000)
+
+    async def _call(self, turn: _Turn, grant: Grant, writer: AttemptWriter) -> None:
+        """Make the call, and give back what of its grant it did not use."""
+        tally = Tally() if grant.ask.scopes else None
+        whole = False
+        try:
+            await self._make(turn, writer, tally)
+            whole = True
+        finally:
+            # The parser may end the run, and with it this call, before the provider has closed its body.
+            used = tally.used if tally and (whole or tally.settled) else None
+            wait_s = tally.error.retry_after_s if tally and tally.error else None
+            self._admission.leave(grant, used=used, wait_s=wait_s)
+
+    async def _make(self, turn: _Turn, writer: AttemptWriter, tally: Tally | None) -> None:
+        """The call; and once more, without the files that the provider turns out not to have, or with a new token."""
+        lost: tuple[str, ...] = ()
+        rejected = False
+        while ready := await self._built(turn, writer, lost, again=rejected):
+            endpoint, call, body = ready
+            try:
+                await fetch(
+                    endpoint,
+                    turn.request,
+                    call,
+                    body,
+                    writer=writer,
+                    deadline=turn.deadline,
+                    tally=tally,
+                    shelf=self._shelf,
+                    answer_bytes=self._answer_bytes,
+                    again=not rejected,
+                )
+            except Rejected:
+                rejected = True
+            except FilesLost as e:
+                lost = e.file_ids
+            else:
+                return
+
+    async def _built(
+        self, turn: _Turn, writer: AttemptWriter, lost: Collection[str], *, again: bool
+    ) -> tuple[Endpoint, HttpCall, MediaBody | None] | None:
+        """What to send where; None where the attempt ended with an error instead."""
+        request = turn.request
+        try:
+            endpoint: Endpoint = self._providers.get(request.provider)
+            async with asyncio.timeout_at(turn.deadline):
+                built, body = await self._media.build(endpoint, request, turn.history, lost=lost)
+        except TimeoutError:
+            await writer.end(Ended(DEADLINE_PASSED))
+            return None
+        except (MediaFailed, UploadFailed) as e:
+            await writer.end(Ended(e.error))
+            return None
+        except (RequestError, SettingsError) as e:
+            where = getattr(e, "where", None)
+            await writer.end(Ended(ErrorInfo(code=e.code, kind="invalid_request", message=str(e), where=where)))
+            return None
+        if lost:  # the second answer is passed on, whatever it is
+            return endpoint, msgspec.structs.replace(built.call, files=()), body
+        for note in () if again else built.notes:
+            await writer.write(Noted(note))
+        return endpoint, built.call, body
+
+    async def _look_up(self, run: str, work: TurnWork) -> _Turn | None:
+        """The turn; None where the attempt is over."""
+        names = ["status", "attempt", "request", "deadline", so_far_field(work.attempt)]
+        names += [f"history:{n}" for n in range(1, work.turn + 1)]
+        async with self._looking_up[self._keys.partition_of(run) % len(self._looking_up)]:
+            values = await retry_until_available(
+                self._server, lambda: self._server.client.hmget(self._keys.run(run), names), what="look-up of a run"
+            )
+        status, attempt, request, deadline_ms, so_far, *turns = values
+        if status != b"open" or int(attempt) != work.attempt or request is None:
+            return None
+        history = [m for t in turns if t for m in history_decoder.decode(t)]
+        if so_far is not None:
+            history += history_decoder.decode(so_far)
+        deadline = None
+        if deadline_ms:
+            deadline = asyncio.get_running_loop().time() + (int(deadline_ms) - self._server.clock.now_ms()) / 1000
+        return _Turn(request_for(_request_decoder.decode(request), work.choice), history, deadline)

@@ -1,0 +1,142 @@
+"""Images out of a provider's answer and into the blob store as they are read, so that they never lie on the bus.
+
+An image is one long string of base64. When the key of such a string passes, the string is held back, on disk if it is
+long, and a placeholder that names the blob goes on in its place (`tokenbus.core.image_placeholder`). What cannot be
+stored goes on as it came: the normalizer tries again, and at worst the image stays in its event.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import binascii
+import re
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import AbstractContextManager
+from uuid import uuid4
+
+import structlog
+
+from tokenbus.blobs import DEFAULT_MEDIA_TYPE
+from tokenbus.core.image_header import format_of, pixels
+from tokenbus.core.image_placeholder import name_of
+from tokenbus.errors import BlobError
+from tokenbus_services.blobs.retry import Patience
+from tokenbus_services.fetcher.image_offload.base64_spool import Base64Spool, Content
+from tokenbus_services.media.blob_cache import RecentBlobs
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+SMALLEST_CHARS = 32 * 2**10
+"""Base64 that is shorter goes on as it came."""
+PATIENCE_S = 30.0
+"""Longest that an answer waits for one of its images."""
+_KEY_BYTES = 320
+"""Of what went before, looked at for a key: more than any has with its blanks."""
+
+
+class Shelf:
+    """Where the images of all answers of a fetcher are put."""
+
+    def __init__(self, blobs: RecentBlobs, *, largest_bytes: int) -> None:
+        """``largest_bytes``: of a blob."""
+        self.largest_chars = largest_bytes // 3 * 4 + 4
+        self._patience = Patience(blobs.store)
+
+    async def put(self, spool: Base64Spool, media_type: str) -> bool:
+        """Whether what the spool encodes is stored now. Takes `PATIENCE_S` at the most."""
+        until = asyncio.get_running_loop().time() + PATIENCE_S
+        try:
+            await self._patience.put(lambda: _pieces(spool), media_type, until=until)
+        except BlobError as e:
+            log.warning("image_not_lifted", problem=str(e))
+            return False
+        return True
+
+
+class Lifter:
+    """The images of one answer. `feed` it all that is read, then `close`."""
+
+    def __init__(
+        self, keys: re.Pattern[bytes], shelf: Shelf, waiting: Callable[[], AbstractContextManager[None]]
+    ) -> None:
+        """``keys`` matches from the key of an image's string to where its base64 begins. ``waiting`` is entered while
+        an image is being stored, and nobody listens to the provider."""
+        self.secret = uuid4().hex
+        self._keys = keys
+        self._shelf = shelf
+        self._waiting = waiting
+        self._before = b""
+        self._held: Base64Spool | None = None
+        self._stored: set[str] = set()
+        """Some answers bring an image twice, when it is ready and at their end."""
+
+    def passes(self, data: bytes) -> bool:
+        """Whether all of the data goes on as it is; else it is to be fed."""
+        if self._held or self._keys.search(text := self._before + data):
+            return False
+        self._before = text[-_KEY_BYTES:]
+        return True
+
+    async def feed(self, data: bytes) -> AsyncGenerator[bytes]:
+        """What of the answer goes on now, in pieces, none of them empty."""
+        while data:
+            if self._held is None:
+                here = self._begins(data)
+                if here:
+                    yield data[:here]
+                data = data[here:]
+                continue
+            end = data.find(b'"')
+            inside = data if end < 0 else data[:end]
+            self._held.write(inside)
+            data = data[len(inside) :]
+            if end >= 0 or self._held.size > self._shelf.largest_chars:
+                with self._held as held:
+                    self._held = None
+                    if end >= 0 and (name := await self._lifted(held)):
+                        yield name
+                    else:
+                        for piece in held.as_it_came():
+                            yield piece
+
+    def close(self) -> None:
+        """Forget what is held: an image that broke off."""
+        if self._held:
+            self._held.close()
+            self._held = None
+
+    def _begins(self, data: bytes) -> int:
+        """How much of the data goes on as it is: up to an image's base64, which is held from now on."""
+        text = self._before + data
+        for key in self._keys.finditer(text):
+            if key.end() > len(self._before):
+                here = key.end() - len(self._before)
+                self._before, self._held = b"", Base64Spool()
+                return here
+        self._before = text[-_KEY_BYTES:]
+        return len(data)
+
+    async def _lifted(self, held: Base64Spool) -> bytes | None:
+        """The words that go in its place; None where it goes on as it came."""
+        if held.size < SMALLEST_CHARS:
+            return None
+        with self._waiting():
+            try:
+                content = await asyncio.to_thread(held.content)
+            except binascii.Error:
+                return None
+            if content.blob_id not in self._stored:
+                if not await self._shelf.put(held, format_of(content.head) or DEFAULT_MEDIA_TYPE):
+                    return None
+                self._stored.add(content.blob_id)
+        return self._name(content)
+
+    def _name(self, content: Content) -> bytes:
+        width, height = pixels(content.head) or (0, 0)
+        return name_of(self.secret, content.blob_id, content.size, width, height)
+
+
+async def _pieces(spool: Base64Spool) -> AsyncGenerator[bytes]:
+    pieces: Generator[bytes] = spool.decoded()
+    for piece in pieces:
+        yield piece

@@ -1,0 +1,228 @@
+"""Who calls next: the runs that wait for a slot of this fetcher or for a limit, a turn to each tenant.
+
+Every waiting run stands in a lane, one for each tenant and each set of limits that holds for it. The tenants take their
+turns, and within a tenant its lanes; a lane whose limit refused is passed over until asking again makes sense. So a run
+waits for its own limits and for its turn, and never behind what others have queued. Nothing here is asked of the server
+for a run that no limit concerns.
+
+A tenant may have as many waiting here as there are places left: the rule of dynamic thresholds for a shared buffer
+(Choudhury and Hahne, 1998). However many runs of however many tenants wait, there is room for one of another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, OrderedDict, deque
+from collections.abc import Generator
+from contextlib import contextmanager
+
+from tokenbus.bus.liveness import IDLE_S, Liveness, beat, wait_briefly
+from tokenbus.bus.scripts.limits import Scope
+from tokenbus_services.fetcher.limits.limiter import Ask, Grant, Limiter, Refusal
+from tokenbus_services.fetcher.metrics import AdmissionMetrics
+from tokenbus_services.runtime.in_flight import NotBegun
+
+_Lane = OrderedDict[tuple[Scope, ...], "deque[_Waiting]"]
+
+
+class WaitedTooLong(Exception):
+    """The run's turn did not come within the longest wait."""
+
+
+class _Waiting:
+    """One run that waits, and what it hears in the end."""
+
+    def __init__(self, ask: Ask) -> None:
+        self.ask = ask
+        self.granted: asyncio.Future[Grant] = asyncio.get_running_loop().create_future()
+
+
+class Admission:
+    """Call `open`; `enter` before a call and `leave` after it; `close` sends away all who wait."""
+
+    def __init__(
+        self,
+        limiter: Limiter,
+        metrics: AdmissionMetrics,
+        *,
+        slots: int,
+        places: int,
+        longest_wait_s: float,
+        liveness: Liveness | None = None,
+    ) -> None:
+        """``slots``: calls at once; ``places``: how many may wait."""
+        self._limiter = limiter
+        self._metrics = metrics
+        self._liveness = liveness or Liveness()
+        self._slots = slots
+        self._places = places
+        self._longest_wait_s = longest_wait_s
+        self._running = 0
+        self._waiting: Counter[str] = Counter()
+        """By tenant: those in a lane, and those on the way into one."""
+        self._lanes: OrderedDict[str, _Lane] = OrderedDict()
+        """By tenant, the one whose turn is next first; in each the same of its lanes. None of them is empty."""
+        self._refused_until: dict[Scope, float] = {}
+        self._changed = asyncio.Event()
+        self._closing = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def running(self) -> int:
+        """Calls that run."""
+        return self._running
+
+    @property
+    def waiting(self) -> int:
+        """Runs that wait."""
+        return self._waiting.total()
+
+    @property
+    def healthy(self) -> bool:
+        """Whether it admits: a defect that ended it leaves a worker that makes no call."""
+        return self._task is not None and not self._task.done()
+
+    @property
+    def full(self) -> bool:
+        """No further call could run now, whatever its limits."""
+        return self._running >= self._slots
+
+    def has_place(self, tenant: str) -> bool:
+        """Whether one more run of this tenant may wait here."""
+        return self._waiting[tenant] < self._places - self.waiting
+
+    async def open(self) -> None:
+        """Begin to admit."""
+        self._task = self._liveness.start(self._admit(), name="admission")
+
+    async def close(self) -> None:
+        """Who waits, or comes later, hears NotBegun."""
+        self._closing.set()
+        if self._task:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        for lanes in self._lanes.values():
+            for lane in lanes.values():
+                for waiting in lane:
+                    if not waiting.granted.done():
+                        waiting.granted.set_exception(NotBegun())
+
+    @contextmanager
+    def arriving(self, tenant: str) -> Generator[None]:
+        """Counts as waiting inside of this block."""
+        self._waiting[tenant] += 1
+        try:
+            yield
+        finally:
+            self._waiting[tenant] -= 1
+            if not self._waiting[tenant]:
+                del self._waiting[tenant]
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait so long. Raises NotBegun where this fetcher closes before that."""
+        clock = asyncio.get_running_loop().time
+        until = clock() + seconds
+        while (left := until - clock()) > 0:
+            if await wait_briefly(self._closing, timeout_s=left):
+                raise NotBegun
+
+    def enter_at_once(self, ask: Ask) -> Grant | None:
+        """Leave to call without waiting, where a slot is free, nobody waits and nothing is limited; ends by `leave`."""
+        if ask.scopes or self.full or self._lanes or self._closing.is_set():
+            return None
+        return self._begin(Grant(ask, ()))
+
+    async def enter(self, ask: Ask) -> Grant:
+        """Leave to call, once it is this run's turn; to be ended by `leave`.
+
+        Raises WaitedTooLong; NotBegun where this fetcher closes.
+        """
+        if self._closing.is_set():
+            raise NotBegun
+        waiting = _Waiting(ask)
+        self._lanes.setdefault(ask.tenant, OrderedDict()).setdefault(ask.scopes, deque()).append(waiting)
+        self._changed.set()
+        try:
+            async with asyncio.timeout(self._longest_wait_s):
+                return await waiting.granted
+        except BaseException as e:
+            granted = waiting.granted
+            if granted.done() and not granted.cancelled() and granted.exception() is None:
+                self.leave(granted.result(), used=0)  # granted and cancelled in one moment
+            else:
+                self._take_out(waiting)
+            if isinstance(e, TimeoutError):
+                raise WaitedTooLong from None
+            raise
+
+    def leave(self, grant: Grant, *, used: int | None, wait_s: float | None = None) -> None:
+        """The call is over; ``used``: tokens that it took, None where nobody knows; ``wait_s``: how long the provider
+        asked to be left alone."""
+        self._running -= 1
+        self._limiter.settle(grant, used)
+        if wait_s:
+            self._limiter.pause(grant.ask, wait_s)
+        for scope in grant.ask.scopes:
+            self._refused_until.pop(scope, None)  # there may be room now
+        self._changed.set()
+
+    def _begin(self, grant: Grant) -> Grant:
+        self._running += 1
+        self._metrics.granted.inc()
+        return grant
+
+    async def _admit(self) -> None:
+        while True:
+            beat()
+            waiting = None if self.full else self._next()
+            if waiting is None:
+                await self._wait()
+                continue
+            if waiting.granted.done():  # cancelled, and its own task did not come to run since
+                self._take_out(waiting)
+                continue
+            try:
+                verdict = await self._limiter.reserve(waiting.ask)
+            except Exception as e:  # of this run's own limits: the others go on
+                if not waiting.granted.done():
+                    self._take_out(waiting)
+                    waiting.granted.set_exception(e)
+                continue
+            if isinstance(verdict, Refusal):
+                self._metrics.refused(verdict.scope.kind)
+                self._refused_until[verdict.scope] = asyncio.get_running_loop().time() + verdict.seconds
+            elif waiting.granted.done():  # cancelled meanwhile
+                self._limiter.settle(verdict, used=0)
+            else:
+                self._take_out(waiting)
+                waiting.granted.set_result(self._begin(verdict))
+
+    def _next(self) -> _Waiting | None:
+        """The run whose turn it is; its tenant and its lane go to the end of their rows."""
+        now = asyncio.get_running_loop().time()
+        self._refused_until = {scope: until for scope, until in self._refused_until.items() if until > now}
+        for tenant, lanes in self._lanes.items():
+            for scopes, lane in lanes.items():
+                if not any(scope in self._refused_until for scope in scopes):
+                    self._lanes.move_to_end(tenant)
+                    lanes.move_to_end(scopes)
+                    return lane[0]
+        return None
+
+    async def _wait(self) -> None:
+        """Until something changed, or a refused limit may be asked again."""
+        self._changed.clear()
+        now = asyncio.get_running_loop().time()
+        until = now + IDLE_S if self.full else min(self._refused_until.values(), default=now + IDLE_S)
+        await wait_briefly(self._changed, timeout_s=until - now)
+
+    def _take_out(self, waiting: _Waiting) -> None:
+        ask = waiting.ask
+        lanes = self._lanes.get(ask.tenant)
+        lane = lanes.get(ask.scopes) if lanes else None
+        if lanes and lane and waiting in lane:
+            lane.remove(waiting)
+            if not lane:
+                del lanes[ask.scopes]
+            if not lanes:
+                del self._lanes[ask.tenant]

@@ -1,0 +1,155 @@
+"""This fetcher's part in the limits that all fetchers share: takes what a call needs, keeps it, and gives it back.
+
+What it holds is kept alive by a beat, so the places of a fetcher that was killed are free again within `LEASE_S`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from uuid import uuid4
+
+import msgspec
+import structlog
+from redis.exceptions import RedisError
+
+from tokenbus.bus.liveness import Defects, Liveness, rest
+from tokenbus.bus.scripts import Call
+from tokenbus.bus.scripts import limits as scripts
+from tokenbus.bus.scripts.limits import Scope
+from tokenbus.bus.server.retry import retry_until_available
+from tokenbus.bus.server.run_scripts import send, send_many
+from tokenbus.bus.server.server import Server
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+LEASE_S = 8.0
+BEAT_S = 2.0
+LONGEST_PAUSE_S = 60.0
+"""Longest that a provider's Retry-After holds calls back; one that asks for more is asked again by then."""
+MEMBERS_A_CALL = 500
+
+
+class Ask(msgspec.Struct, frozen=True, eq=False):
+    """A call that would be made: its name, and what it takes part in."""
+
+    call: str
+    tenant: str
+    scopes: tuple[Scope, ...]
+    tokens: int
+    token: str = msgspec.field(default_factory=lambda: uuid4().hex[:12])
+    """Of this asking alone. One run's attempt may be asked for by two fetchers, of which the first was taken for dead
+    while it waited; when that one wakes and leaves, the place of the other stays."""
+
+    @property
+    def member(self) -> str:
+        """The name of its places."""
+        return f"{self.call}/{self.token}"
+
+
+class Grant(msgspec.Struct, frozen=True, eq=False):
+    """The call may be made."""
+
+    ask: Ask
+    taken: tuple[int, ...]
+    """Up to when its tokens are taken, of each scope."""
+
+
+class Refusal(msgspec.Struct, frozen=True):
+    """Not now, for this scope; there is no use in asking again before ``seconds`` have passed."""
+
+    scope: Scope
+    seconds: float
+
+
+class Limiter:
+    """Call `open`, and `close` when no call runs any more."""
+
+    def __init__(self, server: Server, *, worker: str, liveness: Liveness | None = None) -> None:
+        self._server = server
+        self._liveness = liveness or Liveness()
+        self._worker = worker
+        self._held: dict[Scope, set[str]] = {}
+        """Running calls by scope, where their number is bounded."""
+        self._beats: asyncio.Task[None] | None = None
+        self._settling: set[asyncio.Task[None]] = set()
+
+    async def open(self) -> None:
+        """Begin to keep what is held."""
+        self._beats = self._liveness.start(self._beat(), name="limits")
+
+    async def close(self) -> None:
+        """Give back what is not yet given back, and stop."""
+        await asyncio.gather(*self._settling)
+        if self._beats:
+            self._beats.cancel()
+            await asyncio.gather(self._beats, return_exceptions=True)
+
+    async def reserve(self, ask: Ask) -> Grant | Refusal:
+        """Take the call's part of all its scopes, or nothing. Without a scope no command is sent."""
+        if not ask.scopes:
+            return Grant(ask, ())
+        lease_ms = round(LEASE_S * 1000)
+        call = scripts.reserve(ask.scopes, member=ask.member, worker=self._worker, tokens=ask.tokens, lease_ms=lease_ms)
+        reply = await retry_until_available(self._server, lambda: send(self._server, call), what="limits")
+        if reply[0] == b"wait":
+            return Refusal(ask.scopes[int(reply[1]) - 1], int(reply[2]) / 1000)
+        for scope in ask.scopes:
+            if scope.concurrency:
+                self._held.setdefault(scope, set()).add(ask.member)
+        taken = reply[1:] if reply[0] == b"ok" else [0] * len(ask.scopes)
+        return Grant(ask, tuple(int(until) for until in taken))
+
+    def settle(self, grant: Grant, used: int | None) -> None:
+        """The call is over and took ``used`` tokens (None: nobody knows, and what was reserved counts)."""
+        ask = grant.ask
+        if not ask.scopes:
+            return
+        for scope in ask.scopes:
+            if members := self._held.get(scope):
+                members.discard(ask.member)
+                if not members:
+                    del self._held[scope]
+        left = 0 if used is None else ask.tokens - used
+        self._later(scripts.settle(ask.scopes, member=ask.member, left=left, taken=grant.taken))
+
+    def pause(self, ask: Ask, seconds: float) -> None:
+        """The provider asked to wait so long: no fetcher calls it for this model meanwhile."""
+        ms = round(min(seconds, LONGEST_PAUSE_S) * 1000)
+        for scope in ask.scopes:
+            if scope.kind == "model" and ms > 0:
+                log.info("provider_paused", scope=scope.key, ms=ms)
+                self._later(scripts.pause(scope, ms=ms))
+
+    def _later(self, call: Call) -> None:
+        # In a task of its own: who ends a call may be cancelled at any moment, and shall not wait for the server.
+        task = asyncio.create_task(self._send_once(call), name="limits")
+        self._settling.add(task)
+        task.add_done_callback(self._settling.discard)
+
+    async def _send_once(self, call: Call) -> None:
+        try:
+            await send(self._server, call)
+        except (RedisError, OSError) as e:
+            # Not again, for it may have arrived: what was reserved flows back with time, and a place is free by itself.
+            log.warning("limits_not_settled", error=str(e))
+
+    async def _beat(self) -> None:
+        defects = Defects()
+        while True:
+            await rest(BEAT_S)
+            calls = [
+                scripts.keep(scope, part, lease_ms=round(LEASE_S * 1000))
+                for scope, members in self._held.items()
+                for part in _parts(sorted(members))
+            ]
+            try:
+                await send_many(self._server, calls)
+                defects.none()
+            except Exception as e:  # of whatever kind: without it the places of running calls would be given away
+                log.warning("limits_not_kept", error=str(e) or type(e).__name__)
+                defects.count(e)
+
+
+def _parts(members: Sequence[str]) -> list[Sequence[str]]:
+    return [members[i : i + MEMBERS_A_CALL] for i in range(0, len(members), MEMBERS_A_CALL)]

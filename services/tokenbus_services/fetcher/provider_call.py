@@ -1,0 +1,335 @@
+"""One provider call: send the request, hand every read of the body on, notice every way it can end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Generator
+from contextlib import aclosing, contextmanager
+from http import HTTPStatus
+
+import httpx
+import msgspec
+
+from tokenbus.bus.liveness import beat
+from tokenbus.events.error_info import ErrorInfo
+from tokenbus.events.frames import Data, Ended, Opened
+from tokenbus.events.requests import Generate
+from tokenbus.providers.api import HttpCall
+from tokenbus.providers.file_api import LOST_STATUSES, lost_files
+from tokenbus.providers.response.decoder import MAX_ERROR_BODY_BYTES
+from tokenbus.providers.response.end_of_stream import LastEvent
+from tokenbus.providers.response.error_mapping import REQUEST_ID_HEADERS
+from tokenbus_services.fetcher.auth import KeyMissing, KeyUnusable
+from tokenbus_services.fetcher.endpoints import AuthUnavailable, Endpoint
+from tokenbus_services.fetcher.image_offload.offload import Lifter, Shelf
+from tokenbus_services.fetcher.limits.token_estimate import Tally
+from tokenbus_services.fetcher.raw_writer import AttemptWriter
+from tokenbus_services.fetcher.response_body import BodyRefused, beginning, described, read_body
+from tokenbus_services.fetcher.uploads.upload import AUTH_UNAVAILABLE
+from tokenbus_services.media.body import MediaBody
+from tokenbus_services.media.errors import MediaFailed
+from tokenbus_services.net.response_heads import HeadRefused
+from tokenbus_services.redaction import RedactedStream
+from tokenbus_services.redaction.events import RedactedEvents
+from tokenbus_services.settings import LimitSettings
+
+PASSED_HEADERS = (
+    "content-type",
+    "retry-after",
+    "retry-after-ms",
+    "date",
+    "x-should-retry",
+    *REQUEST_ID_HEADERS,
+)
+"""Response headers that travel with the attempt: what a decoder may need, and nothing that could be secret."""
+MAX_HEADER_CHARS = 1_024
+"""Of each of them. Of all headers together the HTTP library takes 100 KB; more is a broken connection to it."""
+
+TIMER_SLACK = 0.05
+"""A silence timer is set anew only when it is off by this part of its length: most reads cost no timer."""
+
+
+CLOSING_S = 1.0
+"""So long a provider may take to close its body after its last event. Few need any of it; one that leaves it open would
+hold the run's place and a socket, and loses the connection in place of that."""
+
+DEADLINE_PASSED = ErrorInfo(code="deadline", kind="timeout", message="the run's deadline has passed")
+
+
+class Silence:
+    """How long the call may still be silent: until the first event, then between reads, and never past the deadline."""
+
+    def __init__(self, limit: asyncio.Timeout, deadline: float | None) -> None:
+        self._clock = asyncio.get_running_loop().time
+        self._limit = limit
+        self._deadline = deadline
+        self._seconds = 0.0
+        self._set_at = 0.0
+        self._what = ("", "")
+        self._over = False
+        self._to_deadline = False
+        """Whether the timer runs to the deadline. Its moment does not tell: a timer may go off a little early."""
+
+    def allow(self, seconds: float, code: str, message: str) -> None:
+        """From now on so many seconds, or the call ends with this error."""
+        self._seconds, self._what = seconds, (code, message)
+        self._set()
+
+    def heard(self) -> None:
+        """The call gave a sign of life."""
+        if not self._over and self._clock() - self._set_at > self._seconds * TIMER_SLACK:
+            self._set()
+
+    @contextmanager
+    def paused(self) -> Generator[None]:
+        """It is not the call that is silent in this block, for nobody listens."""
+        self._to_deadline = True
+        self._limit.reschedule(self._deadline)
+        yield
+        self._set()  # not after an error: then the timer may be what ended it, and is not set any more
+
+    def allow_closing(self) -> None:
+        """The stream has said its last; that its body does not end is no error."""
+        if not self._over:
+            self._over = True
+            self._seconds = CLOSING_S
+            self._set()
+
+    def error(self) -> ErrorInfo | None:
+        """Why the timer ran out; None: the answer is whole all the same."""
+        if self._over:
+            return None
+        if self._to_deadline:
+            return DEADLINE_PASSED
+        code, message = self._what
+        return ErrorInfo(code=code, kind="timeout", message=message, retryable=True)
+
+    def _set(self) -> None:
+        self._set_at = self._clock()
+        until = self._set_at + self._seconds * (1 + TIMER_SLACK)
+        self._to_deadline = self._deadline is not None and self._deadline <= until
+        self._limit.reschedule(self._deadline if self._to_deadline else until)
+
+
+class Rejected(Exception):
+    """The provider refused what authorised the call, and there is something newer to try; nothing was written."""
+
+
+class FilesLost(Exception):
+    """The provider does not have these files, which the request names; nothing of the answer was written."""
+
+    def __init__(self, file_ids: tuple[str, ...]) -> None:
+        super().__init__(f"{len(file_ids)} files")
+        self.file_ids = file_ids
+
+
+async def fetch(
+    endpoint: Endpoint,
+    request: Generate,
+    call: HttpCall,
+    body: MediaBody | None = None,
+    *,
+    writer: AttemptWriter,
+    deadline: float | None,
+    tally: Tally | None = None,
+    shelf: Shelf | None = None,
+    answer_bytes: int = LimitSettings().answer_bytes,
+    again: bool = False,
+) -> None:
+    """Make the request's call and write all of it, its end included. ``body`` in place of the call's own is closed when
+    it is sent; ``deadline`` is in the event loop's time; ``tally`` hears what comes, for the limits; ``shelf``: where
+    the answer's images go; ``answer_bytes``: most that the answer may have, decoded.
+
+    Raises AttemptRefused where the attempt is over; FilesLost before anything is written; Rejected likewise, if
+    ``again``: the call would be made once more. However this ends, by itself or cancelled, the connection is closed or
+    back in its pool.
+    """
+    limit = asyncio.timeout(None)
+    silence = Silence(limit, deadline)
+    try:
+        async with limit:
+            error = await _read(
+                endpoint,
+                request,
+                call,
+                body,
+                writer=writer,
+                silence=silence,
+                tally=tally,
+                shelf=shelf,
+                answer_bytes=answer_bytes,
+                again=again,
+            )
+    except TimeoutError:
+        error = silence.error()
+    await writer.end(Ended(error))
+
+
+async def _read(
+    endpoint: Endpoint,
+    request: Generate,
+    call: HttpCall,
+    body: MediaBody | None,
+    *,
+    writer: AttemptWriter,
+    silence: Silence,
+    tally: Tally | None,
+    shelf: Shelf | None,
+    answer_bytes: int,
+    again: bool,
+) -> ErrorInfo | None:
+    settings = endpoint.settings
+    seconds = settings.first_event_timeout_s
+    silence.allow(seconds, "first_event_timeout", f"no answer within {seconds:g} s")
+    try:
+        response = await _send(endpoint, call, body)
+    except MediaFailed as e:
+        return e.error
+    except KeyMissing as e:
+        return ErrorInfo(code="key_missing", kind="auth", message=str(e), where=e.variable)
+    except AuthUnavailable as e:
+        return ErrorInfo(code=AUTH_UNAVAILABLE, kind="auth", message=str(e), retryable=True)
+    except KeyUnusable as e:
+        return ErrorInfo(code="key_unusable", kind="auth", message=str(e), where=e.variable)
+    except httpx.ConnectTimeout:
+        seconds = settings.connect_timeout_s
+        message = f"no connection to {endpoint.name} within {seconds:g} s"
+        return ErrorInfo(code="connect_timeout", kind="timeout", message=message, retryable=True)
+    except httpx.TransportError as e:
+        return _network(endpoint, e)
+    try:
+        refused = None
+        if response.status_code == HTTPStatus.UNAUTHORIZED and again and endpoint.rejected():
+            raise Rejected
+        if call.files and response.status_code in LOST_STATUSES:
+            refused = await beginning(response, MAX_ERROR_BODY_BYTES)
+            if lost := lost_files(response.status_code, refused, call.files):
+                raise FilesLost(lost)
+        content = read_body(response, limit=answer_bytes) if refused is None else _once(refused)
+        async with aclosing(content):
+            await _pass_on(
+                response, content, endpoint, request, writer=writer, silence=silence, tally=tally, shelf=shelf
+            )
+    except BodyRefused as e:
+        return e.error
+    except httpx.TransportError as e:
+        return _network(endpoint, e)
+    except OSError as e:  # of the disk, where images are held: another fetcher may have room
+        return ErrorInfo(code="disk", kind="internal", message=f"an image could not be held: {e}", retryable=True)
+    finally:
+        await response.aclose()
+    return None
+
+
+async def _send(endpoint: Endpoint, call: HttpCall, body: MediaBody | None) -> httpx.Response:
+    try:
+        return await endpoint.send(endpoint.request(call, body))
+    finally:
+        if body is not None:
+            await body.aclose()
+
+
+async def _pass_on(
+    response: httpx.Response,
+    content: AsyncGenerator[bytes],
+    endpoint: Endpoint,
+    request: Generate,
+    *,
+    writer: AttemptWriter,
+    silence: Silence,
+    tally: Tally | None,
+    shelf: Shelf | None,
+) -> None:
+    redact = endpoint.redact
+    # Cut only then: the half of a key would be found by nobody.
+    headers = {n: redact(response.headers[n])[:MAX_HEADER_CHARS] for n in PASSED_HEADERS if n in response.headers}
+    quirks = endpoint.quirks_of(request)
+    api = endpoint.settings.api
+    asked = endpoint.api.images_asked(request)
+    lifter = None
+    if shelf and endpoint.api.image_keys and not asked.inline and response.status_code < 300:
+        lifter = Lifter(endpoint.api.image_keys, shelf, silence.paused)
+        asked = msgspec.structs.replace(asked, moved=lifter.secret)
+    opened = Opened(api, response.status_code, headers, request.stream, quirks, asked, endpoint.name)
+    await _write(writer, opened, silence)
+    if tally:
+        tally.open(opened)
+    marks = endpoint.api.urgent
+    clean = redact.events() if response.status_code < 300 else redact.stream()
+    last = LastEvent(endpoint.api.last if request.stream and response.status_code < 300 else ())
+
+    async def pass_on(data: bytes, *, urgent: bool) -> None:
+        if tally:
+            tally.feed(data)
+        await _write(writer, Data(data), silence, urgent=urgent)
+        if last.feed(data):
+            silence.allow_closing()
+
+    async def hand_on(data: bytes, *, urgent: bool) -> None:
+        if lifter and not lifter.passes(data):
+            async with aclosing(lifter.feed(data)) as parts:
+                async for part in parts:
+                    await pass_on(part, urgent=urgent)
+        elif data:
+            await pass_on(data, urgent=urgent)
+
+    first = True
+    after_boundary = False
+    with _told_to_the_end(clean, lifter, writer):
+        async for read in content:
+            beat()
+            data = clean.feed(read)
+            boundary = first or any(mark in data for mark in marks)
+            if first:
+                first = False
+                seconds = endpoint.settings.idle_timeout_s
+                silence.allow(seconds, "idle_timeout", f"the stream was silent for {seconds:g} s")
+            else:
+                silence.heard()
+            # What follows a boundary may be a block's first chunk, and somebody waits for it.
+            await hand_on(data, urgent=boundary or after_boundary)
+            after_boundary = boundary
+        await hand_on(clean.end(), urgent=True)
+    if tally:
+        tally.end()
+
+
+@contextmanager
+def _told_to_the_end(
+    clean: RedactedEvents | RedactedStream, lifter: Lifter | None, writer: AttemptWriter
+) -> Generator[None]:
+    """An answer that breaks off is told up to there: what waited, for a secret might have gone on from it, goes on."""
+    try:
+        yield
+    except (httpx.TransportError, BodyRefused, asyncio.CancelledError):
+        rest = clean.end()
+        if rest and writer.why_refused is None and (lifter is None or lifter.passes(rest)):
+            writer.put(Data(rest))
+        raise
+    finally:
+        if lifter:
+            lifter.close()
+
+
+async def _write(writer: AttemptWriter, item: Opened | Data, silence: Silence, *, urgent: bool = False) -> None:
+    """Write an item; while there is no room for more, nobody listens, and the provider is not silent."""
+    writer.put(item, urgent=urgent)
+    if writer.must_wait:
+        with silence.paused():
+            await writer.room()
+
+
+async def _once(data: bytes) -> AsyncGenerator[bytes]:
+    if data:
+        yield data
+
+
+def _network(endpoint: Endpoint, error: httpx.TransportError) -> ErrorInfo:
+    if isinstance(error.__cause__, HeadRefused):
+        return ErrorInfo(code="answer_head", kind="protocol", message=f"the head of the answer has {error.__cause__}")
+    return ErrorInfo(
+        code="network",
+        kind="network",
+        message=endpoint.redact(f"the connection to {endpoint.name} failed: {described(error)}"),
+        retryable=True,
+    )

@@ -1,0 +1,430 @@
+"""Writes provider bytes to `raw`: gathered over runs for a moment under load, at once while idle, and fenced.
+
+The unit of cost is the wake-up across processes and not the event, so one flush carries what all runs of this process
+have, one entry a partition. While idle a read goes out at once; when reads come faster than the linger, a flush
+gathers up to that long. What begins or ends a block never waits (`urgent`).
+
+No attempt can fill the line before the others: a flush takes little of each, and an attempt that brings much more than
+a model writes (`heavy`) goes on only while the later stages have little of its partition waiting.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import Callable, Collection
+from functools import partial
+from typing import Any
+from uuid import uuid4
+
+import msgspec
+from redis.exceptions import RedisError
+
+from tokenbus.bus import scripts
+from tokenbus.bus.keys import Keys
+from tokenbus.bus.liveness import IDLE_S, Liveness, wait_briefly
+from tokenbus.bus.scripts import RawPart
+from tokenbus.bus.scripts.runs import LET_GO
+from tokenbus.bus.server.retry import ISOLATED_TRIES, MAX_TRIES, retry_until_available
+from tokenbus.bus.server.run_scripts import send_many
+from tokenbus.bus.server.server import Server
+from tokenbus.errors import AttemptRefused
+from tokenbus.events.error_info import ErrorInfo
+from tokenbus.events.frames import ANY_FRAME, Data, Ended, Lost, RawFrame, RawItem, encode
+from tokenbus_services.fetcher.backpressure import LAG_POLL_S, Lags
+from tokenbus_services.runtime.task_failures import BackgroundTasks
+
+BUFFER_BYTES = 256 * 1024
+"""Bytes of one attempt that may wait for a flush; beyond it the socket is not read."""
+FRAME_BYTES = 64 * 1024
+"""Bytes of one attempt in one flush, and of all attempts of a partition: what one entry holds, about."""
+HEAVY_BYTES = 512 * 1024
+LIGHT_BYTES_S = 256 * 1024
+"""An attempt is heavy while it has written ``HEAVY_BYTES`` more than ``LIGHT_BYTES_S`` allow. A model that writes a
+thousand chunks a second stays below."""
+FULL_PATIENCE_S = 10.0
+"""So long an attempt waits for a server that is out of memory; then it ends, for only what ends frees some."""
+FULL_POLL_S = 0.2
+TORN = (b"frame ", b"writer ")
+"""How a refusal begins where the attempt is open, but what lies on the server is not what this writer wrote: it lost
+frames in a fail-over, or gave the attempt to a second worker. None of the two can go on: the attempt ends as lost."""
+
+
+class FramesNotTaken(Exception):
+    """What an attempt says breaks the command that writes it, each time: its run ends, and the others go on."""
+
+
+class AttemptWriter:
+    """The frames of one attempt, in order. Made by `RawWriter.attempt`."""
+
+    def __init__(
+        self, writer: RawWriter, run: str, turn: int, attempt: int, refused: Callable[[str], object], *, held: bool
+    ) -> None:
+        self.run = run
+        self.partition = writer.keys.partition_of(run)
+        self.turn = turn
+        self.attempt = attempt
+        self.items: list[RawItem] = []
+        self.waiting = 0
+        self.frames = 0
+        self.name = uuid4().hex[:12]
+        self.final = False
+        self.held = held
+        """Policies judge the run, so it waits for their stage too."""
+        self.why_refused: str | None = None
+        self.broken: Exception | None = None
+        self.full_since: float | None = None
+        """Since when the server has had no memory for its frames."""
+        self.flushed = asyncio.Event()
+        self.writer = writer
+        self._beyond = 0.0
+        """Bytes beyond what a light attempt writes."""
+        self._beyond_at = 0.0
+        self._refused = refused
+
+    @property
+    def must_wait(self) -> bool:
+        """Whether `room` has something to wait for, or to raise."""
+        lags, partition = self.writer.lags, self.partition
+        return (
+            self.waiting > BUFFER_BYTES
+            or self._beyond > HEAVY_BYTES
+            or self.why_refused is not None
+            or self.broken is not None
+            or lags.of(partition, "normalizer") is not None
+            or (self.held and lags.of(partition, "policy") is not None)
+        )
+
+    def put(self, item: RawItem, *, urgent: bool = False) -> None:
+        """Queue an item. While it `must_wait` after that, `room` comes before the next."""
+        if isinstance(item, Data):
+            size = len(item.data)
+            self.waiting += size
+            now = time.monotonic()
+            self._beyond = max(0.0, self._beyond - (now - self._beyond_at) * LIGHT_BYTES_S) + size
+            self._beyond_at = now
+            pieces = range(0, size, FRAME_BYTES)
+            self.items += [item] if len(pieces) <= 1 else [Data(item.data[i : i + FRAME_BYTES]) for i in pieces]
+        else:
+            self.items.append(item)
+        self.writer.touch(self, urgent)
+
+    async def room(self) -> None:
+        """Wait while too much is queued or a later stage lags. Raises AttemptRefused."""
+        while self.waiting > BUFFER_BYTES:
+            await self._flushed()
+        if self._beyond > HEAVY_BYTES:
+            await self.writer.lags.short(self.partition, adds=FRAME_BYTES)
+        if event := self.writer.lags.of(self.partition, "normalizer"):
+            while not await wait_briefly(event):
+                self._check()
+        while self.held and (event := self.writer.lags.of(self.partition, "policy")):
+            if not await wait_briefly(event):
+                await self._look()
+                self._check()
+        self._check()
+
+    async def write(self, item: RawItem, *, urgent: bool = False) -> None:
+        """`put`, and `room` after it. Raises AttemptRefused."""
+        self.put(item, urgent=urgent)
+        if self.must_wait:
+            await self.room()
+
+    async def end(self, item: Ended | Lost) -> None:
+        """Queue the attempt's last item and wait until all is written. Raises AttemptRefused."""
+        self.items.append(item)
+        self.final = True
+        self.writer.touch(self, True)
+        while self.items:
+            await self._flushed()
+        self._check()
+
+    def refuse(self, reason: str) -> None:
+        """The server takes nothing more of this attempt."""
+        self.why_refused = reason
+        self.items.clear()
+        self.flushed.set()
+        self._refused(reason)
+
+    def break_off(self, error: Exception) -> None:
+        """The server takes this attempt's frames never, whoever sends them: its run cannot go on."""
+        self.broken = error
+        self.items.clear()
+        self.flushed.set()
+
+    async def _look(self) -> None:
+        """An attempt that writes nothing hears of no refusal."""
+        status, attempt, closed, let_go = await self.writer.state_of(self.run)
+        mine = str(self.attempt).encode()
+        if status != b"open" or attempt != mine or closed == mine:
+            self.refuse("over")
+        elif let_go:
+            self.held = False
+
+    def part(self, keys: Keys) -> tuple[RawPart, int, int]:
+        """The first of what waits, as one frame; how many items that are, and of how many bytes. They stay here until
+        the server has them."""
+        count = size = 0
+        for item in self.items:
+            more = len(item.data) if isinstance(item, Data) else 0
+            if count and size + more > FRAME_BYTES:
+                break
+            count, size = count + 1, size + more
+        items = _joined(self.items[:count])
+        final = self.final and count == len(self.items)
+        frame = encode(RawFrame(self.turn, self.attempt, self.frames, self.writer.now_ms(), items))
+        part = RawPart(self.run, keys.run(self.run), self.attempt, self.frames, final, frame, self.name)
+        return part, count, size
+
+    def written(self, count: int, size: int) -> None:
+        """The first ``count`` items, of ``size`` bytes, are on the server."""
+        del self.items[:count]
+        self.waiting -= size
+        self.frames += 1
+        self.full_since = None
+        self.flushed.set()
+
+    async def _flushed(self) -> None:
+        """Wait for a flush, for a moment."""
+        self.flushed.clear()
+        self._check()
+        if not await wait_briefly(self.flushed):
+            self.writer.touch(self, False)  # no flush may forget it
+
+    def _check(self) -> None:
+        if self.why_refused is not None:
+            raise AttemptRefused(self.run, self.attempt, self.why_refused)
+        if self.broken is not None:
+            raise FramesNotTaken(f"the server does not take the attempt's frames: {self.broken}") from self.broken
+
+
+class _Flushed(msgspec.Struct, frozen=True, eq=False):
+    """What one flush has of one attempt."""
+
+    attempt: AttemptWriter
+    part: RawPart
+    items: int
+    size: int
+
+
+class RawWriter:
+    """One a process: flushes what its attempts queue. Call `open`, and `close` when all attempts ended."""
+
+    def __init__(
+        self, server: Server, keys: Keys, *, linger_s: float, lag_bytes: int, liveness: Liveness | None = None
+    ) -> None:
+        self.keys = keys
+        self.lags = Lags(server, keys, lag_bytes=lag_bytes)
+        self._server = server
+        self._linger_s = linger_s
+        self._liveness = liveness or Liveness()
+        self._pending: dict[AttemptWriter, None] = {}
+        self._wake = asyncio.Event()
+        self._urgent = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._apart = server.topology == "cluster"
+        """The partitions lie on different nodes: one that is away shall hold up its own alone."""
+        self._flushes = BackgroundTasks("raw flush", most=keys.partitions)
+        self._late: dict[int, dict[AttemptWriter, None]] = {}
+        """By partition whose flush is under way: what is to be flushed after it."""
+
+    async def open(self) -> None:
+        """Begin to flush."""
+        self._task = self._liveness.start(self._run(), name="raw writer")
+
+    @property
+    def healthy(self) -> bool:
+        """Whether it flushes: a defect that ended it leaves a worker that can do nothing."""
+        return self._task is not None and not self._task.done()
+
+    async def close(self) -> None:
+        """Stop to flush."""
+        if self._task:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        await self._flushes.close()
+        await self.lags.close()
+
+    def attempt(
+        self, run: str, turn: int, attempt: int, refused: Callable[[str], object], *, held: bool = False
+    ) -> AttemptWriter:
+        """The writer of one attempt; ``refused`` is called as soon as the server takes nothing more of it. ``held``:
+        policies judge the run, so that it waits for their stage too."""
+        return AttemptWriter(self, run, turn, attempt, refused, held=held)
+
+    def now_ms(self) -> int:
+        """The time that all workers share."""
+        return self._server.clock.now_ms()
+
+    async def state_of(self, run: str) -> list[bytes | None]:
+        """The run's status, its attempt, the one that is closed, and whether its policies let go of it."""
+        fields = ["status", "attempt", "closed", LET_GO]
+        return await retry_until_available(
+            self._server, lambda: self._server.client.hmget(self.keys.run(run), fields), what="state of a run"
+        )
+
+    async def lost(self, run: str, turn: int, attempt: int, reason: str) -> None:
+        """End an attempt that nobody works on any more, whatever its frames were. No harm where it ended already."""
+        frame = encode(RawFrame(turn, attempt, ANY_FRAME, self.now_ms(), [Lost(reason)]))
+        part = RawPart(run, self.keys.run(run), attempt, ANY_FRAME, True, frame)
+        await self._send([self._call(self.keys.partition_of(run), [part])])
+
+    def touch(self, attempt: AttemptWriter, urgent: bool) -> None:
+        """The attempt has something to flush."""
+        self._pending[attempt] = None
+        self._wake.set()
+        if urgent:
+            self._urgent.set()
+
+    async def _run(self) -> None:
+        clock = asyncio.get_running_loop().time
+        flushed_at = 0.0
+        while True:
+            if self.lags.any:
+                await self.lags.look()
+            if not self._pending:
+                self._wake.clear()
+                await wait_briefly(self._wake, timeout_s=LAG_POLL_S if self.lags.any else IDLE_S)
+                continue
+            rest = flushed_at + self._linger_s - clock()
+            if rest > 0 and not self._urgent.is_set():
+                await wait_briefly(self._urgent, timeout_s=rest)
+            self._urgent.clear()
+            flushed_at = clock()
+            await self._flush()
+
+    async def _flush(self) -> None:
+        pending, self._pending = self._pending, {}
+        if not self._apart:
+            await self._flush_all(pending)
+            return
+        groups: defaultdict[int, list[AttemptWriter]] = defaultdict(list)
+        for attempt in pending:
+            if (late := self._late.get(attempt.partition)) is not None:
+                late[attempt] = None
+            else:
+                groups[attempt.partition].append(attempt)
+        self._late |= {partition: {} for partition in groups}
+        await self._flushes.run(partial(self._flush_apart, partition, group) for partition, group in groups.items())
+
+    async def _flush_apart(self, partition: int, attempts: Collection[AttemptWriter]) -> None:
+        try:
+            await self._flush_all(attempts)
+        finally:
+            for attempt in self._late.pop(partition):
+                self.touch(attempt, True)
+
+    async def _flush_all(self, attempts: Collection[AttemptWriter]) -> None:
+        groups: dict[int, list[_Flushed]] = {}
+        sizes: defaultdict[int, int] = defaultdict(int)
+        unfinished: set[AttemptWriter] = set()
+        for attempt in attempts:
+            if not attempt.items:
+                continue
+            partition = attempt.partition
+            if sizes[partition] >= FRAME_BYTES:
+                self.touch(attempt, True)  # in the next flush it is among the first
+                continue
+            try:
+                part, count, size = attempt.part(self.keys)
+            except Exception as e:  # of this attempt alone
+                attempt.break_off(e)
+                continue
+            if count < len(attempt.items):
+                unfinished.add(attempt)
+            sizes[partition] += size
+            groups.setdefault(partition, []).append(_Flushed(attempt, part, count, size))
+        if not groups:
+            return
+        torn: list[tuple[AttemptWriter, bytes]] = []
+        for group, reply in await self._written(list(groups.values())):
+            if isinstance(reply, Exception):
+                group[0].attempt.break_off(reply)
+                continue
+            partition = group[0].attempt.partition
+            verdicts, (lag, *of_policies) = reply[: len(group)], reply[len(group) :]
+            self.lags.told(partition, "normalizer", lag)
+            for lag in of_policies:
+                self.lags.told(partition, "policy", lag)
+            for each, verdict in zip(group, verdicts, strict=True):
+                if verdict in (b"ok", b"already"):
+                    each.attempt.written(each.items, each.size)
+                    if each.attempt in unfinished:
+                        self.touch(each.attempt, True)
+                elif verdict == b"full":
+                    await self._wait_for_memory(each.attempt)
+                elif verdict.startswith(TORN):
+                    torn.append((each.attempt, verdict))
+                else:
+                    each.attempt.refuse(verdict.decode())
+        for attempt, verdict in torn:
+            try:
+                await self.lost(attempt.run, attempt.turn, attempt.attempt, "the server lost frames of this attempt")
+            except (RedisError, OSError) as e:
+                attempt.break_off(e)
+            else:
+                attempt.refuse(verdict.decode())
+
+    async def _written(self, groups: list[list[_Flushed]]) -> list[tuple[list[_Flushed], list[Any] | Exception]]:
+        """Each group with its reply; where the server does not take them together, each attempt by itself, with its
+        reply or what keeps the server from taking it."""
+        try:
+            return list(zip(groups, await self._send([self._call_of(group) for group in groups]), strict=True))
+        except (RedisError, OSError):
+            pass
+        written: list[tuple[list[_Flushed], list[Any] | Exception]] = []
+        for each in [each for group in groups for each in group]:
+            try:
+                [reply] = await self._send([self._call_of([each])], tries=ISOLATED_TRIES)
+            except (RedisError, OSError) as e:
+                reply = e
+            written.append(([each], reply))
+        return written
+
+    def _call_of(self, group: list[_Flushed]) -> scripts.Call:
+        held = any(each.attempt.held for each in group)
+        return self._call(group[0].attempt.partition, [each.part for each in group], held=held)
+
+    async def _wait_for_memory(self, attempt: AttemptWriter) -> None:
+        """The server takes nothing of the attempt but its end: try again by and by, and then end it."""
+        loop = asyncio.get_running_loop()
+        attempt.full_since = attempt.full_since or loop.time()
+        if loop.time() < attempt.full_since + FULL_PATIENCE_S:
+            loop.call_later(FULL_POLL_S, self.touch, attempt, True)
+            return
+        problem = "the bus's server is out of memory"
+        error = ErrorInfo(code="server_full", kind="overloaded", message=problem, retryable=True)
+        frame = encode(RawFrame(attempt.turn, attempt.attempt, ANY_FRAME, self.now_ms(), [Ended(error)]))
+        part = RawPart(attempt.run, self.keys.run(attempt.run), attempt.attempt, ANY_FRAME, True, frame)
+        await self._send([self._call(attempt.partition, [part])])
+        attempt.refuse(error.message)
+
+    def _call(self, partition: int, parts: list[RawPart], *, held: bool = False) -> scripts.Call:
+        keys = self.keys
+        policy = keys.lease(partition, "policy") if held else None
+        normalizer = keys.lease(partition, "normalizer")
+        return scripts.append_raw(keys.topic(partition, "raw"), normalizer, parts, policy_lease=policy)
+
+    async def _send(self, calls: list[scripts.Call], *, tries: int = MAX_TRIES) -> list[list[Any]]:
+        """Until the server has it: a frame that arrived although its reply was lost is told as ``already``."""
+        return await retry_until_available(
+            self._server, lambda: send_many(self._server, calls), what="raw frames", tries=tries
+        )
+
+
+def _joined(items: list[RawItem]) -> list[RawItem]:
+    """Neighbouring pieces of the body as one."""
+    joined: list[RawItem] = []
+    pieces: list[bytes] = []
+    for item in items:
+        if isinstance(item, Data):
+            pieces.append(item.data)
+            continue
+        if pieces:
+            joined.append(Data(b"".join(pieces)))
+            pieces = []
+        joined.append(item)
+    if pieces:
+        joined.append(Data(b"".join(pieces)))
+    return joined

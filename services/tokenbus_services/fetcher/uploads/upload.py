@@ -1,0 +1,97 @@
+"""One upload of a blob to a provider's file API: streamed from the store, and every way it can end."""
+
+from __future__ import annotations
+
+import asyncio
+from base64 import b64decode
+from collections.abc import Mapping
+
+import httpx
+import msgspec
+
+from tokenbus.errors import Malformed, RequestInvalid
+from tokenbus.events.error_info import ErrorInfo
+from tokenbus.providers.file_api import FileAnswer, FileApi, FileCall, FileToUpload, ProviderFile
+from tokenbus.providers.response.error_mapping import http_failure, wire_failure
+from tokenbus_services.fetcher.auth import KeyMissing, KeyUnusable
+from tokenbus_services.fetcher.endpoints import AuthUnavailable, Endpoint
+from tokenbus_services.fetcher.response_body import BodyRefused, beginning, described
+from tokenbus_services.media.body import Embedded, MediaBody
+from tokenbus_services.media.placeholders import Marks
+
+MAX_ANSWER_BYTES = 64 * 2**10
+
+
+AUTH_UNAVAILABLE = "auth_unavailable"
+"""Code of the error where a provider's `auth` raised."""
+
+
+class UploadFailed(Exception):
+    """``error`` is what a call of the provider would have ended with."""
+
+    def __init__(self, error: ErrorInfo) -> None:
+        super().__init__(error.message)
+        self.error = error
+
+    def at(self, where: str) -> UploadFailed:
+        """The same, of media at this place of the conversation."""
+        return UploadFailed(msgspec.structs.replace(self.error, message=f"{where}: {self.error.message}", where=where))
+
+
+async def upload(endpoint: Endpoint, api: FileApi, file: FileToUpload, content: Embedded) -> ProviderFile:
+    """Make a file of the blob. Of its content no more than a piece is in memory.
+
+    Raises UploadFailed, and MediaFailed where the blob breaks off.
+    """
+    marks = Marks()
+    mark = b64decode(marks.base64(0))
+    steps = api.upload(file, mark, endpoint.base_path)
+    try:
+        call = next(steps)
+        while True:
+            await asyncio.sleep(call.pause_s)
+            pieces = [piece if isinstance(piece, bytes) else content for piece in marks.split(call.body)]
+            try:
+                call = steps.send(await _answer(endpoint, call, MediaBody(pieces)))
+            except StopIteration as e:
+                return e.value
+    except Malformed as e:
+        raise UploadFailed(wire_failure(e)) from e
+
+
+async def _answer(endpoint: Endpoint, call: FileCall, body: MediaBody) -> FileAnswer:
+    try:
+        request = endpoint.file_request(call, body)
+        response = await endpoint.send(request, authorised="://" in call.path)
+    except (KeyMissing, KeyUnusable) as e:
+        raise UploadFailed(ErrorInfo(code="key_missing", kind="auth", message=str(e), where=e.variable)) from e
+    except AuthUnavailable as e:
+        raise UploadFailed(ErrorInfo(code=AUTH_UNAVAILABLE, kind="auth", message=str(e), retryable=True)) from e
+    except RequestInvalid as e:
+        raise UploadFailed(ErrorInfo(code="upload_refused", kind="protocol", message=str(e))) from e
+    except (httpx.TransportError, httpx.InvalidURL) as e:
+        raise UploadFailed(_network(endpoint, e)) from e
+    finally:
+        await body.aclose()
+    try:
+        content = await beginning(response, MAX_ANSWER_BYTES)
+    except BodyRefused as e:
+        raise UploadFailed(e.error) from e
+    except httpx.TransportError as e:
+        raise UploadFailed(_network(endpoint, e)) from e
+    finally:
+        await response.aclose()
+    headers: Mapping[str, str] = response.headers
+    if response.status_code >= 300:
+        said = {name: endpoint.redact(value) for name, value in headers.items()}
+        raise UploadFailed(http_failure(response.status_code, endpoint.redact.data(content), said))
+    return FileAnswer(headers={name.lower(): value for name, value in headers.items()}, body=content)
+
+
+def _network(endpoint: Endpoint, error: Exception) -> ErrorInfo:
+    return ErrorInfo(
+        code="network",
+        kind="network",
+        message=endpoint.redact(f"the upload to {endpoint.name} failed: {described(error)}"),
+        retryable=True,
+    )

@@ -1,0 +1,390 @@
+"""Takes requests in: validates them, gives ids, makes runs. A repeated request is the same run.
+
+What cannot be taken is told: a request with a readable id ends as a `failed` run, any other goes to the dead
+stream with its bytes and the reason. Nothing here stops on a bad request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import msgspec
+import structlog
+from redis.exceptions import RedisError
+
+from tokenbus.bus import scripts
+from tokenbus.bus.dead_letters import DeadEntry, bury
+from tokenbus.bus.keys import DATA_FIELD, Keys
+from tokenbus.bus.liveness import beating
+from tokenbus.bus.quarantine import asked_in
+from tokenbus.bus.scripts.runs import ASKED
+from tokenbus.bus.server.retry import ISOLATED_TRIES, retry_until_available
+from tokenbus.bus.server.run_scripts import send, send_many
+from tokenbus.bus.server.server import Server
+from tokenbus.bus.work_queue import Item, Queue
+from tokenbus.core.nearest_name import nearest
+from tokenbus.core.prefill.options import reading_of
+from tokenbus.core.request.fallback import all_choices
+from tokenbus.core.request.parse import decode_with_notes, rejected_run_id
+from tokenbus.core.request.run_id import id_of_entry
+from tokenbus.core.request.tenant import tenant_of
+from tokenbus.core.run.continuation import CONTINUES, continues
+from tokenbus.errors import PoisonRequest, RequestError, RequestInvalid, TokenbusError, WireError
+from tokenbus.events.error_info import ErrorInfo
+from tokenbus.events.frames import (
+    CONTROL_ATTEMPT,
+    Accepted,
+    EventFrame,
+    FallbackPlan,
+    Policing,
+    Rejected,
+    Rules,
+    TextReading,
+    TurnWork,
+    encode,
+)
+from tokenbus.events.requests import Cancel, Generate, Tool
+from tokenbus_services.intake.blob_offload import IntakeMedia
+from tokenbus_services.intake.cancels import Cancels
+from tokenbus_services.intake.fallbacks import Callee, Fallbacks
+from tokenbus_services.intake.policy_routes import Routes
+from tokenbus_services.intake.record_sampling import is_recorded
+from tokenbus_services.json_schema.check import check_output, check_tools
+from tokenbus_services.runtime.mcp_tool_cache import ListedTools
+from tokenbus_services.runtime.task_failures import BackgroundTasks
+from tokenbus_services.settings import Settings
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+MEDIA_S = 30.0
+"""What it may take to store the media of the requests of one read, where the store is slow (`media_intake`)."""
+MOST_ASIDE = 1024
+ALONE_S = 1.0
+"""Cluster: how long a request that may kill its workers has intake for itself."""
+MOST_DELIVERIES = 4
+"""A request on which so many workers died is not tried again."""
+
+
+class Intake:
+    """Takes items of the inbound stream in. Each ends in one script: a crash and a second delivery change nothing."""
+
+    def __init__(
+        self,
+        server: Server,
+        settings: Settings,
+        queue: Queue,
+        cancels: Cancels,
+        *,
+        providers: Callable[[str], Callee],
+        tools: Sequence[Tool],
+        media: IntakeMedia,
+    ) -> None:
+        """``providers`` raises SettingsError for a name that is not configured; ``tools`` are those that the
+        deployment declares: a request may name one, or one that an MCP server lists, without repeating its schema."""
+        self._server = server
+        self._settings = settings
+        self._routes = Routes(settings)
+        self._keys: Keys = settings.keys
+        self._queue = queue
+        self._asides = BackgroundTasks("intake", most=MOST_ASIDE)
+        self._cancels = cancels
+        self._providers = providers
+        self._fallbacks = Fallbacks(settings.fallback_routes, providers)
+        self._tools = {tool.name: tool for tool in tools}
+        self._mcp_prefixes = settings.mcp_prefixes
+        self._listed = ListedTools(server, settings.keys)
+        self._media = media
+        limits, retry = settings.limits, settings.retry
+        self._rules = Rules(
+            retry.max_attempts,
+            retry.max_losses,
+            round(retry.base_delay_s * 1000),
+            round(retry.max_delay_s * 1000),
+            limits.block_bytes,
+            limits.run_events,
+            limits.turn_bytes,
+            limits.run_bytes,
+        )
+
+    async def take(self, items: Sequence[Item]) -> None:
+        """Take these requests in; returns when each is a run, a cancel, or told as refused. In a Cluster those whose
+        node does not answer go on by themselves, `MOST_ASIDE` of them: they hold up no other.
+
+        Those whose worker was lost go one at a time and in order: should one of them be what kills workers, it is the
+        first of those that come back, and after `MOST_DELIVERIES` it is not tried again.
+        """
+        if fresh := [item for item in items if item.deliveries == 1]:
+            if self._server.topology == "cluster":
+                await self._asides.run(partial(self._take, [item]) for item in fresh)
+            else:
+                await self._take(fresh)
+        for n, item in enumerate(item for item in items if item.deliveries > 1):
+            if n == 0 and item.deliveries > MOST_DELIVERIES:
+                take = partial(self._give_up, item)
+            else:
+                take = partial(self._take, [item])
+            if self._server.topology == "cluster":
+                await self._asides.run([take], patience_s=ALONE_S)
+            else:
+                await take()
+
+    async def unreadable(self, item: Item, error: Exception) -> None:
+        """A request that breaks each connection on which it comes. Its run ends `failed`, if its id can be told without
+        the rest of it: not that of a msgpack map, nor one inside of FastStream's JSON envelope."""
+        named: dict[bytes, bytes] = {}
+        try:
+            kind, run = await asked_in(self._server, item.stream, item.entry_id)
+            named[DATA_FIELD.encode()] = msgspec.json.encode({"type": kind, "id": run or None})
+        except (RedisError, OSError) as e:
+            log.warning("id_not_found", entry=item.entry_id, problem=str(e))
+        problem = UnreadableEntry(str(error) or type(error).__name__)
+        await self._end(msgspec.structs.replace(item, fields=named), problem)
+        await self.bury(item, problem, run=rejected_run_id(named))
+
+    async def close(self) -> None:
+        """Leave what is under way to another worker."""
+        await self._asides.close()
+
+    async def _give_up(self, item: Item) -> None:
+        await self._refuse(item, PoisonRequest(item.deliveries - 1))
+        await self._queue.finish([item])
+
+    async def _take(self, items: Sequence[Item]) -> None:
+        calls: list[tuple[Item, scripts.Call]] = []
+        refused: list[tuple[Item, Exception]] = []
+        # Side by side: one may have large media to store. Whatever is wrong with one, the requests beside it go on.
+        taken = await beating(self._calls(items), most_s=MEDIA_S)
+        for item, call in zip(items, taken, strict=True):
+            if isinstance(call, Exception):
+                refused.append((item, call))
+                if rejection := self._reject(item, call):
+                    calls.append((item, rejection))
+            elif isinstance(call, BaseException):
+                raise call
+            else:
+                calls.append((item, call))
+        sent = await self._send(calls)  # first: however many are bad, the good ones do not wait for it
+        for item, error in refused:
+            await self.bury(item, error)
+        await self._queue.finish(items, again=lambda: self._send_again(sent))
+
+    async def _calls(self, items: Sequence[Item]) -> list[scripts.Call | BaseException]:
+        return await asyncio.gather(*(self._call(item) for item in items), return_exceptions=True)
+
+    async def _send(self, calls: Sequence[tuple[Item, scripts.Call]]) -> list[scripts.Call]:
+        """Those that the server took; the others are buried."""
+        sent = [call for _, call in calls]
+        try:
+            await self._send_again(sent)
+        except (RedisError, OSError):
+            # One of them is at fault, a key of its run being of another type, say. Each bears being sent again.
+            for item, call in calls:
+                try:
+                    await self._send_alone(call)
+                except (RedisError, OSError) as e:
+                    sent.remove(call)
+                    await self.bury(item, e)
+                    await self._end(item, e)
+        return sent
+
+    async def _send_alone(self, call: scripts.Call) -> None:
+        await retry_until_available(self._server, lambda: send(self._server, call), what="intake", tries=ISOLATED_TRIES)
+
+    async def _end(self, item: Item, error: Exception) -> None:
+        """The run of a request that the server does not take ends `failed`, where the server takes at least that."""
+        if call := self._reject(item, error):
+            try:
+                await self._send_alone(call)
+            except (RedisError, OSError):
+                log.exception("run_not_ended", run=rejected_run_id(item.fields), entry=item.entry_id)
+
+    async def _send_again(self, calls: Sequence[scripts.Call]) -> None:
+        await retry_until_available(self._server, lambda: send_many(self._server, calls), what="intake")
+
+    async def _refuse(self, item: Item, error: Exception) -> None:
+        """Its run, if it names one, ends `failed`; its bytes go to the dead stream."""
+        if call := self._reject(item, error):
+            await self._send([(item, call)])
+        await self.bury(item, error)
+
+    async def _call(self, item: Item) -> scripts.Call:
+        request, unknown = decode_with_notes(item.fields, limit=self._settings.limits.request_bytes)
+        if isinstance(request, Cancel):
+            return self._cancels.call(request, await self._cancels.awaited_ms())
+        try:
+            self._providers(request.provider)
+        except TokenbusError as e:
+            raise RequestInvalid("provider", str(e)) from None
+        if request.record and self._settings.records is None:
+            raise RequestInvalid("record", "this deployment records nothing: its settings have no [records]")
+        request = await self._with_tools(self._with_true_names(request))
+        check_tools(request.tools)
+        check_output(request.output_schema)
+        request, notes = self._fallbacks.settled(request)
+        policing = await self._policing(request)
+        return self._accept(await self._media.taken(request), item, policing, [*unknown, *notes])
+
+    async def _policing(self, request: Generate) -> Policing | None:
+        """The run's policies; none, whatever its routes, where a policy asks for it."""
+        policing = self._routes.policing_of(request)
+        if policing and request.id:
+            key = self._keys.run(request.id)
+            if await retry_until_available(
+                self._server, lambda: self._server.client.hget(key, ASKED), what="look-up of a policy's question"
+            ):
+                return None
+        return policing
+
+    def _with_true_names(self, request: Generate) -> Generate:
+        """The request with the models' names that limits, routes and quirks know: no alias passes one by."""
+
+        def true(provider: str, model: str) -> str:
+            settings = self._settings.providers.get(provider)
+            return settings.true_model(model) if settings else model  # `Fallbacks` refuses what is not configured
+
+        fallback = request.fallback and [
+            msgspec.structs.replace(choice, model=true(choice.provider, choice.model)) for choice in request.fallback
+        ]
+        return msgspec.structs.replace(request, model=true(request.provider, request.model), fallback=fallback)
+
+    async def _with_tools(self, request: Generate) -> Generate:
+        """Tools that the request only names, with the description and schema that the deployment has for them."""
+        known = [t if t.parameters else await self._tool(t, f"tools[{i}]") for i, t in enumerate(request.tools)]
+        return msgspec.structs.replace(request, tools=known)
+
+    async def _tool(self, tool: Tool, where: str) -> Tool:
+        """What the deployment knows of this tool, or the request itself says of it.
+
+        Raises RequestInvalid for one that its MCP server does not list, and for a bare name that nobody declares.
+        """
+        if tool.name in self._tools:
+            return self._tools[tool.name]
+        problem, known = None, set(self._tools)
+        for server, prefix in self._mcp_prefixes.items():
+            if tool.name.startswith(prefix):
+                listed = await retry_until_available(
+                    self._server, partial(self._listed.read, server), what="tools of MCP servers"
+                )
+                known.update(listed or ())
+                if listed and tool.name in listed:
+                    return listed[tool.name]
+                if prefix:
+                    lists = f"lists no tool {tool.name[len(prefix) :]!r}" if listed else "has listed no tools yet"
+                    problem = f"the MCP server {server!r} {lists}"
+        if problem:
+            raise RequestInvalid(where, problem)
+        if tool.description is None:
+            meant = f"; did you mean {close!r}?" if (close := nearest(tool.name, known)) else ""
+            problem = f"no tool {tool.name!r} is declared here, and the request has its name alone{meant}"
+            raise RequestInvalid(where, problem)
+        return tool
+
+    def _accept(self, request: Generate, item: Item, policing: Policing | None, notes: list[str]) -> scripts.Call:
+        # Without an id of its own the request takes the entry's, so that a second delivery is the same run.
+        run = request.id or id_of_entry(item.stream, item.entry_id)
+        now = self._server.clock.now_ms()
+        deadline_ms = now + round(request.deadline_s * 1000) if request.deadline_s else 0
+        plans = [self._plan(asked) for asked in all_choices(request)]
+        accepted = Accepted(
+            request.provider,
+            request.model,
+            request.on_failure,
+            request.max_tool_depth,
+            self._rules,
+            [t.name for t in request.tools],
+            request.tool_timeout_s,
+            request.metadata,
+            plans[0].reading,
+            plans[0].continues,
+            deadline_ms,
+            tuple(request.stop) if request.mode == "chat" else (),
+            is_recorded(run, request, self._settings.records),
+            policing,
+            request.visible,
+            tuple(plans[1:]),
+            tuple(notes),
+            request.participant,
+        )
+        fields: list[scripts.Arg] = ["request", msgspec.json.encode(request), "accepted", now]
+        # For `Client.resume`, which knows the provider's name alone; a digit for each that the run may ask.
+        fields += [CONTINUES, "".join(str(int(self._continues(asked))) for asked in all_choices(request))]
+        if accepted.record and self._settings.records:
+            fields += ["record", self._settings.records.raw_bytes]
+        if deadline_ms:
+            fields += ["deadline", deadline_ms]
+        work = TurnWork(run, 0, 1, tenant=tenant_of(request.metadata), held=policing is not None)
+        return self._make(run, EventFrame(0, CONTROL_ATTEMPT, now, [accepted]), encode(work), fields)
+
+    def _plan(self, request: Generate) -> FallbackPlan:
+        """What is decided of the request as one of those whom the run may ask gets it."""
+        goes_on = request.on_failure == "continue" and self._continues(request)
+        return FallbackPlan(request.provider, request.model, self._reading(request), goes_on)
+
+    def _continues(self, request: Generate) -> bool:
+        """Whether provider and model can go on from the partial text of a broken turn."""
+        vendor = self._settings.providers[request.provider]
+        return continues(request, vendor.api, vendor.quirks.of(request.model))
+
+    def _reading(self, request: Generate) -> TextReading | None:
+        """How the model's text is read; None in chat mode, where the provider's own structure gives the blocks."""
+        if request.mode == "chat":
+            return None
+        vendor = self._settings.providers[request.provider]
+        return reading_of(request, vendor.api, vendor.quirks)
+
+    def _make(self, run: str, frame: EventFrame, work: bytes, fields: list[scripts.Arg]) -> scripts.Call:
+        keys, partition = self._keys, self._keys.partition_of(run)
+        return scripts.accept(
+            keys.run(run),
+            keys.topic(partition, "events"),
+            keys.topic(partition, "turns"),
+            keys.lease(partition, "parser"),
+            keys.log(run),
+            run=run,
+            ttl_ms=round(self._settings.retention.open_run_s * 1000),
+            frame=encode(frame),
+            work=work,
+            fields=fields,
+        )
+
+    def _reject(self, item: Item, error: Exception) -> scripts.Call | None:
+        run = rejected_run_id(item.fields)
+        where: str | None = getattr(error, "where", None)
+        if isinstance(error, TokenbusError):
+            log.info("request_rejected", run=run, code=error.code, where=where)
+            info = ErrorInfo(code=error.code, kind="invalid_request", message=str(error), where=where)
+        else:
+            log.error("request_poisoned", run=run, entry=item.entry_id, exc_info=error)
+            info = ErrorInfo(code="poison", kind="internal", message=_reason(error), where=f"intake {item.entry_id}")
+        if run is None:
+            return None
+        now = self._server.clock.now_ms()
+        return self._make(run, EventFrame(0, CONTROL_ATTEMPT, now, [Rejected(info)]), b"", ["accepted", now])
+
+    async def bury(self, item: Item, error: Exception, *, run: str | None = None) -> None:
+        """To the dead stream, with the reason."""
+        data = item.fields.get(DATA_FIELD.encode())
+        entry = DeadEntry(
+            reason=_reason(error),
+            stage="intake",
+            stream=item.stream,
+            entry=item.entry_id,
+            bytes=msgspec.msgpack.encode(item.fields) if data is None else data,
+            run=run or rejected_run_id(item.fields),
+        )
+        rejected = isinstance(error, WireError | RequestError) and not isinstance(error, PoisonRequest)
+        most = self._settings.retention.dead_entries
+        await bury(self._server, self._keys, entry, most=most, rejected=rejected)
+
+
+class UnreadableEntry(Exception):
+    """The entry breaks each connection on which it comes."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(f"the entry cannot be read: {problem}")
+
+
+def _reason(error: Exception) -> str:
+    return f"{error.code if isinstance(error, TokenbusError) else type(error).__name__}: {error}"

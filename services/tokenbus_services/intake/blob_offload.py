@@ -1,0 +1,106 @@
+"""Media of a request that is taken in: large base64 goes to the blob store, so that the bus carries its name alone.
+
+The request that arrives has it still, and the inbound stream's limit bounds it; the run's records, which live for
+hours, have the reference. A blob that the request names gets a lease here, for the run may wait for its turn.
+
+A store that is away costs the bus memory, never the request: its media stay where they are, at most
+`limits.request_bytes`, and the store is left in peace for a while.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from base64 import b64decode
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import TypeVar
+
+import structlog
+
+from tokenbus.blobs import plain_media_type
+from tokenbus.errors import BlobError, BlobRefused, BlobUnauthorized, BlobUnavailable, RequestInvalid
+from tokenbus.events.requests import Base64Source, BlobSource, Generate, Source
+from tokenbus_services.intake.opaque_blobs import blobs_named
+from tokenbus_services.media.blob_cache import RecentBlobs
+from tokenbus_services.media.locate import media_of, request_with
+
+TRIES = 2
+TRY_S = 5.0
+"""Longest that one try may take."""
+AWAY_S = 5.0
+"""So long a store that failed is not asked again."""
+AT_ONCE = 8
+MOST_BLOBS = 1000
+"""Of one request, each counted once: the requests beside it wait while they are leased."""
+
+T = TypeVar("T")
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+
+class IntakeMedia:
+    """Moves the large media of requests to the blob store."""
+
+    def __init__(self, blobs: RecentBlobs, *, inline_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
+        """``inline_bytes``: characters of base64 up to which media stay in the request."""
+        self._blobs = blobs
+        self._inline_bytes = inline_bytes
+        self._clock = clock
+        self._at_once = asyncio.Semaphore(AT_ONCE)
+        self._away_until = 0.0
+
+    async def taken(self, request: Generate) -> Generate:
+        """The request as its run keeps it.
+
+        Raises RequestInvalid, naming the field, for large media whose base64 or type is none, and for too many blobs.
+        """
+        sources: dict[str, Source] = {}
+        named = set(blobs_named(request.messages))
+        if len(named) > MOST_BLOBS:
+            raise RequestInvalid("messages", f"over {MOST_BLOBS} blobs in one request")
+        for where, part in media_of(request):
+            match part.source:
+                case Base64Source() as source if len(source.data) > self._inline_bytes:
+                    sources[where] = await self._moved(where, source)
+                case BlobSource() as source:
+                    named.add(source.blob_id)
+                    if len(named) > MOST_BLOBS:
+                        raise RequestInvalid(where, f"over {MOST_BLOBS} blobs in one request")
+                case _:
+                    pass
+        await asyncio.gather(*(self._lease(blob_id) for blob_id in named))
+        return request_with(request, sources)
+
+    async def _moved(self, where: str, source: Base64Source) -> Source:
+        try:
+            content = b64decode(source.data, validate=True)
+        except ValueError:  # binascii's, or for what is no ASCII
+            raise RequestInvalid(f"{where}.source.data", "it is no base64") from None
+        try:
+            blob_id = await self._asked(lambda: self._blobs.store(content, plain_media_type(source.media_type)))
+        except BlobRefused as e:
+            raise RequestInvalid(f"{where}.source.media_type", e.problem) from None
+        except BlobError:
+            return source
+        return BlobSource(blob_id=blob_id, media_type=source.media_type, size_bytes=len(content))
+
+    async def _lease(self, blob_id: str) -> None:
+        """What is wrong with the blob, its turn will tell, if it is ever sent."""
+        with suppress(BlobError):
+            await self._asked(lambda: self._blobs.lease(blob_id))
+
+    async def _asked(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """The store's answer, within `TRIES`. Raises BlobError."""
+        async with self._at_once:
+            for left in reversed(range(TRIES)):
+                if self._clock() < self._away_until:
+                    break
+                try:
+                    async with asyncio.timeout(TRY_S):
+                        return await ask()
+                except (BlobUnavailable, BlobUnauthorized, TimeoutError) as e:
+                    if not left:
+                        self._away_until = self._clock() + AWAY_S
+                        log.warning("blob_store_away", problem=str(e) or f"no answer within {TRY_S:g} s")
+        raise BlobUnavailable("blobs", "the store was away a moment ago")

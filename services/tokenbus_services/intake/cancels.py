@@ -1,0 +1,129 @@
+"""Cancels on the inbound stream: each is applied as it is read, however many requests wait before it."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+
+import structlog
+from redis.exceptions import RedisError
+
+from tokenbus.bus import scripts
+from tokenbus.bus.keys import DATA_FIELD, Keys
+from tokenbus.bus.liveness import Liveness
+from tokenbus.bus.scripts.order import URGENT_BYTES
+from tokenbus.bus.server.retry import retry_until_available
+from tokenbus.bus.server.run_scripts import send_many
+from tokenbus.bus.server.server import Server
+from tokenbus.bus.work_queue import Item, Queue
+from tokenbus.core.request.parse import decode_request
+from tokenbus.events.frames import CONTROL_ATTEMPT, CancelAsked, Control, EventFrame, encode
+from tokenbus.events.requests import Cancel
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+MAYBE_CANCEL = re.compile(rb'"type\\?"\s*:\s*\\?"cancel|\xa4type\xa6cancel')
+"""As the server looks for them (bus/scripts/order.py)."""
+AWAITED_MS = 60_000
+"""How long a cancel waits for a run that is not known yet: another fetcher may be taking its request in."""
+AWAITED_MS_A_REQUEST = 100
+"""So much longer for each request on the inbound stream, all of which it may have overtaken."""
+AT_ONCE = 200
+CLOSE_S = 5.0
+
+
+class Cancels:
+    """Applies cancels beside the requests that are taken in. Call `close` at the end."""
+
+    def __init__(self, server: Server, keys: Keys, queue: Queue, liveness: Liveness | None = None) -> None:
+        self._server = server
+        self._keys = keys
+        self._queue = queue
+        self._liveness = liveness or Liveness()
+        self._read: defaultdict[int, list[tuple[Item, Cancel]]] = defaultdict(list)
+        """Not sent yet. In a Cluster by partition: a node that is away holds up its own alone."""
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+
+    def take(self, item: Item) -> bool:
+        """If the item is a sound cancel, apply it and finish it, in a task of its own. False: it is none."""
+        data = item.fields.get(DATA_FIELD.encode(), b"")
+        if len(data) > URGENT_BYTES or not MAYBE_CANCEL.search(data):
+            return False
+        try:
+            request = decode_request(item.fields)
+        except Exception:
+            return False  # whatever is wrong with it, intake says so when its turn comes
+        if not isinstance(request, Cancel):
+            return False
+        lane = self._keys.partition_of(request.run) if self._server.topology == "cluster" else 0
+        self._read[lane].append((item, request))
+        if lane not in self._tasks or self._tasks[lane].done():
+            self._tasks[lane] = self._liveness.start_passing(self._apply_all(self._read[lane]), name="cancels")
+        return True
+
+    async def close(self) -> None:
+        """Wait until those that were taken are applied, but no longer than `CLOSE_S`: others claim the rest."""
+        tasks = self._tasks.values()
+        if tasks:
+            await asyncio.wait(tasks, timeout=CLOSE_S)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def call(self, request: Cancel, awaited_ms: int = AWAITED_MS) -> scripts.Call:
+        """The script that applies a cancel."""
+        keys, run = self._keys, request.run
+        partition = keys.partition_of(run)
+        now = self._server.clock.now_ms()
+        asked = CancelAsked(request.reason, request.heard_through)
+        return scripts.cancel(
+            keys.run(run),
+            keys.topic(partition, "events"),
+            keys.topic(partition, "raw"),
+            keys.topic(partition, "control"),
+            parser_lease=keys.lease(partition, "parser"),
+            normalizer_lease=keys.lease(partition, "normalizer"),
+            run=run,
+            awaited_ms=awaited_ms,
+            frame=encode(EventFrame(0, CONTROL_ATTEMPT, now, [asked])),
+            control_frame=encode(Control(run)),
+        )
+
+    async def awaited_ms(self) -> int:
+        """How long a cancel waits for its request, with as many of them waiting as now."""
+        requests = self._keys.requests
+        waiting = await retry_until_available(
+            self._server, lambda: self._server.client.xlen(requests), what="length of the inbound stream"
+        )
+        return AWAITED_MS + waiting * AWAITED_MS_A_REQUEST
+
+    async def _apply_all(self, read: list[tuple[Item, Cancel]]) -> None:
+        while batch := read[:AT_ONCE]:
+            del read[:AT_ONCE]
+            items = [item for item, _ in batch]
+            requests = [request for _, request in batch]
+            try:
+                try:
+                    await self._apply(requests)
+                except (RedisError, OSError) as e:
+                    # One of them is at fault, a key of its run being of another type, say. Intake tells which.
+                    log.warning("cancels_passed_over", cancels=len(items), error=str(e))
+                    await self._queue.pass_over(items)
+                else:
+                    await self._queue.finish(items, again=lambda requests=requests: self._apply(requests))
+            except Exception:  # of whatever kind: another fetcher has them next
+                log.exception("cancels_left", cancels=len(items))
+                self._queue.let_go(items)
+
+    async def _apply(self, requests: Sequence[Cancel]) -> None:
+        calls = [self.call(request) for request in requests]
+        replies = await retry_until_available(self._server, lambda: send_many(self._server, calls), what="cancels")
+        unknown = [request for request, reply in zip(requests, replies, strict=True) if reply == b"awaited"]
+        if unknown:
+            awaited_ms = await self.awaited_ms()
+            calls = [self.call(request, awaited_ms) for request in unknown]
+            await retry_until_available(
+                self._server, lambda: send_many(self._server, calls), what="cancels that wait for their run"
+            )

@@ -1,0 +1,38 @@
+"""Which policies a run has: settled when it is accepted, so that a replay and a second worker have the same."""
+
+from __future__ import annotations
+
+from tokenbus.core.request.fallback import all_choices
+from tokenbus.errors import RequestInvalid
+from tokenbus.events.frames import Policing
+from tokenbus.events.requests import Generate
+from tokenbus_services.intake.request_match import on_route
+from tokenbus_services.settings import Settings
+
+
+class Routes:
+    """The deployment's policies and routes."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._policies = settings.policies
+        self._routes = settings.policy_routes
+        self._slack_s = settings.limits.policy_slack_s
+
+    def policing_of(self, request: Generate) -> Policing | None:
+        """The policies of all routes that the request meets, then those that it names itself, each once; it cannot name
+        one away. None: there are none. Raises RequestInvalid for a name that is not configured.
+
+        The routes of its fallbacks count too, whoever speaks in the end: what a policy let pass cannot be taken back.
+        """
+        for i, name in enumerate(request.policies):
+            if name not in self._policies:
+                raise RequestInvalid(f"policies[{i}]", f"there is no policy {name!r} here")
+        asked = all_choices(request)
+        routed = [name for route in self._routes if any(on_route(a, route) for a in asked) for name in route.policies]
+        names = tuple(dict.fromkeys([*routed, *request.policies]))
+        if not names:
+            return None
+        policies = [self._policies[name] for name in names]
+        patience_s = sum(policy.timeout_s for policy in policies) + self._slack_s
+        passes = all(policy.on_error == "pass" for policy in policies)
+        return Policing(names, "pass" if passes else "block", round(patience_s * 1000))

@@ -1,0 +1,113 @@
+"""Images that no user put into the conversation: a tool gave them, or the model made them.
+
+Whoever asked for the run cannot choose another format for them, so none of them ends it. One that this provider does
+not take, for its type, its size or the number of all, is left out with a note; so is one whose blob is gone. In a
+tool's result a few words stand in its place, for the model to know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from tokenbus.blobs import plain_media_type
+from tokenbus.events.requests import (
+    Base64Source,
+    BlobSource,
+    ContentPart,
+    Generate,
+    ImagePart,
+    Message,
+    TextPart,
+    ToolResultPart,
+)
+from tokenbus.providers.media import MediaLimits
+from tokenbus_services.media.locate import Media
+from tokenbus_services.media.provider_limits import base64_bytes, takes_type
+
+LEFT_OUT = "[an image is left out here: {}]"
+
+
+class Turn(msgspec.Struct, frozen=True):
+    """What a call is built from."""
+
+    request: Generate
+    history: list[Message]
+    notes: tuple[str, ...] = ()
+    """What was left out of it."""
+
+    def without(self, reasons: Mapping[str, str]) -> Turn:
+        """The same without the images at these places; for each the reason."""
+        if not reasons:
+            return self
+        messages = [_without(m, f"messages[{i}]", reasons) for i, m in enumerate(self.request.messages)]
+        history = [_without(m, f"history[{i}]", reasons) for i, m in enumerate(self.history)]
+        notes = [f"{where}: the image was left out: {reason}" for where, reason in reasons.items()]
+        request = msgspec.structs.replace(self.request, messages=messages)
+        return Turn(request, history, (*self.notes, *notes))
+
+
+def unasked(turn: Turn) -> dict[str, ImagePart]:
+    """Such images by their places, in order."""
+    found: dict[str, ImagePart] = {}
+    for root, messages in (("messages", turn.request.messages), ("history", turn.history)):
+        for i, message in enumerate(messages):
+            for j, part in enumerate(message.content if isinstance(message.content, list) else ()):
+                where = f"{root}[{i}].content[{j}]"
+                if isinstance(part, ImagePart) and message.role == "assistant":
+                    found[where] = part
+                elif isinstance(part, ToolResultPart) and not isinstance(part.content, str):
+                    images = ((k, inner) for k, inner in enumerate(part.content) if isinstance(inner, ImagePart))
+                    found |= {f"{where}.content[{k}]": inner for k, inner in images}
+    return found
+
+
+def not_taken(limits: MediaLimits, turn: Turn, media: Mapping[str, Media]) -> dict[str, str]:
+    """Which of them the provider does not take, and why. ``media``: all of the turn. Of too many images the oldest
+    go."""
+    images = unasked(turn)
+    reasons = {where: why for where, image in images.items() if (why := _reason(limits, image))}
+    if limits.images is not None:
+        shown = sum(isinstance(part, ImagePart) for part in media.values()) - len(reasons)
+        left = [where for where in images if where not in reasons]
+        for where in left[: max(0, shown - limits.images)]:
+            reasons[where] = f"this provider takes {limits.images} images in a request"
+    return reasons
+
+
+def _reason(limits: MediaLimits, image: ImagePart) -> str | None:
+    source = image.source
+    if not isinstance(source, Base64Source | BlobSource):
+        return None
+    if not takes_type(source.media_type, limits.image_types):
+        return f"this provider takes no image of type {plain_media_type(source.media_type)!r}"
+    size = base64_bytes(source.data) if isinstance(source, Base64Source) else source.size_bytes or 0
+    if limits.image_bytes is not None and size > limits.image_bytes:
+        return f"it has {size} bytes, this provider takes {limits.image_bytes} at the most"
+    return None
+
+
+def _without(message: Message, where: str, reasons: Mapping[str, str]) -> Message:
+    if isinstance(message.content, str) or not any(place.startswith(f"{where}.") for place in reasons):
+        return message
+    content = [_replaced(part, f"{where}.content[{j}]", reasons) for j, part in enumerate(message.content)]
+    return msgspec.structs.replace(message, content=content)
+
+
+def _replaced(part: ContentPart, where: str, reasons: Mapping[str, str]) -> ContentPart:
+    if where in reasons:
+        return TextPart(text="")  # nothing, but the places of what follows stay what they are
+    if not isinstance(part, ToolResultPart) or isinstance(part.content, str):
+        return part
+    inside = [
+        TextPart(text=LEFT_OUT.format(reasons[at])) if (at := f"{where}.content[{k}]") in reasons else inner
+        for k, inner in enumerate(part.content)
+    ]
+    return msgspec.structs.replace(part, content=_only_text(inside))
+
+
+def _only_text(content: Sequence[TextPart | ImagePart]) -> str | list[TextPart | ImagePart]:
+    """Texts alone as one text, which every API takes in a result."""
+    texts = [part.text for part in content if isinstance(part, TextPart)]
+    return "\n".join(texts) if len(texts) == len(content) else list(content)

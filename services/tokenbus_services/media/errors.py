@@ -1,0 +1,36 @@
+"""Why the media of a turn could not be had."""
+
+from __future__ import annotations
+
+from tokenbus.errors import (
+    BlobError,
+    BlobNotFound,
+    BlobRefused,
+    BlobTooLarge,
+    BlobUnauthorized,
+    BlobUnavailable,
+)
+from tokenbus.events.error_info import ErrorClass, ErrorInfo
+
+
+class MediaFailed(Exception):
+    """``error`` says which of the turn's media is at fault, and whether another try may help."""
+
+    def __init__(self, error: BlobError, where: str) -> None:
+        """``where``: the place of the media in the conversation."""
+        super().__init__(f"{where}: {error}")
+        self.error = ErrorInfo(
+            code=error.code, kind=_kind(error), message=str(self), retryable=error.retryable, where=where
+        )
+
+
+def _kind(error: BlobError) -> ErrorClass:
+    match error:
+        case BlobNotFound() | BlobRefused() | BlobTooLarge():
+            return "invalid_request"
+        case BlobUnauthorized():
+            return "auth"
+        case BlobUnavailable():
+            return "server"
+        case _:
+            return "internal"

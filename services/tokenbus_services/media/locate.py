@@ -1,0 +1,92 @@
+"""Where a request has its media: each with its place, by which errors name it and a new source is put in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TypeVar
+
+import msgspec
+
+from tokenbus.events.requests import (
+    ContentPart,
+    DocumentPart,
+    Generate,
+    ImagePart,
+    Message,
+    Source,
+    ToolResultPart,
+)
+from tokenbus.providers.request.images import MASK
+
+Media = ImagePart | DocumentPart
+P = TypeVar("P", bound=msgspec.Struct)
+
+
+def media_of(request: Generate) -> Iterator[tuple[str, Media]]:
+    """Each image and document of the request with its place."""
+    yield from media_in(request.messages, "messages")
+    if request.images and request.images.mask:
+        yield MASK, request.images.mask
+
+
+def request_with(request: Generate, sources: Mapping[str, Source]) -> Generate:
+    """The same request, with these sources at these places."""
+    images = request.images
+    if images and images.mask and MASK in sources:
+        images = msgspec.structs.replace(images, mask=_shown(images.mask, MASK, sources))
+    messages = with_sources(request.messages, "messages", sources)
+    return msgspec.structs.replace(request, messages=messages, images=images)
+
+
+def media_in(messages: Sequence[Message], root: str) -> Iterator[tuple[str, Media]]:
+    """Each image and document with its place, as ``messages[2].content[1]`` for the root ``messages``."""
+    for i, message in enumerate(messages):
+        if not isinstance(message.content, str):
+            for j, part in enumerate(message.content):
+                yield from _within(part, f"{root}[{i}].content[{j}]")
+
+
+def own_media(messages: Sequence[Message], root: str) -> set[str]:
+    """The places of media that the model made."""
+    return {
+        where
+        for i, message in enumerate(messages)
+        if message.role == "assistant" and not isinstance(message.content, str)
+        for j, part in enumerate(message.content)
+        for where, _ in _within(part, f"{root}[{i}].content[{j}]")
+    }
+
+
+def with_sources(messages: list[Message], root: str, sources: Mapping[str, Source]) -> list[Message]:
+    """The same messages, with these sources at these places."""
+    touched = {where.partition(".")[0] for where in sources}
+    return [
+        _replaced(message, where, sources) if (where := f"{root}[{i}]") in touched else message
+        for i, message in enumerate(messages)
+    ]
+
+
+def _within(part: ContentPart, where: str) -> Iterator[tuple[str, Media]]:
+    if isinstance(part, ImagePart | DocumentPart):
+        yield where, part
+    elif isinstance(part, ToolResultPart) and not isinstance(part.content, str):
+        for k, inner in enumerate(part.content):
+            if isinstance(inner, ImagePart):
+                yield f"{where}.content[{k}]", inner
+
+
+def _replaced(message: Message, where: str, sources: Mapping[str, Source]) -> Message:
+    assert not isinstance(message.content, str)
+    content = [_part(part, f"{where}.content[{j}]", sources) for j, part in enumerate(message.content)]
+    return msgspec.structs.replace(message, content=content)
+
+
+def _part(part: ContentPart, where: str, sources: Mapping[str, Source]) -> ContentPart:
+    if isinstance(part, ToolResultPart) and not isinstance(part.content, str):
+        content = [_shown(inner, f"{where}.content[{k}]", sources) for k, inner in enumerate(part.content)]
+        return msgspec.structs.replace(part, content=content)
+    return _shown(part, where, sources)
+
+
+def _shown(part: P, where: str, sources: Mapping[str, Source]) -> P:
+    return msgspec.structs.replace(part, source=sources[where]) if where in sources else part

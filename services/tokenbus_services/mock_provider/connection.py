@@ -1,0 +1,151 @@
+"""One HTTP/1.1 connection on asyncio streams. h11 parses requests and writes heads; bodies are chunked by us.
+
+Each read that a client is to see is one HTTP chunk, one write and one drain to an empty buffer, on a socket
+without Nagle's delay.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from email.utils import formatdate
+from http import HTTPStatus
+from urllib.parse import parse_qsl, urlsplit
+
+import h11
+
+from tokenbus_services.mock_provider.reply import STAMP
+from tokenbus_services.mock_provider.request_log import Received
+
+MAX_REQUEST_BYTES = 64 * 2**20
+_READ_BYTES = 64 * 2**10
+_STAMP = STAMP.encode()
+_PHRASES = {status.value: status.phrase for status in HTTPStatus}
+
+
+class BadRequest(Exception):
+    """Bytes that are no request that this server takes; the connection closes after the answer."""
+
+    def __init__(self, status: HTTPStatus, problem: str) -> None:
+        super().__init__(problem)
+        self.status = status
+
+
+class Connection:
+    """Requests in, responses out. Its methods raise OSError when the client is gone."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._http = h11.Connection(h11.SERVER)
+        # With the high-water mark at 0 a drain waits until the kernel has taken all: no two reads melt in our buffer.
+        writer.transport.set_write_buffer_limits(high=0)
+        self._socket: socket.socket = writer.get_extra_info("socket")
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    async def receive(self) -> Received | None:
+        """The next request; None when the client closed before one began. Raises BadRequest."""
+        if self._http.our_state is h11.DONE:
+            self._http.start_next_cycle()
+        request: h11.Request | None = None
+        body = bytearray()
+        while True:
+            try:
+                event = self._http.next_event()
+            except h11.RemoteProtocolError as e:
+                raise BadRequest(HTTPStatus(e.error_status_hint), str(e)) from None
+            if event is h11.NEED_DATA:
+                await self._read_more()
+            elif isinstance(event, h11.Request):
+                request = event
+                if request.http_version != b"1.1":
+                    raise BadRequest(HTTPStatus.HTTP_VERSION_NOT_SUPPORTED, "HTTP/1.1 only")
+            elif isinstance(event, h11.Data):
+                body += event.data
+                if len(body) > MAX_REQUEST_BYTES:
+                    raise BadRequest(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"more than {MAX_REQUEST_BYTES} bytes")
+            elif isinstance(event, h11.EndOfMessage) and request is not None:
+                return _received(request, bytes(body))
+            else:
+                return None
+
+    async def _read_more(self) -> None:
+        if self._http.they_are_waiting_for_100_continue:
+            await self._write(self._http.send(h11.InformationalResponse(status_code=100, headers=[])))
+        self._http.receive_data(await self._reader.read(_READ_BYTES))
+
+    async def gone(self) -> None:
+        """Returns when the client has closed its side, or sends what nobody may send during an answer."""
+        early = 0
+        while data := await self._reader.read(_READ_BYTES):
+            self._http.receive_data(data)
+            early += len(data)
+            if early > MAX_REQUEST_BYTES:
+                return
+
+    async def send_head(self, status: int, headers: dict[str, str]) -> None:
+        """The response's head, in a read of its own."""
+        fields = {"date": formatdate(usegmt=True), **headers}  # without a length, so h11 declares it chunked
+        head = h11.Response(status_code=status, headers=list(fields.items()), reason=_PHRASES.get(status, ""))
+        await self._write(self._http.send(head))
+
+    async def send_reads(self, reads: Iterable[bytes], pace: float | None, sent: Callable[[int], None]) -> None:
+        """Body bytes, ``pace`` reads a second or as fast as they are taken; ``sent`` hears the size of each.
+
+        The pace is kept on average: a read that is late does not put off those after it.
+        """
+        framed = [(len(read), b"%x\r\n%b\r\n" % (len(read), read), _STAMP in read) for read in reads]
+        now = asyncio.get_running_loop().time
+        start = now()
+        for number, (size, chunk, stamped) in enumerate(framed):
+            # Sleeps at least once round the loop, so that no connection starves the others.
+            await asyncio.sleep(max(0.0, start + number / pace - now()) if pace else 0)
+            await self._write(chunk.replace(_STAMP, b"%019d" % time.monotonic_ns()) if stamped else chunk)
+            sent(size)
+
+    async def send_end(self) -> bool:
+        """The end of the body. False: the connection takes no further request."""
+        await self._write(self._http.send(h11.EndOfMessage()))
+        return self._http.our_state is h11.DONE
+
+    async def refuse(self, bad: BadRequest) -> None:
+        """A plain answer to what was no request; nothing may follow it."""
+        if self._http.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+            return
+        body = str(bad).encode()
+        head = [("content-type", "text/plain"), ("content-length", str(len(body))), ("connection", "close")]
+        await self._write(self._http.send(h11.Response(status_code=bad.status, headers=head)))
+        await self._write(self._http.send(h11.Data(data=body)))
+        await self._write(self._http.send(h11.EndOfMessage()))
+
+    def reset(self) -> None:
+        """Makes the close that follows a TCP reset."""
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+    async def close(self) -> None:
+        """Closes the connection as it stands. What was written is with the kernel already, so nothing is lost."""
+        self._writer.transport.abort()
+        with suppress(OSError):
+            await self._writer.wait_closed()
+
+    async def _write(self, data: bytes | None) -> None:
+        try:
+            self._writer.write(data or b"")
+        except RuntimeError as e:  # uvloop's way to say that the client has reset the connection
+            raise ConnectionResetError(str(e)) from e
+        await self._writer.drain()
+
+
+def _received(request: h11.Request, body: bytes) -> Received:
+    target = urlsplit(request.target.decode("ascii"))
+    return Received(
+        method=request.method.decode("ascii"),
+        path=target.path,
+        query=dict(parse_qsl(target.query)),
+        headers={name.decode("ascii"): value.decode("latin-1") for name, value in request.headers},
+        body=body,
+    )

@@ -1,0 +1,59 @@
+"""The demo's conversation: thinking, a word to the user, a tool call, and an answer that uses the tool's result.
+
+One script serves every API that the replay provider can compose; the tool that it calls lives beside it. `answer` is
+what the mock provider of `tokenbus up --mock` says: this conversation to a request with the tool, else a text.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import resources
+
+import msgspec
+
+from tokenbus_services.mock_provider.reply import Reply
+from tokenbus_services.mock_provider.request import Asked
+from tokenbus_services.mock_provider.script import Delivery, Script, Turn
+
+DEMO_MODEL = "demo"
+"""The model to ask for: the script's name."""
+WEATHER_TOOL = "weather"
+PACE = 40.0
+"""Reads a second, as a person reads a model that writes."""
+_QUOTED_CHARACTERS = 200
+DEMO_PROMPT = "Do I need an umbrella in Zürich this afternoon?"
+
+WEATHER_DESCRIPTION = "The weather in a city, now and over the next hours."
+WEATHER_PARAMETERS: dict[str, object] = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "description": "Name of the city, as people there write it."}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+
+
+def demo_scripts() -> list[Script]:
+    """The scripts that the demo is served from."""
+    conversation = resources.files(__name__).joinpath("umbrella.json").read_bytes()
+    return [msgspec.json.decode(conversation, type=Script)]
+
+
+def answer(asked: Asked) -> Turn:
+    """What the mock provider says to a request for any model: no key, and the same answer to the same request."""
+    tools = msgspec.json.encode(asked.body.get("tools"))
+    if f'"{WEATHER_TOOL}"'.encode() in tools:
+        turns = _conversation().turns
+        return turns[-1] if asked.tool_results else turns[0]
+    quoted = asked.user_text[:_QUOTED_CHARACTERS]
+    text = f"This is the mock provider: no key is needed, and no model was asked. You wrote: “{quoted}”."
+    return Turn(says=Reply(text=text), delivery=Delivery(pace=PACE))
+
+
+@cache
+def _conversation() -> Script:
+    return demo_scripts()[0]
+
+
+def weather(city: str) -> dict[str, object]:
+    """The demo's tool. It knows one kind of weather, that of the conversation."""
+    return {"city": city, "sky": "light rain", "celsius": 14, "wind_kmh": 11, "dry_from": "18:00"}

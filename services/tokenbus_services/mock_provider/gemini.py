@@ -1,0 +1,207 @@
+"""Gemini, with ids of calls, and a signature where there was thinking, as Gemini 3 has them.
+
+Source: "Generating content", "Thought signatures" and "Errors" of the Gemini API reference.
+"""
+
+from __future__ import annotations
+
+import re
+from base64 import b64encode
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal
+from urllib.parse import unquote
+
+import msgspec
+from msgspec import Meta
+
+from tokenbus.providers.api import ApiName
+from tokenbus_services.mock_provider.reply import Finish, Reply, ToolCall
+from tokenbus_services.mock_provider.request import Asked, Heard, Refused, Said, joined, read_as
+
+_FINISH_REASONS: dict[Finish, str] = {
+    "stop": "STOP",
+    "length": "MAX_TOKENS",
+    "tool_use": "STOP",
+    "content_filter": "SAFETY",
+}
+_STATUSES = {
+    400: "INVALID_ARGUMENT",
+    401: "UNAUTHENTICATED",
+    403: "PERMISSION_DENIED",
+    404: "NOT_FOUND",
+    429: "RESOURCE_EXHAUSTED",
+    503: "UNAVAILABLE",
+    504: "DEADLINE_EXCEEDED",
+}
+
+_encode = msgspec.json.Encoder().encode
+
+Json = dict[str, object]
+
+
+class _FunctionCall(msgspec.Struct):
+    id: str = ""
+
+
+class _FunctionResponse(msgspec.Struct):
+    id: str = ""
+    response: Any = None
+
+
+class _Part(msgspec.Struct, rename="camel"):
+    text: str = ""
+    function_call: _FunctionCall | None = None
+    function_response: _FunctionResponse | None = None
+
+
+class _Content(msgspec.Struct):
+    parts: list[_Part]
+    role: Literal["user", "model", "function"] = "user"
+
+
+class _Config(msgspec.Struct, frozen=True, rename="camel"):
+    stop_sequences: tuple[str, ...] = ()
+
+
+class _Request(msgspec.Struct, rename="camel"):
+    contents: Annotated[list[_Content], Meta(min_length=1)]
+    generation_config: _Config = _Config()
+
+
+class Gemini:
+    """The generateContent and streamGenerateContent methods."""
+
+    name: ApiName = "gemini"
+    route = re.compile(r"/v1(?:beta)?/models/(?P<model>[^/:]+):(?P<method>generateContent|streamGenerateContent)")
+
+    def hear(
+        self, route: re.Match[str], query: Mapping[str, str], headers: Mapping[str, str], body: Mapping[str, Any]
+    ) -> Heard:
+        stream = route["method"] == "streamGenerateContent"
+        if stream and query.get("alt") != "sse":
+            # The real API answers with a JSON array then; nothing here asks for one.
+            raise Refused(400, "alt: the replay provider streams with alt=sse only")
+        request = read_as(body, _Request)
+        return Heard(
+            model=unquote(route["model"]),
+            stream=stream,
+            history="contents",
+            said=[tuple(_said(content)) for content in request.contents],
+            stops=request.generation_config.stop_sequences,
+        )
+
+    def error(self, status: int, message: str) -> bytes:
+        return _encode({"error": {"code": status, "message": message, "status": _STATUSES.get(status, "INTERNAL")}})
+
+    def error_event(self, status: int, message: str) -> bytes:
+        return b"data: %b\r\n\r\n" % self.error(status, message)
+
+    def stream(self, reply: Reply, asked: Asked) -> bytes:
+        parts: list[Json] = [{"text": piece, "thought": True} for piece in reply.pieces(reply.thinking)]
+        parts.extend({"text": piece} for piece in reply.pieces(reply.text))
+        parts += _pictures(reply)
+        parts += _calls(reply, asked)
+        chunks = [_chunk(asked, [part], _usage_so_far(reply)) for part in parts]
+        # The last chunk of a real stream has an empty text, and the signature of a text before it.
+        last = _chunk(asked, [{"text": ""} | _signature_of_text(reply)], _usage(reply), _FINISH_REASONS[reply.ending])
+        return b"".join(b"data: %b\r\n\r\n" % _encode(chunk) for chunk in [*chunks, last])
+
+    def body(self, reply: Reply, asked: Asked) -> bytes:
+        parts: list[Json] = [{"text": reply.thinking, "thought": True}] if reply.thinking else []
+        if reply.text:
+            parts.append({"text": reply.text} | _signature_of_text(reply))
+        parts += _pictures(reply)
+        parts += _calls(reply, asked)
+        return msgspec.json.format(_encode(_chunk(asked, parts, _usage(reply), _FINISH_REASONS[reply.ending])))
+
+
+dialect = Gemini()
+
+
+def _said(content: _Content) -> Iterator[Said]:
+    text = joined(part.text for part in content.parts)
+    if content.role == "model":
+        calls = (part.function_call for part in content.parts if part.function_call)
+        yield Said(by="model", text=text, calls=tuple(call.id for call in calls if call.id))
+        return
+    results = [part.function_response for part in content.parts if part.function_response]
+    for result in results:
+        yield Said(by="tool", text=_text_of(result.response), answers=result.id)
+    if len(results) < len(content.parts):
+        yield Said(by="user", text=text)
+
+
+def _text_of(response: Any) -> str:
+    """What a tool gave back: text under the name that the API has for it, or else the object as it is."""
+    match response:
+        case {"output": str(text)} | {"error": str(text)}:
+            return text
+        case _:
+            return _encode(response).decode()
+
+
+def _chunk(asked: Asked, parts: list[Json], usage: Json, finish: str | None = None) -> Json:
+    candidate: Json = {"content": {"parts": parts, "role": "model"}, "index": 0}
+    if finish:
+        candidate["finishReason"] = finish
+    return {
+        "candidates": [candidate],
+        "usageMetadata": usage,
+        "modelVersion": asked.model,
+        "responseId": asked.key[:22],
+    }
+
+
+def _pictures(reply: Reply) -> list[Json]:
+    """Each whole, and signed as models sign what they will have to go on from; there are no previews here."""
+    return [
+        {
+            "inlineData": {"mimeType": picture.media_type, "data": b64encode(picture.data).decode()},
+            "thoughtSignature": reply.signature,
+        }
+        for picture in reply.pictures
+    ]
+
+
+def _calls(reply: Reply, asked: Asked) -> list[Json]:
+    """The calls, each whole. Of parallel ones the first alone has a signature."""
+    calls: list[Json] = [
+        {"functionCall": {"name": call.name, "args": _parsed(call), "id": call.id or f"{asked.key[:12]}{number:02d}"}}
+        for number, call in enumerate(reply.tool_calls)
+    ]
+    if calls and reply.thinking:
+        calls[0]["thoughtSignature"] = reply.signature
+    return calls
+
+
+def _parsed(call: ToolCall) -> object:
+    """The arguments as the object that the API has; it cannot carry broken JSON."""
+    try:
+        return msgspec.json.decode(call.raw, type=dict[str, object])
+    except (msgspec.DecodeError, msgspec.ValidationError):
+        return {}
+
+
+def _signature_of_text(reply: Reply) -> Json:
+    return {"thoughtSignature": reply.signature} if reply.thinking and not reply.tool_calls else {}
+
+
+def _usage(reply: Reply) -> Json:
+    """Thoughts are beside the candidates' tokens, so those are what is left of the output."""
+    usage = reply.counted
+    given, written, thoughts = usage.input or 0, usage.output or 0, usage.reasoning or 0
+    counts: Json = {
+        "promptTokenCount": given,
+        "candidatesTokenCount": max(0, written - thoughts),
+        "totalTokenCount": given + written if usage.total is None else usage.total,
+    }
+    if thoughts:
+        counts["thoughtsTokenCount"] = thoughts
+    if usage.cache_read:
+        counts["cachedContentTokenCount"] = usage.cache_read
+    return counts
+
+
+def _usage_so_far(reply: Reply) -> Json:
+    given = reply.counted.input or 0
+    return {"promptTokenCount": given, "totalTokenCount": given}

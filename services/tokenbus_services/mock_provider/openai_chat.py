@@ -1,0 +1,218 @@
+"""OpenAI Chat Completions, with thinking in ``reasoning_content`` as DeepSeek and others have it.
+
+Source: "Chat", "Chat streaming" and "Error codes" of the OpenAI API reference; DeepSeek's guide to its reasoning model.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from tokenbus.providers.api import ApiName
+from tokenbus_services.mock_provider.provider_api import CREATED
+from tokenbus_services.mock_provider.reply import Finish, Reply, ToolCall
+from tokenbus_services.mock_provider.request import Asked, Heard, Said, joined, read_as
+
+FINISH_REASONS: dict[Finish, str] = {
+    "stop": "stop",
+    "length": "length",
+    "tool_use": "tool_calls",
+    "content_filter": "content_filter",
+}
+_ERROR_KINDS = {
+    401: ("invalid_request_error", "invalid_api_key"),
+    404: ("invalid_request_error", "model_not_found"),
+    429: ("requests", "rate_limit_exceeded"),
+}
+
+_encode = msgspec.json.Encoder().encode
+
+
+class _Part(msgspec.Struct):
+    type: str
+    text: str = ""
+
+
+class _Call(msgspec.Struct):
+    id: str
+
+
+class _Message(msgspec.Struct):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[_Part] | None = None
+    tool_calls: list[_Call] | None = None
+    tool_call_id: str = ""
+
+
+class StreamOptions(msgspec.Struct):
+    """What else a stream is to hold."""
+
+    include_usage: bool = False
+
+
+class Request(msgspec.Struct, kw_only=True):
+    """What both completions APIs are asked."""
+
+    model: str
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    stop: tuple[str, ...] | str | None = None
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The stop strings."""
+        return (self.stop,) if isinstance(self.stop, str) else self.stop or ()
+
+    @property
+    def with_usage(self) -> bool:
+        """Whether a stream is to end with the usage."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+
+class _Request(Request, kw_only=True):
+    messages: Annotated[list[_Message], Meta(min_length=1)]
+
+
+class OpenAIChat:
+    """The Chat Completions API."""
+
+    name: ApiName = "openai-chat"
+    route = re.compile(r"/v1/chat/completions")
+
+    def hear(
+        self, route: re.Match[str], query: Mapping[str, str], headers: Mapping[str, str], body: Mapping[str, Any]
+    ) -> Heard:
+        request = read_as(body, _Request)
+        return Heard(
+            model=request.model,
+            stream=bool(request.stream),
+            history="messages",
+            said=[_said(message) for message in request.messages],
+            stops=request.stops,
+        )
+
+    def error(self, status: int, message: str) -> bytes:
+        return _encode(error_object(status, message))
+
+    def error_event(self, status: int, message: str) -> bytes:
+        return data_event(error_object(status, message))
+
+    def stream(self, reply: Reply, asked: Asked) -> bytes:
+        with_usage = read_as(asked.body, _Request).with_usage
+        head = _head(asked, "chat.completion.chunk")
+
+        def chunk(delta: dict[str, object], finish: str | None = None) -> bytes:
+            choice: dict[str, object] = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
+            if finish and reply.stop_string:
+                choice["stop_reason"] = reply.stop_string  # as vLLM has it
+            # Asked for usage, the API has the field in every chunk, null in all but the last.
+            return data_event({**head, "choices": [choice], **({"usage": None} if with_usage else {})})
+
+        events = [chunk(delta) for delta in _deltas(reply, asked)]
+        events.append(chunk({}, FINISH_REASONS[reply.ending]))
+        if with_usage:
+            events.append(data_event({**head, "choices": [], "usage": usage_object(reply)}))
+        events.append(b"data: [DONE]\n\n")
+        return b"".join(events)
+
+    def body(self, reply: Reply, asked: Asked) -> bytes:
+        message: dict[str, object] = {"role": "assistant", "content": reply.text or None, "refusal": None}
+        if reply.thinking:
+            message["reasoning_content"] = reply.thinking
+        if reply.tool_calls:
+            message["tool_calls"] = [
+                {
+                    "id": _call_id(call, number, asked),
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": call.raw},
+                }
+                for number, call in enumerate(reply.tool_calls)
+            ]
+        finish = FINISH_REASONS[reply.ending]
+        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": finish}
+        return _encode({**_head(asked, "chat.completion"), "choices": [choice], "usage": usage_object(reply)})
+
+
+dialect = OpenAIChat()
+
+
+def error_object(status: int, message: str) -> dict[str, object]:
+    """The error object of all OpenAI APIs."""
+    kind, code = _ERROR_KINDS.get(status, ("server_error" if status >= 500 else "invalid_request_error", None))
+    return {"error": {"message": message, "type": kind, "param": None, "code": code}}
+
+
+def _said(message: _Message) -> tuple[Said, ...]:
+    parts = message.content or ""
+    text = parts if isinstance(parts, str) else joined(part.text for part in parts)
+    match message.role:
+        case "assistant":
+            return (Said(by="model", text=text, calls=tuple(call.id for call in message.tool_calls or ())),)
+        case "tool":
+            return (Said(by="tool", text=text, answers=message.tool_call_id),)
+        case "user":
+            return (Said(by="user", text=text),)
+        case _:
+            return ()
+
+
+def _deltas(reply: Reply, asked: Asked) -> Iterator[dict[str, object]]:
+    content = "" if reply.text else None
+    if reply.thinking:
+        yield {"role": "assistant", "content": None, "reasoning_content": ""}
+        for piece in reply.pieces(reply.thinking):
+            yield {"content": None, "reasoning_content": piece}
+    else:
+        yield {"role": "assistant", "content": content, "refusal": None}
+    for piece in reply.pieces(reply.text):
+        yield {"content": piece}
+    for number, call in enumerate(reply.tool_calls):
+        yield {
+            "tool_calls": [
+                {
+                    "index": number,
+                    "id": _call_id(call, number, asked),
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": ""},
+                }
+            ]
+        }
+        for fragment in reply.fragments(call.raw):
+            yield {"tool_calls": [{"index": number, "function": {"arguments": fragment}}]}
+
+
+def _call_id(call: ToolCall, number: int, asked: Asked) -> str:
+    return call.id or f"call_{asked.key[:20]}{number:02d}"
+
+
+def _head(asked: Asked, kind: str) -> dict[str, object]:
+    return {
+        "id": f"chatcmpl-{asked.key[:28]}",
+        "object": kind,
+        "created": CREATED,
+        "model": asked.model,
+        "service_tier": "default",
+        "system_fingerprint": None,
+    }
+
+
+def usage_object(reply: Reply) -> dict[str, object]:
+    """The usage object of both completions APIs."""
+    usage = reply.counted
+    prompt, completion = usage.input or 0, usage.output or 0
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion if usage.total is None else usage.total,
+        "prompt_tokens_details": {"cached_tokens": usage.cache_read or 0, "audio_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": usage.reasoning or 0, "audio_tokens": 0},
+    }
+
+
+def data_event(event: dict[str, object]) -> bytes:
+    """An event of the stream."""
+    return b"data: %b\n\n" % _encode(event)

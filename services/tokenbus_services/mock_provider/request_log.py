@@ -1,0 +1,106 @@
+"""The record of what came and what became of it, which tests look at and wait on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from typing import Literal
+
+import msgspec
+
+from tokenbus_services.mock_provider.request import Asked
+
+State = Literal["received", "sending", "stalled", "sent", "cut", "disconnected"]
+"""`sent`: the whole answer went out; `cut`: this side closed before the end; `disconnected`: the client left before
+the end. These three are final."""
+
+_FINAL = frozenset[State]({"sent", "cut", "disconnected"})
+
+
+class Received(msgspec.Struct, frozen=True, kw_only=True):
+    """One request as it came."""
+
+    method: str
+    path: str
+    query: dict[str, str]
+    headers: dict[str, str]
+    """Names in lower case."""
+    body: bytes
+
+
+class Exchange(msgspec.Struct, kw_only=True, eq=False):
+    """One request and its answer. Times are `time.monotonic()`, in seconds."""
+
+    received: Received
+    received_at: float
+    asked: Asked | None = None
+    """None: no request of a provider API, or one that it would refuse."""
+    attempt: int = 0
+    """How often the same turn of the same conversation was asked for before."""
+    state: State = "received"
+    status: int | None = None
+    reads_sent: int = 0
+    bytes_sent: int = 0
+    """Of the body."""
+    ended_at: float | None = None
+    resumed: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
+
+    @property
+    def ended(self) -> bool:
+        """Nothing more happens here."""
+        return self.state in _FINAL
+
+
+class Journal:
+    """The latest exchanges, oldest first, and a way to wait for a change of any. Bounded in number and in bytes."""
+
+    def __init__(self, *, exchanges: int, body_bytes: int) -> None:
+        self.exchanges: deque[Exchange] = deque()
+        self.total = 0
+        """All requests so far, those forgotten included."""
+        self._exchanges = exchanges
+        self._body_bytes = body_bytes
+        self._held_bytes = 0
+        self._changed = asyncio.Event()
+        self._waiting = 0
+
+    def add(self, exchange: Exchange) -> None:
+        """A request came; the oldest are forgotten where there are too many."""
+        self.total += 1
+        self.exchanges.append(exchange)
+        self._held_bytes += len(exchange.received.body)
+        while len(self.exchanges) > self._exchanges or self._held_bytes > self._body_bytes:
+            self._held_bytes -= len(self.exchanges.popleft().received.body)
+        self.changed()
+
+    def changed(self) -> None:
+        """Wakes everybody who waits; costs nothing where nobody does."""
+        if self._waiting:
+            before, self._changed = self._changed, asyncio.Event()
+            before.set()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Returns when the condition holds; it is looked at after each change."""
+        self._waiting += 1
+        try:
+            while not condition():
+                await self._changed.wait()
+        finally:
+            self._waiting -= 1
+
+
+class Attempts:
+    """How often each turn was tried, by its key. The longest unused of ``limit`` keys is forgotten."""
+
+    def __init__(self, limit: int) -> None:
+        self._counts: OrderedDict[str, int] = OrderedDict()
+        self._limit = limit
+
+    def next(self, key: str) -> int:
+        """The number of this try: 0, 1, 2, …"""
+        attempt = self._counts.pop(key, 0)
+        self._counts[key] = attempt + 1
+        if len(self._counts) > self._limit:
+            self._counts.popitem(last=False)
+        return attempt

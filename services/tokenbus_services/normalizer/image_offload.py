@@ -1,0 +1,96 @@
+"""Images and large opaque data out of the stream and into the blob store, before their events are committed.
+
+By content address, so that an upload which is made again changes nothing. The partition waits for it: a store that is
+away costs a bounded time and then the blob, never the image, which stays in its event. Only a preview is left out then.
+Opaque data stay in their event in any case: the run's own next turn needs them at hand.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import binascii
+from base64 import b64decode
+from collections.abc import Sequence
+
+import msgspec
+import structlog
+from prometheus_client import CollectorRegistry, Counter
+
+from tokenbus.blobs import BlobLoader
+from tokenbus.core.image_header import in_blob
+from tokenbus.errors import BlobError
+from tokenbus.events.frames import BusEvent
+from tokenbus.events.normalized import Extra, Image, Normalized, Opaque
+from tokenbus_services.blobs.retry import Patience
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+PATIENCE_S = 10.0
+"""Longest that a batch waits for all of its images."""
+LARGE_CHARS = 32 * 1024
+"""Opaque data of more go to the blob store as well, and public events name the blob."""
+AT_ONCE = 4
+"""Uploads side by side: each holds an image decoded."""
+
+
+def belongs_in_blob(event: BusEvent, *, images: bool) -> bool:
+    """Whether the event is an image, where ``images`` belong into blobs, or large opaque data."""
+    if isinstance(event, Opaque):
+        return event.name != "signature" and len(event.value) > LARGE_CHARS
+    return images and isinstance(event, Image)
+
+
+class ImageKeeper:
+    """Stores images that their fetchers did not, and opaque data. ``aclose`` gives its connections up."""
+
+    def __init__(self, blobs: BlobLoader, registry: CollectorRegistry) -> None:
+        self._blobs = blobs
+        self._patience = Patience(blobs.store)
+        self._kept = Counter(
+            "tokenbus_images", "Generated images, previews included, by where they lie.", ["lies"], registry=registry
+        )
+
+    async def aclose(self) -> None:
+        """Give up the connections."""
+        await self._blobs.aclose()
+
+    async def keep(self, large: Sequence[Image | Opaque]) -> list[list[Normalized]]:
+        """For each what is told in its place: the same with its blob; an image else inline with a note that says why.
+        Does not raise; takes `PATIENCE_S` at the most."""
+        places = asyncio.Semaphore(AT_ONCE)
+        until = asyncio.get_running_loop().time() + PATIENCE_S
+        return await asyncio.gather(
+            *(
+                self._data(one, places, until) if isinstance(one, Opaque) else self._told(one, places, until)
+                for one in large
+            )
+        )
+
+    async def _data(self, data: Opaque, places: asyncio.Semaphore, until: float) -> list[Normalized]:
+        try:
+            async with places:
+                ref = await self._patience.put(data.value.encode, "text/plain;charset=utf-8", until=until)
+        except BlobError as e:
+            log.warning("opaque_not_stored", name=data.name, characters=len(data.value), problem=str(e))
+            return [data]
+        return [msgspec.structs.replace(data, blob_id=ref.blob_id)]
+
+    async def _told(self, image: Image, places: asyncio.Semaphore, until: float) -> list[Normalized]:
+        if image.blob_id:  # its fetcher stored it
+            self._kept.labels("blob").inc()
+            return [image]
+        try:
+            async with places:
+                content = b64decode(image.base64, validate=True)
+                ref = await self._patience.put(lambda: content, image.media_type, until=until)
+        except BlobError as e:
+            problem = str(e)
+        except binascii.Error as e:
+            problem = f"the image is no base64: {e}"
+        else:
+            self._kept.labels("blob").inc()
+            return [in_blob(image, content, ref.blob_id)]
+        self._kept.labels("inline" if image.final else "nowhere").inc()
+        log.warning("image_not_stored", final=image.final, problem=problem)
+        note = Extra("tokenbus.image_not_stored", msgspec.json.encode(problem).decode(), image.block)
+        return [image, note] if image.final else [note]

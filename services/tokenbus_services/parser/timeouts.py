@@ -1,0 +1,201 @@
+"""The parser's clock: ends runs whose deadline has passed, and answers for tools and policies that will not.
+
+The parser itself knows no time but that of its events. So what the clock finds becomes an event too, by a script that
+looks whether the run is still open: a second clock, of an owner that has lost the partition, does no harm.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+
+import structlog
+from redis.exceptions import RedisError, ResponseError
+
+from tokenbus.bus import scripts
+from tokenbus.bus.keys import Keys
+from tokenbus.bus.liveness import Defects, Liveness, rest
+from tokenbus.bus.scripts.timeouts import expire, judges, tell
+from tokenbus.bus.server.run_scripts import send, send_many
+from tokenbus.bus.server.server import Server, is_final
+from tokenbus.bus.server.stream_reader import id_key
+from tokenbus.bus.stage.stage import Stage
+from tokenbus.core.run.state import PendingCall, RunState
+from tokenbus.events.frames import CONTROL_ATTEMPT, BusEvent, Control, EventFrame, Overdue, ToolReturned, encode
+from tokenbus_services.parser.logic import ParserLogic
+from tokenbus_services.parser.overdue import Judges, Patience
+from tokenbus_services.settings import Settings
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+NO_RESULT = "the tool's result never came"
+LOOKS = 30
+"""How often silent runs are looked for in the time after which a run counts as silent."""
+PAGE = 1000
+
+
+class Clock:
+    """Looks at the open runs of the partitions that this worker owns. Call `open`, then `close`."""
+
+    def __init__(
+        self,
+        server: Server,
+        stage: Stage,
+        settings: Settings,
+        logics: Mapping[int, ParserLogic],
+        liveness: Liveness | None = None,
+    ) -> None:
+        """``logics``: by partition, the logic that was made for it last."""
+        self._server = server
+        self._stage = stage
+        self._keys: Keys = settings.keys
+        self._logics = logics
+        self._liveness = liveness or Liveness()
+        self._patience = Patience.of(settings)
+        self._tick_s = settings.stages.tick_s
+        self._look_s = settings.limits.silent_run_s / LOOKS
+        self._look_at = 0.0
+        self._judges_ms: dict[int, int] = {}
+        """By partition: when a policy worker was last seen to have it."""
+        self._task: asyncio.Task[None] | None = None
+
+    async def open(self) -> None:
+        """Begin to look."""
+        self._task = self._liveness.start(self._run(), name="clock")
+
+    async def close(self) -> None:
+        """Stop."""
+        if self._task:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        defects = Defects()
+        while True:
+            await rest(self._tick_s)
+            try:
+                await self._tick()
+                defects.none()
+            except Exception as e:  # of whatever kind: the next look may fare better
+                log.warning("clock_failed", problem=f"{type(e).__name__}: {e}")
+                defects.count(e)
+
+    async def _tick(self) -> None:
+        calls: list[scripts.Call] = []
+        look = time.monotonic() >= self._look_at
+        if look:
+            self._look_at = time.monotonic() + self._look_s
+        judges_of = await self._judges()
+        for partition in self._stage.owned:
+            now_ms, judges = self._server.clock.now_ms(), judges_of.get(partition)
+            silent: list[RunState] = []
+            for s in self._logics[partition].states():
+                if self._patience.deadline_passed(s, now_ms):
+                    calls.append(self._expire(partition, s))
+                    continue
+                calls += [self._answer(partition, s, p) for p in self._patience.vanished_calls(s, now_ms)]
+                if judges and self._patience.unjudged(s, now_ms, judges):
+                    calls.append(self._unjudged(partition, s))
+                if look and self._patience.silent(s, now_ms):
+                    silent.append(s)
+            if silent:
+                calls += [self._lost(partition, s) for s in await self._without_worker(partition, silent)]
+        if calls:
+            await self._send(calls)
+
+    async def _send(self, calls: list[scripts.Call]) -> None:
+        """One run's call that fails does not keep the others' from the server."""
+        try:
+            await send_many(self._server, calls)
+        except (RedisError, OSError) as e:
+            if not is_final(e):
+                raise
+            for call in calls:
+                try:
+                    await send(self._server, call)
+                except ResponseError as e:
+                    log.warning("clock_not_heard", key=call.keys[0], problem=str(e))
+
+    async def _judges(self) -> dict[int, Judges]:
+        """The policy stage in the partitions with runs that have policies."""
+        owned = self._stage.owned
+        self._judges_ms = {p: at_ms for p, at_ms in self._judges_ms.items() if p in owned}
+        partitions = [p for p in owned if any(s.gate for s in self._logics[p].states())]
+        calls = [judges(self._keys.lease(p, "policy")) for p in partitions]
+        replies = await send_many(self._server, calls) if calls else []
+        now_ms, found = self._server.clock.now_ms(), dict[int, Judges]()
+        for partition, (alive, lag, offset) in zip(partitions, replies, strict=True):
+            at = offset.decode()
+            if alive or (at != "0-0" and partition not in self._judges_ms):
+                # There was one, and when it was lost was not seen: then it was just now.
+                self._judges_ms[partition] = now_ms
+            alive_ms = self._judges_ms.get(partition, 0)
+            found[partition] = Judges(alive_ms, bool(alive), lag, id_key(at)[0])
+        return found
+
+    async def _without_worker(self, partition: int, silent: list[RunState]) -> list[RunState]:
+        """Those whose attempt no fetcher has or will get. While a stage has something left to read, nobody knows."""
+        client, keys = self._server.client, self._keys
+        judged = [(s, s.taken) for s in silent]
+        for group in ("normalizer", "parser"):
+            arrived, done = await client.hmget(keys.lease(partition, group), ["arrived", "done"])
+            if int(arrived or 0) > int(done or 0):
+                return []
+        begin, having = "-", set[str]()
+        while page := await client.xrange(keys.topic(partition, "turns"), begin, "+", count=PAGE):
+            having.update(name.decode() for _, fields in page for name in fields)
+            begin = f"({page[-1][0].decode()}"
+        return [s for s, taken in judged if s.run not in having and s.taken == taken]
+
+    # --- what it tells ----------------------------------------------------------------------------------------
+
+    def _expire(self, partition: int, s: RunState) -> scripts.Call:
+        keys = self._keys
+        log.info("run_expired", run=s.run, turn=s.turn, attempt=s.attempt)
+        return expire(
+            keys.run(s.run),
+            keys.topic(partition, "events"),
+            keys.topic(partition, "raw"),
+            keys.topic(partition, "control"),
+            parser_lease=keys.lease(partition, "parser"),
+            normalizer_lease=keys.lease(partition, "normalizer"),
+            run=s.run,
+            frame=self._frame(Overdue("deadline")),
+            control_frame=encode(Control(s.run)),
+        )
+
+    def _answer(self, partition: int, s: RunState, pending: PendingCall) -> scripts.Call:
+        keys, block = self._keys, pending.call.block
+        log.info("tool_vanished", run=s.run, turn=s.turn, block=block, tool=pending.call.name)
+        return scripts.tool_result(
+            keys.run(s.run),
+            keys.topic(partition, "events"),
+            keys.lease(partition, "parser"),
+            run=s.run,
+            block=block,
+            attempt=s.attempt,
+            frame=self._frame(ToolReturned(block, NO_RESULT, is_error=True)),
+        )
+
+    def _unjudged(self, partition: int, s: RunState) -> scripts.Call:
+        assert s.gate
+        log.warning("run_unjudged", run=s.run, turn=s.turn, attempt=s.attempt)
+        return self._tell(partition, s, Overdue("policy", s.gate.alive))
+
+    def _lost(self, partition: int, s: RunState) -> scripts.Call:
+        log.warning("run_lost", run=s.run, turn=s.turn, attempt=s.attempt)
+        return self._tell(partition, s, Overdue("silent", s.taken))
+
+    def _frame(self, event: BusEvent) -> bytes:
+        return encode(EventFrame(0, CONTROL_ATTEMPT, self._server.clock.now_ms(), [event]))
+
+    def _tell(self, partition: int, s: RunState, event: Overdue) -> scripts.Call:
+        keys = self._keys
+        return tell(
+            keys.run(s.run),
+            keys.topic(partition, "events"),
+            keys.lease(partition, "parser"),
+            run=s.run,
+            frame=self._frame(event),
+        )

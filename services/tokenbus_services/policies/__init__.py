@@ -1,5 +1,0 @@
-"""Shipped policies that need more than the library does. Those that do not are in `tokenbus.policy`."""
-
-from tokenbus_services.policies.json_schema import ArgumentSchemas, ArgumentSchemasOptions
-
-__all__ = ["ArgumentSchemas", "ArgumentSchemasOptions"]

@@ -1,0 +1,5 @@
+"""Shipped policies that need more than the library does. Those that do not are in `tokenbus.policy`."""
+
+from tokenbus_services.policy_stage.builtin.json_schema import ArgumentSchemas, ArgumentSchemasOptions
+
+__all__ = ["ArgumentSchemas", "ArgumentSchemasOptions"]

@@ -1,0 +1,77 @@
+"""What the server holds of a recorded run that is over, as a record."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from tokenbus.bus.keys import DATA_FIELD, Keys
+from tokenbus.bus.records import FRAME
+from tokenbus.bus.server.server import Server
+from tokenbus.events.frames import ANY_FRAME, history_decoder
+from tokenbus_services.recorder.record import Record, packed
+
+PAGE = 100
+"""Frames, or entries, that are read at once: each frame may have 256 KB."""
+_HISTORY = "history:"
+
+
+async def gather(server: Server, keys: Keys, run: str) -> Record | None:
+    """The record; None where nothing is kept any more: it was recorded before, or has expired. Raises what redis-py
+    raises."""
+    client, key = server.client, keys.run(run)
+    names = sorted((name.decode() for name in await client.hkeys(key)), key=_place)
+    found = await _fields(server, key, [n for n in names if n.startswith(FRAME)])
+    tape = await _entries(server, keys.tape(run), b"taken")
+    events = await _entries(server, keys.log(run), DATA_FIELD.encode())
+    told = await _fields(server, key, [n for n in names if n.startswith(_HISTORY)])
+    # The last of all: while it stands, nothing of the above was dropped.
+    accepted, request, left = await client.hmget(key, ["accepted", "request", "record"])
+    if left is None or request is None:
+        return None
+    return Record(
+        run=run,
+        accepted_ms=int(accepted or 0),
+        request=msgspec.json.decode(request),
+        history={
+            name.removeprefix(_HISTORY): msgspec.to_builtins(history_decoder.decode(data))
+            for name, data in told.items()
+        },
+        frames=packed(list(found.values())),
+        tape=packed(tape),
+        events=[msgspec.json.decode(event) for event in events],
+        truncated=int(left) < 0,
+    )
+
+
+def _place(name: str) -> tuple[float, ...]:
+    """Where a field comes. An end that another than the attempt's fetcher wrote is the last of its attempt."""
+    if name.startswith(_HISTORY):
+        return (int(name.removeprefix(_HISTORY)),)
+    if name.startswith(FRAME):
+        attempt, n = map(int, name.removeprefix(FRAME).split(":"))
+        return attempt, float("inf") if n == ANY_FRAME else n
+    return ()
+
+
+async def _fields(server: Server, key: str, names: list[str]) -> dict[str, bytes]:
+    found: dict[str, bytes] = {}
+    for at in range(0, len(names), PAGE):
+        page = names[at : at + PAGE]
+        values: list[bytes | None] = await server.client.hmget(key, page)
+        found.update((name, value) for name, value in zip(page, values, strict=True) if value is not None)
+    return found
+
+
+async def _entries(server: Server, stream: str, field: bytes) -> list[bytes]:
+    values: list[bytes] = []
+    begin = "-"
+    while page := await _page(server, stream, begin):
+        values += [fields[field] for _, fields in page]
+        begin = f"({page[-1][0].decode()}"
+    return values
+
+
+async def _page(server: Server, stream: str, begin: str) -> list[Any]:
+    return await server.client.xrange(stream, begin, "+", count=PAGE)

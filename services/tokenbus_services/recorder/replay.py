@@ -1,0 +1,100 @@
+"""A record's raw stream through decoder and parser again, and whether the same comes out. Pure."""
+
+from __future__ import annotations
+
+import binascii
+from base64 import b64decode
+from collections import defaultdict, deque
+from collections.abc import Iterable
+from difflib import unified_diff
+
+import msgspec
+
+from tokenbus.blobs import blob_id_of
+from tokenbus.core.attempt_decoder import AttemptReader
+from tokenbus.core.image_header import in_blob
+from tokenbus.core.run.gated import HeldRun, accept
+from tokenbus.core.run.state_machine import Run
+from tokenbus.errors import Malformed
+from tokenbus.events.frames import CONTROL_ATTEMPT, Accepted, BusEvent, EventFrame, RawFrame, Taken
+from tokenbus.events.normalized import Image
+from tokenbus.events.public import Chunk, PublicEvent, RunEnd, encode
+from tokenbus_services.recorder.record import Record
+
+
+def replay(record: Record) -> list[PublicEvent]:
+    """The public events of the run, made once more from its raw stream.
+
+    The parser takes what stands on the tape, in its order: what came from outside as it was, and of an attempt as many
+    events as then, which the raw stream gives. Where that gives fewer it takes those. Raises Malformed.
+    """
+    said = _normalized(record.raw_frames())
+    taken = record.taken()
+    machine = _begun(record.run, taken)
+    events: list[PublicEvent] = []
+    for piece in taken:
+        frame = piece.frame
+        if frame.attempt != CONTROL_ATTEMPT:
+            waiting = said[frame.attempt]
+            of_attempt = [waiting.popleft() for _ in range(min(piece.events, len(waiting)))]
+            frame = EventFrame(frame.turn, frame.attempt, frame.at_ms, of_attempt)
+        machine.handle(frame)
+        machine.effects.clear()
+        events += machine.out.number(record.run, len(events))
+    return events
+
+
+def differences(recorded: Iterable[PublicEvent], replayed: Iterable[PublicEvent]) -> list[str]:
+    """What differs, as the lines of a unified diff; none where both say the same.
+
+    How a block's text was cut into chunks depends on what met in one commit, and times are nobody's content: neither
+    counts, and so nor do the numbers of events.
+    """
+    diff = unified_diff(_lines(recorded), _lines(replayed), "recorded", "replayed", lineterm="", n=1)
+    return list(diff)
+
+
+def _begun(run: str, taken: list[Taken]) -> Run | HeldRun:
+    """The parser's state machine at the run's acceptance, which is the first on its tape."""
+    match taken[:1]:
+        case [Taken(EventFrame(events=[Accepted() as accepted, *_]) as frame)]:
+            return accept(run, accepted, frame.at_ms)
+        case _:
+            raise Malformed(f"record of {run}", "its tape does not begin with the run's acceptance")
+
+
+def _normalized(frames: list[RawFrame]) -> defaultdict[int, deque[BusEvent]]:
+    """What the normalizer made of each attempt."""
+    readers: dict[int, AttemptReader] = {}
+    said: defaultdict[int, deque[BusEvent]] = defaultdict(deque)
+    for frame in frames:
+        reader = readers.setdefault(frame.attempt, AttemptReader(frame.attempt))
+        events = reader.read(frame)
+        if not reader.images.inline:
+            events = [_in_blob(event) if isinstance(event, Image) else event for event in events]
+        said[frame.attempt].extend(events)
+    return said
+
+
+def _in_blob(image: Image) -> Image:
+    """As the normalizer tells of it once it lies in the blob store."""
+    try:
+        content = b64decode(image.base64, validate=True)
+    except binascii.Error:
+        return image
+    return in_blob(image, content, blob_id_of(content))
+
+
+def _lines(events: Iterable[PublicEvent]) -> list[str]:
+    """One a line, as JSON without what does not count, neighbouring chunks as one."""
+    lines: list[dict[str, object]] = []
+    for event in events:
+        plain: dict[str, object] = msgspec.json.decode(encode(event))
+        del plain["seq"]
+        if isinstance(event, RunEnd):
+            plain.pop("timing", None)
+        if isinstance(event, Chunk) and lines and {**lines[-1], "text": ""} == {**plain, "text": ""}:
+            lines[-1]["text"] = f"{lines[-1]['text']}{event.text}"
+        else:
+            lines.append(plain)
+    return [msgspec.json.encode(line).decode() for line in lines]

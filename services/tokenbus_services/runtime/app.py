@@ -1,0 +1,167 @@
+"""The FastStream ASGI app around a service: lifespan, `/health`, `/ready`, `/metrics`, and pages.py's `/asyncapi`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from typing import Any, Protocol
+from uuid import uuid4
+
+import structlog
+from fast_depends.msgspec import MsgSpecSerializer
+from faststream.asgi import AsgiFastStream, AsgiResponse, get
+from faststream.redis import RedisBroker, RedisClusterBroker, RedisSentinelBroker, StreamSub
+from faststream.redis.prometheus import RedisPrometheusMiddleware
+from faststream.specification import AsyncAPI
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client.process_collector import ProcessCollector
+from redis.exceptions import RedisError
+
+from tokenbus import __version__
+from tokenbus.bus.keys import PublicTopic
+from tokenbus.bus.liveness import Liveness
+from tokenbus.bus.server.server import ServerUrl, parse_url
+from tokenbus_services.runtime.asyncapi_payloads import payload
+from tokenbus_services.runtime.http_pages import document_routes, json_answer
+from tokenbus_services.runtime.supervision import WorkerSupervisor
+from tokenbus_services.settings import Settings
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+MEASURE_S = 1.0
+"""How long a look at the server may hold up the metrics page."""
+
+
+class Service(Protocol):
+    """What the app runs: opened before the subscribers start, closed before they stop."""
+
+    name: str
+    liveness: Liveness
+    """The tasks that it lives by."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether it can do its work now."""
+        ...
+
+    async def open(self) -> None:
+        """Connect and sign on. Raises TokenbusError where the service cannot work as it is set up."""
+        ...
+
+    async def close(self) -> None:
+        """Finish what is in hand, give the rest back; at once where ``liveness`` has failed."""
+        ...
+
+
+class WorkerApp(AsgiFastStream):
+    """FastStream's app of a service that ends by itself where its worker cannot go on."""
+
+    supervisor: WorkerSupervisor
+
+    async def lifespan(self, scope: Any, receive: Any, send: Any) -> None:
+        """Raises WorkerStuck once all is handed over, besides what starting and stopping raise."""
+        await super().lifespan(scope, self.supervisor.or_failed(receive), send)
+        if self.supervisor.error:
+            raise self.supervisor.error
+
+
+def worker_name() -> str:
+    """A name that no other worker has: host, process, chance (a container's first process is always 1)."""
+    return f"{socket.gethostname()}-{os.getpid()}-{uuid4().hex[:8]}"
+
+
+def make_broker(settings: Settings, registry: CollectorRegistry) -> RedisBroker:
+    """FastStream's broker for the server that the settings name."""
+    assert settings.redis_url
+    url = parse_url(settings.redis_url)
+    options: dict[str, Any] = {
+        "middlewares": (RedisPrometheusMiddleware(registry=registry),),
+        "apply_types": False,
+        "serializer": MsgSpecSerializer(),
+        "logger": None,
+        "specification_url": url.safe,
+    }
+    if url.topology == "sentinel":
+        return RedisSentinelBroker(sentinels=list(url.nodes), sentinel_master_name=url.master, **_login(url), **options)
+    if url.topology == "cluster":
+        return RedisClusterBroker(startup_nodes=list(url.nodes), **_login(url), **options)
+    scheme, separator, rest = settings.redis_url.partition("://")
+    return RedisBroker(scheme.replace("valkey", "redis") + separator + rest, **options)
+
+
+def _login(url: ServerUrl) -> dict[str, Any]:
+    return {name: value for name in ("username", "password") if (value := getattr(url, name))}
+
+
+def declare_topics(broker: RedisBroker, settings: Settings, topics: Sequence[PublicTopic]) -> None:
+    """Put the public topics that a service writes on its AsyncAPI page. The commit script does the writing."""
+    for topic in topics:
+        broker.publisher(
+            stream=StreamSub(f"{settings.prefix}:{{n}}:{topic}"),
+            title=topic,
+            description=f"Public topic `{topic}`: JSON objects in `__data__`, one stream for each partition n.",
+            schema=payload(topic),
+        )
+
+
+def make_app(
+    service: Service,
+    broker: RedisBroker,
+    registry: CollectorRegistry,
+    *,
+    stuck_s: float,
+    measure: Callable[[], Awaitable[None]] | None = None,
+) -> AsgiFastStream:
+    """The app of one service. `/health`: the process lives; `/ready`: it reaches its server, and all that it lives by
+    runs. ``stuck_s``: a task without progress for so long is the end of the worker.
+
+    ``measure`` is awaited whenever somebody reads `/metrics`. A server that is away does not keep the page from them.
+    """
+    ProcessCollector(registry=registry)
+    supervisor = WorkerSupervisor(service.liveness, stuck_s=stuck_s)
+
+    @get
+    async def health(scope: Any) -> AsgiResponse:
+        return json_answer(200, {"service": service.name, "status": "alive", "version": __version__})
+
+    @get
+    async def ready(scope: Any) -> AsgiResponse:
+        ok = service.ready and supervisor.well
+        return json_answer(200 if ok else 503, {"service": service.name, "status": "ready" if ok else "not ready"})
+
+    @get
+    async def metrics(scope: Any) -> AsgiResponse:
+        if measure:
+            with suppress(RedisError, OSError):
+                async with asyncio.timeout(MEASURE_S):
+                    await measure()
+        return AsgiResponse(generate_latest(registry), 200, {"content-type": CONTENT_TYPE_LATEST})
+
+    async def start() -> None:
+        await service.open()
+        supervisor.open()
+        log.info("started", service=service.name)
+
+    async def stop() -> None:
+        await supervisor.close()
+        await service.close()
+        supervisor.closed()
+        log.info("stopped", service=service.name)
+
+    def document() -> Any:
+        return app.schema.to_specification().to_jsonable()
+
+    app = WorkerApp(
+        broker,
+        asgi_routes=[("/health", health), ("/ready", ready), ("/metrics", metrics), *document_routes(document)],
+        logger=None,
+        on_startup=[start],
+        on_shutdown=[stop],
+        specification=AsyncAPI(title=f"tokenbus {service.name}", version=__version__),
+        asyncapi_path=None,  # runtime/http_pages.py says why
+    )
+    app.supervisor = supervisor
+    return app

@@ -1,0 +1,54 @@
+"""Structured logs: one event with fields a line; never a person's text at info level, never a key."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+import structlog
+
+from tokenbus_services.redaction import LEARNED, Redaction
+from tokenbus_services.terminal_text import safe
+
+
+def configure(level: str, *, service: str, secrets: Iterable[str] = ()) -> None:
+    """Log JSON lines to stderr, those of libraries too; on a terminal, readable lines. ``secrets``, and those that
+    the process learns later, appear in none, tracebacks and the debug lines of libraries included."""
+    person = sys.stderr.isatty()
+    shared: list[structlog.typing.Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.format_exc_info,
+    ]
+    structlog.configure(
+        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        cache_logger_on_first_use=True,
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    render = [_made_safe, structlog.dev.ConsoleRenderer()] if person else [structlog.processors.JSONRenderer()]
+    redact = Redaction(secrets)
+
+    def without_secrets(logger: object, name: str, line: Any) -> Any:
+        return LEARNED(redact(line))  # what the renderer made, whatever a processor's annotation says
+
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *render, without_secrets],
+            foreign_pre_chain=shared,
+        )
+    )
+    root = logging.getLogger()
+    root.handlers = [handler]
+    root.setLevel(level.upper())
+    for noisy in ("uvicorn.access", "httpx", "httpcore"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+    structlog.contextvars.bind_contextvars(service=service)
+
+
+def _made_safe(logger: object, name: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    """What a stranger wrote may be in any field; the renderer shows a text as it is."""
+    return {key: safe(value) if isinstance(value, str) else value for key, value in event.items()}

@@ -1,0 +1,181 @@
+"""An ordered stage as a service: the runtime of `tokenbus.bus.stage.stage` under a FastStream app."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
+
+from faststream.asgi import AsgiFastStream
+from prometheus_client import CollectorRegistry
+
+from tokenbus.bus.keys import InternalTopic, PublicTopic
+from tokenbus.bus.liveness import Liveness
+from tokenbus.bus.server.server import Server
+from tokenbus.bus.stage.stage import Batch, Logic, Stage
+from tokenbus_services.runtime.app import declare_topics, make_app, make_broker, worker_name
+from tokenbus_services.runtime.deployment import Deployment
+from tokenbus_services.runtime.faststream_source import attach
+from tokenbus_services.runtime.metrics import StageMetrics
+from tokenbus_services.runtime.partition_gauges import PartitionGauges
+from tokenbus_services.runtime.supervision import stuck_after_s
+from tokenbus_services.settings import Settings
+
+STRETCH_S = 1.0
+"""Batches that follow one on another are one message to FastStream, for so long at the most."""
+
+
+class Beside(Protocol):
+    """What runs in a stage's worker beside the stage: opened after it, closed before it."""
+
+    async def open(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+MakeBeside = Callable[[Server, Stage, Liveness], Beside]
+Close = Callable[[], Awaitable[None]]
+Room = Callable[[], Awaitable[None]]
+"""Waits until there is room for more."""
+
+
+class StageService:
+    """One worker of an ordered stage."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        name: str,
+        topic: InternalTopic,
+        logic: Callable[[int], Logic],
+        downstream: str | None,
+        metrics: StageMetrics,
+        gauges: PartitionGauges,
+        beside: MakeBeside | None = None,
+        closing: Close | None = None,
+        room: Room | None = None,
+    ) -> None:
+        assert settings.redis_url
+        self.name = name
+        self._settings = settings
+        self._topic: InternalTopic = topic
+        self._logic = logic
+        self._downstream = downstream
+        self._metrics = metrics
+        self._gauges = gauges
+        self._server = Server(settings.redis_url)
+        self.liveness = Liveness()
+        self._deployment = Deployment(self._server, settings.keys, self.liveness)
+        self._stage: Stage | None = None
+        self._make_beside = beside
+        self._beside: Beside | None = None
+        self._closing = closing
+        self._room = room
+
+    @property
+    def ready(self) -> bool:
+        return self._stage is not None and self._stage.healthy
+
+    async def open(self) -> None:
+        info = await self._server.check()
+        s = self._settings
+        await self._deployment.open()
+        self._stage = Stage(
+            self._server,
+            s.keys,
+            group=self.name,
+            topic=self._topic,
+            worker=worker_name(),
+            logic=self._logic,
+            downstream=self._downstream,
+            lag_bytes=s.limits.lag_bytes,
+            lease_s=s.stages.lease_s,
+            tick_s=s.stages.tick_s,
+            max_records=s.stages.max_records,
+            topic_entries=s.retention.topic_entries,
+            dead_entries=s.retention.dead_entries,
+            entries_read=info.entries_read,
+            liveness=self.liveness,
+        )
+        self._metrics.partitions.set_function(lambda stage=self._stage: len(stage.owned))
+        self._metrics.configured.set(s.keys.partitions)
+        await self._stage.open()
+        if self._make_beside:
+            self._beside = self._make_beside(self._server, self._stage, self.liveness)
+            await self._beside.open()
+
+    async def close(self) -> None:
+        if self._beside:
+            await self._beside.close()
+        if self._stage:
+            await self._stage.close()
+        await self._deployment.close()
+        if self._closing:
+            await self._closing()
+        await self._server.aclose()
+
+    async def read(self) -> list[Batch] | None:
+        """What the owned partitions hold that is new."""
+        assert self._stage
+        if self._room:
+            await self._room()
+        return await self._stage.read() or None
+
+    async def handle(self, batches: list[Batch]) -> None:
+        """Work it in and commit."""
+        assert self._stage
+        begin = time.perf_counter()
+        await self._stage.process(batches)
+        self._metrics.batch_s.observe(time.perf_counter() - begin)
+        self._metrics.entries.inc(sum(len(b.entries) for b in batches))
+
+    async def measure(self) -> None:
+        """Look at what lies on the server, for `/metrics`."""
+        await self._gauges.measure(self._server, self._stage.owned if self._stage else ())
+
+
+def stage_app(
+    settings: Settings,
+    *,
+    name: str,
+    topic: InternalTopic,
+    logic: Callable[[int], Logic],
+    description: str,
+    registry: CollectorRegistry,
+    downstream: str | None = None,
+    fills: Sequence[InternalTopic] = (),
+    publishes: Sequence[PublicTopic] = (),
+    beside: MakeBeside | None = None,
+    closing: Close | None = None,
+    room: Room | None = None,
+) -> AsgiFastStream:
+    """The FastStream app of an ordered stage's worker. ``fills``: the work queues that the stage writes to;
+    ``closing``: what gives up what the logic works with, once nothing works any more; ``room`` is awaited before each
+    read."""
+    broker = make_broker(settings, registry)
+    service = StageService(
+        settings,
+        name=name,
+        topic=topic,
+        logic=logic,
+        downstream=downstream,
+        metrics=StageMetrics(registry, name),
+        gauges=PartitionGauges(registry, settings.keys, stage=name, queues=fills),
+        beside=beside,
+        closing=closing,
+        room=room,
+    )
+    attach(
+        broker,
+        stream=f"{settings.prefix}:{{n}}:{topic}",
+        title=name,
+        description=description,
+        read=service.read,
+        handle=service.handle,
+        liveness=service.liveness,
+        stretch_s=STRETCH_S,
+    )
+    declare_topics(broker, settings, publishes)
+    assert settings.redis_url
+    return make_app(service, broker, registry, stuck_s=stuck_after_s(settings.redis_url), measure=service.measure)

@@ -1,0 +1,178 @@
+"""Runs tool calls. Whatever happens in a call, it gives an outcome that the model can read; only a cancel passes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Coroutine, Mapping
+from typing import TYPE_CHECKING, TypeVar, cast
+
+import msgspec
+import structlog
+
+from tokenbus.bus.liveness import Liveness
+from tokenbus.errors import ToolFailure
+from tokenbus.tools import ToolContext
+from tokenbus_services.blobs.client import BlobLoader
+from tokenbus_services.blobs.loader import loader_of
+from tokenbus_services.settings import DEFAULT_TOOL_TIMEOUT_S, LimitSettings, Settings
+from tokenbus_services.tools.progress import Deliver, Reporter
+from tokenbus_services.tools.registry import ToolRegistry
+from tokenbus_services.tools.results import Results
+from tokenbus_services.tools.tool import Declared
+from tokenbus_services.tools.tool_call import Text, ToolCall, ToolOutcome
+
+if TYPE_CHECKING:
+    from tokenbus_services.tools.mcp.registry import McpServers
+
+__all__ = ["Executor", "ToolCall", "ToolOutcome"]
+
+_GRACE_S = 1.0
+"""How long a cancelled tool may take to clean up before it is left to itself."""
+_PROBLEM_CHARS = 4000
+
+T = TypeVar("T")
+
+_log = structlog.stdlib.get_logger()
+
+
+class Executor:
+    """Runs any number of calls side by side, over one set of tools."""
+
+    def __init__(self, registry: ToolRegistry, limits: LimitSettings, blobs: BlobLoader | None) -> None:
+        """Both ``registry`` and ``blobs`` are the executor's from now on: `close` closes them."""
+        self._registry = registry
+        self._blobs = blobs
+        self._results = Results(
+            limits.tool_result_bytes, blobs, registry.redact_result, image_bytes=limits.tool_image_bytes
+        )
+        self._left: set[asyncio.Task[object]] = set()
+        """Tasks that went on after they were cancelled."""
+
+    @classmethod
+    def from_settings(cls, settings: Settings, env: Mapping[str, str] = os.environ) -> Executor:
+        """The executor of a deployment. Raises SettingsError for a declared tool that is none."""
+        limits, blobs = settings.limits, settings.blobs
+        registry = ToolRegistry(
+            settings.tools,
+            settings.mcp,
+            env=env,
+            calls_at_once=limits.tool_calls_per_worker,
+            message_bytes=limits.mcp_message_bytes,
+        )
+        return cls(registry, limits, loader_of(blobs, env))
+
+    @property
+    def mcp(self) -> McpServers | None:
+        """The MCP servers, where there are any."""
+        return self._registry.mcp
+
+    async def open(self, liveness: Liveness | None = None) -> None:
+        """Start the MCP servers and tell which tools are ready. An HTTP tool's first call connects."""
+        await self._registry.open(liveness)
+        _log.info("tools_ready", tools=self._registry.names)
+
+    async def close(self) -> None:
+        """Close the connections. What still runs is left to itself."""
+        await self._registry.aclose()
+        if self._blobs is not None:
+            await self._blobs.aclose()
+
+    def timeout_of(self, tool: str, asked_s: float | None) -> float:
+        """How long a call of the tool may take, of which its run asks no more than this."""
+        declared = self._registry.get(tool)
+        own_s = declared.timeout_s if declared else None
+        return min((s for s in (asked_s, own_s) if s is not None), default=DEFAULT_TOOL_TIMEOUT_S)
+
+    async def execute(self, call: ToolCall, progress: Deliver | None = None) -> ToolOutcome:
+        """The outcome of a call, within its timeout and a little more. Raises CancelledError alone, when cancelled;
+        the tool is then cancelled too, or, being in a thread, left to end by itself.
+
+        ``progress`` is given what the tool tells of its progress, until this returns.
+        """
+        began = time.monotonic()
+        try:
+            outcome = await self._run(call, progress)
+        except ToolFailure as e:
+            kind, outcome = e.kind, self._failed(e.problem)
+        except Exception as e:
+            _log.error("tool_call_broke", run=call.run, tool=call.name, exc_info=e)
+            kind, outcome = "internal", self._failed(f"the call could not be carried out: {type(e).__name__}")
+        else:
+            kind = "error" if outcome.is_error else "ok"
+        elapsed = round((time.monotonic() - began) * 1000)
+        _log.info("tool_called", run=call.run, turn=call.turn, block=call.block, tool=call.name, kind=kind, ms=elapsed)
+        return outcome
+
+    async def _run(self, call: ToolCall, progress: Deliver | None) -> ToolOutcome:
+        declared = self._registry.get(call.name)
+        if declared is None:
+            raise ToolFailure(call.name, "unknown_tool", f"there is no tool called {call.name[:80]!r}")
+        arguments = _arguments(call, declared)
+        timeout = self.timeout_of(call.name, call.timeout_s)
+        with Reporter(call.block, progress, self._registry.redact) as reporter:
+            context = ToolContext(
+                run=call.run,
+                turn=call.turn,
+                tool_id=call.tool_id,
+                key=call.key,
+                deadline=time.monotonic() + timeout,
+                report=reporter.report,
+            )
+            work = declared.tool.run(call, arguments, context, self._results)
+            result = await self._within(timeout, work, call.name)
+        return await self._results.text(result) if isinstance(result, Text) else result
+
+    async def _within(self, seconds: float, work: Coroutine[object, object, T], tool: str) -> T:
+        """What the work returns or raises. Raises ToolFailure where it takes longer, and it is cancelled.
+
+        In a task of its own, since a tool may raise or swallow a CancelledError, which is then not ours.
+        """
+        task = asyncio.create_task(work, name=f"tool {tool}")
+        try:
+            in_time, _ = await asyncio.wait({task}, timeout=seconds)
+        finally:
+            if not task.done():
+                await self._stop(task)
+        if not in_time:
+            raise ToolFailure(tool, "timeout", f"the tool gave no result within {seconds:g} s")
+        if task.cancelled():
+            raise ToolFailure(tool, "exception", "the tool cancelled itself")
+        return task.result()
+
+    async def _stop(self, task: asyncio.Task[T]) -> None:
+        task.cancel()
+        left = cast("asyncio.Task[object]", task)
+        self._left.add(left)
+        left.add_done_callback(self._ended)
+        await asyncio.wait({task}, timeout=_GRACE_S)
+
+    def _ended(self, task: asyncio.Task[object]) -> None:
+        self._left.discard(task)
+        if not task.cancelled():
+            task.exception()  # seen: nobody else is going to look
+
+    def _failed(self, problem: str) -> ToolOutcome:
+        text = self._registry.redact(problem)[:_PROBLEM_CHARS]
+        return ToolOutcome(text.encode(errors="replace").decode(), is_error=True)
+
+
+def _arguments(call: ToolCall, declared: Declared) -> dict[str, object]:
+    """The arguments, once they are known to be what the tool takes. Raises ToolFailure."""
+    try:
+        parsed: object = msgspec.json.decode(call.arguments or "{}")
+    except (msgspec.DecodeError, ValueError) as e:
+        problem = str(e).removeprefix("JSON is malformed: ")
+        if "truncated" in problem:
+            problem = f"they end too early (byte {len(call.arguments.encode(errors='replace'))})"
+        raise ToolFailure(call.name, "bad_arguments", f"the arguments are not valid JSON: {problem}") from None
+    except RecursionError:
+        raise ToolFailure(call.name, "bad_arguments", "the arguments are nested too deep") from None
+    if not isinstance(parsed, dict):
+        raise ToolFailure(call.name, "bad_arguments", "the arguments must be one JSON object")
+    arguments = cast("dict[str, object]", parsed)
+    problems = declared.schema.problems(arguments)
+    if problems:
+        raise ToolFailure(call.name, "bad_arguments", "the arguments do not meet the schema: " + "; ".join(problems))
+    return arguments

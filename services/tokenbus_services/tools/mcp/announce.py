@@ -1,0 +1,58 @@
+"""Tells intake which tools the MCP servers list: at start, after each change, and often enough to be believed."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import structlog
+
+from tokenbus.bus.liveness import Liveness, wait_briefly
+from tokenbus_services.runtime.mcp_tool_cache import REFRESH_S, ListedTools
+
+if TYPE_CHECKING:
+    from tokenbus_services.tools.mcp.registry import McpServers
+
+AGAIN_S = 0.5
+"""After the server did not take it."""
+
+_log = structlog.stdlib.get_logger()
+
+
+class McpLists:
+    """Writes all lists from one task."""
+
+    def __init__(self, servers: McpServers, lists: ListedTools, liveness: Liveness | None = None) -> None:
+        self._servers = servers
+        self._lists = lists
+        self._liveness = liveness or Liveness()
+        self._task: asyncio.Task[None] | None = None
+
+    async def open(self) -> None:
+        """Write what is listed by now, and go on."""
+        self._servers.listed.clear()
+        await self._write()
+        self._task = self._liveness.start(self._keep(), name="mcp lists")
+
+    async def close(self) -> None:
+        """Write no more."""
+        if self._task:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+
+    async def _keep(self) -> None:
+        clock = asyncio.get_running_loop().time
+        due = clock() + REFRESH_S
+        while True:
+            if await wait_briefly(self._servers.listed, timeout_s=due - clock()) or clock() >= due:
+                self._servers.listed.clear()
+                due = clock() + (REFRESH_S if await self._write() else AGAIN_S)
+
+    async def _write(self) -> bool:
+        try:
+            for name, tools in self._servers.definitions.items():
+                await self._lists.write(name, tools)
+        except Exception as e:  # of whatever kind: requests that name a tool need the lists
+            _log.warning("mcp_lists_not_written", problem=str(e) or type(e).__name__)
+            return False
+        return True

@@ -1,0 +1,144 @@
+"""All MCP servers of a deployment, and their tools as the executor calls them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from collections.abc import Mapping
+from functools import partial
+
+from tokenbus.bus.liveness import Liveness
+from tokenbus.errors import SettingsError
+from tokenbus.events.requests import Tool
+from tokenbus.tools import ToolContext
+from tokenbus_services.settings import McpHttp, McpSettings, McpStdio, Settings
+from tokenbus_services.tools.http import egress_of, endpoint_url, headers_of
+from tokenbus_services.tools.mcp.content import outcome_of
+from tokenbus_services.tools.mcp.http import endpoint
+from tokenbus_services.tools.mcp.server import CLOSE_S, Connect, McpServer
+from tokenbus_services.tools.mcp.stdio import child
+from tokenbus_services.tools.results import Results
+from tokenbus_services.tools.tool import NAME, Declared
+from tokenbus_services.tools.tool_call import ToolCall, ToolOutcome
+
+START_S = 10.0
+"""How long the executor's own start waits for servers to list their tools; slower ones go on in the background."""
+
+_ALWAYS_PASSED = ("HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "TZ", "USER")
+_SERVER_NAME = re.compile(r"[A-Za-z0-9_-]{1,32}")
+
+
+class McpServers:
+    """One connection each, kept by a task each."""
+
+    def __init__(
+        self,
+        servers: Mapping[str, McpSettings],
+        *,
+        env: Mapping[str, str] = os.environ,
+        message_bytes: int,
+        source: str = "settings",
+    ) -> None:
+        """Raises SettingsError; ``source`` is where the servers are declared."""
+        self.listed = asyncio.Event()
+        """Set after each listing of any server; who waits for it clears it."""
+        prefixes = Settings(mcp=dict(servers)).mcp_prefixes
+        self._settings = servers
+        self._servers: dict[str, McpServer] = {}
+        for name, settings in servers.items():
+            try:
+                self._servers[name] = McpServer(
+                    name,
+                    _prefix(name, prefixes),
+                    _connector(name, settings, env, message_bytes),
+                    connect_timeout_s=settings.connect_timeout_s,
+                    listed=self.listed.set,
+                )
+            except ValueError as e:
+                raise SettingsError(source, f"mcp.{name}", str(e)) from None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def get(self, name: str) -> Declared | None:
+        """The tool that models know by this name."""
+        for server in self._servers.values():
+            if server.tools and (listed := server.tools.get(name)):
+                tool = McpTool(server, listed.remote_name)
+                return Declared(tool, listed.schema, self._settings[server.name].timeout_s)
+        return None
+
+    @property
+    def names(self) -> list[str]:
+        """Of all tools, as models know them."""
+        return [name for server in self._servers.values() for name in server.tools or ()]
+
+    @property
+    def definitions(self) -> dict[str, list[Tool]]:
+        """What each server listed, as a request would list it; without servers that never did."""
+        return {
+            server.name: [listed.definition for listed in server.tools.values()]
+            for server in self._servers.values()
+            if server.tools is not None
+        }
+
+    async def open(self, liveness: Liveness) -> None:
+        """Start all; returns when each has listed its tools or failed to, within START_S."""
+        self._tasks = {liveness.start(server.keep(), name=f"mcp {server.name}") for server in self._servers.values()}
+        tried = [asyncio.create_task(server.tried.wait()) for server in self._servers.values()]
+        _, late = await asyncio.wait(tried, timeout=START_S)
+        for task in late:
+            task.cancel()
+
+    async def aclose(self) -> None:
+        """End all connections and children."""
+        for _ in range(2):  # the second time for one that waits for its server to say goodbye
+            for task in self._tasks:
+                task.cancel()
+            if self._tasks:
+                await asyncio.wait(self._tasks, timeout=CLOSE_S)
+
+
+class McpTool:
+    """One tool of a server."""
+
+    def __init__(self, server: McpServer, remote_name: str) -> None:
+        self._server = server
+        self._remote_name = remote_name
+
+    async def run(
+        self, call: ToolCall, arguments: dict[str, object], context: ToolContext, results: Results
+    ) -> ToolOutcome:
+        """What the server answered. Raises ToolFailure."""
+
+        async def tell(progress: float, total: float | None, message: str | None) -> None:
+            context.report(progress, total, message)
+
+        result = await self._server.call(call.name, self._remote_name, arguments, tell)
+        return await outcome_of(call.name, result, results)
+
+
+def _prefix(name: str, prefixes: Mapping[str, str]) -> str:
+    """Raises ValueError for names that cannot be, and for a prefix that another server has too."""
+    if not _SERVER_NAME.fullmatch(name):
+        raise ValueError("a server's name has 1 to 32 letters, digits, _ and -")
+    prefix = prefixes[name]
+    if prefix and not NAME.fullmatch(prefix):
+        raise ValueError("prefix: 1 to 64 letters, digits, _ and -, or empty")
+    if list(prefixes.values()).count(prefix) > 1:
+        raise ValueError(f"prefix: another server has {prefix!r} too")
+    return prefix
+
+
+def _connector(name: str, settings: McpSettings, env: Mapping[str, str], message_bytes: int) -> Connect:
+    """Raises ValueError, saying what is wrong with the settings."""
+    match settings:
+        case McpStdio():
+            if missing := [variable for variable in settings.env_pass if variable not in env]:
+                raise ValueError(f"env_pass: the environment has no {missing[0]}")
+            passed = {v: env[v] for v in (*_ALWAYS_PASSED, *settings.env_pass) if v in env}
+            command = (settings.command, *settings.args)
+            return lambda lost: child(name, command, passed, message_bytes=message_bytes, lost=lost)
+        case McpHttp():
+            url, headers = str(endpoint_url(settings.url)), headers_of(settings, env)
+            connect = partial(endpoint, url, headers, egress_of(settings), message_bytes=message_bytes)
+            return lambda lost: connect()

@@ -1,0 +1,159 @@
+"""Where poison goes: the dead stream keeps each entry's bytes with the reason and where it came from."""
+
+from __future__ import annotations
+
+import builtins
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
+
+import msgspec
+from redis.exceptions import RedisError
+
+from tokenbus.bus.keys import DATA_FIELD, Keys
+from tokenbus.bus.scripts.script import Call, script
+from tokenbus.bus.server.retry import retry_until_available
+from tokenbus.bus.server.run_scripts import send
+from tokenbus.bus.server.server import Server
+from tokenbus.errors import DeadNotFound
+
+log = logging.getLogger(__name__)
+
+KEPT_BYTES = 256 * 1024
+"""So much of an entry is kept: `retention.dead_entries` of them shall not fill a server."""
+
+
+class DeadEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One JSON object of the dead stream; ``bytes`` is base64."""
+
+    reason: str
+    stage: str
+    """Who could not take it: a stage, or ``intake``, ``fetcher``, ``tools``."""
+    stream: str
+    entry: str
+    """The entry's id in ``stream``."""
+    bytes: builtins.bytes
+    """What the entry held of the run. Of a request without ``__data__`` it is all fields, as a msgpack map."""
+    run: str | None = None
+    size: int | None = None
+    """How many bytes they were, where not all are kept."""
+
+
+REJECTED_SHARE = 4
+"""Requests that were refused have one part in so many of the dead stream: the rest is kept for poison."""
+
+_BURY_REJECTED = script(
+    "bury_rejected",
+    """
+local over = redis.call('LLEN', KEYS[2]) + 1 - ARGV[3]
+local id = redis.call('XADD', KEYS[1], 'MAXLEN', '~', ARGV[2], '*', ARGV[1], ARGV[4])
+redis.call('RPUSH', KEYS[2], id)
+for _ = 1, math.min(over, 100) do
+  redis.call('XDEL', KEYS[1], redis.call('LPOP', KEYS[2]))
+end
+return id
+""",
+)
+
+
+async def bury(
+    server: Server,
+    keys: Keys,
+    entry: DeadEntry,
+    *,
+    most: int,
+    rejected: bool = False,
+    stop_if: Callable[[], bool] | None = None,
+) -> None:
+    """Keep the entry, among the last ``most``. Tries until the server has it, so it may show twice.
+
+    ``rejected``: it is a request that was refused for what it says. However many of those come, they push only each
+    other out.
+
+    Where the server takes it never, a log line is all that is left of it: poison holds nothing up. Raises what redis-py
+    raises once ``stop_if`` says that nobody waits any more.
+    """
+    if (size := len(entry.bytes)) > KEPT_BYTES:
+        entry = msgspec.structs.replace(entry, bytes=entry.bytes[:KEPT_BYTES], size=size)
+    data = msgspec.json.encode(entry)
+
+    async def add() -> None:
+        if rejected:
+            args = [DATA_FIELD, most, max(1, most // REJECTED_SHARE), data]
+            await send(server, Call(_BURY_REJECTED, [keys.dead, keys.rejected], args))
+        else:
+            await server.client.xadd(keys.dead, {DATA_FIELD: data}, maxlen=most, approximate=True)
+
+    try:
+        await retry_until_available(
+            server,
+            add,
+            what=f"dead entry of {entry.stage}",
+            stop_if=stop_if,
+        )
+    except (RedisError, OSError):
+        if stop_if and stop_if():
+            raise
+        log.exception("dead entry is lost: %s of %s, run %s: %s", entry.entry, entry.stream, entry.run, entry.reason)
+
+
+class Dead(msgspec.Struct, frozen=True):
+    """An entry of the dead stream with its id there, which tells when it was buried."""
+
+    id: str
+    entry: DeadEntry
+
+
+PAGE = 32
+"""Entries of one read; they may have `KEPT_BYTES` each."""
+
+
+async def newest_dead(server: Server, keys: Keys, *, most: int) -> AsyncIterator[Dead]:
+    """Up to ``most`` entries, the newest first. Raises what redis-py raises."""
+    end = "+"
+    while most > 0:
+        page: Any = await server.client.xrevrange(keys.dead, max=end, count=min(most, PAGE))
+        for entry_id, fields in page:
+            yield _dead(keys, entry_id, fields)
+        if not page:
+            return
+        most -= len(page)
+        end = f"({page[-1][0].decode()}"
+
+
+async def all_dead(server: Server, keys: Keys) -> AsyncIterator[Dead]:
+    """What is there when this begins, the oldest first; entries may be dropped on the way.
+
+    Raises what redis-py raises.
+    """
+    newest: Any = await server.client.xrevrange(keys.dead, count=1)
+    if not newest:
+        return
+    begin, end = "-", newest[0][0].decode()
+    while page := await server.client.xrange(keys.dead, min=begin, max=end, count=PAGE):
+        for entry_id, fields in page:
+            yield _dead(keys, entry_id, fields)
+        begin = f"({page[-1][0].decode()}"
+
+
+async def find_dead(server: Server, keys: Keys, entry_id: str) -> Dead:
+    """One entry. Raises DeadNotFound, and what redis-py raises."""
+    found: Any = await server.client.xrange(keys.dead, min=entry_id, max=entry_id)
+    if not found:
+        raise DeadNotFound(entry_id)
+    return _dead(keys, *found[0])
+
+
+async def drop_dead(server: Server, keys: Keys, entry_ids: Sequence[str]) -> int:
+    """Delete entries; how many there were. Raises what redis-py raises."""
+    return await server.client.xdel(keys.dead, *entry_ids)
+
+
+def _dead(keys: Keys, entry_id: bytes, fields: dict[bytes, bytes]) -> Dead:
+    data = fields.get(DATA_FIELD.encode(), b"")
+    try:
+        entry = msgspec.json.decode(data, type=DeadEntry)
+    except msgspec.DecodeError as e:  # somebody else wrote it; it shall be seen, and can be dropped
+        reason = f"no entry of tokenbus: {e}"
+        entry = DeadEntry(reason=reason, stage="", stream=keys.dead, entry=entry_id.decode(), bytes=data)
+    return Dead(entry_id.decode(), entry)

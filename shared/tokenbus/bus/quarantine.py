@@ -1,0 +1,200 @@
+"""Entries that break the connection of whoever reads them, or get an error reply: set apart by their id.
+
+An entry of a work queue is given out all the same, and counted: so it comes back to one worker after the other. What
+else was in the reply that it broke was given out too, and its deliveries say wrongly that its workers died. An entry of
+a stage's input is not given out, but nothing after it can be read either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from redis.exceptions import RedisError
+
+from tokenbus.bus.scripts.script import Call, script
+from tokenbus.bus.server.retry import ISOLATED_TRIES, retry_until_available
+from tokenbus.bus.server.run_scripts import send
+from tokenbus.bus.server.server import Server, is_final, may_pass
+from tokenbus.bus.server.stream_reader import Entry, Unreadable
+
+BROKEN_DELIVERIES = 3
+"""An entry that was given out so often, the last time to a worker that never saw it, is looked at by itself."""
+MOST_LOOKED_AT = 32
+_NAME_BYTES = 1024
+MOST_STEPS = 100_000
+"""So far the server looks for a request's id: some hundredths of a second."""
+
+MOST_BAD_FIELDS = 3
+"""Fields of one entry that are tried until they are given up; then the rest of it counts as unreadable too."""
+READ_BYTES = 512 * 1024
+"""Of entries that are read one by one; what follows them is for the next time."""
+
+_NAMES = script(
+    "names",
+    f"""
+local entry, names = redis.call('XRANGE', KEYS[1], ARGV[1], ARGV[1])[1], {{}}
+for i = 1, entry and #entry[2] or 0, 2 do
+  names[#names + 1] = string.sub(entry[2][i], 1, {_NAME_BYTES})
+  names[#names + 1] = #entry[2][i + 1]
+end
+return names
+""",
+)
+_VALUE = script(
+    "value",
+    """
+local entry = redis.call('XRANGE', KEYS[1], ARGV[1], ARGV[1])[1]
+return entry and entry[2][tonumber(ARGV[2])] or ''
+""",
+)
+_ASKED = script(
+    "asked",
+    """
+local entry, data, from = redis.call('XRANGE', KEYS[1], ARGV[1], ARGV[1])[1], '', 1
+for i = 1, entry and #entry[2] or 0, 2 do
+  if entry[2][i] == '__data__' then data = entry[2][i + 1] end
+end
+if string.sub(data, 1, 4) == '\\137BIN' then  -- FastStream's format: where the body begins
+  local a, b, c, d = string.byte(data, 15, 18)
+  if d then from = ((a * 256 + b) * 256 + c) * 256 + d + 1 end
+end
+local depth, at, steps, found, key, last = 0, from, 0, {}, nil, nil
+while steps < MOST_STEPS and not (found.id and found.type) do
+  local i = string.find(data, '["{}%[%]:,]', at)
+  if not i then break end
+  local mark = string.sub(data, i, i)
+  at, steps = i + 1, steps + 1
+  if mark == '"' then
+    local stop = string.find(data, '["\\\\]', at)
+    while stop and string.sub(data, stop, stop) == '\\\\' and steps < MOST_STEPS do
+      stop, steps = string.find(data, '["\\\\]', stop + 2), steps + 1
+    end
+    if not stop then break end
+    if depth == 1 then
+      local text = string.sub(data, i + 1, math.min(stop - 1, i + NAME_BYTES))
+      if key == 'id' or key == 'type' then found[key] = text end
+      last = text
+    end
+    at = stop + 1
+  elseif mark == '{' or mark == '[' then depth = depth + 1
+  elseif mark == '}' or mark == ']' then depth = depth - 1
+  elseif depth == 1 then key = mark == ':' and last or nil
+  end
+end
+return {found.type or '', found.id or ''}
+""".replace("NAME_BYTES", str(_NAME_BYTES)).replace("MOST_STEPS", str(MOST_STEPS)),
+)
+_IDS = script(
+    "ids",
+    """
+local ids = redis.call('XRANGE', KEYS[1], '(' .. ARGV[1], ARGV[2], 'COUNT', ARGV[3])
+for i = 1, #ids do ids[i] = ids[i][1] end
+return ids
+""",
+)
+
+
+async def may_be_an_entry(server: Server, error: Exception) -> bool:
+    """Whether what broke the reading may be an entry: the server answers others."""
+    return (
+        isinstance(error, RedisError | OSError)
+        and not may_pass(error)
+        and not is_final(error)
+        and await server.answers()
+    )
+
+
+async def never_arrived(
+    server: Server, stream: str, *, group: str, consumer: str, held: Collection[tuple[str, str]]
+) -> list[tuple[str, int]]:
+    """The ids of entries that this worker was given, and others before it, and does not have; how often each was."""
+    client: Any = server.client
+    pending = await client.xpending_range(
+        stream, group, min="-", max="+", count=len(held) + MOST_LOOKED_AT, consumername=consumer
+    )
+    found = [(each["message_id"].decode(), int(each["times_delivered"])) for each in pending]
+    return [(i, n) for i, n in found if n >= BROKEN_DELIVERIES and (stream, i) not in held][:MOST_LOOKED_AT]
+
+
+async def why_unreadable(server: Server, stream: str, entry_id: str) -> Exception | None:
+    """What breaks when this entry alone is read; None: nothing does."""
+    found = await _read_alone(server, stream, entry_id)
+    return found if isinstance(found, Exception) else None
+
+
+async def names_in(server: Server, stream: str, entry_id: str) -> dict[bytes, int]:
+    """The names of an entry's fields and how many bytes each has, of which the server tells without the rest."""
+    call = Call(_NAMES, [stream], [entry_id])
+    flat: list[Any] = await retry_until_available(server, lambda: send(server, call), what="names in an entry")
+    return dict(zip(flat[::2], flat[1::2], strict=True))
+
+
+async def asked_in(server: Server, stream: str, entry_id: str) -> tuple[str, str]:
+    """The type and the id that a request has at its top, as they stand there; empty where it has none.
+
+    The server looks for them, in JSON with or without FastStream's binary head, and tells nothing else of the entry.
+    """
+    call = Call(_ASKED, [stream], [entry_id])
+    kind, run = await retry_until_available(
+        server, lambda: send(server, call), what="id of a request", tries=ISOLATED_TRIES
+    )
+    return kind.decode(errors="replace"), run.decode(errors="replace")
+
+
+async def read_one_by_one(
+    server: Server, stream: str, *, after: str, count: int, last: str = "+"
+) -> tuple[list[Entry], Unreadable | None]:
+    """Entries that follow ``after``, up to ``last``, ``count`` at the most, each read by itself; and the one behind
+    them, if that is the first that cannot be read. Raises what redis-py raises."""
+    call = Call(_IDS, [stream], [after, last, count])
+    ids: list[bytes] = await retry_until_available(server, lambda: send(server, call), what=f"ids in {stream}")
+    entries: list[Entry] = []
+    size = 0
+    for entry_id in ids:
+        found = await _read_alone(server, stream, entry_id.decode())
+        if isinstance(found, Exception):
+            return entries, await _read_fields(server, stream, entry_id, found)
+        entries += found
+        size += sum(len(value) for _, fields in found for value in fields.values())
+        if size >= READ_BYTES:
+            break
+    return entries, None
+
+
+async def _read_fields(server: Server, stream: str, entry_id: bytes, error: Exception) -> Unreadable:
+    """An entry that cannot be read whole, each field by itself: a frame at fault harms its own run alone."""
+    sizes = await names_in(server, stream, entry_id.decode())
+    fields: dict[bytes, bytes] = {}
+    bad: dict[bytes, int] = {}
+    for n, (name, size) in enumerate(sizes.items()):
+        value = error
+        if len(sizes) > 1 and len(bad) < MOST_BAD_FIELDS:
+            value = await _isolated(server, Call(_VALUE, [stream], [entry_id, 2 * n + 2]))
+        if isinstance(value, Exception):
+            bad[name] = size
+        else:
+            fields[name] = value
+    reason = f"the entry cannot be read: {str(error) or type(error).__name__}"
+    return Unreadable((entry_id, fields), bad, reason)
+
+
+async def _isolated(server: Server, call: Call) -> bytes | Exception:
+    try:
+        what = "a field of an entry"
+        return await retry_until_available(server, lambda: send(server, call), what=what, tries=ISOLATED_TRIES)
+    except (RedisError, OSError) as e:
+        return e
+
+
+async def _read_alone(server: Server, stream: str, entry_id: str) -> list[Entry] | Exception:
+    """The entry, none if it is gone by now, or what breaks when it alone is read."""
+    try:
+        return await retry_until_available(
+            server,
+            lambda: server.client.xrange(stream, entry_id, entry_id),
+            what=f"entry {entry_id} of {stream}",
+            tries=ISOLATED_TRIES,
+        )
+    except (RedisError, OSError) as e:
+        return e

@@ -1,0 +1,78 @@
+"""What the parser's clock tells a run: that its time is over, or that nobody works on it any more."""
+
+from __future__ import annotations
+
+from tokenbus.bus.scripts.runs import STOP
+from tokenbus.bus.scripts.script import NOW, ROOM, Call, script
+
+_EXPIRE = script(
+    "expire",
+    STOP
+    + """
+local h = redis.call('HMGET', KEYS[1], 'status', 'attempt', 'closed', 'turn')
+if h[1] and h[1] ~= 'open' then return h[1] end
+ROOM
+redis.call('XADD', KEYS[2], '*', ARGV[1], ARGV[2])
+redis.call('HINCRBY', KEYS[5], 'arrived', #ARGV[2])
+if not h[1] then return 'gone' end
+return stop(h, ARGV[3], 'the deadline of the run has passed', 'expiring')
+""".replace("ROOM", ROOM),
+)
+
+
+def expire(
+    run_key: str,
+    events: str,
+    raw: str,
+    control: str,
+    *,
+    parser_lease: str,
+    normalizer_lease: str,
+    run: str,
+    frame: bytes,
+    control_frame: bytes,
+) -> Call:
+    """End an open run whose deadline has passed: from now on its attempt may write nothing, its workers are told, the
+    parser ends it.
+
+    Reply: ``expiring``; the run's status where it is not open any more, and nothing is written then; ``gone`` where
+    its keys are: the parser still has the run, and is told.
+    """
+    keys = [run_key, events, raw, control, parser_lease, normalizer_lease]
+    return Call(_EXPIRE, keys, [run, frame, control_frame])
+
+
+_TELL = script(
+    "tell",
+    """
+local status = redis.call('HGET', KEYS[1], 'status')
+if status and status ~= 'open' then return 0 end
+ROOM
+redis.call('XADD', KEYS[2], '*', ARGV[1], ARGV[2])
+redis.call('HINCRBY', KEYS[3], 'arrived', #ARGV[2])
+return 1
+""".replace("ROOM", ROOM),
+)
+
+
+def tell(run_key: str, events: str, parser_lease: str, *, run: str, frame: bytes) -> Call:
+    """Put an event of the clock's into `events`: 1, or 0 where the run is not open any more. Nothing is fenced by it:
+    the parser may find that it does not hold."""
+    return Call(_TELL, [run_key, events, parser_lease], [run, frame])
+
+
+_JUDGES = script(
+    "judges",
+    NOW
+    + """
+local h = redis.call('HMGET', KEYS[1], 'owner', 'until', 'arrived', 'done', 'offset')
+local alive = h[1] and tonumber(h[2] or '0') > now and 1 or 0
+return {alive, tonumber(h[3] or '0') - tonumber(h[4] or '0'), h[5] or '0-0'}
+""",
+)
+
+
+def judges(policy_lease: str) -> Call:
+    """How the policy stage stands in a partition: whether a worker has it (1 or 0), the bytes that it has not read, and
+    the last entry that it has."""
+    return Call(_JUDGES, [policy_lease], [])

@@ -1,0 +1,159 @@
+"""Work queues: one entry is in one worker's hands, and only there can it be kept, finished or handed back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tokenbus.bus.scripts.script import Call, Script, script
+
+# A group that is gone (NOGROUP) holds nothing: so the checks use pcall, whose error has no first element.
+
+_HEARTBEAT = script(
+    "heartbeat",
+    """
+local lost = {}
+for i = 3, #ARGV do
+  local p = redis.pcall('XPENDING', KEYS[1], ARGV[1], ARGV[i], ARGV[i], 1, ARGV[2])
+  if p[1] then redis.call('XCLAIM', KEYS[1], ARGV[1], ARGV[2], 0, ARGV[i], 'JUSTID')
+  else lost[#lost + 1] = ARGV[i] end
+end
+return lost
+""",
+)
+
+
+def heartbeat(stream: str, *, group: str, consumer: str, ids: Sequence[str]) -> Call:
+    """Claim one's own entries again, which sets their idle time back. Reply: those that are not ours any more.
+
+    Without the check a woken zombie would take its entry back from the worker that has it.
+    """
+    return Call(_HEARTBEAT, [stream], [group, consumer, *ids])
+
+
+_CLAIM = script(
+    "claim",
+    """
+local cursor, out = ARGV[4], {}
+for _ = 1, 100 do
+  local r = redis.call('XAUTOCLAIM', KEYS[1], ARGV[1], ARGV[2], ARGV[3], cursor, 'COUNT', ARGV[5])
+  cursor = r[1]
+  for i = 1, #r[2] do
+    local e = r[2][i]
+    if e and e[2] then
+      local p = redis.call('XPENDING', KEYS[1], ARGV[1], e[1], e[1], 1)
+      out[#out + 1] = {e[1], p[1][4], e[2]}
+    end
+  end
+  if #out > 0 or cursor == '0-0' then break end
+end
+return {cursor, out}
+""",
+)
+
+
+def claim(stream: str, *, group: str, consumer: str, idle_ms: int, start: str, count: int) -> Call:
+    """Take over up to ``count`` entries that nobody kept alive for ``idle_ms``, looking from ``start`` on.
+
+    Reply: where to look next (``0-0``: from the beginning), and [id, deliveries, fields] of each.
+    """
+    return Call(_CLAIM, [stream], [group, consumer, idle_ms, start, count])
+
+
+_MARK = script(
+    "mark",
+    """
+if not redis.pcall('XPENDING', KEYS[1], ARGV[1], ARGV[3], ARGV[3], 1, ARGV[2])[1] then return 0 end
+redis.call('XCLAIM', KEYS[1], ARGV[1], ARGV[2], 0, ARGV[3], 'RETRYCOUNT', ARGV[4], 'JUSTID')
+return 1
+""",
+)
+
+
+def mark(stream: str, *, group: str, consumer: str, entry: str, begun: bool) -> Call:
+    """Say of one's own entry whether its work has begun: 1, or 0 where it is not ours any more.
+
+    What has not begun is claimed from a dead worker as if never delivered.
+    """
+    return Call(_MARK, [stream], [group, consumer, entry, 1 if begun else 0])
+
+
+def _with_ours(name: str, deed: str) -> Script:
+    """What is done with each entry ``id`` that is the consumer's own. Reply: how many were."""
+    return script(
+        name,
+        f"""
+local done = 0
+for i = 3, #ARGV do
+  local id = ARGV[i]
+  if redis.pcall('XPENDING', KEYS[1], ARGV[1], id, id, 1, ARGV[2])[1] then
+    {deed}
+    done = done + 1
+  end
+end
+return done
+""",
+    )
+
+
+_REMOVE = "redis.call('XACK', KEYS[1], ARGV[1], id) redis.call('XDEL', KEYS[1], id)"
+
+_FINISH = _with_ours("finish", _REMOVE)
+
+
+def finish(stream: str, *, group: str, consumer: str, ids: Sequence[str]) -> Call:
+    """Acknowledge and delete one's own entries: a work queue holds only what is not done. Reply: how many were ours.
+
+    Without the check a zombie would take away what its new worker has not done yet.
+    """
+    return Call(_FINISH, [stream], [group, consumer, *ids])
+
+
+HANDED_BACK_MS = 86_400_000
+"""The idle time of an entry that was handed back: no worker is that long without a heartbeat, and lives."""
+NOBODY = "-"
+"""The consumer who has what was handed back."""
+
+_HAND_BACK = _with_ours(
+    "hand_back",
+    f"redis.call('XCLAIM', KEYS[1], ARGV[1], '{NOBODY}', 0, id, 'IDLE', {HANDED_BACK_MS}, 'RETRYCOUNT', 0, 'JUSTID')",
+)
+
+
+def hand_back(stream: str, *, group: str, consumer: str, ids: Sequence[str]) -> Call:
+    """Leave one's own entries to whoever claims next, as if never delivered. Reply: how many were ours.
+
+    They keep their place and their id, which is the name of a request that has none of its own.
+    """
+    return Call(_HAND_BACK, [stream], [group, consumer, *ids])
+
+
+_REQUEUE = _with_ours(
+    "requeue",
+    f"""local entry = redis.call('XRANGE', KEYS[1], id, id)[1]
+    {_REMOVE}  -- first, for then there is room for it on a full server
+    if entry then redis.call('XADD', KEYS[1], '*', unpack(entry[2])) end""",
+)
+
+
+def requeue(stream: str, *, group: str, consumer: str, ids: Sequence[str]) -> Call:
+    """Put one's own entries at the end of the queue, with new ids, as if never delivered. Reply: how many were ours."""
+    return Call(_REQUEUE, [stream], [group, consumer, *ids])
+
+
+_RETIRE = script(
+    "retire",
+    """
+local p = redis.pcall('XPENDING', KEYS[1], ARGV[1], '-', '+', 1, ARGV[2])
+if p.err or p[1] then return 0 end
+redis.call('XGROUP', 'DELCONSUMER', KEYS[1], ARGV[1], ARGV[2])
+return 1
+""",
+)
+
+
+def retire(stream: str, *, group: str, consumer: str) -> Call:
+    """Remove a consumer that has nothing: 1, else 0.
+
+    Without the check entries would be lost for ever that the server gave it but whose reply never arrived.
+    """
+    return Call(_RETIRE, [stream], [group, consumer])

@@ -1,0 +1,64 @@
+"""Sends script calls: one alone, or many in as few commands as the server allows."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from tokenbus.bus.scripts import Call, joined
+from tokenbus.bus.server.run_script import evaluate
+from tokenbus.bus.server.server import Server
+
+JOINED_BYTES = 2**20
+"""Arguments that one command carries, so that no command holds up the server for long."""
+
+
+async def send(server: Server, call: Call) -> Any:
+    """Run one script. Raises what redis-py raises."""
+    return await evaluate(server.client, call)
+
+
+async def send_many(server: Server, calls: Sequence[Call]) -> list[Any]:
+    """Run scripts, in no order that could be relied on; the replies are in the order of the calls.
+
+    Calls of one script are one command, so that whoever waits for what they write wakes up once, and finds all of it.
+    In a Cluster, where that cannot be, all go side by side. Raises the first error, once all have ended; any of the
+    calls may have run, so each must bear being sent again.
+    """
+    groups = [[i] for i in range(len(calls))] if server.topology == "cluster" else _together(calls)
+    sending = [_send_group(server, [calls[i] for i in group]) for group in groups]
+    if len(sending) == 1:
+        return _checked(await sending[0])
+    replies: list[Any] = [None] * len(calls)
+    for group, answer in zip(groups, await asyncio.gather(*sending, return_exceptions=True), strict=True):
+        for i, reply in zip(group, answer if isinstance(answer, list) else [answer] * len(group), strict=True):
+            replies[i] = reply
+    return _checked(replies)
+
+
+async def _send_group(server: Server, calls: list[Call]) -> list[Any]:
+    return [await send(server, calls[0])] if len(calls) == 1 else await send(server, joined(calls))
+
+
+def _together(calls: Sequence[Call]) -> list[list[int]]:
+    """The places of the calls that go in one command."""
+    groups: list[list[int]] = []
+    open_groups: dict[str, tuple[list[int], int]] = {}
+    for i, call in enumerate(calls):
+        size = sum(len(arg) for arg in call.args if isinstance(arg, bytes))
+        group, held = open_groups.get(call.script.sha, ([], 0))
+        if group and held + size > JOINED_BYTES:
+            group, held = [], 0
+        if not group:
+            groups.append(group)
+        group.append(i)
+        open_groups[call.script.sha] = group, held + size
+    return groups
+
+
+def _checked(replies: list[Any]) -> list[Any]:
+    for reply in replies:
+        if isinstance(reply, BaseException):
+            raise reply
+    return replies

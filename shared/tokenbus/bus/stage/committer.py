@@ -1,0 +1,165 @@
+"""What a stage writes to its partitions: commits, poison and notes on the lease, each tried until the server has it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from redis.exceptions import RedisError
+
+from tokenbus.bus import scripts
+from tokenbus.bus.dead_letters import DeadEntry, bury
+from tokenbus.bus.keys import Keys
+from tokenbus.bus.leases import Lease
+from tokenbus.bus.server.retry import ISOLATED_TRIES, retry_until_available
+from tokenbus.bus.server.run_scripts import send, send_many
+from tokenbus.bus.server.server import Server
+from tokenbus.bus.stage.partition import Partition, Poison, Work
+
+log = logging.getLogger(__name__)
+
+
+class Worked(msgspec.Struct, frozen=True):
+    """What a partition's entries after offset ``begin`` came to."""
+
+    part: Partition
+    begin: str
+    work: Work
+
+
+class Commits:
+    """The writes of one stage. All raise what redis-py raises where another try cannot help, and once it is closed."""
+
+    def __init__(
+        self,
+        server: Server,
+        keys: Keys,
+        *,
+        group: str,
+        lease_s: float,
+        topic_entries: int,
+        dead_entries: int,
+        entries_read: bool,
+    ) -> None:
+        """``entries_read``: the server knows XGROUP SETID … ENTRIESREAD (Redis 7)."""
+        self._server = server
+        self._keys = keys
+        self._group = group
+        self._lease_s = lease_s
+        self._topic_entries = topic_entries
+        self._dead_entries = dead_entries
+        self._entries_read = entries_read
+        self._closed = False
+
+    def close(self) -> None:
+        """Nothing is tried again from now on."""
+        self._closed = True
+
+    async def put_in(self, worked: Sequence[Worked]) -> list[list[Any]]:
+        """Commit this; the reply to each, `refused` where the server takes the others but not that one."""
+        for each in worked:
+            for poison in each.work.poison:
+                await self._bury(each.part, poison)
+        calls = [
+            self._call(
+                each.part,
+                each.work.commit,
+                begin=each.begin,
+                end=each.part.offset,
+                watermark=each.part.watermark,
+                entries=len(each.work.entries),
+                size=each.work.size,
+            )
+            for each in worked
+        ]
+        what = f"commit of {self._group}"
+        try:
+            return await retry_until_available(
+                self._server, lambda: send_many(self._server, calls), what=what, stop_if=self._is_closed
+            )
+        except (RedisError, OSError):
+            if self._closed:
+                raise
+        # One of them is at fault, and the others shall not suffer: those that are in already say so.
+        replies: list[list[Any]] = []
+        for call in calls:
+            try:
+                replies.append(
+                    await retry_until_available(
+                        self._server,
+                        lambda call=call: send(self._server, call),
+                        what=what,
+                        stop_if=self._is_closed,
+                        tries=ISOLATED_TRIES,
+                    )
+                )
+            except (RedisError, OSError) as e:
+                if self._closed:
+                    raise
+                replies.append([b"refused", str(e) or type(e).__name__])
+        return replies
+
+    async def make_good(self, part: Partition, lease: Lease, commit: scripts.Commit) -> None:
+        """Write what a fail-over took back, at the offset where the server stands."""
+        call = self._call(
+            part, commit, begin=lease.offset, end=lease.offset, watermark=lease.watermark, entries=0, size=0
+        )
+        reply = await retry_until_available(
+            self._server,
+            lambda: send(self._server, call),
+            what=f"lost writes of {self._group}",
+            stop_if=self._is_closed,
+        )
+        if reply[0] != b"ok":
+            log.error("%s partition %d: runs that lost events go on: %s", self._group, part.number, reply)
+
+    async def note(self, part: Partition, field: str, value: str | int) -> None:
+        """Set a field of the partition's lease hash, which the next owner reads."""
+        await retry_until_available(
+            self._server,
+            lambda: send(self._server, scripts.note(part.lease_key, field, value)),
+            what=f"note of {self._group}",
+            stop_if=self._is_closed,
+        )
+
+    def _is_closed(self) -> bool:
+        return self._closed
+
+    def _call(
+        self,
+        part: Partition,
+        commit: scripts.Commit,
+        *,
+        begin: str,
+        end: str,
+        watermark: str,
+        entries: int,
+        size: int,
+    ) -> scripts.Call:
+        return commit.call(
+            token=part.token,
+            ttl_ms=round(self._lease_s * 1000),
+            begin=begin,
+            end=end,
+            watermark=watermark,
+            entries=entries,
+            size=size,
+            mirror=self._group,
+            entries_read=self._entries_read,
+            topic_entries=self._topic_entries,
+        )
+
+    async def _bury(self, part: Partition, poison: Poison) -> None:
+        """Poison goes to the dead stream before the commit: a crash between may show it twice, never lose it."""
+        entry = DeadEntry(
+            reason=poison.reason,
+            stage=self._group,
+            stream=part.stream,
+            entry=poison.entry_id,
+            bytes=poison.frame,
+            run=poison.run,
+            size=poison.size,
+        )
+        await bury(self._server, self._keys, entry, most=self._dead_entries, stop_if=self._is_closed)

@@ -1,0 +1,106 @@
+"""A partition's state from what lies on the server: checkpoints, and the entries from the watermark to the offset."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+
+from redis.exceptions import RedisError, ResponseError
+
+from tokenbus.bus import scripts
+from tokenbus.bus.keys import Keys
+from tokenbus.bus.leases import Lease
+from tokenbus.bus.quarantine import may_be_an_entry, read_one_by_one
+from tokenbus.bus.server.run_scripts import send
+from tokenbus.bus.server.server import Server, may_pass
+from tokenbus.bus.server.stream_reader import Entry, Unreadable
+from tokenbus.bus.stage.partition import Partition, Standing
+
+log = logging.getLogger(__name__)
+
+REPLAY_PAGE = 200
+OVER = (b"completed", b"incomplete", b"failed", b"cancelled")
+"""What the hash of a run that ended says."""
+PIECES_READ = 8
+"""Pieces of a checkpoint that one command reads: about a MB, so that no reply holds up the server for long."""
+
+
+async def rebuild(server: Server, keys: Keys, part: Partition, lease: Lease) -> None:
+    """Bring a new partition to where its last owner stood. Raises what redis-py raises: then begin with a new one."""
+    client = server.client
+    part.loads = await send(server, scripts.count(part.lease_key, "loads"))
+    entry_id, _, tries = (await client.hget(part.lease_key, "suspect") or b"").decode().partition(" ")
+    part.suspect = entry_id, int(tries) if tries.isdecimal() else 0
+    checkpoints = await client.hgetall(part.state_key)
+    pieces: dict[str, dict[int, bytes]] = {}
+    for run, numbers in part.pieces_of(checkpoints):
+        pieces[run] = {}
+        for at in range(0, len(numbers), PIECES_READ):
+            group = numbers[at : at + PIECES_READ]
+            try:
+                found = await client.hmget(keys.pieces(part.number, part.group, run), group)
+            except ResponseError as e:
+                if may_pass(e):
+                    raise
+                break  # no pieces, so nobody can read the run
+            pieces[run] |= {number: piece for number, piece in zip(group, found, strict=True) if piece is not None}
+    part.restore(checkpoints, pieces)
+    while part.offset != lease.offset:
+        page, unreadable = await _page(server, part, lease.offset)
+        if not page and not unreadable:
+            token = await client.hget(part.lease_key, "token")
+            if token is None or token.decode() == part.token:
+                log.error("%s: entries are gone that a replay needs", part.lease_key)
+            break  # else another has the partition by now, and trimmed what it does not need: nothing of this counts
+        part.replay(page)
+        if unreadable:
+            log.error("%s: entry %s: %s", part.lease_key, unreadable.entry[0].decode(), unreadable.reason)
+            part.pass_over(unreadable)
+        await asyncio.sleep(0)  # other partitions go on meanwhile
+    runs = part.settle(lease.offset)
+    for run, at in (await standings(server, keys, runs)).items():
+        if at.seq:
+            part.logic.recall(run, at.seq)
+
+
+async def _page(server: Server, part: Partition, last: str) -> tuple[list[Entry], Unreadable | None]:
+    """The next entries of a replay, and the one behind them, if that is one that cannot be read."""
+    try:
+        return await server.client.xrange(part.stream, f"({part.offset}", last, count=REPLAY_PAGE), None
+    except (RedisError, OSError) as e:
+        if not await may_be_an_entry(server, e):
+            raise
+    return await read_one_by_one(server, part.stream, after=part.offset, last=last, count=REPLAY_PAGE)
+
+
+async def standings(server: Server, keys: Keys, runs: Iterable[str]) -> dict[str, Standing]:
+    """Where open runs stand by their hashes, without those that have none, or one that is no hash of a run."""
+    runs = list(runs)
+    if not runs:
+        return {}
+    pipe = server.client.pipeline(transaction=False)
+    for run in runs:
+        pipe.hmget(keys.run(run), ["turn", "attempt", "seq", "status"])
+    found: dict[str, Standing] = {}
+    for run, reply in zip(runs, await pipe.execute(raise_on_error=False), strict=True):
+        if isinstance(reply, ResponseError):
+            log.error("run %s: its hash cannot be read: %s", run, reply)
+            continue
+        if isinstance(reply, Exception):
+            raise reply
+        try:
+            if any(reply):
+                turn, attempt, seq = (int(number or 0) for number in reply[:3])
+                found[run] = Standing(turn, attempt, seq, over=reply[3] in OVER)
+        except ValueError:
+            log.error("run %s: its hash is none of a run: %s", run, reply)
+    return found
+
+
+async def standing(server: Server, part: Partition) -> tuple[Lease, str]:
+    """Where the server stands now, as a lease, and the last entry of the input. Raises what redis-py raises."""
+    offset, watermark = await server.client.hmget(part.lease_key, ["offset", "watermark"])
+    last: list[Entry] = await server.client.xrevrange(part.stream, count=1)
+    at = offset.decode()
+    return Lease(part.number, part.token, at, watermark.decode()), last[0][0].decode() if last else at

@@ -1,0 +1,425 @@
+"""The ordered stage: one live owner a partition, exactly-once commits, state by replay.
+
+A stage reads each partition it owns with plain XREAD from the committed offset, feeds the entries to the
+partition's pure `Logic`, and commits outputs and offset with one script. What the logic holds in memory is a
+function of the entries from the low watermark on, so a new owner re-reads them with output off and goes on where
+its predecessor stood. Long open runs are checkpointed with a commit now and then, so that a replay stays short.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from redis.exceptions import RedisError
+
+from tokenbus.bus.keys import InternalTopic, Keys
+from tokenbus.bus.leases import Lease, Leases
+from tokenbus.bus.liveness import Liveness, holding, slack
+from tokenbus.bus.quarantine import read_one_by_one
+from tokenbus.bus.server.retry import retry_until_available
+from tokenbus.bus.server.server import Server
+from tokenbus.bus.server.stream_reader import Reader
+from tokenbus.bus.stage.background_tasks import Asides
+from tokenbus.bus.stage.commit_journal import LOST_WRITES, Journal
+from tokenbus.bus.stage.committer import Commits, Worked
+from tokenbus.bus.stage.partition import Logic, Partition, Settling, Taken, Work
+from tokenbus.bus.stage.read_buffer import Batch, InHand
+from tokenbus.bus.stage.recovery import rebuild, standing, standings
+
+__all__ = ["Batch", "Logic", "Stage"]
+
+log = logging.getLogger(__name__)
+
+CAREFUL_LOADS = 3
+"""A partition that was loaded more often since its last commit is worked one entry at a time, each noted before."""
+MOST_ALONE = 2
+"""An entry that was worked so often in this way without a commit is given up: a look into it ends its workers."""
+PAUSED_POLL_MS = 20
+SETTLING_S = 20.0
+"""What `Settling` may take at the most, and something for the loop."""
+STRAGGLING_S = 0.05
+"""How long the partitions of a Cluster wait for each other, so that as a rule their batches are of the same reads."""
+
+
+class Stage:
+    """One worker's part of an ordered stage. Call `open`, then `read` and `process` in turn, then `close`."""
+
+    def __init__(
+        self,
+        server: Server,
+        keys: Keys,
+        *,
+        group: str,
+        topic: InternalTopic,
+        worker: str,
+        logic: Callable[[int], Logic],
+        downstream: str | None = None,
+        lag_bytes: int = 8 * 2**20,
+        lease_s: float = 3.0,
+        tick_s: float = 0.25,
+        max_records: int = 256,
+        topic_entries: int = 50_000,
+        dead_entries: int = 10_000,
+        entries_read: bool = True,
+        liveness: Liveness | None = None,
+    ) -> None:
+        """``downstream`` names the group that reads the outputs: while it lags by more than ``lag_bytes``, its
+        partition is not read. ``entries_read``: the server knows XGROUP SETID … ENTRIESREAD (Redis 7)."""
+        self._server = server
+        self._keys = keys
+        self._group = group
+        self._liveness = liveness = liveness or Liveness()
+        self._topic: InternalTopic = topic
+        self._logic = logic
+        self._downstream = downstream
+        self._lag_bytes = lag_bytes
+        self._lease_s = lease_s
+        self._parts: dict[str, Partition] = {}
+        """By stream: the partitions that are loaded."""
+        self._journals: dict[int, Journal] = {}
+        """By partition."""
+        self._loading: dict[int, asyncio.Task[None]] = {}
+        self._apart = server.topology == "cluster"
+        """The partitions lie on different nodes, and one of those that fails shall not hold up the others."""
+        self._locks: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._asides = Asides(group, liveness)
+        """Of partitions that are apart, or settle."""
+        self._commits = Commits(
+            server,
+            keys,
+            group=group,
+            lease_s=lease_s,
+            topic_entries=topic_entries,
+            dead_entries=dead_entries,
+            entries_read=entries_read,
+        )
+        self._closed = False
+        self._reader = Reader(server, count=max_records)
+        self._in_hand = InHand(most=max_records)
+        self._leases = Leases(
+            server,
+            keys,
+            group=group,
+            topic=topic,
+            worker=worker,
+            taken=self._taken,
+            gone=self._gone,
+            behind=self._behind,
+            ttl_s=lease_s,
+            tick_s=tick_s,
+            liveness=liveness,
+        )
+
+    @property
+    def owned(self) -> list[int]:
+        """The partitions that this worker works on now."""
+        return sorted(part.number for part in self._parts.values())
+
+    def token_of(self, partition: int) -> str | None:
+        """What fences this worker's writes for the partition; None: it does not hold it."""
+        lease = self._leases.held.get(partition)
+        return lease.token if lease else None
+
+    @property
+    def healthy(self) -> bool:
+        """Whether the worker reaches the server."""
+        return self._leases.healthy
+
+    async def open(self) -> None:
+        """Sign on and take a first share of the partitions. Raises what redis-py raises."""
+        await self._leases.open()
+
+    async def close(self) -> None:
+        """Commit what is in hand, give the partitions up at once, stop reading.
+
+        Takes no longer than a lease lasts: what cannot be committed by then, another worker does.
+        """
+        await self._leases.close()
+        self._closed = True
+        self._commits.close()
+        self._parts.clear()
+        loading = [*self._loading.values()]
+        for task in loading:
+            task.cancel()
+        await asyncio.gather(self._asides.close(), *loading, return_exceptions=True)
+        await self._reader.close()
+
+    async def read(self, *, block_ms: int = 2000) -> list[Batch]:
+        """A bounded round of new entries by partition, shared fairly among them; empty after ``block_ms`` or a change
+        of partitions. Raises what redis-py raises."""
+        if paused := [part for part in self._parts.values() if part.paused and part.number not in self._asides]:
+            if self._apart:
+                for part in paused:
+                    self._asides.start(part.number, partial(self._look_at_lag, [part]))
+            else:
+                await self._look_at_lag(paused)
+            block_ms = min(block_ms, PAUSED_POLL_MS)
+        for stream, part in self._parts.items():
+            if part.unreadable and stream not in self._in_hand:
+                self._in_hand.keep(part, [part.unreadable.entry])
+        offsets = {
+            stream: part.offset
+            for stream, part in self._parts.items()
+            if stream not in self._in_hand and self._is_ready(part)
+        }
+        if offsets or not self._in_hand.has_any(self._is_ready):
+            self._reader.count = self._in_hand.count
+            try:
+                found = await self._reader.read(
+                    offsets, block_ms=0 if self._in_hand.has_any(self._is_ready) else block_ms
+                )
+            finally:
+                for stream in self._reader.take_broken():
+                    if (part := self._parts.get(stream)) and part.number not in self._asides:
+                        task = self._asides.start(part.number, partial(self._look_for_unreadable, part))
+                        task.add_done_callback(lambda _: self._reader.wake())
+            for stream, entries in found:
+                if (part := self._parts.get(stream)) and part.offset == offsets.get(stream):
+                    self._in_hand.keep(part, entries)
+        return self._in_hand.next_round(self._parts, self._is_ready)
+
+    async def _look_for_unreadable(self, part: Partition) -> None:
+        """Read the partition by itself, entry by entry, for one of them may be what broke the reading, each time. The
+        others are read meanwhile."""
+        if not await self._server.answers():
+            return
+        count = self._reader.count
+        entries, found = await read_one_by_one(self._server, part.stream, after=part.offset, count=count)
+        if entries:
+            self._in_hand.keep(part, entries)
+        if found:
+            part.unreadable = found
+            entry_id = found.entry[0].decode()
+            log.error("%s partition %d: entry %s: %s", self._group, part.number, entry_id, found.reason)
+
+    def _is_ready(self, part: Partition) -> bool:
+        """Whether the partition can be worked now."""
+        return not part.paused and part.number not in self._asides
+
+    async def process(self, batches: Sequence[Batch]) -> None:
+        """Work the batches of `read` in and commit it; returns when it is committed or its lease is lost.
+
+        While the server is away the same commit is tried again: it writes once, whatever was lost. In a Cluster a
+        partition whose node is away is left to that behind the scenes, and not read before it is committed.
+        """
+        if self._apart:
+            tasks = [self._asides.start(batch.partition, partial(self._process, [batch])) for batch in batches]
+            if tasks:
+                await asyncio.wait(tasks, timeout=STRAGGLING_S)
+            for task in tasks:
+                if not task.done():
+                    task.add_done_callback(lambda _: self._reader.wake())
+            return
+        await self._process(batches)
+
+    async def _process(self, batches: Sequence[Batch]) -> None:
+        async with holding(self._lock(batches[0].partition if batches else 0)):
+            worked: list[Worked] = []
+            try:
+                for batch in batches:
+                    part = self._parts.get(self._keys.topic(batch.partition, self._topic))
+                    # The partition may have gone, and even come back, since the read.
+                    if part is None or part.offset != batch.begin:
+                        continue
+                    taken = await self._alone(part, batch) if part.loads > CAREFUL_LOADS else batch
+                    if work := await self._work(part, taken):
+                        worked.append(Worked(part, taken.begin, work))
+            except BaseException:
+                for each in worked:
+                    self._drop(each.part)  # what it remembers is ahead of what is committed
+                raise
+            await self._put_in(worked)
+
+    async def _put_in(self, worked: list[Worked]) -> None:
+        """Commit what the batches came to."""
+        try:
+            replies = await self._commits.put_in(worked)
+        except BaseException:
+            for each in worked:
+                self._drop(each.part)
+            raise
+        for each, reply in zip(worked, replies, strict=True):
+            await self._committed(each.part, each.work, reply)
+
+    def _lock(self, partition: int) -> asyncio.Lock:
+        """Held by whoever works on the partition: one for all, or in a Cluster one for each."""
+        return self._locks[partition if self._apart else 0]
+
+    # --- one batch --------------------------------------------------------------------------------------------
+
+    async def _work(self, part: Partition, batch: Batch) -> Work | None:
+        first = batch.entries[0]
+        try:
+            if part.suspect[0] == first[0].decode() and part.suspect[1] > MOST_ALONE:
+                return part.give_up(
+                    first, f"{part.loads - 1} tries came to no commit: its workers died, or the stage raised"
+                )
+            if not isinstance(part.logic, Settling):
+                return part.work(batch.entries)
+            taken = part.take(batch.entries)
+            if part.logic.unsettled:
+                if not self._apart:
+                    task = self._asides.start(part.number, partial(self._settle, part, part.logic, batch, taken))
+                    task.add_done_callback(lambda _: self._reader.wake())
+                    return None
+                with slack(SETTLING_S):
+                    await part.logic.settle()
+            return part.put_out(taken)
+        except Exception:
+            log.exception("%s partition %d: the logic failed", self._group, part.number)
+            self._drop(part, shun_s=2 * self._lease_s)
+            return None
+        except BaseException:  # stopped while it settled: it took entries in that are not committed
+            self._drop(part)
+            raise
+
+    async def _settle(self, part: Partition, logic: Settling, batch: Batch, taken: Taken) -> None:
+        """Settle and commit one batch. The others go on meanwhile; this partition is not read, and may go."""
+        try:
+            with slack(SETTLING_S):
+                await logic.settle()
+            async with holding(self._lock(part.number)):
+                if self._parts.get(part.stream) is part:
+                    await self._put_in([Worked(part, batch.begin, part.put_out(taken))])
+        except (RedisError, OSError):
+            raise
+        except Exception:
+            log.exception("%s partition %d: the logic failed", self._group, part.number)
+            self._drop(part, shun_s=2 * self._lease_s)
+        except BaseException:
+            self._drop(part)
+            raise
+
+    async def _alone(self, part: Partition, batch: Batch) -> Batch:
+        """The first entry by itself, noted as what this worker may die of."""
+        first = batch.entries[:1]
+        entry_id = first[0][0].decode()
+        before, tries = part.suspect
+        part.suspect = entry_id, (tries + 1 if entry_id == before else 1)
+        await self._commits.note(part, "suspect", f"{entry_id} {part.suspect[1]}")
+        return Batch(batch.partition, batch.begin, first)
+
+    async def _committed(self, part: Partition, work: Work, reply: list[Any]) -> None:
+        if reply[0] in (b"ok", b"already"):
+            self._journals[part.number].keep(part.offset, work, asyncio.get_running_loop().time())
+            self._leases.committed(part.number, part.offset)
+            part.loads = 0
+            part.paused = any(lag > self._lag_bytes for lag in reply[2:])
+            return
+        # Another owner wrote on, or the server went back, or nobody can: what this worker remembers is void.
+        log.warning("%s partition %d: dropped: %s", self._group, part.number, reply)
+        given_up = part.suspect[1] > MOST_ALONE
+        try:
+            if reply[0] == b"refused" and not given_up:
+                await self._set_apart(part)
+            if reply[0] == b"moved" and self._journals[part.number].is_ahead_of(reply[1].decode()):
+                await self._end_lost(part)
+        finally:
+            self._drop(part, shun_s=2 * self._lease_s if reply[0] == b"refused" and given_up else 0)
+
+    async def _set_apart(self, part: Partition) -> None:
+        """What was made of these entries the server does not take: next they are worked one at a time; and a single one
+        is given up, whose runs end, for the others' sake."""
+        if part.loads > CAREFUL_LOADS:
+            await self._commits.note(part, "suspect", f"{part.suspect[0]} {MOST_ALONE + 1}")
+        else:
+            await self._commits.note(part, "loads", CAREFUL_LOADS)
+
+    # --- a fail-over that lost writes ---------------------------------------------------------------------------
+
+    async def _behind(self, partition: int, offset: str) -> None:
+        async with holding(self._lock(partition)):
+            part = self._parts.get(self._keys.topic(partition, self._topic))
+            if part and self._journals[partition].is_ahead_of(offset):
+                try:
+                    await self._end_lost(part)
+                finally:
+                    self._drop(part)
+
+    async def _end_lost(self, part: Partition) -> None:
+        """Runs of which others heard more than the server knows now are ended, under the numbers that were heard."""
+        what, closed = f"lost writes of {self._group}", lambda: self._closed
+        lease, last = await retry_until_available(
+            self._server, lambda: standing(self._server, part), what=what, stop_if=closed
+        )
+        log.error("%s partition %d: a fail-over lost what came after %s", self._group, part.number, lease.offset)
+        if not (lost := self._journals[part.number].after(lease.offset)):
+            return
+        past = await retry_until_available(self._server, lambda: self._rebuilt(lease), what=what, stop_if=closed)
+        if commit := past.end_lost(lost, last, LOST_WRITES):
+            await self._commits.make_good(part, lease, commit)
+
+    async def _look_at_lag(self, paused: list[Partition]) -> None:
+        assert self._downstream
+        for part in paused:
+            lease = self._keys.lease(part.number, self._downstream)
+            arrived, done = await self._server.client.hmget(lease, ["arrived", "done"])
+            part.paused = int(arrived or 0) - int(done or 0) > self._lag_bytes // 2
+
+    # --- partitions come and go -------------------------------------------------------------------------------
+
+    def _taken(self, lease: Lease) -> None:
+        task = self._liveness.start_passing(self._load(lease), name=f"replay {self._group} {lease.partition}")
+        self._loading[lease.partition] = task
+
+    async def _gone(self, partition: int) -> None:
+        if task := self._loading.pop(partition, None):
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        async with holding(self._lock(partition)):
+            self._remove(partition)
+
+    def _drop(self, part: Partition, *, shun_s: float = 0.0) -> None:
+        """Forget the partition, so that it is loaded anew, here or elsewhere. No harm where that happened already."""
+        if self._parts.get(part.stream) is not part:
+            return
+        self._leases.forget(part.number, shun_s=shun_s)
+        self._remove(part.number)
+
+    def _remove(self, partition: int) -> None:
+        if self._parts.pop(self._keys.topic(partition, self._topic), None):
+            del self._journals[partition]
+            self._reader.wake()
+
+    async def _rebuilt(self, lease: Lease) -> Partition:
+        """The partition as its last owner had it."""
+        logic = self._logic(lease.partition)
+        part = Partition(lease, logic, keys=self._keys, topic=self._topic, group=self._group)
+        await rebuild(self._server, self._keys, part, lease)
+        return part
+
+    async def _end_unread(self, part: Partition, lease: Lease) -> None:
+        """Runs whose state nobody can read end; the partition goes on."""
+        if not part.unread:
+            return
+        commit = part.end_unread(await standings(self._server, self._keys, part.unread))
+        if commit:
+            try:
+                await self._commits.make_good(part, lease, commit)
+            except (RedisError, OSError):
+                if self._closed:
+                    raise
+                log.exception("%s partition %d: runs that nobody can read go on", self._group, part.number)
+
+    async def _load(self, lease: Lease) -> None:
+        """Rebuild the partition's state, then begin to read it."""
+        try:
+            part = await retry_until_available(
+                self._server, lambda: self._rebuilt(lease), what=f"replay of {self._group}"
+            )
+            await self._end_unread(part, lease)
+        except Exception:
+            # Nothing that is known to happen; another worker may fare better once the lease runs out.
+            log.exception("replay of partition %d of %s failed", lease.partition, self._group)
+            self._leases.forget(lease.partition, shun_s=2 * self._lease_s)
+            return
+        finally:
+            self._loading.pop(lease.partition, None)
+        self._parts[part.stream] = part
+        self._journals[part.number] = Journal(part.offset)
+        self._reader.wake()

@@ -1,0 +1,488 @@
+"""The work queue: competing consumers on long, independent items, at least once.
+
+A worker reads with its own consumer name, keeps what it holds alive by claiming it again every ``beat_s``, and
+takes over what nobody kept alive for ``idle_s``. An item that came by such a claim is marked: its first worker may
+be a zombie that still runs, so whatever the item does must be fenced (guarantee 4 of design.md).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+from redis.exceptions import RedisError, ResponseError
+
+from tokenbus.bus import scripts
+from tokenbus.bus.backlog import Backlog
+from tokenbus.bus.liveness import IDLE_S, Defects, Liveness, beat, wait_briefly
+from tokenbus.bus.quarantine import may_be_an_entry, names_in, never_arrived, why_unreadable
+from tokenbus.bus.scripts.order import Entries, put_back, reclaim, take
+from tokenbus.bus.scripts.work_queue import HANDED_BACK_MS
+from tokenbus.bus.server.retry import FIRST_PAUSE_S, LONGEST_PAUSE_S, retry_until_available
+from tokenbus.bus.server.run_scripts import send, send_many
+from tokenbus.bus.server.server import Server
+from tokenbus.bus.server.stream_reader import Fields
+
+log = logging.getLogger(__name__)
+
+BLOCK_MS = 500
+"""How long a read waits. It is never cancelled, for the server may have given it an item by then; so a
+shutdown waits this long at the most."""
+LOOK_S = 0.1
+"""How often a worker looks that takes only what nobody else wants."""
+LOOK_AHEAD_S = 0.02
+"""How often a worker that takes nothing now looks for urgent items."""
+SWEEP_S = 60.0
+DEAD_CONSUMER_MS = 600_000
+
+
+class Item(msgspec.Struct, frozen=True, eq=False):
+    """One entry in this worker's hands."""
+
+    stream: str
+    entry_id: str
+    fields: Fields
+    deliveries: int
+    """How often it was handed out, this time included; above 1 its earlier worker was lost when it had begun."""
+
+
+class Queue:
+    """One worker's part of a group's work queues. Call `open`, `read` in a loop, `finish` each item, `close`."""
+
+    def __init__(
+        self,
+        server: Server,
+        *,
+        group: str,
+        streams: Sequence[str],
+        worker: str,
+        lost: Callable[[Item], None],
+        count: int = 1,
+        idle_s: float = 4.0,
+        beat_s: float = 1.0,
+        members: str | None = None,
+        patient: Callable[[], bool] = lambda: False,
+        fair: Entries | None = None,
+        urgent: Callable[[Item], bool] | None = None,
+        unreadable: Callable[[Item, Exception], Awaitable[None]] | None = None,
+        liveness: Liveness | None = None,
+    ) -> None:
+        """``lost`` is called with an item that another worker took: work on it must stop. ``count``: a read's most
+        items of each stream. ``members``: the sorted set that shows who is there, also while there is nothing to do.
+        ``patient``: while it says so, only such items are taken as no other worker has taken at once.
+
+        ``fair``: tenants take turns where items wait (scripts/order.py); None: all items go in the order of their
+        streams. ``urgent`` is called with each new item of a fair queue as it is read, also while nobody waits in
+        `read`: True if the item is dealt with, and must not wait for its turn.
+
+        ``unreadable`` is awaited with an item that breaks each connection on which it comes, without the contents of
+        its fields; then it is finished. It may be awaited again for one item."""
+        self._server = server
+        self._group = group
+        self._streams = list(streams)
+        self._worker = worker
+        self._lost = lost
+        self._count = count
+        self._patient = patient
+        self._fair: Entries | None = fair
+        self._urgent = urgent
+        self._unreadable = unreadable
+        self._idle_s = idle_s
+        self._beat_s = beat_s
+        self._members = members
+        self._liveness = liveness or Liveness()
+        self._held: dict[tuple[str, str], Item] = {}
+        self._ready: asyncio.Queue[Item] = asyncio.Queue()
+        self._wanted = 0
+        """How many wait in `read`."""
+        self._demand = asyncio.Event()
+        """More wait in `read` than items are ready; or the end."""
+        self._cursors = dict.fromkeys(self._streams, "-" if fair else "0-0")
+        self._readers: list[asyncio.Task[None]] = []
+        self._beats: list[asyncio.Task[None]] = []
+        """Of each group of streams one, for in a Cluster they lie on different nodes."""
+        self._closing = False
+        self._healthy = False
+
+    @property
+    def healthy(self) -> bool:
+        """Whether the last command reached the server."""
+        return self._healthy
+
+    @property
+    def held(self) -> int:
+        """How many items are in this worker's hands."""
+        return len(self._held)
+
+    async def open(self) -> None:
+        """Make the groups where they are missing, and begin. Raises what redis-py raises."""
+        await self._declare()
+        await self._sign_on()
+        self._healthy = True
+        groups = self._server.read_groups(self._streams)
+        start, group = self._liveness.start, self._group
+        self._readers = [start(self._read_loop(g), name=f"queue {group}") for g in groups]
+        self._beats = [start(self._keep_alive(g), name=f"heartbeat {group}") for g in groups]
+        self._beats.append(start(self._at_each_beat(self._sign_on), name=f"sign-on {group}"))
+
+    async def read(self) -> Item:
+        """The next item. While nobody waits here no more than one read's worth is taken from the server."""
+        self._wanted += 1
+        self._look_at_demand()
+        try:
+            while True:
+                try:
+                    async with asyncio.timeout(IDLE_S):
+                        return await self._ready.get()
+                except TimeoutError:
+                    beat()
+        finally:
+            self._wanted -= 1
+            self._look_at_demand()
+
+    async def read_ready(self) -> list[Item]:
+        """The next item, and all others that are here already."""
+        items = [await self.read()]
+        while not self._ready.empty():
+            items.append(self._ready.get_nowait())
+        return items
+
+    async def finish(self, items: Sequence[Item], *, again: Callable[[], Awaitable[None]] | None = None) -> None:
+        """The items are done: acknowledge and delete those that are still ours. Tries until the server has it.
+
+        ``again`` says once more what they came to, and is awaited before each further try: where the server failed over
+        meanwhile, it may have forgotten that, and yet have the items.
+        """
+        calls = [
+            scripts.finish(stream, group=self._group, consumer=self._worker, ids=ids)
+            for stream, ids in self._let_go(items).items()
+        ]
+        tried = False
+
+        async def once() -> None:
+            nonlocal tried
+            if tried and again:
+                await again()
+            tried = True
+            await send_many(self._server, calls)
+
+        await retry_until_available(self._server, once, what=f"finish of {self._group}")
+
+    def let_go(self, items: Sequence[Item]) -> None:
+        """Keep these alive no longer: another worker claims them once they are idle for long enough."""
+        self._let_go(items)
+
+    async def hand_back(self, items: Sequence[Item]) -> None:
+        """Leave items that were not begun to another worker, who takes them within a beat. Tries until the server has
+        it."""
+        await retry_until_available(self._server, lambda: self._hand_back(items), what=f"hand-back of {self._group}")
+
+    async def _hand_back(self, items: Sequence[Item]) -> None:
+        await self._put_back(items, in_front=True)
+
+    async def pass_over(self, items: Sequence[Item]) -> None:
+        """Leave items of a fair queue that were not begun to their turn. Tries until the server has it."""
+        await retry_until_available(
+            self._server, lambda: self._put_back(items, in_front=False), what=f"items passed over in {self._group}"
+        )
+
+    async def _put_back(self, items: Sequence[Item], *, in_front: bool) -> None:
+        group, consumer, fair = self._group, self._worker, self._fair
+        calls = [
+            put_back(stream, fair, group=group, consumer=consumer, ids=ids, in_front=in_front)
+            if fair
+            else scripts.hand_back(stream, group=group, consumer=consumer, ids=ids)
+            for stream, ids in self._let_go(items).items()
+        ]
+        await send_many(self._server, calls)
+
+    async def requeue(self, items: Sequence[Item]) -> None:
+        """Put items that were not begun at the end of their queues. Tries until the server has it."""
+        calls = [
+            scripts.requeue(stream, group=self._group, consumer=self._worker, ids=ids)
+            for stream, ids in self._let_go(items).items()
+        ]
+        await retry_until_available(
+            self._server, lambda: send_many(self._server, calls), what=f"requeue of {self._group}"
+        )
+
+    async def mark(self, item: Item, *, begun: bool) -> bool:
+        """Say whether the item's work has begun, as it counts to have from the start. Should this worker die before,
+        the next one has the item as if never delivered. False: it is another worker's. Tries until the server has it.
+        """
+        call = scripts.mark(item.stream, group=self._group, consumer=self._worker, entry=item.entry_id, begun=begun)
+        return bool(
+            await retry_until_available(self._server, lambda: send(self._server, call), what=f"mark of {self._group}")
+        )
+
+    async def stop_reading(self) -> None:
+        """Take nothing more; what was taken and not yet given out by `read` goes back. Held items stay alive."""
+        self._closing = True
+        self._demand.set()
+        await asyncio.gather(*self._readers, return_exceptions=True)
+        waiting: list[Item] = []
+        while not self._ready.empty():
+            waiting.append(self._ready.get_nowait())
+        try:
+            await self._hand_back(waiting)
+        except (RedisError, OSError) as e:
+            log.warning("queue %s: %d items left to be claimed: %s", self._group, len(waiting), e)
+
+    async def close(self, *, begun: Callable[[Item], bool] = lambda item: True) -> None:
+        """Stop all. Items still held go back where they were not ``begun``; the others are left to be claimed.
+
+        The consumer goes when it holds nothing.
+        """
+        if not self._closing:
+            await self.stop_reading()
+        for task in self._beats:
+            task.cancel()
+        await asyncio.gather(*self._beats, return_exceptions=True)
+        try:
+            await self._hand_back([item for item in self._held.values() if not begun(item)])
+            await send_many(
+                self._server, [scripts.retire(s, group=self._group, consumer=self._worker) for s in self._streams]
+            )
+            if self._members:
+                await self._server.client.zrem(self._members, self._worker)
+        except (RedisError, OSError) as e:
+            log.warning("queue %s: consumer left to be swept away: %s", self._group, e)
+
+    def _let_go(self, items: Sequence[Item]) -> dict[str, list[str]]:
+        by_stream: defaultdict[str, list[str]] = defaultdict(list)
+        for item in items:
+            self._held.pop((item.stream, item.entry_id), None)
+            by_stream[item.stream].append(item.entry_id)
+        return by_stream
+
+    # --- taking: only what somebody waits for -------------------------------------------------------------------
+
+    def _look_at_demand(self) -> None:
+        if self._closing or self._wanted > self._ready.qsize():
+            self._demand.set()
+        else:
+            self._demand.clear()
+
+    async def _read_loop(self, streams: list[str]) -> None:
+        clock = asyncio.get_running_loop().time
+        claim_at, pause = 0.0, FIRST_PAUSE_S
+        trust_at = 0.0  # from then on, an idle item means a dead worker
+        backlog = Backlog()
+        defects = Defects()
+        while True:
+            wanted = await self._until_wanted()
+            if self._closing or self._liveness.failed:
+                return
+            try:
+                if not wanted:
+                    await self._take_by_turn(streams, backlog, count=0)
+                    continue
+                if clock() >= claim_at:
+                    if await self._claim(streams, backlog, trusted=clock() >= trust_at):
+                        continue  # there may be more
+                    claim_at = clock() + self._beat_s
+                began = clock()
+                if not (self._fair and backlog.deep and await self._take_by_turn(streams, backlog, count=self._count)):
+                    backlog.read(await self._read_new(streams))
+                self._healthy, pause = True, FIRST_PAUSE_S
+                defects.none()
+                if clock() - began > BLOCK_MS / 1000 + self._idle_s / 2:  # the server stood still, or this worker
+                    trust_at = clock() + self._idle_s
+            except Exception as e:  # of another kind it is a defect, which must not end the reading unheard
+                # Nobody's heartbeat arrived meanwhile: each shall have the time for one before it counts as dead.
+                trust_at = clock() + self._idle_s
+                await self._recover(e, pause)
+                await self._set_apart(streams, e)
+                defects.count(e)
+                pause = min(pause * 2, LONGEST_PAUSE_S)
+
+    async def _set_apart(self, streams: list[str], error: Exception) -> None:
+        """An entry may be what broke the reading, each time: it goes, and what came with it begins anew."""
+        try:
+            if not await may_be_an_entry(self._server, error):
+                return
+            group, consumer = self._group, self._worker
+            for stream in streams:
+                for entry_id, deliveries in await never_arrived(
+                    self._server, stream, group=group, consumer=consumer, held=self._held
+                ):
+                    item = Item(stream, entry_id, {}, deliveries)
+                    if not (why := await why_unreadable(self._server, stream, entry_id)):
+                        await self.hand_back([item])
+                        continue
+                    names = await names_in(self._server, stream, entry_id)
+                    log.error("queue %s: entry %s of %s cannot be read: %s", group, entry_id, stream, why)
+                    if self._unreadable:
+                        await self._unreadable(msgspec.structs.replace(item, fields=dict.fromkeys(names, b"")), why)
+                    await self.finish([item])
+        except (RedisError, OSError) as e:
+            log.warning("queue %s: %s", self._group, e)
+
+    async def _until_wanted(self) -> bool:
+        """Until an item is wanted, or this is closed: True. False: time to look ahead for what is urgent."""
+        while not await wait_briefly(self._demand, timeout_s=LOOK_AHEAD_S if self._urgent else IDLE_S):
+            if self._urgent:
+                return False
+        return True
+
+    async def _take_by_turn(self, streams: list[str], backlog: Backlog, *, count: int) -> int:
+        """Put all new items in order, and take those whose turn it is; how many."""
+        waiting = dict.fromkeys(streams, 0)
+        taken, unread = 0, streams
+        while unread and not self._closing:
+            group, consumer = self._group, self._worker
+            calls = [take(s, self._fair or "turns", group=group, consumer=consumer, count=count) for s in unread]
+            replies = await send_many(self._server, calls)
+            mistaken: list[Item] = []
+            for stream, (left, _, urgent, items) in zip(unread, replies, strict=True):
+                waiting[stream] = left
+                taken += len(items)
+                for each in items:
+                    self._take(_item(stream, *each))
+                for each in urgent:
+                    item = _item(stream, *each)
+                    self._held[(item.stream, item.entry_id)] = item
+                    if not (self._urgent and self._urgent(item)):
+                        mistaken.append(item)
+            if mistaken:
+                await self.pass_over(mistaken)
+            backlog.left(sum(waiting.values()) + len(mistaken))
+            unread = [s for s, (_, more, _, _) in zip(unread, replies, strict=True) if more]
+            count = 0
+        return taken
+
+    async def _read_new(self, streams: list[str]) -> float:
+        """Read what is new; how many ms the oldest of it had waited before."""
+        patient = self._patient()
+        block = None if patient else BLOCK_MS
+        now_ms = self._server.clock.now_ms()
+        found: Any = await self._server.client.xreadgroup(
+            self._group, self._worker, dict.fromkeys(streams, ">"), count=self._count, block=block
+        )
+        if patient and not found:
+            await asyncio.sleep(LOOK_S)
+        oldest_ms = now_ms
+        for name, entries in found or ():
+            for entry_id, fields in entries:
+                self._take(Item(name.decode(), entry_id.decode(), fields, 1))
+            oldest_ms = min(oldest_ms, int(entries[0][0].partition(b"-")[0]))
+        return now_ms - oldest_ms
+
+    async def _claim(self, streams: list[str], backlog: Backlog, *, trusted: bool) -> bool:
+        """Take over what was handed back, or, where ``trusted``, idle. False: there was none."""
+        group, consumer, fair = self._group, self._worker, self._fair
+        idle_ms = round(self._idle_s * 1000) if trusted else HANDED_BACK_MS
+        calls: list[scripts.Call] = []
+        for s in streams:
+            start, most = self._cursors[s], self._count
+            if fair:
+                call = reclaim(s, fair, group=group, consumer=consumer, idle_ms=idle_ms, start=start, count=most)
+            else:
+                call = scripts.claim(s, group=group, consumer=consumer, idle_ms=idle_ms, start=start, count=most)
+            calls.append(call)
+        taken = waiting = 0
+        for stream, (cursor, *left, entries) in zip(streams, await send_many(self._server, calls), strict=True):
+            self._cursors[stream] = cursor.decode()
+            waiting += sum(left)
+            for each in entries:
+                item = _item(stream, *each)
+                if (item.stream, item.entry_id) not in self._held:  # else our own, after a long pause
+                    self._take(item)
+                    taken += 1
+        if waiting:
+            backlog.left(waiting)
+        return taken > 0
+
+    def _take(self, item: Item) -> None:
+        self._held[(item.stream, item.entry_id)] = item
+        if self._urgent and item.deliveries == 1 and self._urgent(item):
+            return
+        self._ready.put_nowait(item)
+        self._look_at_demand()
+
+    # --- keeping alive --------------------------------------------------------------------------------------------
+
+    async def _keep_alive(self, streams: list[str]) -> None:
+        clock = asyncio.get_running_loop().time
+        sweep_at = clock()
+
+        async def keep() -> None:
+            nonlocal sweep_at
+            await self._beat(streams)
+            if clock() >= sweep_at:
+                sweep_at = clock() + SWEEP_S
+                await self._sweep(streams)
+
+        await self._at_each_beat(keep)
+
+    async def _at_each_beat(self, do: Callable[[], Awaitable[None]]) -> None:
+        defects = Defects()
+        while True:
+            await asyncio.sleep(self._beat_s)
+            beat()
+            if self._liveness.failed:
+                return
+            try:
+                await do()
+                defects.none()
+            except (RedisError, OSError) as e:
+                await self._recover(e, FIRST_PAUSE_S)
+            except Exception as e:
+                log.exception("heartbeat of %s", self._group)
+                defects.count(e)
+
+    async def _sign_on(self) -> None:
+        if self._members:
+            call = scripts.present(self._members, member=self._worker, ttl_ms=round(self._idle_s * 1000))
+            await send(self._server, call)
+
+    async def _beat(self, streams: list[str]) -> None:
+        by_stream: defaultdict[str, list[str]] = defaultdict(list)
+        for stream, entry_id in self._held:
+            if stream in streams:
+                by_stream[stream].append(entry_id)
+        calls = [
+            scripts.heartbeat(stream, group=self._group, consumer=self._worker, ids=ids)
+            for stream, ids in by_stream.items()
+        ]
+        for stream, lost in zip(by_stream, await send_many(self._server, calls), strict=True):
+            for entry_id in lost:
+                if item := self._held.pop((stream, entry_id.decode()), None):
+                    self._lost(item)
+
+    async def _sweep(self, streams: list[str]) -> None:
+        """Remove consumers that died long ago and hold nothing, so that their number stays bounded."""
+        for stream in streams:
+            consumers: Any = await self._server.client.xinfo_consumers(stream, self._group)
+            dead = [c["name"].decode() for c in consumers if not c["pending"] and c["idle"] > DEAD_CONSUMER_MS]
+            await send_many(self._server, [scripts.retire(stream, group=self._group, consumer=name) for name in dead])
+
+    # --- the server away ----------------------------------------------------------------------------------------
+
+    async def _declare(self) -> None:
+        for stream in self._streams:
+            try:
+                await self._server.client.xgroup_create(stream, self._group, id="0-0", mkstream=True)
+            except ResponseError as e:
+                if "BUSYGROUP" not in str(e):
+                    raise
+
+    async def _recover(self, error: Exception, pause: float) -> None:
+        if self._healthy:
+            defect = None if isinstance(error, RedisError | OSError) else error
+            log.log(logging.ERROR if defect else logging.WARNING, "queue %s: %s", self._group, error, exc_info=defect)
+        self._healthy = False
+        if "NOGROUP" in str(error):  # the stream was deleted, or the server came back empty
+            with suppress(RedisError, OSError):
+                await self._declare()
+        else:
+            await asyncio.sleep(pause)
+
+
+def _item(stream: str, entry_id: bytes, deliveries: int, flat: list[bytes]) -> Item:
+    return Item(stream, entry_id.decode(), dict(zip(flat[::2], flat[1::2], strict=True)), deliveries)

@@ -1,0 +1,231 @@
+"""Waits for new entries of many streams over few connections, for many readers at once.
+
+A `Hub` has a `Tail` for each thousand streams; in a Cluster for each slot, for there one read may not name keys of two.
+A tail has one connection, on which one XREAD waits for all of its streams; when a stream is to be read too, the waiting
+read is ended with CLIENT UNBLOCK, or by breaking its connection where the server does not allow that. Each reader has
+a `Feed`, which holds `ROOM` entries before its stream is left out of the reads: a slow reader costs that much memory,
+and holds up nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+from redis.exceptions import NoPermissionError, RedisError
+
+from tokenbus.bus.server.fast_client import Direct
+from tokenbus.bus.server.server import Server, translated
+from tokenbus.bus.server.stream_reader import MAX_BLOCK_MS, Entry, id_key
+from tokenbus.errors import ServerUnavailable
+
+ROOM = 256
+"""A stream is not read further while a feed of it holds so many entries; a read brings as many at most."""
+STREAMS = 1000
+"""Of one tail: the server looks at each of them whenever the read begins anew."""
+READS = 8
+"""Reads of what is stored, of all readers together, that may run side by side."""
+GATHER_S = 0.002
+"""Readers that come within this time end the waiting read once."""
+TRIES = 3
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
+
+
+class Feed:
+    """The entries of one stream after a position, for one reader."""
+
+    def __init__(self, tail: Tail, stream: str, position: str) -> None:
+        self.stream = stream
+        self.position = position
+        self.entries: list[Entry] = []
+        self.error: BaseException | None = None
+        self._tail = tail
+        self.news = asyncio.Event()
+
+    async def take(self, wait_s: float) -> list[Entry]:
+        """What has come, in order; empty when nothing came in time. Raises ServerUnavailable, once for each failed
+        read, and RuntimeError after the client's end."""
+        if not self.entries:
+            self.error = None  # of a read for which this reader did not wait
+            self.news.clear()
+            try:
+                async with asyncio.timeout(wait_s):
+                    self._tail.include(self)
+                    await self.news.wait()
+            except TimeoutError:
+                return []
+        if not self.entries and self.error:
+            raise self.error
+        taken, self.entries = self.entries, []
+        return taken
+
+    def put(self, entries: list[Entry]) -> None:
+        """New entries; those at or before the position are known already."""
+        after = id_key(self.position)
+        new = [entry for entry in entries if id_key(entry[0].decode()) > after]
+        if new:
+            self.entries += new
+            self.position = new[-1][0].decode()
+            self.news.set()
+
+
+class Tail:
+    """One connection that waits for the entries of its feeds' streams."""
+
+    def __init__(self, server: Server) -> None:
+        self.feeds: set[Feed] = set()
+        self._server = server
+        client: Any = server.client
+        self._own: Direct | None = client.apart() if isinstance(client, Direct) else None
+        self._reading: frozenset[Feed] = frozenset()
+        self._scope: asyncio.Timeout | None = None
+        """Around the read that waits."""
+        self._ending: asyncio.Timeout | None = None
+        """Of the read that is being ended."""
+        self._enders: set[asyncio.Task[None]] = set()
+        self._id: int | None = None
+        """The server's name for the connection."""
+        self.ended: BaseException | None = None
+        self._filled = asyncio.Event()
+        self._task = asyncio.create_task(self._run(), name="tail of logs")
+
+    def include(self, feed: Feed) -> None:
+        """See to it that the feed's stream is read from now on. Raises what ended the tail."""
+        if self.ended:
+            raise self.ended
+        self._filled.set()
+        scope = self._scope
+        if scope and scope is not self._ending and feed not in self._reading:
+            self._ending = scope
+            ender = asyncio.create_task(self._end(scope), name="end of a read")
+            self._enders.add(ender)
+            ender.add_done_callback(self._enders.discard)
+
+    async def aclose(self) -> None:
+        """Stop to read, and give the connection back."""
+        self.end(RuntimeError("the client is closed"))
+        tasks = [self._task, *self._enders]
+        for task in tasks:
+            task.cancel()
+        try:
+            await asyncio.gather(*tasks, return_exceptions=True)
+        finally:  # a reader that is cancelled once more must not cost its client a connection
+            if self._own:
+                await self._own.give_back()
+
+    async def _end(self, scope: asyncio.Timeout) -> None:
+        """End the read that waits in this scope, for all that come in the meantime."""
+        for _ in range(TRIES):  # the read may be on its way yet
+            await asyncio.sleep(GATHER_S)
+            if self._scope is not scope or await self._unblocked():
+                return
+        if self._scope is scope:
+            scope.reschedule(0)  # the server keeps no state of a plain read, and redis-py drops the connection
+
+    async def _unblocked(self) -> bool:
+        client: Any = self._server.client
+        try:
+            return self._id is not None and bool(await client.client_unblock(self._id))
+        except (RedisError, OSError):
+            return False  # not allowed to this user, or the server is away
+
+    async def _run(self) -> None:
+        pause_s = FIRST_PAUSE_S
+        while True:
+            try:
+                await self._read()
+                pause_s = FIRST_PAUSE_S
+            except ServerUnavailable as e:
+                self._id = None
+                self._fail(e)
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+            except Exception as e:
+                self.end(e)
+                return
+
+    def end(self, error: BaseException) -> None:
+        """No feed gets anything any more but this."""
+        self.ended = error
+        self._fail(error)
+
+    async def _read(self) -> None:
+        client: Any = self._own or self._server.client
+        if self._own and self._id is None:
+            with translated(self._server), suppress(NoPermissionError):
+                self._id = await client.client_id()
+        self._reading = frozenset(feed for feed in self.feeds if len(feed.entries) < ROOM)
+        offsets = _offsets(self._reading)
+        if not offsets:
+            self._filled.clear()
+            await self._filled.wait()
+            return
+        try:
+            async with asyncio.timeout(None) as self._scope:
+                with translated(self._server):
+                    found = await client.xread(offsets, count=ROOM, block=MAX_BLOCK_MS)
+        except TimeoutError:
+            self._id = None  # the connection was dropped
+            return
+        finally:
+            self._scope = None
+        streams = {name.decode(): entries for name, entries in found}
+        # No others: one that came meanwhile, or was full, may be behind where this read began, and would miss what lies
+        # between. The next read begins there.
+        for feed in self._reading:
+            if feed.stream in streams:
+                feed.put(streams[feed.stream])
+
+    def _fail(self, error: BaseException) -> None:
+        for feed in self.feeds:
+            feed.error = error
+            feed.news.set()
+
+
+def _offsets(feeds: frozenset[Feed]) -> dict[str, str]:
+    """Where to read each stream: after the position of the feed that is furthest behind."""
+    offsets: dict[str, str] = {}
+    for feed in feeds:
+        other = offsets.get(feed.stream)
+        if other is None or id_key(feed.position) < id_key(other):
+            offsets[feed.stream] = feed.position
+    return offsets
+
+
+class Hub:
+    """The tails of one client, made as they are needed."""
+
+    def __init__(self, server: Server) -> None:
+        self.reads = asyncio.Semaphore(READS)
+        """To be held around each read of what is stored, so that many readers at once need few connections."""
+        self._server = server
+        self._tails: dict[str, list[Tail]] = {}
+        """By the hash tag of their streams in a Cluster, and all under one name else."""
+
+    @asynccontextmanager
+    async def feed(self, stream: str, position: str) -> AsyncGenerator[Feed]:
+        """What comes to this stream after ``position``."""
+        slot = stream.partition("{")[2].partition("}")[0] if self._server.topology == "cluster" else ""
+        tails = self._tails.setdefault(slot, [])
+        tail = next((t for t in tails if len(t.feeds) < STREAMS and not t.ended), None)
+        if tail is None:
+            tail = Tail(self._server)
+            tails.append(tail)
+        feed = Feed(tail, stream, position)
+        tail.feeds.add(feed)
+        try:
+            yield feed
+        finally:
+            tail.feeds.remove(feed)
+            if not tail.feeds and tail in tails:
+                tails.remove(tail)
+                await tail.aclose()
+
+    async def aclose(self) -> None:
+        """End all feeds: their readers get RuntimeError."""
+        tails = [tail for some in self._tails.values() for tail in some]
+        self._tails.clear()
+        for tail in tails:
+            await tail.aclose()

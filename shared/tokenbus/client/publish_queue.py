@@ -1,0 +1,143 @@
+"""A client's entries on their way to the inbound stream: many at once share a few commands."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+
+from tokenbus.bus.keys import DATA_FIELD, TENANT_FIELD
+from tokenbus.bus.scripts.script import Arg, Call, script
+from tokenbus.bus.server.run_scripts import JOINED_BYTES, send
+from tokenbus.bus.server.server import Server, translated
+from tokenbus.errors import PublishQueueFull, ServerFull
+
+COMMANDS = 4
+"""Commands at once, and so connections: one more makes a busy server no faster."""
+ENTRIES = 256
+"""Entries of one command, and requests that are made ready at once: thousands in one pass of the event loop would keep
+it from its connections."""
+
+_ADMIT = script(
+    "admit",
+    f"""
+local out = {{}}
+for i = 1, #ARGV, 3 do
+  local id = false
+  if redis.call('XLEN', KEYS[1]) < tonumber(ARGV[i]) then
+    local fields = {{'{DATA_FIELD}', ARGV[i + 1]}}
+    if ARGV[i + 2] ~= '' then fields[3], fields[4] = '{TENANT_FIELD}', ARGV[i + 2] end
+    id = redis.call('XADD', KEYS[1], '*', unpack(fields))
+  end
+  out[#out + 1] = id
+end
+return out
+""",
+)
+
+
+class _Entry(msgspec.Struct, eq=False):
+    data: bytes
+    tenant: str
+    most: int
+    taken: asyncio.Future[None]
+
+
+class Outbound:
+    """Appends entries in the order in which they are put. Call `close` at the end."""
+
+    def __init__(self, server: Server, *, most_queued: int) -> None:
+        """``most_queued``: so many may be on their way before one that would not wait is refused."""
+        self._server = server
+        self._most_queued = most_queued
+        self._on_their_way = 0
+        self._room = asyncio.Semaphore(ENTRIES)
+        self._queue: deque[_Entry] = deque()
+        self._sending: set[asyncio.Task[None]] = set()
+        self._stream = ""
+        self._closed = False
+
+    @asynccontextmanager
+    async def turn(self, *, wait: bool) -> AsyncGenerator[None]:
+        """Around making one entry ready and putting it. Raises PublishQueueFull where there is no room without
+        waiting."""
+        if not wait and self._on_their_way >= self._most_queued:
+            raise PublishQueueFull(self._on_their_way)
+        self._on_their_way += 1
+        try:
+            async with self._room:
+                yield
+        finally:
+            self._on_their_way -= 1
+
+    async def put(self, stream: str, data: bytes, *, tenant: str = "", most: int, first: bool = False) -> None:
+        """Append one entry while the stream holds fewer than ``most``; ``first``: before those that wait here.
+
+        Each is sent once: after ServerUnavailable it may or may not be there. Raises that; ServerFull; RuntimeError
+        after `close`.
+        """
+        if self._closed:
+            raise RuntimeError("the client is closed")
+        self._stream = stream
+        entry = _Entry(data, tenant, most, asyncio.get_running_loop().create_future())
+        if first:
+            self._queue.appendleft(entry)
+        else:
+            self._queue.append(entry)
+        if len(self._sending) < COMMANDS:
+            task = asyncio.create_task(self._send_all(), name="publishing")
+            self._sending.add(task)
+            task.add_done_callback(self._sending.discard)
+        with translated(self._server, stream):  # here, for each caller's error is its own
+            await entry.taken
+
+    async def close(self) -> None:
+        """End what is on its way; those that wait here hear RuntimeError."""
+        self._closed = True
+        while self._queue:
+            entry = self._queue.popleft()
+            if not entry.taken.done():
+                entry.taken.set_exception(RuntimeError("the client is closed"))
+        await asyncio.gather(*self._sending)
+
+    async def _send_all(self) -> None:
+        while batch := self._batch():
+            try:
+                replies = await self._send(batch)
+            except Exception as e:
+                for entry in batch:
+                    if not entry.taken.done():
+                        entry.taken.set_exception(e)
+                continue
+            for entry, reply in zip(batch, replies, strict=True):
+                if entry.taken.done():
+                    continue
+                if reply is None:
+                    full = ServerFull(self._stream, f"{entry.most} requests wait to be taken in")
+                    entry.taken.set_exception(full)
+                else:
+                    entry.taken.set_result(None)
+
+    def _batch(self) -> list[_Entry]:
+        """The next entries, without those for which nobody waits any more."""
+        batch: list[_Entry] = []
+        size = 0
+        while self._queue and len(batch) < ENTRIES:
+            entry = self._queue[0]
+            if batch and size + len(entry.data) > JOINED_BYTES:
+                break
+            self._queue.popleft()
+            if not entry.taken.done():
+                batch.append(entry)
+                size += len(entry.data)
+        return batch
+
+    async def _send(self, batch: list[_Entry]) -> list[Any]:
+        args: list[Arg] = []
+        for entry in batch:
+            args += (entry.most, entry.data, entry.tenant)
+        return await send(self._server, Call(_ADMIT, [self._stream], args))

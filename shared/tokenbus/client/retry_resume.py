@@ -1,0 +1,132 @@
+"""A run that ended badly once more: from the start, or on from what it said."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import sha256
+from typing import Literal
+
+import msgspec
+
+from tokenbus.bus.server.server import translated
+from tokenbus.client.deployment import Deployment
+from tokenbus.client.response import Response
+from tokenbus.core.request.fallback import CHOICE, left_from
+from tokenbus.core.run.continuation import CONTINUES, partial_message
+from tokenbus.errors import RunNotFound, RunNotRepeatable, RunOpen
+from tokenbus.events.frames import history_decoder
+from tokenbus.events.requests import ContentPart, Generate, Message, TextPart
+
+How = Literal["retry", "resume"]
+_request = msgspec.json.Decoder(Generate)
+
+
+class Ended(msgspec.Struct, frozen=True):
+    """What the server keeps of a run that ended badly."""
+
+    run: str
+    request: Generate
+    history: list[Message]
+    """What its turns before the last added to the conversation."""
+    turn: int
+    continues: bool = True
+    """Whether whoever spoke last can go on from a partial answer; True also if that is not known."""
+    choice: int = 0
+    """Which of the request's providers and models that was: 0 its own, n its n-th fallback."""
+
+    @property
+    def last_asked(self) -> Generate:
+        """The request as it was asked last."""
+        return left_from(self.request, self.choice)
+
+
+async def ended_run(deployment: Deployment, run: str) -> Ended:
+    """What is known of a run that ended incomplete, failed or cancelled.
+
+    Raises RunNotFound, also where its records have expired; RunOpen; RunNotRepeatable for one that completed, or was
+    refused; ServerUnavailable.
+    """
+    keys = await deployment.keys()
+    client = deployment.server.client
+    # Field by field: the hash of a run that is recorded holds its raw stream too.
+    with translated(deployment.server):
+        fields = ["status", "request", "turn", CONTINUES, CHOICE]
+        status, request, last_turn, continues, asked = await client.hmget(keys.run(run), fields)
+    if status in (None, b"awaited"):
+        raise RunNotFound(run)
+    if status in (b"open", b"cancelling", b"expiring"):
+        raise RunOpen(run)
+    if status == b"completed":
+        raise RunNotRepeatable(run, "it completed")
+    if request is None:
+        raise RunNotRepeatable(run, "its request was refused, so it is not kept")
+    turn = int(last_turn or 0)
+    history: list[Message] = []
+    if turn:
+        with translated(deployment.server):
+            turns = await client.hmget(keys.run(run), [f"history:{n}" for n in range(1, turn + 1)])
+        if None in turns:  # expired between the two reads
+            raise RunNotFound(run)
+        history = [message for encoded in turns for message in history_decoder.decode(encoded)]
+    choice = int(asked or 0)
+    goes_on = (continues or b"")[choice : choice + 1] != b"0"
+    return Ended(run, _request.decode(request), history, turn, goes_on, choice)
+
+
+def once_more(ended: Ended, *, again: int) -> Generate:
+    """The same request as a run of its own."""
+    return _linked(ended.request, ended.run, "retry", again, ended.request.messages)
+
+
+def check_going_on(ended: Ended) -> None:
+    """What can be told before the run's text is read. Raises RunNotRepeatable for what cannot be gone on with."""
+    if not ended.continues:
+        request = ended.last_asked
+        problem = f"{request.model} at {request.provider} does not go on from a partial answer to it"
+        raise RunNotRepeatable(ended.run, problem)
+    if ended.request.mode == "prefill" and ended.history:
+        raise RunNotRepeatable(ended.run, "in mode prefill a run cannot be taken up after its tools ran")
+
+
+def going_on(ended: Ended, response: Response, *, again: int) -> Generate:
+    """The request that goes on from the last turn's text. Raises RunNotRepeatable where there is none that could be."""
+    check_going_on(ended)
+    request, run = ended.request, ended.run
+    said: list[ContentPart] = []
+    for block in response.blocks:
+        if block.turn == ended.turn and block.kind in ("tool_call", "tool_result") and not block.cut:
+            raise RunNotRepeatable(run, "it ended among its tool calls")
+        if block.turn == ended.turn and block.kind == "text":
+            said.append(TextPart(text=block.content or ""))
+    message, _ = partial_message(said)
+    if message is None:
+        raise RunNotRepeatable(run, "it said nothing that could be gone on from")
+    if request.mode == "prefill":
+        message = msgspec.structs.replace(message, participant=request.participant)
+    return _linked(ended.last_asked, run, "resume", again, _joined([*request.messages, *ended.history], message))
+
+
+def _joined(messages: list[Message], more: Message) -> list[Message]:
+    """With the partial answer; one that was itself given in part becomes longer."""
+    *before, last = messages
+    if last.role != "assistant":
+        return [*messages, more]
+    return [*before, msgspec.structs.replace(last, content=[*_parts(last.content), *_parts(more.content)])]
+
+
+def _parts(content: str | list[ContentPart]) -> list[ContentPart]:
+    return [TextPart(text=content)] if isinstance(content, str) else content
+
+
+def _linked(request: Generate, run: str, how: How, again: int, messages: Sequence[Message]) -> Generate:
+    return msgspec.structs.replace(
+        request,
+        id=derived_id(run, how, again),
+        messages=list(messages),
+        metadata={**(request.metadata or {}), f"{how}_of": run},
+    )
+
+
+def derived_id(run: str, how: How, again: int) -> str:
+    """The id of the new run: the same whenever the same is asked for, and no other run's."""
+    return f"{how}-{sha256(f'{how} {again} {run}'.encode()).hexdigest()[:32]}"

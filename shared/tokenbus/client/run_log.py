@@ -1,0 +1,186 @@
+"""Reads one run's log from a cursor on: every event once, in order, none left out.
+
+The log is a stream with entry ids ``<attempt>-<seq>``. A cursor is a ``seq`` alone; where its entry lies is found
+among the attempts with one pipeline, and from then on the entry ids themselves are the position. So a connection
+may break between any two reads.
+
+What is stored is read with plain reads, few at once for all the readers of a client. A reader that has it all waits for
+more on the connection that all share (tail.py).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import Self
+
+from tokenbus.bus.keys import Keys
+from tokenbus.bus.server.server import translated
+from tokenbus.bus.server.stream_reader import Entry, id_key
+from tokenbus.client.decode import is_end, public_event
+from tokenbus.client.deployment import Deployment, Outage
+from tokenbus.client.log_tail import Feed
+from tokenbus.errors import CursorAhead, CursorTrimmed, RunNotFound, ServerUnavailable
+from tokenbus.events.public import PublicEvent
+
+COUNT = 256
+LOOK_S = 1.0
+LONGEST_LOOK_S = 16.0
+"""A reader whose run is silent asks whether it is still there after a second, then after twice as long each time."""
+_LAST = 2**64 - 1
+_OPEN = (b"open", b"cancelling", b"expiring", b"awaited")
+
+
+async def follow(
+    deployment: Deployment, run: str, *, after: int, wait_s: float | None, reconnect_s: float
+) -> AsyncGenerator[PublicEvent]:
+    """The run's events after a cursor, up to the terminal one; see `LogReader`. Outlasts a server that is away for
+    less than ``reconnect_s``."""
+    outage = Outage(reconnect_s)
+    async with LogReader(deployment, run, after=after, wait_s=wait_s) as reader:
+        while not reader.ended:
+            try:
+                events = await reader.read()
+            except ServerUnavailable as e:
+                await outage.wait(e)
+                continue
+            outage.over()
+            for event in events:
+                yield event
+
+
+class LogReader:
+    """One reader of one run. Call `read` until `ended`, inside ``async with``."""
+
+    def __init__(self, deployment: Deployment, run: str, *, after: int, wait_s: float | None) -> None:
+        """``after``: the last seq that is known already. ``wait_s``: how long a run may be unknown to a server that
+        answers; None: for ever."""
+        self._deployment = deployment
+        self._run = run
+        self._seq: int = after
+        self._position: str | None = None
+        self._feed: Feed | None = None
+        self._feeds = AsyncExitStack()
+        self._gap: CursorTrimmed | None = None
+        self._wait_s = wait_s
+        self._waited_s = 0.0
+        self._look_s = LOOK_S
+        self._known = False
+        self.ended = False
+        """The terminal event was given, or lies at or before the cursor."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._feeds.aclose()
+
+    async def read(self) -> list[PublicEvent]:
+        """The next events, some hundreds at most; empty when none came for a while.
+
+        Raises CursorTrimmed if events after the cursor are gone, CursorAhead if there is no event with the cursor's
+        seq, RunNotFound if the run is not known or no longer, Malformed for an entry that is no event,
+        ServerUnavailable. After that one it may be called again.
+        """
+        if self._gap:
+            raise self._gap
+        keys = await self._deployment.keys()
+        log = keys.log(self._run)
+        if self._feed and self._feed.stream != log:  # the keys were guessed before the deployment was there
+            await self._feeds.aclose()
+            self._feed = None
+        if self._feed is None:
+            entries = await self._stored(log)
+            if self.ended:
+                return []
+            if not entries and self._position is not None:
+                self._feed = await self._feeds.enter_async_context(self._deployment.hub.feed(log, self._position))
+        else:
+            entries = await self._new(keys, self._feed)
+        if not entries:
+            return []
+        self._known = True
+        self._look_s = LOOK_S
+        return self._in_order(log, entries)
+
+    async def _stored(self, log: str) -> list[Entry]:
+        server = self._deployment.server
+        async with self._deployment.hub.reads:
+            with translated(server):
+                if self._position is None:
+                    self._position = await self._locate(log)
+                    if self.ended:
+                        return []
+                reply: list[tuple[bytes, list[Entry]]] = await server.client.xread({log: self._position}, count=COUNT)
+        return reply[0][1] if reply else []
+
+    async def _new(self, keys: Keys, feed: Feed) -> list[Entry]:
+        asked = time.monotonic()
+        entries = await feed.take(self._patience_s())
+        if not entries:
+            self._waited_s += time.monotonic() - asked
+            self._look_s = min(2 * self._look_s, LONGEST_LOOK_S)
+            async with self._deployment.hub.reads:
+                with translated(self._deployment.server):
+                    await self._look_for_run(keys)
+        return entries
+
+    async def _locate(self, log: str) -> str:
+        """The id after which to read: of the last entry whose seq is not after the cursor, or close before it."""
+        if self._seq < 0:
+            return "0-0"
+        client = self._deployment.server.client
+        last: list[Entry] = await client.xrevrange(log, count=1)
+        if not last:
+            if not await client.exists((await self._deployment.keys()).run(self._run)):
+                raise RunNotFound(self._run)  # it was seen once, so there is nothing to wait for
+            raise CursorAhead(log, str(self._seq), "none")
+        last_attempt, last_seq = id_key(last[0][0].decode())
+        if last_seq < self._seq:
+            raise CursorAhead(log, str(self._seq), str(last_seq))
+        if last_seq == self._seq:
+            self.ended = is_end(public_event(log, last[0]))
+            return f"{last_attempt}-{last_seq}"
+        first: list[Entry] = await client.xrange(log, count=1)
+        pipe = client.pipeline(transaction=False)
+        for attempt in range(id_key(first[0][0].decode())[0], last_attempt + 1):
+            pipe.xrange(log, f"{attempt}-{self._seq + 1}", f"{attempt}-{_LAST}", count=1)
+        found: list[list[Entry]] = await pipe.execute()
+        places = [id_key(entries[0][0].decode()) for entries in found if entries]
+        attempt, seq = min(places, key=lambda place: place[1], default=(0, 1))
+        return f"{attempt}-{seq - 1}"
+
+    def _in_order(self, log: str, entries: list[Entry]) -> list[PublicEvent]:
+        events: list[PublicEvent] = []
+        for entry in entries:
+            event = public_event(log, entry)
+            if event.seq > self._seq:
+                if event.seq != self._seq + 1:
+                    self._gap = CursorTrimmed(log, str(self._seq), str(event.seq))
+                    if not events:
+                        raise self._gap
+                    break  # what came before the gap goes out first
+                events.append(event)
+                self._seq = event.seq
+                self.ended = is_end(event)
+            self._position = entry[0].decode()
+        return events
+
+    def _patience_s(self) -> float:
+        if self._known or self._wait_s is None:
+            return self._look_s
+        return max(0.001, min(self._look_s, self._wait_s - self._waited_s))
+
+    async def _look_for_run(self, keys: Keys) -> None:
+        """Nothing came: is there a run at all, and may anything still come of it?"""
+        client = self._deployment.server.client
+        status: bytes | None = await client.hget(keys.run(self._run), "status")
+        if status in _OPEN or await client.exists(keys.log(self._run)):
+            self._known = True
+            return
+        if self._known or status is not None or (self._wait_s is not None and self._waited_s >= self._wait_s):
+            raise RunNotFound(self._run)

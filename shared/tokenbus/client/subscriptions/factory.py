@@ -1,0 +1,88 @@
+"""What a subscription takes, and which kind of one that makes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any, Literal, TypeAlias, TypedDict, get_args
+
+from tokenbus.bus.keys import TOPICS, SubscribedTopic
+from tokenbus.client.deployment import Deployment
+from tokenbus.client.subscriptions.cursor import Cursor
+from tokenbus.client.subscriptions.event_filter import Kind, Kinds, Runs, Selection
+from tokenbus.client.subscriptions.gaps import OnTrimmed
+from tokenbus.client.subscriptions.group import SharedSubscription
+from tokenbus.client.subscriptions.ordered import OrderedSubscription
+from tokenbus.core.nearest_name import unknown_name
+
+Ack: TypeAlias = Literal["auto", "explicit"]
+GroupBegin: TypeAlias = Literal["now", "start"]
+Begin: TypeAlias = Cursor | GroupBegin
+Subscription: TypeAlias = OrderedSubscription[Any] | SharedSubscription[Any]
+
+
+class Delivery(TypedDict, total=False):
+    """How any subscription gives its events; see `tokenbus.Client.subscribe`."""
+
+    runs: Runs | None
+    ack: Ack
+    prefetch: int
+    on_trimmed: OnTrimmed | None
+
+
+class Reading(Delivery, total=False):
+    """The same, and which events of a topic it gives."""
+
+    kinds: Kind | Collection[Kind] | None
+
+
+def subscription(
+    deployment: Deployment,
+    topic: SubscribedTopic,
+    group: str | None,
+    *,
+    kinds: Kinds[Any] = None,
+    runs: Runs | None,
+    from_: Begin,
+    ack: Ack,
+    prefetch: int,
+    reconnect_s: float,
+    on_trimmed: OnTrimmed | None = None,
+    most_in_hand: int | None = None,
+) -> Subscription:
+    """A subscription that has not begun: with a group a shared one. Raises ValueError for what cannot be."""
+    if topic not in TOPICS:
+        raise ValueError(f"topic: {unknown_name(topic, TOPICS)}")
+    selection = Selection(topic, kinds, runs)
+    if prefetch < 1:
+        raise ValueError("prefetch: at least 1")
+    if ack not in get_args(Ack):
+        raise ValueError(f"ack: {unknown_name(ack, get_args(Ack))}")
+    if isinstance(from_, Cursor):
+        if group is not None or from_.topic != topic:
+            raise ValueError(f"from_: a cursor of {from_.topic}; a group keeps its own, another topic has another")
+        from_.check()
+    elif from_ not in ("now", "start"):
+        raise ValueError(f"from_: {unknown_name(from_, ('now', 'start'))}, or a Cursor")
+    if group is None:
+        return OrderedSubscription(
+            deployment,
+            topic,
+            begin=from_,
+            selection=selection,
+            ack=ack,
+            prefetch=prefetch,
+            reconnect_s=reconnect_s,
+            on_trimmed=on_trimmed,
+        )
+    return SharedSubscription(
+        deployment,
+        topic,
+        group=group,
+        begin="start" if from_ == "start" else "now",
+        selection=selection,
+        ack=ack,
+        prefetch=prefetch,
+        most_in_hand=most_in_hand,
+        reconnect_s=reconnect_s,
+        on_trimmed=on_trimmed,
+    )

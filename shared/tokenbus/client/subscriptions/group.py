@@ -1,0 +1,305 @@
+"""The subscription with a group: several workers share a topic's runs among them.
+
+Each partition belongs to one worker of the group at a time, by a lease; that worker reads it with plain XREAD from the
+group's offset and moves the offset when events are done. So a run's events stay in order, and a worker that
+dies takes none with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import secrets
+import socket
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, suppress
+from types import TracebackType
+from typing import Generic, Literal, NamedTuple, Self, TypeVar, cast
+
+from tokenbus.bus.keys import Keys, SubscribedTopic
+from tokenbus.bus.leases import Lease, Leases
+from tokenbus.bus.server.server import translated
+from tokenbus.bus.server.stream_reader import Entry
+from tokenbus.client.decode import TopicEvent
+from tokenbus.client.deployment import Deployment, Outage
+from tokenbus.client.subscriptions.ack_tracker import Hand
+from tokenbus.client.subscriptions.async_iteration import until_left, until_stopped
+from tokenbus.client.subscriptions.cursor import OLDEST, just_before
+from tokenbus.client.subscriptions.event_filter import Selection
+from tokenbus.client.subscriptions.gaps import Gaps, OnTrimmed
+from tokenbus.client.subscriptions.offset_commit import ACK_S, Acknowledging, Part
+from tokenbus.client.subscriptions.per_run_handlers import each
+from tokenbus.client.subscriptions.topic_reader import TopicReader
+from tokenbus.errors import CursorTrimmed, Malformed, ServerUnavailable
+
+E = TypeVar("E", bound=TopicEvent)
+
+_GROUP = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+
+class _Opened(NamedTuple):
+    keys: Keys
+    reader: TopicReader
+    leases: Leases
+    acknowledging: Acknowledging
+
+
+class SharedSubscription(Generic[E]):
+    """Every wanted event of a topic at least once for the whole group, those of one run in order, to one worker at a
+    time.
+
+    With ``ack="auto"`` taking the next event says that the one before is done; the last event taken is done when
+    ``async with`` is left in order, and not when that is left by an exception, or `aclose` ends the iteration. With
+    ``ack="explicit"`` an event is done when `ack` says so, in any order, and no more than ``prefetch`` are given out
+    that are not. With `each` it is done when its handler has returned. Done events are acknowledged when the worker
+    runs out of events or a second has passed, and when the subscription is closed; a worker that dies gives out again
+    what it had not acknowledged, so ``(event.run, event.seq)`` may come twice.
+
+    A new group begins with what comes from then on, or at the oldest entry that is kept. The group goes on where
+    it stood when nobody was there. At most as many workers as there are partitions have something to do. A
+    worker that blocks its event loop for longer than ``lease_s`` loses its partitions. An iteration outside of
+    ``async with`` closes the subscription when it is left. Iterating raises CursorTrimmed and ServerUnavailable as
+    `OrderedSubscription` does; a gap is told to one worker, once, for it is acknowledged with the events before it.
+    Entries that are no events are logged, counted and passed over. For one task at a time, but for `ack`.
+
+    The offset is mirrored into a consumer group ``<topic>:<group>`` of each partition's stream, so that ordinary tools
+    see the lag; nobody reads by it.
+    """
+
+    def __init__(
+        self,
+        deployment: Deployment,
+        topic: SubscribedTopic,
+        *,
+        group: str,
+        begin: Literal["now", "start"],
+        selection: Selection,
+        ack: Literal["auto", "explicit"],
+        prefetch: int,
+        most_in_hand: int | None = None,
+        reconnect_s: float,
+        on_trimmed: OnTrimmed | None = None,
+        lease_s: float = 3.0,
+    ) -> None:
+        """``most_in_hand``: events given out and not done; None: as many as ``prefetch``.
+
+        Raises ValueError for a group's name that is not 1 to 64 letters, digits, dots, dashes or underscores.
+        """
+        if not _GROUP.fullmatch(group):
+            raise ValueError(f"group {group!r}: must be 1 to 64 letters, digits, dots, dashes or underscores")
+        self._deployment = deployment
+        self._topic: SubscribedTopic = topic
+        self._group = f"{topic}:{group}"
+        self._from_oldest = begin == "start"
+        self._selection = selection
+        self._auto = ack == "auto"
+        self._prefetch = prefetch
+        self._most_in_hand = most_in_hand or prefetch
+        self._lease_s = lease_s
+        self._outage = Outage(reconnect_s)
+        self._opened: _Opened | None = None
+        self._parts: dict[int, Part] = {}
+        self._pending: deque[tuple[Part, Entry]] = deque()
+        self._hand = Hand(topic)
+        self._last: E | None = None
+        """The event that the next one makes done."""
+        self._acked = asyncio.Event()
+        self._entered = False
+        self._closed = False
+        self.gaps = Gaps(on_trimmed)
+        """How often entries were trimmed unread, or passed over because they are no events."""
+
+    @property
+    def partitions(self) -> list[int]:
+        """The partitions that this worker has now."""
+        return sorted(self._parts)
+
+    async def __aenter__(self) -> Self:
+        self._entered = True
+        await self._open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self._next()
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Acknowledge what is done, give the partitions to the group's other workers at once, end the iteration.
+
+        Where the server is away nothing is acknowledged: those events come again.
+        """
+        self._closed = True
+        self._pending.clear()
+        self._hand.drop()
+        self._acked.set()
+        if self._opened:
+            await self._opened.leases.close()
+            await self._opened.reader.close()
+
+    def ack(self, event: E) -> None:
+        """The event is done (``ack="explicit"``). Does nothing for one that is not in hand, as after a second `ack`.
+
+        Told to the server with others, within a second or two. Where the partition has gone to another worker meanwhile
+        the event comes again there.
+        """
+        self._hand.done(event)
+        self._acked.set()
+
+    async def each(self, handler: Callable[[E], Awaitable[None]], *, concurrency: int = 1) -> None:
+        """Call the handler with each event: of at most ``concurrency`` runs at once, of one run one after the other.
+
+        An event is done when its handler has returned. Returns when the subscription is closed, which it is at the end
+        in any case. Trimmed events are logged, unless there is an ``on_trimmed``. An error of a handler, or another
+        that iterating raises, cancels the other handlers and is raised.
+        """
+        self._auto = False
+        self.gaps.log_by_default()
+        try:
+            async with aclosing(until_stopped(self.__anext__)) as events:
+                await each(events, handler, self.ack, concurrency=concurrency, most=self._prefetch)
+        finally:
+            await self.aclose()
+
+    def __aiter__(self) -> AsyncIterator[E]:
+        return self if self._entered else until_left(self.__anext__, self.aclose)
+
+    async def __anext__(self) -> E:
+        self._next()
+        event = await self._take()
+        if self._auto:
+            self._last = event
+        return event
+
+    def _next(self) -> None:
+        if self._last is not None:
+            self.ack(self._last)
+            self._last = None
+
+    async def _take(self) -> E:
+        while not self._closed:
+            try:
+                await self._tell()
+                if len(self._hand) >= self._most_in_hand:
+                    await self._wait_for_ack()
+                elif not self._pending:
+                    await self._refill()
+                self._outage.over()
+            except ServerUnavailable as e:
+                await self._outage.wait(e)
+                continue
+            if self._pending and len(self._hand) < self._most_in_hand and (event := self._give()) is not None:
+                return event
+        raise StopAsyncIteration
+
+    def _give(self) -> E | None:
+        """The next wanted event of those that were read."""
+        while self._pending:
+            part, entry = self._pending.popleft()
+            source = f"{self._topic} {part.lease.partition}"
+            try:
+                event = self._hand.take(source, entry, part, self._selection)
+            except Malformed as e:
+                self.gaps.was_malformed(e)
+                continue
+            if event is not None:
+                return cast("E", event)
+        return None
+
+    async def _wait_for_ack(self) -> None:
+        self._acked.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(ACK_S):  # and then tell what is done
+                await self._acked.wait()
+
+    async def _open(self) -> _Opened:
+        server = self._deployment.server
+        keys = await self._deployment.keys()
+        reader = TopicReader(server, keys, self._topic, most=self._prefetch)
+        leases = Leases(
+            server,
+            keys,
+            group=self._group,
+            topic=self._topic,
+            worker=f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}",
+            taken=self._taken,
+            gone=self._gone,
+            ttl_s=self._lease_s,
+            tick_s=self._lease_s / 12,
+            start="0-0" if self._from_oldest else "$",
+        )
+        counts = (await server.check()).entries_read
+        acknowledging = Acknowledging(
+            server, keys, self._topic, group=self._group, lease_s=self._lease_s, entries_read=counts
+        )
+        self._opened = _Opened(keys, reader, leases, acknowledging)
+        try:
+            with translated(server):
+                await leases.open()
+        except BaseException:
+            self._opened = None
+            self._parts.clear()
+            raise
+        return self._opened
+
+    async def _refill(self) -> None:
+        opened = self._opened or await self._open()
+        await self._deployment.still(opened.keys)
+        try:
+            found = await opened.reader.read()
+        except CursorTrimmed as e:
+            for part in self._parts.values():
+                part.shown = False  # what was trimmed counts as read
+            for partition, oldest in opened.reader.oldest_after(e):
+                self._parts[partition].pass_over(just_before(oldest))
+            self.gaps.was_trimmed(e)
+            return
+        for partition, entries in found:
+            part = self._parts[partition]
+            self._pending.extend((part, entry) for entry in entries)
+
+    async def _tell(self) -> None:
+        """Acknowledge what is done, when it is time. Raises ServerUnavailable."""
+        if not self._opened or (self._pending and not self._opened.acknowledging.due):
+            return
+        with translated(self._deployment.server):
+            for part in await self._opened.acknowledging.tell(list(self._parts.values())):
+                if self._parts.get(part.lease.partition) is part:
+                    self._forget(part)
+
+    # --- partitions come and go -------------------------------------------------------------------------------
+
+    def _taken(self, lease: Lease) -> None:
+        assert self._opened
+        self._parts[lease.partition] = Part(lease)
+        fresh = self._from_oldest and lease.offset == "0-0"
+        self._opened.reader.take(lease.partition, OLDEST if fresh else lease.offset)
+
+    async def _gone(self, partition: int) -> None:
+        part = self._parts.get(partition)
+        if part is None:
+            return
+        self._remove(part)
+        # Not for long, for no lease is renewed meanwhile; then the next worker gives the events in hand out again.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._lease_s / 3):
+                while part.open and not self._closed:
+                    self._acked.clear()
+                    await self._acked.wait()
+        assert self._opened
+        await self._opened.acknowledging.commit([part])
+
+    def _forget(self, part: Part) -> None:
+        assert self._opened
+        self._opened.leases.forget(part.lease.partition)
+        self._remove(part)
+
+    def _remove(self, part: Part) -> None:
+        assert self._opened
+        del self._parts[part.lease.partition]
+        self._opened.reader.drop(part.lease.partition)
+        self._pending = deque(item for item in self._pending if item[0] is not part)

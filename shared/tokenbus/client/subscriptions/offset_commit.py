@@ -1,0 +1,113 @@
+"""What a group's worker tells the server: how far the events of its partitions are done."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+from tokenbus.bus.keys import Keys, SubscribedTopic
+from tokenbus.bus.leases import Lease
+from tokenbus.bus.scripts import Call, Commit
+from tokenbus.bus.server.run_scripts import send_many
+from tokenbus.bus.server.server import Server
+from tokenbus.client.subscriptions.ack_tracker import Progress
+from tokenbus.client.subscriptions.offset_mirror import show
+
+ACK_S = 1.0
+"""Done events are told to the server at least this often while more are taken."""
+
+
+class Part(Progress):
+    """A partition in hand, and how far its events are done and told."""
+
+    def __init__(self, lease: Lease) -> None:
+        super().__init__(lease.offset)
+        self.lease = lease
+        self.told = lease.offset
+        self.shown = False
+        """The consumer group that mirrors the offset has its count."""
+
+
+class Acknowledging:
+    """Moves a group's offsets."""
+
+    def __init__(
+        self, server: Server, keys: Keys, topic: SubscribedTopic, *, group: str, lease_s: float, entries_read: bool
+    ) -> None:
+        """``group``: the mirror's name. ``entries_read``: the server counts the entries that a group has read."""
+        self._server = server
+        self._keys = keys
+        self._topic: SubscribedTopic = topic
+        self._group = group
+        self._lease_s = lease_s
+        self._entries_read = entries_read
+        self._telling = asyncio.Lock()
+        self._told_at = time.monotonic()
+
+    @property
+    def due(self) -> bool:
+        """Whether `tell` was last called so long ago that it is time, whatever else there is to do."""
+        return time.monotonic() - self._told_at >= ACK_S
+
+    async def tell(self, parts: Sequence[Part]) -> list[Part]:
+        """Move the offsets past what is done, and show them to ordinary tools.
+
+        Returns the parts that another worker has by now, which gives their events out again. Raises what redis-py
+        raises.
+        """
+        await self._show([part for part in parts if not part.shown])
+        refused = await self.commit(parts)
+        self._told_at = time.monotonic()
+        return refused
+
+    async def commit(self, parts: Sequence[Part]) -> list[Part]:
+        """`tell` without the show."""
+        async with self._telling:
+            calls = [
+                (part, self._call(part), part.position, part.entries) for part in parts if part.position != part.told
+            ]
+            if not calls:
+                return []
+            refused: list[Part] = []
+            replies = await send_many(self._server, [call for _, call, _, _ in calls])
+            for (part, _, done, entries), reply in zip(calls, replies, strict=True):
+                if reply[0] in (b"ok", b"already"):
+                    part.told = done
+                    part.entries = max(0, part.entries - entries)  # a gap may have reset it meanwhile
+                else:
+                    refused.append(part)
+            return refused
+
+    async def _show(self, new: list[Part]) -> None:
+        """Count for the mirrors of new partitions what lies before the group's offset."""
+        if not new:
+            return
+        calls = [
+            show(
+                self._keys.lease(part.lease.partition, self._group),
+                self._keys.topic(part.lease.partition, self._topic),
+                group=self._group,
+                offset=part.told,
+            )
+            for part in new
+        ]
+        await send_many(self._server, calls)
+        for part in new:
+            part.shown = True
+
+    def _call(self, part: Part) -> Call:
+        number = part.lease.partition
+        return Commit(self._keys.lease(number, self._group), self._keys.topic(number, self._topic)).call(
+            token=part.lease.token,
+            ttl_ms=int(self._lease_s * 1000),
+            begin=part.told,
+            end=part.position,
+            watermark="0-0",  # what lies before it is trimmed from a mirror's input, and this input is others' too
+            entries=part.entries,
+            size=0,
+            # A commit that moves a mirror checks that its last entry is still there; the end of a gap never was.
+            mirror="" if part.in_gap else self._group,
+            entries_read=self._entries_read,
+            topic_entries=0,
+        )

@@ -1,0 +1,37 @@
+"""Shows a group's offset as a consumer group, so that XINFO GROUPS, dashboards and autoscalers see its lag.
+
+Nobody reads by that consumer group. Each commit moves it; its count of entries is set here when a partition is taken
+up, for a group need not begin where its stream does, and what was trimmed before it was read counts as read.
+"""
+
+from __future__ import annotations
+
+from tokenbus.bus.scripts.script import Call, script
+
+_SHOW = script(
+    "show",
+    """
+if redis.call('EXISTS', KEYS[2]) == 0 then return 0 end
+local added
+local info = redis.call('XINFO', 'STREAM', KEYS[2])
+for i = 1, #info, 2 do
+  if info[i] == 'entries-added' then added = info[i + 1] end
+end
+if not added then return 0 end
+local entries = redis.call('HGET', KEYS[1], 'entries')
+if #redis.call('XRANGE', KEYS[2], '-', ARGV[2], 'COUNT', 1) == 0 then
+  entries = added - redis.call('XLEN', KEYS[2])
+elseif not entries then
+  entries = added - #redis.call('XRANGE', KEYS[2], '(' .. ARGV[2], '+')
+end
+redis.call('HSET', KEYS[1], 'entries', entries)
+redis.pcall('XGROUP', 'SETID', KEYS[2], ARGV[1], ARGV[2], 'ENTRIESREAD', entries)
+return 1
+""",
+)
+
+
+def show(lease: str, stream: str, *, group: str, offset: str) -> Call:
+    """Set the group's count of entries up to ``offset``, and show both. Does nothing where the server (Redis 6.2) does
+    not count entries."""
+    return Call(_SHOW, [lease, stream], [group, offset])

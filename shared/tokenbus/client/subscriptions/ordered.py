@@ -1,0 +1,185 @@
+"""The subscription without a group: a reader of its own, as one screen or one log needs it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from types import TracebackType
+from typing import Generic, Literal, Self, TypeVar, cast
+
+from tokenbus.bus.keys import Keys, SubscribedTopic
+from tokenbus.bus.server.stream_reader import Entry, id_key
+from tokenbus.client.decode import TopicEvent
+from tokenbus.client.deployment import Deployment, Outage
+from tokenbus.client.subscriptions.ack_tracker import Hand, Progress
+from tokenbus.client.subscriptions.async_iteration import until_left, until_stopped
+from tokenbus.client.subscriptions.cursor import OLDEST, Cursor, just_before
+from tokenbus.client.subscriptions.event_filter import Selection
+from tokenbus.client.subscriptions.gaps import Gaps, OnTrimmed
+from tokenbus.client.subscriptions.per_run_handlers import each
+from tokenbus.client.subscriptions.topic_reader import TopicReader, ends
+from tokenbus.errors import CursorAhead, CursorTrimmed, DeploymentMismatch, Malformed, ServerUnavailable
+
+E = TypeVar("E", bound=TopicEvent)
+
+PREFETCH = 1024
+"""Entries that a subscription holds at once: those read and not yet given out, and those in handlers."""
+
+
+class OrderedSubscription(Generic[E]):
+    """Every wanted event of a topic exactly once, those of one run in order; events of different runs in any order.
+
+    Take the events with ``async for``, or with `each`. Inside ``async with`` an iteration may be left and taken up
+    again; one without that closes the subscription when it ends or is left.
+
+    Begins when it is entered (``async with``) or first iterated: after a cursor, at the oldest entry that is kept, or
+    with what comes from then on. Iterating raises
+
+    - CursorTrimmed, once, if events after the position were trimmed before this reader had them, unless it was given
+      ``on_trimmed``. Iterating again continues at the oldest entry that is kept, and so does `cursor` (Redis 6.2
+      cannot tell for a topic that was empty at the position);
+    - CursorAhead if the cursor it began with is past the newest entry;
+    - ServerUnavailable if the server was away for longer than the client's ``reconnect_s``; until then the
+      subscription waits, and continues where it was. Iterating again tries again.
+
+    An entry that is no event is logged, counted in ``malformed`` and passed over. For one task at a time.
+    """
+
+    def __init__(
+        self,
+        deployment: Deployment,
+        topic: SubscribedTopic,
+        *,
+        begin: Cursor | Literal["now", "start"],
+        selection: Selection,
+        ack: Literal["auto", "explicit"],
+        prefetch: int,
+        reconnect_s: float,
+        on_trimmed: OnTrimmed | None = None,
+    ) -> None:
+        self._deployment = deployment
+        self._topic: SubscribedTopic = topic
+        self._begin_at = begin
+        self._selection = selection
+        self._auto = ack == "auto"
+        self._prefetch = prefetch
+        self._outage = Outage(reconnect_s)
+        self._keys: Keys | None = None
+        self._reader: TopicReader | None = None
+        self._parts: dict[int, Progress] = {}
+        self._pending: deque[tuple[int, Entry]] = deque()
+        self._hand = Hand(topic)
+        self._entered = False
+        self._closed = False
+        self.gaps = Gaps(on_trimmed)
+        """How often entries were trimmed unread, or passed over because they are no events."""
+
+    @property
+    def cursor(self) -> Cursor:
+        """The place after the event that was given last; with `each`, before the first whose handler has not returned.
+        Before the subscription has begun: RuntimeError."""
+        if self._keys is None:
+            raise RuntimeError("the subscription has not begun: enter it, or take an event first")
+        return Cursor(self._topic, tuple(self._parts[p].position for p in range(self._keys.partitions)))
+
+    async def __aenter__(self) -> Self:
+        self._entered = True
+        await self._open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """End the subscription: iterating ends, the connection is given back. `cursor` stays."""
+        self._closed = True
+        self._pending.clear()
+        if self._reader:
+            await self._reader.close()
+
+    def __aiter__(self) -> AsyncIterator[E]:
+        return self if self._entered else until_left(self.__anext__, self.aclose)
+
+    async def __anext__(self) -> E:
+        event = await self._take()
+        if self._auto:
+            self._hand.done(event)
+        return event
+
+    def ack(self, event: E) -> None:
+        """`cursor` may pass the event (``ack="explicit"``). Does nothing for one that is not in hand."""
+        self._hand.done(event)
+
+    async def each(self, handler: Callable[[E], Awaitable[None]], *, concurrency: int = 1) -> None:
+        """Call the handler with each event: of at most ``concurrency`` runs at once, of one run one after the other.
+
+        Returns when the subscription is closed. Trimmed events are logged, unless there is an ``on_trimmed``. An error
+        of a handler, or another that iterating raises, cancels the other handlers and is raised; `cursor` is then
+        before what was not handled.
+        """
+        self.gaps.log_by_default()
+        async with aclosing(until_stopped(self._take)) as events:
+            await each(events, handler, self.ack, concurrency=concurrency, most=self._prefetch)
+
+    async def _take(self) -> E:
+        while not self._closed:
+            while self._pending:
+                partition, entry = self._pending.popleft()
+                source = f"{self._topic} {partition}"
+                try:
+                    event = self._hand.take(source, entry, self._parts[partition], self._selection)
+                except Malformed as e:
+                    self.gaps.was_malformed(e)
+                    continue
+                if event is not None:
+                    return cast("E", event)
+            try:
+                await self._refill()
+                self._outage.over()
+            except ServerUnavailable as e:
+                await self._outage.wait(e)
+        raise StopAsyncIteration
+
+    async def _refill(self) -> None:
+        reader = self._reader or await self._open()
+        if self._keys:
+            await self._deployment.still(self._keys)
+        try:
+            found = await reader.read()
+        except CursorTrimmed as e:
+            for partition, oldest in reader.oldest_after(e):
+                self._parts[partition].pass_over(just_before(oldest))
+            self.gaps.was_trimmed(e)
+            return
+        for partition, entries in found:
+            self._pending.extend((partition, entry) for entry in entries)
+
+    async def _open(self) -> TopicReader:
+        keys = await self._deployment.keys()
+        positions = await self._begin(keys)
+        self._parts = {partition: Progress(position) for partition, position in positions.items()}
+        self._keys = keys
+        self._reader = TopicReader(self._deployment.server, keys, self._topic, most=self._prefetch)
+        for partition, position in positions.items():
+            self._reader.take(partition, position)
+        return self._reader
+
+    async def _begin(self, keys: Keys) -> dict[int, str]:
+        if isinstance(self._begin_at, Cursor):
+            positions = self._begin_at.positions
+            if len(positions) != keys.partitions:
+                raise DeploymentMismatch("partitions", str(len(positions)), str(keys.partitions))
+            await self._check_not_ahead(self._begin_at, keys)
+            return dict(enumerate(positions))
+        if self._begin_at == "start":
+            return dict.fromkeys(range(keys.partitions), OLDEST)
+        return await ends(self._deployment.server, keys, self._topic)
+
+    async def _check_not_ahead(self, cursor: Cursor, keys: Keys) -> None:
+        newest = await ends(self._deployment.server, keys, self._topic)
+        for partition, position in enumerate(cursor.positions):
+            if position != OLDEST and id_key(position) > id_key(newest[partition]):
+                raise CursorAhead(keys.topic(partition, self._topic), position, newest[partition])

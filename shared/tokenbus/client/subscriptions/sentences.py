@@ -1,0 +1,321 @@
+"""Visible text as sentences, for those who speak it: a view on the topic `visible`.
+
+It is no topic of its own, for where a sentence ends depends on who speaks it: the language, the shortest and the
+longest it can speak well, how long it may wait. And a stored topic would cost the server a third copy of each text.
+
+`visible` does not tell that a block is over. A text that has stood still for a moment is looked up in its run's log,
+which does; so the last sentence comes as soon as the block is complete, and a pause in the middle of one cuts no word.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from types import TracebackType
+from typing import Literal, Self
+
+import msgspec
+
+from tokenbus.bus.keys import Keys
+from tokenbus.bus.server.server import translated
+from tokenbus.bus.server.stream_reader import Entry
+from tokenbus.client.decode import public_event
+from tokenbus.client.deployment import Deployment
+from tokenbus.client.subscriptions.async_iteration import until_left, until_stopped
+from tokenbus.client.subscriptions.cursor import Cursor
+from tokenbus.client.subscriptions.group import SharedSubscription
+from tokenbus.client.subscriptions.ordered import OrderedSubscription
+from tokenbus.client.subscriptions.per_run_handlers import each
+from tokenbus.errors import ServerUnavailable
+from tokenbus.events.public import (
+    TERMINAL,
+    BlockComplete,
+    Chunk,
+    ChunkTopicEvent,
+    PublicEvent,
+    Restarted,
+    Retrying,
+    UnknownEvent,
+)
+from tokenbus.shaping.sentences import SentenceRules, Sentences
+
+LOOK_S = 0.05
+"""A text that has stood still so long is looked up; the next time after twice as long, and so on."""
+LONGEST_LOOK_S = 2.0
+LOOK_AHEAD = 64
+Fate = Literal["open", "complete", "void"]
+
+
+class Sentence(msgspec.Struct, frozen=True, kw_only=True):
+    """A sentence of a block's visible text."""
+
+    run: str
+    turn: int
+    attempt: int
+    block: int
+    text: str
+    """With the blanks behind it: a block's sentences concatenate to its visible text."""
+    first: int
+    """The seq of the chunk with its first character."""
+    last: int
+    """The seq of the chunk with its last one: ``heard_through`` for a cancel after it was spoken."""
+
+
+class SentenceSubscription:
+    """The sentences of all visible text, those of a block in order; each once, or with a group at least once.
+
+    Delivery, acknowledging and errors are those of the subscription to `visible` beneath it, see `OrderedSubscription`
+    and `SharedSubscription`: a chunk is done when the last sentence that has a part of it is. Sentences that are blank
+    are left out. Text of an attempt that was made void is not given out, as far as it was not yet. For one task at a
+    time.
+    """
+
+    def __init__(
+        self,
+        deployment: Deployment,
+        chunks: OrderedSubscription[ChunkTopicEvent] | SharedSubscription[ChunkTopicEvent],
+        *,
+        rules: SentenceRules,
+        hold_s: float,
+        ack: Literal["auto", "explicit"],
+        prefetch: int,
+    ) -> None:
+        """``chunks``: of explicit acknowledgement. ``hold_s``: after so long the words held are given out as they
+        are."""
+        self._deployment = deployment
+        self._chunks = chunks
+        self._rules = rules
+        self._hold_s = hold_s
+        self._auto = ack == "auto"
+        self._prefetch = prefetch
+        self._voices: dict[tuple[str, int], _Voice] = {}
+        self._ready: deque[tuple[Sentence, list[Chunk]]] = deque()
+        self._given: dict[int, tuple[Sentence, list[Chunk]]] = {}
+        """By identity: the chunks that are done with a sentence."""
+        self._last: Sentence | None = None
+        self._next: asyncio.Task[ChunkTopicEvent] | None = None
+        self._look_at = 0.0
+        self._entered = False
+
+    @property
+    def cursor(self) -> Cursor:
+        """Where to go on after the sentences that are done, without a group: see `OrderedSubscription.cursor`."""
+        if isinstance(self._chunks, SharedSubscription):
+            raise RuntimeError("a group keeps its own cursor")
+        return self._chunks.cursor
+
+    async def __aenter__(self) -> Self:
+        self._entered = True
+        await self._chunks.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self._last_is_done()
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """End the subscription; what is held and not given out comes again in a group."""
+        await self._chunks.aclose()
+        if self._next:
+            await asyncio.gather(self._next, return_exceptions=True)  # ends by itself, for what it waits for is closed
+        self._voices.clear()
+        self._ready.clear()
+
+    def ack(self, sentence: Sentence) -> None:
+        """The sentence, this very object, is done (``ack="explicit"``)."""
+        given = self._given.pop(id(sentence), None)
+        for chunk in given[1] if given else ():
+            self._chunks.ack(chunk)
+
+    async def each(self, handler: Callable[[Sentence], Awaitable[None]], *, concurrency: int = 1) -> None:
+        """Call the handler with each sentence: of at most ``concurrency`` runs at once, of one run one after the other.
+
+        A sentence is done when its handler has returned. Returns when the subscription is closed, which it is at the
+        end in any case. An error of a handler, or one that iterating raises, cancels the other handlers and is raised.
+        """
+        self._auto = False
+        self._chunks.gaps.log_by_default()
+        try:
+            async with aclosing(until_stopped(self.__anext__)) as sentences:
+                await each(sentences, handler, self.ack, concurrency=concurrency, most=self._prefetch)
+        finally:
+            await self.aclose()
+
+    def __aiter__(self) -> AsyncIterator[Sentence]:
+        return self if self._entered else until_left(self.__anext__, self.aclose)
+
+    async def __anext__(self) -> Sentence:
+        self._last_is_done()
+        while not self._ready:
+            await self._go_on()
+        sentence, chunks = self._ready.popleft()
+        self._given[id(sentence)] = sentence, chunks
+        if self._auto:
+            self._last = sentence
+        return sentence
+
+    def _last_is_done(self) -> None:
+        if self._last is not None:
+            self.ack(self._last)
+            self._last = None
+
+    async def _go_on(self) -> None:
+        """Take the next chunk, or look what has become of the texts that stand still."""
+        now = asyncio.get_running_loop().time
+        if self._next is None:
+            self._next = asyncio.ensure_future(self._chunks.__anext__())
+        wait_s = max(0.0, self._look_at - now()) if self._voices else None
+        await asyncio.wait({self._next}, timeout=wait_s)
+        if self._next.done():
+            task, self._next = self._next, None
+            self._hear(task.result(), now())
+        if self._voices and now() >= self._look_at:
+            await self._look(now())
+            self._look_at = now() + LOOK_S
+
+    def _hear(self, chunk: ChunkTopicEvent, now: float) -> None:
+        if isinstance(chunk, UnknownEvent):
+            self._chunks.ack(chunk)
+            return
+        key = chunk.run, chunk.block
+        voice = self._voices.get(key)
+        if voice is None:
+            if not self._voices:
+                self._look_at = now + LOOK_S
+            voice = self._voices[key] = _Voice(self._rules, chunk)
+        if chunk.seq <= voice.seq:
+            self._chunks.ack(chunk)  # comes again after it was done
+            return
+        self._ready += voice.hear(chunk, now)
+
+    async def _look(self, now: float) -> None:
+        keys = await self._deployment.keys()
+        if isinstance(self._chunks, SharedSubscription):
+            held = set(self._chunks.partitions)
+            self._voices = {key: v for key, v in self._voices.items() if keys.partition_of(key[0]) in held}
+        still = [(key, voice) for key, voice in self._voices.items() if now >= voice.look_at]
+        fates = await asyncio.gather(*(self._fate(keys, voice) for _, voice in still))
+        for (key, voice), fate in zip(still, fates, strict=True):
+            if fate == "complete":
+                self._ready += voice.end()
+            elif fate == "open":
+                voice.wait(now)
+                if now - voice.since >= self._hold_s:
+                    self._ready += voice.release(now)
+                continue
+            for chunk in voice.rest():
+                self._chunks.ack(chunk)
+            del self._voices[key]
+
+    async def _fate(self, keys: Keys, voice: _Voice) -> Fate:
+        """What the run's log says of the block after the last chunk that came."""
+        log = keys.log(voice.run)
+        try:
+            async with self._deployment.hub.reads:
+                with translated(self._deployment.server):
+                    entries: list[Entry] = await self._deployment.server.client.xrange(
+                        log, f"({voice.attempt}-{voice.seq}", count=LOOK_AHEAD
+                    )
+                    gone = not entries and not await self._deployment.server.client.exists(log)
+        except ServerUnavailable:
+            return "open"
+        return "complete" if gone else fate_of(voice.block, [public_event(log, entry) for entry in entries])
+
+
+def fate_of(block: int, events: list[PublicEvent]) -> Fate:
+    """What the events after a chunk of this block say of it, in order."""
+    for event in events:
+        match event:
+            case Chunk() if event.block == block:
+                return "open"
+            case BlockComplete() if event.block == block:
+                return "complete"
+            case Retrying() | Restarted() if event.drop_from <= block:
+                return "void"
+            case _ if isinstance(event, TERMINAL):
+                return "complete"
+            case _:
+                pass
+    return "open"
+
+
+class _Voice:
+    """The text of one block that is not given out yet, and the chunks that brought it."""
+
+    def __init__(self, rules: SentenceRules, chunk: Chunk) -> None:
+        self.run, self.block = chunk.run, chunk.block
+        self.attempt, self.seq = chunk.attempt, -1
+        self.since = 0.0
+        """When the oldest text that is held came."""
+        self.look_at = 0.0
+        self._text = Sentences(rules)
+        self._pause_s = LOOK_S
+        self._pieces: deque[tuple[int, Chunk]] = deque()
+        """Chunks that are not wholly given out, and where each ends in the block."""
+        self._heard = 0
+        self._given = 0
+
+    def hear(self, chunk: Chunk, now: float) -> list[tuple[Sentence, list[Chunk]]]:
+        self.attempt, self.seq = chunk.attempt, chunk.seq
+        self._pause_s = LOOK_S
+        self.look_at = now + LOOK_S
+        if not self._text.held:
+            self.since = now
+        self._heard += len(chunk.text)
+        self._pieces.append((self._heard, chunk))
+        sentences = self._made(self._text.feed(chunk.text))
+        if sentences:
+            self.since = now
+        return sentences
+
+    def wait(self, now: float) -> None:
+        """Nothing new yet: look again later."""
+        self._pause_s = min(2 * self._pause_s, LONGEST_LOOK_S)
+        self.look_at = now + self._pause_s
+
+    def release(self, now: float) -> list[tuple[Sentence, list[Chunk]]]:
+        self.since = now
+        return self._made(self._text.release())
+
+    def end(self) -> list[tuple[Sentence, list[Chunk]]]:
+        return self._made(self._text.end())
+
+    def rest(self) -> list[Chunk]:
+        """The chunks that no sentence needs any more."""
+        return [chunk for _, chunk in self._pieces]
+
+    def _made(self, texts: list[str]) -> list[tuple[Sentence, list[Chunk]]]:
+        made: list[tuple[Sentence, list[Chunk]]] = []
+        for text in texts:
+            self._given += len(text)
+            first = last = self._pieces[0][1]
+            done: list[Chunk] = []
+            ended = 0
+            while self._pieces and self._pieces[0][0] <= self._given:
+                ended, last = self._pieces.popleft()
+                done.append(last)
+            if self._pieces and ended < self._given:
+                last = self._pieces[0][1]
+            if not text.strip():
+                # Nothing to speak: its chunks are done with what comes before or after it.
+                if made:
+                    made[-1][1].extend(done)
+                else:
+                    self._pieces.extendleft((self._given, chunk) for chunk in reversed(done))
+                continue
+            sentence = Sentence(
+                run=self.run,
+                turn=first.turn,
+                attempt=last.attempt,
+                block=self.block,
+                text=text,
+                first=first.seq,
+                last=last.seq,
+            )
+            made.append((sentence, done))
+        return made

@@ -1,0 +1,168 @@
+"""Reads partitions of a public topic after a position each, and notices when what lay there was trimmed away.
+
+A stream drops its oldest entries first. So as long as any entry up to the position is kept, all after it are.
+The server is asked for that where it is in doubt: when a partition is taken up, when a read gave as much as it may,
+and when the reader came back late. Otherwise a read that gave less than it may is proof itself, for a topic keeps
+many more than `COUNT`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from tokenbus.bus.keys import Keys, SubscribedTopic
+from tokenbus.bus.scripts.script import Call, Script, script
+from tokenbus.bus.server.run_scripts import send_many
+from tokenbus.bus.server.server import Server, translated
+from tokenbus.bus.server.stream_reader import MAX_BLOCK_MS, Entry, Reader
+from tokenbus.client.subscriptions.cursor import OLDEST
+from tokenbus.errors import CursorTrimmed
+
+COUNT = 256
+"""Most entries of one partition in one read. The settings let no topic keep as few."""
+LATE_S = 1.0
+_NOTHING = "none"
+"""In place of the oldest entry of a stream that has none."""
+
+
+_ENDS = script(
+    "ends",
+    """
+local ends = {}
+for i, key in ipairs(KEYS) do
+  local last = redis.call('XREVRANGE', key, '+', '-', 'COUNT', 1)
+  ends[i] = last[1] and last[1][1] or '0-0'
+end
+return ends
+""",
+)
+"""The last entry id of each stream; ``0-0`` where there is none."""
+
+_LOST = script(
+    "lost",
+    """
+local function next_id(id)
+  local ms, seq = string.match(id, '^(%d+)-(%d+)$')
+  if seq == '18446744073709551615' then return string.format('%.0f-0', ms + 1) end
+  return ms .. '-' .. string.format('%.0f', seq + 1)
+end
+local lost = {}
+for i, key in ipairs(KEYS) do
+  local kept
+  if ARGV[i] == '0-0' then
+    kept = true
+    if redis.call('EXISTS', key) == 1 then
+      local info = redis.call('XINFO', 'STREAM', key)
+      for j = 1, #info, 2 do
+        if info[j] == 'entries-added' then kept = info[j + 1] == redis.call('XLEN', key) end
+      end
+    end
+  else
+    kept = #redis.call('XRANGE', key, '-', ARGV[i], 'COUNT', 1) > 0
+  end
+  local first = not kept and redis.call('XRANGE', key, '-', '+', 'COUNT', 1)
+  local oldest = first and (first[1] and first[1][1] or 'none') or ''
+  lost[i] = oldest ~= next_id(ARGV[i]) and oldest or ''
+end
+return lost
+""",
+)
+"""For each stream and position: empty, or the oldest entry kept where entries after the position may be gone.
+
+``0-0`` stands for a stream that had no entry yet; what was trimmed since is known from Redis 7 on (entries-added).
+A position just before the oldest entry is the end of a gap that was told already."""
+
+
+async def ends(server: Server, keys: Keys, topic: SubscribedTopic) -> dict[int, str]:
+    """The position after the newest entry of each partition. Raises ServerUnavailable."""
+    streams = {keys.topic(p, topic): p for p in range(keys.partitions)}
+    found = await _ask(server, _ENDS, dict.fromkeys(streams, ""))
+    return {streams[stream]: end for stream, end in found.items()}
+
+
+class TopicReader:
+    """Reads some partitions of a topic, each after its own position. One caller at a time."""
+
+    def __init__(self, server: Server, keys: Keys, topic: SubscribedTopic, *, most: int) -> None:
+        """``most``: how many entries one read brings of all partitions together, at least one of each."""
+        self._server = server
+        self._count = max(1, min(COUNT, most // keys.partitions))
+        self._stream: Callable[[int], str] = lambda partition: keys.topic(partition, topic)
+        self._reader = Reader(server, count=self._count)
+        self._positions: dict[str, str] = {}
+        self._partitions: dict[str, int] = {}
+        self._doubtful: set[str] = set()
+        self._read_at = time.monotonic()
+
+    def oldest_after(self, gap: CursorTrimmed) -> Iterator[tuple[int, str]]:
+        """The partition with the gap and the oldest entry kept in it; nothing if it is not read any more, or the whole
+        stream was deleted."""
+        partition = self._partitions.get(gap.key)
+        if partition is not None and gap.oldest != _NOTHING:
+            yield partition, gap.oldest
+
+    def take(self, partition: int, position: str) -> None:
+        """Read this partition too, after ``position``."""
+        stream = self._stream(partition)
+        self._positions[stream] = position
+        self._partitions[stream] = partition
+        self._doubtful.add(stream)
+        self._reader.wake()
+
+    def drop(self, partition: int) -> None:
+        """Do not read this partition any more."""
+        stream = self._stream(partition)
+        self._positions.pop(stream, None)
+        self._partitions.pop(stream, None)
+        self._reader.wake()
+
+    async def read(self) -> list[tuple[int, list[Entry]]]:
+        """New entries by partition; empty after 2 seconds, or when `take`, `drop` or `close` ends the wait.
+
+        Raises ServerUnavailable; and CursorTrimmed, after which the next read goes on at the oldest entry that is kept.
+        """
+        if time.monotonic() - self._read_at > LATE_S:
+            self._doubtful.update(self._positions)
+        asked = dict(self._positions)
+        with translated(self._server):
+            offsets = {stream: "0-0" if at == OLDEST else at for stream, at in asked.items()}
+            found = await self._reader.read(offsets, block_ms=MAX_BLOCK_MS)
+        self._doubtful.update(stream for stream, entries in found if len(entries) >= self._count)
+        await self._make_sure({s: asked[s] for s, _ in found if s in asked and s in self._doubtful})
+        self._read_at = time.monotonic()
+        # A partition may have gone, and even come back elsewhere, while all this waited.
+        found = [(s, entries) for s, entries in found if s in asked and self._positions.get(s) == asked[s]]
+        for stream, entries in found:
+            self._positions[stream] = entries[-1][0].decode()
+            if len(entries) < self._count:
+                self._doubtful.discard(stream)
+        return [(self._partitions[stream], entries) for stream, entries in found]
+
+    async def close(self) -> None:
+        """Give up the read that waits, and its connection."""
+        await self._reader.close()
+
+    async def _make_sure(self, positions: dict[str, str]) -> None:
+        held = {stream: at for stream, at in positions.items() if at != OLDEST}
+        for stream, oldest in (await _ask(self._server, _LOST, held)).items():
+            if oldest and self._positions.get(stream) == positions[stream]:
+                self._positions[stream] = OLDEST
+                raise CursorTrimmed(stream, positions[stream], oldest)
+
+
+async def _ask(server: Server, script: Script, streams: dict[str, str]) -> dict[str, str]:
+    """Run a script that answers for each stream, in as few calls as the server's topology allows."""
+    if not streams:
+        return {}
+    groups = server.read_groups(list(streams))
+    with translated(server):
+        replies: list[Any] = await send_many(
+            server, [Call(script, group, [streams[stream] for stream in group]) for group in groups]
+        )
+    return {
+        stream: answer.decode()
+        for group, reply in zip(groups, replies, strict=True)
+        for stream, answer in zip(group, reply, strict=True)
+    }

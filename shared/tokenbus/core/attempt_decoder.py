@@ -1,0 +1,167 @@
+"""One attempt's raw frames in, normalised events out: frames in order, the right decoder, exactly one end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from tokenbus.core.image_placeholder import found
+from tokenbus.core.run.retry import WORKER_LOST
+from tokenbus.events.error_info import ErrorInfo, stream_cut
+from tokenbus.events.frames import (
+    ANY_FRAME,
+    BusEvent,
+    Data,
+    Ended,
+    ImagesAsked,
+    Lost,
+    Noted,
+    Opened,
+    RawFrame,
+    RawItem,
+)
+from tokenbus.events.normalized import BlockStart, BlockStop, Cut, Done, Failed, Image, Start, ToolCallDone
+from tokenbus.events.quirks import ApiName
+from tokenbus.providers import registry
+from tokenbus.providers.api import Decoder
+from tokenbus.providers.response.error_mapping import request_id_of
+
+
+class _Saved(msgspec.Struct, array_like=True):
+    attempt: int
+    next_frame: int
+    over: bool
+    terminal: bool
+    api: ApiName | None
+    decoder: bytes
+    images: ImagesAsked = ImagesAsked()
+    provider: str = ""
+    request_id: str | None = None
+
+
+class AttemptReader:
+    """Reads one attempt. ``over`` once its last frame came; until then it is remembered."""
+
+    def __init__(self, attempt: int) -> None:
+        self.attempt = attempt
+        self.over = False
+        self.images = ImagesAsked()
+        """How the request asked for images."""
+        self._next = 0
+        self._terminal = False
+        self._api: ApiName | None = None
+        self._provider = ""
+        self._request_id: str | None = None
+        self._decoder: Decoder | None = None
+
+    def read(self, frame: RawFrame) -> list[BusEvent]:
+        """The events that this frame completes. A copy of a frame gives nothing; a gap ends the attempt as cut."""
+        events: list[BusEvent] = []
+        if frame.n != ANY_FRAME:
+            if frame.n < self._next:
+                return []
+            if frame.n > self._next:
+                missing = f"frames {self._next} to {frame.n - 1} of the attempt were lost on the server"
+                error = ErrorInfo(code="frames_lost", kind="network", message=missing, retryable=True)
+                self._say([Cut(missing, error)], events)
+            self._next = frame.n + 1
+        for item in frame.items:
+            self._item(item, events)
+        return events
+
+    def _item(self, item: RawItem, events: list[BusEvent]) -> None:
+        match item:
+            case Data():
+                if self._decoder and not self._terminal:
+                    self._say(self._decoder.feed(item.data), events)
+            case Opened():
+                self._api, self._provider = item.api, item.provider
+                self.images = item.images
+                self._request_id = request_id_of(item.headers)
+                self._decoder = registry.get(item.api).decoder(
+                    status=item.status, headers=item.headers, stream=item.stream, quirks=item.quirks
+                )
+            case Noted():
+                if not self._terminal:
+                    events.append(item)
+            case Ended():
+                self._say(self._end(item.error), events)
+                self.over = True
+            case Lost():
+                error = ErrorInfo(code=WORKER_LOST, kind="internal", message=item.reason, retryable=True)
+                self._say([Cut(item.reason, error)], events)
+                self.over = True
+
+    def _end(self, error: ErrorInfo | None) -> Sequence[BusEvent]:
+        """The call is over.
+
+        The provider's own terminal event came before this, if at all. What a decoder makes of the body's end holds
+        only where the body did end: a connection that broke after a finish reason may have taken a call with it.
+        """
+        if self._decoder is None:
+            return [Failed(error)] if error else [Cut("the call ended without an answer")]
+        if error is None:
+            return self._decoder.end()
+        if error.kind not in ("network", "timeout"):
+            return [Failed(error)]
+        return [
+            Cut(error.message, error) if isinstance(event, Cut | Done) else event
+            for event in self._decoder.end()
+            if not isinstance(event, BlockStop | ToolCallDone)  # nothing is whole that ends only now
+        ]
+
+    def _say(self, new: Sequence[BusEvent], events: list[BusEvent]) -> None:
+        for event in new:
+            if self._terminal:
+                return
+            match event:
+                case BlockStart() | Image():
+                    events.append(self._as_asked(event))
+                case Start():
+                    events.append(msgspec.structs.replace(event, api=self._api or "", provider=self._provider))
+                case Failed() | Cut():
+                    events.append(self._named(event))
+                case _:
+                    events.append(event)
+            self._terminal = isinstance(event, Done | Failed | Cut)
+
+    def _named(self, event: Failed | Cut) -> Failed | Cut:
+        """The event with the provider's id of the call, which its body does not tell."""
+        if not self._request_id:
+            return event
+        error = event.error or stream_cut(event.reason) if isinstance(event, Cut) else event.error
+        error = msgspec.structs.replace(error, request_id=error.request_id or self._request_id)
+        return msgspec.structs.replace(event, error=error)
+
+    def _as_asked(self, event: BlockStart | Image) -> BlockStart | Image:
+        """The event with what the request said of the image, where the answer does not."""
+        asked = self.images
+        if isinstance(event, BlockStart):
+            start = event.kind == "image" and asked.prompt and not event.prompt
+            return msgspec.structs.replace(event, prompt=asked.prompt) if start else event
+        return msgspec.structs.replace(
+            found(event, asked.moved),
+            prompt=event.prompt or asked.prompt,
+            model=event.model or asked.model,
+            size=event.size or asked.size,
+            quality=event.quality or asked.quality,
+        )
+
+    def save(self) -> bytes:
+        """The state, for `load`."""
+        decoder = msgspec.msgpack.encode(self._decoder) if self._decoder else b""
+        about = (self._api, decoder, self.images, self._provider, self._request_id)
+        saved = _Saved(self.attempt, self._next, self.over, self._terminal, *about)
+        return msgspec.msgpack.encode(saved)
+
+    @classmethod
+    def load(cls, state: bytes) -> AttemptReader:
+        """The reader whose state this is."""
+        saved = msgspec.msgpack.decode(state, type=_Saved)
+        self = cls(saved.attempt)
+        self.images, self._provider, self._request_id = saved.images, saved.provider, saved.request_id
+        self._next, self.over, self._terminal, self._api = saved.next_frame, saved.over, saved.terminal, saved.api
+        if saved.api and saved.decoder:
+            self._decoder = registry.get(saved.api).restore(saved.decoder)
+        return self

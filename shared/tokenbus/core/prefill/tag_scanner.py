@@ -1,0 +1,96 @@
+"""Finds tags in text that comes in pieces: whole ones, and what may still become one.
+
+A tag is ``<name attributes>``, ``<name attributes/>`` or ``</name>``, of at most `MAX_TAG` characters; attributes are
+``name="value"`` or ``name='value'``, a value without ``<`` and ``>``; blanks may stand before the ``>``. So a tag never
+holds a second ``<``, and only the last ``<`` of a text can be a beginning. Every search is linear: the quantifiers are
+possessive, and no match looks past the next ``<``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from functools import lru_cache
+
+from tokenbus.providers.request.participants import PREFIX
+
+BLANKS = " \t\r\n"
+MAX_TAG = 256
+"""Characters of the longest tag: so much may be held back."""
+
+_BLANK = r"[ \t\r\n]"
+_NAME = r"[A-Za-z_:][A-Za-z0-9_:.-]*+"
+_ATTRIBUTE = rf"""{_BLANK}++{_NAME}=(?:"[^"<>]*+"|'[^'<>]*+')"""
+_BEGUN_ATTRIBUTE = rf"""{_BLANK}++(?:{_NAME}(?:=(?:"[^"<>]*+|'[^'<>]*+)?)?)?"""
+_attribute = re.compile(rf"""{_BLANK}++({_NAME})=(?:"([^"<>]*+)"|'([^'<>]*+)')""")
+
+
+def both(*names: str) -> tuple[str, ...]:
+    """Each name in both of its spellings."""
+    return tuple(spelling for name in names for spelling in (name, PREFIX + name))
+
+
+def plain(spelling: str) -> str:
+    """The name without its prefix."""
+    return spelling.removeprefix(PREFIX)
+
+
+def attribute(attributes: str, name: str) -> str | None:
+    """The value of the first attribute of this name in a tag's attributes."""
+    for found in _attribute.finditer(attributes):
+        if found[1] == name:
+            return found[2] if found[2] is not None else found[3]
+    return None
+
+
+class Tag:
+    """A tag where it stands: either ``opens`` or ``closes`` has its name as it is spelled."""
+
+    __slots__ = ("alone", "attributes", "closes", "end", "opens", "start")
+
+    def __init__(self, found: re.Match[str]) -> None:
+        self.start, self.end = found.span()
+        self.opens: str = found[1] or ""
+        self.attributes: str = found[2] or ""
+        self.alone: bool = found[3] == "/"
+        """``<name/>``: it opens and closes."""
+        self.closes: str = found[4] or ""
+
+
+class Marks:
+    """The tags that are markup at one place of the grammar; anything else there is content."""
+
+    def __init__(self, opens: Iterable[str], closes: Iterable[str]) -> None:
+        opening, closing = _any_of(opens), _any_of(closes)
+        self._tag = re.compile(rf"<(?:({opening})((?:{_ATTRIBUTE})*+){_BLANK}*+(/?)|/({closing}){_BLANK}*+)>")
+        self._begun = re.compile(
+            rf"<(?:(?:{opening})(?:{_ATTRIBUTE})*+(?:{_BEGUN_ATTRIBUTE}|{_BLANK}*+/)?|/(?:{closing}){_BLANK}*+)"
+        )
+        whole = [*(f"<{name}" for name in opens), *(f"</{name}" for name in closes)]
+        self._beginnings = {name[:size] for name in whole for size in range(1, len(name) + 1)}
+
+    def find(self, text: str, start: int) -> Tag | None:
+        """The first whole tag from ``start`` on. A longer one than `MAX_TAG` is none."""
+        while found := self._tag.search(text, start):
+            if found.end() - found.start() <= MAX_TAG:
+                return Tag(found)
+            start = found.end()
+        return None
+
+    def held_from(self, text: str, start: int) -> int:
+        """Where the beginning of a tag stands at the text's end; the text's length where there is none."""
+        at = text.rfind("<", start)
+        if at < 0 or len(text) - at >= MAX_TAG:
+            return len(text)
+        tail = text[at:]
+        return at if tail in self._beginnings or self._begun.fullmatch(tail) else len(text)
+
+
+@lru_cache(256)
+def marks(opens: tuple[str, ...], closes: tuple[str, ...]) -> Marks:
+    """The marks of these spellings."""
+    return Marks(opens, closes)
+
+
+def _any_of(names: Iterable[str]) -> str:
+    return "|".join(re.escape(name) for name in names) or "(?!)"

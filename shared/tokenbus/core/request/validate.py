@@ -1,0 +1,158 @@
+"""What a request must obey beyond its types: the rules that every provider shares and no schema library is needed for.
+
+What one provider alone cannot take is its own module's to refuse (`Provider.build`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tokenbus.core.request.bounds import over_bounds
+from tokenbus.core.request.media_rules import media_problems
+from tokenbus.core.request.tenant import MAX_TENANT_CHARS, tenant_of
+from tokenbus.errors import RequestInvalid
+from tokenbus.events.model_names import text_problem
+from tokenbus.events.requests import (
+    Cancel,
+    Generate,
+    Message,
+    PrefillOptions,
+    Request,
+    TextPart,
+    ThinkingPart,
+    Tool,
+    ToolCallPart,
+    ToolChoice,
+    ToolResultPart,
+)
+
+
+def check_request(request: Request) -> None:
+    """Raises RequestInvalid, naming the field, for the first rule that the request breaks.
+
+    - Nothing of it is more or larger than `core.bounds` says.
+    - Names of models, tools and the tenant are text that can be seen.
+    - Tool names are unique; ``parameters`` is empty or a JSON schema of type object.
+    - ``tool_choice`` names a tool of the list; ``any`` needs one.
+    - A system message holds text only; only the assistant thinks and calls tools; only a user or tool message
+      holds tool results, a tool message nothing else; a call and a result name their ``tool_id``.
+    - Media inside of it are base64 and no data URL, and have a media type.
+    - ``metadata.tenant`` is a text.
+    - ``fallback`` goes with every ``on_failure`` but ``fail``.
+    - Prefill needs ``participant``, the name under which the model writes; it takes no ``images``, no ``output_schema``
+      and no ``tool_choice`` but ``auto``, and its tools' names stand in tags.
+    - Only prefill takes ``prefill``: something must stand between two messages, a token is no blank space, and the
+      model's own name can be left out only where its turn shows in another way. A token that the request leaves open is
+      the provider's, and so is that rule then (`tokenbus.providers.request.transcript`).
+    """
+    if isinstance(request, Cancel):
+        return
+    for where, problem in _problems(request):
+        raise RequestInvalid(where, problem)
+
+
+def _problems(request: Generate) -> Iterator[tuple[str, str]]:
+    yield from over_bounds(request)
+    yield from _names(request)
+    yield from _tools(request.tools)
+    match request.tool_choice:
+        case ToolChoice(name=name) if name not in {t.name for t in request.tools}:
+            yield "tool_choice.name", f"no tool of the list is called {name!r}"
+        case "any" if not request.tools:
+            yield "tool_choice", "'any' needs a tool to choose from"
+        case _:
+            pass
+    for i, message in enumerate(request.messages):
+        yield from _message(f"messages[{i}]", message)
+    yield from media_problems(request)
+    if request.mode == "prefill":
+        yield from _prefill(request)
+    elif request.prefill:
+        yield "prefill", "its options are for mode prefill alone"
+    if request.fallback and request.on_failure == "fail":
+        yield "fallback", "with on_failure 'fail' the first failure ends the run, so nobody else is ever asked"
+    tenant = (request.metadata or {}).get("tenant", "")
+    if not isinstance(tenant, str) or len(tenant) > MAX_TENANT_CHARS:
+        yield "metadata.tenant", f"must be a text of {MAX_TENANT_CHARS} characters at the most"
+
+
+def _names(request: Generate) -> Iterator[tuple[str, str]]:
+    """Names by which something is decided: what cannot be seen would make two of one."""
+    named = [("model", request.model), *((f"tools[{i}].name", tool.name) for i, tool in enumerate(request.tools))]
+    named += [(f"fallback[{i}].model", choice.model) for i, choice in enumerate(request.fallback or ())]
+    if tenant := tenant_of(request.metadata):
+        named.append(("metadata.tenant", tenant))
+    for where, name in named:
+        if problem := text_problem(name):
+            yield where, problem
+
+
+def _prefill(request: Generate) -> Iterator[tuple[str, str]]:
+    if not (request.participant or "").strip():
+        yield "participant", "prefill needs the name under which the model writes"
+    if request.tool_choice not in (None, "auto"):
+        yield "tool_choice", "in prefill nothing can make the model call a tool, or keep it from it"
+    if request.images:
+        yield "images", "prefill has no form of answer but text"
+    if request.output_schema:
+        yield "output_schema", "prefill has no form of answer but text"
+    for i, tool in enumerate(request.tools):
+        if any(char in tool.name for char in '<>"'):
+            yield f"tools[{i}].name", "in prefill the name stands in a tag, and cannot hold < > or a quotation mark"
+    if request.prefill:
+        yield from _options(request.prefill, request.participant or "")
+
+
+def _options(options: PrefillOptions, participant: str) -> Iterator[tuple[str, str]]:
+    token, delimiter = options.end_of_turn, options.delimiter
+    if token and not token.strip():
+        yield "prefill.end_of_turn", "blank space alone is no token"
+    if not token and delimiter == "":
+        yield "prefill.delimiter", "without it and without end_of_turn, messages run into each other"
+    if participant in options.unnamed and token == "" and not (delimiter or "").strip():
+        yield "prefill.unnamed", "the model's own name can be left out only with end_of_turn or a delimiter that shows"
+
+
+def _tools(tools: list[Tool]) -> Iterator[tuple[str, str]]:
+    names: set[str] = set()
+    for i, tool in enumerate(tools):
+        if tool.name in names:
+            yield f"tools[{i}].name", f"{tool.name!r} is on the list twice"
+        names.add(tool.name)
+        yield from _schema(f"tools[{i}].parameters", tool.parameters)
+
+
+def _schema(where: str, schema: dict[str, object]) -> Iterator[tuple[str, str]]:
+    if schema and schema.get("type") != "object":
+        yield f"{where}.type", f"must be 'object', is {schema.get('type')!r}"
+    if not isinstance(schema.get("properties", {}), dict):
+        yield f"{where}.properties", "must be an object"
+    if not isinstance(schema.get("required", []), list):
+        yield f"{where}.required", "must be a list"
+
+
+def _message(where: str, message: Message) -> Iterator[tuple[str, str]]:
+    role = message.role
+    if isinstance(message.content, str):
+        if role == "tool":
+            yield f"{where}.content", "a tool message holds tool_result parts, so that each names its call"
+        return
+    for i, part in enumerate(message.content):
+        at = f"{where}.content[{i}]"
+        kind = part.__struct_config__.tag
+        allowed = True
+        match part:
+            case TextPart():
+                allowed = role != "tool"
+            case ThinkingPart() | ToolCallPart():
+                allowed = role == "assistant"
+            case ToolResultPart():
+                allowed = role in ("user", "tool")
+            case _:
+                allowed = role in ("user", "assistant")
+        if not allowed:
+            yield at, f"a {kind} part has no place in a {role} message"
+        if isinstance(part, ToolCallPart | ToolResultPart) and not part.tool_id:
+            yield f"{at}.tool_id", "must not be empty"
+        if isinstance(part, ToolCallPart) and not part.tool_name:
+            yield f"{at}.tool_name", "must not be empty"

@@ -1,0 +1,82 @@
+"""What a provider's events add to the blocks of a run: everything of an attempt but its beginning and its end."""
+
+from __future__ import annotations
+
+from tokenbus.core.prefill.calls import call_id
+from tokenbus.core.run.blocks import MAX_EXTRAS
+from tokenbus.core.run.opaque import keep
+from tokenbus.core.run.outbox import Outbox
+from tokenbus.core.run.state import RunState
+from tokenbus.events import normalized as n
+from tokenbus.events.public import ImageRef
+
+
+def add(s: RunState, out: Outbox, event: n.Normalized, at_ms: int) -> None:
+    """Work one event in. Raises TooLarge where a block grows beyond its limit."""
+    match event:
+        case n.TextDelta() | n.RefusalDelta():
+            if s.accepted.visible:
+                s.heard = True
+                if s.first_visible_ms is None:
+                    s.first_visible_ms = at_ms - s.accepted_ms
+            s.blocks.write(event.block, event.text, out)
+        case n.ThinkingDelta():
+            s.blocks.write(event.block, event.text, out)
+        case n.ToolCallDelta():
+            s.blocks.write(event.block, event.fragment, out)
+        case n.BlockStart():
+            s.blocks.start(event.block, event.kind, out, prompt=event.prompt or None)
+        case n.ToolCallStart():
+            s.blocks.start(event.block, "tool_call", out, _id_of(event, s), event.name)
+        case n.BlockStop():
+            s.blocks.complete(event.block, out)
+        case n.ToolCallDone():
+            s.blocks.complete(event.block, out, problem=event.problem)
+        case n.Opaque():
+            keep(s, event)
+        case n.Image():
+            s.blocks.show(event.block, _ref_of(event), out, final=event.final)
+        case n.Extra():
+            _extra(s, event)
+        case n.UsageSeen():
+            s.usage = event.usage
+        case n.Start() | n.Done() | n.Failed() | n.Cut():
+            pass  # what an attempt's beginning and end mean is the run's to say
+
+
+def remember(s: RunState, extra: dict[str, object]) -> None:
+    """Keep it for the run's end, as `provider_extra`."""
+    if len(s.extras) < MAX_EXTRAS:
+        s.extras.append(extra)
+
+
+def _id_of(event: n.ToolCallStart, s: RunState) -> str:
+    """The call's id: the provider's own, or one that no other call of the run has, for block numbers are used once."""
+    return call_id(s.run, s.blocks.next_number) if event.derived else event.tool_id
+
+
+def _ref_of(event: n.Image) -> ImageRef:
+    return ImageRef(
+        media_type=event.media_type,
+        blob_id=event.blob_id or None,
+        base64=event.base64 or None,
+        revised_prompt=event.revised_prompt or None,
+        prompt=event.prompt or None,
+        model=event.model or None,
+        size=event.size or None,
+        quality=event.quality or None,
+        size_bytes=event.size_bytes or None,
+        width=event.width or None,
+        height=event.height or None,
+        draft=event.draft or None,
+    )
+
+
+def _extra(s: RunState, event: n.Extra) -> None:
+    if event.ordinal >= 0:
+        s.blocks.keep_item(event.ordinal, event.name, event.json)
+    shown: dict[str, object] = {"name": event.name, "json": event.json}
+    if event.ordinal >= 0:  # it goes back, after this block of the turn
+        shown |= {"turn": s.turn, "after": s.blocks.number_before(event.ordinal)}
+    if event.block is None or not s.blocks.note(event.block, shown):
+        remember(s, shown)

@@ -1,0 +1,303 @@
+"""A run that policies judge before anybody hears of it.
+
+::
+
+    events ──> Run ──> drafts ──> policy stage ──> Ruled ──> HeldRun ──> what is heard
+                │                                               │
+                └─ next attempt: at once     tools, the end: once all before is judged
+
+The run inside lives as any other; what it says are drafts, numbered from 0. They are handed to the policy stage, whose
+rulings come back through `events`, like everything that changes what is heard: so a replay of the same events comes to
+the same again. Of each draft the first ruling counts, whoever sends another, and however often.
+
+What others decide over the heads of the policies, a cancel or a deadline, holds at once: what is open is closed as it
+was heard, nothing that waits is told, and the run ends.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from tokenbus.core.run.effects import Decide, Draft, Effect, EndRun, LetGo
+from tokenbus.core.run.opaque import without_places
+from tokenbus.core.run.outbox import Outbox
+from tokenbus.core.run.output_limits import count_bytes
+from tokenbus.core.run.policy_gate import Gate
+from tokenbus.core.run.state import RunState
+from tokenbus.core.run.state_machine import Run
+from tokenbus.core.run.termination import STATUS, deadline_passed, end, nobody_works, terminated
+from tokenbus.events.error_info import ErrorInfo
+from tokenbus.events.frames import (
+    CONTROL_ATTEMPT,
+    Accepted,
+    BusEvent,
+    CancelAsked,
+    Decision,
+    EventFrame,
+    Overdue,
+    Policing,
+    Rejected,
+    Ruled,
+    Step,
+)
+from tokenbus.events.public import (
+    TERMINAL,
+    BlockStarted,
+    Cancelled,
+    Chunk,
+    Completed,
+    Incomplete,
+    PublicEvent,
+    RunFailedEvent,
+    Started,
+    TerminalEvent,
+)
+
+UNJUDGED = "policy_silent"
+"""Code of the error of a run for which no policy worker answered."""
+
+
+def accept(run: str, event: Accepted, at_ms: int) -> Run | HeldRun:
+    """A run begins, with policies or without."""
+    return (HeldRun if event.policing else Run).accept(run, event, at_ms)
+
+
+class HeldRun:
+    """A `Run` and its gate. `handle` takes a frame; drafts of what is heard, and effects, wait to be collected."""
+
+    def __init__(self, run: Run) -> None:
+        """``run`` has a gate in its state."""
+        assert run.state.gate
+        assert run.state.accepted.policing
+        self._run = run
+        self._gate = run.state.gate
+        self._policing: Policing = run.state.accepted.policing
+        self._over = False
+        self.out = Outbox(visible=run.state.accepted.visible)
+        self.effects: list[Effect] = []
+
+    @property
+    def state(self) -> RunState:
+        """What is remembered of the run."""
+        return self._run.state
+
+    @property
+    def over(self) -> bool:
+        """Whether the terminal event is out, or among what is heard."""
+        return self._over
+
+    @classmethod
+    def accept(cls, run: str, event: Accepted, at_ms: int) -> HeldRun:
+        """A run begins, and that much is heard at once.
+
+        Policies hear of it with the first thing that is said: a run that is held back until they have room leaves them
+        nothing to do.
+        """
+        inner = Run.accept(run, event, at_ms)
+        inner.state.gate = gate = Gate()
+        self = cls(inner)
+        gate.beginning = inner.out.number(run, 0)
+        gate.drafted = len(gate.beginning)
+        for draft in gate.beginning:
+            gate.heard.tell(draft, self.out)
+        return self
+
+    def handle(self, frame: EventFrame, size: int = 0) -> None:
+        """Work a frame of ``size`` bytes in. What comes after the end is dropped."""
+        if not self._over and (error := count_bytes(self.state, frame, size)):
+            self.fail(error)
+        if frame.attempt != CONTROL_ATTEMPT:
+            self._pass_on(frame)
+            return
+        for event in frame.events:
+            if not self._over:
+                self._control(event, frame)
+
+    def fail(self, error: ErrorInfo) -> None:
+        """The run ends `failed`, whatever it was doing."""
+        self._stop(RunFailedEvent, self.state.accepted_ms, None, finish="error", error=error)
+
+    def abandon(self, error: ErrorInfo) -> None:
+        """The run ends `incomplete`, whatever it was doing: it cannot go on from here."""
+        at_ms = self.state.accepted_ms
+        self._stop(Incomplete, at_ms, None, finish="unknown", reason=error.message, error=error)
+
+    # --- what comes in ----------------------------------------------------------------------------------------
+
+    def _control(self, event: BusEvent, frame: EventFrame) -> None:
+        at_ms = frame.at_ms
+        match event:
+            case Ruled():
+                self._ruled(event, at_ms)
+            case CancelAsked():
+                heard = event.heard_through
+                self._stop(Cancelled, at_ms, "cancelled", finish="unknown", reason=event.reason, heard_through=heard)
+            case Overdue(what="policy"):
+                if event.taken == self._gate.alive and not self._gate.passing:
+                    self._unjudged(at_ms)
+            case Overdue(what="deadline"):
+                error = deadline_passed()
+                self._stop(RunFailedEvent, at_ms, error.message, finish="error", error=error)
+            case Overdue():
+                if event.taken == self.state.taken:
+                    error = nobody_works()
+                    reason = error.message
+                    self._stop(Incomplete, at_ms, reason, finish="unknown", reason=reason, error=error)
+            case Rejected():
+                self._stop(RunFailedEvent, at_ms, None, finish="error", error=event.error)
+            case _:
+                self._pass_on(msgspec.structs.replace(frame, events=[event]))
+
+    def _pass_on(self, frame: EventFrame) -> None:
+        """To the run inside, and what it says of it to the policy stage."""
+        if self._over or self._run.over:
+            return
+        self._run.handle(frame)
+        self._collect(frame.at_ms)
+
+    def _collect(self, at_ms: int) -> None:
+        """Take what the run inside says and does."""
+        gate = self._gate
+        drafts = self._draft(at_ms)
+        for effect in self._run.effects:
+            if not isinstance(effect, EndRun):  # the run is over once its end is heard
+                self.effects.append(effect)
+        self._run.effects.clear()
+        if gate.passing:
+            self._pass(drafts)
+        self._settle(at_ms)
+
+    def _draft(self, at_ms: int) -> list[PublicEvent]:
+        gate, s = self._gate, self.state
+        drafts = self._run.out.number(s.run, gate.drafted)
+        if not drafts:
+            return []
+        if gate.idle:
+            gate.since_ms = at_ms
+        gate.drafted += len(drafts)
+        for draft in drafts:
+            if isinstance(draft, TERMINAL):
+                gate.last = draft
+        if gate.passing:
+            gate.ruled = gate.drafted
+        else:
+            self.effects.append(Draft([*gate.beginning, *drafts]))
+            gate.beginning = []
+            if self._policing.on_error == "pass":
+                gate.waiting += drafts
+                gate.begun |= {d.seq: d.block for d in drafts if isinstance(d, BlockStarted)}
+        return drafts
+
+    # --- what is heard ----------------------------------------------------------------------------------------
+
+    def _ruled(self, event: Ruled, at_ms: int) -> None:
+        gate = self._gate
+        if gate.passing:
+            return  # an answer that came too late
+        if not event.steps:
+            gate.lives(at_ms)
+            return
+        gate.heard.begin(event.teller)
+        for step in event.steps:
+            fresh = gate.fresh(step)
+            said = [e for e in step.events if not isinstance(e, (Started, *TERMINAL))]
+            gate.heard.step(msgspec.structs.replace(step, events=said), self.out, known=not fresh)
+            if not fresh:
+                continue
+            gate.lives(at_ms)
+            audible = self.state.accepted.visible and any(isinstance(e, Chunk) and e.visible for e in said)
+            if gate.first_heard_ms is None and audible:
+                gate.first_heard_ms = at_ms - self.state.accepted_ms
+            self._decide(step.decisions)
+            if gate.last and (ends := [e for e in step.events if isinstance(e, TERMINAL)]):
+                gate.last = msgspec.structs.replace(gate.last, finish=ends[-1].finish)
+            if step.ends is not None:
+                self._terminated(step, at_ms)
+                return
+        self._settle(at_ms)
+
+    def _decide(self, decisions: list[Decision]) -> None:
+        gate = self._gate
+        for decision in decisions:
+            if decision.action == "block" and decision.tool_id:
+                gate.heard.judged.reasons[decision.tool_id] = decision.reason
+            self.effects.append(Decide(gate.decided, self.state.turn, self.state.attempt, decision))
+            gate.decided += 1
+
+    def _settle(self, at_ms: int) -> None:
+        """Where all is judged, what waited for that comes next: the tools, or the end."""
+        gate, s = self._gate, self.state
+        if self._over or not gate.idle:
+            return
+        if gate.last:
+            last = self._finished(gate.last)
+            self._end(last, None)
+        elif s.phase == "judged":
+            judged, gate.heard.judged = gate.heard.judged, type(gate.heard.judged)()
+            self._run.call_tools(at_ms, judged)
+            self._collect(at_ms)
+
+    def _finished(self, last: TerminalEvent) -> TerminalEvent:
+        """The end as it is right for what was heard: a turn that ends in calls which nobody heard of just ends."""
+        if not isinstance(last, Completed) or last.finish not in ("stop", "tool_use"):
+            return last
+        calls = self._gate.heard.judged.heard
+        said = self.state.blocks.calls
+        if bool(calls) == bool(said):
+            return last
+        return msgspec.structs.replace(last, finish="tool_use" if calls else "stop")
+
+    def _terminated(self, step: Step, at_ms: int) -> None:
+        error = terminated(step.ends or "")
+        self._stop(Incomplete, at_ms, error.message, finish="content_filter", reason=error.message, error=error)
+
+    def _unjudged(self, at_ms: int) -> None:
+        """Nobody rules on what was drafted, or not fast enough."""
+        gate = self._gate
+        problem = "no policy worker judged the run in time"
+        names = ", ".join(self._policing.names)
+        if self._policing.on_error == "block":
+            error = ErrorInfo(code=UNJUDGED, kind="timeout", message=problem, retryable=True, where=names)
+            self._decide([Decision(names, "error", f"{problem}: it ends")])
+            self._stop(RunFailedEvent, at_ms, problem, finish="error", error=error)
+            return
+        self._decide([Decision(names, "error", f"{problem}: it goes on without")])
+        gate.passing, gate.beginning = True, []
+        self.effects.append(LetGo())
+        gate.awaited = []
+        gate.heard.begin("", gate.begun)
+        waiting, gate.waiting = gate.waiting, []
+        gate.ruled = gate.drafted
+        self._pass(waiting)
+        self._settle(at_ms)
+
+    def _pass(self, drafts: list[PublicEvent]) -> None:
+        """Tell drafts as they are. What policies had swallowed stays so: the rest of a block that did not begin too."""
+        for draft in drafts:
+            if not isinstance(draft, TERMINAL):
+                self._gate.heard.step(Step(draft.seq, events=[draft]), self.out, known=False)
+
+    # --- the end ----------------------------------------------------------------------------------------------
+
+    def _stop(self, event: type[TerminalEvent], at_ms: int, why: str | None, **fields: object) -> None:
+        """The run ends here and now. ``why``: what calls without a result are answered."""
+        if self._over:
+            return
+        s = self.state
+        self._run.out.clear()
+        end(s, self._run.out, event, at_ms, **fields)
+        (last,) = self._run.out.number(s.run, 0)
+        assert isinstance(last, TERMINAL)
+        self._end(last, why)
+
+    def _end(self, last: TerminalEvent, why: str | None) -> None:
+        gate = self._gate
+        gate.heard.close(self.out, why)
+        timing = msgspec.structs.replace(last.timing, first_visible_ms=gate.first_heard_ms)
+        extras = without_places(last.provider_extra)
+        gate.heard.tell(msgspec.structs.replace(last, timing=timing, provider_extra=extras), self.out)
+        self._over = True
+        self._run.effects.clear()
+        if not gate.beginning:
+            self.effects.append(Draft([], over=True))
+        self.effects.append(EndRun(STATUS[type(last)]))

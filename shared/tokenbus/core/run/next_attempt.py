@@ -1,0 +1,129 @@
+"""How a run comes to its next attempt: for the next turn, for the same turn from its beginning, or on from its text."""
+
+from __future__ import annotations
+
+from tokenbus.core.prefill.turn import TurnText
+from tokenbus.core.run.blocks import BlockTable
+from tokenbus.core.run.continuation import partial_message, partial_text
+from tokenbus.core.run.effects import NextTurn
+from tokenbus.core.run.opaque import drop_void
+from tokenbus.core.run.outbox import Outbox
+from tokenbus.core.run.state import RunState
+from tokenbus.core.run.termination import count, settle
+from tokenbus.events.error_info import ErrorInfo
+from tokenbus.events.frames import TurnWork
+from tokenbus.events.public import ProviderModel, Restarted, Retrying
+from tokenbus.events.requests import Message
+
+
+def next_turn(s: RunState, history: list[Message]) -> NextTurn:
+    """The next turn's first attempt; ``history`` is what the turn just ended appends to the conversation."""
+    s.turn += 1
+    s.heard = False
+    s.failures = s.losses = s.turn_bytes = 0
+    s.calls, s.history = [], []
+    s.text = s.text and s.text.following()
+    _begin(s)
+    return NextTurn(_work(s), history)
+
+
+def again(s: RunState, out: Outbox, error: ErrorInfo, delay_ms: int, not_before_ms: int) -> NextTurn:
+    """The turn from its beginning: what it said so far is void."""
+    s.blocks.complete_all(out, cut=True)
+    void(s, out, error, s.attempt + 1, delay_ms)
+    _begin(s)
+    return NextTurn(_work(s, not_before_ms))
+
+
+def fall_back(s: RunState, out: Outbox, error: ErrorInfo) -> NextTurn:
+    """The turn from its beginning, with the next provider and model that the run may ask; later turns stay with it."""
+    s.blocks.complete_all(out, cut=True)
+    s.choice += 1
+    s.failures = s.losses = 0
+    void(s, out, error, s.attempt + 1, 0, fallback=ProviderModel(provider=s.asked.provider, model=s.asked.model))
+    s.text = s.text and s.text.again(s.asked.reading)
+    _begin(s)
+    return NextTurn(_work(s))
+
+
+def void(s: RunState, out: Outbox, error: ErrorInfo, next_attempt: int, delay_ms: int, **fields: object) -> None:
+    """Tell that the turn's blocks so far do not count; ``fields``: what else the event says."""
+    out.event(
+        s.turn,
+        s.attempt,
+        Restarted if s.heard else Retrying,
+        error=error,
+        next_attempt=next_attempt,
+        delay_ms=delay_ms,
+        drop_from=s.first_block,
+        **fields,
+    )
+    drop_void(s, s.first_block)
+    s.heard = False
+    s.first_block = s.blocks.next_number
+    s.text = s.text and s.text.again()
+
+
+def can_go_on(s: RunState) -> bool:
+    """Whether the next attempt may go on from what was heard: provider and model can, and so can the text."""
+    return s.asked.continues and (s.text is not None or s.blocks.can_go_on())
+
+
+def go_on(s: RunState, out: Outbox, error: ErrorInfo, delay_ms: int, not_before_ms: int) -> NextTurn:
+    """On from what was heard, none of which is dropped: the text that is open stays open."""
+    told_by, table, void_from = s.attempt, s.blocks, s.blocks.next_number
+    if s.text:
+        so_far, seam = partial_text(s.text.reader.text)
+        end_beside(s.text, s.blocks, out, cut=True)
+    else:
+        table, void_from, parts = s.blocks.going_on(out)
+        so_far, seam = partial_message(parts)
+    out.event(
+        s.turn,
+        told_by,
+        Retrying,
+        error=error,
+        next_attempt=s.attempt + 1,
+        delay_ms=delay_ms,
+        drop_from=void_from,
+        continues=True,
+    )
+    drop_void(s, void_from)
+    s.blocks, s.seam = table, seam
+    return resume(s, out, so_far, not_before_ms)
+
+
+def resume(s: RunState, out: Outbox, so_far: Message | None, not_before_ms: int = 0) -> NextTurn:
+    """A further attempt of the turn, with the blocks that are open. The usage of the one before counts."""
+    settle(s, out, s.usage)
+    s.attempt += 1
+    s.blocks.attempt = s.attempt
+    return NextTurn(_work(s, not_before_ms), so_far=so_far)
+
+
+def end_beside(text: TurnText, blocks: BlockTable, out: Outbox, *, cut: bool) -> None:
+    """Prefill mode: the attempt ends, and with it the provider's own regions beside the text."""
+    for ordinal in [ordinal for ordinal in blocks.open if ordinal < 0]:
+        blocks.complete(ordinal, out, cut=cut)
+    text.beside = []
+
+
+def fresh_table(s: RunState) -> BlockTable:
+    """For blocks of this attempt; numbers go on."""
+    return BlockTable(
+        turn=s.turn, attempt=s.attempt, limit=s.accepted.rules.block_chars, next_number=s.blocks.next_number
+    )
+
+
+def _work(s: RunState, not_before_ms: int = 0) -> TurnWork:
+    return TurnWork(s.run, s.turn, s.attempt, not_before_ms, choice=s.choice)
+
+
+def _begin(s: RunState) -> None:
+    s.attempt += 1
+    s.phase = "streaming"
+    count(s)
+    s.answered, s.start = s.start or s.answered, None
+    s.seam = None
+    s.first_block = s.blocks.next_number
+    s.blocks = fresh_table(s)

@@ -1,0 +1,25 @@
+"""How much a run and a turn may say in all: what the bounds of each event and each block leave open."""
+
+from __future__ import annotations
+
+from tokenbus.core.run.state import RunState
+from tokenbus.events.error_info import ErrorInfo
+from tokenbus.events.frames import CONTROL_ATTEMPT, EventFrame
+
+
+def count_bytes(s: RunState, frame: EventFrame, size: int) -> ErrorInfo | None:
+    """Count a frame of ``size`` bytes that is about to be worked in; the error where that is too much.
+
+    What past attempts still say counts too, for it had to be read. A replay reads the same frames, and counts the same.
+    """
+    rules = s.accepted.rules
+    s.run_bytes += size
+    if frame.attempt != CONTROL_ATTEMPT:
+        s.turn_bytes += size
+    if s.turn_bytes > rules.turn_bytes:
+        problem = f"turn {s.turn} has more than {rules.turn_bytes} bytes of events"
+        return ErrorInfo(code="turn_too_large", kind="limit", message=problem)
+    if s.run_bytes > rules.run_bytes:
+        problem = f"the run has more than {rules.run_bytes} bytes of events"
+        return ErrorInfo(code="run_too_large", kind="limit", message=problem)
+    return None

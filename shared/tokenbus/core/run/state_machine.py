@@ -1,0 +1,391 @@
+"""The life of a run: what comes in through `events`, what it changes, what goes out.
+
+::
+
+              Accepted                 Done, calls to run             all results in
+    (nothing) ────────> streaming ───────────────────────> tools ─────────────────┐
+                        │  ^   ^                             │                     │
+       Failed, Cut:     │  └───┘ next attempt of the turn    │                     │
+       tried again      │  ^                                 │                     │
+                        │  └─────────── next turn ───────────┼─────────────────────┘
+                        │ Done, Failed, Cut, and ...         │ CancelAsked, Overdue
+                        v                                    v
+                      over: exactly one terminal event, and nothing after it
+
+Every step is decided here. How it is taken stands in modules of its own: `content` (what a provider says), `tool_turn`,
+`next_attempt` (again, on from a partial text, the next turn) and `endings`; `state` and `effects` are the data.
+
+The rules: events of any attempt but the present one are dropped; a call runs only after its own completion
+and a sound finish; results are told in the order of the calls, whatever order they come in, so that a run reads the
+same however its tools raced; every time comes from the events. So a replay of the same events ends in the same
+state and the same outputs.
+
+Where the run has policies, all that it says are drafts, and a `HeldRun` around it says what is heard of them
+(`held_run`); between the end of a turn and its tools then lies the phase `judged`.
+
+In prefill mode the model's text is itself the blocks: `TurnText` reads it, and says what a chat decoder would say. Its
+turn may end before the provider's does, or go on in a further attempt where the provider stopped too early. In chat
+mode a turn ends before its provider's answer on a stop string that `StopScan` finds.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from tokenbus.core.prefill.turn import TurnText
+from tokenbus.core.run.block_deltas import add, remember
+from tokenbus.core.run.blocks import BlockTable
+from tokenbus.core.run.effects import CloseAttempt, Effect, RunTools
+from tokenbus.core.run.next_attempt import (
+    again,
+    can_go_on,
+    end_beside,
+    fall_back,
+    fresh_table,
+    go_on,
+    next_turn,
+    resume,
+    void,
+)
+from tokenbus.core.run.outbox import Outbox
+from tokenbus.core.run.output_limits import count_bytes
+from tokenbus.core.run.retry import WORKER_LOST, another_may_do_better, decide
+from tokenbus.core.run.state import RunState
+from tokenbus.core.run.termination import DEADLINE, close_blocks, deadline_passed, end, nobody_works, settle, stop
+from tokenbus.core.run.tool_calls import hand_out, results_message, take_result, tell_progress, tell_results
+from tokenbus.core.run.tool_verdicts import Judged
+from tokenbus.core.stop_scan import StopScan
+from tokenbus.errors import TooLarge
+from tokenbus.events import normalized as n
+from tokenbus.events.error_info import ErrorInfo, stream_cut
+from tokenbus.events.frames import (
+    CONTROL_ATTEMPT,
+    Accepted,
+    BusEvent,
+    CancelAsked,
+    EventFrame,
+    Noted,
+    Overdue,
+    Rejected,
+    Ruled,
+    ToolReported,
+    ToolReturned,
+    is_known,
+)
+from tokenbus.events.public import (
+    Cancelled,
+    Completed,
+    Incomplete,
+    ProviderModel,
+    RunFailedEvent,
+    Started,
+    TerminalEvent,
+)
+from tokenbus.events.requests import Message
+
+MAX_PAUSES = 8
+"""How often a provider may pause a turn (`pause_turn`) and be asked to go on."""
+CANNOT_GO_ON = "on_failure is continue, but there is no way to go on from what was heard with this provider and model"
+"""Told at the end of a run that therefore ended as by default."""
+
+
+class Run:
+    """One run's state machine. `handle` takes a frame; drafts of public events and effects wait to be collected."""
+
+    def __init__(self, state: RunState) -> None:
+        self.state = state
+        self.out = Outbox(visible=state.accepted.visible)
+        self.effects: list[Effect] = []
+
+    @classmethod
+    def accept(cls, run: str, event: Accepted, at_ms: int) -> Run:
+        """A run begins with turn 0, attempt 1, which intake has handed out."""
+        blocks = BlockTable(turn=0, attempt=1, limit=event.rules.block_chars, next_number=0)
+        self = cls(RunState(run, event, at_ms, blocks))
+        if setting := event.reading:
+            self.state.text = TurnText.start(run, 0, setting, event.rules.block_chars, setting.inside)
+        elif event.stops:
+            self.state.scan = StopScan(event.stops)
+        fallback = [ProviderModel(provider=plan.provider, model=plan.model) for plan in event.fallback]
+        self.out.event(
+            *(0, 1, Started),
+            provider=event.provider,
+            model=event.model,
+            metadata=event.metadata,
+            fallback=fallback or None,
+            notes=list(event.notes) or None,
+            participant=event.participant,
+        )
+        return self
+
+    @property
+    def over(self) -> bool:
+        """Whether the terminal event is out, or among the drafts."""
+        return self.state.phase == "over"
+
+    def handle(self, frame: EventFrame, size: int = 0) -> None:
+        """Work a frame of ``size`` bytes in. What a past attempt still says is dropped, and so is everything after the
+        end."""
+        s = self.state
+        if error := count_bytes(s, frame, size):
+            self.fail(error, frame.at_ms)
+        for event in frame.events:
+            if self.over:
+                return
+            if frame.attempt != CONTROL_ATTEMPT and (frame.attempt != s.attempt or s.phase != "streaming"):
+                return
+            if not is_known(event):
+                continue
+            try:
+                self._event(event, frame.at_ms)
+            except TooLarge as e:
+                self.fail(ErrorInfo(code=e.code, kind="limit", message=str(e), where=e.where), frame.at_ms)
+        # Counted as they come in: how many went out depends on what was joined, which a replay does not know.
+        s.taken += len(frame.events)
+        s.seen_ms = max(s.seen_ms, frame.at_ms)
+        limit = s.accepted.rules.run_events
+        if not self.over and s.taken > limit:
+            problem = f"the run has more than {limit} events"
+            self.fail(ErrorInfo(code="too_many_events", kind="limit", message=problem), frame.at_ms)
+
+    def fail(self, error: ErrorInfo, at_ms: int | None = None) -> None:
+        """The run ends `failed`, whatever it was doing."""
+        if not self.over:
+            s = self.state
+            at_ms = s.accepted_ms if at_ms is None else at_ms
+            s.blocks.complete_all(self.out, cut=True)
+            self._end(RunFailedEvent, at_ms, finish="error", error=error)
+
+    def abandon(self, error: ErrorInfo) -> None:
+        """The run ends `incomplete`, whatever it was doing: it cannot go on from here."""
+        if not self.over:
+            self.state.blocks.complete_all(self.out, cut=True)
+            self._end(Incomplete, self.state.accepted_ms, finish="unknown", reason=error.message, error=error)
+
+    # --- events ---------------------------------------------------------------------------------------------
+
+    def _event(self, event: BusEvent, at_ms: int) -> None:
+        match event:
+            case n.TextDelta() | n.RefusalDelta():
+                self._text(event, at_ms)
+            case ToolReturned():
+                self._returned(event)
+            case ToolReported():
+                tell_progress(self.state, self.out, event)
+            case CancelAsked():
+                stop(self.state, self.out, "cancelled", at_ms)
+                self._end(Cancelled, at_ms, finish="unknown", reason=event.reason, heard_through=event.heard_through)
+            case Overdue():
+                self._overdue(event, at_ms)
+            case Rejected():
+                self.fail(event.error, at_ms)
+            case Noted():
+                note: dict[str, object] = {"note": event.text}
+                if note not in self.state.extras:  # every attempt says again what its request had to mend
+                    remember(self.state, note)
+            case Accepted() | Ruled():
+                pass  # a run is accepted once, intake's script sees to it; and rulings are for `HeldRun`
+            case n.Failed():
+                self._broke(event.error, at_ms, cut=None)
+            case n.Cut():
+                self._broke(event.error or stream_cut(event.reason), at_ms, cut=event.reason)
+            case _:
+                self._said_by_provider(event, at_ms)
+
+    def _text(self, event: n.TextDelta | n.RefusalDelta, at_ms: int) -> None:
+        """A piece of text; where the attempt goes on from another, only what is new of it."""
+        if seam := self.state.seam:
+            event = msgspec.structs.replace(event, text=seam.join(event.text))
+            if seam.closed:
+                self.state.seam = None
+        if event.text:
+            self._said_by_provider(event, at_ms)
+
+    def _said_by_provider(self, event: n.Normalized, at_ms: int) -> None:
+        text, scan = self.state.text, self.state.scan
+        if text and isinstance(event, n.Done):
+            self._text_done(text, event, at_ms)
+        elif text:
+            self._read(text.read(event), at_ms)
+            if text.reader.over:
+                self._stopped(text.reader.stopped_on, at_ms)
+        elif scan:
+            meant, found = scan.read(event)
+            self._read(meant, at_ms)
+            if found:
+                self._stopped(found, at_ms)
+        else:
+            self._apply(event, at_ms)
+
+    def _stopped(self, string: str, at_ms: int) -> None:
+        """The turn ended in the text, on a stop string or by itself, before the provider's answer did."""
+        self._done(n.Done("stop", stop_string=string), at_ms)
+        if self.state.phase in ("judged", "tools"):
+            self.effects.append(CloseAttempt(self.state.turn, self.state.attempt))
+
+    def _apply(self, event: n.Normalized, at_ms: int) -> None:
+        s = self.state
+        match event:
+            case n.Start():
+                if s.first_byte_ms is None:
+                    s.first_byte_ms = at_ms - s.accepted_ms
+                s.start = event
+                if event.void_before:
+                    self._began_again(at_ms)
+                origin = {"api": event.api, "provider": event.provider}
+                s.blocks.origin = {name: said for name, said in origin.items() if said}
+            case n.Done():
+                self._done(event, at_ms)
+            case _:
+                add(s, self.out, event, at_ms)
+
+    # --- the end of an attempt --------------------------------------------------------------------------------
+
+    def _done(self, event: n.Done, at_ms: int) -> None:
+        s = self.state
+        s.blocks.complete_all(self.out, cut=False)
+        settle(s, self.out, event.usage or s.usage)
+        if event.finish == "error":
+            problem = f"the provider ended the turn with {event.finish_raw or 'an error'}"
+            error = ErrorInfo(code="finish_error", kind="server", message=problem, raw=event.finish_raw or None)
+            if self._falls_back(error):
+                return
+            self._end(RunFailedEvent, at_ms, finish="error", finish_raw=event.finish_raw or None, error=error)
+            return
+        if event.finish == "pause" and s.pauses < MAX_PAUSES:
+            s.pauses += 1
+            self.effects.append(next_turn(s, [self._said()]))
+            return
+        finish = event.finish
+        if s.blocks.calls and finish in ("stop", "tool_use"):
+            if s.tool_turns < s.accepted.max_tool_depth:
+                if s.accepted.policing:
+                    s.phase = "judged"  # `HeldRun` goes on from here
+                else:
+                    self.call_tools(at_ms)
+                return
+            finish = "tool_use"  # a result that no model would see is not worth a call
+        stopped_on = event.stop_string if finish == "stop" else ""
+        self._end(Completed, at_ms, finish=finish, finish_raw=event.finish_raw or None, stop_string=stopped_on or None)
+
+    def _text_done(self, text: TurnText, event: n.Done, at_ms: int) -> None:
+        """The provider is done. Where it stopped on a string that does not count there, it is asked to go on."""
+        s = self.state
+        if event.finish == "stop" and text.reader.knows(event.stop_string):
+            self._read(text.put_back(event.stop_string), at_ms)
+            if not text.reader.over and text.resumes():
+                s.usage = event.usage or s.usage
+                end_beside(text, s.blocks, self.out, cut=False)
+                so_far = Message(role="assistant", content=text.reader.text)
+                self.effects.append(resume(s, self.out, so_far))
+                return
+            event = msgspec.structs.replace(event, stop_string=text.reader.stopped_on)
+        self._read(text.reader.end(), at_ms)
+        self._done(event, at_ms)
+
+    def _read(self, meant: list[n.Normalized], at_ms: int) -> None:
+        for event in meant:
+            self._apply(event, at_ms)
+
+    def _broke(self, error: ErrorInfo, at_ms: int, cut: str | None) -> None:
+        """The attempt failed, or was cut: the next attempt, or the end."""
+        s = self.state
+        if error.code == DEADLINE or 0 < s.accepted.deadline_ms <= at_ms:
+            self._overdue(Overdue("deadline"), at_ms)
+            return
+        if error.code == WORKER_LOST:
+            s.losses += 1
+        else:
+            s.failures += 1
+        if s.scan:
+            self._read(s.scan.release(), at_ms)
+        wanted = s.heard and s.accepted.on_failure == "continue"
+        goes_on = wanted and can_go_on(s)
+        delay_ms = decide(
+            error,
+            policy=s.accepted.on_failure,
+            heard=s.heard and not goes_on,
+            failures=s.failures,
+            losses=s.losses,
+            rules=s.accepted.rules,
+            salt=s.run,
+        )
+        if delay_ms is not None:
+            not_before_ms = at_ms + delay_ms if delay_ms else 0
+            s.seen_ms = max(s.seen_ms, not_before_ms)
+            next_attempt = go_on if goes_on else again
+            self.effects.append(next_attempt(s, self.out, error, delay_ms, not_before_ms))
+            return
+        if self._falls_back(error):
+            return
+        close_blocks(s, self.out, at_ms)
+        if wanted and not goes_on and error.retryable:
+            remember(s, {"note": CANNOT_GO_ON})
+        if cut is None:
+            self._end(RunFailedEvent, at_ms, finish="error", error=error)
+        else:
+            self._end(Incomplete, at_ms, finish="unknown", reason=cut, error=error)
+
+    def _falls_back(self, error: ErrorInfo) -> bool:
+        """Go on with the next provider and model, if there is one and nothing visible of the turn was emitted."""
+        s = self.state
+        left = s.choice < len(s.accepted.fallback) and s.accepted.on_failure != "fail"
+        if not left or s.heard or not another_may_do_better(error):
+            return False
+        self.effects.append(fall_back(s, self.out, error))
+        return True
+
+    def _began_again(self, at_ms: int) -> None:
+        """The provider voided what it had said so far and began its message anew, within the attempt."""
+        s = self.state
+        reason = "the provider began its message again"
+        error = ErrorInfo(code="message_restarted", kind="protocol", message=reason, retryable=True)
+        if s.heard and s.accepted.on_failure != "restart":
+            self._broke(error, at_ms, cut=reason)
+            return
+        s.blocks.complete_all(self.out, cut=True)
+        void(s, self.out, error, s.attempt, 0)
+        s.blocks = fresh_table(s)
+
+    # --- the end of the run -----------------------------------------------------------------------------------
+
+    def _overdue(self, event: Overdue, at_ms: int) -> None:
+        s = self.state
+        if event.what == "deadline":
+            error = deadline_passed()
+            stop(s, self.out, error.message, at_ms)
+            self._end(RunFailedEvent, at_ms, finish="error", error=error)
+        elif event.taken == s.taken:
+            error = nobody_works()
+            stop(s, self.out, error.message, at_ms)
+            self._end(Incomplete, at_ms, finish="unknown", reason=error.message, error=error)
+
+    def _end(self, event: type[TerminalEvent], at_ms: int, **fields: object) -> None:
+        self.effects.append(end(self.state, self.out, event, at_ms, **fields))
+
+    # --- turns and tools --------------------------------------------------------------------------------------
+
+    def call_tools(self, at_ms: int, judged: Judged | None = None) -> None:
+        """The turn is said, and where the run has policies also judged: its calls run."""
+        s = self.state
+        s.seen_ms = max(s.seen_ms, at_ms)
+        s.history = [self._said()]
+        if work := hand_out(s, judged):
+            self.effects.append(RunTools(work))
+        self._tell_results()
+
+    def _said(self) -> Message:
+        """The turn as the next one sends it back; in prefill mode that is the model's own text, verbatim."""
+        s = self.state
+        return Message(role="assistant", content=s.text.reader.text if s.text else s.blocks.message_parts())
+
+    def _returned(self, event: ToolReturned) -> None:
+        if self.state.phase == "tools":
+            take_result(self.state, event)
+            self._tell_results()
+
+    def _tell_results(self) -> None:
+        """Tell the results that are due; after the last one the next turn begins."""
+        s = self.state
+        if tell_results(s, self.out):
+            self.effects.append(next_turn(s, [*s.history, results_message(s)]))

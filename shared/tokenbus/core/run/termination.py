@@ -1,0 +1,114 @@
+"""How a turn's usage is told, and how a run ends: exactly one terminal event, with what is known at its moment."""
+
+from __future__ import annotations
+
+import msgspec
+
+from tokenbus.core.request.bounds import MAX_NAME_CHARS
+from tokenbus.core.run.block_deltas import add
+from tokenbus.core.run.effects import EndRun, EndStatus
+from tokenbus.core.run.opaque import extras_of
+from tokenbus.core.run.outbox import Outbox
+from tokenbus.core.run.state import RunState
+from tokenbus.core.run.tool_calls import answer_open_calls
+from tokenbus.events.error_info import ErrorInfo
+from tokenbus.events.normalized import Start
+from tokenbus.events.public import (
+    Cancelled,
+    Completed,
+    Incomplete,
+    RunFailedEvent,
+    TerminalEvent,
+    Timing,
+    UsageReported,
+)
+from tokenbus.events.usage import Usage
+
+DEADLINE = "deadline"
+"""Code of the error of a run, or of an attempt, that the run's deadline ended."""
+TERMINATED = "policy_terminated"
+"""Code of the error of a run that a policy ended."""
+LOST = "lost"
+"""Code of the error of a run on which nobody works any more."""
+
+STATUS: dict[type[TerminalEvent], EndStatus] = {
+    Completed: "completed",
+    Incomplete: "incomplete",
+    RunFailedEvent: "failed",
+    Cancelled: "cancelled",
+}
+
+
+def deadline_passed() -> ErrorInfo:
+    """The error of a run whose deadline has passed."""
+    return ErrorInfo(code=DEADLINE, kind="timeout", message="the run's deadline has passed")
+
+
+def nobody_works() -> ErrorInfo:
+    """The error of a run that fell silent because its work was lost."""
+    problem = "nothing was heard of the run for long, and no worker has it"
+    return ErrorInfo(code=LOST, kind="internal", message=problem, retryable=True)
+
+
+def terminated(by: str) -> ErrorInfo:
+    """The error of a run that a policy ended; ``by``: its name, and its reason."""
+    message = f"a policy ended the run: {by}" if by else "a policy ended the run"
+    return ErrorInfo(code=TERMINATED, kind="content_filter", message=message)
+
+
+def close_blocks(s: RunState, out: Outbox, at_ms: int) -> None:
+    """No more comes of the attempt: what is open is cut. Text that might still have become a tag or a stop string is
+    none."""
+    if s.phase == "streaming":
+        held = s.text.reader.release() if s.text else s.scan.release() if s.scan else []
+        for event in held:
+            add(s, out, event, at_ms)
+    s.blocks.complete_all(out, cut=True)
+
+
+def stop(s: RunState, out: Outbox, why: str, at_ms: int) -> None:
+    """Open blocks end as they are, and every call without a result gets an error that says why."""
+    close_blocks(s, out, at_ms)
+    answer_open_calls(s, out, why)
+
+
+def settle(s: RunState, out: Outbox, usage: Usage | None) -> None:
+    """Tell the usage of the turn, or of an attempt that another goes on from, and add it to the run's."""
+    s.usage = usage
+    count(s)
+    if usage:
+        fields = _answered_by(s.start)
+        if s.accepted.fallback:
+            fields["provider"] = s.asked.provider
+        out.event(s.turn, s.attempt, UsageReported, usage=usage, total=s.total, **fields)
+
+
+def count(s: RunState) -> None:
+    """Add the usage of the present attempt to the run's: its tokens are spent, even if what it said is void."""
+    if s.usage:
+        s.total = s.total.plus(s.usage) if s.total else msgspec.structs.replace(s.usage, raw=None)
+    s.usage = None
+
+
+def end(s: RunState, out: Outbox, event: type[TerminalEvent], at_ms: int, **fields: object) -> EndRun:
+    """The run's last event. Usage of an attempt that did not finish counts too."""
+    count(s)
+    fields = {**_answered_by(s.start or s.answered), **fields}
+    if s.accepted.fallback:
+        fields["provider"] = s.asked.provider
+    timing = Timing(
+        first_byte_ms=s.first_byte_ms, first_visible_ms=s.first_visible_ms, total_ms=max(0, at_ms - s.accepted_ms)
+    )
+    out.event(s.turn, s.attempt, event, timing=timing, usage=s.total, provider_extra=extras_of(s) or None, **fields)
+    s.phase = "over"
+    return EndRun(STATUS[event])
+
+
+def _answered_by(start: Start | None) -> dict[str, object]:
+    """The model and the id of the provider's answer, as the provider named them."""
+    if start is None:
+        return {}
+    return {
+        "model": start.model[:MAX_NAME_CHARS] or None,
+        "response_id": start.provider_id[:MAX_NAME_CHARS] or None,
+    }

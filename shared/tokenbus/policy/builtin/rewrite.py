@@ -1,0 +1,118 @@
+"""Policies that replace words, patterns and secrets, also where a chunk ends in the middle of one."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import msgspec
+
+from tokenbus.events.public import BlockKind
+from tokenbus.policy.builtin.stream_replace import Rewriter, Rule, Rules
+from tokenbus.policy.processor import StreamContext, StreamProcessor
+from tokenbus.policy.stream_state import StreamBlock, StreamState
+
+
+class ReplaceTextOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What to replace, and in which blocks."""
+
+    rules: list[Rule]
+    kinds: tuple[BlockKind, ...] = ("text",)
+
+
+class ReplaceText(StreamProcessor):
+    """Replaces what the rules find. The rest of a text flows on: only what may be the beginning of a match waits."""
+
+    Options = ReplaceTextOptions
+
+    def __init__(self, options: Any = None) -> None:
+        super().__init__(options)
+        self._rules = Rules(self.rules())
+        self._texts: dict[int, _Text] = {}
+
+    def rules(self) -> list[Rule]:
+        """What is replaced."""
+        return self.options.rules
+
+    async def on_chunk(self, chunk: Any, state: StreamState, context: StreamContext[Any]) -> None:
+        if ended := state.just_completed or state.just_cut:
+            await self._finish(ended, context)
+        block, text = state.chunk_block, context.text(chunk)
+        if block is None or not text or block.kind not in self.options.kinds:
+            await context.send(chunk)
+            return
+        rewritten = self._texts.setdefault(block.number, _Text(Rewriter(self._rules)))
+        rewritten.last = chunk
+        settled = rewritten.rewriter.feed(text)
+        rewritten.out.append(settled)
+        await context.send(chunk if settled == text else context.with_text(chunk, settled))
+
+    async def on_end(self, state: StreamState, context: StreamContext[Any]) -> None:
+        for block in state.blocks:
+            await self._finish(block, context)
+
+    async def _finish(self, block: StreamBlock, context: StreamContext[Any]) -> None:
+        """The block is over: what is held goes out with the form of its last chunk."""
+        if (text := self._texts.pop(block.number, None)) is None:
+            return
+        if rest := text.rewriter.end():
+            text.out.append(rest)
+            await context.send(context.with_text(text.last, rest))
+        final = "".join(text.out)
+        if final != block.text:
+            context.decided("replace", block, final=final)
+
+
+class _Text:
+    """A block that is being rewritten."""
+
+    def __init__(self, rewriter: Rewriter) -> None:
+        self.rewriter = rewriter
+        self.last: Any = None
+        self.out: list[str] = []
+
+
+class RedactSecretsOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Beside the well-known forms of keys."""
+
+    kinds: tuple[BlockKind, ...] = ("text", "thinking", "tool_call", "tool_result")
+    mark: str = "[redacted]"
+    env: list[str] = []
+    """Environment variables whose values are secret, where they are set."""
+    more: list[Rule] = []
+
+
+SHORTEST = 8
+"""A shorter value of a variable is no secret, and would be found in any text."""
+
+KNOWN = (
+    Rule(find="sk-", then=r"[A-Za-z0-9_-]{20,250}"),
+    Rule(find="ghp_", then="[A-Za-z0-9]{36,255}"),
+    Rule(find="gho_", then="[A-Za-z0-9]{36,255}"),
+    Rule(find="ghs_", then="[A-Za-z0-9]{36,255}"),
+    Rule(find="ghu_", then="[A-Za-z0-9]{36,255}"),
+    Rule(find="github_pat_", then="[A-Za-z0-9_]{22,255}"),
+    Rule(find="glpat-", then="[A-Za-z0-9_-]{20,100}"),
+    Rule(find="hf_", then="[A-Za-z0-9]{30,60}"),
+    Rule(find="xox", then="[abeprs]-[A-Za-z0-9-]{10,250}"),
+    Rule(find="AKIA", then="[A-Z0-9]{16}"),
+    Rule(find="ASIA", then="[A-Z0-9]{16}"),
+    Rule(find="AIza", then="[A-Za-z0-9_-]{35}"),
+    Rule(find="eyJ", then=r"[A-Za-z0-9_-]{10,1000}\.[A-Za-z0-9_-]{10,4000}\.[A-Za-z0-9_-]{10,1000}"),
+    Rule(find="-----BEGIN ", then=r"[A-Z ]{0,30}PRIVATE KEY-----[A-Za-z0-9+/=\s\\]{0,7000}"),
+)
+"""Of OpenAI and Anthropic, GitHub, GitLab, Hugging Face, Slack, AWS, Google; JSON web tokens; PEM private keys."""
+
+
+class RedactSecrets(ReplaceText):
+    """Replaces what looks like a key, a token or a private key, and the values of chosen variables."""
+
+    Options = RedactSecretsOptions  # pyright: ignore[reportIncompatibleVariableOverride, reportAssignmentType]
+
+    def rules(self) -> list[Rule]:
+        options: RedactSecretsOptions = self.options
+        values = (os.environ.get(name, "") for name in options.env)
+        named = [Rule(find=value) for value in values if len(value) >= SHORTEST]
+        forms = [msgspec.structs.replace(rule, word_start=True) for rule in KNOWN]
+        known = [msgspec.structs.replace(rule, replace=options.mark) for rule in (*named, *forms)]
+        return [*known, *options.more]

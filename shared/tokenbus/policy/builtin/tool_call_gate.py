@@ -1,0 +1,72 @@
+"""The ground of policies that judge tool calls: a call is held until it is complete and judged, and text flows on."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar, TypeAlias
+
+from tokenbus.policy.processor import NewText, NewToolCall, StreamContext, StreamProcessor
+from tokenbus.policy.stream_state import StreamState, ToolCallStreamBlock
+
+
+class Block:
+    """A verdict: the call does not go out. ``notice`` is said in its place, as text; empty: nothing is."""
+
+    def __init__(self, reason: str, notice: str = "") -> None:
+        self.reason = reason
+        self.notice = notice
+
+
+class Replace:
+    """A verdict: this call goes out in its place."""
+
+    def __init__(self, call: NewToolCall, reason: str = "") -> None:
+        self.call = call
+        self.reason = reason
+
+
+Verdict: TypeAlias = Block | Replace | None
+"""None: the call goes out as it is."""
+
+
+class ToolCallGate(StreamProcessor, ABC):
+    """Lets a tool call out when `judge` says so. A call that breaks off never goes out: nobody could judge it."""
+
+    side_by_side: ClassVar[bool] = False
+    """Whether judging takes so long that the stream goes on meanwhile: calls are judged side by side then and go out in
+    their order, but text that came after a call may go out before it."""
+
+    def __init__(self, options: Any = None) -> None:
+        super().__init__(options)
+        self._held: dict[int, list[Any]] = {}
+
+    @abstractmethod
+    async def judge(self, call: ToolCallStreamBlock, context: StreamContext[Any]) -> Verdict:
+        """What becomes of a complete call. What it raises is an error of the policy, and so is its timeout."""
+
+    async def on_chunk(self, chunk: Any, state: StreamState, context: StreamContext[Any]) -> None:
+        if isinstance(state.chunk_block, ToolCallStreamBlock):
+            self._held.setdefault(state.chunk_block.number, []).append(chunk)
+        if isinstance(done := state.just_completed, ToolCallStreamBlock):
+            held = self._held.pop(done.number, [])
+            if self.side_by_side:
+                context.later(self._judged(done, held, context), holding=held)
+            else:
+                for item in await self._judged(done, held, context):
+                    await context.send(item)
+        if state.just_cut:
+            self._held.pop(state.just_cut.number, None)
+        if not isinstance(state.chunk_block, ToolCallStreamBlock):
+            await context.send(chunk)
+
+    async def _judged(self, call: ToolCallStreamBlock, held: list[Any], context: StreamContext[Any]) -> Sequence[Any]:
+        match await self.judge(call, context):
+            case Block() as verdict:
+                context.decided("block", call, reason=verdict.reason, final=verdict.notice or None)
+                return [NewText(verdict.notice)]
+            case Replace() as verdict:
+                context.decided("replace", call, reason=verdict.reason, final=verdict.call.arguments)
+                return [verdict.call]
+            case _:
+                return held

@@ -1,0 +1,1 @@
+"""Policies over chunks of the OpenAI Chat Completions SDK."""

@@ -1,0 +1,106 @@
+"""Makes a sound stream of the OpenAI-style chunks that a policy sent: calls counted anew, the finish reason right."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tokenbus.policy.openai.chunk_access import as_dict, calls_of, field, like
+from tokenbus.policy.processor import Decision, NewText, NewToolCall
+
+
+class OpenAIWriter:
+    """See `tokenbus.policy.stream_format.Writer`. What needs no change goes out as the object that it is."""
+
+    def __init__(self) -> None:
+        self._last: Any = None
+        """The chunk last heard: what a new one is like."""
+        self._spoke = False
+        """Whether a role went out."""
+        self._calls = 0
+        self._indices: dict[int, tuple[int, str]] = {}
+        """Of calls as they came: by index, their index here and their id."""
+        self._finished = False
+
+    def heard(self, chunk: Any) -> None:
+        if self._last is None or field(chunk, "choices"):
+            self._last = chunk
+
+    def put_off(self) -> None:
+        """Where it stands makes no difference here."""
+
+    def taken_up(self, mark: object) -> None:
+        """See `put_off`."""
+
+    def decided(self, decision: Decision) -> None:
+        """See `put_off`."""
+
+    def write(self, sent: Any) -> Sequence[Any]:
+        match sent:
+            case NewText():
+                return [self._new({"content": sent.text})] if sent.text else []
+            case NewToolCall():
+                function = {"name": sent.name, "arguments": sent.arguments}
+                call = {"index": self._calls, "id": sent.id, "type": "function", "function": function}
+                self._calls += 1
+                return [self._new({"content": None, "tool_calls": [call]})]
+            case _:
+                return [self._mended(sent)]
+
+    def terminate(self, decision: Decision) -> Sequence[Any]:
+        if self._finished:
+            return []
+        self._finished = True
+        return [self._new({}, finish="content_filter")]
+
+    def _mended(self, sent: Any) -> Any:
+        choices = field(sent, "choices")
+        if not choices:
+            return sent
+        choice = choices[0]
+        delta = field(choice, "delta")
+        self._spoke = self._spoke or bool(field(delta, "role"))
+        indices = [self._index(call) for call in calls_of(delta)]
+        had = [field(call, "index") for call in calls_of(delta)]
+        reason = field(choice, "finish_reason")
+        right = self._reason(reason) if reason else reason
+        self._finished = self._finished or bool(reason)
+        empty = bool(indices) and field(delta, "content") == ""  # beside calls it is no content
+        if indices == had and right == reason and not empty:
+            return sent
+        data = as_dict(sent)
+        changed = data["choices"][0]
+        changed["finish_reason"] = right
+        if empty:
+            changed["delta"]["content"] = None
+        for call, index in zip(changed["delta"].get("tool_calls") or [], indices, strict=True):
+            call["index"] = index
+        return like(sent, data)
+
+    def _index(self, call: Any) -> int:
+        had = field(call, "index") or 0
+        call_id = field(call, "id") or ""
+        known = self._indices.get(had)
+        if known and (not call_id or not known[1] or call_id == known[1]):
+            self._indices[had] = known[0], known[1] or call_id
+            return known[0]
+        if not (call_id or field(field(call, "function"), "name") or field(field(call, "function"), "arguments")):
+            return had
+        self._indices[had] = self._calls, call_id
+        self._calls += 1
+        return self._calls - 1
+
+    def _reason(self, reason: str) -> str:
+        """``tool_calls`` only where there are any, and ``stop`` only where there are none."""
+        if reason == "tool_calls" and not self._calls:
+            return "stop"
+        return "tool_calls" if reason == "stop" and self._calls else reason
+
+    def _new(self, delta: dict[str, Any], finish: str | None = None) -> Any:
+        data = as_dict(self._last)
+        if not self._spoke:
+            delta = {"role": "assistant", **delta}
+            self._spoke = True
+        data["choices"] = [{"index": 0, "delta": delta, "finish_reason": finish}]
+        data.pop("usage", None)
+        return like(self._last, data)

@@ -1,0 +1,255 @@
+"""One policy at work on one stream: called in turn, held to its time, and kept from harm where it fails."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar, cast
+
+import msgspec
+
+from tokenbus.policy.processor import (
+    Decision,
+    Later,
+    NewText,
+    NewToolCall,
+    StreamContext,
+    StreamProcessor,
+    sendable,
+)
+from tokenbus.policy.state_reducer import BlockAssembler
+from tokenbus.policy.stream_format import Dialect
+
+if TYPE_CHECKING:
+    from tokenbus.client.client import Client
+
+C = TypeVar("C")
+
+OnError = Literal["block", "pass"]
+Seat: TypeAlias = Callable[[], AbstractAsyncContextManager[None]]
+"""What a call of a policy enters: its time counts from then on."""
+
+REASON_CHARS = 500
+"""Most characters of an error that are told."""
+
+
+class Handling(msgspec.Struct, frozen=True, kw_only=True):
+    """What becomes of a stream whose policy fails."""
+
+    on_error: OnError = "block"
+    """``block``: the stream ends there. ``pass``: it goes on without this policy, and what that held and had not
+    decided on goes out as it came."""
+    timeout_s: float = 30.0
+    """Seconds that one call of the policy may take, or one work that it put off; longer is an error."""
+
+
+class Link(msgspec.Struct, frozen=True):
+    """A policy in a chain. The instance is for one stream alone."""
+
+    name: str
+    policy: StreamProcessor
+    handling: Handling = Handling()
+
+
+class RunningLink(Generic[C]):
+    """See `PolicyStream`, whose parts these are."""
+
+    def __init__(
+        self, link: Link, dialect: Dialect[C], run: str, client: Client | None, seat: Seat = nullcontext
+    ) -> None:
+        self._name = link.name
+        self._policy = link.policy
+        self._handling = link.handling
+        self._seat = seat
+        self._words = dialect.words
+        self._reader = dialect.reader()
+        self._writer = dialect.writer()
+        self._assembler = BlockAssembler()
+        self._context = StreamContext(run, link.name, dialect.words, client)
+        self._works: deque[_Work[C]] = deque()
+        self._held: dict[int, tuple[int | None, C]] = {}
+        """By key: block and chunk of what was neither sent nor decided on. Kept only for ``on_error`` pass."""
+        self._out_of_work = False
+        """The policy failed, and the stream goes on without it."""
+        self._decisions: list[Decision] = []
+        self._ending: list[C] = []
+        """The chunk that says why the stream ends, and usage after it: they wait for what `on_end` sends."""
+        self.terminated: Decision | None = None
+
+    @property
+    def next_work(self) -> asyncio.Future[object] | None:
+        return self._works[0].task if self._works and not self.terminated else None  # pyright: ignore[reportReturnType]
+
+    def take_decisions(self) -> list[Decision]:
+        taken, self._decisions = self._decisions, []
+        return taken
+
+    async def feed(self, chunk: C) -> list[C]:
+        out = self.collect()
+        for piece in self._reader.read(chunk):
+            if piece.waits:
+                out += await self.settle()
+            if self.terminated:
+                break
+            self._assembler.fold(piece.changes, piece.block)
+            self._writer.heard(piece.chunk)
+            if self._out_of_work:
+                out += self._written(piece.chunk)
+                continue
+            if self._handling.on_error == "pass":
+                self._held[self._words.key(piece.chunk)] = piece.block, piece.chunk
+            state = self._assembler.state
+            out += await self._call(self._policy.on_chunk(piece.chunk, state, self._context), waits=piece.waits)
+        return out
+
+    async def end(self) -> list[C]:
+        out = await self.settle()
+        if not self.terminated and not self._out_of_work:
+            self._assembler.fold([])
+            out += await self._call(self._policy.on_end(self._assembler.state, self._context), waits=True)
+        if not self.terminated:
+            ending, self._ending = self._ending, []
+            out += [written for chunk in ending for written in self._writer.write(chunk)]
+        return out
+
+    async def settle(self) -> list[C]:
+        out = self.collect()
+        while self._works and not self.terminated:
+            await asyncio.wait({self._works[0].task})
+            out += self.collect()
+        return out
+
+    def collect(self) -> list[C]:
+        out: list[C] = []
+        while self._works and self._works[0].task.done() and not self.terminated:
+            work = self._works.popleft()
+            self._writer.taken_up(work.mark)
+            also = self._take(work.decisions)
+            try:
+                sent = [sendable(self._words, item) for item in work.task.result()]
+            except Exception as e:
+                self._fault(e)
+                if self._handling.on_error == "block":
+                    return out + self._stop(self._decisions[-1])
+                sent = work.holding
+            for item in sent:
+                out += self._written(item)
+            out += self._out(also)
+        return out
+
+    async def close(self) -> None:
+        tasks = [work.task for work in self._works]
+        self._works.clear()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _call(self, call: Awaitable[None], *, waits: bool) -> list[C]:
+        """Call the policy, and give what goes out for it: after all that was put off, where that must come first."""
+        error: Exception | None = None
+        try:
+            async with self._seat(), asyncio.timeout(self._handling.timeout_s):
+                await call
+        except Exception as e:
+            error = e
+        finally:
+            _unused(call)
+        sent = self._take()
+        out = await self.settle() if waits else []
+        return [*out, *self._out(sent), *(self._failed(error) if error else ())]
+
+    def _take(self, decided: Iterable[Decision] = ()) -> list[C | NewText | NewToolCall]:
+        """What the policy wants out; what it put off begins. ``decided``: by a work that is taken up."""
+        taken = self._context.take()
+        decisions = [*decided, *taken.decisions]
+        if self._held:
+            self._let_go(taken.dealt_with, decisions)
+        timeout_s, context = self._handling.timeout_s, self._context
+        self._works.extend(_Work(work, timeout_s, self._writer.put_off(), context, self._seat) for work in taken.later)
+        for decision in decisions:
+            self._decide(decision)
+        return taken.sent
+
+    def _decide(self, decision: Decision) -> None:
+        self._decisions.append(decision)
+        self._writer.decided(decision)
+
+    def _out(self, sent: Iterable[C | NewText | NewToolCall]) -> list[C]:
+        if self.terminated:
+            return []
+        out = [chunk for item in sent for chunk in self._written(item)]
+        if self._context.terminated:
+            out += self._stop(next(d for d in reversed(self._decisions) if d.action == "terminate"))
+        return out
+
+    def _let_go(self, dealt_with: Iterable[int], decisions: Iterable[Decision]) -> None:
+        """What was dealt with or decided on is held no longer."""
+        for key in dealt_with:
+            self._held.pop(key, None)
+        if decided := {decision.block for decision in decisions if decision.block is not None}:
+            self._held = {key: held for key, held in self._held.items() if held[0] not in decided}
+
+    def _failed(self, error: Exception) -> list[C]:
+        if self.terminated:
+            return []
+        self._fault(error)
+        if self._handling.on_error == "block":
+            return self._stop(self._decisions[-1])
+        self._out_of_work = True
+        held, self._held = self._held, {}
+        return [out for _, chunk in held.values() for out in self._written(chunk)]
+
+    def _written(self, item: C | NewText | NewToolCall) -> Sequence[C]:
+        """What goes out now for something that was sent."""
+        if not isinstance(item, NewText | NewToolCall):
+            words = self._words
+            if words.is_end(item) or (self._ending and words.is_apart(item)):
+                self._ending.append(item)
+                return ()
+        return self._writer.write(item)
+
+    def _fault(self, error: Exception) -> None:
+        what = f"no answer in {self._handling.timeout_s:g} s" if isinstance(error, TimeoutError) else str(error)
+        reason = f"{type(error).__name__}: {what}"[:REASON_CHARS]
+        self._decide(Decision(policy=self._name, action="error", reason=reason))
+
+    def _stop(self, decision: Decision) -> list[C]:
+        self.terminated = decision
+        for work in self._works:
+            work.task.cancel()
+        self._ending = []
+        return list(self._writer.terminate(decision))
+
+
+class _Work(Generic[C]):
+    """Something that a policy put off, under way."""
+
+    def __init__(self, later: Later[C], timeout_s: float, mark: object, context: StreamContext[C], seat: Seat) -> None:
+        self.mark = mark
+        self.holding: list[C | NewText | NewToolCall] = [*later.holding]
+        self.decisions: list[Decision] = []
+        self.task: asyncio.Task[list[C | NewText | NewToolCall | str]] = asyncio.ensure_future(
+            self._within(later.work, timeout_s, context, seat)
+        )
+
+    async def _within(
+        self,
+        work: Awaitable[Iterable[C | NewText | NewToolCall | str]],
+        timeout_s: float,
+        context: StreamContext[C],
+        seat: Seat,
+    ) -> list[C | NewText | NewToolCall | str]:
+        try:
+            with context.putting_off(self.decisions):
+                async with seat(), asyncio.timeout(timeout_s):
+                    return list(await work)
+        finally:
+            _unused(work)
+
+
+def _unused(call: object) -> None:
+    """A coroutine that never came to a seat is closed, for Python warns of one that nobody awaits."""
+    if isinstance(call, Coroutine):
+        cast("Coroutine[Any, Any, Any]", call).close()

@@ -1,0 +1,1 @@
+"""Policies over tokenbus's own public events."""

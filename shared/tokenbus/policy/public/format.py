@@ -1,0 +1,139 @@
+"""Policies on the public events of one run: `PublicEvents`, the dialect, and how its events are read.
+
+The bus says itself when a block begins and ends, so nothing is guessed here. Sequence numbers of what goes out are the
+writer's (`public_writer`): they have no gap, and are not those of what came in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from tokenbus.events.public import (
+    TERMINAL,
+    BlockComplete,
+    BlockStarted,
+    Chunk,
+    Event,
+    ImagePreview,
+    PublicEvent,
+    Restarted,
+    Retrying,
+)
+from tokenbus.policy.public.writer import PublicWriter
+from tokenbus.policy.stream_format import Began, Change, Ended, Finished, Grew, Piece, Voided
+
+OfBlock = BlockStarted | Chunk | ImagePreview | BlockComplete
+"""Events that are a part of their block."""
+
+
+class PublicEvents:
+    """The dialect of the bus. See `tokenbus.policy.stream_format.Dialect`."""
+
+    def __init__(self, elapsed_ms: Callable[[], int]) -> None:
+        """``elapsed_ms``: milliseconds since the run began, for the terminal event of a stream that a policy ends."""
+        self._elapsed_ms = elapsed_ms
+
+    @property
+    def words(self) -> PublicWords:
+        return PublicWords()
+
+    def reader(self) -> PublicReader:
+        return PublicReader()
+
+    def writer(self) -> PublicWriter:
+        return PublicWriter(self._elapsed_ms)
+
+
+class PublicWords:
+    """See `tokenbus.policy.processor.Words`."""
+
+    def text(self, chunk: PublicEvent) -> str:
+        return chunk.text if isinstance(chunk, Chunk) and chunk.tool_call_part in (None, "input") else ""
+
+    def with_text(self, chunk: PublicEvent, text: str) -> PublicEvent:
+        if isinstance(chunk, Chunk) and chunk.tool_call_part in (None, "input"):
+            return msgspec.structs.replace(chunk, text=text)
+        return chunk
+
+    def key(self, chunk: PublicEvent) -> int:
+        return chunk.seq
+
+    def is_chunk(self, sent: object) -> bool:
+        return isinstance(sent, Event)
+
+    def is_end(self, chunk: PublicEvent) -> bool:
+        return isinstance(chunk, TERMINAL)
+
+    def is_apart(self, chunk: PublicEvent) -> bool:
+        return False
+
+
+class PublicReader:
+    """See `tokenbus.policy.stream_format.Reader`. It can begin in the middle of a run: a block is known from its first
+    event, and if only its end is seen, its content comes as a chunk first, so that a policy sees it."""
+
+    def __init__(self) -> None:
+        self._known: set[int] = set()
+        self._calls = 0
+        self._turn = 0
+
+    def read(self, chunk: PublicEvent) -> Sequence[Piece[PublicEvent]]:
+        changes: list[Change] = []
+        waits = chunk.turn != self._turn
+        self._turn = chunk.turn
+        match chunk:
+            case ImagePreview():
+                changes = self._seen(chunk)
+            case BlockStarted():
+                changes = self._seen(chunk)
+                waits = waits or chunk.kind == "tool_result"
+            case Chunk():
+                changes = self._seen(chunk)
+                if chunk.text and chunk.tool_call_part in (None, "input"):
+                    changes.append(Grew(chunk.block, chunk.text))
+            case BlockComplete():
+                if chunk.block not in self._known and (content := chunk.content or chunk.arguments):
+                    return [*self.read(_whole(chunk, content)), *self.read(chunk)]
+                changes = self._seen(chunk)
+                changes.append(Ended(chunk.block, cut=bool(chunk.cut)))
+            case Retrying() | Restarted():
+                self._known = {number for number in self._known if number < chunk.drop_from}
+                changes.append(Voided(chunk.drop_from))
+                waits = True
+            case _ if isinstance(chunk, TERMINAL):
+                changes.append(Finished(chunk.finish))
+                waits = True
+            case _:
+                waits = True
+        part_of = chunk.block if isinstance(chunk, OfBlock) else None
+        return [Piece(chunk, changes, part_of, waits)]
+
+    def _seen(self, event: OfBlock) -> list[Change]:
+        if event.block in self._known:
+            return []
+        self._known.add(event.block)
+        if isinstance(event, ImagePreview) or event.kind != "tool_call":
+            return [Began(event.block, event.kind)]
+        self._calls += 1
+        return [Began(event.block, "tool_call", event.tool_id or "", event.tool_name or "", self._calls - 1)]
+
+
+def _whole(end: BlockComplete, content: str) -> Chunk:
+    """A block's content as one chunk."""
+    call = end.kind == "tool_call"
+    return Chunk(
+        run=end.run,
+        seq=end.seq,
+        turn=end.turn,
+        attempt=end.attempt,
+        block=end.block,
+        kind=end.kind,
+        text=content,
+        visible=end.kind == "text",
+        depth=0,
+        tool_call_part="input" if call else None,
+        tool_id=end.tool_id,
+        tool_name=end.tool_name,
+    )

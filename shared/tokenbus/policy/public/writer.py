@@ -1,0 +1,257 @@
+"""Makes a sound run of the public events that a policy sent, whatever it left out, changed or added.
+
+Blocks are numbered anew, without a gap and in the order in which they begin here; each begins before its chunks, its
+end holds what its chunks add up to, and what is still open at the end of the run ends with it. The finish reason
+follows the calls that are left. Pure: the time is given in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from tokenbus.core.run.blocks import parse_arguments
+from tokenbus.core.run.policy_gate import OF_OTHER_CONTENT
+from tokenbus.core.run.termination import terminated
+from tokenbus.events.public import (
+    TERMINAL,
+    BlockComplete,
+    BlockKind,
+    BlockStarted,
+    Chunk,
+    Completed,
+    Incomplete,
+    PublicEvent,
+    Restarted,
+    Retrying,
+    TerminalEvent,
+    Timing,
+    UsageReported,
+)
+from tokenbus.events.usage import Usage
+from tokenbus.policy.processor import Decision, NewText, NewToolCall
+
+E = TypeVar("E", bound=PublicEvent)
+
+
+class _Out(msgspec.Struct):
+    """A block as it goes out."""
+
+    number: int
+    origin: int
+    """The number of the block that it came from, or that the policy had come to when it began this one."""
+    kind: BlockKind
+    tool_id: str | None
+    tool_name: str | None
+    pieces: list[str] = []
+
+
+class PublicWriter:
+    """See `tokenbus.policy.stream_format.Writer`."""
+
+    def __init__(self, elapsed_ms: Callable[[], int]) -> None:
+        self._elapsed_ms = elapsed_ms
+        self._run, self._turn, self._attempt = "", 0, 1
+        self._seq = 0
+        self._numbers = 0
+        self._open: dict[int, _Out] = {}
+        """By the number that the block came in with; those of the policy's own are never open."""
+        self._origins: list[int] = []
+        """Of each block that went out, by its number: see `_Out.origin`."""
+        self._told: dict[int, int] = {}
+        """Of each block that came in and went out: its number here."""
+        self._came_to = -1
+        self._shown: set[int] = set()
+        """Blocks of which the policy was shown a chunk: their end alone says nothing of what it withheld."""
+        self._void: list[range] = []
+        self._calls = 0
+        """Whole tool calls of this turn that went out."""
+        self._usage: Usage | None = None
+        self._over = False
+
+    def heard(self, chunk: PublicEvent) -> None:
+        if chunk.turn != self._turn:
+            self._calls = 0
+        self._run, self._turn, self._attempt = chunk.run, chunk.turn, chunk.attempt
+        match chunk:
+            case Chunk() | BlockStarted() | BlockComplete():
+                self._came_to = max(self._came_to, chunk.block)
+                if isinstance(chunk, Chunk):
+                    self._shown.add(chunk.block)
+            case Retrying() | Restarted():
+                self._void.append(range(chunk.drop_from, self._came_to + 1))
+            case UsageReported():
+                self._usage = chunk.total
+            case _:
+                pass
+
+    def put_off(self) -> None:
+        """Where it stands makes no difference here."""
+
+    def taken_up(self, mark: object) -> None:
+        """See `put_off`."""
+
+    def decided(self, decision: Decision) -> None:
+        """See `put_off`."""
+
+    def write(self, sent: PublicEvent | NewText | NewToolCall) -> Sequence[PublicEvent]:
+        return [] if self._over else list(self._write(sent))
+
+    def terminate(self, decision: Decision) -> Sequence[PublicEvent]:
+        if self._over:
+            return []
+        self._over = True
+        error = terminated(f"{decision.policy}: {decision.reason}" if decision.reason else decision.policy)
+        end = self._event(
+            Incomplete,
+            finish="content_filter",
+            timing=Timing(total_ms=self._elapsed_ms()),
+            usage=self._usage,
+            reason=error.message,
+            error=error,
+        )
+        return [*self._close_all(cut=True), self._numbered(end)]
+
+    def _write(self, sent: PublicEvent | NewText | NewToolCall) -> Iterator[PublicEvent]:
+        match sent:
+            case NewText():
+                if sent.text:
+                    yield from self._whole("text", sent.text, None, None)
+            case NewToolCall():
+                yield from self._whole("tool_call", sent.arguments, sent.id, sent.name)
+            case Chunk() | BlockStarted() | BlockComplete():
+                if not any(sent.block in void for void in self._void):
+                    yield from self._of_block(sent)
+            case Retrying() | Restarted():
+                yield from self._again(sent)
+            case _ if isinstance(sent, TERMINAL):
+                yield from self._end(sent)
+            case _:
+                yield from self._other(sent)
+
+    def _other(self, sent: PublicEvent) -> Iterator[PublicEvent]:
+        """What tells of a block (a preview, a tool's progress) goes out where its block did."""
+        block: int | None = getattr(sent, "block", None)
+        if block is None:
+            yield self._numbered(sent)
+        elif block in self._told:
+            changes: dict[str, Any] = {"block": self._told[block]}
+            yield self._numbered(msgspec.structs.replace(sent, **changes))
+
+    def _of_block(self, sent: Chunk | BlockStarted | BlockComplete) -> Iterator[PublicEvent]:
+        out = self._open.get(sent.block)
+        alone = out is None and isinstance(sent, BlockComplete)
+        if alone and sent.block in self._shown:
+            return  # the policy withheld its chunks: the end must not give out what they said
+        if out is None:
+            out = self._open[sent.block] = self._new(sent.kind, sent.block, sent.tool_id, sent.tool_name)
+            self._told[sent.block] = out.number
+            yield from self._begin(out)
+        if isinstance(sent, Chunk) and sent.tool_call_part in (None, "input"):
+            yield from self._grow(out, sent.text, sent)
+        elif isinstance(sent, BlockComplete):
+            content = sent.arguments if sent.kind == "tool_call" else sent.content
+            if alone and content:
+                yield from self._grow(out, content, None)
+            del self._open[sent.block]
+            yield self._complete(out, sent)
+
+    def _whole(self, kind: BlockKind, content: str, tool_id: str | None, name: str | None) -> Iterator[PublicEvent]:
+        out = self._new(kind, self._came_to, tool_id, name)
+        yield from self._begin(out)
+        yield from self._grow(out, content, None)
+        yield self._complete(
+            out, self._event(BlockComplete, block=out.number, kind=kind, tool_id=tool_id, tool_name=name)
+        )
+
+    def _new(self, kind: BlockKind, origin: int, tool_id: str | None, tool_name: str | None) -> _Out:
+        out = _Out(self._numbers, origin, kind, tool_id, tool_name)
+        self._numbers += 1
+        self._origins.append(origin)
+        return out
+
+    def _begin(self, out: _Out) -> Iterator[PublicEvent]:
+        """A block's start. A call's id and name are told here, whichever of their chunks the policy sent."""
+        fields = {"block": out.number, "kind": out.kind, "tool_id": out.tool_id, "tool_name": out.tool_name}
+        yield self._numbered(self._event(BlockStarted, **fields))
+        if out.kind == "tool_call":
+            for part, text in (("name", out.tool_name), ("id", out.tool_id)):
+                head = self._event(Chunk, text=text or "", visible=False, depth=0, tool_call_part=part, **fields)
+                yield self._numbered(head)
+
+    def _grow(self, out: _Out, text: str, sent: Chunk | None) -> Iterator[PublicEvent]:
+        if not text:
+            return
+        out.pieces.append(text)
+        if sent:
+            yield self._numbered(msgspec.structs.replace(sent, block=out.number))
+            return
+        call = out.kind == "tool_call"
+        chunk = self._event(
+            Chunk,
+            block=out.number,
+            kind=out.kind,
+            text=text,
+            visible=out.kind == "text",
+            depth=0,
+            tool_call_part="input" if call else None,
+            tool_id=out.tool_id,
+            tool_name=out.tool_name,
+        )
+        yield self._numbered(chunk)
+
+    def _complete(self, out: _Out, sent: BlockComplete) -> PublicEvent:
+        """The end of a block, with what went out of it."""
+        content = "".join(out.pieces)
+        changes: dict[str, Any] = {"block": out.number}
+        if out.kind == "tool_call":
+            self._calls += not sent.cut
+            if content != sent.arguments:
+                parsed, problem = (None, sent.input_error) if sent.cut else parse_arguments(content)
+                changes |= {"arguments": content, "input": parsed, "input_error": problem, **OF_OTHER_CONTENT}
+        elif out.kind != "image" and content != sent.content:
+            changes |= {"content": content, **OF_OTHER_CONTENT}
+        return self._numbered(msgspec.structs.replace(sent, **changes))
+
+    def _again(self, sent: Retrying | Restarted) -> Iterator[PublicEvent]:
+        void = [number for number, origin in enumerate(self._origins) if origin >= sent.drop_from]
+        self._open = {origin: out for origin, out in self._open.items() if origin < sent.drop_from}
+        self._calls = 0
+        yield self._numbered(msgspec.structs.replace(sent, drop_from=min(void, default=self._numbers)))
+
+    def _end(self, sent: TerminalEvent) -> Iterator[PublicEvent]:
+        yield from self._close_all(cut=not isinstance(sent, Completed))
+        self._over = True
+        if isinstance(sent, Completed):
+            if sent.finish == "tool_use" and not self._calls:
+                sent = msgspec.structs.replace(sent, finish="stop")
+            elif sent.finish == "stop" and self._calls:
+                sent = msgspec.structs.replace(sent, finish="tool_use")
+        yield self._numbered(sent)
+
+    def _close_all(self, *, cut: bool) -> list[PublicEvent]:
+        """What is open ends; a call whose end the policy did not send is cut, and never runs."""
+        still, self._open = self._open, {}
+        ends: list[PublicEvent] = []
+        for out in still.values():
+            call = out.kind == "tool_call"
+            end = self._event(
+                BlockComplete,
+                block=out.number,
+                kind=out.kind,
+                tool_id=out.tool_id,
+                tool_name=out.tool_name,
+                input_error="the call was cut off" if call else None,
+                cut=(cut or call) or None,
+            )
+            ends.append(self._complete(out, end))
+        return ends
+
+    def _event(self, event: type[E], **fields: Any) -> E:
+        return event(run=self._run, seq=0, turn=self._turn, attempt=self._attempt, **fields)
+
+    def _numbered(self, event: E) -> E:
+        self._seq += 1
+        return msgspec.structs.replace(event, seq=self._seq - 1)

@@ -1,0 +1,67 @@
+"""Folds what chunks say into the state that a policy sees. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tokenbus.policy.stream_format import Began, Change, Ended, Finished, Grew, Named, Voided
+from tokenbus.policy.stream_state import (
+    ContentStreamBlock,
+    OtherStreamBlock,
+    StreamBlock,
+    StreamState,
+    ToolCallStreamBlock,
+)
+
+
+class BlockAssembler:
+    """The state of one stream, changed in place: a policy that keeps it sees it go on."""
+
+    def __init__(self) -> None:
+        self.state = StreamState()
+        self._blocks: dict[int, StreamBlock] = {}
+
+    def fold(self, changes: Iterable[Change], block: int | None = None) -> None:
+        """Work in what one chunk says, which is a part of this block."""
+        self.state.just_completed = self.state.just_cut = None
+        for change in changes:
+            self._fold(change)
+        self.state.chunk_block = None if block is None else self._blocks[block]
+
+    def _fold(self, change: Change) -> None:
+        state = self.state
+        match change:
+            case Began():
+                state.current_block = self._blocks[change.number] = block = _block(change)
+                state.blocks.append(block)
+            case Grew():
+                state.current_block = block = self._blocks[change.number]
+                block.grow(change.text)
+            case Named():
+                block = self._blocks[change.number]
+                assert isinstance(block, ToolCallStreamBlock)
+                block.id, block.name = change.id, change.name
+            case Ended():
+                state.current_block = block = self._blocks[change.number]
+                if change.cut:
+                    state.just_cut = block
+                else:
+                    block.is_complete = True
+                    state.just_completed = block
+            case Voided():
+                state.blocks[:] = [block for block in state.blocks if block.number < change.since]
+                self._blocks = {block.number: block for block in state.blocks}
+                if state.current_block not in state.blocks:
+                    state.current_block = None
+            case Finished():
+                state.finish_reason = change.reason
+
+
+def _block(began: Began) -> StreamBlock:
+    match began.kind:
+        case "text":
+            return ContentStreamBlock(began.id or f"content_{began.number}", began.number)
+        case "tool_call":
+            return ToolCallStreamBlock(began.id, began.number, index=began.index, name=began.name)
+        case kind:
+            return OtherStreamBlock(began.id or f"{kind}_{began.number}", began.number, other_kind=kind)

@@ -1,0 +1,135 @@
+"""The conversation as a provider request needs it: checked, in one form, mended and made fit for the API.
+
+Histories come from clients that trim them, from runs that were stopped inside a turn, and from other providers. Here,
+and only here, that is mended, converted or left out, with a note for each: never an error that asks for something which
+was never given.
+
+::
+
+    messages ─> checked ─> speakers ─> what is foreign ─> calls and results ─> Spoken
+                media types  names       thinking, images    ids, order
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import msgspec
+
+from tokenbus.blobs import plain_media_type
+from tokenbus.errors import RequestInvalid
+from tokenbus.events.quirks import ApiName
+from tokenbus.events.requests import (
+    BlobSource,
+    ContentPart,
+    DocumentPart,
+    ExtraPart,
+    Generate,
+    ImagePart,
+    Message,
+    TextPart,
+    ThinkingPart,
+    ToolCallPart,
+    ToolResultPart,
+    UrlSource,
+)
+from tokenbus.providers.request.foreign_content import Adapted, item_owner, without_last_thoughts
+from tokenbus.providers.request.notes import Notes
+from tokenbus.providers.request.speakers import with_speakers
+from tokenbus.providers.request.tool_results import NO_RESULT, Calls
+from tokenbus.providers.request.turns import Role, Spoken, Takes
+from tokenbus.providers.response.json_decode import is_json
+
+P = TypeVar("P", bound=ContentPart)
+
+__all__ = ["NO_RESULT", "Spoken", "Takes", "conversation", "own_extra", "raw_json"]
+
+_ALLOWED: dict[Role, tuple[type[msgspec.Struct], ...]] = {
+    "system": (TextPart,),
+    "user": (TextPart, ImagePart, DocumentPart, ToolResultPart, ExtraPart),
+    "assistant": (TextPart, ThinkingPart, ImagePart, ToolCallPart, ExtraPart),
+    "tool": (ToolResultPart,),
+}
+
+
+_ANYTHING = Takes()
+
+
+def conversation(
+    request: Generate, history: list[Message], takes: Takes = _ANYTHING
+) -> tuple[list[Spoken], tuple[str, ...]]:
+    """The request's messages and then the run's own, as an API takes them; and what was mended, converted or left out,
+    a sentence each.
+
+    `request.system` is not among them. Raises RequestInvalid for a part that its role cannot have, and for media still
+    in the blob store.
+    """
+    notes = Notes()
+    said = [_checked(m, f"messages[{i}]", notes) for i, m in enumerate(request.messages)]
+    said += [_checked(m, f"history[{i}]", notes) for i, m in enumerate(history)]
+    said = with_speakers(said, request, takes, notes)
+    calls = Calls(notes, unique_ids=takes.unique_ids)
+    for message in said:
+        if message.role == "assistant" and not takes.written:
+            adapted = Adapted(message, request, takes, notes)
+            shown = Spoken("user", adapted.images, message.where) if adapted.images else None
+            calls.add(msgspec.structs.replace(message, parts=adapted.parts), shown)
+        else:
+            calls.add(message)
+    spoken = calls.spoken if takes.written else without_last_thoughts(calls.spoken, notes)
+    if not spoken:
+        raise RequestInvalid("messages", "they hold nothing")
+    return spoken, notes.told
+
+
+def own_extra(part: ExtraPart, api: ApiName, where: str) -> msgspec.Raw | None:
+    """A provider's own item, to be sent as it is; None where it is another API's. Raises RequestInvalid where it is no
+    JSON."""
+    if item_owner(part) not in (None, api):
+        return None
+    return raw_json(part.json, where)
+
+
+def raw_json(text: str, where: str) -> msgspec.Raw:
+    """JSON text, checked. Raises RequestInvalid."""
+    if not is_json(text):
+        raise RequestInvalid(where, "it is no JSON")
+    return msgspec.Raw(text)
+
+
+def _checked(message: Message, where: str, notes: Notes) -> Spoken:
+    content = [TextPart(text=message.content)] if isinstance(message.content, str) else message.content
+    allowed = _ALLOWED[message.role]
+    parts: list[ContentPart] = []
+    for i, part in enumerate(content):
+        at = where if isinstance(message.content, str) else f"{where}.content[{i}]"
+        if not isinstance(part, allowed):
+            kinds = ", ".join(str(kind.__struct_config__.tag) for kind in allowed)
+            raise RequestInvalid(at, f"a message of role {message.role} holds only: {kinds}")
+        if not (isinstance(part, TextPart) and not part.text):
+            parts.append(_with_plain_types(part, at, notes))
+    return Spoken(message.role, parts, where, message.participant)
+
+
+def _with_plain_types(part: ContentPart, at: str, notes: Notes) -> ContentPart:
+    """The part with the types of its media in the one spelling that all APIs take. Raises RequestInvalid for media that
+    are still in the blob store."""
+    if isinstance(part, ToolResultPart) and not isinstance(part.content, str):
+        inside = [_typed(inner, f"{at}.content[{i}]", notes) for i, inner in enumerate(part.content)]
+        return msgspec.structs.replace(part, content=inside)
+    return _typed(part, at, notes)
+
+
+def _typed(part: P, at: str, notes: Notes) -> P:
+    if not isinstance(part, ImagePart | DocumentPart):
+        return part
+    source = part.source
+    if isinstance(source, BlobSource):
+        raise RequestInvalid(at, "media from the blob store was not loaded")
+    if isinstance(source, UrlSource) or source.media_type is None:
+        return part
+    plain = plain_media_type(source.media_type)
+    if plain == source.media_type:
+        return part
+    notes.add(f"{at}.source.media_type", f"{source.media_type!r} goes as {plain!r}")
+    return msgspec.structs.replace(part, source=msgspec.structs.replace(source, media_type=plain))

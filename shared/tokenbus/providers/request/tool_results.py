@@ -1,0 +1,123 @@
+"""Tool calls and their results, each result right after its calls, each id once.
+
+All provider APIs refuse a call without a result and a result without a call, and want the result right after the call.
+Histories break these rules when a client trims them, or stops a run inside a turn. Some models repeat the ids of their
+calls (``functions.weather:0`` in each turn), and some APIs refuse that.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from tokenbus.events.requests import ContentPart, ToolCallPart, ToolResultPart
+from tokenbus.providers.request.notes import Notes
+from tokenbus.providers.request.turns import Spoken
+
+NO_RESULT = "No result: the call was never answered."
+"""What the model reads as the error result of an orphan call."""
+
+
+class _Answer(msgspec.Struct):
+    """A call, and its result once it was found."""
+
+    call: ToolCallPart
+    given_id: str
+    """As the history has it."""
+    result: ToolResultPart | None = None
+
+
+class _Answers(msgspec.Struct):
+    """The place right after an assistant's message where the results of its calls belong."""
+
+    answers: list[_Answer]
+    where: str
+
+    def take(self, result: ToolResultPart) -> bool:
+        """Whether the result was that of a call which still had none."""
+        for answer in self.answers:
+            if answer.result is None and answer.given_id == result.tool_id:
+                answer.result = msgspec.structs.replace(result, tool_id=answer.call.tool_id)
+                return True
+        return False
+
+    def spoken(self, notes: Notes) -> Spoken:
+        parts: list[ContentPart] = []
+        for answer in self.answers:
+            call = answer.call
+            if answer.result is None:
+                notes.add(self.where, f"the call {call.tool_id} of {call.tool_name} has no result; one was put in")
+                parts.append(
+                    ToolResultPart(tool_id=call.tool_id, tool_name=call.tool_name, content=NO_RESULT, is_error=True)
+                )
+            else:
+                parts.append(answer.result)
+        return Spoken("tool", parts, self.where)
+
+
+class Calls:
+    """Puts a conversation's messages in order, one after the other."""
+
+    def __init__(self, notes: Notes, *, unique_ids: bool) -> None:
+        """``unique_ids``: an id stands for one call of the whole conversation; else for one of a message."""
+        self._notes = notes
+        self._unique_ids = unique_ids
+        self._out: list[Spoken | _Answers] = []
+        self._waiting: list[_Answers] = []
+        self._ids: set[str] = set()
+
+    def add(self, message: Spoken, after: Spoken | None = None) -> None:
+        """The next message; ``after``: what follows it and the results of its calls, and was never in the history."""
+        rest: list[ContentPart] = []
+        answers: list[_Answer] = []
+        if not self._unique_ids:
+            self._ids = set()
+        for part in message.parts:
+            if isinstance(part, ToolResultPart):
+                self._place(part, message.where)
+            elif isinstance(part, ToolCallPart):
+                call = self._named(part, message.where)
+                answers.append(_Answer(call, part.tool_id))
+                rest.append(call)
+            else:
+                rest.append(part)
+        if rest:
+            self._out.append(msgspec.structs.replace(message, parts=rest))
+        if answers:
+            self._waiting.append(_Answers(answers, message.where))
+            self._out.append(self._waiting[-1])
+        if after:
+            self._out.append(after)
+
+    @property
+    def spoken(self) -> list[Spoken]:
+        """The messages so far, a result for each call."""
+        return [m.spoken(self._notes) if isinstance(m, _Answers) else m for m in self._out]
+
+    def _named(self, call: ToolCallPart, where: str) -> ToolCallPart:
+        """The call under an id that no other has."""
+        tool_id, n = call.tool_id, 2
+        while tool_id in self._ids:
+            tool_id, n = f"{call.tool_id}_{n}", n + 1
+        self._ids.add(tool_id)
+        if tool_id == call.tool_id:
+            return call
+        self._notes.add(
+            where, f"the tool id {call.tool_id!r} stands for another call before it; it goes as {tool_id!r}"
+        )
+        return msgspec.structs.replace(call, tool_id=tool_id)
+
+    def _place(self, result: ToolResultPart, where: str) -> None:
+        """Put a result to its call: the latest open one with its id, for ids repeat across turns."""
+        for answers in reversed(self._waiting):
+            if answers.take(result):
+                if self._moved(answers):
+                    self._notes.add(where, f"the result of call {result.tool_id} was moved to its call")
+                if all(answer.result for answer in answers.answers):
+                    self._waiting.remove(answers)
+                return
+        self._notes.add(where, f"the result of call {result.tool_id} has no call before it and was left out")
+
+    def _moved(self, answers: _Answers) -> bool:
+        """Whether a message of the history stands between the calls and what comes now."""
+        place = next(i for i, one in enumerate(self._out) if one is answers)
+        return any(not isinstance(one, Spoken) or one.where != answers.where for one in self._out[place + 1 :])

@@ -1,0 +1,209 @@
+"""A conversation as one text that the model continues (prefill mode). `tokenbus.core.prefill` reads what it writes.
+
+``Name: text`` a line per message, or as the request's `prefill` has it; after the last, ``Name:`` of the model, with
+`` <thinking>`` when thinking is on. A last message of the model itself is continued. What the model wrote in this run
+stands as it wrote it, results right after the close of its calls. The grammar is docs/guides/prefill.md's.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from tokenbus.errors import RequestInvalid
+from tokenbus.events.requests import (
+    DocumentPart,
+    ExtraPart,
+    Generate,
+    ImagePart,
+    Message,
+    TextPart,
+    ThinkingPart,
+    Tool,
+    ToolCallPart,
+    ToolResultPart,
+)
+from tokenbus.providers.request.build import schema_of
+from tokenbus.providers.request.conversation import Spoken, Takes, conversation
+from tokenbus.providers.request.participants import CALLS_CLOSES, Names, between, options_of
+
+OPENING = "Continue the conversation."
+"""The user's message where an API wants one before the text and no media stands there."""
+
+Media = ImagePart | DocumentPart
+_object = msgspec.json.Decoder(dict[str, object])
+
+
+class Transcript(msgspec.Struct, frozen=True):
+    """The text, and the media in it, in order. No two neighbours are text; the last is text, and not empty."""
+
+    parts: list[str | Media]
+    notes: tuple[str, ...]
+
+    @property
+    def text(self) -> str:
+        """What follows the last media: the end of the text, which the model continues."""
+        assert isinstance(self.parts[-1], str)
+        return self.parts[-1]
+
+    @property
+    def before(self) -> list[str | Media]:
+        """All up to the last media."""
+        return self.parts[:-1]
+
+
+class _Writer:
+    """Text and media in order."""
+
+    def __init__(self) -> None:
+        self.parts: list[str | Media] = []
+
+    def add(self, *items: str | Media) -> None:
+        for item in items:
+            if isinstance(item, str) and self.parts and isinstance(self.parts[-1], str):
+                self.parts[-1] += item
+            elif item:
+                self.parts.append(item)
+
+
+def transcribe(request: Generate, history: list[Message], token: str = "") -> Transcript:
+    """The conversation and what the run's earlier turns brought; ``token`` ends each message. Raises RequestInvalid."""
+    options = options_of(request)
+    if (request.participant or "") in options.unnamed and not token and not (options.delimiter or "").strip():
+        problem = "the model's own name can be left out only with end_of_turn or a delimiter that shows"
+        raise RequestInvalid("prefill.unnamed", problem)
+    spoken, notes = conversation(request, [], Takes(written=True))
+    writer = _Writer()
+    separator = between(request, token)
+    names, names_once = Names(request), options_of(request).names_once
+    before = last = ""
+    for message in spoken:
+        if message.role != "tool":
+            writer.add(before)
+            name = names.of(message.participant, message.role)
+            if name and not (names_once and name == last):
+                writer.add(f"{name}: ")
+            last = name
+        notes += _write(message, writer)
+        before = separator
+    if not continues_own(request):
+        writer.add(before, _cue(request))
+    for message in history:
+        if isinstance(message.content, str):
+            writer.add(message.content)
+        else:
+            _write_results([part for part in message.content if isinstance(part, ToolResultPart)], writer)
+    if not writer.parts or not isinstance(writer.parts[-1], str):
+        raise RequestInvalid("messages", "there is no text to continue after the last image or document")
+    return Transcript(writer.parts, notes)
+
+
+def opening_of(request: Generate, said: Transcript) -> Spoken:
+    """The user's message before the text that the model continues, which holds all media."""
+    first = options_of(request).first_user_message
+    blocks = [TextPart(text=part) if isinstance(part, str) else part for part in said.before]
+    if first is None:
+        return Spoken("user", [*blocks] or [TextPart(text=OPENING)], "messages")
+    return Spoken("user", [TextPart(text=first), *blocks], "messages")
+
+
+def follows_a_name(request: Generate) -> bool:
+    """Whether the model's text begins right after its name, with the blank that stands there."""
+    return not continues_own(request) and bool(Names(request).of(request.participant, "assistant"))
+
+
+def _cue(request: Generate) -> str:
+    """Where the model goes on: its name, and thinking where that is on."""
+    name = Names(request).of(request.participant, "assistant")
+    thinking = "<thinking>" if opens_thinking(request) else ""
+    return " ".join(part for part in (f"{name}:" if name else "", thinking) if part)
+
+
+def continues_own(request: Generate) -> bool:
+    """Whether the last message is the model's own, or the results of its calls."""
+    last = request.messages[-1]
+    if isinstance(last.content, list) and last.content and all(isinstance(p, ToolResultPart) for p in last.content):
+        return True
+    return last.role == "assistant" and (last.participant or "").strip() in ("", request.participant)
+
+
+def opens_thinking(request: Generate) -> bool:
+    """Whether the text ends inside thinking, which the model is to go on with."""
+    return bool(request.thinking and request.thinking.enabled) and not continues_own(request)
+
+
+def system_text(request: Generate) -> str:
+    """The system text, with the tools and how they are called."""
+    system = request.system or ""
+    texts = [system if isinstance(system, str) else "\n\n".join(part.text for part in system), _tools(request.tools)]
+    return "\n\n".join(text for text in texts if text.strip())
+
+
+def _tools(tools: list[Tool]) -> str:
+    if not tools:
+        return ""
+    lines = [
+        msgspec.json.encode(
+            {"name": tool.name, "description": tool.description or "", "parameters": schema_of(tool.parameters)}
+        ).decode()
+        for tool in tools
+    ]
+    return (
+        "These functions can be called, each described by its name and the JSON schema of its parameters:\n"
+        "<functions>\n" + "\n".join(lines) + "\n</functions>\n"
+        "A call looks like this, and several may stand in one block; text is written as it is, any other value as "
+        "JSON:\n"
+        '<function_calls>\n<invoke name="FUNCTION">\n<parameter name="PARAMETER">VALUE</parameter>\n</invoke>\n'
+        "</function_calls>\n"
+        "The results follow right after the block, in function_results; they are never written by you."
+    )
+
+
+def _write(message: Spoken, writer: _Writer) -> tuple[str, ...]:
+    """A message of the conversation; gives a note for each part that has no place in a text."""
+    calls = [part for part in message.parts if isinstance(part, ToolCallPart)]
+    notes: tuple[str, ...] = ()
+    for part in message.parts:
+        match part:
+            case TextPart():
+                writer.add(part.text)
+            case ThinkingPart():
+                writer.add(f"<thinking>{part.text}</thinking>" if part.text else "")
+            case ImagePart() | DocumentPart():
+                writer.add(part)
+            case ExtraPart():
+                notes += (f"{message.where}: {part.name} has no place in a text and was left out",)
+            case ToolCallPart() | ToolResultPart():
+                pass
+    if calls:
+        writer.add("\n<function_calls>\n", *(_invoke(part) for part in calls), CALLS_CLOSES[0])
+    _write_results([part for part in message.parts if isinstance(part, ToolResultPart)], writer)
+    return notes
+
+
+def _invoke(part: ToolCallPart) -> str:
+    try:
+        arguments = _object.decode(part.arguments or "{}")
+    except msgspec.MsgspecError:
+        arguments: dict[str, object] = {"invalid_arguments": part.arguments}
+    lines = [f'<invoke name="{_escaped(part.tool_name)}">']
+    for name, value in arguments.items():
+        said = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+        lines.append(f'<parameter name="{_escaped(name)}">{said}</parameter>')
+    return "\n".join([*lines, "</invoke>\n"])
+
+
+def _write_results(parts: list[ToolResultPart], writer: _Writer) -> None:
+    if not parts:
+        return
+    writer.add("<function_results>\n")
+    for part in parts:
+        tag = "error" if part.is_error else "result"
+        writer.add(f'<{tag} tool_use_id="{_escaped(part.tool_id)}">')
+        for inner in [TextPart(text=part.content)] if isinstance(part.content, str) else part.content:
+            writer.add(_escaped(inner.text) if isinstance(inner, TextPart) else inner)
+        writer.add(f"</{tag}>\n")
+    writer.add("</function_results>")
+
+
+def _escaped(text: str) -> str:
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace('"', "&quot;")
