@@ -1,23 +1,35 @@
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
+RUNNABLE := .venv/.runnable
+CHECK_PYTHON := $(PYTHON) -c 'import sys; sys.exit("tokenbus needs Python 3.11 or newer: make PYTHON=python3.12 …" if sys.version_info < (3, 11) else 0)'
 
 .PHONY: setup demo up test test-docker model fuzz chaos soak check lint types bench clean
 
 setup: $(INSTALLED)
 
+# Everything that tests and checks need.
 $(INSTALLED): requirements.lock pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit("tokenbus needs Python 3.11 or newer: make PYTHON=python3.12 …" if sys.version_info < (3, 11) else 0)'
+	@$(CHECK_PYTHON)
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --requirement requirements.lock
 	$(BIN)/pip install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@ $(RUNNABLE)
+
+# What runs the bus on this machine, and no more: a fifth of it.
+$(RUNNABLE): requirements-demo.lock pyproject.toml
+	@$(CHECK_PYTHON)
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --requirement requirements-demo.lock
+	$(BIN)/pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
-demo: setup
+demo: $(RUNNABLE)
 	$(BIN)/tokenbus demo
 
-up: setup
-	$(BIN)/tokenbus up
+# With the mock provider too: MOCK=1
+up: $(RUNNABLE)
+	$(BIN)/tokenbus up $(if $(MOCK),--mock)
 
 # Most tests wait for processes of their own, so several run at once, each with a server for itself: JOBS=
 test: setup

@@ -177,7 +177,7 @@ def shared() -> ForkServer:
 
 def main() -> None:
     """Serve until the input ends; in each forked process, run its command."""
-    from tokenbus_services.cli import main as command
+    from tokenbus_services.cli.entry import main as command
     from tokenbus_services.cli.service_registry import SERVICES, app_module
 
     # The command imports its worker, a worker its service's app, and that of tools the MCP library when it has servers.

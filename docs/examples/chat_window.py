@@ -1,6 +1,6 @@
 """A chat window over server-sent events, to copy. Open http://localhost:8000/ and type.
 
-pip install 'tokenbus[examples]'
+pip install '.[examples]'    # in a checkout of tokenbus
 TOKENBUS_REDIS_URL=redis://localhost:6379 CHAT_PROVIDER=anthropic CHAT_MODEL=… uvicorn chat_window:app
 
 POST /chat {"text": …} begins an answer and gives {"run": …}. GET /chat/RUN streams it to an EventSource, which

@@ -27,8 +27,6 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 import msgspec
-from faststream._internal.broker.registrator import Registrator
-from faststream._internal.endpoint.subscriber.call_item import CallsCollection
 from faststream.middlewares import AckPolicy
 from faststream.redis import RedisBroker, StreamSub
 from faststream.redis.message import FAKE_CONSUMER, RedisStreamMessage, bDATA_KEY
@@ -48,6 +46,7 @@ from tokenbus.client.subscriptions.sentences import Sentence
 from tokenbus.core.nearest_name import unknown_name
 from tokenbus.errors import TokenbusError
 from tokenbus.events.public import UnknownEvent
+from tokenbus.faststream_internals import CallsCollection, Registrator
 from tokenbus.shaping.sentences import SentenceRules
 
 if TYPE_CHECKING:

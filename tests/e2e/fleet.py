@@ -23,7 +23,7 @@ PIPELINE: tuple[Kind, ...] = ("fetcher", "normalizer", "parser")
 WITH_TOOLS: tuple[Kind, ...] = (*PIPELINE, "tools")
 BASE_PATHS = {"anthropic": "", "openai-chat": "/v1", "openai-responses": "/v1", "gemini": "/v1beta"}
 """Of each provider API, beneath the replay provider's address."""
-LAUNCH = "from tokenbus_services.cli import main; main()"
+LAUNCH = "from tokenbus_services.cli.entry import main; main()"
 
 
 def provider_table(name: str, api: str, url: str, more: str = "") -> str:

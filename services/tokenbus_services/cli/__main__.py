@@ -1,5 +1,5 @@
 """`python -m tokenbus_services.cli`: the `tokenbus` command of this very interpreter."""
 
-from tokenbus_services.cli import main
+from tokenbus_services.cli.entry import main
 
 main()

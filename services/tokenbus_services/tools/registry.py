@@ -104,6 +104,6 @@ def _mcp_servers(
     try:
         from tokenbus_services.tools.mcp.registry import McpServers
     except ModuleNotFoundError as e:
-        problem = f"needs the extra `mcp`: pip install 'tokenbus[services,mcp]' ({e})"
+        problem = f"needs the extra `mcp` of tokenbus (from a checkout: pip install '.[services,mcp]'): {e}"
         raise SettingsError(source, f"mcp.{next(iter(servers))}", problem) from None
     return McpServers(servers, env=env, message_bytes=message_bytes, source=source)
