@@ -11,6 +11,8 @@ from uuid import uuid4
 
 import pytest
 from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, NoPermissionError, ResponseError
 
 from tests.e2e.conftest import WEATHER
@@ -90,7 +92,9 @@ async def scripts(guarded: Guarded, tmp_path: Path) -> AsyncGenerator[Command]:
 
 async def test_a_user_without_a_password_cannot_log_in() -> None:
     with EmbeddedServer(binary=binary(), options={"include": str(USERS)}) as server:
-        async with Redis(port=server.port, decode_responses=True) as admin:
+        # A refusal is a ConnectionError to redis-py, which would try again for seconds.
+        once = Retry(NoBackoff(), retries=0)
+        async with Redis(port=server.port, decode_responses=True, retry=once) as admin:
             users = [user for user in await admin.acl_users() if user != "default"]
             assert users == sorted(f"tokenbus-{name}" for name in NAMES)
             for user in users:

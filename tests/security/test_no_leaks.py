@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,8 @@ import msgspec
 import pytest
 from redis.asyncio import Redis
 
-from tests.e2e.fleet import LAUNCH, WITH_TOOLS, ended, fleet
+from tests import fork_server
+from tests.e2e.fleet import WITH_TOOLS, ended, fleet
 from tests.security.hostile import telltale
 from tests.servers import binary
 from tests.waiting import eventually
@@ -106,21 +106,21 @@ ASKED = [
 
 async def test_a_server_that_cannot_be_used_is_told_without_its_password(tmp_path: Path, unused_port: int) -> None:
     password = f"pw-{uuid4().hex}"
-    for url in (
+    urls = (
         f"redis://ada:{password}@127.0.0.1:{unused_port}",
         f"redis://ada:{password}@127.0.0.1:99999",
         f"http://ada:{password}@127.0.0.1",
         f"redis://ada:{password}@[::1",
         f"rediss://ada:{password}@127.0.0.1:{unused_port}?ssl_ca_certs=/none&password={password}",
-    ):
-        told = await output_of("worker", "parser", "--port", "0", url=url, directory=tmp_path)
+    )
+    for told in await asyncio.gather(*(output_of("parser", url=url, directory=tmp_path) for url in urls)):
         assert told
         assert password not in told
 
 
 async def test_a_wrong_password_is_told_without_it(locked: tuple[str, Redis], tmp_path: Path) -> None:
     url = re.sub(":[^:]*@", ":not-the-password@", locked[0])
-    told = await output_of("worker", "fetcher", "--port", "0", url=url, directory=tmp_path)
+    told = await output_of("fetcher", url=url, directory=tmp_path)
     assert "invalid" in told
     assert "not-the-password" not in told
     assert PASSWORD not in told
@@ -187,16 +187,10 @@ async def pages_of(urls: list[str]) -> AsyncIterator[bytes]:
                 yield answer.content
 
 
-async def output_of(*arguments: str, url: str, directory: Path) -> str:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-c",
-        LAUNCH,
-        *arguments,
-        env={**os.environ, "TOKENBUS_REDIS_URL": url, "TOKENBUS_DATA": str(directory), "TOKENBUS_LOG_LEVEL": "debug"},
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
-    told, _ = await process.communicate()
-    assert process.returncode
-    return told.decode()
+async def output_of(service: str, *, url: str, directory: Path) -> str:
+    """What a worker that cannot start tells."""
+    output = directory / f"output-{uuid4().hex}"
+    env = {**os.environ, "TOKENBUS_REDIS_URL": url, "TOKENBUS_DATA": str(directory), "TOKENBUS_LOG_LEVEL": "debug"}
+    process = fork_server.shared().start("worker", service, "--port", "0", env=env, stdout=output, stderr=output)
+    assert await process.wait()
+    return output.read_text()
