@@ -50,6 +50,8 @@ class Start(msgspec.Struct, tag="start"):
     """Of the command `tokenbus`."""
     env: dict[str, str]
     cwd: str
+    stdin: str
+    """The file that its standard input comes from."""
     stdout: str
     """The file that its standard output is appended to."""
     stderr: str
@@ -126,13 +128,21 @@ class ForkServer:
         *arguments: str,
         stdout: Path,
         stderr: Path,
+        stdin: Path | None = None,
         env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
         prepare: Sequence[str] = (),
     ) -> Forked:
         """Run `tokenbus` with these arguments. ``env`` is its whole environment, this process's own unless given."""
-        whole = dict(os.environ if env is None else env)
-        start = Start([*arguments], whole, str(cwd or Path.cwd()), str(stdout), str(stderr), [*prepare])
+        start = Start(
+            arguments=[*arguments],
+            env=dict(os.environ if env is None else env),
+            cwd=str(cwd or Path.cwd()),
+            stdin=str(stdin or os.devnull),
+            stdout=str(stdout),
+            stderr=str(stderr),
+            prepare=[*prepare],
+        )
         return Forked(self, self._ask(start, int))
 
     def exit_code(self, pid: int) -> int | None:
@@ -241,7 +251,7 @@ def _become(start: Start, server: int) -> None:
     os.environ.update(start.env)
     time.tzset()
     os.chdir(start.cwd)
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(os.open(start.stdin, os.O_RDONLY), 0)
     for stream, path in ((1, start.stdout), (2, start.stderr)):
         os.dup2(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), stream)
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))

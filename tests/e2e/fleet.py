@@ -56,10 +56,10 @@ class Worker:
     async def ready(self) -> None:
         """Wait until it says so."""
 
-        def says_ready() -> str | None:
+        def says_ready() -> str:
             if self.process.returncode is None:
                 lines = self._out.read_text().split("\n")[:-1]
-                return next((line.split()[2] for line in lines if line.startswith("ready ")), None)
+                return next((line.split()[2] for line in lines if line.startswith("ready ")), "")
             raise RuntimeError(f"{self.kind} ended before it was ready:\n{self.log.read_text()}")
 
         try:

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.services.cli.process import TOKENBUS, descendants, environment, run, running
+from tests.services.cli.process import TOKENBUS, descendants, environment, running
+from tests.services.cli.process import run_process as run
 from tokenbus_services.mock_provider import ReplayServer, Reply, Status, Turn
 from tokenbus_services.mock_provider.demo import DEMO_PROMPT, demo_scripts
 

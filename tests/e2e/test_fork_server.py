@@ -10,6 +10,7 @@ import random
 import resource
 import signal
 import sys
+import tempfile
 import threading
 from asyncio.subprocess import PIPE
 from collections.abc import Generator
@@ -64,6 +65,7 @@ def facts() -> dict[str, Any]:
         "threads": threading.active_count(),
         "event loop": loop,
         "collector": gc.isenabled(),
+        "temporary directory": tempfile.gettempdir(),
         "open files": resource.getrlimit(resource.RLIMIT_NOFILE),
         "metrics": prometheus_client.generate_latest(prometheus_client.REGISTRY).decode().count("tokenbus"),
     }

@@ -6,13 +6,18 @@ import asyncio
 import os
 import signal
 import sys
-from asyncio.subprocess import PIPE, Process
+from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
+from tests import fork_server
+
 TOKENBUS = (sys.executable, "-m", "tokenbus_services.cli")
+ENDED_S = 120.0
+"""Longest that a command may take which a test runs to its end."""
 
 
 class Ended(NamedTuple):
@@ -59,7 +64,13 @@ class Command:
         """Send the signal and wait. The exit code."""
         if self.process.returncode is None:
             self.process.send_signal(number)
-        return await self.process.wait()
+        try:
+            async with asyncio.timeout(ENDED_S):
+                return await self.process.wait()
+        except TimeoutError:
+            raise AssertionError(
+                f"{number.name} did not end it in {ENDED_S:g} s; it printed {self.seen}, and {self.log.read_text()}"
+            ) from None
 
 
 def environment(**env: str) -> dict[str, str]:
@@ -73,11 +84,29 @@ async def run(*arguments: str, **env: str) -> Ended:
 
 
 async def fed(stdin: bytes, *arguments: str, **env: str) -> Ended:
-    """Run a command to its end with this on stdin."""
+    """Run a command to its end with this on stdin. It is forked from a process that has imported everything."""
+    with TemporaryDirectory() as directory:
+        given, out, err = (Path(directory) / name for name in ("stdin", "out", "err"))
+        given.write_bytes(stdin)
+        process = fork_server.shared().start(*arguments, stdin=given, stdout=out, stderr=err, env=environment(**env))
+        try:
+            return Ended(await process.wait(timeout=ENDED_S), out.read_text(), err.read_text())
+        finally:
+            process.kill()
+
+
+async def run_process(*arguments: str, **env: str) -> Ended:
+    """Run a command to its end as a shell would: with an interpreter of its own."""
     process = await asyncio.create_subprocess_exec(
-        *TOKENBUS, *arguments, stdin=PIPE, stdout=PIPE, stderr=PIPE, env=environment(**env)
+        *TOKENBUS, *arguments, stdin=DEVNULL, stdout=PIPE, stderr=PIPE, env=environment(**env)
     )
-    out, err = await process.communicate(stdin)
+    try:
+        async with asyncio.timeout(ENDED_S):
+            out, err = await process.communicate()
+    except TimeoutError:
+        process.kill()
+        out, err = await process.communicate()
+        raise AssertionError(f"{arguments} did not end within {ENDED_S:g} s; it printed {out} and {err}") from None
     assert process.returncode is not None
     return Ended(process.returncode, out.decode(), err.decode())
 

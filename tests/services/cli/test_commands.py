@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.services.cli.process import run
+from tests.services.cli.process import run_process as run
 from tokenbus import __version__
 
 
