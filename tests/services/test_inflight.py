@@ -10,7 +10,7 @@ from unittest.mock import AsyncMock, Mock
 import pytest
 
 from tests.waiting import eventually
-from tokenbus.bus.liveness import Liveness, beat
+from tokenbus.bus.liveness import Liveness, beat, slack
 from tokenbus.bus.work_queue import Item, Queue
 from tokenbus_services.runtime import in_flight as module
 from tokenbus_services.runtime.in_flight import InFlight, Later
@@ -206,6 +206,43 @@ async def test_work_without_progress_for_longer_than_its_bound_is_stopped_and_is
     assert "no progress for 60 s" in str(why[0])
     await inflight.room()  # for the next
     let_end.set()
+
+
+async def test_a_step_with_a_bound_of_its_own_may_take_that_and_the_next_one_may_not(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(module, "LOOK_S", 0.01)
+    in_next, go_on, why = asyncio.Event(), asyncio.Event(), list[Exception]()
+
+    async def work(item: Item) -> None:
+        with slack(100):
+            await asyncio.create_task(go_on.wait())
+        in_next.set()
+        await asyncio.Event().wait()
+
+    async def poisoned(item: Item, error: Exception) -> None:
+        why.append(error)
+
+    queue, liveness = _Queue(), Liveness()
+    inflight = InFlight(
+        cast("Queue", queue),
+        most=1,
+        work=work,
+        abandon=never,
+        poisoned=poisoned,
+        still_s=lambda item: 60.0,
+        liveness=liveness,
+    )
+    await inflight.start(ITEM)
+    await asyncio.sleep(0)
+    liveness.elapsed_s += 150
+    await asyncio.sleep(0.05)
+    assert not why
+    go_on.set()
+    await in_next.wait()
+    await asyncio.sleep(0.05)
+    assert not why
+    liveness.elapsed_s += 61
+    await queue.finished.wait()
+    assert "no progress for 60 s" in str(why[0])
 
 
 async def test_work_that_gets_on_is_left_to_it(monkeypatch: pytest.MonkeyPatch):

@@ -15,6 +15,7 @@ import msgspec
 import structlog
 
 from tokenbus.bus.keys import Keys
+from tokenbus.bus.liveness import holding, slack
 from tokenbus.bus.scripts.runs import so_far_field
 from tokenbus.bus.server.retry import retry_until_available
 from tokenbus.bus.server.server import Server
@@ -43,6 +44,8 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 LOOK_S = 1.0
 """A run that waits for the policy stage looks this often whether it need wait any more: it may have ended by now."""
+MEDIA_S = 900.0
+"""What it may take to find a turn's media and to upload them to its provider, without a sign of progress."""
 LOOK_UPS = 32
 """Requests on the way here from the server at once: each may be large."""
 LONGEST_WAIT = ErrorInfo(code="limit_wait", kind="rate_limit", message="the run's turn did not come in time")
@@ -260,8 +263,9 @@ class Turns:
         request = turn.request
         try:
             endpoint: Endpoint = self._providers.get(request.provider)
-            async with asyncio.timeout_at(turn.deadline):
-                built, body = await self._media.build(endpoint, request, turn.history, lost=lost)
+            with slack(MEDIA_S):
+                async with asyncio.timeout_at(turn.deadline):
+                    built, body = await self._media.build(endpoint, request, turn.history, lost=lost)
         except TimeoutError:
             await writer.end(Ended(DEADLINE_PASSED))
             return None
@@ -282,7 +286,7 @@ class Turns:
         """The turn; None where the attempt is over."""
         names = ["status", "attempt", "request", "deadline", so_far_field(work.attempt)]
         names += [f"history:{n}" for n in range(1, work.turn + 1)]
-        async with self._looking_up[self._keys.partition_of(run) % len(self._looking_up)]:
+        async with holding(self._looking_up[self._keys.partition_of(run) % len(self._looking_up)]):
             values = await retry_until_available(
                 self._server, lambda: self._server.client.hmget(self._keys.run(run), names), what="look-up of a run"
             )

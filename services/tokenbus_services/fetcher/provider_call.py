@@ -10,7 +10,7 @@ from http import HTTPStatus
 import httpx
 import msgspec
 
-from tokenbus.bus.liveness import beat
+from tokenbus.bus.liveness import beat, slack
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.frames import Data, Ended, Opened
 from tokenbus.events.requests import Generate
@@ -146,20 +146,22 @@ async def fetch(
     """
     limit = asyncio.timeout(None)
     silence = Silence(limit, deadline)
+    settings = endpoint.settings
     try:
-        async with limit:
-            error = await _read(
-                endpoint,
-                request,
-                call,
-                body,
-                writer=writer,
-                silence=silence,
-                tally=tally,
-                shelf=shelf,
-                answer_bytes=answer_bytes,
-                again=again,
-            )
+        with slack(settings.connect_timeout_s + settings.first_event_timeout_s + settings.idle_timeout_s):
+            async with limit:
+                error = await _read(
+                    endpoint,
+                    request,
+                    call,
+                    body,
+                    writer=writer,
+                    silence=silence,
+                    tally=tally,
+                    shelf=shelf,
+                    answer_bytes=answer_bytes,
+                    again=again,
+                )
     except TimeoutError:
         error = silence.error()
     await writer.end(Ended(error))

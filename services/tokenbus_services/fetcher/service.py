@@ -41,8 +41,8 @@ INTAKE_GROUP = "intake"
 TURNS_GROUP = "fetcher"
 INTAKE_COUNT = 16
 """Requests taken in together: each may have `limits.request_bytes`, and is in memory more than once meanwhile."""
-STILL_S = 900.0
-"""An attempt that makes no progress for so long past all of its timeouts is stuck."""
+STILL_S = 45.0
+"""An attempt that makes no progress for so long past the timeouts of the step that it is at is stuck."""
 TURNED_AWAY_S = 0.002
 """Rest for each item that finds no place here and goes back to its queue: a deep queue is looked through at no more
 than 500 items a second, which costs some hundredths of a core."""
@@ -86,10 +86,6 @@ class FetcherService:
             liveness=liveness,
         )
         limits = settings.limits
-        timeouts = [
-            (p.connect_timeout_s, p.first_event_timeout_s, p.idle_timeout_s) for p in settings.providers.values()
-        ]
-        self._longest_silence_s = max((sum(each) for each in timeouts), default=0.0)
         self._limiter = Limiter(server, worker=worker, liveness=liveness)
         self.admission = Admission(
             self._limiter,
@@ -141,7 +137,7 @@ class FetcherService:
             abandon=turns.abandon,
             poisoned=self._poisoned,
             again=turns.close,
-            still_s=self._still_s,
+            still_s=lambda item: STILL_S,
             liveness=liveness,
         )
         self._control = ControlListener(server, keys, self._told, liveness=liveness)
@@ -218,11 +214,6 @@ class FetcherService:
                 by_stream.setdefault(item.stream, []).append(item)
             await self._turned_away.run(partial(self._queue.requeue, each) for each in by_stream.values())
             await rest(len(away) * TURNED_AWAY_S)
-
-    def _still_s(self, item: Item) -> float:
-        """What an attempt may take without progress: to wait for the time of a retry and for its turn, then for its
-        files and its provider."""
-        return self._settings.limits.longest_wait_s + self._longest_silence_s + STILL_S
 
     async def _unreadable_request(self, item: Item, error: Exception) -> None:
         await self._intake.unreadable(item, error)

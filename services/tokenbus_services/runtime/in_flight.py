@@ -93,7 +93,7 @@ class InFlight:
         """``most``: items at once. ``work`` may raise NotBegun and Later. A shutdown awaits ``abandon`` in place of
         finishing what it stops; ``poisoned`` is awaited, before it is finished, with an item whose work raised: trying
         it again would raise again. ``again``: see `Queue.finish`. ``still_s``: so long an item's work may take from one
-        `beat` to the next, by the clock of ``liveness``."""
+        `beat` to the next, by the clock of ``liveness``, and longer by the `slack` of the step that it is at."""
         self._queue = queue
         self._work = work
         self._abandon = abandon
@@ -176,9 +176,9 @@ class InFlight:
 
     async def _ended(self, work: _Work, task: asyncio.Task[None]) -> Exception | None:
         """Wait until the work has ended. What is wrong with it, if it did not end by itself or as it was asked to."""
-        most_s = self._still_s(work.item)
-        while not (await asyncio.wait({task}, timeout=min(LOOK_S, most_s)))[0]:
-            if work.progress and work.progress.still_s > most_s:
+        step_s = self._still_s(work.item)
+        while not (await asyncio.wait({task}, timeout=min(LOOK_S, step_s)))[0]:
+            if work.progress and work.progress.still_s > (most_s := step_s + work.progress.slack_s):
                 log.error("work_stuck", stream=work.item.stream, entry=work.item.entry_id, seconds=round(most_s))
                 work.stop()
                 if not (await asyncio.wait({task}, timeout=ABANDON_S))[0]:

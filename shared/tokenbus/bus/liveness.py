@@ -81,6 +81,8 @@ class ItemWork:
     def __init__(self, liveness: Liveness) -> None:
         self._liveness = liveness
         self._beaten_at = liveness.elapsed_s
+        self.slack_s = 0.0
+        """What the step that it is at may take beside what any may."""
         _of_work.set(self)
 
     def beat(self) -> None:
@@ -171,20 +173,20 @@ def beat() -> None:
 
 @contextmanager
 def slack(seconds: float) -> Generator[None]:
-    """What the current task does inside of this block may take so much longer than any step may: work outside of the
-    bus that has a bound of its own."""
+    """What the current task, or the work on an item in hand, does inside of this block may take so much longer than any
+    step may: work outside of the bus that has a bound of its own."""
     task = asyncio.current_task()
-    long_task = _of_task.get(task) if task else None
-    if long_task is None:
+    work = (_of_task.get(task) if task else None) or _of_work.get()
+    if work is None:
         yield
         return
-    long_task.beat()
-    long_task.slack_s += seconds
+    work.beat()
+    work.slack_s += seconds
     try:
         yield
     finally:
-        long_task.slack_s -= seconds
-        long_task.beat()
+        work.slack_s -= seconds
+        work.beat()
 
 
 async def beating(work: Coroutine[Any, Any, T], *, most_s: float) -> T:
@@ -217,8 +219,8 @@ async def acquire(places: asyncio.Semaphore | asyncio.Lock) -> None:
 
 
 @asynccontextmanager
-async def holding(lock: asyncio.Lock) -> AsyncGenerator[None]:
-    """Hold the lock inside of this block; see `acquire`."""
+async def holding(lock: asyncio.Semaphore | asyncio.Lock) -> AsyncGenerator[None]:
+    """Hold the lock, or one place of a semaphore, inside of this block; see `acquire`."""
     await acquire(lock)
     try:
         yield

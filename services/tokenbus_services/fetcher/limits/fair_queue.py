@@ -16,7 +16,7 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Generator
 from contextlib import contextmanager
 
-from tokenbus.bus.liveness import IDLE_S, Liveness, beat, wait_briefly
+from tokenbus.bus.liveness import IDLE_S, Liveness, beat, slack, wait_briefly
 from tokenbus.bus.scripts.limits import Scope
 from tokenbus_services.fetcher.limits.limiter import Ask, Grant, Limiter, Refusal
 from tokenbus_services.fetcher.metrics import AdmissionMetrics
@@ -143,8 +143,9 @@ class Admission:
         self._lanes.setdefault(ask.tenant, OrderedDict()).setdefault(ask.scopes, deque()).append(waiting)
         self._changed.set()
         try:
-            async with asyncio.timeout(self._longest_wait_s):
-                return await waiting.granted
+            with slack(self._longest_wait_s):
+                async with asyncio.timeout(self._longest_wait_s):
+                    return await waiting.granted
         except BaseException as e:
             granted = waiting.granted
             if granted.done() and not granted.cancelled() and granted.exception() is None:
