@@ -8,8 +8,8 @@ from typing import Any
 from tests.e2e.conftest import Send
 from tests.e2e.fleet import Fleet, ended, provider_table
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.server import Server
-from tokenbus_services.replay import ReplayServer, Reply, Script, Turn
+from tokenbus.bus.server.server import Server
+from tokenbus_services.mock_provider import ReplayServer, Reply, Script, Turn
 
 FINE = Script(name="fine", turns=(Turn(says=Reply(text="Hello there")),))
 STUCK = Script(name="stuck", turns=(Turn(says=Reply(text="never asked for")),))
@@ -17,16 +17,16 @@ TIMEOUTS = "connect_timeout_s = 1\nfirst_event_timeout_s = 1\nidle_timeout_s = 1
 DEFECT = """
 import asyncio
 from tokenbus_services.fetcher import call, service
-from tokenbus_services.worker import inflight
+from tokenbus_services.runtime import inflight
 
-read, service.STILL_S, inflight.LOOK_S = call._read, 1.0, 0.2
+read, service.STILL_S, in_flight.LOOK_S = provider_call._read, 1.0, 0.2
 
 async def defect(endpoint, request, *args, silence, **more):
     if request.model == "stuck":
         await asyncio.Event().wait()
     return await read(endpoint, request, *args, silence=silence, **more)
 
-call._read = defect
+provider_call._read = defect
 """
 
 

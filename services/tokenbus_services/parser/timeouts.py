@@ -131,7 +131,7 @@ class Clock:
                 # There was one, and when it was lost was not seen: then it was just now.
                 self._judges_ms[partition] = now_ms
             alive_ms = self._judges_ms.get(partition, 0)
-            found[partition] = Judges(alive_ms, bool(alive), lag, id_key(at)[0])
+            found[partition] = Judges(alive_ms, bool(alive), lag, self._server.clock.ms_of(id_key(at)[0]))
         return found
 
     async def _without_worker(self, partition: int, silent: list[RunState]) -> list[RunState]:

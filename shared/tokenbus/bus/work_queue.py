@@ -370,7 +370,7 @@ class Queue:
         for name, entries in found or ():
             for entry_id, fields in entries:
                 self._take(Item(name.decode(), entry_id.decode(), fields, 1))
-            oldest_ms = min(oldest_ms, int(entries[0][0].partition(b"-")[0]))
+            oldest_ms = min(oldest_ms, self._server.clock.ms_of(int(entries[0][0].partition(b"-")[0])))
         return now_ms - oldest_ms
 
     async def _claim(self, streams: list[str], backlog: Backlog, *, trusted: bool) -> bool:

@@ -56,12 +56,12 @@ async def test_it_looks_again_behind_the_scenes_and_runs_on_while_the_server_is_
     asked = Asked()
     clock = ServerClock(asked)
     await clock.look()
-    asked.away, asked.ahead_s = True, 2.0 * HOUR_S
+    asked.away, asked.ahead_s = True, HOUR_S + 0.9
     assert ahead_s(clock) == pytest.approx(HOUR_S, abs=5)
     await eventually(lambda: clock.now_ms() and asked.times > 3)
     assert ahead_s(clock) == pytest.approx(HOUR_S, abs=5)
     asked.away = False
-    await eventually(lambda: ahead_s(clock) > 1.5 * HOUR_S)
+    await eventually(lambda: ahead_s(clock) > HOUR_S + 0.8)
     await clock.close()
     assert not [task for task in asyncio.all_tasks() if task.get_name() == "the server's time"]
 
@@ -74,3 +74,54 @@ async def test_a_reply_that_took_long_does_not_move_it(monkeypatch: pytest.Monke
     asked.ahead_s = 2.0 * HOUR_S
     await clock.look()
     assert ahead_s(clock) == pytest.approx(HOUR_S, abs=5)
+
+
+class Steady:
+    """In place of the host's steady clock."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        monkeypatch.setattr(time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(server_clock, "LOOK_S", float("inf"))  # the test looks by itself
+
+
+@pytest.mark.parametrize("jump_s", [600.0, -600.0])
+async def test_a_jump_of_the_servers_clock_moves_durations_by_a_tenth_at_the_most(
+    monkeypatch: pytest.MonkeyPatch, jump_s: float
+) -> None:
+    steady, wall = Steady(monkeypatch), [5_000_000.0]
+
+    async def ask() -> int:
+        return round(wall[0] * 1_000_000)
+
+    clock = ServerClock(ask)
+    await clock.look()
+    began = clock.now_ms()
+    wall[0] += jump_s
+    await clock.look()
+    assert clock.now_ms() == began
+    for _ in range(50):
+        before = clock.now_ms()
+        steady.now, wall[0] = steady.now + 1, wall[0] + 1
+        await clock.look()
+        assert 899 <= clock.now_ms() - before <= 1101
+    assert clock.ms_of(round(wall[0] * 1000)) == pytest.approx(clock.now_ms(), abs=2)
+    steady.now += 3 * 3600
+    assert clock.now_ms() / 1000 == pytest.approx(wall[0] + 3 * 3600, abs=1)
+
+
+async def test_a_jump_that_is_taken_back_costs_next_to_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    steady, wall = Steady(monkeypatch), [5_000_000.0]
+
+    async def ask() -> int:
+        return round(wall[0] * 1_000_000)
+
+    clock = ServerClock(ask)
+    await clock.look()
+    began = clock.now_ms()
+    wall[0] += 1000
+    await clock.look()
+    steady.now, wall[0] = steady.now + 5, wall[0] + 5 - 1000
+    await clock.look()
+    steady.now += 5
+    assert clock.now_ms() - began == pytest.approx(10_000, abs=600)
