@@ -63,3 +63,22 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     if report.when == "call":
         item.stash[_outcome] = report
     return report
+
+
+class _NamesFailures:
+    """Prints the name of a test that failed at once: a run that is cut off later has told it."""
+
+    def __init__(self, terminal: pytest.TerminalReporter) -> None:
+        self._terminal = terminal
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self._terminal.write_line(f" {report.nodeid} failed in its {report.when} after {report.duration:.1f} s")
+
+
+@pytest.hookimpl(trylast=True)  # the terminal reporter is made in this hook too
+def pytest_configure(config: pytest.Config) -> None:
+    terminal: pytest.TerminalReporter | None = config.pluginmanager.get_plugin("terminalreporter")
+    if terminal and not hasattr(config, "workerinput"):  # pytest-xdist reports where the workers were started
+        config.pluginmanager.register(_NamesFailures(terminal))
