@@ -10,6 +10,7 @@ from uuid import uuid4
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.awaited import all_paths
 from tests.leaks import check_keys, check_tasks
 from tests.servers import shared_server
 from tests.waiting import eventually
@@ -58,8 +59,12 @@ async def keys(server: Server, request: pytest.FixtureRequest) -> AsyncGenerator
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
+    if call.excinfo and str(call.excinfo.value).startswith("Timeout (>"):  # pytest-timeout's, which tells of threads
+        report.sections.append(("Where each task waited", all_paths()))
     if report.when == "call":
         item.stash[_outcome] = report
     return report

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any, cast
 
+from tests.awaited import path_of
 from tests.chaos.broken import BUILDS
 from tokenbus_services.cli.worker import command as worker
 
@@ -65,13 +66,7 @@ def _watched(serve: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[N
 
 def _tell_tasks() -> None:
     for task in asyncio.all_tasks():
-        waits_in: Any = task.get_coro()
-        path: list[str] = []
-        while waits_in is not None:
-            frame = getattr(waits_in, "cr_frame", None) or getattr(waits_in, "ag_frame", None)
-            path.append(f"{frame.f_code.co_qualname}:{frame.f_lineno}" if frame else repr(waits_in))
-            waits_in = getattr(waits_in, "cr_await", None) or getattr(waits_in, "ag_await", None)
-        print(f"task {task.get_name()}:", " > ".join(path), flush=True)
+        print(path_of(task), flush=True)
 
 
 def _long_lived() -> list[asyncio.Task[Any]]:
