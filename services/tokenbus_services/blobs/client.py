@@ -29,6 +29,7 @@ from tokenbus.errors import (
     BlobUnavailable,
 )
 from tokenbus_services.blobs.auth import token_of
+from tokenbus_services.net.response_heads import BoundedClient
 from tokenbus_services.settings import BlobSettings
 
 __all__ = ["BlobLoader", "HttpBlobs"]
@@ -37,7 +38,8 @@ _TIMEOUT = httpx.Timeout(30.0, connect=5.0)
 
 
 class HttpBlobs:
-    """The blob service at ``base_url``, over one connection pool; close it with ``aclose`` or ``async with``.
+    """The blob service at ``base_url``, over as many connections as it has calls; close it with ``aclose`` or
+    ``async with``.
 
     A call is tried once: every error whose ``retryable`` is true may be tried again as it is.
     """
@@ -47,7 +49,7 @@ class HttpBlobs:
         headers = {"Accept-Encoding": "identity", **({"Authorization": f"Bearer {token}"} if token else {})}
         # Unbounded: a blob that is read as slowly as a provider takes it must keep nobody else from the store.
         limits = httpx.Limits(max_connections=None)
-        self._http = httpx.AsyncClient(base_url=base_url, timeout=_TIMEOUT, headers=headers, limits=limits)
+        self._http = BoundedClient(base_url=base_url, timeout=_TIMEOUT, headers=headers, limits=limits)
 
     @classmethod
     def from_settings(cls, settings: BlobSettings, env: Mapping[str, str] = os.environ) -> HttpBlobs:

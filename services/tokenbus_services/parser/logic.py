@@ -17,6 +17,7 @@ from tokenbus.core.run.blocks import BlockTable
 from tokenbus.core.run.checkpoint import Checkpoints, Snapshot
 from tokenbus.core.run.effects import CloseAttempt, Decide, Draft, Effect, EndRun, LetGo, NextTurn, RunTools
 from tokenbus.core.run.gated import HeldRun, accept
+from tokenbus.core.run.open_blocks import OpenBlocks
 from tokenbus.core.run.state import RunState
 from tokenbus.core.run.state_machine import Run
 from tokenbus.events.decisions import Decided
@@ -78,6 +79,8 @@ class ParserLogic:
         self._changed: dict[str, Run | HeldRun] = {}
         self._checkpoints: dict[str, Checkpoints] = {}
         """Of the long runs."""
+        self._said: dict[str, OpenBlocks] = {}
+        """Of runs that `end_unread` is to end: what their logs say."""
         self._tapes: dict[str, list[Taken]] = {}
         """What was taken of runs that are recorded."""
 
@@ -106,13 +109,19 @@ class ParserLogic:
             machine.abandon(error)
             self._changed[run] = machine
 
+    def learn(self, run: str, event: bytes) -> None:
+        self._said.setdefault(run, OpenBlocks()).read(event)
+
     def end_unread(self, run: str, error: ErrorInfo, standing: Standing) -> None:
-        """It ends `failed`, under the number that comes next; which blocks are open in its log, nobody knows."""
+        """It ends `failed`, under the number that comes next; the blocks that are open in its log end as cut."""
         self._runs.pop(run, None)
         self._checkpoints.pop(run, None)
         turn, attempt = standing.turn, max(1, standing.attempt)
         nothing = Accepted("", "", "fail", 0, Rules(), [])
-        state = RunState(run, nothing, _now_ms(), BlockTable(turn, attempt, 0, 0), turn, attempt, standing.seq)
+        blocks = BlockTable(turn, attempt, 0, 0)
+        if said := self._said.pop(run, None):
+            blocks.open = said.by_number
+        state = RunState(run, nothing, _now_ms(), blocks, turn, attempt, standing.seq)
         self._changed[run] = machine = Run(state)
         machine.fail(error)
 

@@ -47,6 +47,55 @@ async def test_the_parser_ends_it_failed_under_the_number_that_comes_next(server
     assert await server.client.hget(keys.run(run), "status") == b"failed"
 
 
+async def test_the_blocks_that_are_open_in_its_log_end_as_cut(server: Server, keys: Keys):
+    keys = Keys(keys.prefix, 1)
+    run = "run-open"
+    said: list[dict[str, Any]] = [
+        {"type": "started", "provider": "p", "model": "m"},
+        {"type": "block_start", "block": 0, "kind": "thinking"},
+        {"type": "chunk", "block": 0, "kind": "thinking", "text": "Hm", "visible": False, "depth": 0},
+        {"type": "block_complete", "block": 0, "kind": "thinking", "content": "Hm"},
+        {"type": "block_start", "block": 1, "kind": "text"},
+        {"type": "chunk", "block": 1, "kind": "text", "text": "Once ", "visible": True, "depth": 0},
+        {"type": "an event of a newer version", "block": 1},
+        {"type": "block_start", "block": 2, "kind": "tool_call", "tool_id": "t", "tool_name": "f"},
+        {"type": "chunk", "block": 1, "kind": "text", "text": "upon", "visible": True, "depth": 0},
+    ]
+    for part, text in (("name", "f"), ("id", "t"), ("input", '{"a":')):
+        chunk = {"type": "chunk", "block": 2, "kind": "tool_call", "text": text, "visible": False, "depth": 0}
+        said.append({**chunk, "tool_call_part": part, "tool_id": "t", "tool_name": "f"})
+    for seq, event in enumerate(said):
+        data = msgspec.json.encode({"run": run, "seq": seq, "turn": 0, "attempt": 1, **event})
+        await server.client.xadd(keys.log(run), {"__data__": data}, id=f"1-{seq}")
+    await server.client.pexpire(keys.log(run), 60_000)
+    await server.client.hset(keys.run(run), mapping={"status": "open", "turn": 0, "attempt": 1, "seq": len(said)})
+    await server.client.hset(keys.state(0, "parser"), run, b"\xc1")
+
+    def logic(partition: int) -> ParserLogic:
+        return ParserLogic(partition, keys, topics=["visible", "blocks"], open_run_ms=60_000, finished_run_ms=60_000)
+
+    stage = Stage(server, keys, group="parser", topic="events", worker="w", logic=logic)
+    await stage.open()
+
+    async def told() -> list[dict[str, Any]]:
+        entries = await server.client.xrange(keys.log(run), f"1-{len(said)}")
+        return [msgspec.json.decode(fields[b"__data__"]) for _, fields in entries]
+
+    async def ended() -> bool:
+        return len(await told()) >= 3
+
+    await eventually(ended)
+    await stage.close()
+    events = await told()
+    assert [(e["type"], e["seq"], e.get("block"), e.get("cut")) for e in events] == [
+        ("block_complete", len(said), 1, True),
+        ("block_complete", len(said) + 1, 2, True),
+        ("failed", len(said) + 2, None, None),
+    ]
+    assert events[0]["content"] == "Once upon"
+    assert (events[1]["arguments"], events[1]["tool_id"]) == ('{"a":', "t")
+
+
 def test_the_normalizer_says_that_the_attempt_is_lost_so_that_the_next_may_follow(keys: Keys):
     logic = NormalizerLogic(0, keys)
     logic.end_unread("r", ErrorInfo(code="state_unreadable", kind="internal", message="why"), Standing(1, 3, 0))

@@ -136,6 +136,15 @@ class Standing(msgspec.Struct, frozen=True):
 
 
 @runtime_checkable
+class LearnsFromLog(Protocol):
+    """A logic that ends an unread run better if it knows what the run's log has."""
+
+    def learn(self, run: str, event: bytes) -> None:
+        """One event of the log of a run that `EndsUnread.end_unread` is to end, in their order. Must not raise."""
+        ...
+
+
+@runtime_checkable
 class EndsUnread(Protocol):
     """A logic that can end a run of which it knows nothing else."""
 

@@ -9,13 +9,13 @@ from collections.abc import Iterable
 from redis.exceptions import RedisError, ResponseError
 
 from tokenbus.bus import scripts
-from tokenbus.bus.keys import Keys
+from tokenbus.bus.keys import DATA_FIELD, Keys
 from tokenbus.bus.leases import Lease
 from tokenbus.bus.quarantine import may_be_an_entry, read_one_by_one
 from tokenbus.bus.server.run_scripts import send
 from tokenbus.bus.server.server import Server, may_pass
 from tokenbus.bus.server.stream_reader import Entry, Unreadable
-from tokenbus.bus.stage.partition import Partition, Standing
+from tokenbus.bus.stage.partition import LearnsFromLog, Partition, Standing
 
 log = logging.getLogger(__name__)
 
@@ -72,6 +72,21 @@ async def _page(server: Server, part: Partition, last: str) -> tuple[list[Entry]
         if not await may_be_an_entry(server, e):
             raise
     return await read_one_by_one(server, part.stream, after=part.offset, last=last, count=REPLAY_PAGE)
+
+
+async def learn_from_logs(server: Server, keys: Keys, part: Partition, runs: Iterable[str]) -> None:
+    """Tell the logic what these runs' logs have, if it wants to know. A log that cannot be read is left out."""
+    if not isinstance(part.logic, LearnsFromLog):
+        return
+    for run in runs:
+        begin = "-"
+        try:
+            while page := await server.client.xrange(keys.log(run), begin, count=REPLAY_PAGE):
+                for _, fields in page:
+                    part.logic.learn(run, fields.get(DATA_FIELD.encode(), b""))
+                begin = f"({page[-1][0].decode()}"
+        except ResponseError as e:  # a connection that breaks begins all of this anew
+            log.warning("run %s: its log cannot be read, so its open blocks are not completed: %s", run, e)
 
 
 async def standings(server: Server, keys: Keys, runs: Iterable[str]) -> dict[str, Standing]:

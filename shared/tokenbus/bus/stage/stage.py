@@ -29,7 +29,7 @@ from tokenbus.bus.stage.commit_journal import LOST_WRITES, Journal
 from tokenbus.bus.stage.committer import Commits, Worked
 from tokenbus.bus.stage.partition import Logic, Partition, Settling, Taken, Work
 from tokenbus.bus.stage.read_buffer import Batch, InHand
-from tokenbus.bus.stage.recovery import rebuild, standing, standings
+from tokenbus.bus.stage.recovery import learn_from_logs, rebuild, standing, standings
 
 __all__ = ["Batch", "Logic", "Stage"]
 
@@ -397,7 +397,9 @@ class Stage:
         """Runs whose state nobody can read end; the partition goes on."""
         if not part.unread:
             return
-        commit = part.end_unread(await standings(self._server, self._keys, part.unread))
+        found = await standings(self._server, self._keys, part.unread)
+        await learn_from_logs(self._server, self._keys, part, [run for run, at in found.items() if not at.over])
+        commit = part.end_unread(found)
         if commit:
             try:
                 await self._commits.make_good(part, lease, commit)
