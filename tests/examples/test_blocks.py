@@ -1,0 +1,256 @@
+"""Every code block of the README and the pages does what it shows: it runs, loads, decodes, or names what exists.
+
+A comment right before a block changes that: ``<!-- runs until stopped -->`` for one that listens for ever, and
+``<!-- not run: WHY -->`` for one that cannot run at all. The latter are counted here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import socket
+import sys
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import click
+import msgspec
+import pytest
+
+from tests.services.cli.process import environment, running
+from tests.waiting import eventually
+from tokenbus import Client, Generate, UnknownEvent
+from tokenbus_services.cli.main import tokenbus as command
+from tokenbus_services.settings import Settings, load
+
+ROOT = Path(__file__).parents[2]
+RUN_BY_OTHERS = {"redis", "ts"}
+"""Languages whose blocks tests/clients runs."""
+UNRUNNABLE: dict[str, int] = {}
+"""Blocks that cannot run, by page."""
+UNTIL_STOPPED = "runs until stopped"
+_FENCE = re.compile(
+    r"^(?:<!-- (?P<note>[^\n]*?) -->\n)?^```(?P<language>[a-z]*)[^\n]*\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL
+)
+_ELLIPSIS = re.compile(r'(?<!")…')
+_BLOB_ID = "sha256:" + "0" * 64
+
+
+class CodeBlock(NamedTuple):
+    """One fenced block."""
+
+    page: str
+    line: int
+    language: str
+    code: str
+    note: str
+
+    @property
+    def id(self) -> str:
+        return f"{self.page}:{self.line}"
+
+
+def blocks() -> list[CodeBlock]:
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    pages += sorted((ROOT / "deploy").rglob("*.md"))
+    found: list[CodeBlock] = []
+    for path in pages:
+        text = path.read_text()
+        for match in _FENCE.finditer(text):
+            line = text.count("\n", 0, match.start()) + 1
+            page = path.relative_to(ROOT).as_posix()
+            found.append(CodeBlock(page, line, match["language"], match["code"], match["note"] or ""))
+    return found
+
+
+def of(*languages: str, where: Callable[[CodeBlock], bool] = lambda block: True) -> pytest.MarkDecorator:
+    chosen = [b for b in blocks() if b.language in languages and not b.note.startswith("not run") and where(b)]
+    return pytest.mark.parametrize("block", chosen, ids=lambda block: block.id)
+
+
+def is_file_of_a_test(block: CodeBlock) -> bool:
+    """One of docs/guides/testing.md, which are run together by test_testing_page."""
+    return bool(re.match(r"# \w+\.py\n", block.code))
+
+
+def test_only_blocks_with_a_reason_are_not_run() -> None:
+    skipped = [block for block in blocks() if block.note.startswith("not run")]
+    assert all(block.note.startswith("not run: ") for block in skipped)
+    assert Counter(block.page for block in skipped) == UNRUNNABLE
+    languages = {block.language for block in blocks()} - RUN_BY_OTHERS
+    assert languages <= {"", "python", "toml", "json", "sh", "bash", "console", "yaml"}
+
+
+# --- Python ---------------------------------------------------------------------------------------------------------
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return probe.getsockname()[1]
+
+
+@pytest.fixture
+async def bus_environment(tmp_path: Path) -> AsyncGenerator[Mapping[str, str]]:
+    """A `tokenbus up --mock` in the block's directory, in which the real providers' names are the mock's too."""
+    mock, blobs = _free_port(), _free_port()
+    paths = {"anthropic": "", "openai-chat": "/v1", "openai-responses": "/v1", "gemini": "/v1beta"}
+    providers = "".join(
+        f'[providers.{api}]\napi = "{api}"\nbase_url = "http://127.0.0.1:{mock}{path}"\napi_key_env = ""\n'
+        for api, path in paths.items()
+    )
+    ports = f"[http]\nfetcher = 0\nnormalizer = 0\nparser = 0\ntools = 0\nblobs = {blobs}\n"
+    service = f'[blobs]\nservice_url = "http://127.0.0.1:{blobs}"\n'
+    (tmp_path / "settings.toml").write_text(f"{providers}{ports}{service}")
+    env = {
+        "TOKENBUS_CONFIG": str(tmp_path / "settings.toml"),
+        "TOKENBUS_DATA": str(tmp_path / ".tokenbus"),
+        "TOKENBUS_BLOBS_URL": f"http://127.0.0.1:{blobs}",
+    }
+    command = (sys.executable, "-m", "tokenbus_services.mock_provider", "--any-model", "--port", str(mock))
+    provider = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.DEVNULL)
+    try:
+        async with running(tmp_path / "up.log", "up", "--mock", **env) as up:
+            while up.seen[-1:] != ["ready"]:
+                await up.says("ready")
+            yield environment(**{name: value for name, value in env.items() if name != "TOKENBUS_CONFIG"})
+            await up.stop()
+    finally:
+        provider.kill()
+        await provider.wait()
+
+
+async def _run(block: CodeBlock, directory: Path, env: Mapping[str, str]) -> None:
+    script = directory / "block.py"
+    script.write_text(block.code)
+    for image in ("photo.png", "cat.png"):
+        (directory / image).write_bytes(_PNG)
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-W", "error", str(script)),
+        cwd=directory,
+        env={**env, "PYTHONUNBUFFERED": "1"},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    if block.note == UNTIL_STOPPED:
+        await _listens(process, env)
+        return
+    async with asyncio.timeout(60):
+        said, _ = await process.communicate()
+    assert process.returncode == 0, f"{block.id}\n{said.decode()}"
+
+
+async def _listens(process: asyncio.subprocess.Process, env: Mapping[str, str]) -> None:
+    """It prints something of the runs that are published while it listens."""
+    assert process.stdout
+    printed = asyncio.create_task(process.stdout.read(4_096))
+    request = {"provider": "mock-anthropic", "model": "any", "messages": [{"role": "user", "content": "Hello!"}]}
+    url = json.loads((Path(env["TOKENBUS_DATA"]) / "up.json").read_text())["redis_url"]
+    try:
+        async with Client(url) as bus:
+
+            async def heard() -> bool:
+                await (await bus.publish(request)).result()
+                return printed.done()
+
+            await eventually(heard, timeout=60)
+        said = printed.result().decode()
+        assert said, "it ended"
+        assert "Traceback" not in said, said
+    finally:
+        printed.cancel()
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+_PNG = bytes.fromhex(
+    "89504e470d0a1a0a0000000d4948445200000001000000010806000000"
+    "1f15c4890000000d49444154789c6360000002000001e221bc330000000049454e44ae426082"
+)
+
+
+async def test_the_python_of_every_page_runs_as_it_stands(tmp_path: Path, bus_environment: Mapping[str, str]) -> None:
+    python = [b for b in blocks() if b.language == "python" and not b.note.startswith("not run")]
+    assert {"README.md", "docs/guides/subscribing.md"} <= {block.page for block in python}
+    for block in python:
+        if not is_file_of_a_test(block):
+            await _run(block, tmp_path, bus_environment)
+    wrong = CodeBlock("no page", 1, "python", "import asyncio\nawait asyncio.sleep(0)\n", "")
+    with pytest.raises(AssertionError, match="SyntaxError"):
+        await _run(wrong, tmp_path, bus_environment)
+
+
+# --- settings, requests and events ----------------------------------------------------------------------------------
+
+
+@of("toml")
+def test_settings_of_a_page_load_as_they_stand(block: CodeBlock, tmp_path: Path) -> None:
+    path = tmp_path / "tokenbus.toml"
+    path.write_text(block.code)
+    assert isinstance(load({"TOKENBUS_CONFIG": str(path)}), Settings)
+
+
+@of("json")
+def test_json_of_a_page_is_json_and_decodes_if_it_is_a_request_or_an_event(block: CodeBlock) -> None:
+    from tokenbus.events import decisions, public
+
+    value = json.loads(block.code.replace("sha256:…", _BLOB_ID))
+    kind = value.get("type") if isinstance(value, dict) else None
+    data = json.dumps(value).encode()
+    if kind == "generate":
+        msgspec.json.decode(data, type=Generate)
+    elif kind == "decision":
+        decisions.decoder.decode(data)
+    elif isinstance(value, dict) and "seq" in value:
+        assert not isinstance(public.decode(data), UnknownEvent)
+
+
+# --- commands -------------------------------------------------------------------------------------------------------
+
+
+def _targets() -> set[str]:
+    return set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+
+
+def _check_command(words: list[str]) -> None:
+    """A `tokenbus` command line names a command, and only options and arguments that it takes."""
+    current: click.Command = command
+    while isinstance(current, click.Group) and words and not words[0].startswith("-"):
+        found = current.commands.get(words[0])
+        if found is None:
+            assert current.invoke_without_command, f"no command {words[0]}"
+            break
+        current, words = found, words[1:]
+    known = {name for parameter in current.params for name in (*parameter.opts, *parameter.secondary_opts)}
+    for word in words:
+        if word.startswith("--"):
+            assert word.partition("=")[0] in known | {"--help"}, f"{current.name} has no option {word}"
+
+
+@of("", "sh", "bash", "console")
+def test_commands_of_a_page_exist(block: CodeBlock) -> None:
+    for line in block.code.splitlines():
+        words = line.partition("  #")[0].removeprefix("$ ").split()
+        words = [word for word in words if not re.fullmatch(r"[A-Z_]+=.*", word)]
+        if words[:1] == ["make"]:
+            targets = [word for word in words[1:] if "=" not in word]
+            assert set(targets) <= _targets(), line
+        elif "tokenbus" in words[:6] and words[0] in {"tokenbus", "docker"}:
+            _check_command(words[words.index("tokenbus") + 1 :])
+        elif words[:2] == ["pip", "install"]:
+            extras = re.search(r"\[([\w,]+)\]", line)
+            declared = (ROOT / "pyproject.toml").read_text()
+            assert not extras or all(f"\n{extra} = [" in declared for extra in extras[1].split(",")), line
+        elif words[:2] == ["python", "-m"]:
+            module = words[2].replace(".", "/")
+            assert (ROOT / module).exists() or (ROOT / f"{module}.py").exists(), line
+
+
+def test_a_command_that_does_not_exist_is_found() -> None:
+    _check_command(["dead", "drop", "--all"])
+    with pytest.raises(AssertionError):
+        _check_command(["up", "--port", "1"])
+    assert "demo" in _targets()
