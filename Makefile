@@ -4,7 +4,7 @@ INSTALLED := .venv/.installed
 RUNNABLE := .venv/.runnable
 CHECK_PYTHON := $(PYTHON) -c 'import sys; sys.exit("tokenbus needs Python 3.11 or newer: make PYTHON=python3.12 …" if sys.version_info < (3, 11) else 0)'
 
-.PHONY: setup demo up test test-docker model fuzz chaos soak check lint types bench clean
+.PHONY: setup demo up test test-docker model fuzz chaos soak check lint types schemas bench clean
 
 setup: $(INSTALLED)
 
@@ -65,6 +65,10 @@ lint: setup
 
 types: setup
 	$(BIN)/pyright
+
+# The JSON Schemas in the wheel, and the types of the client for Node.
+schemas: setup
+	$(BIN)/python clients/typescript/scripts/generate_types.py
 
 bench: setup
 	$(BIN)/python -m tests.bench

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 
 import httpx
+import jsonschema_rs
 import pytest
 
+from tokenbus_services.fetcher.app import create as fetcher
 from tokenbus_services.parser.app import create
 from tokenbus_services.runtime.asyncapi_payloads import payload
 from tokenbus_services.settings import Settings
@@ -27,3 +29,15 @@ def test_a_schema_refers_to_nothing_outside_itself(topic: str) -> None:
     schema = json.dumps(payload(topic).__metadata__[0].json_schema)  # type: ignore[arg-type]
     assert "$ref" not in schema
     assert '"seq"' in schema
+
+
+async def test_the_fetchers_page_shows_what_a_request_is() -> None:
+    app = fetcher(Settings(redis_url="redis://127.0.0.1:1"))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://fetcher") as http:
+        document = (await http.get("/asyncapi.json")).json()
+    message = document["components"]["messages"]["intake:SubscribeMessage"]["payload"]["$ref"].rpartition("/")[2]
+    payload = jsonschema_rs.validator_for(document["components"]["schemas"][message])
+    messages = [{"role": "user", "content": "Hi"}]
+    assert payload.is_valid({"type": "generate", "provider": "p", "model": "m", "messages": messages})
+    assert payload.is_valid({"type": "cancel", "run": "umbrella"})
+    assert not payload.is_valid({"type": "generate", "provider": "p", "model": "m", "messages": []})

@@ -1,4 +1,4 @@
-// Written by scripts/generate_types.py from clients/schema.json. Do not edit.
+// Written by scripts/generate_types.py from shared/tokenbus/schemas. Do not edit.
 
 /**
  * Media inside the request.
@@ -63,6 +63,8 @@ export interface BlockStarted {
   prompt?: string;
 }
 
+export type BlockTopicEvent = BlockStarted | ImagePreview | BlockComplete | ToolProgress;
+
 /**
  * Stop a run, at the provider's socket too.
  */
@@ -115,6 +117,8 @@ export interface Chunk {
   tool_name?: string;
 }
 
+export type ChunkTopicEvent = Chunk;
+
 /**
  * The provider finished, and so did the run.
  */
@@ -153,6 +157,8 @@ export interface Decided {
   original?: string;
   final?: string;
 }
+
+export type DecisionTopicEvent = Decided;
 
 export interface DocumentPart {
   type: "document";
@@ -357,6 +363,10 @@ export interface ProviderModel {
   model: string;
 }
 
+export type PublicEvent = Chunk | BlockStarted | ImagePreview | BlockComplete | ToolProgress | Started | Retrying | Restarted | UsageReported | Completed | Incomplete | RunFailedEvent | Cancelled;
+
+export type Request = Generate | Cancel;
+
 /**
  * An attempt failed after visible text, and the turn starts over. Blocks from ``drop_from`` on are void.
  */
@@ -409,6 +419,8 @@ export interface RunFailedEvent {
   error: ErrorInfo;
 }
 
+export type RunTopicEvent = Started | Retrying | Restarted | UsageReported | Completed | Incomplete | RunFailedEvent | Cancelled;
+
 /**
  * The run was accepted; its first event.
  */
@@ -425,6 +437,8 @@ export interface Started {
   notes?: string[];
   participant?: string;
 }
+
+export type TerminalEvent = Completed | Incomplete | RunFailedEvent | Cancelled;
 
 /**
  * Text; ``cache`` asks the provider to keep the prompt up to here, where it can.
@@ -567,17 +581,3 @@ export interface UsageReported {
   response_id?: string;
   provider?: string;
 }
-
-export type TerminalEvent = Completed | Incomplete | RunFailedEvent | Cancelled;
-
-export type ChunkTopicEvent = Chunk;
-
-export type BlockTopicEvent = BlockStarted | ImagePreview | BlockComplete | ToolProgress;
-
-export type RunTopicEvent = Started | Retrying | Restarted | UsageReported | Completed | Incomplete | RunFailedEvent | Cancelled;
-
-export type PublicEvent = Chunk | BlockStarted | ImagePreview | BlockComplete | ToolProgress | Started | Retrying | Restarted | UsageReported | Completed | Incomplete | RunFailedEvent | Cancelled;
-
-export type DecisionTopicEvent = Decided;
-
-export type Request = Generate | Cancel;

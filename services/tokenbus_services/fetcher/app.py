@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry, Gauge
 from tokenbus_services.fetcher.metrics import AdmissionMetrics, UploadMetrics
 from tokenbus_services.fetcher.service import FetcherService
 from tokenbus_services.runtime.app import make_app, make_broker
+from tokenbus_services.runtime.asyncapi_payloads import request_payload
 from tokenbus_services.runtime.faststream_source import attach
 from tokenbus_services.runtime.supervision import stuck_after_s
 from tokenbus_services.settings import Settings
@@ -31,6 +32,7 @@ def create(settings: Settings) -> AsgiFastStream:
         read=service.read_requests,
         handle=service.take_in,
         liveness=service.liveness,
+        payload=request_payload(),
     )
     attach(
         broker,

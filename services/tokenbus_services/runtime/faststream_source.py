@@ -44,6 +44,20 @@ FIRST_PAUSE_S = 0.02
 LONGEST_PAUSE_S = 0.5
 
 
+class _Specification(StreamSubscriberSpecification):
+    """Of a subscriber whose handler says nothing of its entries: it takes what ``read`` gives."""
+
+    def __init__(self, outer: Any, about: Any, calls: Any, stream: StreamSub, payload: dict[str, Any] | None) -> None:
+        super().__init__(outer, about, calls, stream)
+        self._payload = payload
+
+    def get_payloads(self) -> list[tuple[dict[str, Any], str]]:
+        if self._payload is None:
+            return super().get_payloads()
+        title = self.config.title_ or self.call_name
+        return [({**self._payload, "title": f"{title}:Message:Payload"}, title.title())]
+
+
 class SourceSubscriber(StreamBatchSubscriber):
     """Hands what ``read`` gives to the handler, one message at a time: each delivery with those that follow at once,
     for up to ``stretch_s``."""
@@ -58,6 +72,7 @@ class SourceSubscriber(StreamBatchSubscriber):
         read: Read[Any],
         stretch_s: float,
         liveness: Liveness,
+        payload: dict[str, Any] | None,
     ) -> None:
         outer = cast("RedisBrokerConfig", broker.config)
         config = RedisSubscriberConfig(
@@ -65,7 +80,7 @@ class SourceSubscriber(StreamBatchSubscriber):
         )
         about = RedisSubscriberSpecificationConfig(title_=title, description_=description)
         calls = CallsCollection[Any]()
-        super().__init__(config, StreamSubscriberSpecification(outer, about, calls, stream), calls)
+        super().__init__(config, _Specification(outer, about, calls, stream, payload), calls)
         self._read = read
         self._liveness = liveness
         self._task_name = f"subscriber {title}"
@@ -144,11 +159,13 @@ def attach(
     handle: Callable[[T], Awaitable[None]],
     liveness: Liveness,
     stretch_s: float = 0.0,
+    payload: dict[str, Any] | None = None,
 ) -> None:
     """Let ``handle`` work on what ``read`` gives: a FastStream handler of ``stream``, as the AsyncAPI page calls it.
     Both say `beat` while they wait.
 
     Deliveries of one stretch, up to ``stretch_s`` long, are one message to FastStream, its middlewares and its metrics.
+    ``payload``: the JSON Schema of an entry, for the AsyncAPI page.
     """
     subscriber = SourceSubscriber(
         broker,
@@ -158,6 +175,7 @@ def attach(
         read=read,
         stretch_s=stretch_s,
         liveness=liveness,
+        payload=payload,
     )
     register = cast("Any", Registrator).subscriber  # RedisBroker's own takes a stream and makes the subscriber itself
     register(broker, subscriber)
