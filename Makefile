@@ -4,7 +4,7 @@ INSTALLED := .venv/.installed
 RUNNABLE := .venv/.runnable
 CHECK_PYTHON := $(PYTHON) -c 'import sys; sys.exit("tokenbus needs Python 3.11 or newer: make PYTHON=python3.12 …" if sys.version_info < (3, 11) else 0)'
 
-.PHONY: setup demo up test test-docker model fuzz chaos soak check lint types schemas bench clean
+.PHONY: setup demo up test test-docker model fuzz chaos soak check lint types schemas docs bench clean
 
 setup: $(INSTALLED)
 
@@ -70,9 +70,13 @@ types: setup
 schemas: setup
 	$(BIN)/python clients/typescript/scripts/generate_types.py
 
+# The documentation site, in build/site, with every link checked.
+docs: setup
+	$(BIN)/python -m docsite
+
 bench: setup
 	$(BIN)/python -m tests.bench
 
 clean:
-	rm -rf .venv dist build .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv dist build .cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find shared services tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,4 +1,4 @@
-"""What a Python tool may use: the context of its call, and images for its result. See docs/tools.md."""
+"""What a Python tool may use: the context of its call, and images for its result. See docs/guides/tools.md."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from tokenbus_services.cli.main import tokenbus as command
 from tokenbus_services.settings import Settings, load
 
 ROOT = Path(__file__).parents[2]
-RUN_BY_OTHERS = {"redis", "ts"}
+RUN_BY_OTHERS = {"redis", "ts", "js"}
 """Languages whose blocks tests/clients runs."""
 UNRUNNABLE: dict[str, int] = {}
 """Blocks that cannot run, by page."""
@@ -72,7 +72,7 @@ def of(*languages: str, where: Callable[[CodeBlock], bool] = lambda block: True)
 
 
 def is_file_of_a_test(block: CodeBlock) -> bool:
-    """One of docs/guides/testing.md, which are run together by test_testing_page."""
+    """One of docs/guides/testing.md or docs/start/index.md, which are run together by tests of these pages."""
     return bool(re.match(r"# \w+\.py\n", block.code))
 
 

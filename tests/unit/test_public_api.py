@@ -73,7 +73,7 @@ BEHIND_THE_FACADE = {
     "Dialect",  # users hand one of these three to PolicyStream and call nothing of it
     "OpenAIChunks",
     "PublicEvents",
-    "ResponseDecoder",  # docs/providers.md names the three methods that a decoder of one's own overrides
+    "ResponseDecoder",  # docs/guides/providers.md names the three methods that a decoder of one's own overrides
 }
 
 

@@ -1,0 +1,55 @@
+"""The errors page has exactly the classes and codes with which the code ends a run."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from typing import get_args
+
+from docsite.reference.errors import page
+from docsite.reference.run_codes import CLASSES, CODES
+from tests.unit.docs.pages import ROOT
+from tokenbus import errors
+from tokenbus.events.error_info import ErrorClass
+
+TREES = [ast.parse(path.read_text()) for room in ("shared", "services") for path in sorted((ROOT / room).rglob("*.py"))]
+
+
+def constants() -> dict[str, str]:
+    """Every name that a module gives a text."""
+    return {
+        target.id: statement.value.value
+        for tree in TREES
+        for statement in tree.body
+        if isinstance(statement, ast.Assign | ast.AnnAssign) and isinstance(statement.value, ast.Constant)
+        for target in (statement.targets if isinstance(statement, ast.Assign) else [statement.target])
+        if isinstance(target, ast.Name) and isinstance(statement.value.value, str)
+    }
+
+
+def made() -> Iterator[tuple[str, str, bool]]:
+    """Code, class and retryable of each `ErrorInfo` that is made with a code that the source names."""
+    names = constants()
+    for tree in TREES:
+        for node in ast.walk(tree):
+            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "ErrorInfo"):
+                continue
+            given = {keyword.arg: keyword.value for keyword in node.keywords}
+            code, kind = given.get("code"), given.get("kind")
+            if isinstance(code, ast.Name):
+                code = ast.Constant(names[code.id]) if code.id in names else code
+            if isinstance(code, ast.Constant) and isinstance(kind, ast.Constant):
+                yield str(code.value), str(kind.value), "retryable" in given
+
+
+def test_each_code_of_a_run_is_on_the_page_with_its_class_and_no_other() -> None:
+    assert {(code, told.kind, told.retryable) for code, told in CODES.items()} == set(made())
+
+
+def test_each_class_is_on_the_page_and_no_other() -> None:
+    assert set(CLASSES) == set(get_args(ErrorClass))
+
+
+def test_each_error_of_the_tree_is_on_the_page() -> None:
+    text = page()
+    assert [name for name in errors.__all__ if f"`{name}` | `{getattr(errors, name).code}`" not in text] == []

@@ -1,0 +1,34 @@
+"""docs/reference/metrics.md has exactly the metrics that the code makes, each with its type and its labels."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from tests.unit.docs.pages import ROOT, page, quoted, rows, sections
+
+KINDS = {"Counter": "counter", "Gauge": "gauge", "Histogram": "histogram"}
+Metric = tuple[str, str, tuple[str, ...]]
+
+
+def made() -> Iterator[Metric]:
+    """Each metric that a module makes: name, type, labels."""
+    for path in sorted((ROOT / "services").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in KINDS):
+                continue
+            if not (node.args and isinstance(node.args[0], ast.Constant)):
+                continue
+            labels = ast.literal_eval(node.args[2]) if len(node.args) > 2 else []
+            yield str(node.args[0].value), KINDS[node.func.id], tuple(labels)
+
+
+def test_each_metric_is_on_the_page_and_no_other() -> None:
+    told = {
+        (quoted(name), kind, tuple(re.findall(r"`(\w+)`", labels)))
+        for section in sections(page("reference/metrics.md")).values()
+        for name, kind, labels, what in rows(section)
+        if what and name.startswith("`")
+    }
+    assert told == set(made())
