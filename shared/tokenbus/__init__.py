@@ -61,6 +61,7 @@ from tokenbus.events.requests import (
     ToolResultPart,
     UrlSource,
 )
+from tokenbus.events.run_result import RunResult
 from tokenbus.events.usage import Usage
 from tokenbus.prefill_names import unnamed_where
 from tokenbus.shaping.sentences import SentenceRules
@@ -106,6 +107,7 @@ __all__ = [
     "Retrying",
     "Run",
     "RunFailedEvent",
+    "RunResult",
     "Sentence",
     "SentenceRules",
     "SentenceSubscription",

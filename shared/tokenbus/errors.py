@@ -54,9 +54,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
-    from tokenbus.client.response import Response
     from tokenbus.events.error_info import ErrorInfo
     from tokenbus.events.requests import Generate
+    from tokenbus.events.run_result import RunResult
 
 __all__ = [
     "AttemptRefused",
@@ -237,11 +237,11 @@ class RunError(TokenbusError):
 
     code = "run_error"
 
-    def __init__(self, run: str, message: str, result: Response | None = None) -> None:
+    def __init__(self, run: str, message: str, result: RunResult | None = None) -> None:
         super().__init__(message)
         self.run = run
         self.result = result
-        """What the run gave before it ended; None where nothing is known of it."""
+        """What the run gave before it ended (from `Client.result`, its `Response`); None if nothing is known of it."""
 
 
 class RunNotFound(RunError):
@@ -278,7 +278,7 @@ class RunFailed(RunError):
 
     code = "run_failed"
 
-    def __init__(self, run: str, error: ErrorInfo, result: Response | None = None) -> None:
+    def __init__(self, run: str, error: ErrorInfo, result: RunResult | None = None) -> None:
         super().__init__(run, f"run {run} failed: {error.code}: {error.message}", result)
         self.error = error
         self.retryable = error.retryable
@@ -289,7 +289,7 @@ class RunIncomplete(RunError):
 
     code = "run_incomplete"
 
-    def __init__(self, run: str, reason: str, result: Response | None = None) -> None:
+    def __init__(self, run: str, reason: str, result: RunResult | None = None) -> None:
         super().__init__(run, f"run {run} is incomplete: {reason}", result)
         self.reason = reason
         self.retryable = bool(result and result.error and result.error.retryable)
@@ -300,7 +300,7 @@ class RunCancelled(RunError):
 
     code = "run_cancelled"
 
-    def __init__(self, run: str, reason: str | None, result: Response | None = None) -> None:
+    def __init__(self, run: str, reason: str | None, result: RunResult | None = None) -> None:
         super().__init__(run, f"run {run} was cancelled" + (f": {reason}" if reason else ""), result)
         self.reason = reason
 

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tokenbus_services.redaction import MARK, Redaction, named_secret, secrets_of
-from tokenbus_services.redaction.events import MAX_HELD_LINES, MAX_LINE_BYTES
+from tokenbus_services.redaction.events import MAX_HELD_LINES, MAX_LINE_BYTES, RedactedEvents
 from tokenbus_services.settings import HttpTool, McpHttp, ProviderSettings, Settings
 
 KEY = 'sk-aa"b/c\\d+é'
@@ -241,7 +241,7 @@ def test_a_key_told_over_events_is_found_in_any_spelling_and_cut(
         if beside is not None:
             events.append(delta(api, beside, 2, thinking=thinking))
     content = b"".join(b"event: e" + line_end + b"data: " + event + 2 * line_end for event in events)
-    stream = Redaction([key]).events()
+    stream = RedactedEvents(Redaction([key]))
     clean = b"".join(stream.feed(piece) for piece in cut(data, content, 60)) + stream.end()
     texts = told(clean)
     joined = [text for (index, _), text in texts.items() if index == 1]
@@ -259,12 +259,12 @@ def test_a_key_told_over_events_is_found_in_any_spelling_and_cut(
 )
 def test_events_without_a_secret_go_through_unchanged(words: list[str], api: str, data: st.DataObject) -> None:
     content = b"".join(b"data: " + delta(api, word, n % 3) + b"\n\n" for n, word in enumerate(words))
-    stream = Redaction(["sk-a+b/c_d, yes"]).events()
+    stream = RedactedEvents(Redaction(["sk-a+b/c_d, yes"]))
     assert b"".join(stream.feed(piece) for piece in cut(data, content, 30)) + stream.end() == content
 
 
 def test_only_an_event_that_may_begin_a_secret_waits_and_only_for_a_while() -> None:
-    stream = Redaction(["sk-123456-and-more"]).events()
+    stream = RedactedEvents(Redaction(["sk-123456-and-more"]))
     event = b'data: {"content":"%s"}\n\n'
     assert stream.feed(event % b"a task") == event % b"a task"
     assert stream.feed(event % b"sk-1") == b""
@@ -280,7 +280,7 @@ def test_only_an_event_that_may_begin_a_secret_waits_and_only_for_a_while() -> N
 
 def test_what_is_nearly_a_secret_does_not_go_out_where_its_rest_never_comes() -> None:
     event = b'data: {"content":"%s"}\n\n'
-    stream = Redaction(["sk-123456-and-more"]).events()
+    stream = RedactedEvents(Redaction(["sk-123456-and-more"]))
     assert stream.feed(event % b"sk-1234") + stream.feed(event % b"56-and") == b""
     assert stream.end() == event % b"" + event % b"[redacted]"
     whole = Redaction(["sk-123456-and-more"]).stream()
@@ -288,7 +288,7 @@ def test_what_is_nearly_a_secret_does_not_go_out_where_its_rest_never_comes() ->
 
 
 def test_a_line_as_long_as_an_image_does_not_wait_for_its_end() -> None:
-    stream = Redaction(["sk-123456-and-more"]).events()
+    stream = RedactedEvents(Redaction(["sk-123456-and-more"]))
     image = b'data: {"b64":"' + b"A" * MAX_LINE_BYTES
     assert stream.feed(image) == image
     assert stream.feed(b'AAA"}') == b'AAA"}'
@@ -300,6 +300,6 @@ def test_a_process_without_secrets_changes_no_byte(size: int) -> None:
     data = 'data: {"text": "a%20b &amp; \\u002b \\\\ % é"}\n\n'.encode() * 3
     nothing = Redaction([])
     assert nothing.data(data) is data
-    for stream in (nothing.stream(), nothing.events()):
+    for stream in (nothing.stream(), RedactedEvents(nothing)):
         out = b"".join([stream.feed(data[i : i + size]) for i in range(0, len(data), size)])
         assert out + stream.end() == data

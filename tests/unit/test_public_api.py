@@ -19,7 +19,7 @@ FACADE = {
         Chunk Client Completed Cursor Decided DocumentPart ErrorInfo ExtraPart Fallback FileSource Generate
         ImageOptions ImagePart ImagePreview ImageRef Incomplete Message OrderedSubscription OutputSchema
         PrefillOptions ProviderModel PublicEvent Response ResponseBuilder Restarted Retrying Run
-        RunFailedEvent Sentence SentenceRules SentenceSubscription SharedSubscription Started TerminalEvent
+        RunFailedEvent RunResult Sentence SentenceRules SentenceSubscription SharedSubscription Started TerminalEvent
         TextPart Thinking ThinkingPart Timing TokenbusError Tool ToolCallPart ToolChoice ToolProgress
         ToolResultPart UnknownEvent UrlSource Usage UsageReported __version__ blob_id_of coalesced
         restore_from_storage sanitize_for_storage unnamed_where

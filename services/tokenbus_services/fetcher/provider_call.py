@@ -257,7 +257,7 @@ async def _pass_on(
     if tally:
         tally.open(opened)
     marks = endpoint.api.urgent
-    clean = redact.events() if response.status_code < 300 else redact.stream()
+    clean = RedactedEvents(redact) if response.status_code < 300 else redact.stream()
     last = LastEvent(endpoint.api.last if request.stream and response.status_code < 300 else ())
 
     async def pass_on(data: bytes, *, urgent: bool) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from tokenbus.bus.server.url import parse_url
 from tokenbus.errors import SettingsError
 from tokenbus.providers import registry
-from tokenbus_services.redaction.events import RedactedEvents, heads_of
+from tokenbus_services.redaction.heads import heads_of
 from tokenbus_services.redaction.spellings import LONGEST_ESCAPE, Layers, marks, needles, open_escape
 from tokenbus_services.settings import HttpTool, McpHttp, McpStdio, Settings
 
@@ -56,7 +56,7 @@ class Redaction:
         self._leads, self._marks = marks(self._needles)
         self._longest = max(map(len, self._needles), default=0)
         self.heads = heads_of(self._needles)
-        """See `redaction.events`."""
+        """See `redaction.heads`."""
         self._across_lines = any("\n" in secret for secret in secrets)
 
     def __bool__(self) -> bool:
@@ -91,10 +91,6 @@ class Redaction:
     def stream(self) -> RedactedStream:
         """For bytes that come in pieces, cut anywhere."""
         return RedactedStream(self)
-
-    def events(self) -> RedactedEvents:
-        """For a stream of server-sent events, over several of which a secret may be told."""
-        return RedactedEvents(self, MARK.encode())
 
     async def chunks(self, chunks: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
         """These chunks without the secrets. Raises what ``chunks`` raises."""

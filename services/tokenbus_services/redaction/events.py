@@ -10,15 +10,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 import msgspec
 
-if TYPE_CHECKING:
-    from tokenbus_services.redaction import RedactedStream, Redaction
+from tokenbus_services.redaction import MARK, RedactedStream, Redaction
+from tokenbus_services.redaction.heads import HELD_CHARS, VALUE_ENDS
 
-HELD_CHARS = 4
-"""So many characters of a secret may go out: they are none yet, and to hold fewer would slow down any text."""
 MAX_HELD_LINES = 48
 """About 16 events. A tail that this many follow goes on: what is said after it would wait for nothing."""
 MAX_HELD_BYTES = 2**20
@@ -29,10 +26,9 @@ MAX_TAILS = 256
 _STRING = re.compile(rb'"([^"\\]*+(?:\\.[^"\\]*+)*+)"(\s*:)?')
 _INDEX = re.compile(rb'"[A-Za-z_]{0,16}[iI]ndex"\s*:\s*([0-9]{1,9})')
 _LINE_END = re.compile(rb"[\r\n]")
-_VALUE_ENDS = rb'"(?!\s*:)'
 _OPEN_ESCAPE = re.compile(
     rb"(?:\\\\(?:u[0-9a-fA-F]{0,3}|x[0-9a-fA-F]?)?|%[0-9a-fA-F]?|&(?:\#[xX]?[0-9a-fA-F]{0,19}|[A-Za-z]{0,24}))"
-    + _VALUE_ENDS
+    + VALUE_ENDS
 )
 
 
@@ -75,9 +71,8 @@ class _Tail(msgspec.Struct, eq=False):
 class RedactedEvents:
     """A stream of server-sent events, or of lines of JSON, without the secrets: `feed` all that is read, then `end`."""
 
-    def __init__(self, redaction: Redaction, mark: bytes) -> None:
+    def __init__(self, redaction: Redaction) -> None:
         self._redaction = redaction
-        self._mark = mark
         self._within: RedactedStream = redaction.stream()
         """Finds the secrets that lie in one event."""
         self._line = bytearray()
@@ -179,7 +174,7 @@ class RedactedEvents:
         """Take these bytes of a text out of its lines; the mark goes where the last of them were."""
         parts = list(_part(pieces, first, last))
         for n, (line, begin, size) in enumerate(parts, 1):
-            line.edits = [*line.edits, (begin, begin + size, self._mark if n == len(parts) else b"")]
+            line.edits = [*line.edits, (begin, begin + size, MARK.encode() if n == len(parts) else b"")]
 
     def _release(self) -> bytes:
         """The lines before the first one that waits."""
@@ -210,19 +205,3 @@ def _part(pieces: Iterable[tuple[_Line, int, int]], first: int, last: int) -> It
         if low < high:
             yield line, begin + low - at, high - low
         at += size
-
-
-def heads_of(needles: Iterable[bytes]) -> re.Pattern[bytes]:
-    """Matches the end of a string's value where one of these may begin there, and what begins as one does anywhere."""
-    heads = {needle[:HELD_CHARS] for needle in needles}
-    return re.compile(_begun(heads) if heads else rb"(?!)")  # literals come first, which makes its search fast
-
-
-def _begun(heads: set[bytes]) -> bytes:
-    """The pattern of one of these, whole, or broken off by a value's end."""
-    branches: list[bytes] = []
-    for first in sorted({head[:1] for head in heads}):
-        rests = {head[1:] for head in heads if head[:1] == first} - {b""}
-        more = b"(?:" + _begun(rests) + b"|" + _VALUE_ENDS + b")" if rests else b""
-        branches.append(re.escape(first) + more)
-    return b"|".join(branches)

@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from tokenbus.client.response import Response
 from tokenbus.events.public import PublicEvent
 from tokenbus.events.requests import Message
 
-if TYPE_CHECKING:
-    from tokenbus.client.client import Client
-
 PUBLISHED_WAIT_S = 60.0
 """How long a published request may wait until intake takes it, before its reader is told that no such run is known."""
+
+
+class RunClient(Protocol):
+    """What a run's handle needs of its client; see `Client`."""
+
+    def follow(
+        self, run: Run | str, *, after: int = -1, wait_s: float | None = PUBLISHED_WAIT_S
+    ) -> AsyncGenerator[PublicEvent]: ...
+    async def result(self, run: Run | str, *, wait_s: float | None = PUBLISHED_WAIT_S) -> Response: ...
+    async def messages(self, run: Run | str, *, wait_s: float | None = PUBLISHED_WAIT_S) -> list[Message]: ...
+    async def cancel(self, run: Run | str, reason: str | None = None, *, heard_through: int | None = None) -> None: ...
 
 
 class Run:
     """One run, as `Client.publish` gives it: its id and what can be done with it while the client is open."""
 
-    def __init__(self, run: str, client: Client) -> None:
+    def __init__(self, run: str, client: RunClient) -> None:
         self.id = run
         self._client = client
 

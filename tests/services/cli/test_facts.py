@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from tokenbus_services.cli.inspect.snapshot import NodeFacts, PartitionFacts, QueueFacts, Snapshot, StageFacts, rates
-from tokenbus_services.cli.top.command import Look, lines
+from tokenbus_services.cli.top.figures import Look, lines
 
 NODE = NodeFacts(name="h:1", memory_bytes=3 * 2**20, memory_limit=0, commands_per_s=7, clients=2, now_ms=1_000)
 

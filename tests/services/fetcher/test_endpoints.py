@@ -21,6 +21,7 @@ from tokenbus.events.requests import Base64Source, Generate, ImagePart, Message,
 from tokenbus.providers.auth import Token, TokenAuth
 from tokenbus_services.fetcher.endpoints import Endpoint, Providers
 from tokenbus_services.redaction import LEARNED
+from tokenbus_services.redaction.events import RedactedEvents
 from tokenbus_services.settings import ProviderSettings, Settings
 
 DOCS = Path(__file__).parents[3] / "docs" / "guides" / "providers.md"
@@ -229,7 +230,7 @@ def test_a_key_that_was_replaced_is_taken_out_of_answers_and_logs_like_the_new_o
     endpoint = Endpoint("p", ProviderSettings(api="openai-chat", base_url="http://h/v1", api_key_file=str(path)), {})
     call = endpoint.build(Generate(provider="p", model="m", messages=[Message(role="user", content="Hi")]), []).call
     endpoint.request(call)
-    answer = endpoint.redact.events()  # of a call that still runs when the key is replaced
+    answer = RedactedEvents(endpoint.redact)  # of a call that still runs when the key is replaced
     path.write_text(second)
     endpoint.request(call)
     for key in (first, second):

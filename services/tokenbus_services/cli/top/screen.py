@@ -16,7 +16,7 @@ from tokenbus.errors import ServerUnavailable
 from tokenbus_services.cli.inspect.snapshot import QueueFacts, StageFacts
 from tokenbus_services.cli.render.event_text import per_second, size
 from tokenbus_services.cli.render.terminal import safe
-from tokenbus_services.cli.top.command import Look, behind, totals
+from tokenbus_services.cli.top.figures import Look, behind, totals
 
 AROUND = 17
 """Lines of the screen beside partitions: totals, server, queues, heads."""

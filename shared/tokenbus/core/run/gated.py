@@ -19,10 +19,10 @@ from __future__ import annotations
 import msgspec
 
 from tokenbus.core.run.effects import Decide, Draft, Effect, EndRun, LetGo
-from tokenbus.core.run.opaque import without_places
 from tokenbus.core.run.outbox import Outbox
 from tokenbus.core.run.output_limits import count_bytes
 from tokenbus.core.run.policy_gate import Gate
+from tokenbus.core.run.provider_extra import without_places
 from tokenbus.core.run.state import RunState
 from tokenbus.core.run.state_machine import Run
 from tokenbus.core.run.termination import STATUS, deadline_passed, end, nobody_works, terminated

@@ -6,8 +6,8 @@ from tokenbus.core.prefill.turn import TurnText
 from tokenbus.core.run.blocks import BlockTable
 from tokenbus.core.run.continuation import partial_message, partial_text
 from tokenbus.core.run.effects import NextTurn
-from tokenbus.core.run.opaque import drop_void
 from tokenbus.core.run.outbox import Outbox
+from tokenbus.core.run.provider_extra import drop_void
 from tokenbus.core.run.state import RunState
 from tokenbus.core.run.termination import count, settle
 from tokenbus.events.error_info import ErrorInfo

@@ -7,8 +7,8 @@ import msgspec
 from tokenbus.core.request.bounds import MAX_NAME_CHARS
 from tokenbus.core.run.block_deltas import add
 from tokenbus.core.run.effects import EndRun, EndStatus
-from tokenbus.core.run.opaque import extras_of
 from tokenbus.core.run.outbox import Outbox
+from tokenbus.core.run.provider_extra import extras_of
 from tokenbus.core.run.state import RunState
 from tokenbus.core.run.tool_calls import answer_open_calls
 from tokenbus.events.error_info import ErrorInfo

@@ -1,0 +1,54 @@
+"""The figures of a deployment between two samples, and the same as lines of text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from tokenbus_services.cli.inspect.snapshot import Rates, Snapshot
+from tokenbus_services.cli.render.event_text import per_second, size
+
+
+class Look(msgspec.Struct, frozen=True):
+    """What was found, and what happened since the look before."""
+
+    now: Snapshot
+    rates: Rates
+
+
+def lines(look: Look) -> Iterator[str]:
+    """A look in lines of text."""
+    yield "  ".join(f"{name} {value}" for name, value in totals(look).items())
+    for node in look.now.nodes:
+        limit = f" of {size(node.memory_limit)}" if node.memory_limit else ""
+        yield (
+            f"server      {node.name}  memory {size(node.memory_bytes)}{limit}"
+            f"  commands {node.commands_per_s}/s  clients {node.clients}"
+        )
+    for stage in look.now.stages:
+        owned = sum(p.owner is not None for p in stage.partitions)
+        yield (
+            f"{stage.name:<10}  workers {len(stage.workers)}  partitions owned {owned} of {len(stage.partitions)}"
+            f"  behind {behind(stage.lag_entries, stage.lag_bytes)}"
+            f"  works {per_second(look.rates.stage_bytes[stage.name], size)}"
+        )
+    for queue in look.now.queues:
+        yield f"{queue.name:<10}  workers {len(queue.workers)}  waiting {queue.waiting}  in hand {queue.held}"
+
+
+def totals(look: Look) -> dict[str, str]:
+    """The figures of the whole deployment, by name."""
+    return {
+        "open runs": str(look.now.open_runs),
+        "requests": per_second(look.rates.requests),
+        "attempts": per_second(look.rates.attempts),
+        "tool calls": per_second(look.rates.tool_calls),
+        "chunks": per_second(look.rates.chunks),
+        "dead": str(look.now.dead),
+    }
+
+
+def behind(entries: int | None, lag_bytes: int) -> str:
+    """A lag in words."""
+    return size(lag_bytes) if entries is None else f"{entries} ({size(lag_bytes)})"
