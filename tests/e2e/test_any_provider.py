@@ -48,7 +48,7 @@ async def test_a_history_that_was_mended_is_told_at_the_runs_end(
         assert log[-1]["type"] == "completed", log[-1]
         assert log[-1]["provider_extra"] == [
             {"note": "messages[3]: the result of call t9 has no call before it and was left out"},
-            {"note": "messages[1]: the call t1 of weather has no result; one was put in"},
+            {"note": "messages[1]: the call t1 of weather has no result; an error result was inserted"},
         ], "once, however often the request was made"
     assert len(bodies) == 2 * len(runs)
     assert all(b"sunny" not in body and b"never answered" in body for body in bodies)

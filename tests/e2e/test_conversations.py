@@ -119,7 +119,7 @@ async def test_a_conversation_goes_on_in_every_order_of_four_apis_and_back_to_th
             assert text.count(signature(one.api)) >= 2, "what the first run signed is back"
     notes = [note["note"] for told in extras for note in told]
     assert any("thinking of anthropic was left out" in note for note in notes)
-    assert any("the model's images go as the user's" in note for note in notes)
+    assert any("the model's images are sent as user images" in note for note in notes)
 
 
 def place_of(text: str) -> tuple[tuple[str, ...], int]:
@@ -223,10 +223,10 @@ async def test_repeated_tool_ids_names_and_odd_media_types_reach_each_provider_i
         assert "image/jpeg" in str(body)
     for run, api in zip(plain, BASE_PATHS, strict=True):
         notes = " ".join(extra["note"] for extra in logs[run][-1]["provider_extra"])
-        assert "'IMAGE/JPG;q=1' goes as 'image/jpeg'" in notes
-        assert ("stands for another call before it" in notes) == (api in ("anthropic", "openai-responses"))
-        dropped = "messages[0], messages[1]: this API has no place for the names of participants"
-        fitted = "messages[0]: the participant 'Ann Lee' goes as 'Ann_Lee'"
+        assert "'IMAGE/JPG;q=1' is sent as 'image/jpeg'" in notes
+        assert ("is already used by an earlier call" in notes) == (api in ("anthropic", "openai-responses"))
+        dropped = "messages[0], messages[1]: this API has no field for participant names"
+        fitted = "messages[0]: the participant 'Ann Lee' is sent as 'Ann_Lee'"
         assert (fitted if api == "openai-chat" else dropped) in notes
     said = [msgspec.json.encode(one.body).decode() for one in asked if one]
     assert sum('"Ann Lee: Look"' in body and '"Bob: Well?"' in body for body in said) == len(BASE_PATHS)

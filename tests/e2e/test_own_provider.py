@@ -122,5 +122,5 @@ def test_a_provider_that_no_package_or_more_than_one_adds_is_told_at_the_start(
     started = subprocess.run(command, capture_output=True, text=True, env=env, timeout=120, check=False)
     assert started.returncode == 2
     told = " ".join(started.stderr.split())
-    expected = "'acme' is added by acme-fork 2.0 and tokenbus-acme 1.0" if installed else "'acme' is not known"
+    expected = "'acme' is provided by acme-fork 2.0 and tokenbus-acme 1.0" if installed else "unknown API 'acme'"
     assert expected in told, told

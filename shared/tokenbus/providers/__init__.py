@@ -1,10 +1,9 @@
-"""One package per provider API: build its request, decode its stream. No IO here.
+"""Provider APIs, one package each: build the request and decode the response stream. No IO here.
 
-What all share has rooms of its own: framing (sse), the life of a response (decoding), errors (failures), the
-conversation with every call answered (conversation), request rules (building). Who calls a provider lives in the
-services.
+Shared parts live in `request` (conversation, participants, images, multipart) and `response` (SSE framing, decoder
+lifecycle, error mapping). The services make the HTTP calls.
 
-The names here are what a package that adds an API of its own is written with; docs/guides/providers.md shows one.
+A package that adds an API of its own imports the names below; see docs/guides/providers.md.
 """
 
 from tokenbus.errors import Malformed, RequestInvalid

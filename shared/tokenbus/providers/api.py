@@ -1,4 +1,4 @@
-"""What every provider module offers: a request builder and a decoder, both sans-IO."""
+"""The interface of a provider module: a request builder and a decoder, both sans-IO."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["ApiName", "Built", "Decoder", "Format", "HttpCall", "Provider", "Qui
 
 
 class HttpCall(msgspec.Struct, frozen=True, kw_only=True):
-    """A provider request ready to send, but for the key, which the fetcher adds from its environment."""
+    """A provider request that is ready to send except for the API key, which the fetcher adds from its environment."""
 
     path: str
     """Relative to the provider's base URL."""
@@ -27,11 +27,11 @@ class HttpCall(msgspec.Struct, frozen=True, kw_only=True):
     headers: dict[str, str]
     query: dict[str, str] = {}
     files: tuple[str, ...] = ()
-    """Ids of files in the body that the fetcher put there in place of media: it can send those in another way."""
+    """Ids of provider files in the body that the fetcher substituted for media. It can send that media another way."""
 
 
 class Built(msgspec.Struct, frozen=True, kw_only=True):
-    """A built request, with what had to be mended on the way (orphan calls or results), each in a sentence."""
+    """A built request, and one sentence for each repair made to the conversation (orphan calls or results)."""
 
     call: HttpCall
     notes: tuple[str, ...] = ()
@@ -42,72 +42,80 @@ Format = Callable[[Generate, list[Message], Quirks], Built]
 
 
 class Decoder(Protocol):
-    """Bytes of one attempt in, normalised events out. Deterministic; the same events however the bytes are cut.
+    """Turns the bytes of one attempt into normalized events. Deterministic: chunk boundaries never change the events.
 
-    A decoder is a `msgspec.Struct` whose fields are its whole state, so that msgpack can keep and restore it.
-    After its terminal event it gives nothing more. It never raises for bad input: that is a `Failed` event.
+    A decoder is a `msgspec.Struct` whose fields are its whole state, so msgpack can save and restore it. It emits
+    nothing after its terminal event. It never raises for bad input; it emits a `Failed` event instead.
     """
 
     def feed(self, data: bytes) -> list[Normalized]:
-        """The events that these bytes complete."""
+        """Return the events that these bytes complete."""
         ...
 
     def end(self) -> list[Normalized]:
-        """The body ended: the last events, the terminal one (`Cut` where the provider's never came) included."""
+        """Handle the end of the body: return the last events, including the terminal one (`Cut` if the provider sent
+        none).
+        """
         ...
 
 
 class Provider(Protocol):
-    """One provider API, as its module gives it (a module-level object named ``provider``): all that tokenbus knows of
-    it. `tokenbus.providers.base.ProviderBase` has a sound default for whatever an API does not have."""
+    """Everything tokenbus knows about one provider API. Each provider module exports one as ``provider``.
+
+    `tokenbus.providers.base.ProviderBase` has a sound default for everything an API may lack.
+    """
 
     name: ApiName
     key_header: tuple[str, str]
-    """Header that carries the key, and the format of its value with ``{}`` for the key."""
+    """The header that carries the key, and the format of its value, with ``{}`` for the key."""
     default_base_url: str
     default_key_env: str
     urgent: tuple[bytes, ...]
-    """Byte marks of a block's boundaries: a read that holds one is forwarded at once, and so is the one after it, which
-    may bring the block's first chunk."""
+    """Byte patterns that mark block boundaries. A read that contains one is forwarded at once, and so is the next read,
+    which may bring the block's first chunk.
+    """
     files: FileApi | None
-    """Its file API; None where it has none, or its requests can name no file."""
+    """The provider's file API; None if it has none or its requests cannot name files."""
     last: tuple[bytes, ...]
-    """How the lines of events begin after which a stream says nothing more (see `LastEvent`); an API whose streams end
-    with their bodies alone has its errors here."""
+    """Prefixes of the event lines after which a stream carries nothing more (see `LastEvent`). For APIs whose streams
+    end only with the body, these are the error events.
+    """
     image_keys: re.Pattern[bytes] | None
-    """Matches in an answer from the key of an image's string to where its base64 begins; None: it has none."""
+    """In a response, matches from the key of an image string to the start of its base64 data; None: no images."""
     formats: Mapping[Mode, Format]
-    """This API's row of the matrix of APIs and modes; a mode that is not in it is refused by name."""
+    """This API's row in the table of APIs and modes. A mode that is missing here is rejected by name."""
     media: MediaLimits
-    """What media its requests may hold; a vendor's own table `media` goes before it."""
+    """Limits on media in its requests. A vendor's own `media` table takes precedence."""
     end_of_turn: str
-    """Prefill mode: the token that ends a message, unless request or vendor say otherwise; empty: none."""
+    """Prefill mode: the token that ends a message, unless the request or the vendor overrides it. Empty: none."""
     takes_path: bool
-    """Whether a vendor's `path` may stand in place of the API's own."""
+    """Whether a vendor may replace the API's path with its own `path` setting."""
 
     def continues(self, request: Generate, quirks: Quirks) -> bool:
-        """Whether, in chat mode, provider and model can go on from a partial answer of their own (`on_failure`
-        continue). ``quirks`` are those of the model."""
+        """Whether, in chat mode, this provider and model can continue their own partial answer (`on_failure` continue).
+
+        ``quirks`` are the model's.
+        """
         ...
 
     def images_asked(self, request: Generate) -> ImagesAsked:
-        """What of the request goes with the answer's bytes, for the images in it: an answer does not repeat it."""
+        """The request fields that travel with the response bytes because the response does not repeat them (images)."""
         ...
 
     def build(self, request: Generate, history: list[Message], quirks: Quirks) -> Built:
-        """The HTTP call for the request's next turn; ``history`` is what the run's earlier turns appended.
+        """Build the HTTP call for the request's next turn. ``history``: messages appended by the run's earlier turns.
 
-        Raises RequestInvalid, naming the field, for what this provider cannot take.
+        Raises RequestInvalid, naming the field, for anything this provider does not accept.
         """
         ...
 
     def decoder(self, *, status: int, headers: Mapping[str, str], stream: bool, quirks: Quirks) -> Decoder:
-        """A fresh decoder for one response.
+        """Create a decoder for one response.
 
-        ``status`` >= 300: the body is no answer but an error. ``stream`` False: the body is one JSON object.
+        ``status`` >= 300: the body is an error, not an answer. ``stream`` False: the body is one JSON object.
         """
         ...
 
     def restore(self, state: bytes) -> Decoder:
-        """The decoder whose state `msgspec.msgpack.encode` gave."""
+        """Restore a decoder from the output of `msgspec.msgpack.encode`."""
         ...

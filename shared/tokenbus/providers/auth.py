@@ -1,7 +1,8 @@
-"""How calls of a provider are authorised where a key in a header is not enough: tokens that expire, signatures.
+"""Authorization of provider calls beyond a fixed key in a header: expiring tokens and request signatures.
 
-`[providers.NAME] auth = "module:factory"` names what makes an `Auth` of the table's `auth_options`. docs/examples/auth
-has three: AWS's SigV4, Microsoft Entra ID, Google service accounts. No IO here: a factory's object does its own.
+`[providers.NAME] auth = "module:factory"` names a factory that builds an `Auth` from the table's `auth_options`.
+docs/examples/auth has three: AWS SigV4, Microsoft Entra ID, Google service accounts. No IO here; the factory's object
+does its own.
 """
 
 from __future__ import annotations
@@ -13,40 +14,43 @@ from typing import Protocol
 import msgspec
 
 EARLY_S = 60.0
-"""A token is replaced so long before it expires: a call that takes it may wait for a while."""
+"""Refresh a token this many seconds before it expires: the call that uses it may be queued for a while."""
 
 
 class CallToSign(msgspec.Struct, frozen=True, kw_only=True):
-    """One HTTP request, ready but for what authorises it."""
+    """One HTTP request, complete except for authorization."""
 
     method: str
     url: str
-    """With its query."""
+    """Includes the query string."""
     headers: Mapping[str, str]
-    """Lower-case names."""
+    """Names are lower case."""
     body: bytes | None = None
-    """None where the `Auth` does not need it."""
+    """None if the `Auth` does not need it."""
 
 
 class Auth(Protocol):
-    """Authorises the calls of one provider; one object a process and provider, used by many tasks of one event loop."""
+    """Authorizes the calls of one provider. One object per process and provider, shared by many tasks of one event
+    loop.
+    """
 
     needs_body: bool
-    """Whether `headers` reads the call's body: it is then in memory whole."""
+    """Whether `headers` reads the call's body; if so, the whole body is held in memory."""
 
     @property
     def secrets(self) -> Collection[str]:
-        """What it sends now and must never be seen: it is taken out of whatever the provider answers."""
+        """Secrets currently in use. They are redacted from everything the provider returns."""
         ...
 
     async def headers(self, call: CallToSign) -> Mapping[str, str]:
-        """The headers to add to the call. What it raises ends the attempt with `auth_unavailable`, which is tried
-        again."""
+        """Return the headers to add to the call. An exception ends the attempt with `auth_unavailable`, which is
+        retryable.
+        """
         ...
 
     def rejected(self) -> bool:
-        """The provider answered 401: forget what was kept. True: with new headers the call may be taken; it is made
-        once more."""
+        """Handle a 401 from the provider: drop cached credentials. Return True to retry the call once with new
+        headers."""
         ...
 
 
@@ -59,8 +63,10 @@ class Token(msgspec.Struct, frozen=True):
 
 
 class TokenAuth:
-    """An `Auth` over a callable that fetches a token: kept until shortly before it expires, fetched once for however
-    many calls wait for it, and anew after a 401."""
+    """An `Auth` that caches a fetched token until shortly before it expires.
+
+    Concurrent calls share one fetch. A 401 forces a new one.
+    """
 
     needs_body = False
 
@@ -73,7 +79,7 @@ class TokenAuth:
         header: str = "authorization",
         form: str = "Bearer {}",
     ) -> None:
-        """``clock``: seconds that never go back (`time.monotonic`); ``lock``: an `asyncio.Lock`."""
+        """``clock``: monotonic seconds (`time.monotonic`); ``lock``: an `asyncio.Lock`."""
         self._fetch = fetch
         self._clock = clock
         self._header = header

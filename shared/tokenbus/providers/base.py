@@ -1,4 +1,4 @@
-"""What a provider API is where it does not say otherwise."""
+"""Defaults for provider APIs."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from tokenbus.providers.request.images import images_asked
 
 
 class ProviderBase:
-    """A `Provider` but for ``name``, the addresses, ``decoder`` and ``restore``: the key goes as a bearer's, there is
-    one mode for each of ``formats``, and no images, no files, no going on from a partial answer."""
+    """A `Provider` without ``name``, addresses, ``decoder`` and ``restore``.
+
+    Defaults: a bearer token; the modes in ``formats``; no images, no files, no continuation of partial answers.
+    """
 
     key_header: tuple[str, str] = ("authorization", "Bearer {}")
     urgent: tuple[bytes, ...] = (b'"error"',)
@@ -28,7 +30,7 @@ class ProviderBase:
     end_of_turn: str = ""
     takes_path: bool = True
     makes_images: bool = False
-    """Whether models of this API make images."""
+    """Whether models of this API can generate images."""
 
     def build(self, request: Generate, history: list[Message], quirks: Quirks) -> Built:
         """See `Provider.build`."""

@@ -1,8 +1,8 @@
-"""The file APIs of providers: media that many requests name are sent there once, and named by an id.
+"""Provider file APIs: upload media that many requests use once, then refer to it by id.
 
-Sans-IO: an upload is a generator that yields the calls to make, is sent their answers, and returns the file. What it is
-handed as the file's content goes into a call's body as it is; so a mark may stand for a content that takes its place
-when the body is sent.
+Sans-IO: an upload is a generator that yields HTTP calls, receives their answers and returns the file. The file content
+is inserted into a call's body unchanged, so the caller may pass a placeholder and substitute the real content when it
+sends the body.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _ENDINGS = {
     "text/markdown": "md",
     "text/plain": "txt",
 }
-"""Where a file's name does not end with the subtype of its media type; OpenAI goes by the name."""
+"""File extensions for media types whose subtype is not the extension. OpenAI goes by the file name."""
 _LOST = (b"file_expired", b"file_not_found")
-"""Names of errors, for a file that is not named beside them (Anthropic's SDK has the first)."""
+"""Error names that mean a lost file when the error does not name the file (Anthropic's SDK has the first)."""
 LOST_STATUSES = frozenset((400, 403, 404, 410, 422))
 
 
 class FileToUpload(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to become a file of the provider's."""
+    """Media to upload to a provider."""
 
     kind: Kind
     media_type: str
@@ -44,11 +44,11 @@ class FileToUpload(msgspec.Struct, frozen=True, kw_only=True):
     size: int
     """Bytes."""
     keep_s: float
-    """So long the provider should have it, at least. Where its API cannot be told, it keeps its own time."""
+    """Minimum retention in seconds. If the API has no such option, the provider's own retention applies."""
 
     @property
     def name(self) -> str:
-        """A file name that says what is in it, and nothing of where it comes from."""
+        """A file name that reveals the content type and nothing about the origin."""
         subtype = self.media_type.partition("/")[2]
         ending = _ENDINGS.get(self.media_type, subtype if subtype.isalnum() else "bin")
         return f"{self.kind}.{ending}"
@@ -58,60 +58,62 @@ class FileCall(msgspec.Struct, frozen=True, kw_only=True):
     """One HTTP call of an upload."""
 
     path: str
-    """From the root of the provider's address; or a whole URL, where the provider gave it: it has its own rights in it,
-    and gets no key."""
+    """Path from the root of the provider's address, or a full URL from the provider. A full URL carries its own
+    authorization, so no key is sent.
+    """
     method: Literal["GET", "POST"] = "POST"
     headers: dict[str, str] = {}
     body: bytes = b""
     pause_s: float = 0.0
-    """To wait before it."""
+    """Seconds to wait before the call."""
 
 
 class FileAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to one, which was no error."""
+    """A successful answer to a `FileCall`."""
 
     headers: Mapping[str, str]
-    """Names in lower case."""
+    """Names are lower case."""
     body: bytes
 
 
 class ProviderFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A file that requests may name now."""
+    """An uploaded file that requests may now refer to."""
 
     file_id: str
     expires_at: float | None = None
-    """Unix time in seconds; None: the provider names none."""
+    """Unix time in seconds; None: the provider gave no expiry."""
 
 
 Upload = Generator[FileCall, FileAnswer, ProviderFile]
 
 
 class FileApi(Protocol):
-    """The file API of a provider, as far as its requests can name files."""
+    """A provider's file API, as far as its requests can refer to files."""
 
     max_bytes: int
-    """Of one file."""
+    """Maximum size of one file."""
 
     def takes(self, kind: Kind, media_type: str) -> bool:
-        """Whether a request can name a file of this type, without parameters, by its id."""
+        """Whether a request can refer to a file of this kind and media type (without parameters) by id."""
         ...
 
     def upload(self, file: FileToUpload, content: bytes, base_path: str) -> Upload:
-        """The calls of an upload; ``base_path``: the path of the provider's address, without a slash at its end.
+        """Yield the calls of an upload. ``base_path``: path of the provider's address, without a trailing slash.
 
-        Raises Malformed for an answer that is none.
+        Raises Malformed if an answer is invalid.
         """
         ...
 
 
 def lost_files(status: int, body: bytes, file_ids: Collection[str]) -> tuple[str, ...]:
-    """Those of the files that a request named which its provider does not have, or no longer, by its error: it names
-    them. Gemini's are named by the end of their URI.
+    """Return the requested files that the provider's error reports as missing or expired.
+
+    Gemini names a file by the end of its URI.
 
     Anthropic: "File not found: file_…" (https://platform.claude.com/docs/en/build-with-claude/files, "Error handling");
     Gemini: 403 "You do not have permission to access the File … or it may not exist"
     (https://github.com/googleapis/python-genai/issues/1218). An error that names a file for another reason looks the
-    same; then it comes again when its bytes are sent in its place.
+    same; it then recurs when the bytes are sent instead.
     """
     if status not in LOST_STATUSES:
         return ()
@@ -120,5 +122,5 @@ def lost_files(status: int, body: bytes, file_ids: Collection[str]) -> tuple[str
 
 
 def bounded_life(keep_s: float, least_s: int, most_s: int) -> int:
-    """So many seconds, as an API takes them: no fewer than ``least_s``, no more than ``most_s``."""
+    """Round to whole seconds, clamped to the range the API accepts."""
     return min(max(round(keep_s), least_s), most_s)

@@ -1,4 +1,4 @@
-"""What media a provider API takes, as its documents say."""
+"""Media limits of provider APIs, taken from their documentation."""
 
 from __future__ import annotations
 
@@ -10,19 +10,21 @@ ANY = ("*",)
 
 
 class MediaLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """What media one request may hold; None: nothing is known, and nothing is checked. What only the content tells
-    (pixels, pages) is the provider's to judge."""
+    """What media one request may contain. None: the limit is unknown and not checked.
+
+    Limits that depend on the content (pixels, pages) are left to the provider.
+    """
 
     image_types: tuple[str, ...] | None = None
-    """As `image/png`, `image/*` or `*`."""
+    """Patterns such as `image/png`, `image/*` or `*`."""
     document_types: tuple[str, ...] | None = None
     image_bytes: int | None = None
-    """Of one image, before base64."""
+    """Maximum size of one image, before base64."""
     document_bytes: int | None = None
-    """Of one document, before base64."""
+    """Maximum size of one document, before base64."""
     pdf_bytes: int | None = None
-    """Of one PDF, if that is less."""
+    """Maximum size of one PDF, if smaller."""
     images: int | None = None
-    """How many images, those by url too."""
+    """Maximum number of images, including those given by URL."""
     request_bytes: int | None = None
-    """Of the whole body."""
+    """Maximum size of the whole body."""

@@ -1,11 +1,12 @@
-"""Provider APIs of other packages, found by their entry points.
+"""Provider APIs from other packages, discovered through entry points.
 
-A package adds one in its `pyproject.toml`; the name is what `api` in the settings says, the value is the object::
+A package registers one in its `pyproject.toml`. The key is the value of `api` in the settings; the value is the
+object::
 
     [project.entry-points."tokenbus.providers"]
     acme = "acme_tokenbus:provider"
 
-Nothing is imported before the settings name it.
+A package is imported only if the settings name it.
 """
 
 from __future__ import annotations
@@ -22,34 +23,35 @@ GROUP = "tokenbus.providers"
 
 @cache
 def names() -> tuple[str, ...]:
-    """All provider APIs there are: those of tokenbus, then those of other packages."""
+    """All known provider APIs: the built-in ones, then those of other packages."""
     others = {entry.name for entry in entry_points(group=GROUP)}
     return *BUILT_IN, *sorted(others.difference(BUILT_IN))
 
 
 @cache
 def load(api: str) -> Provider:
-    """The provider API that a package adds under this name.
+    """Load the provider API that a package registers under this name.
 
-    Raises SettingsError if no package does, if two do, or if what the entry point names is no `Provider` of this name.
+    Raises SettingsError if no package does, if more than one does, or if the entry point is not a `Provider` of this
+    name.
     """
     found = list(entry_points(group=GROUP, name=api))
     if not found:
-        raise SettingsError("providers", "api", f"{api!r} is not known; there are {', '.join(names())}")
+        raise SettingsError("providers", "api", f"unknown API {api!r}; known: {', '.join(names())}")
     if len(found) > 1:
         packages = " and ".join(sorted(_package(entry) for entry in found))
-        raise SettingsError("providers", "api", f"{api!r} is added by {packages}; uninstall all but one")
+        raise SettingsError("providers", "api", f"{api!r} is provided by {packages}; uninstall all but one")
     [entry] = found
-    where = f"{api!r}, which {_package(entry)} adds as {entry.value},"
+    where = f"{api!r} from {_package(entry)} ({entry.value})"
     try:
         provider = entry.load()
-    except Exception as e:  # whatever its modules raise
+    except Exception as e:  # plugin modules may raise anything on import
         raise SettingsError("providers", "api", f"{where} cannot be loaded: {type(e).__name__}: {e}") from e
     missing = [name for name in sorted(_MEMBERS) if not hasattr(provider, name)]
     if missing:
-        raise SettingsError("providers", "api", f"{where} is no provider API: it has no {', '.join(missing)}")
+        raise SettingsError("providers", "api", f"{where} is not a provider API; missing: {', '.join(missing)}")
     if provider.name != api:
-        raise SettingsError("providers", "api", f"{where} calls itself {provider.name!r}")
+        raise SettingsError("providers", "api", f"{where} has the name {provider.name!r}")
     return provider
 
 

@@ -1,4 +1,4 @@
-"""The providers by the API they speak."""
+"""Providers by API name."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ _BUILT_IN: dict[ApiName, Provider] = {
 
 
 def get(api: ApiName) -> Provider:
-    """The provider of an API: one of tokenbus, or of another package. Raises SettingsError for one that is not there,
-    or cannot be loaded."""
+    """Return the provider of an API, built in or from another package.
+
+    Raises SettingsError if it is unknown or cannot be loaded.
+    """
     return _BUILT_IN.get(api) or plugins.load(api)

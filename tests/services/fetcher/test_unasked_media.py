@@ -154,7 +154,7 @@ async def test_opaque_data_are_loaded_for_the_provider_that_they_are_of_alone() 
     built, body = await made("gemini", [HI, thought(blob_id), HI], shelf=shelf)
     assert "secret thoughts" not in body
     assert shelf.read == []
-    assert built.notes == ("messages[1]: thinking of p was left out: no other provider takes it back",)
+    assert built.notes == ("messages[1]: thinking of p was left out: other providers do not accept it",)
 
 
 async def test_opaque_data_that_are_gone_too_large_or_no_text_are_left_out_with_a_note(

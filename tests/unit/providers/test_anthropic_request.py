@@ -194,8 +194,8 @@ def test_what_was_mended_is_told() -> None:
     system = Message(role="system", content="Be brief.")
     built = build(Generate(provider="p", model="m", messages=[HI, call, system]))
     assert built.notes == (
-        "messages[1]: the call t of f has no result; one was put in",
-        "messages[2]: system text was moved to the front, where the API has its only place",
+        "messages[1]: the call t of f has no result; an error result was inserted",
+        "messages[2]: system text was moved to the front, its only place in this API",
     )
     assert msgspec.json.decode(built.call.body)["system"] == [{"type": "text", "text": "Be brief."}]
 

@@ -444,7 +444,7 @@ def test_an_error_leaves_open_blocks_open() -> None:
     [
         (b"", "the body held no message"),
         (sse(START), "the stream ended before message_stop"),
-        (sse(START) + b'data: {"type":"mess', "the body ended inside of an event"),
+        (sse(START) + b'data: {"type":"mess', "the body ended inside an event"),
         (b"<html>502</html>", "the body held no message"),
     ],
 )

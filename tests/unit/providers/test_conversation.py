@@ -101,7 +101,7 @@ def test_a_call_without_a_result_gets_an_error_result_and_a_note() -> None:
     put_in = messages[1].parts[0]
     assert isinstance(put_in, ToolResultPart)
     assert put_in.is_error
-    assert notes == ("messages[0]: the call a of f has no result; one was put in",)
+    assert notes == ("messages[0]: the call a of f has no result; an error result was inserted",)
 
 
 def test_a_result_without_a_call_is_left_out_with_a_note() -> None:
@@ -180,7 +180,7 @@ UNSIGNED = said("assistant", ThinkingPart(text="Hm."), "Yes.")
 def test_unsigned_thinking_of_a_request_is_left_out_with_a_note() -> None:
     messages, notes = spoken(said("user", "Hi"), UNSIGNED)
     assert shape(messages) == [("user", ["Hi"]), ("assistant", ["Yes."])]
-    assert notes == ("messages[1]: thinking was left out: this provider takes none back without its signature",)
+    assert notes == ("messages[1]: thinking was left out: this provider accepts it only with its signature",)
 
 
 def test_unsigned_thinking_becomes_text_where_the_request_says_so_and_a_note_tells_it() -> None:

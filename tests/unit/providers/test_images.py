@@ -290,7 +290,7 @@ def test_an_api_that_takes_no_image_of_the_model_gets_it_as_the_users_and_the_ru
     [_, model, user, *_] = msgspec.json.decode(built.call.body)["messages"]
     assert (model["role"], user["role"]) == ("assistant", "user")
     assert "AAAA" in str(user)
-    assert built.notes == ("history[0]: the model's images go as the user's",)
+    assert built.notes == ("history[0]: the model's images are sent as user images",)
 
 
 def test_what_was_asked_goes_with_the_answer() -> None:

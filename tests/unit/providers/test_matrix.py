@@ -193,7 +193,7 @@ def test_every_cell_of_the_matrix_is_here_and_the_others_are_refused_by_name() -
             assert (mode in registry.get(api).formats) == ((api, mode) in filled)
             if (api, mode) not in filled:
                 request = Generate(provider=api, model="m", mode=mode, messages=NAMED, participant="Claude")
-                with pytest.raises(RequestInvalid, match=f"takes no {mode} requests"):
+                with pytest.raises(RequestInvalid, match=f"does not support {mode} requests"):
                     registry.get(api).build(request, [], Quirks())
 
 

@@ -648,4 +648,4 @@ def test_a_whole_response_gives_the_events_of_the_stream_with_one_delta_a_block(
 
 def test_a_whole_response_that_is_not_complete_says_so() -> None:
     body = msgspec.json.encode({"object": "response", "model": "gpt", "status": "queued", "output": []})
-    assert read("openai-responses", body, stream=False)[-1] == Cut("the response is queued, and not complete")
+    assert read("openai-responses", body, stream=False)[-1] == Cut("the response is not complete (status: queued)")

@@ -19,7 +19,7 @@ def test_a_provider_is_found_by_the_api_that_it_speaks(api: ApiName) -> None:
 
 
 def test_an_api_that_nobody_adds_is_a_settings_error() -> None:
-    with pytest.raises(SettingsError, match="'fax' is not known; there are anthropic, "):
+    with pytest.raises(SettingsError, match="unknown API 'fax'; known: anthropic, "):
         registry.get("fax")
 
 

@@ -77,7 +77,7 @@ def test_those_of_another_provider_are_left_out_with_a_note_though_it_speaks_the
     assert parts_of(message) == [TextPart(text="Yes"), ToolCallPart(tool_id="a", tool_name="f", arguments="{}")]
     maker = origin["provider"]
     assert notes == (
-        f"messages[0]: thinking of {maker} was left out: no other provider takes it back",
+        f"messages[0]: thinking of {maker} was left out: other providers do not accept it",
         f"messages[0]: citations of {maker} were left out",
     )
 
@@ -110,7 +110,7 @@ def test_thinking_that_nothing_follows_is_left_out_but_where_the_model_goes_on()
     thought = said("assistant", "So.", ThinkingPart(text="Hm", signature="s"))
     messages, notes = spoken(thought, said("user", "Well?"), takes=ANTHROPIC)
     assert shape(messages) == [("assistant", ["So."]), ("user", ["Well?"])]
-    assert notes == ("messages[0]: thinking that nothing follows was left out",)
+    assert notes == ("messages[0]: thinking at the end of a message was left out",)
     messages, notes = spoken(said("user", "Hi"), history=[thought], takes=ANTHROPIC)
     assert shape(messages)[1] == ("assistant", ["So.", "ThinkingPart"]), "a paused turn goes on from there"
     assert notes == ()
@@ -145,7 +145,7 @@ def test_an_image_of_another_providers_model_goes_as_the_users_after_the_results
     assert turns[image]["role"] == "user"
     assert image >= answer, "results follow right after their calls"
     assert "Images that the assistant made:" in text[image]
-    assert "messages[1]: the model's images go as the user's" in notes
+    assert "messages[1]: the model's images are sent as user images" in notes
 
 
 def test_an_image_of_its_own_goes_back_as_the_models() -> None:
@@ -171,8 +171,8 @@ def test_repeated_tool_ids_are_made_unique_where_the_api_wants_it_and_results_fo
     messages, notes = spoken(*REPEATED, takes=ANTHROPIC)
     assert ids(messages) == [KIMI, KIMI, f"{KIMI}_2", f"{KIMI}_2", f"{KIMI}_3", f"{KIMI}_3"]
     assert notes == (
-        f"messages[2]: the tool id '{KIMI}' stands for another call before it; it goes as '{KIMI}_2'",
-        f"messages[4]: the tool id '{KIMI}' stands for another call before it; it goes as '{KIMI}_3'",
+        f"messages[2]: the tool id '{KIMI}' is already used by an earlier call; sent as '{KIMI}_2'",
+        f"messages[4]: the tool id '{KIMI}' is already used by an earlier call; sent as '{KIMI}_3'",
     )
     assert spoken(*REPEATED, takes=CHAT)[1] == (), "Chat Completions takes them as they are"
 
@@ -209,7 +209,7 @@ def test_media_types_go_in_the_one_spelling_that_every_api_takes(api: ApiName, w
     body, notes = built(api, said("user", "Look", ImagePart(source=source)))
     assert "image/jpeg" in str(body)
     assert written not in str(body)
-    assert notes == (f"messages[0].content[1].source.media_type: {written!r} goes as 'image/jpeg'",)
+    assert notes == (f"messages[0].content[1].source.media_type: {written!r} is sent as 'image/jpeg'",)
 
 
 def test_those_inside_of_tool_results_and_of_documents_too() -> None:
@@ -238,8 +238,8 @@ def test_names_go_into_the_field_of_chat_completions_made_to_fit_and_each_speake
     )
     assert [message.get("name") for message in body["messages"]] == ["Ann_B_2", "Ann_B", "Ann_B_3", None, "Zoë"]
     assert notes == (
-        "messages[0]: the participant 'Ann B' goes as 'Ann_B_2', which the API takes",
-        "messages[2]: the participant 'Ann<B' goes as 'Ann_B_3', which the API takes",
+        "messages[0]: the participant 'Ann B' is sent as 'Ann_B_2' to fit the API",
+        "messages[2]: the participant 'Ann<B' is sent as 'Ann_B_3' to fit the API",
     )
 
 
@@ -247,7 +247,7 @@ def test_names_go_into_the_field_of_chat_completions_made_to_fit_and_each_speake
 def test_an_api_without_names_says_in_a_note_what_was_dropped(api: ApiName) -> None:
     _, notes = built(api, by("Ann", "Hi"), by("Bob", "Ho"))
     [note] = notes
-    assert note.startswith("messages[0], messages[1]: this API has no place for the names of participants")
+    assert note.startswith("messages[0], messages[1]: this API has no field for participant names")
 
 
 def test_the_models_own_name_is_dropped_without_a_word_for_its_role_says_who_it_is() -> None:
@@ -294,7 +294,7 @@ def test_anthropic_is_not_asked_to_think_about_results_of_calls_that_another_mod
     body, notes = built("anthropic", *begun, **asked, output_schema=OutputSchema(schema={"type": "object"}))
     assert body["thinking"] == {"type": "disabled"}
     assert body["output_config"] == {"format": {"type": "json_schema", "schema": {"type": "object"}}}
-    assert [note.partition(":")[0] for note in notes] == ["thinking is off"]
+    assert [note.partition(":")[0] for note in notes] == ["thinking was turned off"]
     signed = said("assistant", ThinkingPart(text="Hm", signature="s"), call("a"))
     for fine in ([begun[0], signed, begun[2]], [*begun, said("assistant", "Yes"), said("user", "More")]):
         body, notes = built("anthropic", *fine, **asked)

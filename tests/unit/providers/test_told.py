@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 from tests.unit.providers.reading import answer, read, sse
 from tokenbus.events.normalized import Normalized, TextDelta
-from tokenbus.providers.response.repeats import Told, untold
-from tokenbus.providers.response.surrogates import Halves, stand_ins
+from tokenbus.providers.response.repeats import EmittedText, not_emitted
+from tokenbus.providers.response.surrogates import SurrogateJoiner, with_placeholders
 
 TEXTS = st.text(st.sampled_from("ab \n\u00e9\U0001f600\U0001f642"), max_size=12)
 
 
-def told(*pieces: str) -> Told:
-    said = Told()
+def told(*pieces: str) -> EmittedText:
+    said = EmittedText()
     for piece in pieces:
         said.add(piece)
     return said
@@ -39,7 +39,7 @@ def test_how_a_text_was_divided_does_not_matter(parts: list[str], cuts: list[int
     text = "".join(parts)
     edges = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
     again = [text[a:b] for a, b in pairwise(edges)]
-    assert untold([told(part) for part in parts], again) == [""] * len(again)
+    assert not_emitted([told(part) for part in parts], again) == [""] * len(again)
 
 
 def test_another_text_is_not_told() -> None:
@@ -55,10 +55,10 @@ def test_a_character_cut_in_two_is_one_however_the_text_is_cut(text: str, cuts: 
     units = text.encode("utf-16-le")
     edges = sorted({0, len(units), *(2 * cut for cut in cuts if 2 * cut < len(units))})
     pieces = [units[a:b].decode("utf-16-le", "surrogatepass") for a, b in pairwise(edges)]
-    halves = Halves()
+    halves = SurrogateJoiner()
     said: list[Normalized] = []
     for piece in pieces:
-        data, _ = stand_ins(json.dumps(piece).encode())
+        data, _ = with_placeholders(json.dumps(piece).encode())
         said += halves.join([TextDelta(0, json.loads(data))])
     assert "".join(event.text for event in said if isinstance(event, TextDelta)) == text
 

@@ -1,4 +1,4 @@
-"""Anthropic's Messages API, and those who speak it."""
+"""Anthropic's Messages API and compatible services."""
 
 from __future__ import annotations
 
@@ -26,14 +26,15 @@ class Anthropic(ProviderBase):
     key_header: tuple[str, str] = ("x-api-key", "{}")
     default_base_url = "https://api.anthropic.com"
     default_key_env = "ANTHROPIC_API_KEY"
-    # Starts and stops of blocks and of the message, and the ping that often comes between a block's start and its first
-    # chunk; a text with such a word in it is merely forwarded sooner.
+    # Start and stop of blocks and of the message, and the ping that often comes between a block's start and its first
+    # chunk. A text that contains such a word is merely forwarded sooner.
     urgent: tuple[bytes, ...] = (b"content_block_st", b"message_st", b'"ping"', b'"error"')
     files: FileApi | None = files
     last: tuple[bytes, ...] = (b'data:{"type":"message_stop"', b'data:{"type":"error"')
     formats: Mapping[Mode, Format] = {"chat": build, "prefill": build_prefill}
-    # https://platform.claude.com/docs/en/build-with-claude/vision, "Maximum size": four types, 10 MB of base64 an image
-    # (5 MB on Bedrock and Google Cloud), 600 images (100 for models of a 200k context); …/pdf-support: 32 MB a request.
+    # https://platform.claude.com/docs/en/build-with-claude/vision, "Maximum size": four types, 10 MB of base64 per
+    # image (5 MB on Bedrock and Google Cloud), 600 images (100 for models with a 200k context); …/pdf-support: 32 MB
+    # per request.
     media = MediaLimits(
         image_types=COMMON_IMAGES,
         document_types=("application/pdf", "text/*"),
@@ -43,14 +44,15 @@ class Anthropic(ProviderBase):
     )
 
     def continues(self, request: Generate, quirks: Quirks) -> bool:
-        """See `Provider.continues`. Not with thinking that is signed, a forced call or enforced JSON
-        (https://docs.claude.com/en/docs/build-with-claude/prefill-claudes-response)."""
+        """See `Provider.continues`. Impossible with signed thinking, a forced call or enforced JSON
+        (https://docs.claude.com/en/docs/build-with-claude/prefill-claudes-response).
+        """
         free = request.output_schema is None and request.tool_choice in (None, "auto", "none")
         thinks = request.thinking is not None and request.thinking.enabled
         return free and not thinks and begins_with(request.model, quirks.models_continuing)
 
     def decoder(self, *, status: int, headers: Mapping[str, str], stream: bool, quirks: Quirks) -> Decoder:
-        """See `Provider.decoder`. A whole message says by its `type` that it is one, whatever was asked for."""
+        """See `Provider.decoder`. A whole message identifies itself by its `type`, whatever was requested."""
         return AnthropicDecoder.of(status, headers, inline=InlineThinking.of(quirks))
 
     def restore(self, state: bytes) -> Decoder:

@@ -1,4 +1,4 @@
-"""A content block of the Messages API between its start and its stop, and its JSON where it has no name here."""
+"""State of a Messages API content block between its start and stop, and the JSON of unknown block types."""
 
 from __future__ import annotations
 
@@ -9,61 +9,63 @@ import msgspec
 
 from tokenbus.providers.anthropic import wire
 from tokenbus.providers.response.json_decode import is_json, is_null, read
-from tokenbus.providers.response.repeats import Told, untold
+from tokenbus.providers.response.repeats import EmittedText, not_emitted
 from tokenbus.providers.response.surrogates import from_units, to_units
 
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 class OpenBlock(msgspec.Struct):
-    """What is known of it, and what can only be told at its stop."""
+    """An open block, including data that can be emitted only at its stop."""
 
     kind: Literal["text", "thinking", "tool", "item"]
     ordinal: int = -1
     """-1 while a text block has no text."""
     whole: bool = False
-    """It came complete inside of a message, and no stop needs to follow."""
+    """It arrived complete inside a message; no stop event needs to follow."""
     tool_id: str = ""
     begun: str = ""
-    """text, thinking: what its start, or the message's, had already. Some say it once more in the first deltas."""
+    """text, thinking: the text in the start event or message. Some providers repeat it in the first deltas."""
     again: str = ""
-    """What deltas said once more of that, so far."""
-    told: Told = msgspec.field(default_factory=Told)
-    """text, thinking: all that was told of it. tool: its input."""
+    """How much of that text the deltas have repeated so far."""
+    told: EmittedText = msgspec.field(default_factory=EmittedText)
+    """text, thinking: everything emitted. tool: its input."""
     prefilled: str = ""
-    """tool: the input of its start, which holds only where no delta follows."""
+    """tool: the input in the start event; used only if no delta follows."""
     streamed: bool = False
     """tool: a delta brought input."""
     name: str = ""
     """item: its type."""
     item: str = ""
-    """item: its JSON as it began."""
+    """item: its initial JSON."""
     fields: dict[str, str] = {}
-    """item: the JSON of fields that deltas brought."""
+    """item: JSON of the fields that deltas added."""
     pieces: list[str] = []
     """item: fragments of its input. text: its citations."""
     held: int = 0
-    """Bytes kept until the block's end."""
+    """Bytes buffered until the block's end."""
 
-    def new_of(self, piece: str) -> str:
-        """What is new of a delta. One that may repeat what the block began with waits until that is known."""
+    def new_part(self, piece: str) -> str:
+        """Return the new part of a delta. A delta that may repeat the initial text is held back until that is
+        decided.
+        """
         if not self.begun:
             return piece
-        begun, said = to_units(self.begun), to_units(self.again + piece)
-        if begun.startswith(said) and begun != said:
+        begun, parsed = to_units(self.begun), to_units(self.again + piece)
+        if begun.startswith(parsed) and begun != parsed:
             self.again += piece
             return ""
-        new = from_units(said[len(begun) :]) if said.startswith(begun) else self.again + piece
+        new = from_units(parsed[len(begun) :]) if parsed.startswith(begun) else self.again + piece
         self.begun = self.again = ""
         return new
 
     @property
     def shown(self) -> int:
-        """The ordinal under which a reader knows it as a block; -1 for none."""
+        """The ordinal of the emitted block; -1 if none was emitted."""
         return -1 if self.kind == "item" else self.ordinal
 
     def completed(self) -> str:
-        """An item with what its deltas brought. Input that is no JSON was cut: the item stays without it."""
+        """The item's JSON including what its deltas added. Input that is not valid JSON was cut off and is dropped."""
         brought = {name: msgspec.Raw(value) for name, value in self.fields.items()}
         streamed = "".join(self.pieces)
         if streamed and is_json(streamed):
@@ -73,19 +75,19 @@ class OpenBlock(msgspec.Struct):
         return msgspec.json.encode({**fields_of(self.item.encode()), **brought}).decode()
 
 
-class ToldBlock(msgspec.Struct, array_like=True):
-    """What tells a block that is complete from another."""
+class EmittedBlock(msgspec.Struct, array_like=True):
+    """Identifies a completed block, to match it with a repetition."""
 
     kind: Literal["text", "thinking", "tool", "item"]
     tool_id: str
-    told: Told
+    told: EmittedText
 
 
-def left_of(whole: Sequence[wire.Block | wire.Unknown], told: Sequence[ToldBlock]) -> list[str | None]:
-    """Of each block of a whole message its text, or what of it was not told; None: all of the block was.
+def remaining_of(whole: Sequence[wire.Block | wire.Unknown], told: Sequence[EmittedBlock]) -> list[str | None]:
+    """For each block of a whole message, return the text not yet emitted; None if the whole block was emitted.
 
-    Text and thinking are told as far as all blocks of their kind say the same together; else, as all others, one by
-    one in their order. A call is known by its id, too.
+    Text and thinking are compared as the concatenation of all blocks of a kind. If that fails, and for other kinds,
+    blocks are matched in order. Calls are also matched by id.
     """
     texts = [_text_of(block) for block in whole]
     left: list[str | None] = [*texts]
@@ -99,9 +101,9 @@ def left_of(whole: Sequence[wire.Block | wire.Unknown], told: Sequence[ToldBlock
         else:
             rests = dict.fromkeys(places[: len(blocks)])
             parts = [block.told for block in blocks if block.told]
-            said = untold(parts, [texts[at] for at in places]) if parts and kind != "item" else None
-            if said is not None:
-                rests |= {at: rest or None for at, rest in zip(places, said, strict=True) if rest or texts[at]}
+            parsed = not_emitted(parts, [texts[at] for at in places]) if parts and kind != "item" else None
+            if parsed is not None:
+                rests |= {at: rest or None for at, rest in zip(places, parsed, strict=True) if rest or texts[at]}
         for at, rest in rests.items():
             left[at] = rest
     return left
@@ -130,12 +132,12 @@ def _text_of(block: wire.Block | wire.Unknown) -> str:
 
 
 def fields_of(data: bytes) -> dict[str, msgspec.Raw]:
-    """The fields of a JSON object as they are. Raises Malformed."""
+    """The raw fields of a JSON object. Raises Malformed."""
     return read(_fields, data, "content block")
 
 
 def further_fields(data: bytes) -> str:
-    """The fields of a tool_use block that have no name here (its caller, say), as JSON; empty where there are none."""
+    """Unmapped fields of a tool_use block (its caller, say) as JSON; empty if there are none."""
     named = ("type", "id", "name", "input")
     fields = {name: value for name, value in fields_of(data).items() if name not in named and not is_null(value)}
     return msgspec.json.encode(fields).decode() if fields else ""

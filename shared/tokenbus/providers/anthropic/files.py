@@ -1,8 +1,8 @@
 """Anthropic's Files API: https://platform.claude.com/docs/en/build-with-claude/files.
 
-One call with a form. The header of the beta goes with uploads and with requests that name a file: the newest SDK sends
-none for either, and knows it still. A file lives until it is deleted, or as long as `expires_in_seconds` says, from an
-hour to 90 days: Anthropic's Python SDK 2.11 has that field (`FileUploadParams`), the guide above does not yet.
+One call with a form. We send the beta header with uploads and with requests that name a file; the newest SDK no longer
+sends it but still knows it. A file lives until it is deleted or for `expires_in_seconds` (one hour to 90 days).
+Anthropic's Python SDK 2.11 has that field (`FileUploadParams`); the guide above does not yet.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _metadata = msgspec.json.Decoder(_Metadata)
 
 
 class AnthropicFiles:
-    """Images and PDF. A text goes in the request as the text that it is."""
+    """Images and PDFs. Text documents are sent inline."""
 
     max_bytes = MAX_FILE_BYTES
 

@@ -1,4 +1,4 @@
-"""A Messages request whose last message is the assistant's, which the model goes on with (prefill mode)."""
+"""Prefill mode: a Messages request that ends in an assistant message for the model to continue."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from tokenbus.providers.request.transcript import opening_of, system_text, trans
 
 
 def build_prefill(request: Generate, history: list[Message], quirks: Quirks) -> Built:
-    """The HTTP call for the next turn. Raises RequestInvalid, naming the field.
+    """Build the HTTP call for the next turn. Raises RequestInvalid, naming the field.
 
-    Thinking is written in the text, so the API's own is left alone. A text that ends in blank space is refused.
+    Thinking is written into the text, so the API's own thinking options are not set. Trailing whitespace is removed
+    because the API rejects it.
     """
     token = end_of_turn(request, quirks)
-    said = transcribe(request, history, token)
-    messages: list[dict[str, object]] = [{"role": "user", "content": content_of(opening_of(request, said))}]
-    messages.append({"role": "assistant", "content": said.text.rstrip()})
+    transcript = transcribe(request, history, token)
+    messages: list[dict[str, object]] = [{"role": "user", "content": content_of(opening_of(request, transcript))}]
+    messages.append({"role": "assistant", "content": transcript.text.rstrip()})
     body: dict[str, object] = {"model": request.model, "messages": messages, "stream": request.stream}
     if system := system_text(request):
         body["system"] = system
     stop = provider_stops(request, token, quirks.max_stop_strings, blanks=False)
     body |= limits(msgspec.structs.replace(request, thinking=None, stop=stop), quirks)
-    return built(body, request, history, said.notes)
+    return built(body, request, history, transcript.notes)

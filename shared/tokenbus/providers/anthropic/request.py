@@ -1,7 +1,7 @@
-"""Build a Messages API request: https://docs.anthropic.com/en/api/messages.
+"""Builds a Messages API request: https://docs.anthropic.com/en/api/messages.
 
-Results of tools go into user messages, before other content. Neighbouring messages of one role become one.
-System text of any place goes to `system`, for the API has no other.
+Tool results go into user messages, before other content. Adjacent messages of one role are merged. All system text goes
+to `system`, its only place in this API.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ Content = list[dict[str, object] | msgspec.Raw]
 
 
 def build(request: Generate, history: list[Message], quirks: Quirks) -> Built:
-    """The HTTP call for the next turn. Raises RequestInvalid, naming the field."""
+    """Build the HTTP call for the next turn. Raises RequestInvalid, naming the field."""
     takes = Takes(api="anthropic", thinking=("signature", "redacted"), unique_ids=True)
     spoken, notes = conversation(request, history, takes)
     system = _text_blocks(request.system) if request.system else []
@@ -65,36 +65,36 @@ def build(request: Generate, history: list[Message], quirks: Quirks) -> Built:
         role = "user" if message.role == "tool" else message.role
         if role == "system":
             if turns:
-                notes += (f"{message.where}: system text was moved to the front, where the API has its only place",)
+                notes += (f"{message.where}: system text was moved to the front, its only place in this API",)
             system += content
         elif content and turns and turns[-1][0] == role:
             turns[-1][1].extend(content)
         elif content:
             turns.append((role, content))
     if not turns:
-        raise RequestInvalid("messages", "they hold nothing that this provider takes as a message")
+        raise RequestInvalid("messages", "none of them has content that this provider accepts")
     messages = [{"role": role, "content": content} for role, content in turns]
     body: dict[str, object] = {"model": request.model, "messages": messages, "stream": request.stream}
     if system:
         body["system"] = system
     body |= limits(request, quirks) | _tools(request)
     if _lacks_its_thinking(turns, body):
-        notes += ("thinking is off: the calls that wait for results were made without any, or by another provider",)
+        notes += ("thinking was turned off: the calls before the results were made without it or by another provider",)
         body |= limits(msgspec.structs.replace(request, thinking=Thinking(enabled=False)), quirks)
     return built(body, request, history, notes)
 
 
 def _lacks_its_thinking(turns: list[tuple[str, Content]], body: dict[str, object]) -> bool:
-    """Whether the model is to think within a budget and the request ends in results of calls that it did not think of.
+    """Whether a thinking budget is set but the request ends in results of calls made without thinking.
 
-    The API refuses that: https://platform.claude.com/docs/en/build-with-claude/extended-thinking, "Extended thinking
-    with tool use". Models that think adaptively take it.
+    The API rejects that: https://platform.claude.com/docs/en/build-with-claude/extended-thinking, "Extended thinking
+    with tool use". Models with adaptive thinking accept it.
     """
     asked = body.get("thinking")
     if not (isinstance(asked, dict) and "budget_tokens" in asked) or len(turns) < 2:
         return False
-    (_, said), (_, answer) = turns[-2:]
-    return _type(answer[0]) == "tool_result" and _type(said[0]) not in ("thinking", "redacted_thinking")
+    (_, payload), (_, answer) = turns[-2:]
+    return _type(answer[0]) == "tool_result" and _type(payload[0]) not in ("thinking", "redacted_thinking")
 
 
 def _type(block: dict[str, object] | msgspec.Raw) -> object:
@@ -110,45 +110,45 @@ def built(body: dict[str, object], request: Generate, history: list[Message], no
 
 
 def limits(request: Generate, quirks: Quirks) -> dict[str, object]:
-    """Output limit and form, thinking, sampling and stop strings."""
-    said: dict[str, object] = {}
+    """Output limit and format, thinking, sampling and stop strings."""
+    payload: dict[str, object] = {}
     output: dict[str, object] = {}
     thinking = request.thinking if request.thinking and request.thinking.enabled else None
     budget = thinking.budget_tokens if thinking else None
     if thinking and begins_with(request.model, quirks.models_with_budgets):
         budget = _within(request.max_tokens, budget_of(thinking)) if budget is None else budget
-    said["max_tokens"] = request.max_tokens or quirks.default_max_tokens + (budget or 0)
+    payload["max_tokens"] = request.max_tokens or quirks.default_max_tokens + (budget or 0)
     if budget is not None and request.max_tokens is not None and budget >= request.max_tokens:
-        raise RequestInvalid("thinking.budget_tokens", "must be below max_tokens, of which it is a part")
+        raise RequestInvalid("thinking.budget_tokens", "must be less than max_tokens, which includes it")
     if thinking:
-        # Models up to 4.5 think within a budget; newer ones refuse a budget and take an effort.
-        said["thinking"] = {"type": "enabled", "budget_tokens": budget} if budget else {"type": "adaptive"}
+        # Models up to 4.5 take a budget; newer ones reject a budget and take an effort.
+        payload["thinking"] = {"type": "enabled", "budget_tokens": budget} if budget else {"type": "adaptive"}
         if thinking.effort and not begins_with(request.model, quirks.models_with_budgets):
             output["effort"] = "low" if thinking.effort == "minimal" else thinking.effort
     elif request.thinking:
-        said["thinking"] = {"type": "disabled"}
+        payload["thinking"] = {"type": "disabled"}
     if request.output_schema:
         output["format"] = {"type": "json_schema", "schema": request.output_schema.schema}
     if output:
-        said["output_config"] = output
+        payload["output_config"] = output
     if request.temperature is not None:
-        said["temperature"] = request.temperature
+        payload["temperature"] = request.temperature
     if request.top_p is not None:
-        said["top_p"] = request.top_p
+        payload["top_p"] = request.top_p
     if stop := told_stops(request.stop, quirks.max_stop_strings, blanks=False):
-        said["stop_sequences"] = stop
-    return said
+        payload["stop_sequences"] = stop
+    return payload
 
 
 def _within(max_tokens: int | None, budget: int | None) -> int | None:
-    """A budget that tokenbus chose: at most half of the output, and never below what the API takes."""
+    """Limit a budget that tokenbus chose: at most half of the output, but not below the API's minimum."""
     return budget if budget is None or max_tokens is None else max(MIN_BUDGET, min(budget, max_tokens // 2))
 
 
 def _tools(request: Generate) -> dict[str, object]:
-    said: dict[str, object] = {}
+    payload: dict[str, object] = {}
     if request.tools:
-        said["tools"] = [
+        payload["tools"] = [
             {"name": tool.name, "input_schema": schema_of(tool.parameters)}
             | ({"description": tool.description} if tool.description else {})
             for tool in request.tools
@@ -156,8 +156,8 @@ def _tools(request: Generate) -> dict[str, object]:
     choice = request.tool_choice
     if needs_tools(request) and choice is not None:
         named = isinstance(choice, ToolChoice)
-        said["tool_choice"] = {"type": "tool", "name": choice.name} if named else {"type": choice}
-    return said
+        payload["tool_choice"] = {"type": "tool", "name": choice.name} if named else {"type": choice}
+    return payload
 
 
 def content_of(message: Spoken) -> Content:
@@ -170,7 +170,7 @@ def content_of(message: Spoken) -> Content:
 
 
 def _block(part: ContentPart, where: str) -> dict[str, object] | msgspec.Raw | None:
-    """One content block; None for a part that this API cannot use: blank text, thinking of another provider's."""
+    """Build one content block; None for a part that this API cannot use (blank text, another provider's thinking)."""
     match part:
         case TextPart():
             return _text(part, where)
@@ -190,16 +190,16 @@ def _block(part: ContentPart, where: str) -> dict[str, object] | msgspec.Raw | N
 
 def _text(part: TextPart, where: str) -> dict[str, object] | None:
     if not part.text.strip():
-        return None  # refused by the API, though its models do write such blocks
-    said: dict[str, object] = {"type": "text", "text": part.text}
+        return None  # rejected by the API, although its models write such blocks
+    payload: dict[str, object] = {"type": "text", "text": part.text}
     if part.opaque and (citations := part.opaque.get("citations")):
-        said["citations"] = raw_json(citations, f"{where}.opaque.citations")
-    return said | _cache(part.cache)
+        payload["citations"] = raw_json(citations, f"{where}.opaque.citations")
+    return payload | _cache(part.cache)
 
 
 def _text_blocks(text: str | list[TextPart]) -> Content:
     parts = [TextPart(text=text)] if isinstance(text, str) else text
-    return [said for i, part in enumerate(parts) if (said := _text(part, f"system[{i}]"))]
+    return [payload for i, part in enumerate(parts) if (payload := _text(part, f"system[{i}]"))]
 
 
 def _thinking(part: ThinkingPart) -> dict[str, object] | None:
@@ -211,51 +211,51 @@ def _thinking(part: ThinkingPart) -> dict[str, object] | None:
 
 
 def _tool_use(part: ToolCallPart, where: str) -> dict[str, object]:
-    said: dict[str, object] = {"type": "tool_use", "id": _fitted(part.tool_id), "name": part.tool_name}
+    payload: dict[str, object] = {"type": "tool_use", "id": _fitted(part.tool_id), "name": part.tool_name}
     try:
         _arguments.decode(part.arguments or "{}")
-        said["input"] = msgspec.Raw(part.arguments or "{}")
+        payload["input"] = msgspec.Raw(part.arguments or "{}")
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
-        # The API takes objects only. The model reads what it wrote, and the error result beside it.
-        said["input"] = {"invalid_arguments": part.arguments}
+        # The API accepts only objects. The model sees what it wrote, next to the error result.
+        payload["input"] = {"invalid_arguments": part.arguments}
     if part.opaque and (fields := part.opaque.get("fields")):
         at = f"{where}.opaque.fields"
         raw_json(fields, at)
         try:
-            said = {**_arguments.decode(fields), **said}
+            payload = {**_arguments.decode(fields), **payload}
         except msgspec.ValidationError:
-            raise RequestInvalid(at, "it is no JSON object") from None
-    return said
+            raise RequestInvalid(at, "not a JSON object") from None
+    return payload
 
 
 def _tool_result(part: ToolResultPart) -> dict[str, object]:
-    said: dict[str, object] = {"type": "tool_result", "tool_use_id": _fitted(part.tool_id)}
+    payload: dict[str, object] = {"type": "tool_result", "tool_use_id": _fitted(part.tool_id)}
     if isinstance(part.content, str):
-        said["content"] = part.content
+        payload["content"] = part.content
     else:
         blocks = [_block(inner, "") for inner in part.content]
-        said["content"] = [block for block in blocks if block is not None]
+        payload["content"] = [block for block in blocks if block is not None]
     if part.is_error:
-        said["is_error"] = True
-    return said | _cache(part.cache)
+        payload["is_error"] = True
+    return payload | _cache(part.cache)
 
 
 def _document(part: DocumentPart, where: str) -> dict[str, object]:
     source = part.source
-    said: dict[str, object] = {"type": "document", "source": _source(source)}
+    payload: dict[str, object] = {"type": "document", "source": _source(source)}
     if isinstance(source, Base64Source) and source.media_type.startswith("text/"):
         try:
             text = b64decode(source.data, validate=True).decode()
         except (Base64Error, UnicodeDecodeError):
-            raise RequestInvalid(f"{where}.source.data", "it is no text in UTF-8 and base64") from None
-        said["source"] = {"type": "text", "media_type": "text/plain", "data": text}
+            raise RequestInvalid(f"{where}.source.data", "not base64-encoded UTF-8 text") from None
+        payload["source"] = {"type": "text", "media_type": "text/plain", "data": text}
     if part.title:
-        said["title"] = part.title
-    return said | _cache(part.cache)
+        payload["title"] = part.title
+    return payload | _cache(part.cache)
 
 
 def _source(source: Source) -> dict[str, object]:
-    assert not isinstance(source, BlobSource)  # conversation() lets none through
+    assert not isinstance(source, BlobSource)  # conversation() rejects these
     if isinstance(source, Base64Source):
         return {"type": "base64", "media_type": source.media_type, "data": source.data}
     if isinstance(source, FileSource):

@@ -1,17 +1,16 @@
-"""The answer of the Messages API, streamed or whole, as normalised events.
+"""Decodes Messages API responses, streamed or whole, into normalized events.
 
-What providers.md ("Anthropic Messages") says of real streams holds here. Choices of our own:
+providers.md ("Anthropic Messages") describes real streams. Design choices:
 
-- A text block without text is no block. A thinking block is one even when it stays empty, for it may hold only a
-  signature.
-- A server-run tool's call and result, and every block of an unknown type, is an `Extra` with an ordinal: sent when
-  it is complete, as one piece of JSON that the next turn gives back.
-- A second, different `message_start` voids the attempt's blocks so far: a second `Start` says so (`void_before`),
-  ordinals go on, and what was open stays without its end. The same message announced twice is nothing.
-- Content in `message_start`, or in the start of a block, is told at once. The block of its index goes on with it, and
-  deltas that begin by saying it again say nothing new. A whole message at the end of a stream is told as far as the
-  stream did not.
-- `[DONE]` is not of this API and means nothing: without `message_stop` the stream was cut.
+- A text block without text is dropped. A thinking block is kept even if empty, because it may hold only a signature.
+- Calls and results of server-side tools, and blocks of unknown types, become an `Extra` with an ordinal. It is emitted
+  when complete, as one piece of JSON to send back in the next turn.
+- A second, different `message_start` voids the attempt's blocks so far: a second `Start` reports it (`void_before`),
+  ordinals continue, and open blocks are never closed. A repeated announcement of the same message is ignored.
+- Content in `message_start` or in a block's start is emitted at once. The block with that index continues it; deltas
+  that begin by repeating it add nothing. For a whole message at the end of a stream, only the parts not yet streamed
+  are emitted.
+- `[DONE]` is not part of this API and is ignored: without `message_stop` the stream was cut off.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ from tokenbus.events.normalized import (
 )
 from tokenbus.events.usage import Usage
 from tokenbus.providers.anthropic import wire
-from tokenbus.providers.anthropic.blocks import OpenBlock, ToldBlock, fields_of, further_fields, left_of
+from tokenbus.providers.anthropic.blocks import EmittedBlock, OpenBlock, fields_of, further_fields, remaining_of
 from tokenbus.providers.response.decoder import MAX_OPEN_BLOCKS, ResponseDecoder, finish_of
 from tokenbus.providers.response.error_mapping import provider_failure
 from tokenbus.providers.response.json_decode import is_null, tag_of, text_of
@@ -61,7 +60,7 @@ FINISH: dict[str, FinishReason] = {
 
 
 class AnthropicDecoder(ResponseDecoder, kw_only=True):
-    """One response of the Messages API; see `tokenbus.providers.api.Decoder`."""
+    """Decodes one Messages API response; see `tokenbus.providers.api.Decoder`."""
 
     message_id: str | None = None
     """None before `message_start`."""
@@ -69,12 +68,12 @@ class AnthropicDecoder(ResponseDecoder, kw_only=True):
     """Open blocks by the provider's index."""
     last_index: int = -1
     last_ordinal: int = -1
-    """The block closed last: its citations may come late."""
-    told: list[ToldBlock] = msgspec.field(default_factory=list[ToldBlock])
-    """The blocks that are complete, in order."""
+    """The last closed block; its citations may arrive late."""
+    told: list[EmittedBlock] = msgspec.field(default_factory=list[EmittedBlock])
+    """Completed blocks, in order."""
     next_ordinal: int = 0
     calls: int = 0
-    """Tool calls completed."""
+    """Number of completed tool calls."""
     stop_reason: str = ""
     stop_sequence: str = ""
     usage: dict[str, object] | None = None
@@ -82,33 +81,33 @@ class AnthropicDecoder(ResponseDecoder, kw_only=True):
     def _read(self, event: SseEvent, out: list[Normalized]) -> Terminal | None:
         if event.data.startswith(b"[DONE]"):
             return None
-        said = wire.read_event(event.data)
-        match said:
+        parsed = wire.read_event(event.data)
+        match parsed:
             case wire.BlockDelta():
-                self._delta(said, out)
+                self._delta(parsed, out)
             case wire.Ping():
                 pass
             case wire.Error() | wire.BareError():
-                return Failed(provider_failure(said.error))
+                return Failed(provider_failure(parsed.error))
             case wire.MessageStart():
-                self._begin(said.message, out)
+                self._begin(parsed.message, out)
             case wire.WholeMessage():
-                return self._whole(said, out)
+                return self._whole(parsed, out)
             case _ if self.message_id is None:
-                if not isinstance(said, wire.Unknown):
-                    raise Malformed("event", "it came before message_start")
+                if not isinstance(parsed, wire.Unknown):
+                    raise Malformed("event", "received before message_start")
             case wire.BlockStart():
-                self._open(said.index, bytes(said.content_block), out)
+                self._open(parsed.index, bytes(parsed.content_block), out)
             case wire.BlockStop():
-                self._close_block(said.index, out)
+                self._close_block(parsed.index, out)
             case wire.MessageDelta():
-                self._message_delta(said, out)
+                self._message_delta(parsed, out)
             case wire.MessageStop():
                 return self._finish(out)
-            case wire.OddDelta():
-                self._odd_delta(said, out)
+            case wire.UnknownDelta():
+                self._unknown_delta(parsed, out)
             case wire.Unknown():
-                self._extra(said.type, event.data.decode(), out)
+                self._extra(parsed.type, event.data.decode(), out)
         return None
 
     def _closed(self, out: list[Normalized]) -> Terminal:
@@ -135,7 +134,7 @@ class AnthropicDecoder(ResponseDecoder, kw_only=True):
             self._open(index, bytes(block), out, whole=True)
 
     def _whole(self, message: wire.WholeMessage, out: list[Normalized]) -> Terminal:
-        """A response that was not streamed; at the end of a stream, what of it was not told."""
+        """Handle a non-streamed response. At the end of a stream, emit only what was not streamed."""
         content, message.content = (
             [(bytes(block), wire.read_block(bytes(block))) for block in message.content or ()],
             None,
@@ -147,7 +146,7 @@ class AnthropicDecoder(ResponseDecoder, kw_only=True):
             self._count(message.usage, out)
         for index in list(self.blocks):
             self._end_as(index, content, out)
-        left = left_of([said for _, said in content], self.told)
+        left = remaining_of([parsed for _, parsed in content], self.told)
         for (data, _), rest in zip(content, left, strict=True):
             if rest is not None:
                 index = self.last_index + 1
@@ -158,10 +157,14 @@ class AnthropicDecoder(ResponseDecoder, kw_only=True):
     def _end_as(
         self, index: int, content: Sequence[tuple[bytes, wire.Block | wire.Unknown]], out: list[Normalized]
     ) -> None:
-        """A block that is open when the whole message comes: a call is as it is there, by its id."""
+        """Close a block that is open when the whole message arrives. A call takes its input from the message, matched
+        by id.
+        """
         block = self.blocks[index]
         if block.kind == "tool":
-            calls = [said for _, said in content if isinstance(said, wire.ToolUseBlock) and said.id == block.tool_id]
+            calls = [
+                parsed for _, parsed in content if isinstance(parsed, wire.ToolUseBlock) and parsed.id == block.tool_id
+            ]
             if not calls:
                 return
             if block.streamed and (rest := block.told.rest(text_of(calls[0].input))):
@@ -169,16 +172,16 @@ class AnthropicDecoder(ResponseDecoder, kw_only=True):
             block.prefilled = block.prefilled if is_null(calls[0].input) else text_of(calls[0].input)
         self._close_block(index, out)
 
-    def _message_delta(self, said: wire.MessageDelta, out: list[Normalized]) -> None:
-        self._stopped(said.delta, out)
-        if not is_null(said.context_management):
-            self._extra("context_management", text_of(said.context_management), out)
-        self._count(said.usage, out)
+    def _message_delta(self, parsed: wire.MessageDelta, out: list[Normalized]) -> None:
+        self._stopped(parsed.delta, out)
+        if not is_null(parsed.context_management):
+            self._extra("context_management", text_of(parsed.context_management), out)
+        self._count(parsed.usage, out)
 
-    def _stopped(self, said: wire.Message | wire.StopDelta, out: list[Normalized]) -> None:
-        self.stop_reason = said.stop_reason or self.stop_reason
-        self.stop_sequence = said.stop_sequence or self.stop_sequence
-        for name, value in (("stop_details", said.stop_details), ("container", said.container)):
+    def _stopped(self, parsed: wire.Message | wire.StopDelta, out: list[Normalized]) -> None:
+        self.stop_reason = parsed.stop_reason or self.stop_reason
+        self.stop_sequence = parsed.stop_sequence or self.stop_sequence
+        for name, value in (("stop_details", parsed.stop_details), ("container", parsed.container)):
             if not is_null(value):
                 self._extra(name, text_of(value), out)
 
@@ -189,7 +192,7 @@ class AnthropicDecoder(ResponseDecoder, kw_only=True):
 
     def _finish(self, out: list[Normalized]) -> Done:
         for index, block in list(self.blocks.items()):
-            # A call or item whose stop is missing was not completed; text and thinking are what they are.
+            # A call or item without a stop event is incomplete; text and thinking are kept as they are.
             if block.whole or block.kind in ("text", "thinking"):
                 self._close_block(index, out)
         finish = finish_of(FINISH.get(self.stop_reason, "unknown"), self.calls)
@@ -201,64 +204,66 @@ class AnthropicDecoder(ResponseDecoder, kw_only=True):
     def _open(
         self, index: int, data: bytes, out: list[Normalized], *, whole: bool = False, text: str | None = None
     ) -> None:
-        """A block begins; with ``text`` its text, where that is not all that it says."""
-        said = wire.read_block(data)
-        if not whole and self._goes_on(index, said, out):
+        """Start a block. ``text`` overrides the block's text if part of it was already emitted."""
+        parsed = wire.read_block(data)
+        if not whole and self._continues_block(index, parsed, out):
             return
         if index in self.blocks:
-            raise Malformed("content_block_start", f"index {index} is open already")
+            raise Malformed("content_block_start", f"index {index} is already open")
         if len(self.blocks) >= MAX_OPEN_BLOCKS:
             raise TooLarge("open blocks", len(self.blocks) + 1, MAX_OPEN_BLOCKS, unit="blocks")
-        if isinstance(said, wire.TextBlock):
+        if isinstance(parsed, wire.TextBlock):
             self.blocks[index] = block = OpenBlock("text", whole=whole)
-            self._begin_with(block, said.text or "" if text is None else text, out)
-            for citation in said.citations or []:
+            self._begin_with(block, parsed.text or "" if text is None else text, out)
+            for citation in parsed.citations or []:
                 self._cite(block, citation, out)
             return
         ordinal = self._take_ordinal()
-        match said:
+        match parsed:
             case wire.ThinkingBlock():
                 self.blocks[index] = block = OpenBlock("thinking", ordinal, whole)
                 out.append(BlockStart(ordinal, "thinking"))
-                self._begin_with(block, said.thinking or "" if text is None else text, out)
-                if said.signature:
-                    out.append(Opaque(ordinal, "signature", said.signature))
+                self._begin_with(block, parsed.thinking or "" if text is None else text, out)
+                if parsed.signature:
+                    out.append(Opaque(ordinal, "signature", parsed.signature))
             case wire.RedactedBlock():
                 self.blocks[index] = OpenBlock("thinking", ordinal, whole)
                 out.append(BlockStart(ordinal, "thinking"))
-                out.append(Opaque(ordinal, "redacted", said.data))
+                out.append(Opaque(ordinal, "redacted", parsed.data))
             case wire.ToolUseBlock():
-                if not said.name:
-                    raise Malformed("content_block_start", "a tool_use without a name")
-                prefilled = "" if is_null(said.input) else text_of(said.input)
-                self.blocks[index] = OpenBlock("tool", ordinal, whole, said.id, prefilled=prefilled)
-                out.append(ToolCallStart(ordinal, said.id or f"call_{ordinal}", said.name, derived=not said.id))
+                if not parsed.name:
+                    raise Malformed("content_block_start", "tool_use has no name")
+                prefilled = "" if is_null(parsed.input) else text_of(parsed.input)
+                self.blocks[index] = OpenBlock("tool", ordinal, whole, parsed.id, prefilled=prefilled)
+                out.append(ToolCallStart(ordinal, parsed.id or f"call_{ordinal}", parsed.name, derived=not parsed.id))
                 if fields := further_fields(data):
                     out.append(Opaque(ordinal, "fields", fields))
             case wire.Unknown():
-                self.blocks[index] = block = OpenBlock("item", ordinal, whole, name=said.type, item=data.decode())
+                self.blocks[index] = block = OpenBlock("item", ordinal, whole, name=parsed.type, item=data.decode())
                 self._hold_for(block, len(data))
 
-    def _goes_on(self, index: int, said: wire.Block | wire.Unknown, out: list[Normalized]) -> bool:
-        """Whether a block that begins is one of `message_start`'s; those before it are complete."""
+    def _continues_block(self, index: int, parsed: wire.Block | wire.Unknown, out: list[Normalized]) -> bool:
+        """Whether this start belongs to a block from `message_start`. Earlier such blocks are complete and get
+        closed.
+        """
         for before in [at for at, block in self.blocks.items() if block.whole and at < index]:
             self._close_block(before, out)
         block = self.blocks.get(index)
         if block is None or not block.whole:
             return False
         block.whole = False
-        match said:
+        match parsed:
             case wire.TextBlock() if block.kind == "text":
-                self._begin_again(block, said.text or "", out)
+                self._repeat_start(block, parsed.text or "", out)
             case wire.ThinkingBlock() if block.kind == "thinking":
-                self._begin_again(block, said.thinking or "", out)
-                if said.signature:
-                    out.append(Opaque(block.ordinal, "signature", said.signature))
+                self._repeat_start(block, parsed.thinking or "", out)
+                if parsed.signature:
+                    out.append(Opaque(block.ordinal, "signature", parsed.signature))
             case wire.RedactedBlock() if block.kind == "thinking":
                 pass
-            case wire.ToolUseBlock() if block.kind == "tool" and block.tool_id == said.id:
+            case wire.ToolUseBlock() if block.kind == "tool" and block.tool_id == parsed.id:
                 pass
-            case wire.Unknown() if block.kind == "item" and block.name == said.type:
+            case wire.Unknown() if block.kind == "item" and block.name == parsed.type:
                 pass
             case _:
                 self._close_block(index, out)
@@ -266,30 +271,30 @@ class AnthropicDecoder(ResponseDecoder, kw_only=True):
         return True
 
     def _begin_with(self, block: OpenBlock, text: str, out: list[Normalized]) -> None:
-        """What a block's start has of its text."""
+        """Emit the text in a block's start."""
         self._text(block, text, out)
         block.begun = text
         self._hold_for(block, len(text))
 
-    def _begin_again(self, block: OpenBlock, text: str, out: list[Normalized]) -> None:
-        """The same once more, or more of it."""
+    def _repeat_start(self, block: OpenBlock, text: str, out: list[Normalized]) -> None:
+        """Handle a second start of the same block, which may have more text."""
         if new := block.told.rest(text):
             self._text(block, new, out)
             self._hold_for(block, len(new))
             block.begun = text
 
-    def _delta(self, said: wire.BlockDelta, out: list[Normalized]) -> None:
-        delta = said.delta
-        block = self.blocks.get(said.index)
+    def _delta(self, parsed: wire.BlockDelta, out: list[Normalized]) -> None:
+        delta = parsed.delta
+        block = self.blocks.get(parsed.index)
         if block is None:
-            if isinstance(delta, wire.CitationsDelta) and said.index == self.last_index:
+            if isinstance(delta, wire.CitationsDelta) and parsed.index == self.last_index:
                 return self._extra("citation", text_of(delta.citation), out, self.last_ordinal)
-            raise Malformed("content_block_delta", f"index {said.index} is not open")
+            raise Malformed("content_block_delta", f"index {parsed.index} is not open")
         match delta:
             case wire.TextDelta() if block.kind == "text":
-                self._text(block, block.new_of(delta.text), out)
+                self._text(block, block.new_part(delta.text), out)
             case wire.ThinkingDelta() if block.kind == "thinking":
-                self._text(block, block.new_of(delta.thinking), out)
+                self._text(block, block.new_part(delta.thinking), out)
             case wire.InputDelta() if block.kind == "tool":
                 if delta.partial_json:
                     block.streamed = True
@@ -306,18 +311,18 @@ class AnthropicDecoder(ResponseDecoder, kw_only=True):
                 self._extra(str(delta.__struct_config__.tag), msgspec.json.encode(delta).decode(), out, block.shown)
         return None
 
-    def _odd_delta(self, said: wire.OddDelta, out: list[Normalized]) -> None:
-        """A delta of no known type. One named after its block's type (compaction) brings the block's fields."""
-        block = self.blocks.get(said.index)
-        fields = fields_of(bytes(said.delta))
-        name = tag_of(bytes(said.delta))
+    def _unknown_delta(self, parsed: wire.UnknownDelta, out: list[Normalized]) -> None:
+        """Handle a delta of unknown type. One named after its block's type (compaction) carries fields of the block."""
+        block = self.blocks.get(parsed.index)
+        fields = fields_of(bytes(parsed.delta))
+        name = tag_of(bytes(parsed.delta))
         if block and block.kind == "item" and name == f"{block.name}_delta":
             for field, value in fields.items():
                 if field != "type" and not is_null(value):
                     self._hold_for(block, len(bytes(value)))
                     block.fields[field] = text_of(value)
         else:
-            self._extra(name, text_of(said.delta), out, block.shown if block else -1)
+            self._extra(name, text_of(parsed.delta), out, block.shown if block else -1)
 
     def _close_block(self, index: int, out: list[Normalized]) -> None:
         block = self.blocks.pop(index, None)
@@ -338,32 +343,32 @@ class AnthropicDecoder(ResponseDecoder, kw_only=True):
                 if block.ordinal >= 0:
                     out.append(BlockStop(block.ordinal))
         self._hold(96 - block.held)
-        self.told.append(ToldBlock(block.kind, block.tool_id, block.told))
+        self.told.append(EmittedBlock(block.kind, block.tool_id, block.told))
         self.last_index, self.last_ordinal = index, block.shown
 
     def _text(self, block: OpenBlock, text: str, out: list[Normalized]) -> None:
         if text:
-            self._appear(block, out)
+            self._open_text(block, out)
             block.told.add(text)
             delta = TextDelta if block.kind == "text" else ThinkingDelta
             out.append(delta(block.ordinal, text))
 
     def _cite(self, block: OpenBlock, citation: msgspec.Raw, out: list[Normalized]) -> None:
-        """A citation is shown at once; it goes back with its block."""
+        """Emit a citation at once, and keep it to send back with its block."""
         json = text_of(citation)
         self._hold_for(block, len(json))
         block.pieces.append(json)
-        self._appear(block, out)
+        self._open_text(block, out)
         self._extra("citation", json, out, block.ordinal)
 
-    def _appear(self, block: OpenBlock, out: list[Normalized]) -> None:
-        """A text block becomes one with its first content."""
+    def _open_text(self, block: OpenBlock, out: list[Normalized]) -> None:
+        """Emit the start of a text block with its first content."""
         if block.ordinal < 0:
             block.ordinal = self._take_ordinal()
             out.append(BlockStart(block.ordinal, "text"))
 
     def _hold_for(self, block: OpenBlock, size: int) -> None:
-        size += 64  # what a small piece costs in memory
+        size += 64  # approximate memory overhead of a small piece
         block.held += size
         self._hold(size)
 
@@ -376,7 +381,7 @@ class AnthropicDecoder(ResponseDecoder, kw_only=True):
 
 
 def usage_of(raw: dict[str, object]) -> Usage:
-    """The API's counts. `input` is without the caches, as the API has it."""
+    """The API's token counts. As in the API, `input` excludes cached tokens."""
     return Usage(
         input=count(raw, "input_tokens"),
         output=count(raw, "output_tokens"),

@@ -1,6 +1,6 @@
-"""What the Messages API says, as far as it is needed: one struct per event, told apart by `type`.
+"""The JSON of the Messages API, as far as it is needed: one struct per event, selected by `type`.
 
-The JSON `type` decides, never the event's name, which may be missing.
+The `type` in the JSON decides, never the SSE event name, which may be missing.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from tokenbus.errors import Malformed
 from tokenbus.providers.response.json_decode import Index, read, tag_of
 
 NOTHING = Raw(b"")
-"""An absent field that is kept as it is."""
+"""An absent field of raw JSON."""
 
 
 class Message(msgspec.Struct):
-    """The message of `message_start`: mostly empty, but content may be in it already."""
+    """The message in `message_start`: mostly empty, but it may already have content."""
 
     id: str | None = None
     model: str | None = None
@@ -35,7 +35,7 @@ class WholeMessage(Message, tag_field="type", tag="message"):
 
 
 class _Event(msgspec.Struct, tag_field="type"):
-    """Base of the events, of deltas and of blocks."""
+    """Base of events, deltas and blocks."""
 
 
 class MessageStart(_Event, tag="message_start"):
@@ -75,8 +75,8 @@ class BlockDelta(_Event, tag="content_block_delta"):
     delta: Delta
 
 
-class OddDelta(msgspec.Struct):
-    """A `content_block_delta` whose delta has no name here."""
+class UnknownDelta(msgspec.Struct):
+    """A `content_block_delta` with a delta of unknown type."""
 
     index: Index
     delta: Raw
@@ -112,7 +112,7 @@ class Error(_Event, tag="error"):
 
 
 class BareError(msgspec.Struct):
-    """An error without a `type`, as gateways in front of the API write it."""
+    """An error without a `type`, as gateways in front of the API send it."""
 
     error: object
 
@@ -144,7 +144,7 @@ Block = TextBlock | ThinkingBlock | RedactedBlock | ToolUseBlock
 
 
 class Unknown(msgspec.Struct):
-    """Something whose `type` has no struct here."""
+    """An object of unknown `type`."""
 
     type: str
 
@@ -159,19 +159,19 @@ _event_tags = _tags(
 )
 _block = msgspec.json.Decoder(Block)
 _block_tags = _tags(TextBlock, ThinkingBlock, RedactedBlock, ToolUseBlock)
-_odd_delta = msgspec.json.Decoder(OddDelta)
+_unknown_delta = msgspec.json.Decoder(UnknownDelta)
 _bare_error = msgspec.json.Decoder(BareError)
 _delta_tags = _tags(TextDelta, ThinkingDelta, InputDelta, SignatureDelta, CitationsDelta)
 
 
-def read_event(data: bytes) -> Event | OddDelta | BareError | Unknown:
-    """One event. Raises Malformed where it is of a known type and breaks its form."""
+def read_event(data: bytes) -> Event | UnknownDelta | BareError | Unknown:
+    """Decode one event. Raises Malformed if it has a known type but the wrong structure."""
     try:
         return read(_event, data, "event")
     except Malformed:
         kind = tag_of(data)
         if kind == "content_block_delta":
-            odd = read(_odd_delta, data, "event")
+            odd = read(_unknown_delta, data, "event")
             if tag_of(bytes(odd.delta)) not in {"", *_delta_tags}:
                 return odd
         if not kind:
@@ -183,7 +183,7 @@ def read_event(data: bytes) -> Event | OddDelta | BareError | Unknown:
 
 
 def read_block(data: bytes) -> Block | Unknown:
-    """One content block. Raises Malformed where it is of a known type and breaks its form."""
+    """Decode one content block. Raises Malformed if it has a known type but the wrong structure."""
     try:
         return read(_block, data, "content block")
     except Malformed:

@@ -30,7 +30,7 @@ class Gemini(ProviderBase):
     key_header: tuple[str, str] = ("x-goog-api-key", "{}")
     default_base_url = "https://generativelanguage.googleapis.com/v1beta"
     default_key_env = "GEMINI_API_KEY"
-    # Calls, images and what ends the response. What begins or ends a text cannot be told by a mark.
+    # Calls, images and the end of the response. No byte pattern marks the start or end of a text.
     urgent: tuple[bytes, ...] = (b'"functionCall"', b'"inlineData"', b'"finishReason"', b'"blockReason"', b'"error"')
     files: FileApi | None = files
     last: tuple[bytes, ...] = (b'data:{"error":{"',)
@@ -38,9 +38,9 @@ class Gemini(ProviderBase):
         rb'"mimeType"\s{0,32}:\s{0,32}"image/[a-z0-9.+-]{1,40}"\s{0,32},\s{0,32}"data"\s{0,32}:\s{0,32}"'
     )
     formats: Mapping[Mode, Format] = {"chat": build, "prefill": build_prefill}
-    # https://ai.google.dev/gemini-api/docs/file-input-methods, "Input method comparison": 100 MB a request (20 MB until
-    # January 2026), 50 MB a PDF, 2 GB by the File API; …/image-understanding: five types, 3,600 images. Sound and film
-    # are documents here: the API takes many types of them.
+    # https://ai.google.dev/gemini-api/docs/file-input-methods, "Input method comparison": 100 MB per request (20 MB
+    # until January 2026), 50 MB per PDF, 2 GB through the File API; …/image-understanding: five types, 3,600 images.
+    # Audio and video count as documents here: the API accepts many types of them.
     media = MediaLimits(
         image_types=("image/png", "image/jpeg", "image/webp", "image/heic", "image/heif"),
         document_types=ANY,
@@ -62,7 +62,9 @@ class Gemini(ProviderBase):
         return images_asked(request, own_model=True)
 
     def decoder(self, *, status: int, headers: Mapping[str, str], stream: bool, quirks: Quirks) -> Decoder:
-        """See `Provider.decoder`. A whole response is a stream of one chunk; without `alt=sse` one is an array."""
+        """See `Provider.decoder`. A whole response decodes as a one-chunk stream; without `alt=sse`, a stream is a JSON
+        array.
+        """
         sse = SseDecoder(limit=MAX_IMAGE_EVENT_BYTES)
         return GeminiDecoder.of(status, headers, sse=sse, inline=InlineThinking.of(quirks))
 

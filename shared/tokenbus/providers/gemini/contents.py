@@ -1,4 +1,4 @@
-"""The conversation as the contents of a Gemini request: turns of user and model, in parts."""
+"""The conversation as the contents of a Gemini request: user and model turns made of parts."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ from tokenbus.providers.gemini.wire import arguments
 from tokenbus.providers.request.conversation import Spoken, own_extra
 
 FOREIGN_SIGNATURE = "skip_thought_signature_validator"
-"""Gemini 3 refuses a turn whose first call has no signature. This one, in place of it, says that another model made the
-call: https://ai.google.dev/gemini-api/docs/thought-signatures, "How do I transfer history from a different model"."""
+"""Gemini 3 rejects a turn whose first call has no signature. This placeholder says that another model made the call:
+https://ai.google.dev/gemini-api/docs/thought-signatures, "How do I transfer history from a different model".
+"""
 
 Json = dict[str, object]
 Parts = list[Json | msgspec.Raw]
@@ -48,15 +49,15 @@ _SUFFIX = re.compile(r"[^?#]*\.(\w+)(?:[?#].*)?", re.DOTALL)
 
 
 class Contents:
-    """The turns so far. ``sign_calls``: the model refuses calls without a signature."""
+    """Collects the turns. ``sign_calls``: the model rejects calls without a signature."""
 
     def __init__(self, *, sign_calls: bool) -> None:
-        self.said: list[Json] = []
+        self.turns: list[Json] = []
         self._sign_calls = sign_calls
         self._parts: Parts = []
-        """Of the latest turn."""
+        """Parts of the latest turn."""
         self._calls: list[ToolCallPart] = []
-        """Of the latest message of the model, those without a result."""
+        """Calls of the latest model message that have no result yet."""
 
     def add(self, message: Spoken) -> None:
         """Append a message. Raises RequestInvalid."""
@@ -65,14 +66,14 @@ class Contents:
         elif message.role == "assistant":
             parts = self._model(message)
         else:
-            said = [self._user(part, f"{message.where}.content[{i}]") for i, part in enumerate(message.parts)]
-            parts = [part for part in said if part is not None]
+            candidates = [self._user(part, f"{message.where}.content[{i}]") for i, part in enumerate(message.parts)]
+            parts = [part for part in candidates if part is not None]
         if not parts:
             return
         role = "model" if message.role == "assistant" else "user"
-        if not (self.said and self.said[-1]["role"] == role):
+        if not (self.turns and self.turns[-1]["role"] == role):
             self._parts = []
-            self.said.append({"role": role, "parts": self._parts})
+            self.turns.append({"role": role, "parts": self._parts})
         self._parts += parts
 
     def _user(self, part: ContentPart, where: str) -> Json | msgspec.Raw | None:
@@ -86,7 +87,7 @@ class Contents:
             case ExtraPart():
                 return own_extra(part, "gemini", where)
             case _:
-                return None  # conversation() lets no other part into a user's message
+                return None  # conversation() allows no other part in a user message
 
     def _model(self, message: Spoken) -> Parts:
         parts: Parts = []
@@ -98,7 +99,7 @@ class Contents:
                 case TextPart():
                     parts.append({"text": part.text} | _signature(part.opaque))
                 case ThinkingPart():
-                    # Thoughts are for people to read; the model knows its own by their signature alone.
+                    # Thought text is for people; the model recognizes its thoughts only by their signature.
                     if signature := _signature(part.opaque):
                         parts.append({"text": part.text, "thought": True} | signature)
                 case ImagePart():
@@ -110,7 +111,7 @@ class Contents:
                     if (raw := own_extra(part, "gemini", where)) is not None:
                         parts.append(raw)
                 case _:
-                    pass  # conversation() lets no other part into an assistant's message
+                    pass  # conversation() allows no other part in an assistant message
         if self._sign_calls and calls and not any("thoughtSignature" in call for call in calls):
             calls[0]["thoughtSignature"] = FOREIGN_SIGNATURE
         return parts
@@ -121,18 +122,18 @@ class Contents:
             arguments.decode(part.arguments or "{}")
             called["args"] = msgspec.Raw(part.arguments or "{}")
         except (msgspec.MsgspecError, UnicodeError, RecursionError):
-            # The API takes objects only. The model reads what it wrote, and the error result beside it.
+            # The API accepts only objects. The model sees what it wrote, next to the error result.
             called["args"] = {"invalid_arguments": part.arguments}
         return {"functionCall": called} | _signature(part.opaque)
 
     def _results(self, message: Spoken) -> Parts:
-        """The results, and then the images in them, which not all models take inside of a result."""
+        """Tool results, followed by the images in them: not all models accept images inside a result."""
         results: Parts = []
         images: Parts = []
         for part in message.parts:
             if not isinstance(part, ToolResultPart):
                 continue
-            call = next(call for call in self._calls if call.tool_id == part.tool_id)  # conversation() sees to it
+            call = next(call for call in self._calls if call.tool_id == part.tool_id)  # conversation() guarantees it
             self._calls.remove(call)
             content = [TextPart(text=part.content)] if isinstance(part.content, str) else part.content
             text = "\n".join(inner.text for inner in content if isinstance(inner, TextPart))
@@ -146,7 +147,7 @@ class Contents:
 
 
 def _own_id(call: ToolCallPart) -> Json:
-    """The provider's id of its call. One that it did not give it, it would not know; then name and order tell."""
+    """The provider's own call id. Other ids mean nothing to it; without an id, it matches by name and order."""
     own = (call.opaque or {}).get("item_id")
     return {"id": own} if own else {}
 
@@ -157,8 +158,8 @@ def _signature(opaque: dict[str, str] | None) -> Json:
 
 
 def _media(source: Source, otherwise: str) -> Json:
-    """Media inside of the request, or by its URL; ``otherwise``: its type where the URL does not tell."""
-    assert not isinstance(source, BlobSource)  # conversation() lets none through
+    """Media inlined in the request or referred to by URL. ``otherwise``: the media type if the URL does not tell."""
+    assert not isinstance(source, BlobSource)  # conversation() rejects these
     if isinstance(source, Base64Source):
         return {"inlineData": {"mimeType": source.media_type, "data": source.data}}
     if isinstance(source, FileSource):

@@ -1,7 +1,7 @@
 """Gemini's Files API: https://ai.google.dev/gemini-api/docs/files and https://ai.google.dev/api/files.
 
-A resumable upload: the first call names the file and is answered with a URL, the second sends the content there. Film
-is processed before a request can name it. Up to 2 GB a file and 20 GB a project; each file lives for 48 hours, always.
+A resumable upload: the first call declares the file and returns a URL, the second sends the content there. Video is
+processed before a request can refer to it. Limits: 2 GB per file, 20 GB per project; files always live for 48 hours.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tokenbus.providers.response.json_decode import read
 
 MAX_FILE_BYTES = 2 * 10**9
 POLLS = 20
-"""How often a file that is being processed is looked at: for a minute and a half, about."""
+"""How often to poll a file that is being processed: about a minute and a half in total."""
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 5.0
 _NAME = re.compile(r"files/[A-Za-z0-9-]{1,64}")
@@ -40,7 +40,7 @@ _file = msgspec.json.Decoder(_File)
 
 
 class GeminiFiles:
-    """Media of any type: what a model takes of them, the request's own limits say."""
+    """Files of any media type; the request's own limits decide what a model accepts."""
 
     max_bytes = MAX_FILE_BYTES
 
@@ -62,12 +62,12 @@ class GeminiFiles:
         begun = yield FileCall(path=f"{before}/upload/{version}/files", headers=named, body=begin)
         url = begun.headers.get("x-goog-upload-url")
         if not url or not url.startswith(("https://", "http://")):
-            raise Malformed("file", "the answer names no address to upload to")
+            raise Malformed("file", "the answer has no upload URL")
         whole = {"x-goog-upload-command": "upload, finalize", "x-goog-upload-offset": "0"}
         answer = yield FileCall(path=url, headers=whole, body=content)
         made = read(_uploaded, answer.body, "file").file
         if not _NAME.fullmatch(made.name):
-            raise Malformed("file.name", f"{made.name[:80]!r} is no name of a file")
+            raise Malformed("file.name", f"{made.name[:80]!r} is not a file name")
         pause_s = _FIRST_PAUSE_S
         for _ in range(POLLS):
             if made.state != "PROCESSING":

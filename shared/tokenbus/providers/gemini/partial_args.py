@@ -1,8 +1,8 @@
-"""A call's arguments that come in pieces, as the JSON text that they amount to, written piece by piece.
+"""Writes the JSON text of call arguments that arrive in pieces, piece by piece.
 
-The API (on Vertex, where `streamFunctionCallArguments` is asked for) names the place of each value by a JSON path
-(RFC 9535) of keys and indexes, and cuts long strings. The pieces come in the order in which the model wrote them: a
-place that was left is not come back to.
+The API (Vertex, if `streamFunctionCallArguments` is requested) gives the location of each value as a JSON path (RFC
+9535) of keys and indexes, and splits long strings. Pieces arrive in the order in which the model wrote them; a location
+is never revisited.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ _SEGMENT = re.compile(
 _encode = msgspec.json.encode
 
 Segment = str | int
-"""A key of an object, or an index of an array."""
+"""An object key or an array index."""
 
 
 class ArgsWriter(msgspec.Struct):
-    """Where the text stands. Its fields are its whole state."""
+    """The state of the text written so far. Its fields are its whole state."""
 
     path: list[Segment] = []
-    """The place of the last value: all that it is in is open."""
+    """Path of the last value; all its containers are open."""
     in_string: bool = False
-    """The last value is a string that may go on."""
+    """The last value is a string that may continue."""
     keys: list[set[str]] = []
-    """The keys so far of each open object, for none may come twice; none for an array."""
+    """Keys written so far in each open object, to reject duplicates; empty for an array."""
 
     def write(self, piece: PartialArg) -> str:
-        """The text that this piece adds. Raises Malformed."""
+        """Return the text that this piece adds. Raises Malformed."""
         value = _text_of(piece)
         if value is None:
             return ""
@@ -46,7 +46,7 @@ class ArgsWriter(msgspec.Struct):
         if path == self.path and self.in_string and piece.string_value is not None:
             return value[1:-1]
         if path[: len(self.path)] == self.path[: len(path)] and self.path:
-            raise Malformed("partialArgs", f"{piece.json_path} has its value already")
+            raise Malformed("partialArgs", f"{piece.json_path} already has a value")
         common = next((i for i, (a, b) in enumerate(zip(self.path, path, strict=False)) if a != b), 0)
         text = self._leave(common) + self._enter(path, common)
         self.path = path
@@ -54,11 +54,11 @@ class ArgsWriter(msgspec.Struct):
         return text + (value[:-1] if self.in_string else value)
 
     def end(self) -> str:
-        """The text that closes what is open."""
+        """Return the text that closes everything still open."""
         return self._leave(0) + "}" if self.path else "{}"
 
     def _leave(self, depth: int) -> str:
-        """Close the last value, and all that it is in down to the container at this depth."""
+        """Close the last value and its containers down to ``depth``."""
         text = '"' if self.in_string else ""
         for inner in reversed(self.path[depth + 1 :]):
             text += "}" if isinstance(inner, str) else "]"
@@ -66,7 +66,7 @@ class ArgsWriter(msgspec.Struct):
         return text
 
     def _enter(self, path: list[Segment], depth: int) -> str:
-        """The place of the next value, from the open container at this depth on."""
+        """Open the location of the next value, starting from the open container at ``depth``."""
         text = ""
         for at in range(depth, len(path)):
             segment = path[at]
@@ -75,12 +75,12 @@ class ArgsWriter(msgspec.Struct):
                 text += "{" if isinstance(segment, str) else "["
                 self.keys.append(set())
             elif isinstance(segment, str) is not isinstance(self.path[at], str):
-                raise Malformed("partialArgs", "a place is both an object and an array")
+                raise Malformed("partialArgs", "a container is used as both an object and an array")
             else:
                 text += ","
             if isinstance(segment, str):
                 if segment in self.keys[at]:
-                    raise Malformed("partialArgs", f"the key {segment!r} comes twice")
+                    raise Malformed("partialArgs", f"duplicate key {segment!r}")
                 self.keys[at].add(segment)
                 text += f"{_encode(segment).decode()}:"
             elif segment != (0 if new else int(self.path[at]) + 1):
@@ -89,7 +89,7 @@ class ArgsWriter(msgspec.Struct):
 
 
 def parse(path: str) -> list[Segment]:
-    """The keys and indexes of a JSON path. Raises Malformed for one that names no single place in an object."""
+    """Parse a JSON path into keys and indexes. Raises Malformed unless it names a single location in an object."""
     segments: list[Segment] = []
     at = 1
     while at < len(path) and len(segments) < MAX_DEPTH and (found := _SEGMENT.match(path, at)):
@@ -101,12 +101,12 @@ def parse(path: str) -> list[Segment]:
             segments.append(name if name is not None else re.sub(r"\\(.)", r"\1", quoted, flags=re.DOTALL))
         at = found.end()
     if not path.startswith("$") or at < len(path) or not segments or not isinstance(segments[0], str):
-        raise Malformed("partialArgs", f"the path {path[:100]!r}")
+        raise Malformed("partialArgs", f"unsupported path {path[:100]!r}")
     return segments
 
 
 def _text_of(piece: PartialArg) -> str | None:
-    """The value as JSON; None where the piece has none."""
+    """The value as JSON; None if the piece has none."""
     if piece.string_value is not None:
         return _encode(piece.string_value).decode()
     if piece.bool_value is not None:

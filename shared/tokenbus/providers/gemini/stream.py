@@ -1,20 +1,19 @@
-"""The answer of streamGenerateContent, streamed or whole, as normalised events.
+"""Decodes streamGenerateContent responses, streamed or whole, into normalized events.
 
-What providers.md ("Gemini streamGenerateContent") says of real streams holds here. Choices of our own:
+providers.md ("Gemini streamGenerateContent") describes real streams. Design choices:
 
-- The end of the body ends the response, if a finish reason came, or a reason why the prompt was blocked: the API has no
-  other terminal event, and a finish reason may come more than once. The last one counts.
-- Text and thinking follow each other: the one ends where the other begins, or anything else.
-- A call's arguments come as an object: its JSON without blanks is the raw argument string, however the body was laid
-  out, for the same call must read the same streamed and whole.
-- A call with the id and arguments of one that is complete is that call, and an image or other media
-  with the bytes of another that one: they are told once.
-- A call without an id is called ``call_<ordinal>``. Only an id of the provider's own goes back to it (`item_id`).
-- A signature belongs to the part that it came with; on an empty text or alone, to the text or thinking that is open.
-  Where neither is, or the open one has a signature already, the part is an item that goes back at its place.
-- Every part without a name here (code that the provider runs, its own tools) is an `Extra` with an ordinal, and so is
-  media that is no image. An image of a thought is a draft.
-- Only candidate 0 is the answer; others are shown as `Extra`.
+- The end of the body ends the response if a finish reason or a block reason came: the API has no other terminal event.
+  A finish reason may come more than once; the last one counts.
+- Text and thinking alternate: one ends when the other, or anything else, begins.
+- A call's arguments arrive as an object. The raw argument string is its JSON without whitespace, whatever the layout of
+  the body, so that streamed and whole responses agree.
+- A repeated call (same id and arguments as a complete one) is emitted once, and so are repeated images and other media.
+- A call without an id gets ``call_<ordinal>``. Only ids from the provider are sent back to it (`item_id`).
+- A signature belongs to the part it came with. On an empty text or alone, it belongs to the open text or thinking. If
+  nothing is open, or the open block is already signed, the part is kept as an item to send back in place.
+- A part of unknown type (code that the provider runs, its own tools) becomes an `Extra` with an ordinal, and so does
+  media other than images. An image inside a thought is a draft.
+- Only candidate 0 is the answer; others become `Extra`.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ from tokenbus.providers.gemini.partial_args import ArgsWriter
 from tokenbus.providers.response.decoder import ResponseDecoder, finish_of
 from tokenbus.providers.response.error_mapping import provider_failure
 from tokenbus.providers.response.json_decode import is_null, read, text_of
-from tokenbus.providers.response.repeats import Told
+from tokenbus.providers.response.repeats import EmittedText
 from tokenbus.providers.response.sse import SseEvent
 from tokenbus.providers.response.usage import count, latest
 
@@ -75,39 +74,39 @@ _OF_A_THOUGHT = frozenset({"thought", "thoughtSignature"})
 
 
 class StreamedCall(msgspec.Struct):
-    """A call whose arguments come in pieces."""
+    """A call whose arguments arrive in pieces."""
 
     ordinal: int
     name: str
     id: str
-    """The provider's; empty for none."""
+    """The provider's id; empty if none."""
     writer: ArgsWriter = msgspec.field(default_factory=ArgsWriter)
-    told: Told = msgspec.field(default_factory=Told)
-    """Its arguments."""
+    told: EmittedText = msgspec.field(default_factory=EmittedText)
+    """Its arguments emitted so far."""
 
 
 class GeminiDecoder(ResponseDecoder, kw_only=True):
-    """One response of generateContent or streamGenerateContent; see `tokenbus.providers.api.Decoder`."""
+    """Decodes one response of generateContent or streamGenerateContent; see `tokenbus.providers.api.Decoder`."""
 
     started: bool = False
     next_ordinal: int = 0
     open_kind: OpenKind | None = None
     open_ordinal: int = -1
-    """The open text or thinking block."""
+    """Ordinal of the open text or thinking block."""
     open_signed: bool = False
     call: StreamedCall | None = None
     calls: int = 0
-    """Tool calls completed."""
+    """Number of completed tool calls."""
     told_calls: dict[str, StreamedCall] = msgspec.field(default_factory=dict[str, StreamedCall])
-    """Those with an id of the provider's, by it."""
+    """Completed calls by the provider's id."""
     told_media: set[int] = msgspec.field(default_factory=set[int])
-    """By fingerprint."""
+    """Fingerprints of emitted media."""
     finish: str = ""
     block_reason: str = ""
     """Why the prompt was blocked."""
     usage: dict[str, object] | None = None
     usage_said: bytes = b""
-    """The latest usage as it came: most chunks repeat it."""
+    """The latest raw usage: most chunks repeat it."""
 
     def _read(self, event: SseEvent, out: list[Normalized]) -> Terminal | None:
         data = event.data
@@ -129,16 +128,16 @@ class GeminiDecoder(ResponseDecoder, kw_only=True):
         if chunk.prompt_feedback and chunk.prompt_feedback.block_reason:
             self.block_reason = chunk.prompt_feedback.block_reason
             self._extra("promptFeedback", text_of(read(wire.raw_chunk, data, "chunk").prompt_feedback), out)
-        if counted and (said := bytes(chunk.usage_metadata)) != self.usage_said:
-            self._count(said, out)
+        if counted and (parsed := bytes(chunk.usage_metadata)) != self.usage_said:
+            self._count(parsed, out)
         if self.started and not known:
             self._extra("chunk", data.decode(), out)
         return None
 
     def _closed(self, out: list[Normalized]) -> Terminal:
-        if not (self.finish or self.block_reason):  # what is open stays open: it is not whole
+        if not (self.finish or self.block_reason):  # open blocks stay open: they are incomplete
             return Cut("the stream ended before finishReason" if self.started else "the body held no answer")
-        self._shut(out)
+        self._close_open_block(out)
         usage = usage_of(self.usage) if self.usage else None
         if self.finish:
             return Done(finish_of(FINISH.get(self.finish, "unknown"), self.calls), self.finish, usage)
@@ -172,16 +171,16 @@ class GeminiDecoder(ResponseDecoder, kw_only=True):
             if not is_null(value):
                 self._extra(name, text_of(value), out, block)
 
-    def _count(self, said: bytes, out: list[Normalized]) -> None:
-        if (raw := latest(self.usage, read(wire.usage, said, "usageMetadata"))) != self.usage:
+    def _count(self, parsed: bytes, out: list[Normalized]) -> None:
+        if (raw := latest(self.usage, read(wire.usage, parsed, "usageMetadata"))) != self.usage:
             self.usage = raw
             out.append(UsageSeen(usage_of(raw)))
-        self.usage_said = said
+        self.usage_said = parsed
 
     # --- parts ------------------------------------------------------------------------------------------------
 
     def _part(self, part: wire.Part, out: list[Normalized]) -> bool:
-        """A part that is all or a piece of a block; False where it is none."""
+        """Emit a part that is a block or a piece of one. Return False if it is neither."""
         signature = part.thought_signature
         if part.function_call is not None:
             self._call(part.function_call, signature, out)
@@ -193,7 +192,7 @@ class GeminiDecoder(ResponseDecoder, kw_only=True):
         kind = "thinking" if part.thought else "text"
         if part.text:
             if self.open_kind != kind or (signature and self.open_signed):
-                self._shut(out)
+                self._close_open_block(out)
                 self.open_kind, self.open_ordinal = kind, self._take_ordinal()
                 out.append(BlockStart(self.open_ordinal, kind))
             delta = TextDelta if kind == "text" else ThinkingDelta
@@ -201,7 +200,7 @@ class GeminiDecoder(ResponseDecoder, kw_only=True):
         return not signature or self._sign(signature, kind, out)
 
     def _sign(self, signature: str, kind: OpenKind | None, out: list[Normalized]) -> bool:
-        """Whether it is the signature of the open block."""
+        """Attach a signature to the open block. Return False if it does not belong there."""
         if not self.open_kind or self.open_kind != kind or self.open_signed:
             return False
         self.open_signed = True
@@ -216,7 +215,7 @@ class GeminiDecoder(ResponseDecoder, kw_only=True):
         self.told_media.add(mark)
         if not blob.mime_type.startswith("image/"):
             return False
-        self._shut(out)
+        self._close_open_block(out)
         ordinal = self._take_ordinal()
         out.append(BlockStart(ordinal, "image"))
         out.append(Image(ordinal, blob.mime_type, blob.data, final=True, draft=bool(part.thought)))
@@ -226,42 +225,42 @@ class GeminiDecoder(ResponseDecoder, kw_only=True):
         return True
 
     def _other_part(self, raw: msgspec.Raw, signature: str | None, out: list[Normalized]) -> None:
-        """A part that goes back at its place as it came; a signature alone is the open block's, if that has none."""
+        """Keep a part verbatim to send back in place. A lone signature goes to the open block if that has none."""
         names = [name for name in read(wire.fields, bytes(raw), "part") if name not in _OF_A_THOUGHT]
         alone = not names or names == ["text"]
         if alone and (not signature or (not names and self._sign(signature, self.open_kind, out))):
             return
-        self._shut(out)
+        self._close_open_block(out)
         name = "thoughtSignature" if alone else names[0]
         out.append(Extra(f"gemini.{name}", text_of(raw), ordinal=self._take_ordinal()))
 
     # --- tool calls -------------------------------------------------------------------------------------------
 
-    def _call(self, said: wire.FunctionCall, signature: str | None, out: list[Normalized]) -> None:
-        streamed = said.will_continue or said.partial_args is not None
+    def _call(self, parsed: wire.FunctionCall, signature: str | None, out: list[Normalized]) -> None:
+        streamed = parsed.will_continue or parsed.partial_args is not None
         call = self.call
-        if said.name and not (call and streamed and said.name == call.name):
-            known = None if streamed else self.told_calls.get(said.id or "")
-            if known and known.name == said.name and known.told.rest(_compact(said.args)) == "":
+        if parsed.name and not (call and streamed and parsed.name == call.name):
+            known = None if streamed else self.told_calls.get(parsed.id or "")
+            if known and known.name == parsed.name and known.told.rest(_compact(parsed.args)) == "":
                 return
-            self._shut(out)
-            # Should the call before it not have ended, then it was not completed.
-            call = StreamedCall(self._take_ordinal(), said.name, said.id or "")
-            tool_id = said.id or f"call_{call.ordinal}"
-            out.append(ToolCallStart(call.ordinal, tool_id, said.name, derived=not said.id))
-            if said.id:
-                out.append(Opaque(call.ordinal, "item_id", said.id))
+            self._close_open_block(out)
+            # If the previous call has not ended, it was never completed.
+            call = StreamedCall(self._take_ordinal(), parsed.name, parsed.id or "")
+            tool_id = parsed.id or f"call_{call.ordinal}"
+            out.append(ToolCallStart(call.ordinal, tool_id, parsed.name, derived=not parsed.id))
+            if parsed.id:
+                out.append(Opaque(call.ordinal, "item_id", parsed.id))
         if call is None:
-            if streamed or signature or not is_null(said.args):
-                raise Malformed("functionCall", "it has no name")
+            if streamed or signature or not is_null(parsed.args):
+                raise Malformed("functionCall", "the call has no name")
             return
         if signature:
             out.append(Opaque(call.ordinal, "thought_signature", signature))
-        pieces = [self._piece(call.writer, piece) for piece in said.partial_args or ()]
-        self.call = call if said.will_continue else None
+        pieces = [self._piece(call.writer, piece) for piece in parsed.partial_args or ()]
+        self.call = call if parsed.will_continue else None
         if self.call is None:
-            whole = not (call.writer.path or is_null(said.args))
-            pieces.append(_compact(said.args) if whole else call.writer.end())
+            whole = not (call.writer.path or is_null(parsed.args))
+            pieces.append(_compact(parsed.args) if whole else call.writer.end())
         if text := "".join(pieces):
             call.told.add(text)
             out.append(ToolCallDelta(call.ordinal, text))
@@ -278,7 +277,7 @@ class GeminiDecoder(ResponseDecoder, kw_only=True):
 
     # ----------------------------------------------------------------------------------------------------------
 
-    def _shut(self, out: list[Normalized]) -> None:
+    def _close_open_block(self, out: list[Normalized]) -> None:
         if self.open_kind is not None:
             out.append(BlockStop(self.open_ordinal))
             self.open_kind, self.open_ordinal, self.open_signed = None, -1, False
@@ -292,7 +291,7 @@ class GeminiDecoder(ResponseDecoder, kw_only=True):
 
 
 def usage_of(raw: dict[str, object]) -> Usage:
-    """The API's counts. Thoughts are beside `output` and not in it."""
+    """The API's token counts. `reasoning` is in addition to `output`, not part of it."""
     return Usage(
         input=count(raw, "promptTokenCount"),
         output=count(raw, "candidatesTokenCount"),
@@ -304,16 +303,16 @@ def usage_of(raw: dict[str, object]) -> Usage:
 
 
 def _compact(args: msgspec.Raw) -> str:
-    """JSON without blanks between its tokens, which stay as they are; none is an empty object."""
+    """JSON without whitespace between tokens; a missing value is an empty object."""
     return "{}" if is_null(args) else msgspec.json.format(bytes(args), indent=-1).decode()
 
 
 def _raw_candidate(data: bytes, place: int) -> msgspec.Raw:
-    """A candidate of a chunk as it is."""
+    """A candidate of a chunk as raw JSON."""
     return (read(wire.raw_chunk, data, "chunk").candidates or [])[place]
 
 
 def _raw_part(data: bytes, place: int, i: int) -> msgspec.Raw:
-    """A part of a candidate of a chunk as it is."""
+    """A part of a candidate as raw JSON."""
     content = read(wire.raw_candidate, bytes(_raw_candidate(data, place)), "candidate").content
     return ((content and content.parts) or [])[i]

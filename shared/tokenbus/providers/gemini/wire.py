@@ -1,4 +1,4 @@
-"""What streamGenerateContent says, as far as it is needed. Everything may be missing: default values are left out."""
+"""The JSON of streamGenerateContent, as far as it is needed. Any field may be missing: defaults are omitted."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from msgspec import Raw
 from tokenbus.providers.response.json_decode import Index
 
 NOTHING = Raw(b"")
-"""An absent field that is kept as it is."""
+"""An absent field of raw JSON."""
 
 
 class _Camel(msgspec.Struct, rename="camel"):
-    """Base: fields are in camelCase on the wire."""
+    """Base: field names are camelCase on the wire."""
 
 
 class PartialArg(_Camel):
-    """A piece of a call's arguments (Vertex): a value, or a piece of a string, at a place."""
+    """A piece of a call's arguments (Vertex): a value or part of a string, with its path."""
 
     json_path: str = ""
     string_value: str | None = None
@@ -28,7 +28,7 @@ class PartialArg(_Camel):
 
 
 class FunctionCall(_Camel):
-    """A call, whole; or a piece of one whose arguments are streamed, which names it in the first alone."""
+    """A complete call, or a piece of a streamed one. Only the first piece has the name."""
 
     id: str | None = None
     name: str | None = None
@@ -38,14 +38,14 @@ class FunctionCall(_Camel):
 
 
 class Blob(_Camel):
-    """Media inside of the answer."""
+    """Media in the answer."""
 
     mime_type: str = ""
     data: str = ""
 
 
 class Part(_Camel):
-    """A part of the answer. One without a name here has at most the fields of a thought, and is read again as it is."""
+    """A part of the answer. Unknown part types have at most the thought fields; they are read again as raw JSON."""
 
     text: str | None = None
     thought: bool | None = None
@@ -55,7 +55,7 @@ class Part(_Camel):
 
 
 class Content(msgspec.Struct):
-    """What a candidate adds."""
+    """Content that a candidate adds."""
 
     parts: list[Part] | None = None
 
@@ -74,7 +74,7 @@ class Candidate(_Camel):
 
 
 class Feedback(_Camel):
-    """What became of the prompt."""
+    """Feedback on the prompt."""
 
     block_reason: str | None = None
 
@@ -91,20 +91,20 @@ class Chunk(_Camel):
 
 
 class RawChunk(_Camel):
-    """A chunk, for what stands in it without a name here."""
+    """A chunk with raw fields, for unknown content."""
 
     candidates: list[Raw] | None = None
     prompt_feedback: Raw = NOTHING
 
 
 class RawContent(msgspec.Struct):
-    """Content, for parts without a name here."""
+    """Content with raw parts, for unknown part types."""
 
     parts: list[Raw] | None = None
 
 
 class RawCandidate(msgspec.Struct):
-    """A candidate, for the same."""
+    """A candidate with raw parts."""
 
     content: RawContent | None = None
 

@@ -1,4 +1,4 @@
-"""OpenAI's Chat Completions API, and those who speak it; how a vendor differs is data (`Quirks`)."""
+"""OpenAI's Chat Completions API and compatible services. Vendor differences are data (`Quirks`)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tokenbus.providers.base import ProviderBase
 from tokenbus.providers.file_api import FileApi
 from tokenbus.providers.media import COMMON_IMAGES, MIB, MediaLimits
 from tokenbus.providers.openai_chat.prefill import build_prefill
-from tokenbus.providers.openai_chat.repeated_thinking import Echo
+from tokenbus.providers.openai_chat.repeated_thinking import RepeatedThinking
 from tokenbus.providers.openai_chat.request import build
 from tokenbus.providers.openai_chat.stream import ChatDecoder
 from tokenbus.providers.openai_responses.files import chat_files
@@ -26,7 +26,7 @@ class OpenAIChat(ProviderBase):
     name: ApiName = "openai-chat"
     default_base_url = "https://api.openai.com/v1"
     default_key_env = "OPENAI_API_KEY"
-    # The end of text, the start of a tool call, the end of the response. What begins a text cannot be told by a mark.
+    # End of text, start of a tool call, end of the response. No byte pattern marks the start of a text.
     urgent: tuple[bytes, ...] = (
         b'"finish_reason":"',
         b'"finish_reason": "',
@@ -39,8 +39,8 @@ class OpenAIChat(ProviderBase):
     image_keys: re.Pattern[bytes] | None = re.compile(rb'"url"\s{0,32}:\s{0,32}"data:image/[a-z0-9.+-]{1,40};base64,')
     formats: Mapping[Mode, Format] = {"chat": build, "prefill": build_prefill}
     # https://developers.openai.com/api/docs/guides/images-vision, "Image input requirements": four types, 1,500 images
-    # and 512 MB a request (50 MB and 500 in 2025). …/guides/file-inputs and …/guides/pdf-files: Chat Completions takes
-    # PDF alone; each file, and all of a request together, under 50 MB.
+    # and 512 MB per request (50 MB and 500 in 2025). …/guides/file-inputs and …/guides/pdf-files: Chat Completions
+    # takes only PDFs, each file and all files of a request under 50 MB.
     media = MediaLimits(
         image_types=COMMON_IMAGES,
         document_types=("application/pdf",),
@@ -50,18 +50,19 @@ class OpenAIChat(ProviderBase):
     )
 
     def continues(self, request: Generate, quirks: Quirks) -> bool:
-        """See `Provider.continues`. A template that opens the thinking tag opens none where it
-        continues a message."""
+        """See `Provider.continues`. A chat template that opens the thinking tag does not do so when it continues a
+        message.
+        """
         return quirks.continues == "message" and not quirks.inline_thinking_opened
 
     def decoder(self, *, status: int, headers: Mapping[str, str], stream: bool, quirks: Quirks) -> Decoder:
-        """See `Provider.decoder`. A whole response has a `message` where a chunk has a `delta`."""
+        """See `Provider.decoder`. A whole response has a `message` instead of a `delta`."""
         return ChatDecoder.of(
             status,
             headers,
             inline=InlineThinking.of(quirks),
             reasoning_fields=quirks.reasoning_fields,
-            echo=Echo.of(quirks),
+            echo=RepeatedThinking.of(quirks),
         )
 
     def restore(self, state: bytes) -> Decoder:

@@ -1,8 +1,8 @@
-"""Which call a piece of a tool call belongs to, when the call has begun, and when its arguments are whole.
+"""Assigns pieces of tool calls to their calls, and detects when a call's arguments are complete.
 
-By its `index`, where it has one. Real streams leave the index out or null (Mistral), leave the id empty after the
-first piece (Alibaba), bring the name late, repeat it, number all parallel calls 0 (Gemini's chat endpoint), or say a
-call once more when it is whole (MiniMax).
+A piece is matched by its `index`, if it has one. Real streams omit the index or send null (Mistral), leave the id empty
+after the first piece (Alibaba), send the name late or repeatedly, number all parallel calls 0 (Gemini's chat endpoint),
+or repeat a call once it is complete (MiniMax).
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import msgspec
 from tokenbus.errors import TooLarge
 from tokenbus.providers.openai_chat.wire import CallDelta
 from tokenbus.providers.response.decoder import MAX_OPEN_BLOCKS
-from tokenbus.providers.response.repeats import Told
+from tokenbus.providers.response.repeats import EmittedText
 
 _IN_STRING = re.compile(r'["\\]')
 _OUTSIDE = re.compile(r'["{}\[\]]')
 
 
 class ObjectEnd(msgspec.Struct):
-    """Tells when JSON that comes in pieces has closed its object. Whether it is sound JSON is not asked."""
+    """Detects when streamed JSON closes its outermost object. Does not validate the JSON."""
 
     depth: int = 0
     in_string: bool = False
@@ -29,7 +29,7 @@ class ObjectEnd(msgspec.Struct):
     closed: bool = False
 
     def feed(self, text: str) -> None:
-        """The next piece."""
+        """Process the next piece."""
         at = 1 if self.escaped and text else 0
         self.escaped = self.escaped and not text
         while found := (_IN_STRING if self.in_string else _OUTSIDE).search(text, at):
@@ -48,23 +48,23 @@ class ObjectEnd(msgspec.Struct):
 
 
 class Call(msgspec.Struct):
-    """A tool call on its way. It begins, and has an ordinal, once its name is known."""
+    """A tool call being received. It starts, and gets its ordinal, once its name is known."""
 
     ordinal: int = -1
     tool_id: str = ""
-    """The provider's; empty while it has none."""
+    """The provider's id; empty until known."""
     name: str = ""
     pieces: list[str] = []
-    """Fragments of its arguments that came before its name."""
-    told: Told = msgspec.field(default_factory=Told)
-    """Its arguments."""
+    """Argument fragments that came before the name."""
+    told: EmittedText = msgspec.field(default_factory=EmittedText)
+    """Its arguments emitted so far."""
     end: ObjectEnd = msgspec.field(default_factory=ObjectEnd)
     done: bool = False
-    """It is complete: what comes after it was begun."""
+    """The call is complete and later content has begun."""
     extra_content: str = ""
 
-    def new_of(self, arguments: str) -> str:
-        """What is new of this piece: nothing of arguments that are whole already and are told again."""
+    def new_part(self, arguments: str) -> str:
+        """Return the new part of this piece: empty if complete arguments are repeated."""
         if self.end.closed and self.told.rest(arguments) == "":
             return ""
         self.told.add(arguments)
@@ -78,10 +78,10 @@ class CallTable(msgspec.Struct):
     calls: list[Call] = []
     by_index: dict[int, int] = {}
     listed: bool = False
-    """Calls came in `tool_calls`: a `function_call` is one of them."""
+    """Calls came in `tool_calls`; a `function_call` is one of them."""
 
     def find(self, delta: CallDelta, name: str) -> Call:
-        """The call of this piece, a new one if need be. Raises TooLarge where there are too many."""
+        """Return the call of this piece, adding it if it is new. Raises TooLarge if there are too many."""
         tool_id = delta.id or ""
         at = self._position(delta.index, tool_id, name)
         if at is None:
@@ -91,10 +91,7 @@ class CallTable(msgspec.Struct):
         return self._known(at, tool_id, name)
 
     def find_whole(self, place: int, delta: CallDelta, name: str) -> Call:
-        """The call that this one is, at this place of the message at its end: by its id, or else by its place.
-
-        Raises TooLarge.
-        """
+        """Return the call at this position of the final message, matched by id or else by position. Raises TooLarge."""
         tool_id = delta.id or ""
         at = next((at for at, call in enumerate(self.calls) if tool_id and call.tool_id == tool_id), None)
         if at is None and place < len(self.calls) and self.calls[place].name in ("", name):
@@ -119,7 +116,7 @@ class CallTable(msgspec.Struct):
             if at is None:
                 return None
             known = self.calls[at].tool_id
-            # Another id together with a name is another call, whatever its number says.
+            # A different id together with a name means another call, whatever the index says.
             return None if name and tool_id and known and tool_id != known else at
         if tool_id:
             return next((at for at, call in enumerate(self.calls) if call.tool_id == tool_id), None)

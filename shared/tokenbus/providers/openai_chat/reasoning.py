@@ -1,7 +1,7 @@
-"""OpenRouter's `reasoning_details`: reasoning in pieces, some with a signature or encrypted, to be given back whole.
+"""OpenRouter's `reasoning_details`: reasoning in pieces, some signed or encrypted, to be sent back complete.
 
-See https://openrouter.ai/docs/use-cases/reasoning-tokens: the list goes back with the message as it came, with the
-pieces of one item put together.
+See https://openrouter.ai/docs/use-cases/reasoning-tokens: the list is sent back with the message as received, with the
+pieces of each item joined.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ _OPAQUE_FIELDS = ("signature", "data")
 
 
 class Detail(msgspec.Struct):
-    """One item: the pieces of its text, and its other fields as they were last."""
+    """One item: the pieces of its text, and the latest value of every other field."""
 
     key: str
-    """Its type and index: pieces of the same, one after another, are of one item."""
+    """Its type and index. Consecutive pieces with the same key belong to one item."""
     pieces: dict[str, list[str]] = {}
     fields: dict[str, str] = {}
-    """As JSON."""
+    """Values are JSON."""
 
 
 def pieces_of(value: object) -> list[dict[str, object]]:
-    """The field's pieces; none where it is no list of objects."""
+    """Return the field's pieces; empty if it is not a list of objects."""
     items = cast("list[object]", value) if isinstance(value, list) else []
     return [cast("dict[str, object]", item) for item in items if isinstance(item, dict)]
 
 
 def text_of(pieces: list[dict[str, object]]) -> str:
-    """What can be read of them."""
+    """The readable text of the pieces."""
     texts = [piece.get(field) for piece in pieces for field in _TEXT_FIELDS]
     return "".join(text for text in texts if isinstance(text, str))
 
 
 def add(details: list[Detail], piece: dict[str, object]) -> int:
-    """Take a piece in; how many bytes more are kept, about."""
+    """Add a piece. Return roughly how many more bytes are now buffered."""
     key = _json([piece.get("type"), piece.get("index")])
     if not (details and details[-1].key == key):
         details.append(Detail(key))
@@ -54,8 +54,8 @@ def add(details: list[Detail], piece: dict[str, object]) -> int:
     return size
 
 
-def to_give_back(details: list[Detail]) -> str | None:
-    """The items as JSON; None where none of them holds anything opaque, for then nobody wants them back."""
+def to_send_back(details: list[Detail]) -> str | None:
+    """The items as JSON; None if none has opaque data, because then nothing needs to be sent back."""
     if not any(field in detail.fields for detail in details for field in _OPAQUE_FIELDS):
         return None
     items: list[dict[str, object]] = []

@@ -1,7 +1,7 @@
-"""Build a Chat Completions request: https://platform.openai.com/docs/api-reference/chat/create.
+"""Builds a Chat Completions request: https://platform.openai.com/docs/api-reference/chat/create.
 
-Vendors differ by `Quirks`. An assistant's text goes as one string, for many vendors take no other; a message has no
-place for text after a call, so calls always follow the text.
+Vendors differ by `Quirks`. An assistant's text is sent as one string because many vendors accept nothing else. A
+message cannot have text after a call, so calls always come last.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ ChatMessage = dict[str, object]
 
 
 def build(request: Generate, history: list[Message], quirks: Quirks) -> Built:
-    """The HTTP call for the next turn. Raises RequestInvalid, naming the field."""
+    """Build the HTTP call for the next turn. Raises RequestInvalid, naming the field."""
     plain = bool(quirks.reasoning_back)
     takes = Takes(api="openai-chat", thinking=("reasoning_details",), plain_thinking=plain, names=True)
     spoken, notes = conversation(request, history, takes)
@@ -77,62 +77,64 @@ def built(path: str, body: dict[str, object], request: Generate, notes: tuple[st
 
 
 def limits(request: Generate, quirks: Quirks) -> dict[str, object]:
-    """Output limit and form, thinking, sampling and stop strings."""
-    said: dict[str, object] = {}
+    """Output limit and format, thinking, sampling and stop strings."""
+    payload: dict[str, object] = {}
     if request.max_tokens is not None:
-        said[quirks.max_tokens_field] = request.max_tokens
+        payload[quirks.max_tokens_field] = request.max_tokens
     if request.thinking:
-        said |= _thinking(request.thinking, quirks)
+        payload |= _thinking(request.thinking, quirks)
     if request.output_schema:
-        said["response_format"] = {"type": "json_schema", "json_schema": named_schema(request.output_schema)}
+        payload["response_format"] = {"type": "json_schema", "json_schema": named_schema(request.output_schema)}
     if request.temperature is not None:
-        said["temperature"] = request.temperature
+        payload["temperature"] = request.temperature
     if request.top_p is not None:
-        said["top_p"] = request.top_p
-    if stop := told_stops(request.stop, most_stops(quirks)):
-        said["stop"] = stop
-    return said
+        payload["top_p"] = request.top_p
+    if stop := told_stops(request.stop, max_stops(quirks)):
+        payload["stop"] = stop
+    return payload
 
 
-def most_stops(quirks: Quirks) -> int:
-    """How many stop strings the vendor takes."""
+def max_stops(quirks: Quirks) -> int:
+    """The number of stop strings that the vendor accepts."""
     return MAX_STOP_STRINGS if quirks.max_stop_strings is None else quirks.max_stop_strings
 
 
 def _thinking(asked: Thinking, quirks: Quirks) -> dict[str, object]:
-    """The API itself knows an effort and no budget: a budget that has no field becomes one."""
+    """Thinking options. The API itself has efforts but no budgets: a budget without a vendor field becomes an
+    effort.
+    """
     if not asked.enabled:
         return quirks.thinking_off or _placed(quirks.effort_field, "none")
-    said = quirks.thinking_on
+    payload = quirks.thinking_on
     if effort := asked.effort if quirks.budget_field else effort_of(asked):
-        said = deep_merged(said, _placed(quirks.effort_field, effort))
+        payload = deep_merged(payload, _placed(quirks.effort_field, effort))
     if asked.budget_tokens:
-        said = deep_merged(said, _placed(quirks.budget_field, asked.budget_tokens))
-    return said
+        payload = deep_merged(payload, _placed(quirks.budget_field, asked.budget_tokens))
+    return payload
 
 
 def _placed(path: str, value: object) -> dict[str, object]:
-    """``{"a": {"b": value}}`` for the path ``a.b``, and nothing for no path."""
+    """``{"a": {"b": value}}`` for the path ``a.b``; empty for an empty path."""
     name, _, inner = path.partition(".")
     return {name: _placed(inner, value) if inner else value} if name else {}
 
 
 def _tools(request: Generate) -> dict[str, object]:
-    said: dict[str, object] = {}
+    payload: dict[str, object] = {}
     if request.tools:
         functions = [
             {"name": tool.name, "parameters": schema_of(tool.parameters)}
             | ({"description": tool.description} if tool.description else {})
             for tool in request.tools
         ]
-        said["tools"] = [{"type": "function", "function": function} for function in functions]
+        payload["tools"] = [{"type": "function", "function": function} for function in functions]
     choice = request.tool_choice
     if needs_tools(request) and choice is not None:
         if isinstance(choice, ToolChoice):
-            said["tool_choice"] = {"type": "function", "function": {"name": choice.name}}
+            payload["tool_choice"] = {"type": "function", "function": {"name": choice.name}}
         else:
-            said["tool_choice"] = "required" if choice == "any" else choice
-    return said
+            payload["tool_choice"] = "required" if choice == "any" else choice
+    return payload
 
 
 def _messages(message: Spoken, quirks: Quirks) -> list[ChatMessage]:
@@ -140,21 +142,21 @@ def _messages(message: Spoken, quirks: Quirks) -> list[ChatMessage]:
         case "tool":
             return _results(message, quirks)
         case "assistant":
-            said = _assistant(message, quirks)
+            payload = _assistant(message, quirks)
         case "user":
             content = user_content(message, quirks)
-            said = [{"role": "user", "content": content}] if content else []
+            payload = [{"role": "user", "content": content}] if content else []
         case "system":
             texts = [part for part in message.parts if isinstance(part, TextPart)]
-            said = [{"role": quirks.system_role, "content": _text(texts, quirks)}]
+            payload = [{"role": quirks.system_role, "content": _text(texts, quirks)}]
     if message.participant:
-        for one in said:
+        for one in payload:
             one["name"] = message.participant
-    return said
+    return payload
 
 
 def user_content(message: Spoken, quirks: Quirks) -> object:
-    """A string where it is one text; else a list of parts."""
+    """A string for a single text, otherwise a list of parts."""
     parts: list[object] = []
     for i, part in enumerate(message.parts):
         match part:
@@ -168,7 +170,7 @@ def user_content(message: Spoken, quirks: Quirks) -> object:
                 if (raw := own_extra(part, "openai-chat", f"{message.where}.content[{i}]")) is not None:
                     parts.append(raw)
             case _:
-                pass  # conversation() lets no other part into a user's message
+                pass  # conversation() allows no other part in a user message
     only = message.parts[0]
     if len(message.parts) == 1 and isinstance(only, TextPart) and not (only.cache and quirks.cache_marks):
         return only.text
@@ -192,35 +194,35 @@ def _assistant(message: Spoken, quirks: Quirks) -> list[ChatMessage]:
             case ToolCallPart():
                 calls.append(_call(part, where))
             case _:
-                pass  # a provider's own item: this API takes none back from an assistant
-    said: ChatMessage = {"role": "assistant", "content": "".join(texts) or None}
+                pass  # a provider-specific item: this API accepts none in assistant messages
+    payload: ChatMessage = {"role": "assistant", "content": "".join(texts) or None}
     if calls:
-        said["tool_calls"] = calls
+        payload["tool_calls"] = calls
     if details:
-        said["reasoning_details"] = details
+        payload["reasoning_details"] = details
     if quirks.reasoning_back and any(thoughts):
-        said[quirks.reasoning_back] = "".join(thoughts)
-    return [said] if said["content"] or calls else []
+        payload[quirks.reasoning_back] = "".join(thoughts)
+    return [payload] if payload["content"] or calls else []
 
 
 def _call(part: ToolCallPart, where: str) -> dict[str, object]:
     function = {"name": part.tool_name, "arguments": part.arguments or "{}"}
-    said: dict[str, object] = {"id": _fitted(part.tool_id), "type": "function", "function": function}
+    payload: dict[str, object] = {"id": _fitted(part.tool_id), "type": "function", "function": function}
     if part.opaque and (extra := part.opaque.get("extra_content")):
-        said["extra_content"] = raw_json(extra, f"{where}.opaque.extra_content")
-    return said
+        payload["extra_content"] = raw_json(extra, f"{where}.opaque.extra_content")
+    return payload
 
 
 def _details(given: str, where: str) -> list[msgspec.Raw]:
     try:
         return _list.decode(given)
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
-        raise RequestInvalid(where, "it is no JSON list") from None
+        raise RequestInvalid(where, "not a JSON list") from None
 
 
 def _results(message: Spoken, quirks: Quirks) -> list[ChatMessage]:
-    """One message a result. A tool's message takes text alone: images follow in a user's message."""
-    said: list[ChatMessage] = []
+    """One message per result. Tool messages hold only text, so images follow in a user message."""
+    payload: list[ChatMessage] = []
     images: list[object] = []
     for part in message.parts:
         if not isinstance(part, ToolResultPart):
@@ -230,23 +232,23 @@ def _results(message: Spoken, quirks: Quirks) -> list[ChatMessage]:
         shown = [_image(inner, quirks, message.where) for inner in content if isinstance(inner, ImagePart)]
         if shown:
             images += [{"type": "text", "text": f"Images of the result of {part.tool_id}:"}, *shown]
-        said.append({"role": "tool", "tool_call_id": _fitted(part.tool_id), "content": "\n".join(texts)})
+        payload.append({"role": "tool", "tool_call_id": _fitted(part.tool_id), "content": "\n".join(texts)})
     if images:
-        said.append({"role": "user", "content": images})
-    return said
+        payload.append({"role": "user", "content": images})
+    return payload
 
 
 def _text(parts: list[TextPart], quirks: Quirks) -> object:
-    """System text: one string, or parts where a cache mark must stand between them."""
+    """System text as one string, or as parts if cache marks must be placed between them."""
     if quirks.cache_marks and any(part.cache for part in parts):
         return [{"type": "text", "text": part.text} | _cache(part.cache, quirks) for part in parts if part.text]
     return "\n\n".join(part.text for part in parts if part.text)
 
 
 def _image(part: ImagePart, quirks: Quirks, where: str) -> dict[str, object]:
-    assert not isinstance(part.source, BlobSource)  # conversation() lets none through
+    assert not isinstance(part.source, BlobSource)  # conversation() rejects these
     if isinstance(part.source, FileSource):
-        raise RequestInvalid(f"{where}.source", "Chat Completions takes no image by its file id")
+        raise RequestInvalid(f"{where}.source", "Chat Completions does not accept images by file id")
     return {"type": "image_url", "image_url": {"url": data_url(part.source)}} | _cache(part.cache, quirks)
 
 

@@ -1,17 +1,18 @@
-"""The answer of Chat Completions and of those who speak it, streamed or whole, as normalised events.
+"""Decodes responses of Chat Completions and compatible APIs, streamed or whole, into normalized events.
 
-What providers.md ("OpenAI Chat Completions") says of real streams holds here. Choices of our own:
+providers.md ("OpenAI Chat Completions") describes real streams. Design choices:
 
-- Text and thinking follow each other: the one ends where the other begins, where a tool call begins, and at
-  `finish_reason`. Content after that is a new block.
-- A tool call ends where other content begins, if its arguments have closed their object by then, else with the
-  response: not at all if that was cut by length, by a filter or by an error.
-- A `message` is the whole answer, unless no delta came and the object says that it is a chunk: what of it was told
-  is told no more, by the text itself, a call by its id or its place.
-- Of several fields with reasoning the first that holds text is read; see echo.py for thinking in the text as well.
-- `[DONE]` ends the response; without it the end of the body does, if a `finish_reason` came. `[DONE]` without any
-  `finish_reason` is a sound end with finish `unknown`, so that no call of it runs.
-- Only choice 0 is the answer; others are shown as `Extra`.
+- Text and thinking alternate: one ends when the other begins, when a tool call begins, and at `finish_reason`. Content
+  after that starts a new block.
+- A tool call ends when other content begins, if its arguments are a closed object by then. Otherwise it ends with the
+  response, or never, if the response was cut off by length, a filter or an error.
+- A `message` is the whole answer, unless no delta came and the object says it is a chunk. Parts that were already
+  emitted are skipped: text by content, calls by id or position.
+- If several reasoning fields have content, only the first one with text is read. repeated_thinking.py handles thinking
+  that is also in the text.
+- `[DONE]` ends the response. Without it, the end of the body does, if a `finish_reason` came. `[DONE]` without a
+  `finish_reason` is a normal end with finish `unknown`, so that none of its calls run.
+- Only choice 0 is the answer; others become `Extra`.
 """
 
 from __future__ import annotations
@@ -46,11 +47,11 @@ from tokenbus.events.normalized import (
 from tokenbus.events.usage import Usage
 from tokenbus.providers.openai_chat import reasoning, wire
 from tokenbus.providers.openai_chat.calls import Call, CallTable
-from tokenbus.providers.openai_chat.repeated_thinking import Echo
+from tokenbus.providers.openai_chat.repeated_thinking import RepeatedThinking
 from tokenbus.providers.response.decoder import ResponseDecoder, finish_of
 from tokenbus.providers.response.error_mapping import provider_failure
 from tokenbus.providers.response.json_decode import is_null, read, text_of
-from tokenbus.providers.response.repeats import Told
+from tokenbus.providers.response.repeats import EmittedText
 from tokenbus.providers.response.sse import SseEvent
 from tokenbus.providers.response.usage import count, latest
 
@@ -70,28 +71,30 @@ class ChatDecoder(ResponseDecoder, kw_only=True):
     """One response of Chat Completions; see `tokenbus.providers.api.Decoder`."""
 
     reasoning_fields: tuple[str, ...]
-    """Where the vendor may have its reasoning."""
+    """Fields that may hold the vendor's reasoning."""
     reasoning_field: str = ""
-    """The first of them that held text: often several hold the same, so only one is read."""
+    """The first of them that had text. Often several hold the same text, so only one is read."""
     started: bool = False
     next_ordinal: int = 0
     open_kind: OpenKind | None = None
     open_ordinal: int = -1
-    """The open text or thinking block."""
+    """Ordinal of the open text or thinking block."""
     last_thinking: int = -1
-    echo: Echo
-    text: Told = msgspec.field(default_factory=Told)
-    thought: Told = msgspec.field(default_factory=Told)
-    refused: Told = msgspec.field(default_factory=Told)
-    """What was told of the answer, of the reasoning in its fields, and of a refusal."""
+    echo: RepeatedThinking
+    text: EmittedText = msgspec.field(default_factory=EmittedText)
+    thought: EmittedText = msgspec.field(default_factory=EmittedText)
+    refused: EmittedText = msgspec.field(default_factory=EmittedText)
+    """What was emitted: the answer, the reasoning from its fields, and the refusal."""
     thought_late: list[str] = msgspec.field(default_factory=list[str])
-    """Reasoning that began after the text had thinking of its own: until it is known whether it is the same."""
+    """Reasoning that began after the text had thinking of its own, held back until it is known whether they are
+    equal.
+    """
     streamed: bool = False
-    """A delta came."""
+    """A delta has arrived."""
     beside: set[int] = msgspec.field(default_factory=set[int])
-    """What was told beside text and calls, by fingerprint."""
+    """Fingerprints of emitted content other than text and calls."""
     completed: int = 0
-    """Calls that are complete: the first so many."""
+    """Number of complete calls, counted from the first."""
     details: list[reasoning.Detail] = msgspec.field(default_factory=list[reasoning.Detail])
     table: CallTable = msgspec.field(default_factory=CallTable)
     finish: str | None = None
@@ -138,8 +141,9 @@ class ChatDecoder(ResponseDecoder, kw_only=True):
             self.streamed = True
             self._delta(choice.delta, out)
         is_whole = form == "chat.completion" or (choice.delta is None and self.streamed)
-        if choice.message is not None and (is_whole or choice.delta is None):  # beside a delta it is the same piece
-            self._delta(self._left_of(choice.message) if is_whole else choice.message, out, whole=is_whole)
+        # next to a delta, the message is the same piece
+        if choice.message is not None and (is_whole or choice.delta is None):
+            self._delta(self._remaining_of(choice.message) if is_whole else choice.message, out, whole=is_whole)
         if choice.delta is choice.message is None and choice.text:
             out.append(TextDelta(self._block("text", out), choice.text))
         if choice.finish_reason:
@@ -147,12 +151,12 @@ class ChatDecoder(ResponseDecoder, kw_only=True):
             stop = choice.stop_reason or choice.matched_stop
             self.stop_string = stop if isinstance(stop, str) else ""
             self._release(out)
-            self._shut(out)
+            self._close_open_block(out)
 
     def _delta(self, delta: wire.Delta, out: list[Normalized], *, whole: bool = False) -> None:
         self._reasoning(delta, out)
         if isinstance(delta.content, str):
-            self._say(delta.content, out)
+            self._emit_text(delta.content, out)
         elif delta.content:
             self._parts(delta.content, out)
         if delta.refusal:
@@ -167,12 +171,14 @@ class ChatDecoder(ResponseDecoder, kw_only=True):
         if not (delta.annotations is delta.executed_tools is delta.audio is delta.images is wire.NOTHING):
             self._further(delta, out, whole=whole)
 
-    def _left_of(self, message: wire.Delta) -> wire.Delta:
-        """What of the whole message was not told. Where it is another text, what was told stands."""
+    def _remaining_of(self, message: wire.Delta) -> wire.Delta:
+        """Remove the parts of a whole message that were already emitted. If its text differs, what was emitted
+        stands.
+        """
         content = message.content
         if self.text and content:
-            said = content if isinstance(content, str) else "".join(self._texts(content))
-            content = self.text.rest(said) or ""
+            parsed = content if isinstance(content, str) else "".join(self._texts(content))
+            content = self.text.rest(parsed) or ""
         refusal = message.refusal
         if refusal and (self.refused or self.text.units):
             told_as_text = self.text.rest(refusal) == ""
@@ -192,28 +198,28 @@ class ChatDecoder(ResponseDecoder, kw_only=True):
         read_parts = (read(wire.content_part, bytes(raw), "content part") for raw in parts)
         return [part.text or "" for part in read_parts if part.type == "text"]
 
-    def _say(self, text: str, out: list[Normalized]) -> None:
+    def _emit_text(self, text: str, out: list[Normalized]) -> None:
         if text and (text := self.echo.take(text, self.thought)):
-            self._settle(out)
+            self._emit_late_thinking(out)
             self.text.add(text)
             out.append(TextDelta(self._block("text", out), text))
 
     def _release(self, out: list[Normalized]) -> None:
-        """What waited is content: other follows, or none."""
-        self._settle(out)
+        """Emit everything held back, because other content or the end follows."""
+        self._emit_late_thinking(out)
         if text := self.echo.release():
             self.text.add(text)
             out.append(TextDelta(self._block("text", out), text))
 
-    def _settle(self, out: list[Normalized]) -> None:
-        """Reasoning that waited is what the text had already, or is told."""
+    def _emit_late_thinking(self, out: list[Normalized]) -> None:
+        """Emit held-back reasoning unless the text already had it."""
         late, self.thought_late = "".join(self.thought_late), []
         if late and not self.echo.says(late):
             self.thought.add(late)
             out.append(ThinkingDelta(self._block("thinking", out), late))
 
     def _think(self, text: str, field: str, out: list[Normalized]) -> None:
-        """Reasoning out of a field; the first field that has some is the only one."""
+        """Emit reasoning from a field. Only the first field with content is used."""
         if text and self.reasoning_field in ("", field):
             self.reasoning_field = field
             if self.echo.inner and not self.thought:
@@ -235,23 +241,23 @@ class ChatDecoder(ResponseDecoder, kw_only=True):
                 self._hold(reasoning.add(self.details, piece))
 
     def _parts(self, parts: list[msgspec.Raw], out: list[Normalized]) -> None:
-        """Content that is a list (Mistral)."""
+        """Decode content given as a list (Mistral)."""
         for raw in parts:
             part = read(wire.content_part, bytes(raw), "content part")
             if part.type == "text":
-                self._say(part.text or "", out)
+                self._emit_text(part.text or "", out)
             elif part.type == "thinking":
-                said = part.thinking
-                text = said if isinstance(said, str) else "".join(inner.text or "" for inner in said or ())
+                parsed = part.thinking
+                text = parsed if isinstance(parsed, str) else "".join(inner.text or "" for inner in parsed or ())
                 self._think(text, "content", out)
             else:
                 out.append(Extra("openai-chat.content_part", text_of(raw), self._open_or_none()))
 
     def _call(self, delta: wire.CallDelta, out: list[Normalized], *, place: int | None = None) -> None:
-        """A piece of a call; with its ``place`` in a whole message, the call as it is at its end."""
+        """Process a piece of a call. With ``place``, it is the complete call at that position of the whole message."""
         function = delta.function or wire.Function()
-        said = function.arguments
-        arguments = msgspec.json.encode(said).decode() if isinstance(said, dict) else said or ""
+        parsed = function.arguments
+        arguments = msgspec.json.encode(parsed).decode() if isinstance(parsed, dict) else parsed or ""
         if not (delta.id or function.name or arguments):
             return
         name = function.name or ""
@@ -265,7 +271,7 @@ class ChatDecoder(ResponseDecoder, kw_only=True):
             self._hold(len(call.extra_content))
         if call.ordinal < 0 and call.name:
             self._release(out)
-            self._shut(out)
+            self._close_open_block(out)
             self._complete(out)
             call.ordinal = self._take_ordinal()
             tool_id = call.tool_id or f"call_{call.ordinal}"
@@ -273,17 +279,17 @@ class ChatDecoder(ResponseDecoder, kw_only=True):
             if held := "".join(call.pieces):
                 out.append(ToolCallDelta(call.ordinal, held))
                 call.pieces = []
-        arguments = call.new_of(arguments)
+        arguments = call.new_part(arguments)
         if call.ordinal < 0:
             self._hold(len(arguments) + 64)
             call.pieces.append(arguments)
         elif arguments and not call.done:
             out.append(ToolCallDelta(call.ordinal, arguments))
         elif arguments.strip():
-            raise Malformed("tool_calls", f"arguments of {call.tool_id or call.name} after their end")
+            raise Malformed("tool_calls", f"arguments of {call.tool_id or call.name} continue after their end")
 
     def _complete(self, out: list[Normalized]) -> None:
-        """Calls whose arguments are whole are complete where other content begins, in their order."""
+        """Complete calls whose arguments are closed, in order, because other content begins."""
         while self.completed < len(self.table.calls) and (call := self.table.calls[self.completed]).end.closed:
             if call.ordinal < 0:
                 break
@@ -297,7 +303,7 @@ class ChatDecoder(ResponseDecoder, kw_only=True):
         self.completed += 1
 
     def _further(self, delta: wire.Delta, out: list[Normalized], *, whole: bool = False) -> None:
-        """What an answer may have beside text and calls; of a ``whole`` message what was not told."""
+        """Emit content other than text and calls. For a ``whole`` message, only what was not emitted before."""
         for name in ("annotations", "executed_tools", "audio"):
             value: msgspec.Raw = getattr(delta, name)
             if not is_null(value) and bytes(value) != b"[]" and (self._is_new(bytes(value)) or not whole):
@@ -307,7 +313,7 @@ class ChatDecoder(ResponseDecoder, kw_only=True):
                 self._image(raw, out)
 
     def _image(self, raw: msgspec.Raw, out: list[Normalized]) -> None:
-        """An image of the answer, whole, as a data URL. The same bytes once more are the same image."""
+        """Emit a complete image, given as a data URL. Repeated bytes are the same image."""
         if not self._is_new(bytes(raw)):
             return
         item = read(wire.image_item, bytes(raw), "image")
@@ -316,7 +322,7 @@ class ChatDecoder(ResponseDecoder, kw_only=True):
             out.append(Extra("openai-chat.image", text_of(raw)))
             return
         self._release(out)
-        self._shut(out)
+        self._close_open_block(out)
         self._complete(out)
         ordinal = self._take_ordinal()
         image = Image(ordinal, head.removeprefix("data:"), data, final=True)
@@ -333,9 +339,9 @@ class ChatDecoder(ResponseDecoder, kw_only=True):
     # --- blocks and the end ---------------------------------------------------------------------------------
 
     def _block(self, kind: OpenKind, out: list[Normalized]) -> int:
-        """The open block of this kind; what is open of another ends."""
+        """Return the open block of this kind. Closes a block of another kind."""
         if self.open_kind != kind:
-            self._shut(out)
+            self._close_open_block(out)
             self._complete(out)
             self.open_kind, self.open_ordinal = kind, self._take_ordinal()
             if kind == "thinking":
@@ -343,7 +349,7 @@ class ChatDecoder(ResponseDecoder, kw_only=True):
             out.append(BlockStart(self.open_ordinal, kind))
         return self.open_ordinal
 
-    def _shut(self, out: list[Normalized]) -> None:
+    def _close_open_block(self, out: list[Normalized]) -> None:
         if self.open_kind is not None:
             out.append(BlockStop(self.open_ordinal))
             self.open_kind, self.open_ordinal = None, -1
@@ -362,26 +368,26 @@ class ChatDecoder(ResponseDecoder, kw_only=True):
 
     def _finish(self, out: list[Normalized]) -> Done:
         self._release(out)
-        self._shut(out)
-        if back := reasoning.to_give_back(self.details):
+        self._close_open_block(out)
+        if back := reasoning.to_send_back(self.details):
             if self.last_thinking < 0:
                 self._block("thinking", out)
-                self._shut(out)
+                self._close_open_block(out)
             out.append(Opaque(self.last_thinking, "reasoning_details", back))
-        said = FINISH.get(self.finish or "", "unknown")
+        parsed = FINISH.get(self.finish or "", "unknown")
         for call in self.table.calls[self.completed :]:
-            if said not in _BROKEN_OFF:
+            if parsed not in _BROKEN_OFF:
                 if call.ordinal < 0:
-                    raise Malformed("tool_calls", f"call {call.tool_id or '?'} never got a name")
+                    raise Malformed("tool_calls", f"call {call.tool_id or '?'} has no name")
                 self._end_call(call, out)
             elif call.extra_content and call.ordinal >= 0:
                 out.append(Opaque(call.ordinal, "extra_content", call.extra_content))
         usage = usage_of(self.usage) if self.usage else None
-        return Done(finish_of(said, self.completed), self.finish or "", usage, self.stop_string)
+        return Done(finish_of(parsed, self.completed), self.finish or "", usage, self.stop_string)
 
 
 def usage_of(raw: dict[str, object]) -> Usage:
-    """The API's counts, under the names that its vendors have for them."""
+    """The API's token counts, under any of the vendors' names for them."""
 
     def first(*paths: tuple[str, ...]) -> int | None:
         return next((found for path in paths if (found := count(raw, *path)) is not None), None)

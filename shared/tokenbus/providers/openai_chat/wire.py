@@ -1,4 +1,4 @@
-"""What Chat Completions says, as far as it is needed. Everything may be missing or null: vendors leave out much."""
+"""The JSON of Chat Completions, as far as it is needed. Any field may be missing or null: vendors omit a lot."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from msgspec import Raw
 from tokenbus.providers.response.json_decode import Index
 
 NOTHING = Raw(b"")
-"""An absent field that is kept as it is."""
+"""An absent field of raw JSON."""
 
 
 class Function(msgspec.Struct):
-    """A tool call's name, and a fragment of its arguments: a string, or an object from vendors that know no better."""
+    """A tool call's name, and a fragment of its arguments: a string, or an object from nonconforming vendors."""
 
     name: str | None = None
     arguments: str | dict[str, Raw] | None = None
@@ -32,7 +32,7 @@ class CallDelta(msgspec.Struct):
 
 
 class ContentPart(msgspec.Struct):
-    """A part of content that is a list (Mistral)."""
+    """A part of list content (Mistral)."""
 
     type: str = ""
     text: str | None = None
@@ -40,7 +40,7 @@ class ContentPart(msgspec.Struct):
 
 
 class Delta(msgspec.Struct):
-    """What a chunk adds to the message, or a whole message. Fields of reasoning have any form."""
+    """What a chunk adds to the message, or a whole message. Reasoning fields may have any type."""
 
     content: str | list[Raw] | None = None
     refusal: str | None = None
@@ -51,24 +51,24 @@ class Delta(msgspec.Struct):
     function_call: Function | None = None
     annotations: Raw = NOTHING
     executed_tools: Raw = NOTHING
-    """Groq: tools that ran on its side."""
+    """Groq: tools that ran on its servers."""
     images: Raw = NOTHING
     audio: Raw = NOTHING
 
 
 class Choice(msgspec.Struct):
-    """One choice: streamed it has a delta, whole a message. Some vendors send both; then the delta is what is new."""
+    """One choice: streamed with a delta, whole with a message. If a vendor sends both, the delta holds what is new."""
 
     index: Index | None = None
     delta: Delta | None = None
     message: Delta | None = None
     text: str | None = None
-    """Completions: the text, or what is new of it. Some send it idle beside a delta."""
+    """Completions: the text, or its new part. Some vendors send it, unused, next to a delta."""
     finish_reason: str | None = None
     stop_reason: object = None
-    """vLLM: the stop string."""
+    """vLLM: the matched stop string."""
     matched_stop: object = None
-    """SGLang: the stop string."""
+    """SGLang: the matched stop string."""
 
 
 class XGroq(msgspec.Struct):
@@ -88,7 +88,7 @@ class Chunk(msgspec.Struct):
 
 
 class RawChoices(msgspec.Struct):
-    """A chunk, for what stands in it without a name here."""
+    """A chunk with raw choices, for unknown content."""
 
     choices: list[Raw] | None = None
 
@@ -98,7 +98,7 @@ class ImageUrl(msgspec.Struct):
 
 
 class ImageItem(msgspec.Struct):
-    """An image of the answer (OpenRouter)."""
+    """An image in the answer (OpenRouter)."""
 
     image_url: ImageUrl | None = None
 
@@ -112,7 +112,7 @@ image_item = msgspec.json.Decoder(ImageItem)
 
 @lru_cache(64)
 def chunk_decoder(reasoning_fields: tuple[str, ...]) -> msgspec.json.Decoder[Chunk]:
-    """The decoder of a vendor's chunks, whatever it calls the fields of its reasoning."""
+    """Return a chunk decoder that includes the vendor's reasoning fields."""
     more = [(name, object, None) for name in reasoning_fields if name not in Delta.__struct_fields__]
     if not more:
         return msgspec.json.Decoder(Chunk)

@@ -1,4 +1,4 @@
-"""OpenAI's Images API, and those who speak it: one prompt in, images out."""
+"""OpenAI's Images API and compatible services: one prompt in, images out."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class OpenAIImages(ProviderBase):
     last: tuple[bytes, ...] = (b'data:{"type":"error"', b'data:{"error":{"')
     image_keys: re.Pattern[bytes] | None = re.compile(rb'"b64_json"\s{0,32}:\s{0,32}"')
     formats: Mapping[Mode, Format] = {"chat": build}
-    # https://developers.openai.com/api/reference/resources/images/methods/edit: three types, 50 MB an image, 16 of them
-    # beside the mask.
+    # https://developers.openai.com/api/reference/resources/images/methods/edit: three types, 50 MB per image, 16 images
+    # in addition to the mask.
     media = MediaLimits(
         image_types=("image/png", "image/jpeg", "image/webp"),
         document_types=(),

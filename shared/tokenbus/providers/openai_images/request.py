@@ -1,6 +1,6 @@
-"""Build an Images request: https://developers.openai.com/api/reference/resources/images/methods/generate.
+"""Builds an Images request: https://developers.openai.com/api/reference/resources/images/methods/generate.
 
-The API takes one prompt and no conversation. With images beside the prompt it is an edit of those (`edits`).
+The API takes one prompt and no conversation. A prompt with images becomes an edit (`edits`).
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from tokenbus.providers.request.build import with_extra
 from tokenbus.providers.request.images import MASK, image_fields, image_options, prompt_of
 
 _UNKNOWN = ("system", "tools", "tool_choice", "max_tokens", "temperature", "top_p", "stop", "thinking", "output_schema")
-"""Fields of a request that this API has no place for."""
+"""Request fields that this API does not support."""
 
 
 def build(request: Generate, history: list[Message], quirks: Quirks) -> Built:
-    """The HTTP call. Raises RequestInvalid, naming the field."""
+    """Build the HTTP call. Raises RequestInvalid, naming the field."""
     for name in _UNKNOWN:
         if getattr(request, name) not in (None, []):
-            raise RequestInvalid(name, "the Images API takes a prompt and `images`, and nothing like this")
-    prompt, images = _said(request)
+            raise RequestInvalid(name, "the Images API does not support this field; it takes a prompt and `images`")
+    prompt, images = _prompt_and_images(request)
     body: dict[str, object] = {"model": request.model, "prompt": prompt, "stream": request.stream}
     known = ("size", "quality", "format", "background", "count", "previews", "mask")
     asked = image_options(request, *known) or ImageOptions()
@@ -33,17 +33,17 @@ def build(request: Generate, history: list[Message], quirks: Quirks) -> Built:
     if images:
         return Built(call=edit(body, images, asked.mask, request.extra))
     if asked.mask:
-        raise RequestInvalid(MASK, "there is no image that it could be the mask of")
+        raise RequestInvalid(MASK, "a mask requires an image to edit")
     encoded = msgspec.json.encode(with_extra(body, request.extra))
     headers = {"content-type": "application/json"}
     return Built(call=HttpCall(path="/images/generations", body=encoded, headers=headers))
 
 
-def _said(request: Generate) -> tuple[str, dict[str, ImagePart]]:
-    """The prompt, and the images to work from by their places: all of the one message. Raises RequestInvalid."""
+def _prompt_and_images(request: Generate) -> tuple[str, dict[str, ImagePart]]:
+    """Return the prompt and the input images by location, from the single message. Raises RequestInvalid."""
     [message, *more] = request.messages
     if more or message.role != "user":
-        raise RequestInvalid("messages", "the Images API takes one message of the user: the prompt, and images to edit")
+        raise RequestInvalid("messages", "the Images API takes one user message: the prompt and any images to edit")
     images: dict[str, ImagePart] = {}
     for i, part in enumerate(message.content if isinstance(message.content, list) else ()):
         match part:
@@ -52,7 +52,7 @@ def _said(request: Generate) -> tuple[str, dict[str, ImagePart]]:
             case ImagePart():
                 images[f"messages[0].content[{i}]"] = part
             case _:
-                raise RequestInvalid(f"messages[0].content[{i}]", "the Images API takes text and images")
+                raise RequestInvalid(f"messages[0].content[{i}]", "the Images API takes only text and images")
     if not (prompt := prompt_of(request)):
         raise RequestInvalid("messages[0].content", "the prompt is empty")
     return prompt, images

@@ -1,8 +1,8 @@
-"""The answer of the Images API, streamed or whole, as normalised events.
+"""Decodes Images API responses, streamed or whole, into normalized events.
 
-- An image is a block. Its previews belong to the one image that is open: the API makes them one after the other.
-- A stream ends after its last image without a word, so it is done where its body ends and no image is open.
-- An image by its URL (older models) is told as it is: nothing here fetches it.
+- Each image is a block. Previews belong to the one open image, because the API makes images one after the other.
+- The API sends no event after the last image. The response is complete if the body ends with no image open.
+- An image given by URL (older models) is emitted as is and never fetched here.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from tokenbus.providers.response.sse import SseEvent
 from tokenbus.providers.response.usage import latest
 
 
-class _Made(msgspec.Struct):
-    """An image of a whole answer."""
+class _ImageData(msgspec.Struct):
+    """An image in a whole response."""
 
     b64_json: str | None = None
     url: str | None = None
     revised_prompt: str | None = None
 
 
-class _Said(msgspec.Struct):
-    """An event, a whole answer, or an error: of all of them what is needed."""
+class _Event(msgspec.Struct):
+    """The needed fields of an event, a whole response or an error."""
 
     type: str = ""
     b64_json: str | None = None
@@ -52,46 +52,46 @@ class _Said(msgspec.Struct):
     size: str | None = None
     quality: str | None = None
     usage: dict[str, Any] | None = None
-    data: list[_Made] | None = None
+    data: list[_ImageData] | None = None
     error: Any = None
 
 
-_decoder = msgspec.json.Decoder(_Said)
+_decoder = msgspec.json.Decoder(_Event)
 _anything = msgspec.json.Decoder()
 
 
 class ImagesDecoder(ResponseDecoder, kw_only=True):
-    """One answer of the Images API; see `tokenbus.providers.api.Decoder`."""
+    """Decodes one Images API response; see `tokenbus.providers.api.Decoder`."""
 
     started: bool = False
     ordinal: int = 0
-    """Of the image that is open, or of the next one."""
+    """Ordinal of the open image, or of the next one."""
     open: bool = False
     usage: dict[str, object] | None = None
 
     def _read(self, event: SseEvent, out: list[Normalized]) -> Terminal | None:
         if event.data.startswith(b"[DONE]"):
             return None
-        said = read(_decoder, event.data, "event")
-        if said.error is not None or said.type == "error":
+        parsed = read(_decoder, event.data, "event")
+        if parsed.error is not None or parsed.type == "error":
             return Failed(provider_failure(read(_anything, event.data, "event")))
         if not self.started:
             self.started = True
             out.append(Start(""))
-        match said.type.rpartition(".")[2]:
+        match parsed.type.rpartition(".")[2]:
             case "partial_image":
-                self._image(said, _Made(said.b64_json), out, final=False)
+                self._image(parsed, _ImageData(parsed.b64_json), out, final=False)
             case "completed":
-                self._image(said, _Made(said.b64_json, revised_prompt=said.revised_prompt), out, final=True)
-                self._count(said, out)
-            case "" if said.data is not None:
-                for made in said.data:
-                    self._image(said, made, out, final=True)
-                self._count(said, out)
+                self._image(parsed, _ImageData(parsed.b64_json, revised_prompt=parsed.revised_prompt), out, final=True)
+                self._count(parsed, out)
+            case "" if parsed.data is not None:
+                for made in parsed.data:
+                    self._image(parsed, made, out, final=True)
+                self._count(parsed, out)
             case "":
-                raise Malformed("event", "it has no type, and no images")
+                raise Malformed("event", "neither a type nor images")
             case _:
-                out.append(Extra(f"openai-images.{said.type}", event.data.decode()))
+                out.append(Extra(f"openai-images.{parsed.type}", event.data.decode()))
         return None
 
     def _closed(self, out: list[Normalized]) -> Terminal:
@@ -101,19 +101,19 @@ class ImagesDecoder(ResponseDecoder, kw_only=True):
             return Cut("the body held no image")
         return Done("stop", usage=usage_of(self.usage) if self.usage else None)
 
-    def _image(self, said: _Said, made: _Made, out: list[Normalized], *, final: bool) -> None:
+    def _image(self, parsed: _Event, made: _ImageData, out: list[Normalized], *, final: bool) -> None:
         if not self.open:
             self.open = True
             out.append(BlockStart(self.ordinal, "image"))
         if made.b64_json:
             image = Image(
                 self.ordinal,
-                media_type(said.output_format),
+                media_type(parsed.output_format),
                 made.b64_json,
                 final,
                 revised_prompt=made.revised_prompt or "",
-                size=said.size or "",
-                quality=said.quality or "",
+                size=parsed.size or "",
+                quality=parsed.quality or "",
             )
             out.append(image)
         elif made.url:
@@ -123,7 +123,7 @@ class ImagesDecoder(ResponseDecoder, kw_only=True):
             self.open = False
             self.ordinal += 1
 
-    def _count(self, said: _Said, out: list[Normalized]) -> None:
-        if said.usage:
-            self.usage = latest(self.usage, said.usage)
+    def _count(self, parsed: _Event, out: list[Normalized]) -> None:
+        if parsed.usage:
+            self.usage = latest(self.usage, parsed.usage)
             out.append(UsageSeen(usage_of(self.usage)))

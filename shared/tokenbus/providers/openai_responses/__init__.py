@@ -1,4 +1,4 @@
-"""OpenAI's Responses API, and those who speak it."""
+"""OpenAI's Responses API and compatible services."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class OpenAIResponses(ProviderBase):
     name: ApiName = "openai-responses"
     default_base_url = "https://api.openai.com/v1"
     default_key_env = "OPENAI_API_KEY"
-    # Starts and ends of items, of parts and of the response; a text with such a word in it is merely forwarded sooner.
+    # Start and end of items, parts and the response. A text that contains such a word is merely forwarded sooner.
     urgent: tuple[bytes, ...] = (
         b"output_item.",
         b"content_part.",
@@ -41,14 +41,14 @@ class OpenAIResponses(ProviderBase):
     )
     image_keys: re.Pattern[bytes] | None = re.compile(rb'"(?:result|partial_image_b64)"\s{0,32}:\s{0,32}"')
     formats: Mapping[Mode, Format] = {"chat": build}
-    # The guides of Chat Completions: this API takes texts, sheets and slides as well.
+    # Same guides as Chat Completions; this API also accepts text files, spreadsheets and slides.
     media = MediaLimits(
         image_types=COMMON_IMAGES, document_types=ANY, document_bytes=50 * MIB, images=1500, request_bytes=512 * MIB
     )
     makes_images = True
 
     def decoder(self, *, status: int, headers: Mapping[str, str], stream: bool, quirks: Quirks) -> Decoder:
-        """See `Provider.decoder`. A whole response says by its `object` that it is one, whatever was asked for."""
+        """See `Provider.decoder`. A whole response identifies itself by its `object`, whatever was requested."""
         sse = SseDecoder(limit=MAX_IMAGE_EVENT_BYTES)
         return ResponsesDecoder.of(status, headers, sse=sse, inline=InlineThinking.of(quirks))
 

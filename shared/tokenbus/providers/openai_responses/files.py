@@ -1,8 +1,8 @@
 """OpenAI's Files API: https://developers.openai.com/api/reference/resources/files/methods/create.
 
-One call with a form. Up to 512 MB a file; how much of it a model takes is the request's own limit. A file lives until
-it is deleted, or as long as `expires_after` says, from an hour to 30 days. Purposes: `vision` for images, `user_data`
-for what goes into `input_file` (https://developers.openai.com/api/docs/guides/images-vision, …/guides/file-inputs).
+One call with a form. Up to 512 MB per file; the request's own limits decide how much a model accepts. A file lives
+until it is deleted or for `expires_after` (one hour to 30 days). Purposes: `vision` for images, `user_data` for
+`input_file` (https://developers.openai.com/api/docs/guides/images-vision, …/guides/file-inputs).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _file = msgspec.json.Decoder(_File)
 
 
 class OpenAIFiles:
-    """``images``: whether a request can name an image by its id. Chat Completions cannot: `image_url` takes a URL."""
+    """``images``: whether a request can refer to an image by id. Chat Completions cannot: `image_url` needs a URL."""
 
     max_bytes = MAX_FILE_BYTES
 

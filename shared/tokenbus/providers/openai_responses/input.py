@@ -1,4 +1,4 @@
-"""The conversation as the input items of a Responses request: one list, in which calls and results are items too."""
+"""The conversation as the input items of a Responses request. Calls and results are items in the same list."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ Json = dict[str, object]
 
 
 class Input:
-    """The items so far."""
+    """Collects the input items."""
 
     def __init__(self, quirks: Quirks, stored: bool) -> None:
         self.items: list[Json | msgspec.Raw] = []
         self._quirks = quirks
         self._stored = stored
-        """The provider keeps responses: reasoning goes back by its id alone."""
+        """The provider stores responses, so reasoning is sent back by id only."""
         self._custom_calls: set[str] = set()
-        """Calls of the latest message that were of custom tools."""
+        """Custom-tool calls of the latest message."""
 
     def add(self, message: Spoken) -> None:
         """Append a message. Raises RequestInvalid."""
@@ -59,7 +59,7 @@ class Input:
                 self.items += [self._result(part) for part in message.parts if isinstance(part, ToolResultPart)]
 
     def _user(self, message: Spoken) -> None:
-        """One message; a provider's own items stand beside it."""
+        """Add one user message. Provider-specific items go next to it."""
         parts: list[Json] = []
         for i, part in enumerate(message.parts):
             match part:
@@ -73,7 +73,7 @@ class Input:
                     if (raw := own_extra(part, "openai-responses", f"{message.where}.content[{i}]")) is not None:
                         self.items.append(raw)
                 case _:
-                    pass  # conversation() lets no other part into a user's message
+                    pass  # conversation() allows no other part in a user message
         if parts:
             only_text = parts[0]["text"] if len(parts) == 1 and parts[0].keys() == {"type", "text"} else None
             self.items.append({"role": "user", "content": only_text or parts})
@@ -96,10 +96,10 @@ class Input:
                     if (raw := own_extra(part, "openai-responses", where)) is not None:
                         self.items.append(raw)
                 case _:
-                    pass  # conversation() lets no other part into an assistant's message
+                    pass  # conversation() allows no other part in an assistant message
 
     def _text(self, part: TextPart, where: str, first: int) -> None:
-        """A message of the model. Text of the same item is one message, as is text without any."""
+        """Add model text. Consecutive texts of the same item, or without an item, form one message."""
         opaque = part.opaque or {}
         before = self._last(first, "message")
         item_id = _item_id(opaque, "msg")
@@ -109,78 +109,78 @@ class Input:
             else:
                 before["content"] = f"{before['content']}{part.text}"
             return
-        said: Json = {"type": "message", "role": "assistant"}
+        payload: Json = {"type": "message", "role": "assistant"}
         if item_id:
-            said |= {"id": item_id, "status": "completed", "content": [_output_text(part.text, opaque, where)]}
+            payload |= {"id": item_id, "status": "completed", "content": [_output_text(part.text, opaque, where)]}
         else:
-            said["content"] = part.text
-        self.items.append(said | _fields(opaque, where))
+            payload["content"] = part.text
+        self.items.append(payload | _fields(opaque, where))
 
     def _thinking(self, part: ThinkingPart, where: str, first: int) -> None:
-        """A reasoning where the API can use it: encrypted, stored, or in plain words at a vendor that wants them.
+        """Add reasoning if the API can use it: encrypted, stored, or as plain text for vendors that want it.
 
-        The parts of one item, by its id, are one item again.
+        Parts with the same item id are merged into one item again.
         """
         opaque = part.opaque or {}
         item_id = _item_id(opaque, "rs")
         encrypted = opaque.get("encrypted")
-        said = self._last(first, "reasoning")
-        if said is None or not item_id or said.get("id") != item_id:
+        payload = self._last(first, "reasoning")
+        if payload is None or not item_id or payload.get("id") != item_id:
             if not (encrypted or (self._stored and item_id) or self._quirks.reasoning_back):
                 return
             fresh: Json = {"type": "reasoning", "summary": list[Json]()}
-            said = fresh | {"id": item_id} if item_id else fresh
-            self.items.append(said)
+            payload = fresh | {"id": item_id} if item_id else fresh
+            self.items.append(payload)
         if encrypted:
-            said["encrypted_content"] = encrypted
+            payload["encrypted_content"] = encrypted
         if part.text and (_fields(opaque, where) or not (encrypted or item_id)):
-            content = cast("list[Json]", said.setdefault("content", list[Json]()))
+            content = cast("list[Json]", payload.setdefault("content", list[Json]()))
             content.append({"type": "reasoning_text", "text": part.text})
         elif part.text:
-            cast("list[Json]", said["summary"]).append({"type": "summary_text", "text": part.text})
+            cast("list[Json]", payload["summary"]).append({"type": "summary_text", "text": part.text})
 
     def _made(self, part: ImagePart) -> None:
-        """An image that the model made: its own item, or, where another provider's model made it, one of the user."""
+        """Add a model-generated image: as its own item, or as a user image if another provider's model made it."""
         item_id = _item_id(part.opaque or {}, "ig")
         if item_id and isinstance(part.source, Base64Source):
-            said: Json = {"type": "image_generation_call", "id": item_id, "status": "completed"}
-            self.items.append(said | {"result": part.source.data})
+            payload: Json = {"type": "image_generation_call", "id": item_id, "status": "completed"}
+            self.items.append(payload | {"result": part.source.data})
         else:
             self.items.append({"role": "user", "content": [_image(part, self._quirks)]})
 
     def _call(self, part: ToolCallPart, where: str) -> None:
         opaque = part.opaque or {}
         more = _fields(opaque, where)
-        said: Json = {"call_id": _fitted(part.tool_id), "name": part.tool_name}
+        payload: Json = {"call_id": _fitted(part.tool_id), "name": part.tool_name}
         if "type" in more:
             self._custom_calls.add(part.tool_id)
-            said |= {"type": CUSTOM_CALL, "input": part.arguments}
+            payload |= {"type": CUSTOM_CALL, "input": part.arguments}
         else:
-            said |= {"type": "function_call", "arguments": part.arguments or "{}"}
+            payload |= {"type": "function_call", "arguments": part.arguments or "{}"}
         if item_id := _item_id(opaque, "ctc" if "type" in more else "fc"):
-            said["id"] = item_id
-        self.items.append({**more, **said})
+            payload["id"] = item_id
+        self.items.append({**more, **payload})
 
     def _result(self, part: ToolResultPart) -> Json:
         kind = "custom_tool_call_output" if part.tool_id in self._custom_calls else "function_call_output"
-        said: Json = {"type": kind, "call_id": _fitted(part.tool_id)}
+        payload: Json = {"type": kind, "call_id": _fitted(part.tool_id)}
         if isinstance(part.content, str):
-            said["output"] = part.content
+            payload["output"] = part.content
         else:
-            said["output"] = [
+            payload["output"] = [
                 _image(inner, self._quirks) if isinstance(inner, ImagePart) else text_part(inner, self._quirks)
                 for inner in part.content
             ]
-        return said
+        return payload
 
     def _last(self, first: int, kind: str) -> Json | None:
-        """The last item, where it is of this message and of this kind."""
+        """The last item, if it belongs to this message and has this type."""
         last = self.items[-1] if len(self.items) > first else None
         return last if isinstance(last, dict) and last.get("type") == kind else None
 
 
 def text_part(part: TextPart, quirks: Quirks) -> Json:
-    """Text of anybody but the model."""
+    """Input text: anything not written by the model."""
     return {"type": "input_text", "text": part.text} | _cache(part.cache, quirks)
 
 
@@ -191,25 +191,25 @@ def _output_text(text: str, opaque: dict[str, str], where: str) -> Json:
 
 
 def _image(part: ImagePart, quirks: Quirks) -> Json:
-    assert not isinstance(part.source, BlobSource)  # conversation() lets none through
+    assert not isinstance(part.source, BlobSource)  # conversation() rejects these
     if isinstance(part.source, FileSource):
-        said: Json = {"type": "input_image", "detail": "auto", "file_id": part.source.file_id}
+        payload: Json = {"type": "input_image", "detail": "auto", "file_id": part.source.file_id}
     else:
-        said = {"type": "input_image", "detail": "auto", "image_url": data_url(part.source)}
-    return said | _cache(part.cache, quirks)
+        payload = {"type": "input_image", "detail": "auto", "image_url": data_url(part.source)}
+    return payload | _cache(part.cache, quirks)
 
 
 def _document(part: DocumentPart, quirks: Quirks) -> Json:
     source = part.source
     assert not isinstance(source, BlobSource)
-    said: Json = {"type": "input_file"}
+    payload: Json = {"type": "input_file"}
     if isinstance(source, UrlSource):
-        said["file_url"] = source.url
+        payload["file_url"] = source.url
     elif isinstance(source, FileSource):
-        said["file_id"] = source.file_id
+        payload["file_id"] = source.file_id
     else:
-        said |= {"filename": part.title or "document", "file_data": data_url(source)}
-    return said | _cache(part.cache, quirks)
+        payload |= {"filename": part.title or "document", "file_data": data_url(source)}
+    return payload | _cache(part.cache, quirks)
 
 
 def _cache(marked: bool, quirks: Quirks) -> Json:
@@ -217,18 +217,18 @@ def _cache(marked: bool, quirks: Quirks) -> Json:
 
 
 def _fields(opaque: dict[str, str], where: str) -> Json:
-    """The further fields of an item. Raises RequestInvalid."""
+    """Additional fields of an item. Raises RequestInvalid."""
     given = opaque.get("fields")
     if not given:
         return {}
     try:
         return dict(fields.decode(given))
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
-        raise RequestInvalid(f"{where}.opaque.fields", "it is no JSON object") from None
+        raise RequestInvalid(f"{where}.opaque.fields", "not a JSON object") from None
 
 
 def _item_id(opaque: dict[str, str], kind: str) -> str | None:
-    """The id that the provider gave the item, where the API takes it: others come from vendors that change them."""
+    """The provider's id of the item, if the API accepts it. Other ids come from vendors that change them."""
     given = opaque.get("item_id", "")
     return given if given.startswith(f"{kind}_") and _ITEM_ID.fullmatch(given) else None
 

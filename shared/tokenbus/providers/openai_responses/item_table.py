@@ -1,7 +1,8 @@
-"""Which item an event is about: the one of its id, or else of its position, or else the one that says the same.
+"""Finds the item that an event refers to: by id, else by position, else by equal content.
 
-Real streams change an item's ids from event to event (GitHub Copilot), leave `output_index` out and an item's id, too
-(llama.cpp), count anew at an item's end, give two items one id, or one position. So neither is believed by itself.
+Real streams change an item's ids from event to event (GitHub Copilot), omit `output_index` and the item's id
+(llama.cpp), renumber items at their end, or give two items the same id or position. So none of these is trusted on its
+own.
 """
 
 from __future__ import annotations
@@ -16,25 +17,25 @@ from tokenbus.providers.openai_responses import wire
 from tokenbus.providers.openai_responses.items import Item, ItemKind, ids_of, sort_of
 from tokenbus.providers.response.decoder import MAX_OPEN_BLOCKS
 
-_LOOKED_AT = 16
-"""Of the items that one may be by its text so many are looked at."""
+_MAX_COMPARED = 16
+"""How many candidates to compare when matching items by text."""
 
 
 class ItemTable(msgspec.Struct):
-    """The items of one response, in order of appearance, those that have ended, too."""
+    """The items of one response in order of appearance, including those that have ended."""
 
     items: list[Item] = []
     by_id: dict[str, int] = {}
-    """The latest item with an id, of its sort and of any."""
+    """The latest item with an id, keyed with and without its sort."""
     by_index: dict[int, int] = {}
     """The latest item at a position."""
     latest: dict[str, int] = {}
     """The latest item of a kind."""
     open: dict[int, None] = {}
-    """Those that have not ended."""
+    """Items that have not ended."""
 
     def add(self, item: Item, index: int | None, ids: list[str]) -> int:
-        """A new item. Raises TooLarge where too many are open."""
+        """Add an item. Raises TooLarge if too many are open."""
         if len(self.open) >= MAX_OPEN_BLOCKS:
             raise TooLarge("open blocks", len(self.open) + 1, MAX_OPEN_BLOCKS, unit="blocks")
         at = len(self.items)
@@ -49,14 +50,14 @@ class ItemTable(msgspec.Struct):
         return at
 
     def end(self, at: int) -> None:
-        """This item is complete."""
+        """Mark an item as complete."""
         self.items[at].ended = True
         del self.open[at]
 
     def find(self, sort: str, index: int | None, ids: Sequence[str], call_id: str | None = None) -> int | None:
-        """The item of this sort that has one of these ids, or else this position; None: no item is known to.
+        """Find the item of this sort by id, or else by position; None if there is none.
 
-        A call with another ``call_id`` is another call, whatever its id.
+        A different ``call_id`` means a different call, whatever the item id.
         """
         there = None if index is None else self.by_index.get(index)
         if there is not None and self.items[there].sort != sort:
@@ -67,59 +68,61 @@ class ItemTable(msgspec.Struct):
         return next((at for at in known if at is not None and self.items[at].has(ids, call_id)), there)
 
     def of_delta(self, kind: ItemKind, index: int | None, item_id: str | None) -> int | None:
-        """The item that a piece belongs to; one that says neither id nor position, to the latest that is open."""
+        """Find the item that a piece belongs to. Without id and position, it is the latest open item of the kind."""
         at = self.find(kind, index, [item_id] if item_id else [])
         if at is None and index is None and item_id not in self.by_id:
             at = self.latest.get(kind)
             return at if at is None or not self.items[at].ended else None
         return at
 
-    def of_item(self, kind: ItemKind, index: int | None, said: wire.Item) -> int | None:
-        """The item that this is at its end. One that is known by its position alone, and has ended, must agree."""
-        at = self.find(sort_of(kind, said.type), index, ids_of(said), said.call_id)
+    def of_item(self, kind: ItemKind, index: int | None, parsed: wire.Item) -> int | None:
+        """Find the item that this final form belongs to. An ended item found only by position must also agree in
+        content.
+        """
+        at = self.find(sort_of(kind, parsed.type), index, ids_of(parsed), parsed.call_id)
         if at is not None:
             item = self.items[at]
-            if not item.ended or item.has(ids_of(said), said.call_id) or _may_be_there(item, said):
+            if not item.ended or item.has(ids_of(parsed), parsed.call_id) or _matches_position(item, parsed):
                 return at
-        return self._by_text(kind, said)
+        return self._by_text(kind, parsed)
 
-    def of_whole(self, kinds: Sequence[ItemKind], said: Sequence[wire.Item]) -> list[int | None]:
-        """Of each item of a response at its end, which it is; each is only one. None: it was never told."""
+    def of_whole(self, kinds: Sequence[ItemKind], parsed: Sequence[wire.Item]) -> list[int | None]:
+        """Match each item of a final response to a known one, at most once each. None: it was never streamed."""
         found: list[int | None] = []
         others: dict[ItemKind, dict[int, None]] = {}
         for at, item in enumerate(self.items):
             others.setdefault(item.kind, {})[at] = None
-        for index, (kind, item) in enumerate(zip(kinds, said, strict=True)):
+        for index, (kind, item) in enumerate(zip(kinds, parsed, strict=True)):
             at = self.find(sort_of(kind, item.type), index, ids_of(item), item.call_id)
             left = others.get(kind, {})
             if at in left and not self.items[at].has(ids_of(item), item.call_id):
-                at = at if _may_be_there(self.items[at], item) else None
+                at = at if _matches_position(self.items[at], item) else None
             at = at if at in left else None
             found.append(at)
             if at is not None:
                 del left[at]
-        for match in (Item.is_again, _is_like):
-            for index, (kind, item) in enumerate(zip(kinds, said, strict=True)):
+        for match in (Item.is_repeat, _has_same_type):
+            for index, (kind, item) in enumerate(zip(kinds, parsed, strict=True)):
                 left = others.get(kind, {})
-                looked_at = islice(left, _LOOKED_AT) if found[index] is None else ()
+                looked_at = islice(left, _MAX_COMPARED) if found[index] is None else ()
                 if (at := next((at for at in looked_at if match(self.items[at], item)), None)) is not None:
                     found[index] = at
                     del left[at]
         return found
 
-    def _by_text(self, kind: ItemKind, said: wire.Item) -> int | None:
-        """The open item that says what this one says; or as far as it came, if no other may be it."""
-        anonymous = bool(said.name) and not ids_of(said)
-        of_kind = (at for at in self.open if (item := self.items[at]).kind == kind and (item.says or anonymous))
-        alike = [at for at in islice(of_kind, _LOOKED_AT) if self.items[at].may_be(said)]
-        again = next((at for at in alike if self.items[at].is_again(said)), None)
+    def _by_text(self, kind: ItemKind, parsed: wire.Item) -> int | None:
+        """Find the open item with equal content, or the only one whose content so far is a prefix."""
+        anonymous = bool(parsed.name) and not ids_of(parsed)
+        of_kind = (at for at in self.open if (item := self.items[at]).kind == kind and (item.has_content or anonymous))
+        alike = [at for at in islice(of_kind, _MAX_COMPARED) if self.items[at].could_be(parsed)]
+        again = next((at for at in alike if self.items[at].is_repeat(parsed)), None)
         return alike[0] if again is None and (len(alike) == 1 or (alike and kind == "call")) else again
 
 
-def _may_be_there(item: Item, said: wire.Item) -> bool:
-    """Whether the item at this position is this one: ids that differ may be two items."""
-    return not (item.ids and ids_of(said)) or item.agrees(said)
+def _matches_position(item: Item, parsed: wire.Item) -> bool:
+    """Whether the item at this position can be this one. Different ids may mean different items."""
+    return not (item.ids and ids_of(parsed)) or item.agrees(parsed)
 
 
-def _is_like(item: Item, said: wire.Item) -> bool:
-    return item.type == said.type
+def _has_same_type(item: Item, parsed: wire.Item) -> bool:
+    return item.type == parsed.type

@@ -1,4 +1,4 @@
-"""The items of a response's output, as blocks: from their announcement over their parts to their end."""
+"""Turns output items into blocks, from their announcement through their parts to their end."""
 
 from __future__ import annotations
 
@@ -36,32 +36,32 @@ from tokenbus.providers.openai_responses.items import (
 )
 from tokenbus.providers.response.decoder import ResponseDecoder
 from tokenbus.providers.response.json_decode import text_of
-from tokenbus.providers.response.repeats import untold
+from tokenbus.providers.response.repeats import not_emitted
 
 _RAW_REASONING = '{"type":"reasoning_text"}'
 
 
 class OutputDecoder(ResponseDecoder, kw_only=True):
-    """What becomes of items. Which event says what of them is not told here."""
+    """Defines what happens to items. The subclass maps API events to these operations."""
 
     custom_tools: list[str] | None = None
-    """Names of the request's custom tools; None where the response does not repeat them."""
+    """Names of the request's custom tools; None if the response does not repeat them."""
     table: ItemTable = msgspec.field(default_factory=ItemTable)
     next_ordinal: int = 0
     calls: int = 0
-    """Tool calls completed."""
+    """Number of completed tool calls."""
     refused: bool = False
     image_model: str = ""
-    """The model behind the image tool, where the response repeats it."""
+    """The model behind the image tool, if the response repeats it."""
 
     def _announce(self, index: int | None, data: bytes, out: list[Normalized]) -> None:
-        """An item begins. Said twice, it is nothing new; after its end, only what follows tells whether it is."""
-        said = wire.read_item(data)
-        kind, ids = kind_of(said, self.custom_tools), ids_of(said)
-        at = self.table.find(sort_of(kind, said.type), index, ids, said.call_id)
+        """Start an item. Ignore repetitions; after the item's end, later events decide whether it is a new one."""
+        parsed = wire.read_item(data)
+        kind, ids = kind_of(parsed, self.custom_tools), ids_of(parsed)
+        at = self.table.find(sort_of(kind, parsed.type), index, ids, parsed.call_id)
         if at is not None:
             item = self.table.items[at]
-            known = item.has(ids, said.call_id)
+            known = item.has(ids, parsed.call_id)
             if item.ended and known:
                 self._hold(len(data) - len(item.again or b""))
                 item.again = data
@@ -72,13 +72,13 @@ class OutputDecoder(ResponseDecoder, kw_only=True):
                 return
         there = None if index is None else self.table.by_index.get(index)
         if there is not None and there in self.table.open and not (ids and self.table.items[there].ids):
-            raise Malformed("response.output_item.added", f"output_index {index} is open already")
-        self._begin_item(index, said, kind, out)
+            raise Malformed("response.output_item.added", f"output_index {index} is already open")
+        self._begin_item(index, parsed, kind, out)
 
-    def _begin_item(self, index: int | None, said: wire.Item, kind: ItemKind, out: list[Normalized]) -> int:
-        at = self._open(index, Item(said.type, kind, call_id=said.call_id or ""), ids_of(said), out)
+    def _begin_item(self, index: int | None, parsed: wire.Item, kind: ItemKind, out: list[Normalized]) -> int:
+        at = self._open(index, Item(parsed.type, kind, call_id=parsed.call_id or ""), ids_of(parsed), out)
         if kind == "call":
-            self._begin_call(self.table.items[at], said, out)
+            self._begin_call(self.table.items[at], parsed, out)
         return at
 
     def _open(self, index: int | None, item: Item, ids: list[str], out: list[Normalized]) -> int:
@@ -89,86 +89,90 @@ class OutputDecoder(ResponseDecoder, kw_only=True):
             out.append(BlockStart(item.ordinal, "image" if item.kind == "image" else "thinking"))
         return at
 
-    def _begin_again(self, at: int, index: int | None, out: list[Normalized]) -> int:
-        """What was announced after the end of an item with the same id is another."""
+    def _begin_repeated(self, at: int, index: int | None, out: list[Normalized]) -> int:
+        """Start the new item that was announced after the end of another with the same id."""
         data, self.table.items[at].again = self.table.items[at].again, None
         assert data is not None
         self._hold(-len(data))
-        said = wire.read_item(data)
-        return self._begin_item(index, said, self.table.items[at].kind, out)
+        parsed = wire.read_item(data)
+        return self._begin_item(index, parsed, self.table.items[at].kind, out)
 
     def _end_item(self, index: int | None, data: bytes, out: list[Normalized]) -> None:
-        """An item as it is at its end; one that was never announced comes whole."""
-        said = wire.read_item(data)
-        kind = kind_of(said, self.custom_tools)
+        """End an item, given in its final form. One that was never announced is emitted whole."""
+        parsed = wire.read_item(data)
+        kind = kind_of(parsed, self.custom_tools)
         there = None if index is None else self.table.by_index.get(index)
         if there is not None and there in self.table.open and (item := self.table.items[there]).kind != kind:
-            unknown = self.table.find(sort_of(kind, said.type), None, ids_of(said), said.call_id) is None
-            if unknown and not (item.ids and ids_of(said)):
-                problem = f"output_index {index} is a {item.type}, not a {said.type}"
+            unknown = self.table.find(sort_of(kind, parsed.type), None, ids_of(parsed), parsed.call_id) is None
+            if unknown and not (item.ids and ids_of(parsed)):
+                problem = f"output_index {index} is a {item.type}, not a {parsed.type}"
                 raise Malformed("response.output_item.done", problem)
-        self._conclude(self.table.of_item(kind, index, said), index, said, data, out)
+        self._conclude(self.table.of_item(kind, index, parsed), index, parsed, data, out)
 
-    def _conclude(self, at: int | None, index: int | None, said: wire.Item, data: bytes, out: list[Normalized]) -> None:
-        """What an item at its end says, of which it is known (``at``) what was told."""
+    def _conclude(
+        self, at: int | None, index: int | None, parsed: wire.Item, data: bytes, out: list[Normalized]
+    ) -> None:
+        """Process an item's final form. ``at``: the known item that it belongs to, if any."""
         if at is not None and (item := self.table.items[at]).ended:
-            if item.again is None or item.is_again(said):
-                self._say_late(item, said, data, out)
+            if item.again is None or item.is_repeat(parsed):
+                self._emit_late(item, parsed, data, out)
                 return
-            at = self._begin_again(at, index, out)
+            at = self._begin_repeated(at, index, out)
         if at is None:
-            at = self._begin_item(index, said, kind_of(said, self.custom_tools), out)
+            at = self._begin_item(index, parsed, kind_of(parsed, self.custom_tools), out)
         item = self.table.items[at]
         match item.kind:
             case "message" | "reasoning":
-                self._end_content(item, said, data, out)
+                self._end_content(item, parsed, data, out)
             case "call":
-                self._end_call(item, said, data, out)
+                self._end_call(item, parsed, data, out)
             case "image":
-                self._end_image(item, said, data, out)
+                self._end_image(item, parsed, data, out)
             case "other":
-                out.append(Extra(f"openai-responses.{said.type}", data.decode(), ordinal=item.ordinal))
+                out.append(Extra(f"openai-responses.{parsed.type}", data.decode(), ordinal=item.ordinal))
         self.table.end(at)
         self._hold(256 + 64 * len(item.parts) - item.held)
 
     def _complete(self, output: list[msgspec.Raw], out: list[Normalized]) -> None:
-        """The response at its end says all of its items again; what of them was not told is told now."""
+        """Process the final response, which repeats all items. Emit what is still missing."""
         items = [(bytes(data), wire.read_item(bytes(data))) for data in output]
-        kinds: list[ItemKind] = [kind_of(said, self.custom_tools) for _, said in items]
-        found = self.table.of_whole(kinds, [said for _, said in items])
-        for (data, said), at in zip(items, found, strict=True):
-            self._conclude(at, None, said, data, out)
-        self._give_up_items(out)
+        kinds: list[ItemKind] = [kind_of(parsed, self.custom_tools) for _, parsed in items]
+        found = self.table.of_whole(kinds, [parsed for _, parsed in items])
+        for (data, parsed), at in zip(items, found, strict=True):
+            self._conclude(at, None, parsed, data, out)
+        self._close_open_items(out)
 
-    def _give_up_items(self, out: list[Normalized]) -> None:
-        """The response ended before these items: text and thinking are what they are, a call was not completed."""
+    def _close_open_items(self, out: list[Normalized]) -> None:
+        """Handle items without an end: keep text and thinking as they are; calls stay incomplete."""
         for at in self.table.open:
             item = self.table.items[at]
-            self._say_beside(item, out)
+            self._emit_alternate(item, out)
             self._close_parts(item, out)
             if item.kind == "image":
                 out.append(BlockStop(item.ordinal))
 
     # --- messages and reasoning -------------------------------------------------------------------------------
 
-    def _content_item(self, said: wire.OfItem, kind: OpenKind, out: list[Normalized]) -> Item:
-        """The open item that a delta belongs to; one that was never announced is what the delta says that it is."""
+    def _content_item(self, parsed: wire.ItemEvent, kind: OpenKind, out: list[Normalized]) -> Item:
+        """Return the open item of a delta. If it was never announced, create it with the kind the delta implies."""
         wanted: ItemKind = "message" if kind == "text" else "reasoning"
-        index = said.output_index
-        at = self.table.of_delta(wanted, index, said.item_id)
+        index = parsed.output_index
+        at = self.table.of_delta(wanted, index, parsed.item_id)
         if at is not None and self.table.items[at].ended and self.table.items[at].again is not None:
-            at = self._begin_again(at, index, out)
+            at = self._begin_repeated(at, index, out)
         if at is None:
             there = None if index is None else self.table.by_index.get(index)
             if there is not None and there in self.table.open:
                 raise Malformed("event", f"output_index {index} is a {self.table.items[there].type}, not a {wanted}")
-            at = self._open(index, Item(wanted, wanted), [said.item_id] if said.item_id else [], out)
+            at = self._open(index, Item(wanted, wanted), [parsed.item_id] if parsed.item_id else [], out)
         if self.table.items[at].ended:
             raise Malformed("event", f"the {wanted} at output_index {index} has ended")
         return self.table.items[at]
 
-    def _say(self, item: Item, key: str, kind: OpenKind, text: str, out: list[Normalized]) -> None:
-        """A piece of a part. A summary beside the model's own words waits for its end: often it is the same text."""
+    def _emit_text(self, item: Item, key: str, kind: OpenKind, text: str, out: list[Normalized]) -> None:
+        """Emit a piece of a part. If both summary and raw reasoning exist, the second is held back: often the texts are
+        equal.
+        """
         if text and self._is_beside(item, key):
             self._hold_for(item, len(text) + 64)
             item.beside.setdefault(key, []).append(text)
@@ -187,29 +191,31 @@ class OutputDecoder(ResponseDecoder, kw_only=True):
     def _end_part(
         self, item: Item, key: str, kind: OpenKind, whole: str, out: list[Normalized], *, refusal: bool = False
     ) -> None:
-        """A part with its whole text: nothing new where deltas brought it. Should they lack its end, the item tells."""
+        """Process the end of a part with its full text. Deltas already brought it; if they lack the end, the item's end
+        adds it.
+        """
         self.refused = self.refused or refusal
         if self._is_beside(item, key):
             if key not in item.beside:
-                self._say(item, key, kind, whole, out)
+                self._emit_text(item, key, kind, whole, out)
             return
         part = item.part_ended(key, whole)
         if part is None and refusal:
             self._refuse(item, key, whole, out)
         elif part is None:
-            self._say(item, key, kind, whole, out)
+            self._emit_text(item, key, kind, whole, out)
         if part := part or item.open_part(key):
             part.ended_as = key
 
     def _is_beside(self, item: Item, key: str) -> bool:
         return item.kind == "reasoning" and bool(item.parts) and is_raw(item.parts[0].key) != is_raw(key)
 
-    def _say_beside(self, item: Item, out: list[Normalized]) -> None:
-        """The summary, or the model's own words, that came second: where it is no other text it was told."""
+    def _emit_alternate(self, item: Item, out: list[Normalized]) -> None:
+        """Emit the reasoning that was held back (summary or raw), unless it repeats what was emitted."""
         whole = [(key, "".join(pieces)) for key, pieces in item.beside.items()]
         told = [part.told for part in item.parts]
         item.beside = {}
-        if untold(told, [text for _, text in whole]) == [""] * len(whole):
+        if not_emitted(told, [text for _, text in whole]) == [""] * len(whole):
             return
         for key, text in whole:
             if not any(one.rest(text) == "" for one in told):
@@ -218,7 +224,7 @@ class OutputDecoder(ResponseDecoder, kw_only=True):
                 out.append(ThinkingDelta(part.ordinal, text))
 
     def _cite(self, item: Item, key: str, citation: msgspec.Raw, out: list[Normalized]) -> None:
-        """A citation is shown at once; it goes back with its block."""
+        """Emit a citation at once, and keep it to send back with its block."""
         json = text_of(citation)
         self._hold_for(item, len(json) + 64)
         part = self._part(item, key, "text", out)
@@ -227,7 +233,9 @@ class OutputDecoder(ResponseDecoder, kw_only=True):
         self._extra("annotation", json, out, part.ordinal)
 
     def _part(self, item: Item, key: str, kind: OpenKind, out: list[Normalized]) -> Part:
-        """The open block of a part. The first part of a reasoning takes the block that began with its item."""
+        """Return the block of a part, opening it if needed. The first part of a reasoning item uses the item's own
+        block.
+        """
         part = item.open_part(key)
         if part is not None:
             return part
@@ -244,7 +252,7 @@ class OutputDecoder(ResponseDecoder, kw_only=True):
         return part
 
     def _close_parts(self, item: Item, out: list[Normalized]) -> None:
-        """End the blocks of a message or a reasoning, an empty reasoning too."""
+        """End the blocks of a message or reasoning item, including an empty reasoning block."""
         if item.kind == "reasoning" and not item.parts:
             out.append(BlockStop(item.ordinal))
         for at in item.open.values():
@@ -255,30 +263,30 @@ class OutputDecoder(ResponseDecoder, kw_only=True):
             out.append(BlockStop(part.ordinal))
         item.open = {}
 
-    def _end_content(self, item: Item, said: wire.Item, data: bytes, out: list[Normalized]) -> None:
-        self._say_left(item, said, out)
-        self._say_beside(item, out)
-        if item.kind == "reasoning" and said.encrypted_content:
-            out.append(Opaque(item.ordinal, "encrypted", said.encrypted_content))
-        self._send_back(item, said, further_fields(said.type, data), out)
+    def _end_content(self, item: Item, parsed: wire.Item, data: bytes, out: list[Normalized]) -> None:
+        self._emit_remaining(item, parsed, out)
+        self._emit_alternate(item, out)
+        if item.kind == "reasoning" and parsed.encrypted_content:
+            out.append(Opaque(item.ordinal, "encrypted", parsed.encrypted_content))
+        self._send_back(item, parsed, further_fields(parsed.type, data), out)
         self._close_parts(item, out)
 
-    def _send_back(self, item: Item, said: wire.Item, more: str, out: list[Normalized]) -> None:
-        """What must go back with the open blocks of an item, told before they end."""
+    def _send_back(self, item: Item, parsed: wire.Item, more: str, out: list[Normalized]) -> None:
+        """Emit the data to send back with an item's open blocks, before they end."""
         empty = item.kind == "reasoning" and not item.parts
         for block in [item.ordinal] if empty else [item.parts[at].ordinal for at in item.open.values()]:
-            if said.id:
-                out.append(Opaque(block, "item_id", said.id))
+            if parsed.id:
+                out.append(Opaque(block, "item_id", parsed.id))
             if more:
                 out.append(Opaque(block, "fields", more))
 
-    def _say_left(self, item: Item, said: wire.Item, out: list[Normalized]) -> None:
-        """What the item at its end says beside what was told of it."""
-        texts = texts_of(said)
+    def _emit_remaining(self, item: Item, parsed: wire.Item, out: list[Normalized]) -> None:
+        """Emit the parts of an item's final form that are still missing."""
+        texts = texts_of(parsed)
         self.refused = self.refused or any(part.refusal for *_, part in texts)
-        if item.kind == "reasoning" and item.says:
+        if item.kind == "reasoning" and item.has_content:
             texts = [text for text in texts if is_raw(text[0]) == is_raw(item.parts[0].key)]
-        rests = item.left_of([(key, text) for key, _, text, _ in texts])
+        rests = item.remaining_of([(key, text) for key, _, text, _ in texts])
         for (key, kind, whole, part), rest in zip(texts, rests, strict=True):
             if not rest:
                 continue
@@ -287,37 +295,39 @@ class OutputDecoder(ResponseDecoder, kw_only=True):
             if part.refusal:
                 self._refuse(item, at, rest, out)
             else:
-                self._say(item, at, kind, rest, out)
+                self._emit_text(item, at, kind, rest, out)
             for citation in part.annotations or () if rest == whole else ():
                 self._cite(item, at, citation, out)
 
-    def _say_late(self, item: Item, said: wire.Item, data: bytes, out: list[Normalized]) -> None:
-        """An item that has ended is told again: what of it was not told is a block of its own."""
+    def _emit_late(self, item: Item, parsed: wire.Item, data: bytes, out: list[Normalized]) -> None:
+        """Process a repetition of an ended item. Missing content becomes a new block."""
         if item.kind in ("message", "reasoning"):
-            self._say_left(item, said, out)
+            self._emit_remaining(item, parsed, out)
             if item.open:
-                self._send_back(item, said, further_fields(said.type, data), out)
+                self._send_back(item, parsed, further_fields(parsed.type, data), out)
                 self._close_parts(item, out)
             self._hold(-item.held)
             item.held = 0
 
     # --- tool calls and images --------------------------------------------------------------------------------
 
-    def _begin_call(self, item: Item, said: wire.Item, out: list[Normalized]) -> None:
-        """The call begins, once its name is known."""
-        if said.name:
-            item.ordinal, item.name = self._take_ordinal(), said.name
-            own = said.call_id or said.id
-            out.append(ToolCallStart(item.ordinal, own or f"call_{item.ordinal}", said.name, derived=not own))
+    def _begin_call(self, item: Item, parsed: wire.Item, out: list[Normalized]) -> None:
+        """Start the call, if its name is known."""
+        if parsed.name:
+            item.ordinal, item.name = self._take_ordinal(), parsed.name
+            own = parsed.call_id or parsed.id
+            out.append(ToolCallStart(item.ordinal, own or f"call_{item.ordinal}", parsed.name, derived=not own))
             out += [ToolCallDelta(item.ordinal, piece) for piece in item.pieces]
             item.pieces = []
 
-    def _call_of(self, said: wire.OfItem, out: list[Normalized]) -> Item | None:
-        """The call that arguments belong to, which may have ended; None: they are of an item told when complete."""
-        index = said.output_index
-        at = self.table.of_delta("call", index, said.item_id)
+    def _call_of(self, parsed: wire.ItemEvent, out: list[Normalized]) -> Item | None:
+        """Return the call of an arguments event; it may have ended. None: they belong to an item emitted when
+        complete.
+        """
+        index = parsed.output_index
+        at = self.table.of_delta("call", index, parsed.item_id)
         if at is None:
-            known = self.table.by_id.get(said.item_id or "", self.table.by_index.get(-1 if index is None else index))
+            known = self.table.by_id.get(parsed.item_id or "", self.table.by_index.get(-1 if index is None else index))
             if known is not None and self.table.items[known].kind == "other":
                 return None
             there = None if index is None else self.table.by_index.get(index)
@@ -325,11 +335,11 @@ class OutputDecoder(ResponseDecoder, kw_only=True):
                 raise Malformed("event", f"output_index {index} is a {self.table.items[there].type}, not a call")
             raise Malformed("event", f"output_index {index} was never announced")
         if self.table.items[at].ended and self.table.items[at].again is not None:
-            at = self._begin_again(at, index, out)
+            at = self._begin_repeated(at, index, out)
         return self.table.items[at]
 
-    def _argue(self, item: Item, fragment: str, out: list[Normalized]) -> None:
-        """A fragment of a call's arguments."""
+    def _emit_arguments(self, item: Item, fragment: str, out: list[Normalized]) -> None:
+        """Emit a fragment of a call's arguments."""
         if fragment:
             item.told.add(fragment)
             if item.ordinal >= 0:
@@ -338,43 +348,43 @@ class OutputDecoder(ResponseDecoder, kw_only=True):
                 self._hold_for(item, len(fragment) + 64)
                 item.pieces.append(fragment)
 
-    def _end_call(self, item: Item, said: wire.Item, data: bytes, out: list[Normalized]) -> None:
+    def _end_call(self, item: Item, parsed: wire.Item, data: bytes, out: list[Normalized]) -> None:
         if item.ordinal < 0:
-            self._begin_call(item, said, out)
+            self._begin_call(item, parsed, out)
         if item.ordinal < 0:
-            raise Malformed("response.output_item.done", "a call without a name")
-        self._argue(item, item.told.rest(arguments_of(said)) or "", out)
-        if said.id:
-            out.append(Opaque(item.ordinal, "item_id", said.id))
-        if more := further_fields(said.type, data):
+            raise Malformed("response.output_item.done", "a call has no name")
+        self._emit_arguments(item, item.told.rest(arguments_of(parsed)) or "", out)
+        if parsed.id:
+            out.append(Opaque(item.ordinal, "item_id", parsed.id))
+        if more := further_fields(parsed.type, data):
             out.append(Opaque(item.ordinal, "fields", more))
-        if said.status != "incomplete":
+        if parsed.status != "incomplete":
             out.append(ToolCallDone(item.ordinal))
             self.calls += 1
 
-    def _end_image(self, item: Item, said: wire.Item, data: bytes, out: list[Normalized]) -> None:
-        """The image; or where there is none, all that is known of it."""
-        if said.result:
-            out.append(self._image(item, said, said.result, final=True))
+    def _end_image(self, item: Item, parsed: wire.Item, data: bytes, out: list[Normalized]) -> None:
+        """Emit the image, or everything known about it if it is missing."""
+        if parsed.result:
+            out.append(self._image(item, parsed, parsed.result, final=True))
         else:
-            self._extra(said.type, data.decode(), out, item.ordinal)
-        if said.id:
-            out.append(Opaque(item.ordinal, "item_id", said.id))
+            self._extra(parsed.type, data.decode(), out, item.ordinal)
+        if parsed.id:
+            out.append(Opaque(item.ordinal, "item_id", parsed.id))
         out.append(BlockStop(item.ordinal))
 
-    def _preview(self, item: Item, said: wire.PartialImage, out: list[Normalized]) -> None:
-        out.append(self._image(item, said, said.partial_image_b64, final=False))
+    def _preview(self, item: Item, parsed: wire.PartialImage, out: list[Normalized]) -> None:
+        out.append(self._image(item, parsed, parsed.partial_image_b64, final=False))
 
-    def _image(self, item: Item, said: wire.Item | wire.PartialImage, base64: str, *, final: bool) -> Image:
+    def _image(self, item: Item, parsed: wire.Item | wire.PartialImage, base64: str, *, final: bool) -> Image:
         return Image(
             item.ordinal,
-            media_type(said.output_format),
+            media_type(parsed.output_format),
             base64,
             final,
-            revised_prompt=(said.revised_prompt or "") if isinstance(said, wire.Item) else "",
+            revised_prompt=(parsed.revised_prompt or "") if isinstance(parsed, wire.Item) else "",
             model=self.image_model,
-            size=said.size or "",
-            quality=said.quality or "",
+            size=parsed.size or "",
+            quality=parsed.quality or "",
         )
 
     # ----------------------------------------------------------------------------------------------------------

@@ -1,8 +1,8 @@
-"""Build a Responses request: https://platform.openai.com/docs/api-reference/responses/create.
+"""Builds a Responses request: https://platform.openai.com/docs/api-reference/responses/create.
 
-The response is not stored, so its reasoning comes encrypted, and goes back so. Models that do not reason refuse to be
-asked for it; `Quirks` has their names. The API has no field for a participant's name, for a thinking budget (it becomes
-an effort) and for the failure of a tool, which the model reads from the result.
+Responses are not stored, so reasoning is returned and sent back encrypted. Models that do not reason reject the option
+to include it; `Quirks` lists them. The API has no field for participant names, for a thinking budget (it becomes an
+effort), or for a failed tool (the model reads it from the result).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ENCRYPTED_REASONING = "reasoning.encrypted_content"
 
 
 def build(request: Generate, history: list[Message], quirks: Quirks) -> Built:
-    """The HTTP call for the next turn. Raises RequestInvalid, naming the field."""
+    """Build the HTTP call for the next turn. Raises RequestInvalid, naming the field."""
     stored = bool(request.extra and request.extra.get("store"))
     takes = Takes(
         api="openai-responses",
@@ -41,14 +41,14 @@ def build(request: Generate, history: list[Message], quirks: Quirks) -> Built:
     body: dict[str, object] = {"model": request.model, "stream": request.stream, "store": False}
     if not (stored or begins_with(request.model, quirks.models_without_reasoning)):
         body["include"] = [ENCRYPTED_REASONING]
-    said = Input(quirks, stored)
+    payload = Input(quirks, stored)
     if isinstance(request.system, list) and quirks.cache_marks and any(part.cache for part in request.system):
-        said.items.append({"role": "system", "content": [text_part(part, quirks) for part in request.system]})
+        payload.items.append({"role": "system", "content": [text_part(part, quirks) for part in request.system]})
     elif system := _instructions(request.system):
         body["instructions"] = system
     for message in spoken:
-        said.add(message)
-    body["input"] = said.items
+        payload.add(message)
+    body["input"] = payload.items
     body |= _limits(request, quirks) | _tools(request)
     encoded = msgspec.json.encode(with_extra(body, request.extra, lists=("tools", "include")))
     headers = {"content-type": "application/json"}
@@ -62,44 +62,44 @@ def _instructions(system: str | list[TextPart] | None) -> str:
 
 
 def _limits(request: Generate, quirks: Quirks) -> dict[str, object]:
-    """Output limit and form, reasoning and sampling. The API itself takes no stop strings."""
-    said: dict[str, object] = {}
+    """Output limit and format, reasoning and sampling. The API itself has no stop strings."""
+    payload: dict[str, object] = {}
     if request.max_tokens is not None:
-        said["max_output_tokens"] = request.max_tokens
+        payload["max_output_tokens"] = request.max_tokens
     thinking = request.thinking
     if thinking and not thinking.enabled:
-        said["reasoning"] = {"effort": "none"}
+        payload["reasoning"] = {"effort": "none"}
     elif thinking:
-        said["reasoning"] = {"summary": "auto"} | ({"effort": effort} if (effort := effort_of(thinking)) else {})
+        payload["reasoning"] = {"summary": "auto"} | ({"effort": effort} if (effort := effort_of(thinking)) else {})
     if request.output_schema:
-        said["text"] = {"format": {"type": "json_schema", **named_schema(request.output_schema)}}
+        payload["text"] = {"format": {"type": "json_schema", **named_schema(request.output_schema)}}
     if request.temperature is not None:
-        said["temperature"] = request.temperature
+        payload["temperature"] = request.temperature
     if request.top_p is not None:
-        said["top_p"] = request.top_p
+        payload["top_p"] = request.top_p
     if stop := told_stops(request.stop, quirks.max_stop_strings or 0):
-        said["stop"] = stop
-    return said
+        payload["stop"] = stop
+    return payload
 
 
 def _tools(request: Generate) -> dict[str, object]:
-    said: dict[str, object] = {}
+    payload: dict[str, object] = {}
     tools = [_tool(tool) for tool in request.tools]
     if images := image_options(request, "size", "quality", "format", "background", "model", "previews", "mask"):
         mask = {"input_image_mask": image_reference(MASK, images.mask)} if images.mask else {}
         tools.append({"type": "image_generation"} | image_fields(images) | mask)
     if tools:
-        said["tools"] = tools
+        payload["tools"] = tools
     choice = request.tool_choice
     if needs_tools(request) and choice is not None:
         if isinstance(choice, ToolChoice):
-            said["tool_choice"] = {"type": "function", "name": choice.name}
+            payload["tool_choice"] = {"type": "function", "name": choice.name}
         else:
-            said["tool_choice"] = "required" if choice == "any" else choice
-    return said
+            payload["tool_choice"] = "required" if choice == "any" else choice
+    return payload
 
 
 def _tool(tool: Tool) -> dict[str, object]:
-    # Strict is the API's default, and takes only some of all schemas.
-    said: dict[str, object] = {"type": "function", "name": tool.name, "parameters": schema_of(tool.parameters)}
-    return said | {"strict": False} | ({"description": tool.description} if tool.description else {})
+    # Strict mode is the API's default and supports only a subset of JSON Schema.
+    payload: dict[str, object] = {"type": "function", "name": tool.name, "parameters": schema_of(tool.parameters)}
+    return payload | {"strict": False} | ({"description": tool.description} if tool.description else {})

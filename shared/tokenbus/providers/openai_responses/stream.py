@@ -1,17 +1,17 @@
-"""The answer of the Responses API, streamed or whole, as normalised events.
+"""Decodes Responses API responses, streamed or whole, into normalized events.
 
-What providers.md ("OpenAI Responses") says of real streams holds here. Choices of our own:
+providers.md ("OpenAI Responses") describes real streams. Design choices:
 
-- A part of a message is a text block, and none where it has no text. Each part of a reasoning's summary or text is a
-  thinking block, and a reasoning without any is an empty one: it may hold encrypted content.
-- What deltas said stands, and is not held against what the end of its part or item says. Where no delta came, the end
-  of the part, the item or the response is taken, as one delta.
-- A call's id and name are those with which its item was announced. A custom tool's input is free text: it is the raw
-  argument string as it came, no JSON.
-- An item of any other type, a custom tool's call that the provider runs itself included, is an `Extra` with an ordinal,
-  told when it is complete. Events on its way are nothing of their own: the complete item holds what they brought.
-- A refusal ends in finish `content_filter`, whatever the response's status says.
-- A response that was cancelled is an error: nobody who waits for it did that.
+- Each part of a message that has text is a text block. Each part of a reasoning summary or text is a thinking block;
+  reasoning without parts is an empty block, because it may hold encrypted content.
+- Text from deltas stands, whatever the end of the part or item says. If no delta came, the end of the part, item or
+  response is emitted as one delta.
+- A call keeps the id and name from its announcement. A custom tool's input is free text: it becomes the raw argument
+  string unchanged and is not JSON.
+- An item of any other type becomes an `Extra` with an ordinal, emitted when complete. This includes custom tool calls
+  that the provider runs itself. Their intermediate events are dropped, because the complete item has their data.
+- A refusal gives finish `content_filter`, whatever the response's status.
+- A cancelled response is an error: no client of ours cancels it this way.
 """
 
 from __future__ import annotations
@@ -58,21 +58,21 @@ class ResponsesDecoder(OutputDecoder, kw_only=True):
         data = event.data
         if data.startswith(b"[DONE]"):
             return None
-        said = wire.read_event(data)
-        match said:
-            case wire.OfItem():
+        parsed = wire.read_event(data)
+        match parsed:
+            case wire.ItemEvent():
                 self._begin(None, out)
-                self._of_item(said, out)
+                self._item_event(parsed, out)
             case wire.Created() | wire.InProgress() | wire.Queued():
-                self._begin(said.response, out)
+                self._begin(parsed.response, out)
             case wire.Completed() | wire.Incomplete() | wire.ResponseFailed() | wire.Cancelled():
-                return self._end_of(said.response, str(said.__struct_config__.tag).removeprefix("response."), out)
+                return self._end_of(parsed.response, str(parsed.__struct_config__.tag).removeprefix("response."), out)
             case wire.ErrorEvent():
                 return Failed(provider_failure(read(wire.anything, data, "event")))
             case wire.Response():
-                return self._whole(said, data, out)
+                return self._whole(parsed, data, out)
             case wire.Unknown():
-                self._unknown(said, data, out)
+                self._unknown(parsed, data, out)
             case wire.KeepAlive() | wire.Ping():
                 pass
         return None
@@ -93,17 +93,17 @@ class ResponsesDecoder(OutputDecoder, kw_only=True):
             self.image_model = next((tool.model or "" for tool in tools if tool.type == "image_generation"), "")
 
     def _whole(self, response: wire.Response, data: bytes, out: list[Normalized]) -> Terminal:
-        """A response that was not streamed; or an error without a type, as gateways before the API write it."""
+        """Handle a non-streamed response, or an error without a type, as gateways in front of the API send it."""
         if response.object == "response":
             return self._end_of(response, "", out)
         if response.error:
             return Failed(provider_failure(read(wire.anything, data, "event")))
-        raise Malformed("event", "it has no type, and is no response")
+        raise Malformed("event", "neither a type nor a response")
 
-    def _end_of(self, response: wire.Response, said: str, out: list[Normalized]) -> Terminal:
-        """The response as it is at its end; ``said``: its status in the name of the event."""
+    def _end_of(self, response: wire.Response, event_status: str, out: list[Normalized]) -> Terminal:
+        """Handle the final response. ``event_status``: the status in the event's name."""
         self._begin(response, out)
-        status = response.status if response.status in _ENDED else said or response.status
+        status = response.status if response.status in _ENDED else event_status or response.status
         if status in ("completed", "incomplete"):
             self._complete(response.output or [], out)
         usage = usage_of(latest(None, response.usage)) if response.usage else None
@@ -114,7 +114,7 @@ class ResponsesDecoder(OutputDecoder, kw_only=True):
         if status == "cancelled":
             return Failed(ErrorInfo(code="cancelled", kind="unknown", message="the response was cancelled"))
         if status not in _ENDED:
-            return Cut(f"the response is {status or 'without a status'}, and not complete")
+            return Cut(f"the response is not complete (status: {status or 'missing'})")
         reason = response.incomplete_details and response.incomplete_details.reason
         raw_finish = f"{status}:{reason}" if reason else status or ""
         finish = "content_filter" if self.refused else FINISH.get(raw_finish, "unknown")
@@ -122,102 +122,109 @@ class ResponsesDecoder(OutputDecoder, kw_only=True):
 
     # --- its items --------------------------------------------------------------------------------------------
 
-    def _of_item(self, said: wire.OfItem, out: list[Normalized]) -> None:
-        """An event about an item."""
-        index = said.output_index
-        match said:
+    def _item_event(self, parsed: wire.ItemEvent, out: list[Normalized]) -> None:
+        """Handle an event about an item."""
+        index = parsed.output_index
+        match parsed:
             case wire.TextDelta():
-                self._text(said, text_key(said.content_index), "text", said.delta, out)
+                self._text(parsed, text_key(parsed.content_index), "text", parsed.delta, out)
             case wire.SummaryDelta():
-                self._text(said, summary_key(said.summary_index), "thinking", said.delta, out)
+                self._text(parsed, summary_key(parsed.summary_index), "thinking", parsed.delta, out)
             case wire.ReasoningDelta():
-                self._text(said, raw_key(said.content_index), "thinking", said.delta, out)
+                self._text(parsed, raw_key(parsed.content_index), "thinking", parsed.delta, out)
             case wire.RefusalDelta():
-                self._refuse(self._content_item(said, "text", out), text_key(said.content_index), said.delta, out)
+                self._refuse(self._content_item(parsed, "text", out), text_key(parsed.content_index), parsed.delta, out)
             case wire.ArgumentsDelta() | wire.InputDelta():
-                if item := self._call_of(said, out):
+                if item := self._call_of(parsed, out):
                     if item.ended:
                         raise Malformed("event", f"the call at output_index {index} has ended")
-                    self._argue(item, said.delta, out)
+                    self._emit_arguments(item, parsed.delta, out)
             case wire.ItemAdded():
-                self._announce(index, bytes(said.item), out)
+                self._announce(index, bytes(parsed.item), out)
             case wire.ItemDone():
-                self._end_item(index, bytes(said.item), out)
+                self._end_item(index, bytes(parsed.item), out)
             case wire.AnnotationAdded():
-                self._annotation(said, out)
+                self._annotation(parsed, out)
             case wire.PartialImage():
-                at = self.table.of_delta("image", index, said.item_id)
+                at = self.table.of_delta("image", index, parsed.item_id)
                 if at is not None and at in self.table.open:
-                    self._preview(self.table.items[at], said, out)
+                    self._preview(self.table.items[at], parsed, out)
             case _:
-                self._of_part(said, out)
+                self._part_event(parsed, out)
 
-    def _of_part(self, said: wire.OfItem, out: list[Normalized]) -> None:
-        """The end of a part, which says it again. Citations may follow a text before its part ends."""
-        match said:
+    def _part_event(self, parsed: wire.ItemEvent, out: list[Normalized]) -> None:
+        """Handle the end of a part, which repeats it. Citations may follow a text before its part ends."""
+        match parsed:
             case wire.TextDone():
-                self._part_text(said, text_key(said.content_index), "text", said.text, out)
+                self._part_text(parsed, text_key(parsed.content_index), "text", parsed.text, out)
             case wire.RefusalDone():
-                self._part_text(said, text_key(said.content_index), "text", said.refusal, out, refusal=True)
+                self._part_text(parsed, text_key(parsed.content_index), "text", parsed.refusal, out, refusal=True)
             case wire.SummaryDone():
-                self._part_text(said, summary_key(said.summary_index), "thinking", said.text, out)
+                self._part_text(parsed, summary_key(parsed.summary_index), "thinking", parsed.text, out)
             case wire.ReasoningDone():
-                self._part_text(said, raw_key(said.content_index), "thinking", said.text, out)
+                self._part_text(parsed, raw_key(parsed.content_index), "thinking", parsed.text, out)
             case wire.PartDone():
-                message, reasoning = self._item_of(said, "message"), self._item_of(said, "reasoning")
+                message, reasoning = self._item_of(parsed, "message"), self._item_of(parsed, "reasoning")
                 if message is None and reasoning is not None:
-                    self._part_done(reasoning, raw_key(said.content_index), "thinking", said.part, out)
+                    self._part_done(reasoning, raw_key(parsed.content_index), "thinking", parsed.part, out)
                 else:
-                    self._part_done(message, text_key(said.content_index), "text", said.part, out)
+                    self._part_done(message, text_key(parsed.content_index), "text", parsed.part, out)
             case wire.SummaryPartDone():
-                at = self._item_of(said, "reasoning")
-                self._part_done(at, summary_key(said.summary_index), "thinking", said.part, out)
+                at = self._item_of(parsed, "reasoning")
+                self._part_done(at, summary_key(parsed.summary_index), "thinking", parsed.part, out)
             case wire.ArgumentsDone() | wire.InputDone():
-                if (item := self._call_of(said, out)) and not item.ended:
-                    self._argue(item, item.told.rest(arguments_of(said)) or "", out)
+                if (item := self._call_of(parsed, out)) and not item.ended:
+                    self._emit_arguments(item, item.told.rest(arguments_of(parsed)) or "", out)
             case _:
-                pass  # a part begins, which is nothing before its content
+                pass  # the start of a part means nothing before its content
 
-    def _item_of(self, said: wire.OfItem, kind: ItemKind) -> int | None:
-        """The open item of this kind that an event is about."""
-        at = self.table.of_delta(kind, said.output_index, said.item_id)
+    def _item_of(self, parsed: wire.ItemEvent, kind: ItemKind) -> int | None:
+        """Return the open item of this kind that an event refers to."""
+        at = self.table.of_delta(kind, parsed.output_index, parsed.item_id)
         return at if at in self.table.open else None
 
     def _part_text(
-        self, said: wire.OfItem, key: str, kind: OpenKind, whole: str, out: list[Normalized], *, refusal: bool = False
+        self,
+        parsed: wire.ItemEvent,
+        key: str,
+        kind: OpenKind,
+        whole: str,
+        out: list[Normalized],
+        *,
+        refusal: bool = False,
     ) -> None:
-        """The whole text of a part whose item has not ended; of one that has, nothing is new."""
-        at = self.table.of_delta("message" if kind == "text" else "reasoning", said.output_index, said.item_id)
+        """Process the full text of a part. For an item that has ended, nothing is new."""
+        at = self.table.of_delta("message" if kind == "text" else "reasoning", parsed.output_index, parsed.item_id)
         if at is None or at in self.table.open or self.table.items[at].again is not None:
-            self._end_part(self._content_item(said, kind, out), key, kind, whole, out, refusal=refusal)
+            self._end_part(self._content_item(parsed, kind, out), key, kind, whole, out, refusal=refusal)
 
     def _part_done(self, at: int | None, key: str, kind: OpenKind, data: msgspec.Raw, out: list[Normalized]) -> None:
-        """A part as it is at its end. Its block ends with its item: what must go back with it comes no earlier."""
+        """Process the final form of a part. Its block ends with its item, because data to send back comes only then."""
         if at is not None and not is_null(data):
             part = read(wire.content_part, bytes(data), "part")
             if whole := part.refusal or part.text:
                 self._end_part(self.table.items[at], key, kind, whole, out, refusal=bool(part.refusal))
 
-    def _text(self, said: wire.OfItem, key: str, kind: OpenKind, text: str, out: list[Normalized]) -> None:
-        self._say(self._content_item(said, kind, out), key, kind, text, out)
+    def _text(self, parsed: wire.ItemEvent, key: str, kind: OpenKind, text: str, out: list[Normalized]) -> None:
+        self._emit_text(self._content_item(parsed, kind, out), key, kind, text, out)
 
-    def _annotation(self, said: wire.AnnotationAdded, out: list[Normalized]) -> None:
-        at = self.table.of_delta("message", said.output_index, said.item_id)
+    def _annotation(self, parsed: wire.AnnotationAdded, out: list[Normalized]) -> None:
+        at = self.table.of_delta("message", parsed.output_index, parsed.item_id)
         if at is not None and at not in self.table.open:
-            self._extra("annotation", text_of(said.annotation), out)
+            self._extra("annotation", text_of(parsed.annotation), out)
         else:
-            self._cite(self._content_item(said, "text", out), text_key(said.content_index), said.annotation, out)
+            self._cite(self._content_item(parsed, "text", out), text_key(parsed.content_index), parsed.annotation, out)
 
-    def _unknown(self, said: wire.Unknown, data: bytes, out: list[Normalized]) -> None:
-        """An event of no known type is nothing of its own on the way of an item, which tells all at its end."""
-        index = said.output_index
-        of_item = isinstance(said.item_id, str) or (isinstance(index, int) and index in self.table.by_index)
+    def _unknown(self, parsed: wire.Unknown, data: bytes, out: list[Normalized]) -> None:
+        """Handle an event of unknown type. Drop it if it concerns an item, whose final form has all data."""
+        index = parsed.output_index
+        of_item = isinstance(parsed.item_id, str) or (isinstance(index, int) and index in self.table.by_index)
         if self.started and not of_item:
-            self._extra(said.type.removeprefix("response."), data.decode(), out)
+            self._extra(parsed.type.removeprefix("response."), data.decode(), out)
 
 
 def usage_of(raw: dict[str, object]) -> Usage:
-    """The API's counts. `output` includes the reasoning and `input` the caches, as the API has it."""
+    """The API's token counts. As in the API, `output` includes reasoning and `input` includes cached tokens."""
     return Usage(
         input=count(raw, "input_tokens"),
         output=count(raw, "output_tokens"),

@@ -1,8 +1,8 @@
-"""What the Responses API says, as far as it is needed: one struct per event, told apart by `type`.
+"""The JSON of the Responses API, as far as it is needed: one struct per event, selected by `type`.
 
-The JSON `type` decides, never the event's name, which may be missing. Neither ids nor indexes of items are sound keys:
-some vendors change ids from event to event (GitHub Copilot), others leave `output_index` out (llama.cpp); see
-`tokenbus.providers.openai_responses.item_table`. An index inside of an item that is left out is 0.
+The `type` in the JSON decides, never the SSE event name, which may be missing. Neither item ids nor indexes are
+reliable keys: some vendors change ids from event to event (GitHub Copilot), others omit `output_index` (llama.cpp); see
+`tokenbus.providers.openai_responses.item_table`. A missing index inside an item is 0.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from tokenbus.errors import Malformed
 from tokenbus.providers.response.json_decode import Index, read, tag_of
 
 NOTHING = Raw(b"")
-"""An absent field that is kept as it is."""
+"""An absent field of raw JSON."""
 
 Arguments = str | dict[str, Raw] | None
-"""A call's arguments: a string, or an object from vendors that know no better."""
+"""A call's arguments: a string, or an object from nonconforming vendors."""
 
 
 class Details(msgspec.Struct):
-    """`incomplete_details`."""
+    """The JSON of `incomplete_details`."""
 
     reason: str | None = None
 
 
 class Response(msgspec.Struct):
-    """The response as the first events and the last one have it, and a response that was not streamed."""
+    """The response object in the first and last events, or a response that was not streamed."""
 
     id: str | None = None
     object: str | None = None
@@ -43,7 +43,7 @@ class Response(msgspec.Struct):
 
 
 class _Event(msgspec.Struct, tag_field="type"):
-    """Base of the events."""
+    """Base of all events."""
 
 
 class _Whole(_Event):
@@ -79,101 +79,101 @@ class Cancelled(_Whole, tag="response.cancelled"):
 
 
 class ErrorEvent(_Event, tag="error"):
-    """Its fields are at top level, or in an `error`: it is read as a whole."""
+    """Its fields are at the top level or in an `error` object, so it is read as raw JSON."""
 
 
-class OfItem(_Event):
-    """An event about an item, or a part of it."""
+class ItemEvent(_Event):
+    """An event about an item or a part of it."""
 
     output_index: Index | None = None
     item_id: str | None = None
 
 
-class ItemAdded(OfItem, kw_only=True, tag="response.output_item.added"):
+class ItemAdded(ItemEvent, kw_only=True, tag="response.output_item.added"):
     item: Raw
 
 
-class ItemDone(OfItem, kw_only=True, tag="response.output_item.done"):
+class ItemDone(ItemEvent, kw_only=True, tag="response.output_item.done"):
     item: Raw
 
 
-class _OfContent(OfItem, kw_only=True):
+class _ContentEvent(ItemEvent, kw_only=True):
     content_index: Index = 0
 
 
-class _OfSummary(OfItem, kw_only=True):
+class _SummaryEvent(ItemEvent, kw_only=True):
     summary_index: Index = 0
 
 
-class TextDelta(_OfContent, kw_only=True, tag="response.output_text.delta"):
+class TextDelta(_ContentEvent, kw_only=True, tag="response.output_text.delta"):
     delta: str
 
 
-class TextDone(_OfContent, kw_only=True, tag="response.output_text.done"):
+class TextDone(_ContentEvent, kw_only=True, tag="response.output_text.done"):
     text: str
 
 
-class RefusalDelta(_OfContent, kw_only=True, tag="response.refusal.delta"):
+class RefusalDelta(_ContentEvent, kw_only=True, tag="response.refusal.delta"):
     delta: str
 
 
-class RefusalDone(_OfContent, kw_only=True, tag="response.refusal.done"):
+class RefusalDone(_ContentEvent, kw_only=True, tag="response.refusal.done"):
     refusal: str
 
 
-class AnnotationAdded(_OfContent, kw_only=True, tag="response.output_text.annotation.added"):
+class AnnotationAdded(_ContentEvent, kw_only=True, tag="response.output_text.annotation.added"):
     annotation: Raw
 
 
-class PartAdded(_OfContent, tag="response.content_part.added"):
+class PartAdded(_ContentEvent, tag="response.content_part.added"):
     pass
 
 
-class PartDone(_OfContent, tag="response.content_part.done"):
+class PartDone(_ContentEvent, tag="response.content_part.done"):
     part: Raw = NOTHING
 
 
-class ReasoningDelta(_OfContent, kw_only=True, tag="response.reasoning_text.delta"):
+class ReasoningDelta(_ContentEvent, kw_only=True, tag="response.reasoning_text.delta"):
     delta: str
 
 
-class ReasoningDone(_OfContent, kw_only=True, tag="response.reasoning_text.done"):
+class ReasoningDone(_ContentEvent, kw_only=True, tag="response.reasoning_text.done"):
     text: str
 
 
-class SummaryDelta(_OfSummary, kw_only=True, tag="response.reasoning_summary_text.delta"):
+class SummaryDelta(_SummaryEvent, kw_only=True, tag="response.reasoning_summary_text.delta"):
     delta: str
 
 
-class SummaryDone(_OfSummary, kw_only=True, tag="response.reasoning_summary_text.done"):
+class SummaryDone(_SummaryEvent, kw_only=True, tag="response.reasoning_summary_text.done"):
     text: str
 
 
-class SummaryPartAdded(_OfSummary, tag="response.reasoning_summary_part.added"):
+class SummaryPartAdded(_SummaryEvent, tag="response.reasoning_summary_part.added"):
     pass
 
 
-class SummaryPartDone(_OfSummary, tag="response.reasoning_summary_part.done"):
+class SummaryPartDone(_SummaryEvent, tag="response.reasoning_summary_part.done"):
     part: Raw = NOTHING
 
 
-class ArgumentsDelta(OfItem, kw_only=True, tag="response.function_call_arguments.delta"):
+class ArgumentsDelta(ItemEvent, kw_only=True, tag="response.function_call_arguments.delta"):
     delta: str
 
 
-class ArgumentsDone(OfItem, tag="response.function_call_arguments.done"):
+class ArgumentsDone(ItemEvent, tag="response.function_call_arguments.done"):
     arguments: Arguments = None
 
 
-class InputDelta(OfItem, kw_only=True, tag="response.custom_tool_call_input.delta"):
+class InputDelta(ItemEvent, kw_only=True, tag="response.custom_tool_call_input.delta"):
     delta: str
 
 
-class InputDone(OfItem, kw_only=True, tag="response.custom_tool_call_input.done"):
+class InputDone(ItemEvent, kw_only=True, tag="response.custom_tool_call_input.done"):
     input: str
 
 
-class PartialImage(OfItem, kw_only=True, tag="response.image_generation_call.partial_image"):
+class PartialImage(ItemEvent, kw_only=True, tag="response.image_generation_call.partial_image"):
     partial_image_b64: str
     output_format: str | None = None
     size: str | None = None
@@ -223,7 +223,7 @@ Event = (
 
 
 class Unknown(msgspec.Struct):
-    """An event whose `type` has no struct here."""
+    """An event of unknown `type`."""
 
     type: str
     output_index: object = None
@@ -231,7 +231,7 @@ class Unknown(msgspec.Struct):
 
 
 class ContentPart(msgspec.Struct):
-    """A part of a message's content, or of a reasoning's summary or content."""
+    """A part of a message's content, or of a reasoning item's summary or content."""
 
     text: str | None = None
     refusal: str | None = None
@@ -239,7 +239,7 @@ class ContentPart(msgspec.Struct):
 
 
 class Item(msgspec.Struct):
-    """An item of the output; which fields it has depends on its type."""
+    """An output item. Its type determines which fields it has."""
 
     type: str
     id: str | None = None
@@ -259,7 +259,7 @@ class Item(msgspec.Struct):
 
 
 class _Named(msgspec.Struct):
-    """Of an item without a name here: what tells it from others."""
+    """The identifying fields of an item of unknown type."""
 
     type: str
     id: object = None
@@ -267,7 +267,7 @@ class _Named(msgspec.Struct):
 
 
 class NamedTool(msgspec.Struct):
-    """A tool of the request, as the response repeats it."""
+    """A request tool as repeated in the response."""
 
     type: str = ""
     name: str = ""
@@ -286,11 +286,11 @@ fields = msgspec.json.Decoder(dict[str, Raw])
 
 _TAGS = frozenset(str(struct.__struct_config__.tag) for struct in get_args(Event))
 _ITEMS = frozenset({"message", "reasoning", "function_call", "custom_tool_call", "image_generation_call"})
-"""Types of items whose fields are read; all others go through as they are."""
+"""Item types whose fields are decoded; all others pass through verbatim."""
 
 
 def read_event(data: bytes) -> Event | Unknown | Response:
-    """One event, or a whole response. Raises Malformed where it is of a known type and breaks its form."""
+    """Decode one event or a whole response. Raises Malformed if it has a known type but the wrong structure."""
     try:
         return read(_event, data, "event")
     except Malformed:
@@ -301,7 +301,7 @@ def read_event(data: bytes) -> Event | Unknown | Response:
 
 
 def read_item(data: bytes) -> Item:
-    """An item. Raises Malformed where it is of a known type and breaks its form."""
+    """Decode an item. Raises Malformed if it has a known type but the wrong structure."""
     named = read(_named, data, "item")
     if named.type in _ITEMS:
         return read(_item, data, "item")

@@ -1,4 +1,4 @@
-"""Parts of provider requests that several APIs share: conversation, participants, images, forms.
+"""Request parts that several APIs share: conversation, participants, images, multipart forms.
 
-Each API builds its body in a room of its own.
+Each API builds its body in its own package.
 """

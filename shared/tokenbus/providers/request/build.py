@@ -1,4 +1,4 @@
-"""What all request builders share: the mode, tool ids that fit, stop strings, `extra` merged in."""
+"""Shared by all request builders: mode dispatch, tool id fitting, stop strings, merging `extra`."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from tokenbus.events.requests import (
 from tokenbus.providers.api import Built, Format, Quirks
 
 BUDGETS: dict[Effort, int] = {"minimal": 1024, "low": 4096, "medium": 8192, "high": 24_576}
-"""Tokens of thinking for each effort, where a model counts in the other; all within what every such model takes."""
+"""Thinking tokens for each effort, for models that take only a budget. Every such model accepts these values."""
 
 
 def fitted_id(tool_id: str, pattern: re.Pattern[str], max_length: int) -> str:
-    """A tool call's id as an API takes it: unchanged where it fits, else the same for the same id, always.
+    """Make a tool call id acceptable to an API: unchanged if it fits, otherwise rewritten deterministically.
 
-    Ids come from whichever provider made the call; another one may refuse their letters or length.
+    Ids come from whichever provider made the call; another provider may reject their characters or length.
     """
     if len(tool_id) <= max_length and pattern.fullmatch(tool_id):
         return tool_id
@@ -40,8 +40,11 @@ def fitted_id(tool_id: str, pattern: re.Pattern[str], max_length: int) -> str:
 
 
 def told_stops(stops: list[str], limit: int | None, *, blanks: bool = True) -> list[str]:
-    """The stop strings that a provider is told: each once, as many as it accepts, and none of blanks alone if it
-    refuses those (``blanks`` False). `tokenbus.core.stop_strings` finds the others in its text."""
+    """Return the stop strings to send: deduplicated, at most ``limit``, and without whitespace-only ones if ``blanks``
+    is False.
+
+    `tokenbus.core.prefill` finds the remaining ones in the text.
+    """
     return [stop for stop in dict.fromkeys(stops) if blanks or stop.strip()][:limit]
 
 
@@ -53,16 +56,16 @@ def formatted(
     *,
     makes_images: bool = False,
 ) -> Built:
-    """What the format of the request's mode makes of it. Raises RequestInvalid, also where there is none."""
+    """Build the request in the format of its mode. Raises RequestInvalid if the mode is not supported."""
     if request.images and not makes_images:
-        raise RequestInvalid("images", "this provider API makes no images")
+        raise RequestInvalid("images", "this provider API does not generate images")
     if request.mode not in formats:
-        raise RequestInvalid("mode", f"this provider API continues no text, so it takes no {request.mode} requests")
+        raise RequestInvalid("mode", f"this provider API does not support {request.mode} requests")
     return formats[request.mode](request, history, quirks)
 
 
 def effort_of(thinking: Thinking) -> Effort | None:
-    """The effort, or the least whose budget is the one that is asked for: some APIs take efforts alone."""
+    """The requested effort, or the smallest effort that covers the requested budget: some APIs take efforts only."""
     if thinking.effort or not thinking.budget_tokens:
         return thinking.effort
     if thinking.budget_tokens <= BUDGETS["low"]:
@@ -71,40 +74,40 @@ def effort_of(thinking: Thinking) -> Effort | None:
 
 
 def budget_of(thinking: Thinking) -> int | None:
-    """The budget in tokens, or that of the effort: some models take budgets alone."""
+    """The requested budget in tokens, or the budget of the effort: some models take budgets only."""
     return thinking.budget_tokens or (BUDGETS[thinking.effort] if thinking.effort else None)
 
 
 def needs_tools(request: Generate) -> bool:
-    """Whether tool_choice is to be sent: APIs refuse it where there is no tool.
+    """Whether to send tool_choice: APIs reject it if there are no tools.
 
-    Raises RequestInvalid where a tool must be called and there is none.
+    Raises RequestInvalid if a tool call is required but there are no tools.
     """
     if request.tools or (request.extra and request.extra.get("tools")):
         return True
     if request.tool_choice not in (None, "auto", "none"):
-        raise RequestInvalid("tool_choice", "a tool must be called, and there are none")
+        raise RequestInvalid("tool_choice", "a tool call is required, but the request has no tools")
     return False
 
 
 def schema_of(parameters: dict[str, object]) -> dict[str, object]:
-    """A tool's parameters; a tool without any takes an empty object."""
+    """A tool's parameter schema; an empty object schema if it has no parameters."""
     return parameters or {"type": "object", "properties": {}}
 
 
 def named_schema(output: OutputSchema) -> dict[str, object]:
-    """The schema of the answer, as both of OpenAI's APIs take it."""
-    said: dict[str, object] = {"name": output.name, "schema": output.schema}
-    return said if output.strict is None else said | {"strict": output.strict}
+    """The output schema in the form that both OpenAI APIs use."""
+    payload: dict[str, object] = {"name": output.name, "schema": output.schema}
+    return payload if output.strict is None else payload | {"strict": output.strict}
 
 
 def data_url(source: Base64Source | UrlSource) -> str:
-    """A source as one URL."""
+    """Express a source as a single URL."""
     return source.url if isinstance(source, UrlSource) else f"data:{source.media_type};base64,{source.data}"
 
 
 def names_files(messages: Iterable[Message]) -> bool:
-    """Whether media in these messages lie in the provider's own file store."""
+    """Whether any media in these messages is stored in the provider's file store."""
     for message in messages:
         for part in message.content if isinstance(message.content, list) else ():
             inside = part.content if isinstance(part, ToolResultPart) else [part]
@@ -118,10 +121,11 @@ def names_files(messages: Iterable[Message]) -> bool:
 def with_extra(
     body: dict[str, object], extra: dict[str, object] | None, *, lists: tuple[str, ...] = ("tools",)
 ) -> dict[str, object]:
-    """The body with the request's `extra` in it: objects merge key by key, these lists join, all else is replaced.
+    """Merge the request's `extra` into the body: objects merge by key, the ``lists`` concatenate, other values are
+    replaced.
 
-    Raises RequestInvalid for `stream`, which decides how the answer is read, and for `model`, by whose name limits and
-    policies are found.
+    Raises RequestInvalid for `stream`, which decides how the answer is read, and for `model`, which selects limits and
+    policies.
     """
     if extra and "model" in extra:
         raise RequestInvalid("extra.model", "set the request's own field `model`")
@@ -136,7 +140,7 @@ def with_extra(
 
 
 def deep_merged(body: dict[str, object], extra: dict[str, object]) -> dict[str, object]:
-    """Both, objects key by key, all else as ``extra`` has it."""
+    """Merge objects recursively; other values come from ``extra``."""
     merged = dict(body)
     for name, value in extra.items():
         ours = merged.get(name)

@@ -1,12 +1,12 @@
-"""The conversation as a provider request needs it: checked, in one form, mended and made fit for the API.
+"""Prepares a conversation for a provider request: validates it, normalizes it, repairs it and adapts it to the API.
 
-Histories come from clients that trim them, from runs that were stopped inside a turn, and from other providers. Here,
-and only here, that is mended, converted or left out, with a note for each: never an error that asks for something which
-was never given.
+Histories come from clients that trim them, from runs that stopped inside a turn and from other providers. This module
+alone repairs, converts or drops what does not fit, with a note for each change. It never raises an error that asks for
+data the client never received.
 
 ::
 
-    messages ─> checked ─> speakers ─> what is foreign ─> calls and results ─> Spoken
+    messages ─> checked ─> speakers ─> foreign content ─> calls and results ─> Spoken
                 media types  names       thinking, images    ids, order
 """
 
@@ -33,7 +33,7 @@ from tokenbus.events.requests import (
     ToolResultPart,
     UrlSource,
 )
-from tokenbus.providers.request.foreign_content import Adapted, item_owner, without_last_thoughts
+from tokenbus.providers.request.foreign_content import Adapted, item_owner, without_trailing_thinking
 from tokenbus.providers.request.notes import Notes
 from tokenbus.providers.request.speakers import with_speakers
 from tokenbus.providers.request.tool_results import NO_RESULT, Calls
@@ -58,42 +58,43 @@ _ANYTHING = Takes()
 def conversation(
     request: Generate, history: list[Message], takes: Takes = _ANYTHING
 ) -> tuple[list[Spoken], tuple[str, ...]]:
-    """The request's messages and then the run's own, as an API takes them; and what was mended, converted or left out,
-    a sentence each.
+    """Return the request's messages followed by the run's own, in a form the API accepts, and a sentence for each
+    change.
 
-    `request.system` is not among them. Raises RequestInvalid for a part that its role cannot have, and for media still
+    Does not include `request.system`. Raises RequestInvalid for a part that its role cannot contain and for media still
     in the blob store.
     """
     notes = Notes()
-    said = [_checked(m, f"messages[{i}]", notes) for i, m in enumerate(request.messages)]
-    said += [_checked(m, f"history[{i}]", notes) for i, m in enumerate(history)]
-    said = with_speakers(said, request, takes, notes)
+    messages = [_checked(m, f"messages[{i}]", notes) for i, m in enumerate(request.messages)]
+    messages += [_checked(m, f"history[{i}]", notes) for i, m in enumerate(history)]
+    messages = with_speakers(messages, request, takes, notes)
     calls = Calls(notes, unique_ids=takes.unique_ids)
-    for message in said:
+    for message in messages:
         if message.role == "assistant" and not takes.written:
             adapted = Adapted(message, request, takes, notes)
             shown = Spoken("user", adapted.images, message.where) if adapted.images else None
             calls.add(msgspec.structs.replace(message, parts=adapted.parts), shown)
         else:
             calls.add(message)
-    spoken = calls.spoken if takes.written else without_last_thoughts(calls.spoken, notes)
+    spoken = calls.spoken if takes.written else without_trailing_thinking(calls.spoken, notes)
     if not spoken:
-        raise RequestInvalid("messages", "they hold nothing")
-    return spoken, notes.told
+        raise RequestInvalid("messages", "the conversation is empty")
+    return spoken, notes.sentences
 
 
 def own_extra(part: ExtraPart, api: ApiName, where: str) -> msgspec.Raw | None:
-    """A provider's own item, to be sent as it is; None where it is another API's. Raises RequestInvalid where it is no
-    JSON."""
+    """A provider-specific item, sent unchanged; None if it belongs to another API. Raises RequestInvalid if it is not
+    JSON.
+    """
     if item_owner(part) not in (None, api):
         return None
     return raw_json(part.json, where)
 
 
 def raw_json(text: str, where: str) -> msgspec.Raw:
-    """JSON text, checked. Raises RequestInvalid."""
+    """Validate JSON text. Raises RequestInvalid."""
     if not is_json(text):
-        raise RequestInvalid(where, "it is no JSON")
+        raise RequestInvalid(where, "not valid JSON")
     return msgspec.Raw(text)
 
 
@@ -105,15 +106,16 @@ def _checked(message: Message, where: str, notes: Notes) -> Spoken:
         at = where if isinstance(message.content, str) else f"{where}.content[{i}]"
         if not isinstance(part, allowed):
             kinds = ", ".join(str(kind.__struct_config__.tag) for kind in allowed)
-            raise RequestInvalid(at, f"a message of role {message.role} holds only: {kinds}")
+            raise RequestInvalid(at, f"a message of role {message.role} may contain only: {kinds}")
         if not (isinstance(part, TextPart) and not part.text):
             parts.append(_with_plain_types(part, at, notes))
     return Spoken(message.role, parts, where, message.participant)
 
 
 def _with_plain_types(part: ContentPart, at: str, notes: Notes) -> ContentPart:
-    """The part with the types of its media in the one spelling that all APIs take. Raises RequestInvalid for media that
-    are still in the blob store."""
+    """Rewrite media types to the one spelling that all APIs accept. Raises RequestInvalid for media still in the blob
+    store.
+    """
     if isinstance(part, ToolResultPart) and not isinstance(part.content, str):
         inside = [_typed(inner, f"{at}.content[{i}]", notes) for i, inner in enumerate(part.content)]
         return msgspec.structs.replace(part, content=inside)
@@ -131,5 +133,5 @@ def _typed(part: P, at: str, notes: Notes) -> P:
     plain = plain_media_type(source.media_type)
     if plain == source.media_type:
         return part
-    notes.add(f"{at}.source.media_type", f"{source.media_type!r} goes as {plain!r}")
+    notes.add(f"{at}.source.media_type", f"{source.media_type!r} is sent as {plain!r}")
     return msgspec.structs.replace(part, source=msgspec.structs.replace(source, media_type=plain))

@@ -1,4 +1,4 @@
-"""How a request asks for images, for the APIs that make some."""
+"""Image options in requests, for the APIs that generate images."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from tokenbus.events.requests import (
 from tokenbus.providers.request.build import data_url
 
 MASK = "images.mask"
-"""The mask's place in a request."""
+"""Location of the mask in a request, for error messages."""
 
 
 def image_options(request: Generate, *known: str) -> ImageOptions | None:
-    """What the request asks of images. Raises RequestInvalid for an option that is not among those that the API has."""
-    asked, unasked = request.images, ImageOptions()
-    for name in ImageOptions.__struct_fields__ if asked else ():
-        if name not in (*known, "deliver") and getattr(asked, name) != getattr(unasked, name):
-            raise RequestInvalid(f"images.{name}", "this provider API has no such option")
-    if asked and asked.previews and not request.stream:
-        raise RequestInvalid("images.previews", "previews come in a stream alone, and `stream` is false")
-    return asked
+    """Return the request's image options. Raises RequestInvalid for options that this API does not have."""
+    options, defaults = request.images, ImageOptions()
+    for name in ImageOptions.__struct_fields__ if options else ():
+        if name not in (*known, "deliver") and getattr(options, name) != getattr(defaults, name):
+            raise RequestInvalid(f"images.{name}", "this provider API does not have this option")
+    if options and options.previews and not request.stream:
+        raise RequestInvalid("images.previews", "previews require `stream: true`")
+    return options
 
 
 def image_fields(images: ImageOptions) -> dict[str, object]:
-    """The options as both of OpenAI's APIs name them."""
-    said = {
+    """The options under the field names of both OpenAI APIs."""
+    payload = {
         "model": images.model,
         "size": images.size,
         "quality": images.quality,
@@ -39,12 +39,12 @@ def image_fields(images: ImageOptions) -> dict[str, object]:
         "background": images.background,
         "partial_images": images.previews or None,
     }
-    return {name: value for name, value in said.items() if value is not None}
+    return {name: value for name, value in payload.items() if value is not None}
 
 
 def image_reference(where: str, image: ImagePart) -> dict[str, object]:
-    """An image beside the conversation, as both of OpenAI's APIs name it in JSON. Raises RequestInvalid for one that is
-    still in the blob store."""
+    """A reference image in the JSON form of both OpenAI APIs. Raises RequestInvalid if it is still in the blob
+    store."""
     match image.source:
         case FileSource(file_id=file_id):
             return {"file_id": file_id}
@@ -55,28 +55,28 @@ def image_reference(where: str, image: ImagePart) -> dict[str, object]:
 
 
 def images_asked(request: Generate, *, own_model: bool = False, prompt: str = "") -> ImagesAsked:
-    """What goes with the answer's bytes to whoever reads them: an answer does not repeat all that was asked.
+    """Return the image options that travel with the response bytes; the response does not repeat all of them.
 
-    ``own_model``: the request's model makes the images itself; ``prompt``: what all of them are made from.
+    ``own_model``: the requested model generates the images itself. ``prompt``: the prompt of all images.
     """
-    asked = request.images or ImageOptions()
+    options = request.images or ImageOptions()
     return ImagesAsked(
-        inline=asked.deliver == "base64",
+        inline=options.deliver == "base64",
         prompt=prompt,
-        model=asked.model or (request.model if own_model else ""),
-        size=_told(asked.size),
-        quality=_told(asked.quality),
+        model=options.model or (request.model if own_model else ""),
+        size=_explicit(options.size),
+        quality=_explicit(options.quality),
     )
 
 
 def prompt_of(request: Generate) -> str:
-    """The text of the last message."""
+    """Return the text of the last message."""
     content = request.messages[-1].content
     if isinstance(content, str):
         return content
     return "\n".join(part.text for part in content if isinstance(part, TextPart))
 
 
-def _told(word: str | None) -> str:
-    """A word that says something of the image; "auto" says nothing."""
+def _explicit(word: str | None) -> str:
+    """Return the option unless it is "auto", which carries no information."""
     return "" if word in (None, "auto") else word

@@ -1,8 +1,8 @@
-"""A request's body as a form with files (multipart/form-data, RFC 7578), for the APIs that take bytes and no JSON.
+"""Multipart form bodies (multipart/form-data, RFC 7578), for APIs that take bytes rather than JSON.
 
-Its boundary is the digest of all that is in it: the same for the same form, and nothing in a form can hold the form's
-own digest. (What is put in place of a file's content later must not have been known to whoever wrote the file.) Nothing
-is escaped inside of a part: a file is in the body as the bytes that it is.
+The boundary is a digest of the whole form: identical forms get identical boundaries, and no form can contain its own
+digest. (This does not hold if the author of a file knows the content that will later replace a placeholder.) Part
+contents are not escaped: a file appears in the body byte for byte.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ import msgspec
 
 
 class File(msgspec.Struct, frozen=True):
-    """A part that is a file."""
+    """A form part with file content."""
 
     field: str
     filename: str
     media_type: str
-    """As `tokenbus.blobs.parse_media_type` gives it: it stands in a head of its own."""
+    """Must come from `tokenbus.blobs.parse_media_type`, because it is written into a header."""
     content: bytes
 
 
 def form(fields: Mapping[str, object], files: Sequence[File]) -> tuple[str, bytes]:
-    """The value of the header `content-type`, and the body. ``fields`` as JSON has them; what is null is left out."""
+    """Return the `content-type` header value and the body. ``fields`` hold JSON values; nulls are omitted."""
     parts = [(_disposition(name), value.encode()) for name, value in _flat(fields)]
     for file in files:
         named = f'{_disposition(file.field)}; filename="{_quoted(file.filename)}"'
         parts.append((f"{named}\r\ncontent-type: {file.media_type}", file.content))
-    digest = blake2b(digest_size=24)  # a boundary has 70 characters at the most
+    digest = blake2b(digest_size=24)  # RFC 2046 allows boundaries of up to 70 characters
     for head, content in parts:
         for piece in (head.encode(), content):
             digest.update(len(piece).to_bytes(8))
@@ -43,7 +43,7 @@ def form(fields: Mapping[str, object], files: Sequence[File]) -> tuple[str, byte
 
 
 def _flat(value: object, name: str = "") -> Iterator[tuple[str, str]]:
-    """Fields and their values: ``a[b]`` for what stands in an object, ``a[]`` for each of a list, as OpenAI's SDKs."""
+    """Flatten fields the way OpenAI's SDKs do: ``a[b]`` for object members, ``a[]`` for list elements."""
     match value:
         case Mapping():
             for key, inner in cast("Mapping[str, object]", value).items():
@@ -64,5 +64,5 @@ def _disposition(name: str) -> str:
 
 
 def _quoted(name: str) -> str:
-    """As browsers write it (https://html.spec.whatwg.org, "multipart/form-data encoding algorithm")."""
+    """Quote the way browsers do (https://html.spec.whatwg.org, "multipart/form-data encoding algorithm")."""
     return name.replace('"', "%22").replace("\r", "%0D").replace("\n", "%0A")

@@ -1,22 +1,22 @@
-"""What building a request had to mend, convert or leave out: a sentence each, told at the run's end."""
+"""Notes about repairs, conversions and omissions made while building a request, published when the run ends."""
 
 from __future__ import annotations
 
 MOST_PLACES = 3
-"""Places of a request's messages named in one sentence; more are counted."""
+"""Maximum number of message locations named in one sentence; the rest are counted."""
 
 
 class Notes:
-    """The sentences so far, each with the places that it is about."""
+    """Collects notes, with the locations that each applies to."""
 
     def __init__(self) -> None:
         self._places: dict[tuple[str, str], list[str]] = {}
 
     def add(self, where: str, problem: str) -> None:
-        """Say this of a place.
+        """Record a note for a location.
 
-        Places of the request's own messages share a sentence: a long history has many. Those of the run's own turns
-        have one each, for they grow with each turn, and what was said before must read the same.
+        Locations in the request's own messages share one sentence, because a long history has many. Locations in the
+        run's own turns get a sentence each: they grow with every turn, and earlier sentences must not change.
         """
         key = (problem, where if where.startswith("history") else "")
         places = self._places.setdefault(key, [])
@@ -24,8 +24,8 @@ class Notes:
             places.append(where)
 
     @property
-    def told(self) -> tuple[str, ...]:
-        """All of them, in the order in which they came up."""
+    def sentences(self) -> tuple[str, ...]:
+        """All sentences, in the order in which they were first recorded."""
         return tuple(f"{_listed(places)}: {problem}" for (problem, _), places in self._places.items())
 
 

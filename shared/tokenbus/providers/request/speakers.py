@@ -1,5 +1,6 @@
-"""Who says what, in mode chat: names of participants go into the API's field, or into the text, or are left out with a
-note. Neighbouring messages of one role may become one on the way, so two speakers are never told apart by their place.
+"""Participant names in chat mode: sent in the API's name field, written into the text, or dropped with a note.
+
+Adjacent messages of one role may be merged later, so position never identifies a speaker.
 """
 
 from __future__ import annotations
@@ -14,40 +15,41 @@ from tokenbus.providers.request.notes import Notes
 from tokenbus.providers.request.turns import Spoken, Takes
 
 MAX_NAME = 64
-"""Characters of a name in Chat Completions."""
+"""Maximum characters of a name in Chat Completions."""
 USER, ASSISTANT = "User", "Assistant"
-"""Names in the text of speakers who have none, beside others of the same role."""
+"""Names written for speakers without one, next to others of the same role."""
 _UNFIT = re.compile(r"[\s<|\\/>]+")
 
 
-def with_speakers(said: list[Spoken], request: Generate, takes: Takes, notes: Notes) -> list[Spoken]:
-    """The messages as the API takes them: each ``participant`` is what goes into its field."""
-    named = [message for message in said if message.participant and message.participant.strip()]
+def with_speakers(messages: list[Spoken], request: Generate, takes: Takes, notes: Notes) -> list[Spoken]:
+    """Return the messages with each ``participant`` set to the value of the API's name field."""
+    named = [message for message in messages if message.participant and message.participant.strip()]
     if not named or takes.written:
-        return said
+        return messages
     if request.names_in_text:
-        return _in_text(said, request)
+        return _in_text(messages, request)
     if takes.names:
-        return _fitted(said, named, notes)
+        return _fitted(messages, named, notes)
     for message in named:
-        if message.role != "assistant" or message.participant != request.participant:  # whose role says who it is
-            problem = "this API has no place for the names of participants; they were left out (see names_in_text)"
+        # the role already identifies the speaker
+        if message.role != "assistant" or message.participant != request.participant:
+            problem = "this API has no field for participant names; they were left out (see names_in_text)"
             notes.add(message.where, problem)
-    return [msgspec.structs.replace(message, participant=None) for message in said]
+    return [msgspec.structs.replace(message, participant=None) for message in messages]
 
 
-def _fitted(said: Sequence[Spoken], named: Iterable[Spoken], notes: Notes) -> list[Spoken]:
-    """With names that fit the field's pattern, each speaker's another one."""
+def _fitted(messages: Sequence[Spoken], named: Iterable[Spoken], notes: Notes) -> list[Spoken]:
+    """Rewrite names to match the field's pattern, keeping them distinct."""
     names = dict.fromkeys(message.participant or "" for message in named)
     fitted = {name: name for name in names if len(name) <= MAX_NAME and not _UNFIT.search(name)}
     for name in names:
         if name not in fitted:
             fitted[name] = _fit(name, set(fitted.values()))
-    for message in said:
+    for message in messages:
         name = message.participant or ""
         if fitted.get(name, name) != name:
-            notes.add(message.where, f"the participant {name!r} goes as {fitted[name]!r}, which the API takes")
-    return [msgspec.structs.replace(m, participant=fitted.get(m.participant or "")) for m in said]
+            notes.add(message.where, f"the participant {name!r} is sent as {fitted[name]!r} to fit the API")
+    return [msgspec.structs.replace(m, participant=fitted.get(m.participant or "")) for m in messages]
 
 
 def _fit(name: str, taken: set[str]) -> str:
@@ -59,20 +61,23 @@ def _fit(name: str, taken: set[str]) -> str:
     return fit
 
 
-def _in_text(said: Sequence[Spoken], request: Generate) -> list[Spoken]:
-    """With the names in front of the texts. The model's own messages have none, for it would write it too, but where
-    another speaker of its role stands beside."""
+def _in_text(messages: Sequence[Spoken], request: Generate) -> list[Spoken]:
+    """Write the names before the texts.
+
+    The model's own messages get no name, because the model would imitate it, unless another speaker of the same role is
+    adjacent.
+    """
     return [
-        _led(message, _name(message, request))
-        if _is_named(message, request) or any(_differ(message, beside, request) for beside in _beside(said, i))
+        _with_name(message, _name(message, request))
+        if _is_named(message, request) or any(_differ(message, beside, request) for beside in _beside(messages, i))
         else msgspec.structs.replace(message, participant=None)
-        for i, message in enumerate(said)
+        for i, message in enumerate(messages)
     ]
 
 
-def _beside(said: Sequence[Spoken], i: int) -> list[Spoken]:
-    """The messages next to this one that have its role."""
-    return [said[j] for j in (i - 1, i + 1) if 0 <= j < len(said) and said[j].role == said[i].role]
+def _beside(messages: Sequence[Spoken], i: int) -> list[Spoken]:
+    """Return the adjacent messages of the same role."""
+    return [messages[j] for j in (i - 1, i + 1) if 0 <= j < len(messages) and messages[j].role == messages[i].role]
 
 
 def _differ(one: Spoken, other: Spoken, request: Generate) -> bool:
@@ -91,8 +96,8 @@ def _name(message: Spoken, request: Generate) -> str:
     return USER if message.role == "user" else request.participant or ASSISTANT
 
 
-def _led(message: Spoken, name: str) -> Spoken:
-    """The message with the name before its first text, or before all where it begins with something else."""
+def _with_name(message: Spoken, name: str) -> Spoken:
+    """Put the name before the first text, or before everything if the message starts with another part."""
     [first, *more] = message.parts
     parts: list[ContentPart] = [TextPart(text=f"{name}:"), *message.parts]
     if isinstance(first, TextPart):

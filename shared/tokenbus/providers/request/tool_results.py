@@ -1,8 +1,8 @@
-"""Tool calls and their results, each result right after its calls, each id once.
+"""Pairs tool calls with their results: each result right after its calls, each id used once.
 
-All provider APIs refuse a call without a result and a result without a call, and want the result right after the call.
-Histories break these rules when a client trims them, or stops a run inside a turn. Some models repeat the ids of their
-calls (``functions.weather:0`` in each turn), and some APIs refuse that.
+All provider APIs reject a call without a result and a result without a call, and require results right after the calls.
+Histories break these rules if a client trims them or stops a run inside a turn. Some models reuse call ids
+(``functions.weather:0`` in every turn), and some APIs reject that.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ from tokenbus.providers.request.notes import Notes
 from tokenbus.providers.request.turns import Spoken
 
 NO_RESULT = "No result: the call was never answered."
-"""What the model reads as the error result of an orphan call."""
+"""The error result that the model sees for an orphan call."""
 
 
 class _Answer(msgspec.Struct):
-    """A call, and its result once it was found."""
+    """A call and, once found, its result."""
 
     call: ToolCallPart
     given_id: str
-    """As the history has it."""
+    """The id in the history."""
     result: ToolResultPart | None = None
 
 
 class _Answers(msgspec.Struct):
-    """The place right after an assistant's message where the results of its calls belong."""
+    """The slot right after an assistant message that holds the results of its calls."""
 
     answers: list[_Answer]
     where: str
 
     def take(self, result: ToolResultPart) -> bool:
-        """Whether the result was that of a call which still had none."""
+        """Assign the result to its call. Return False if no call with this id is still unanswered."""
         for answer in self.answers:
             if answer.result is None and answer.given_id == result.tool_id:
                 answer.result = msgspec.structs.replace(result, tool_id=answer.call.tool_id)
@@ -45,7 +45,10 @@ class _Answers(msgspec.Struct):
         for answer in self.answers:
             call = answer.call
             if answer.result is None:
-                notes.add(self.where, f"the call {call.tool_id} of {call.tool_name} has no result; one was put in")
+                notes.add(
+                    self.where,
+                    f"the call {call.tool_id} of {call.tool_name} has no result; an error result was inserted",
+                )
                 parts.append(
                     ToolResultPart(tool_id=call.tool_id, tool_name=call.tool_name, content=NO_RESULT, is_error=True)
                 )
@@ -55,10 +58,10 @@ class _Answers(msgspec.Struct):
 
 
 class Calls:
-    """Puts a conversation's messages in order, one after the other."""
+    """Orders a conversation's messages and places each result after its calls."""
 
     def __init__(self, notes: Notes, *, unique_ids: bool) -> None:
-        """``unique_ids``: an id stands for one call of the whole conversation; else for one of a message."""
+        """``unique_ids``: ids must be unique in the whole conversation rather than within one message."""
         self._notes = notes
         self._unique_ids = unique_ids
         self._out: list[Spoken | _Answers] = []
@@ -66,7 +69,7 @@ class Calls:
         self._ids: set[str] = set()
 
     def add(self, message: Spoken, after: Spoken | None = None) -> None:
-        """The next message; ``after``: what follows it and the results of its calls, and was never in the history."""
+        """Add the next message. ``after``: a synthetic message to insert after it and its tool results."""
         rest: list[ContentPart] = []
         answers: list[_Answer] = []
         if not self._unique_ids:
@@ -90,24 +93,22 @@ class Calls:
 
     @property
     def spoken(self) -> list[Spoken]:
-        """The messages so far, a result for each call."""
+        """The messages so far, with a result for every call."""
         return [m.spoken(self._notes) if isinstance(m, _Answers) else m for m in self._out]
 
     def _named(self, call: ToolCallPart, where: str) -> ToolCallPart:
-        """The call under an id that no other has."""
+        """Rename the call if its id is already in use."""
         tool_id, n = call.tool_id, 2
         while tool_id in self._ids:
             tool_id, n = f"{call.tool_id}_{n}", n + 1
         self._ids.add(tool_id)
         if tool_id == call.tool_id:
             return call
-        self._notes.add(
-            where, f"the tool id {call.tool_id!r} stands for another call before it; it goes as {tool_id!r}"
-        )
+        self._notes.add(where, f"the tool id {call.tool_id!r} is already used by an earlier call; sent as {tool_id!r}")
         return msgspec.structs.replace(call, tool_id=tool_id)
 
     def _place(self, result: ToolResultPart, where: str) -> None:
-        """Put a result to its call: the latest open one with its id, for ids repeat across turns."""
+        """Attach a result to its call: the latest unanswered one with its id, because ids repeat across turns."""
         for answers in reversed(self._waiting):
             if answers.take(result):
                 if self._moved(answers):
@@ -118,6 +119,6 @@ class Calls:
         self._notes.add(where, f"the result of call {result.tool_id} has no call before it and was left out")
 
     def _moved(self, answers: _Answers) -> bool:
-        """Whether a message of the history stands between the calls and what comes now."""
+        """Whether another message stands between the calls and the current position."""
         place = next(i for i, one in enumerate(self._out) if one is answers)
         return any(not isinstance(one, Spoken) or one.where != answers.where for one in self._out[place + 1 :])

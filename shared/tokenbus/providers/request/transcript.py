@@ -1,8 +1,9 @@
-"""A conversation as one text that the model continues (prefill mode). `tokenbus.core.prefill` reads what it writes.
+"""Writes a conversation as one text for the model to continue (prefill mode). `tokenbus.core.prefill` parses it.
 
-``Name: text`` a line per message, or as the request's `prefill` has it; after the last, ``Name:`` of the model, with
-`` <thinking>`` when thinking is on. A last message of the model itself is continued. What the model wrote in this run
-stands as it wrote it, results right after the close of its calls. The grammar is docs/guides/prefill.md's.
+One line ``Name: text`` per message, or the layout in the request's `prefill`; then the model's ``Name:``, plus ``
+<thinking>`` if thinking is on. If the last message is the model's own, the model continues it. The model's output of
+this run is kept verbatim, with results right after the closing tag of their calls. docs/guides/prefill.md has the
+grammar.
 """
 
 from __future__ import annotations
@@ -27,32 +28,32 @@ from tokenbus.providers.request.conversation import Spoken, Takes, conversation
 from tokenbus.providers.request.participants import CALLS_CLOSES, Names, between, options_of
 
 OPENING = "Continue the conversation."
-"""The user's message where an API wants one before the text and no media stands there."""
+"""The user message for APIs that require one before the text, if there is no media to put there."""
 
 Media = ImagePart | DocumentPart
 _object = msgspec.json.Decoder(dict[str, object])
 
 
 class Transcript(msgspec.Struct, frozen=True):
-    """The text, and the media in it, in order. No two neighbours are text; the last is text, and not empty."""
+    """The text and its media, in order. Adjacent texts are merged; the last part is non-empty text."""
 
     parts: list[str | Media]
     notes: tuple[str, ...]
 
     @property
     def text(self) -> str:
-        """What follows the last media: the end of the text, which the model continues."""
+        """The text after the last media, which the model continues."""
         assert isinstance(self.parts[-1], str)
         return self.parts[-1]
 
     @property
     def before(self) -> list[str | Media]:
-        """All up to the last media."""
+        """Everything up to the last media."""
         return self.parts[:-1]
 
 
 class _Writer:
-    """Text and media in order."""
+    """Collects text and media, merging adjacent texts."""
 
     def __init__(self) -> None:
         self.parts: list[str | Media] = []
@@ -66,10 +67,12 @@ class _Writer:
 
 
 def transcribe(request: Generate, history: list[Message], token: str = "") -> Transcript:
-    """The conversation and what the run's earlier turns brought; ``token`` ends each message. Raises RequestInvalid."""
+    """Write the conversation and the output of the run's earlier turns. ``token`` ends each message. Raises
+    RequestInvalid.
+    """
     options = options_of(request)
     if (request.participant or "") in options.unnamed and not token and not (options.delimiter or "").strip():
-        problem = "the model's own name can be left out only with end_of_turn or a delimiter that shows"
+        problem = "the model's own name can be omitted only with end_of_turn or a visible delimiter"
         raise RequestInvalid("prefill.unnamed", problem)
     spoken, notes = conversation(request, [], Takes(written=True))
     writer = _Writer()
@@ -97,29 +100,29 @@ def transcribe(request: Generate, history: list[Message], token: str = "") -> Tr
     return Transcript(writer.parts, notes)
 
 
-def opening_of(request: Generate, said: Transcript) -> Spoken:
-    """The user's message before the text that the model continues, which holds all media."""
+def opening_of(request: Generate, transcript: Transcript) -> Spoken:
+    """The user message before the text to continue; it holds all media."""
     first = options_of(request).first_user_message
-    blocks = [TextPart(text=part) if isinstance(part, str) else part for part in said.before]
+    blocks = [TextPart(text=part) if isinstance(part, str) else part for part in transcript.before]
     if first is None:
         return Spoken("user", [*blocks] or [TextPart(text=OPENING)], "messages")
     return Spoken("user", [TextPart(text=first), *blocks], "messages")
 
 
 def follows_a_name(request: Generate) -> bool:
-    """Whether the model's text begins right after its name, with the blank that stands there."""
+    """Whether the model's text begins right after its name and the space that follows."""
     return not continues_own(request) and bool(Names(request).of(request.participant, "assistant"))
 
 
 def _cue(request: Generate) -> str:
-    """Where the model goes on: its name, and thinking where that is on."""
+    """The cue for the model: its name, and the thinking tag if thinking is on."""
     name = Names(request).of(request.participant, "assistant")
     thinking = "<thinking>" if opens_thinking(request) else ""
     return " ".join(part for part in (f"{name}:" if name else "", thinking) if part)
 
 
 def continues_own(request: Generate) -> bool:
-    """Whether the last message is the model's own, or the results of its calls."""
+    """Whether the last message is the model's own or holds the results of its calls."""
     last = request.messages[-1]
     if isinstance(last.content, list) and last.content and all(isinstance(p, ToolResultPart) for p in last.content):
         return True
@@ -127,12 +130,12 @@ def continues_own(request: Generate) -> bool:
 
 
 def opens_thinking(request: Generate) -> bool:
-    """Whether the text ends inside thinking, which the model is to go on with."""
+    """Whether the text ends inside a thinking block that the model should continue."""
     return bool(request.thinking and request.thinking.enabled) and not continues_own(request)
 
 
 def system_text(request: Generate) -> str:
-    """The system text, with the tools and how they are called."""
+    """The system text, plus the tool definitions and the call syntax."""
     system = request.system or ""
     texts = [system if isinstance(system, str) else "\n\n".join(part.text for part in system), _tools(request.tools)]
     return "\n\n".join(text for text in texts if text.strip())
@@ -159,7 +162,7 @@ def _tools(tools: list[Tool]) -> str:
 
 
 def _write(message: Spoken, writer: _Writer) -> tuple[str, ...]:
-    """A message of the conversation; gives a note for each part that has no place in a text."""
+    """Write one message. Return a note for each part that cannot be expressed as text."""
     calls = [part for part in message.parts if isinstance(part, ToolCallPart)]
     notes: tuple[str, ...] = ()
     for part in message.parts:
@@ -171,7 +174,7 @@ def _write(message: Spoken, writer: _Writer) -> tuple[str, ...]:
             case ImagePart() | DocumentPart():
                 writer.add(part)
             case ExtraPart():
-                notes += (f"{message.where}: {part.name} has no place in a text and was left out",)
+                notes += (f"{message.where}: {part.name} cannot be written as text and was left out",)
             case ToolCallPart() | ToolResultPart():
                 pass
     if calls:
@@ -187,8 +190,8 @@ def _invoke(part: ToolCallPart) -> str:
         arguments: dict[str, object] = {"invalid_arguments": part.arguments}
     lines = [f'<invoke name="{_escaped(part.tool_name)}">']
     for name, value in arguments.items():
-        said = value if isinstance(value, str) else msgspec.json.encode(value).decode()
-        lines.append(f'<parameter name="{_escaped(name)}">{said}</parameter>')
+        text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+        lines.append(f'<parameter name="{_escaped(name)}">{text}</parameter>')
     return "\n".join([*lines, "</invoke>\n"])
 
 

@@ -1,4 +1,4 @@
-"""A conversation in one form, on its way into a provider's request; and what of it an API takes."""
+"""The normalized conversation on its way into a provider request, and what an API accepts of it."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ Role = Literal["system", "user", "assistant", "tool"]
 
 
 class Spoken(msgspec.Struct, frozen=True):
-    """One message. Tool results stand alone in messages of role ``tool``, each right after its calls.
+    """One message. Tool results are in separate messages of role ``tool``, each right after its calls.
 
-    No part is an empty text, and no message is without parts.
+    Texts are never empty, and every message has at least one part.
     """
 
     role: Role
     parts: list[ContentPart]
     where: str
-    """Its place in the request, for errors and notes."""
+    """Location in the request, for errors and notes."""
     participant: str | None = None
 
 
 class Takes(msgspec.Struct, frozen=True, kw_only=True):
-    """What an API takes of a conversation; what it does not is converted or left out, with a note."""
+    """What an API accepts in a conversation. Anything else is converted or dropped, with a note."""
 
     api: ApiName | None = None
-    """Whose opaque data go back; None: nobody's."""
+    """The API whose opaque data is sent back; None: no data is."""
     thinking: tuple[str, ...] = ()
-    """Names of opaque data of which one must be there for thinking to go back."""
+    """Opaque keys of which a thinking part needs at least one to be sent back."""
     plain_thinking: bool = False
-    """Thinking goes back without any, whoever thought it."""
+    """Thinking is sent back without opaque data, whichever provider produced it."""
     model_images: bool = False
-    """Images that the model made go back as the model's own."""
+    """Model-generated images are sent back as the model's own."""
     unique_ids: bool = False
-    """Each tool id may stand for one call of the whole conversation; else for one of a message."""
+    """Tool ids must be unique in the whole conversation rather than within one message."""
     names: bool = False
-    """It has a field for a participant's name."""
+    """The API has a field for a participant's name."""
     written: bool = False
-    """The whole conversation is written as one text (prefill mode), in which names, thinking and media have a place."""
+    """The whole conversation is written as one text (prefill mode), which can hold names, thinking and media."""

@@ -1,4 +1,4 @@
-"""Parts of provider answers that several APIs share: SSE, JSON, errors, usage, repeats.
+"""Response parts that several APIs share: SSE framing, JSON, errors, usage, duplicate detection.
 
-Each API decodes its stream in a room of its own.
+Each API decodes its stream in its own package.
 """

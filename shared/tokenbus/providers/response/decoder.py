@@ -1,6 +1,6 @@
-"""What all response decoders share: framing, the one terminal event, bounds, and errors by HTTP status.
+"""Base class of all response decoders: framing, exactly one terminal event, size limits, HTTP errors.
 
-A provider's decoder says what one event means (`_read`) and what the end of the body means (`_closed`).
+A subclass defines what one event means (`_read`) and what the end of the body means (`_closed`).
 """
 
 from __future__ import annotations
@@ -28,110 +28,116 @@ from tokenbus.providers.response.error_mapping import http_failure, provider_fai
 from tokenbus.providers.response.inline_thinking import InlineThinking
 from tokenbus.providers.response.json_decode import is_unfinished, read
 from tokenbus.providers.response.sse import MAX_EVENT_BYTES, MAX_IDLE_LINES, SseDecoder, SseEvent
-from tokenbus.providers.response.surrogates import Halves, stand_ins
+from tokenbus.providers.response.surrogates import SurrogateJoiner, with_placeholders
 
 _DONE = b"[DONE]"
 _anything = msgspec.json.Decoder()
 
 MAX_ERROR_BODY_BYTES = 64 * 2**10
-"""Of an error's body so much is kept; the rest is dropped."""
+"""Maximum bytes of an error body to keep; the rest is dropped."""
 MAX_OPEN_BLOCKS = 1024
-"""Most blocks that an attempt may have open at once."""
+"""Maximum number of blocks that may be open at once in an attempt."""
 MAX_NAME_CHARS = 1_024
-"""Of a name, an id or a word of the provider's: what a request may have of each, with which they go back."""
+"""Maximum length of a name, id or keyword from the provider. Requests have the same limit, because these values are
+sent back.
+"""
 MAX_HELD_BYTES = MAX_EVENT_BYTES
-"""Most that a decoder keeps of content which it can only tell later (a server tool's input, citations)."""
+"""Maximum content that a decoder may buffer because it can be emitted only later (a server tool's input, citations)."""
 
 
 class _AbstractStruct(msgspec.StructMeta, ABCMeta):
-    """Of a struct that leaves methods to those below it."""
+    """Metaclass for structs with abstract methods."""
 
 
 class ResponseDecoder(msgspec.Struct, metaclass=_AbstractStruct, kw_only=True):
-    """One response's bytes in, normalised events out; see `tokenbus.providers.api.Decoder`.
+    """Turns one response's bytes into normalized events; see `tokenbus.providers.api.Decoder`.
 
-    A response that is one JSON body goes the same way: to the framing it is a single event.
+    A response that is a single JSON body takes the same path: the framing reports it as one event.
     """
 
     status: int
     headers: dict[str, str]
     sse: SseDecoder = msgspec.field(default_factory=SseDecoder)
     ended: bool = False
-    """The terminal event is out, or the body has ended."""
+    """The terminal event was emitted, or the body has ended."""
     error_body: bytearray = msgspec.field(default_factory=bytearray)
     held: int = 0
-    """Bytes of content kept for later."""
-    halves: Halves | None = None
-    """Joins halves of a character, once there was one."""
+    """Bytes of buffered content."""
+    halves: SurrogateJoiner | None = None
+    """Joins split surrogate pairs; created when the first half appears."""
     inline: InlineThinking | None = None
-    """Takes thinking out of the text, where a vendor leaves it there."""
+    """Extracts thinking from the text, for vendors that leave it there."""
 
     @classmethod
     def of(cls, status: int, headers: Mapping[str, str], **more: Any) -> Self:
-        """A fresh decoder of a response with this HTTP status and these headers; ``more``: fields of its own."""
+        """Create a decoder for a response with this HTTP status and these headers. ``more``: fields of the subclass."""
         kept = {name.lower(): value for name, value in headers.items()}
         return cls(status=status, headers=kept, **more)
 
     def feed(self, data: bytes) -> list[Normalized]:
-        """The events that these bytes complete. Never raises."""
+        """Return the events that these bytes complete. Never raises."""
         out: list[Normalized] = []
         if self._is_error:
             self.error_body += data[: MAX_ERROR_BODY_BYTES - len(self.error_body)]
         else:
-            self._take(self.sse.feed(data), out, at_end=False)
-        return self._given(out)
+            self._process(self.sse.feed(data), out, at_end=False)
+        return self._postprocess(out)
 
     def end(self) -> list[Normalized]:
-        """The body ended: the last events, and the terminal one if it has not come before. Never raises."""
+        """Handle the end of the body: return the last events, including the terminal one if it is still missing. Never
+        raises.
+        """
         out: list[Normalized] = []
         if self._is_error:
             if not self.ended:
                 self._close(Failed(self._http_failure()), out)
             return out
-        self._take(self.sse.end(), out, at_end=True)
+        self._process(self.sse.end(), out, at_end=True)
         if not self.ended:
             try:
                 terminal = self._closed(out)
             except Malformed as e:
                 terminal = Failed(wire_failure(e))
             self._close(terminal, out)
-        return self._given(out)
+        return self._postprocess(out)
 
-    def _given(self, out: list[Normalized]) -> list[Normalized]:
-        """The events as their reader gets them."""
+    def _postprocess(self, out: list[Normalized]) -> list[Normalized]:
+        """Postprocess events: join surrogate pairs, extract inline thinking."""
         if self.halves is not None:
             out = self.halves.join(out)
         return out if self.inline is None else self.inline.split(out)
 
     @abstractmethod
     def _read(self, event: SseEvent, out: list[Normalized]) -> Terminal | None:
-        """One event of the provider: what it means goes to ``out``; the terminal event is returned.
+        """Decode one provider event: append normalized events to ``out`` and return the terminal event, if any.
 
-        Raises Malformed and TooLarge: the attempt ends with them.
+        May raise Malformed or TooLarge, which ends the attempt.
         """
 
     @abstractmethod
     def _closed(self, out: list[Normalized]) -> Terminal:
-        """The body ended and no terminal event came: what that means. Raises Malformed."""
+        """Return the terminal event for a body that ended without one. May raise Malformed."""
 
     def _hold(self, size: int) -> None:
-        """So many bytes more are kept for later; less than 0: fewer. Raises TooLarge where they are too many."""
+        """Account for ``size`` more buffered bytes (negative: fewer). Raises TooLarge over the limit."""
         self.held += size
         if self.held > MAX_HELD_BYTES:
-            raise TooLarge("content held back", self.held, MAX_HELD_BYTES)
+            raise TooLarge("buffered content", self.held, MAX_HELD_BYTES)
 
-    def _take(self, events: list[SseEvent], out: list[Normalized], *, at_end: bool) -> None:
+    def _process(self, events: list[SseEvent], out: list[Normalized], *, at_end: bool) -> None:
         for event in events:
             if self.ended:
                 return
             if at_end and event.data != _DONE and _DONE.startswith(event.data):
-                continue  # [DONE], broken off
+                continue  # a truncated [DONE]
             before = len(out)
             try:
                 if not event.data.isascii():
                     _check_text(event.data)
                 terminal = (
-                    self._read(self._joinable(event), out) if event.name != b"error" else Failed(_error_of(event.data))
+                    self._read(self._with_placeholders(event), out)
+                    if event.name != b"error"
+                    else Failed(_error_of(event.data))
                 )
                 if long := _too_long(out[before:], terminal):
                     del out[before:]
@@ -139,23 +145,23 @@ class ResponseDecoder(msgspec.Struct, metaclass=_AbstractStruct, kw_only=True):
             except (Malformed, TooLarge) as e:
                 terminal = Failed(wire_failure(e, event.data))
                 if at_end and is_unfinished(event.data):
-                    terminal = Cut("the body ended inside of an event")
+                    terminal = Cut("the body ended inside an event")
             except RecursionError:
-                terminal = Failed(wire_failure(Malformed("event", "it is nested too deep"), event.data))
+                terminal = Failed(wire_failure(Malformed("event", "nested too deeply"), event.data))
             if terminal is not None:
                 self._close(terminal, out)
         if self.sse.oversize and not self.ended:
-            # The true size is not known, for the rest was not waited for.
+            # The true size is unknown: the decoder did not wait for the rest.
             error = TooLarge("server-sent event", self.sse.limit + 1, self.sse.limit)
             if self.sse.idle > MAX_IDLE_LINES:
-                error = TooLarge("lines that say nothing", self.sse.idle, MAX_IDLE_LINES, unit="lines")
+                error = TooLarge("lines without content", self.sse.idle, MAX_IDLE_LINES, unit="lines")
             self._close(Failed(wire_failure(error)), out)
 
-    def _joinable(self, event: SseEvent) -> SseEvent:
-        """The event with halves of a character in a form that can be read."""
-        data, halved = stand_ins(event.data)
+    def _with_placeholders(self, event: SseEvent) -> SseEvent:
+        """Replace lone surrogate escapes in the event with placeholders."""
+        data, halved = with_placeholders(event.data)
         if halved and self.halves is None:
-            self.halves = Halves()
+            self.halves = SurrogateJoiner()
         return event if data is event.data else SseEvent(data, event.name)
 
     def _close(self, terminal: Terminal, out: list[Normalized]) -> None:
@@ -164,7 +170,7 @@ class ResponseDecoder(msgspec.Struct, metaclass=_AbstractStruct, kw_only=True):
 
     @property
     def _is_error(self) -> bool:
-        """The body is no answer: an error, or a redirect that nobody follows."""
+        """The body is not an answer: an error, or a redirect that is not followed."""
         return self.status >= 300
 
     def _http_failure(self) -> ErrorInfo:
@@ -175,35 +181,37 @@ class ResponseDecoder(msgspec.Struct, metaclass=_AbstractStruct, kw_only=True):
 
 
 def _too_long(events: list[Normalized], terminal: Terminal | None) -> TooLarge | None:
-    """The first name, id or word that is too long: it would be copied into keys, hashes and each event of its block."""
+    """Find the first name, id or keyword that is too long. These are copied into keys, hashes and every event of a
+    block.
+    """
     for event in (*events, terminal):
         match event:
             case ToolCallStart():
-                said = {"tool call id": event.tool_id, "tool name": event.name}
+                values = {"tool call id": event.tool_id, "tool name": event.name}
             case Start():
-                said = {"model": event.model, "response id": event.provider_id}
+                values = {"model": event.model, "response id": event.provider_id}
             case Done():
-                said = {"finish reason": event.finish_raw, "stop string": event.stop_string}
+                values = {"finish reason": event.finish_raw, "stop string": event.stop_string}
             case Image():
-                said = {"media type": event.media_type, "size": event.size, "quality": event.quality}
+                values = {"media type": event.media_type, "size": event.size, "quality": event.quality}
             case _:
                 continue
-        for what, text in said.items():
+        for what, text in values.items():
             if len(text) > MAX_NAME_CHARS:
                 return TooLarge(what, len(text), MAX_NAME_CHARS, unit="characters")
     return None
 
 
 def _check_text(data: bytes) -> None:
-    """Raises Malformed where it is no UTF-8; all that is read of an event later may rely on it."""
+    """Raise Malformed unless the data is UTF-8. Later reads of the event rely on this."""
     try:
         data.decode()
     except UnicodeDecodeError as e:
-        raise Malformed("event", f"it is no UTF-8: {e.reason} at byte {e.start}") from None
+        raise Malformed("event", f"not UTF-8: {e.reason} at byte {e.start}") from None
 
 
 def _error_of(data: bytes) -> ErrorInfo:
-    """What an event of the name ``error`` says: the error is in it, as JSON or as text. Raises Malformed."""
+    """Decode an event named ``error``, whose data is JSON or text. Raises Malformed."""
     try:
         return provider_failure(read(_anything, data, "error event"))
     except Malformed:
@@ -212,14 +220,14 @@ def _error_of(data: bytes) -> ErrorInfo:
         return provider_failure(data.decode())
 
 
-def finish_of(said: FinishReason, completed_calls: int) -> FinishReason:
-    """The finish reason in the light of the calls (providers.md, "For all four", 5).
+def finish_of(reported: FinishReason, completed_calls: int) -> FinishReason:
+    """Reconcile the finish reason with the tool calls (providers.md, "For all four", 5).
 
-    A provider that says stop beside complete calls means tool use; one that says tool use without any is not
-    believed. So `tool_use` always has a call to run.
+    A provider that reports stop after complete calls means tool use. One that reports tool use without any call is not
+    trusted. So `tool_use` always comes with a call to run.
     """
-    if said == "stop" and completed_calls:
+    if reported == "stop" and completed_calls:
         return "tool_use"
-    if said == "tool_use" and not completed_calls:
+    if reported == "tool_use" and not completed_calls:
         return "unknown"
-    return said
+    return reported

@@ -1,8 +1,8 @@
-"""Tells when a stream's last event is complete, for whoever holds its connection and does not decode it.
+"""Detects the last event of a stream without decoding it, for the code that owns the connection.
 
-A line of server-sent events that begins with ``data:`` is data, whatever it says, and JSON holds no line end: so the
-beginning of a line tells an event's type for sure, where the provider puts the type first. A text that holds such a
-line is no such line. An event that is written in another way is not seen, which costs a connection and no content.
+A server-sent-event line that begins with ``data:`` is always data, and JSON contains no raw line ends. So if the
+provider writes the event type first, the beginning of the line identifies it. Text content cannot produce such a line.
+An event written in another layout is missed; that costs a reusable connection but no content.
 """
 
 from __future__ import annotations
@@ -10,32 +10,32 @@ from __future__ import annotations
 import re
 
 _HEAD = 64
-"""Bytes of a line's beginning that are looked at: more than any mark has, and its blanks."""
+"""How many bytes at the start of a line to check: more than any mark plus its whitespace."""
 _LINE_END = re.compile(rb"[\r\n]")
 
 
 def _words(mark: bytes) -> bytes:
-    """The part of a mark that has no blanks anywhere: what to look for before lines are looked at."""
+    """The longest part of a mark that contains no whitespace: a cheap test before splitting lines."""
     return max(re.split(rb"[\"{}:]", mark), key=len)
 
 
 class LastEvent:
-    """Feed all that is read of one stream. ``marks``: how the line of a last event begins, without blanks."""
+    """Watches all bytes read from one stream. ``marks``: prefixes of the last event's line, without whitespace."""
 
     def __init__(self, marks: tuple[bytes, ...]) -> None:
         self.seen = False
-        """The last event is complete; what follows says nothing."""
+        """The last event is complete; nothing meaningful follows."""
         self._marks = marks
         self._words = tuple({_words(mark) for mark in marks})
         self._head = b""
-        """The beginning of the line whose end has not come."""
+        """The beginning of the incomplete line."""
 
     def feed(self, data: bytes) -> bool:
-        """Whether the last event is complete by now."""
+        """Add bytes. Return True once the last event is complete."""
         if self.seen or not self._marks:
             return self.seen
         text = self._head + data if self._head else data
-        for word in self._words:  # in most reads there is none, so this is all that they cost
+        for word in self._words:  # most reads contain none, so this test is their whole cost
             if word in text:
                 *lines, rest = _LINE_END.split(text)
                 self.seen = any(self._is_last(line) for line in lines)

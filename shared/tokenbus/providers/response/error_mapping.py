@@ -1,6 +1,6 @@
-"""What went wrong, from the HTTP status and the provider's own error type or code; never from its prose.
+"""Classifies failures by HTTP status and the provider's error type or code, never by its message text.
 
-A message of class ``auth`` is ours, and the provider's object is left out: some providers repeat the key in it.
+Failures of class ``auth`` get our own message and no provider object: some providers repeat the key in theirs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tokenbus.events.error_info import RETRYABLE, ErrorClass, ErrorInfo
 MAX_RAW_CHARS = 4096
 MAX_MESSAGE_CHARS = 2048
 MAX_RETRY_AFTER_S = 86_400.0
-"""What a provider asks for beyond a day is told as a day: a wait that long ends the run in any case."""
+"""Longer waits are capped at a day; a wait that long ends the run in any case."""
 
 _CLASS_OF_NAME: dict[str, ErrorClass] = {
     # Anthropic Messages, `error.type`
@@ -32,7 +32,7 @@ _CLASS_OF_NAME: dict[str, ErrorClass] = {
     "overloaded_error": "overloaded",
     "timeout_error": "timeout",
     "api_error": "server",
-    # OpenAI and those who speak it, `error.code` and `error.type`
+    # OpenAI and compatible APIs, `error.code` and `error.type`
     "invalid_api_key": "auth",
     "incorrect_api_key": "auth",
     "permission_denied": "auth",
@@ -58,7 +58,7 @@ _CLASS_OF_NAME: dict[str, ErrorClass] = {
     "internal_server_error": "server",
     "internalservererror": "server",
     "timeout": "timeout",
-    # OpenAI Responses, `error.code` of a response that failed
+    # OpenAI Responses, `error.code` of a failed response
     "invalid_prompt": "invalid_request",
     "image_content_policy_violation": "content_filter",
     "vector_store_timeout": "timeout",
@@ -75,16 +75,17 @@ _CLASS_OF_NAME: dict[str, ErrorClass] = {
     "deadline_exceeded": "timeout",
     "internal": "server",
     "aborted": "server",
-    "cancelled": "server",  # by the provider: when we hang up, nobody reads it
+    "cancelled": "server",  # by the provider: if we hang up, nobody reads the response
 }
-"""In lower case. Names of further APIs are added here: none means two things."""
+"""Keys are lower case. APIs share this table: no name has two meanings."""
 
-_HOPELESS = {"insufficient_quota", "exceeded_current_quota_error"}
-"""Of a retryable class by status, but no waiting helps."""
+_NOT_RETRYABLE = {"insufficient_quota", "exceeded_current_quota_error"}
+"""Retryable by status, but waiting does not help."""
 
 _VAGUE = {"invalid_request_error", "api_error", "invalid_argument", "server_error", "internal_server_error", "internal"}
-"""Types that OpenAI and Gemini give to nearly every error of a class of statuses: something else says more. A 503 of
-OpenAI, say, means overloaded, and its type is `server_error`."""
+"""Types that OpenAI and Gemini use for nearly every error of a status class; other evidence takes precedence. For
+example, OpenAI reports a 503 (overloaded) with the type `server_error`.
+"""
 
 _CLASS_OF_STATUS: dict[int, ErrorClass] = {
     401: "auth",
@@ -92,7 +93,7 @@ _CLASS_OF_STATUS: dict[int, ErrorClass] = {
     403: "auth",
     404: "not_found",
     408: "timeout",
-    409: "server",  # a lock that another request holds: the official SDKs try again
+    409: "server",  # another request holds a lock: the official SDKs retry
     429: "rate_limit",
     498: "overloaded",  # Groq: flex capacity exceeded
     503: "overloaded",
@@ -103,7 +104,7 @@ _CLASS_OF_STATUS: dict[int, ErrorClass] = {
 
 
 REQUEST_ID_HEADERS = ("request-id", "x-request-id", "x-amzn-requestid", "apim-request-id")
-"""How providers and the gateways before them name a call: Anthropic; OpenAI and most others; Bedrock; Azure."""
+"""Headers with the provider's or gateway's id of a call: Anthropic; OpenAI and most others; Bedrock; Azure."""
 MAX_REQUEST_ID_CHARS = 256
 
 _DURATION = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?s")
@@ -118,7 +119,7 @@ class _Described(msgspec.Struct):
 
 
 def class_of_status(status: int) -> ErrorClass:
-    """The class of an HTTP status."""
+    """Return the error class of an HTTP status."""
     if status in _CLASS_OF_STATUS:
         return _CLASS_OF_STATUS[status]
     if status >= 500:
@@ -127,44 +128,44 @@ def class_of_status(status: int) -> ErrorClass:
 
 
 def request_id_of(headers: Mapping[str, str]) -> str | None:
-    """The provider's id of a call, of the headers of its answer, whose names are in lower case."""
-    found = next((said for name in REQUEST_ID_HEADERS if (said := headers.get(name, "").strip())), None)
+    """Return the provider's id of a call from the answer's headers (lower-case names)."""
+    found = next((described for name in REQUEST_ID_HEADERS if (described := headers.get(name, "").strip())), None)
     return found[:MAX_REQUEST_ID_CHARS] if found else None
 
 
 def provider_failure(
     error: object, *, status: int | None = None, headers: Mapping[str, str] | None = None
 ) -> ErrorInfo:
-    """The provider's error, as its decoded JSON: ``{"error": {…}}`` or what is inside of it, in any dialect.
+    """Classify a provider's error, given as decoded JSON: ``{"error": {…}}`` or the inner object, of any API.
 
-    ``status`` is the HTTP status where it was one of an error; without, a numeric code inside stands for it.
+    ``status``: the HTTP status, if it was an error status; otherwise a numeric code in the object is used.
     """
-    said = _describe(error)
-    named_status = status if status is not None else said.status
-    kind = _class_of(said.names, named_status)
-    code = said.names[0] if said.names else f"http_{named_status}" if named_status else "provider_error"
-    retryable = kind in RETRYABLE and not _HOPELESS.intersection(said.names)
-    asked = {name.lower(): value for name, value in (headers or {}).items()}
-    if status is not None and asked.get("x-should-retry") in ("true", "false"):
-        retryable = asked["x-should-retry"] == "true"
-    message, raw = said.message or f"the provider answered {code}", _json(said.raw)
+    described = _describe(error)
+    named_status = status if status is not None else described.status
+    kind = _class_of(described.names, named_status)
+    code = described.names[0] if described.names else f"http_{named_status}" if named_status else "provider_error"
+    retryable = kind in RETRYABLE and not _NOT_RETRYABLE.intersection(described.names)
+    lower_headers = {name.lower(): value for name, value in (headers or {}).items()}
+    if status is not None and lower_headers.get("x-should-retry") in ("true", "false"):
+        retryable = lower_headers["x-should-retry"] == "true"
+    message, raw = described.message or f"the provider returned {code}", _json(described.raw)
     if kind == "auth":
-        message, raw = f"the provider refused the key or what it may do ({code})", None
-    wait_s = _retry_after_s(asked)
+        message, raw = f"the provider rejected the API key or its permissions ({code})", None
+    wait_s = _retry_after_s(lower_headers)
     return ErrorInfo(
         code=code,
         kind=kind,
         message=message[:MAX_MESSAGE_CHARS],
         retryable=retryable,
-        retry_after_s=(said.retry_after_s if wait_s is None else wait_s) if retryable else None,
+        retry_after_s=(described.retry_after_s if wait_s is None else wait_s) if retryable else None,
         status=status,
         raw=raw[:MAX_RAW_CHARS] if raw else None,
-        request_id=request_id_of(asked),
+        request_id=request_id_of(lower_headers),
     )
 
 
 def http_failure(status: int, body: bytes, headers: Mapping[str, str]) -> ErrorInfo:
-    """An answer with the status of an error; its body is JSON, or is shown as text."""
+    """Classify an answer with an error status. The body is JSON, or is reported as text."""
     try:
         error: object = msgspec.json.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -173,7 +174,7 @@ def http_failure(status: int, body: bytes, headers: Mapping[str, str]) -> ErrorI
 
 
 def wire_failure(error: WireError, raw: bytes = b"") -> ErrorInfo:
-    """Bytes that broke a rule of the API (class protocol), or a bound of ours (class limit)."""
+    """Classify bytes that violate the API (class protocol) or exceed one of our limits (class limit)."""
     where = error.where if isinstance(error, Malformed | TooLarge) else None
     return ErrorInfo(
         code=error.code,
@@ -195,7 +196,7 @@ def _class_of(names: tuple[str, ...], status: int | None) -> ErrorClass:
 
 
 def _describe(error: object) -> _Described:
-    """Message, names (code before type, in lower case), status and wait of an error object."""
+    """Extract message, names (code before type, lower case), status and wait time from an error object."""
     if isinstance(error, list):
         items = cast("list[object]", error)
         return _describe(items[0]) if items else _Described()
@@ -221,7 +222,8 @@ def _describe(error: object) -> _Described:
 
 
 def _details(details: object) -> tuple[list[str], float | None]:
-    """Gemini's details of an error: the reasons in them, and its RetryInfo in seconds (``"retryDelay": "34.07s"``)."""
+    """Extract the reasons and the RetryInfo delay in seconds (``"retryDelay": "34.07s"``) from Gemini's error
+    details."""
     reasons: list[str] = []
     wait_s: float | None = None
     for detail in cast("list[object]", details) if isinstance(details, list) else ():
@@ -243,20 +245,21 @@ def _json(value: object) -> str | None:
 
 
 def _retry_after_s(headers: Mapping[str, str]) -> float | None:
-    """Seconds to wait, from ``retry-after-ms`` or ``retry-after``, within `MAX_RETRY_AFTER_S`.
+    """Seconds to wait, from ``retry-after-ms`` or ``retry-after``, capped at `MAX_RETRY_AFTER_S`.
 
-    A date there counts from the answer's own ``date``: there is no clock here. What is no time at all is left out.
+    A date is measured from the answer's own ``date`` header, because this module has no clock. Unparsable values are
+    ignored.
     """
     for name, unit in (("retry-after-ms", 1000.0), ("retry-after", 1.0)):
         try:
             seconds = float(headers.get(name, "")) / unit
         except ValueError:
             continue
-        if 0 <= seconds < float("inf"):  # NaN is neither
+        if 0 <= seconds < float("inf"):  # false for NaN as well
             return min(seconds, MAX_RETRY_AFTER_S)
     try:
         until = parsedate_to_datetime(headers["retry-after"])
         now = parsedate_to_datetime(headers["date"])
         return min(max(0.0, (until - now).total_seconds()), MAX_RETRY_AFTER_S)
-    except (LookupError, ValueError, TypeError, ArithmeticError):  # the last for a time zone that is a long number
+    except (LookupError, ValueError, TypeError, ArithmeticError):  # ArithmeticError: an absurdly large time zone offset
         return None

@@ -1,16 +1,19 @@
-"""Thinking that a model writes into its text, as ``<think>…</think>``: found there, and given as blocks of its own.
+"""Extracts thinking that a model writes into its text as ``<think>…</think>`` and emits it as separate blocks.
 
-Some vendors pass a model's text on as it wrote it; which tags hold thinking there is data (`Quirks.inline_thinking`).
-Their decoders give every event to an `InlineThinking`, which cuts a text into pieces of text and of thinking, each a
-block, and lets all else pass. Ordinals are spread on the way: the pieces have room, and everything keeps its order.
+Some vendors pass on the model's text unchanged; `Quirks.inline_thinking` names the tags that hold thinking. Their
+decoders pass every event through an `InlineThinking`, which splits a text into alternating text and thinking blocks and
+forwards all other events. Ordinals are multiplied by a stride so that the new blocks fit in between and order is
+preserved.
 
-- A tag is ``<name>`` or ``</name>``, with blanks before the ``>`` or without, 256 characters at the most. Case matters.
-- ``<`` holds back what may become a tag. As soon as it cannot, it is text, up to the next ``<``.
-- Inside of thinking only its own close is a tag. Outside, a close is as if not written.
-- Blanks alone beside a tag make no block; before real text they belong to it. More than 256 of them are text too.
-- Thinking that is open when its text ends (a tool call comes, say) goes on in the next text, to its close or for good.
-- With `Quirks.unclosed_thinking` `release` thinking waits for its close, or until there is too much of it. Where a call
-  or an image comes first, or the answer ends soundly, it was none, and is text. Cut off, it is thinking.
+- A tag is ``<name>`` or ``</name>``, with optional whitespace before ``>``, at most 256 characters. Case-sensitive.
+- ``<`` holds back text that may become a tag. Once it cannot, it is text, up to the next ``<``.
+- Inside thinking, only its own closing tag counts. Outside, a stray closing tag is dropped.
+- Whitespace next to a tag makes no block of its own; it belongs to the text that follows. Over 256 characters it is
+  text.
+- Thinking that is still open when its text ends (at a tool call, say) continues in the next text.
+- If `Quirks.unclosed_thinking` is `release`, thinking is buffered until it is closed or exceeds a limit. If a call or
+  an image comes first, or the answer ends normally, the buffer is released as text. If the answer is cut off, it is
+  thinking.
 """
 
 from __future__ import annotations
@@ -40,24 +43,24 @@ from tokenbus.events.normalized import (
 from tokenbus.events.quirks import Quirks
 
 MAX_HELD_CHARS = 256
-"""Longest tag, and most blanks that are kept until it is known whether text follows."""
+"""Maximum length of a tag, and of whitespace held back until text follows."""
 MAX_UNCLOSED_CHARS = 256 * 1024
-"""Most that waits for its close; with more it is thinking, as its tag says."""
+"""Maximum characters of unclosed thinking to buffer; beyond that it is emitted as thinking."""
 MAX_BESIDE = 100
-"""Most events that wait with it; with more it is thinking, too."""
-_APART = 2**32
-"""How far neighbouring ordinals of the decoder are spread. A text with more pieces would take many gigabytes."""
+"""Maximum events to buffer along with unclosed thinking; beyond that it is emitted as thinking."""
+_ORDINAL_STRIDE = 2**32
+"""Multiplier for the decoder's ordinals. A text with more pieces than this would take many gigabytes."""
 _BLANK = " \t\r\n"
 
 
 class _Tags(NamedTuple):
-    """The tags that count at a place, and how each begins."""
+    """The tags that are recognized at a position, and their prefixes."""
 
     pattern: re.Pattern[str]
     stems: tuple[str, ...]
 
     def may_begin_at(self, text: str, at: int) -> bool:
-        """Whether what the text ends with, from this ``<`` on, may become a tag."""
+        """Whether the end of ``text``, starting at the ``<`` at ``at``, may still become a tag."""
         if len(text) - at >= MAX_HELD_CHARS:
             return False
         tail = text[at:]
@@ -68,79 +71,80 @@ class _Tags(NamedTuple):
 
 
 class _Text(msgspec.Struct):
-    """A text block of the decoder that is open."""
+    """An open text block of the decoder."""
 
     first: int
     """Ordinal of its first piece."""
     inside: str
-    """The name of the tag that its thinking began with; empty outside of any."""
+    """Name of the tag that opened the current thinking; empty outside thinking."""
     tagged: bool
-    """There was a tag in it, or it goes on inside of one."""
+    """It contains a tag, or it started inside thinking."""
     pieces: int = 0
     is_open: bool = False
-    """Its last piece is."""
+    """Whether its last piece is open."""
     held: str = ""
-    """The beginning of a tag, it may be."""
+    """A possible beginning of a tag."""
     blank: str = ""
-    """Blanks before a piece, until it is known whether there is one."""
+    """Whitespace before a piece, until text follows."""
     waiting: list[str] = []
-    """Thinking that waits for its close."""
+    """Thinking that waits for its closing tag."""
     waits: int = 0
-    """Characters of it."""
+    """Number of characters in `waiting`."""
     beside: list[Opaque | Extra] = []
-    """What belongs to it, and waits with it."""
+    """Events that belong to this block and wait with it."""
 
     @property
     def last(self) -> int:
-        """Ordinal of its last piece; -1: it has none."""
+        """Ordinal of the last piece; -1 if there is none."""
         return self.first + self.pieces - 1 if self.pieces else -1
 
 
 class InlineThinking(msgspec.Struct):
-    """Events of one attempt in, the same with the thinking taken out of the text. Its fields are its whole state.
+    """Takes the events of one attempt and returns them with thinking separated from text. Its fields are its whole
+    state.
 
-    In time linear in the text, and the same however it came in pieces, once neighbouring pieces are joined.
+    Runs in time linear in the text. Chunk boundaries do not change the result once adjacent deltas are joined.
     """
 
     names: tuple[str, ...]
     begins_inside: str = ""
     """The tag that the prompt itself opened."""
     inside: str = ""
-    """The tag that the next text goes on inside of."""
+    """The tag that is still open for the next text."""
     open: dict[int, _Text] = {}
-    """By the decoder's ordinal."""
+    """Open texts by the decoder's ordinal."""
     ended: int = -1
-    """The text that ended last, by the decoder's ordinal: something may still come of it."""
+    """The decoder's ordinal of the last closed text; later events may still refer to it."""
     ended_at: int = -1
-    """Ordinal of its last piece."""
+    """Ordinal of that text's last piece."""
     releases: bool = False
-    """Thinking without a close may turn out to be text."""
+    """Unclosed thinking may be released as text."""
     undecided: _Text | None = None
-    """A text that ended while its thinking waited."""
+    """A text that ended while its thinking was buffered."""
 
     @classmethod
     def of(cls, quirks: Quirks) -> InlineThinking | None:
-        """For a vendor that writes thinking into the text; None for all others."""
+        """Create one if the vendor writes thinking into the text; None for all other vendors."""
         if not quirks.inline_thinking:
             return None
         first = quirks.inline_thinking[0] if quirks.inline_thinking_opened else ""
         return cls(quirks.inline_thinking, first, first, releases=quirks.unclosed_thinking == "release")
 
     def split(self, events: list[Normalized]) -> list[Normalized]:
-        """The events as their reader gets them."""
+        """Process events and return the result."""
         out: list[Normalized] = []
         for event in events:
-            self._take(event, out)
+            self._process(event, out)
         return out
 
-    def _take(self, event: Normalized, out: list[Normalized]) -> None:
+    def _process(self, event: Normalized, out: list[Normalized]) -> None:
         match event:
             case TextDelta():
                 self._read(self.open[event.block], event.text, out)
             case RefusalDelta():
                 self._refuse(self.open[event.block], event.text, out)
             case BlockStart() if event.kind == "text":
-                text = _Text(event.block * _APART, self.inside, tagged=bool(self.inside))
+                text = _Text(event.block * _ORDINAL_STRIDE, self.inside, tagged=bool(self.inside))
                 if self.undecided:
                     text.waiting, text.waits = self.undecided.waiting, self.undecided.waits
                     text.beside = self.undecided.beside
@@ -148,119 +152,121 @@ class InlineThinking(msgspec.Struct):
             case BlockStop() if event.block in self.open:
                 self._end(event.block, out)
             case Opaque() | Extra() if waiting := self._waiting(event.block):
-                self._put_beside(waiting, event, out)
+                self._attach(waiting, event, out)
             case Opaque():
-                if (ordinal := self._whereabouts(event.block, out)) >= 0:
+                if (ordinal := self._emitted_ordinal(event.block, out)) >= 0:
                     out.append(msgspec.structs.replace(event, block=ordinal))
             case Extra():
-                ordinal = -1 if event.block is None else self._whereabouts(event.block, out)
-                at = event.ordinal * _APART if event.ordinal >= 0 else -1
+                ordinal = -1 if event.block is None else self._emitted_ordinal(event.block, out)
+                at = event.ordinal * _ORDINAL_STRIDE if event.ordinal >= 0 else -1
                 out.append(msgspec.structs.replace(event, block=ordinal if ordinal >= 0 else None, ordinal=at))
             case Start():
                 self.open.clear()
                 self.inside, self.ended, self.undecided = self.begins_inside, -1, None
-                out.append(msgspec.structs.replace(event, void_before=event.void_before * _APART))
+                out.append(msgspec.structs.replace(event, void_before=event.void_before * _ORDINAL_STRIDE))
             case Done() | Failed() | Cut():
                 for text in self.open.values():
                     self._release(text, out)
                     self._think(text, out)
-                self._decide(out, said=isinstance(event, Done) and event.finish in ("stop", "tool_use"))
+                self._decide(out, as_text=isinstance(event, Done) and event.finish in ("stop", "tool_use"))
                 out.append(event)
             case UsageSeen():
                 out.append(event)
             case _:
                 if isinstance(event, ToolCallStart | BlockStart):
-                    self._decide(out, said=not (isinstance(event, BlockStart) and event.kind == "thinking"))
-                out.append(msgspec.structs.replace(event, block=event.block * _APART))
+                    self._decide(out, as_text=not (isinstance(event, BlockStart) and event.kind == "thinking"))
+                out.append(msgspec.structs.replace(event, block=event.block * _ORDINAL_STRIDE))
 
     def _end(self, number: int, out: list[Normalized]) -> None:
         text = self.open.pop(number)
         self._release(text, out)
         if text.blank and not text.tagged:
-            self._appear(text, out)
+            self._open_piece(text, out)
         if text.waiting:
-            self._decide(out, said=False)  # of another text that was open beside it
+            self._decide(out, as_text=False)  # undecided thinking of another text that was open at the same time
             self.undecided = text
         else:
-            self._shut(text, out)
+            self._close_piece(text, out)
         self.inside = text.inside or self.inside
         self.ended, self.ended_at = number, text.last
 
-    def _decide(self, out: list[Normalized], *, said: bool) -> None:
-        """What waited for its close will have none: it was ``said``, or it is thinking."""
+    def _decide(self, out: list[Normalized], *, as_text: bool) -> None:
+        """Resolve buffered thinking that will not be closed: as text if ``as_text``, otherwise as thinking."""
         text, self.undecided = self.undecided, None
         if text is None:
             return
-        if said:
+        if as_text:
             waiting, text.waiting, text.inside, self.inside = "".join(text.waiting), [], "", ""
-            self._say(text, waiting, out)
-        self._shut(text, out)
+            self._emit_text(text, waiting, out)
+        self._close_piece(text, out)
         self.ended_at = text.last
 
     def _think(self, text: _Text, out: list[Normalized]) -> None:
-        """What waits for its close is thinking."""
+        """Emit buffered content as thinking."""
         if text.waiting:
             waiting, text.waiting = "".join(text.waiting), []
             self._write(text, waiting, out)
 
-    def _put_beside(self, text: _Text, event: Opaque | Extra, out: list[Normalized]) -> None:
+    def _attach(self, text: _Text, event: Opaque | Extra, out: list[Normalized]) -> None:
         if isinstance(event, Extra) and event.ordinal >= 0:
-            event = msgspec.structs.replace(event, ordinal=event.ordinal * _APART)
+            event = msgspec.structs.replace(event, ordinal=event.ordinal * _ORDINAL_STRIDE)
         text.beside.append(event)
         if len(text.beside) > MAX_BESIDE:
             self._think(text, out)
 
     def _waiting(self, number: int | None) -> _Text | None:
-        """The text of this number, where its thinking waits for its close."""
+        """Return the text block of this ordinal if its thinking is being buffered."""
         text = self.undecided if number == self.ended else self.open.get(-1 if number is None else number)
         return text if text and text.waiting else None
 
-    def _whereabouts(self, number: int, out: list[Normalized]) -> int:
-        """Where a block of the decoder is, a text by its last piece; an open one gets a piece for it. -1: nowhere."""
+    def _emitted_ordinal(self, number: int, out: list[Normalized]) -> int:
+        """Map a decoder ordinal to an emitted one, -1 if it has none. A text maps to its last piece; an open, empty one
+        gets a piece.
+        """
         if text := self.open.get(number):
             if not text.pieces:
-                self._appear(text, out)
+                self._open_piece(text, out)
             return text.last
-        return self.ended_at if number == self.ended else number * _APART
+        return self.ended_at if number == self.ended else number * _ORDINAL_STRIDE
 
     def _read(self, text: _Text, new: str, out: list[Normalized]) -> None:
         whole = text.held + new
         tags = _tags_of(self.names, text.inside)
-        said = at = 0
+        emitted = at = 0
         while tag := tags.pattern.search(whole, at):
             at = tag.end()
             if at - tag.start() > MAX_HELD_CHARS:
                 continue
-            self._say(text, whole[said : tag.start()], out)
-            said = at
+            self._emit_text(text, whole[emitted : tag.start()], out)
+            emitted = at
             text.tagged = True
             if text.inside or not tag[1]:
-                self._shut(text, out)
+                self._close_piece(text, out)
                 text.inside = "" if text.inside else tag[2]
                 tags = _tags_of(self.names, text.inside)
-        hold = whole.rfind("<", said)
+        hold = whole.rfind("<", emitted)
         if hold < 0 or not tags.may_begin_at(whole, hold):
             hold = len(whole)
-        self._say(text, whole[said:hold], out)
+        self._emit_text(text, whole[emitted:hold], out)
         text.held = whole[hold:]
 
     def _refuse(self, text: _Text, refusal: str, out: list[Normalized]) -> None:
-        """A refusal is no place for tags, and no thinking."""
+        """Emit a refusal. Refusals contain no tags and end any thinking."""
         self._release(text, out)
         if text.inside:
-            self._shut(text, out)
+            self._close_piece(text, out)
             text.inside = ""
         if not text.is_open:
-            self._appear(text, out)
+            self._open_piece(text, out)
         out.append(RefusalDelta(text.last, refusal))
 
     def _release(self, text: _Text, out: list[Normalized]) -> None:
-        """Nothing more comes: what was held back is no tag."""
+        """Emit held-back characters: no more text comes, so they are not a tag."""
         held, text.held = text.held, ""
-        self._say(text, held, out)
+        self._emit_text(text, held, out)
 
-    def _say(self, text: _Text, part: str, out: list[Normalized]) -> None:
-        """Something between tags, or a part of it."""
+    def _emit_text(self, text: _Text, part: str, out: list[Normalized]) -> None:
+        """Emit the text between two tags, or a part of it."""
         if not (self.releases and text.inside) or text.is_open:
             self._write(text, part, out)
         elif part:
@@ -273,12 +279,12 @@ class InlineThinking(msgspec.Struct):
         if not text.is_open:
             text.blank += part
             if len(text.blank) > MAX_HELD_CHARS or text.blank.strip(_BLANK):
-                self._appear(text, out)
+                self._open_piece(text, out)
         elif part:
             out.append(ThinkingDelta(text.last, part) if text.inside else TextDelta(text.last, part))
 
-    def _appear(self, text: _Text, out: list[Normalized]) -> None:
-        """A piece begins, with the blanks before it."""
+    def _open_piece(self, text: _Text, out: list[Normalized]) -> None:
+        """Start a piece, including the whitespace before it."""
         text.pieces += 1
         text.is_open = True
         out.append(BlockStart(text.last, "thinking" if text.inside else "text"))
@@ -287,8 +293,8 @@ class InlineThinking(msgspec.Struct):
         out += [msgspec.structs.replace(event, block=text.last) for event in text.beside]
         text.beside = []
 
-    def _shut(self, text: _Text, out: list[Normalized]) -> None:
-        """What is open ends, and blanks alone are nothing."""
+    def _close_piece(self, text: _Text, out: list[Normalized]) -> None:
+        """End the open piece. Whitespace on its own is dropped."""
         self._think(text, out)
         text.waits = 0
         if text.is_open:
@@ -298,7 +304,8 @@ class InlineThinking(msgspec.Struct):
 
 @lru_cache(maxsize=64)
 def _tags_of(names: tuple[str, ...], inside: str) -> _Tags:
-    """Inside of thinking its own close; outside the open and the close of each name."""
+    """Tags to recognize: inside thinking only the closing tag, outside it the opening and closing tags of every
+    name."""
     counted, slash = ((inside,), "/") if inside else (names, "/?")
     pattern = re.compile(f"<({slash})({'|'.join(map(re.escape, counted))})[{_BLANK}]*>")
     stems = [f"</{name}" for name in counted]

@@ -1,4 +1,4 @@
-"""Provider JSON into typed structs that name only the needed fields; what does not fit is an error with its place."""
+"""Decodes provider JSON into structs that name only the needed fields; errors say where the JSON does not match."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import msgspec
 from msgspec import Meta
 
 from tokenbus.errors import Malformed
-from tokenbus.providers.response.surrogates import without
+from tokenbus.providers.response.surrogates import replace_lone_surrogates
 
 T = TypeVar("T")
 Index = Annotated[int, Meta(ge=-(2**31), lt=2**31)]
-"""A provider's number of a block, call or choice."""
+"""A provider's index of a block, call or choice."""
 
 
 class _Tagged(msgspec.Struct):
@@ -27,8 +27,8 @@ _any_tag = msgspec.json.Decoder(_Tagged)
 def read(decoder: msgspec.json.Decoder[T], data: bytes, what: str) -> T:
     """Decode ``data``, which must be UTF-8. ``what`` names it in errors.
 
-    Half a surrogate pair, which some providers write where they cut an emoji in two, reads as U+FFFD: it is
-    sound JSON, but no text. Raises Malformed with the place and the problem.
+    A lone surrogate escape, which some providers write when they split an emoji, is decoded as U+FFFD: it is valid JSON
+    but not valid text. Raises Malformed with the location and the problem.
     """
     try:
         return decoder.decode(data)
@@ -36,19 +36,19 @@ def read(decoder: msgspec.json.Decoder[T], data: bytes, what: str) -> T:
         problem, _, path = str(e).partition(" - at `")
         raise Malformed(f"{what} at {path.rstrip('`')}" if path else what, problem) from None
     except (msgspec.DecodeError, RecursionError) as e:
-        if b"\\u" in data and (whole := without(data)) != data:
+        if b"\\u" in data and (whole := replace_lone_surrogates(data)) != data:
             return read(decoder, whole, what)
         raise Malformed(what, str(e)) from None
 
 
 def is_unfinished(data: bytes) -> bool:
-    """Whether JSON stops in the middle: at the end of a body that means a body cut short, not a wrong one."""
+    """Whether JSON stops in the middle. At the end of a body this means a truncated body, not an invalid one."""
     bones = _STRING.sub(lambda m: b"" if m[1] else b'"', data)
     return b'"' in bones or sum(bones.count(b) for b in (b"{", b"[")) > sum(bones.count(b) for b in (b"}", b"]"))
 
 
 def tag_of(data: bytes) -> str:
-    """The ``type`` of a JSON object; empty where it has none."""
+    """Return the ``type`` of a JSON object; empty if it has none."""
     try:
         return _any_tag.decode(data).type
     except (msgspec.DecodeError, RecursionError):
@@ -56,7 +56,7 @@ def tag_of(data: bytes) -> str:
 
 
 def text_of(raw: msgspec.Raw) -> str:
-    """Raw JSON as text. Its syntax was checked when it was read, and before that its encoding."""
+    """Return raw JSON as text. Its syntax and encoding were checked when it was first read."""
     return bytes(raw).decode()
 
 
@@ -66,7 +66,7 @@ def is_null(raw: msgspec.Raw) -> bool:
 
 
 def is_json(text: str) -> bool:
-    """Whether the text is sound JSON."""
+    """Whether the text is valid JSON."""
     try:
         msgspec.json.decode(text)
     except (msgspec.MsgspecError, UnicodeError, RecursionError):

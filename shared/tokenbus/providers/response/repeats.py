@@ -1,9 +1,8 @@
-"""What was told of a text, so that whoever tells it again can be asked for the rest alone.
+"""Tracks which text was already emitted, so that a repetition yields only the new part.
 
-Providers tell things more than once: by deltas, at the end of a part, of an item, of the whole response. Only a
-fingerprint of what was told is kept, however long it is. Blank space does not count in it, for final texts are often
-trimmed. It counts UTF-16 units, because some providers cut a character in two
-(see `tokenbus.providers.response.surrogates`).
+Providers repeat content: in deltas, at the end of a part, of an item and of the response. Only a fingerprint of the
+emitted text is kept, whatever its length. Whitespace is ignored, because final texts are often trimmed. Lengths are in
+UTF-16 units, because some providers split a character in two (see `tokenbus.providers.response.surrogates`).
 """
 
 from __future__ import annotations
@@ -19,36 +18,36 @@ from tokenbus.providers.response.surrogates import from_units, to_units
 _WORD = re.compile(r"\S+")
 
 
-class Told(msgspec.Struct):
-    """The text of one part so far."""
+class EmittedText(msgspec.Struct):
+    """Fingerprint of the text of one part emitted so far."""
 
     units: int = 0
-    """UTF-16 units that are not blank."""
+    """UTF-16 units that are not whitespace."""
     crc: int = 0
-    """Of those units."""
+    """Checksum of those units."""
     blank: int = 0
-    """Characters of blank space at its end."""
+    """Whitespace characters at the end."""
 
     def __bool__(self) -> bool:
         return bool(self.units or self.blank)
 
     def add(self, text: str) -> None:
-        """This was told as well."""
+        """Record more emitted text."""
         solid = _solid(text)
         self.units += len(solid) // 2
         self.crc = crc32(solid, self.crc)
         self.blank = len(text) - len(text.rstrip()) + (0 if solid else self.blank)
 
     def rest(self, whole: str) -> str | None:
-        """What of the whole text was not told; None: it does not begin with what was told."""
-        rests = untold([self], [whole])
+        """Return the part of ``whole`` not yet emitted; None if ``whole`` does not begin with the emitted text."""
+        rests = not_emitted([self], [whole])
         return rests[0] if rests is not None else None
 
 
-def untold(told: Sequence[Told], whole: Sequence[str]) -> list[str] | None:
-    """What of each of these texts was not told, if together they begin with what was told; else None.
+def not_emitted(told: Sequence[EmittedText], whole: Sequence[str]) -> list[str] | None:
+    """Return the part of each text not yet emitted; None if the texts together do not begin with the emitted text.
 
-    How the parts were divided does not matter: only their order does.
+    Only the order of the parts matters, not how they are divided.
     """
     if not any(told):
         return list(whole)
@@ -77,14 +76,14 @@ def _solid(text: str) -> bytes:
 
 
 def _after(text: str, size: int, blank: int) -> str:
-    """The text after so many bytes of units that are not blank, and after blank space of this length if it is there."""
+    """The text after ``size`` bytes of non-whitespace units, and after up to ``blank`` whitespace characters."""
     end, half = 0, ""
     for word in _WORD.finditer(text) if size else ():
         units = to_units(word[0])
         if len(units) >= size:
             begun, over = from_units(units[:size]), from_units(units[size:])
             end = word.start() + len(begun)
-            half = over[:1] if len(begun) + len(over) > len(word[0]) else ""  # a character was told in half
+            half = over[:1] if len(begun) + len(over) > len(word[0]) else ""  # a character was split
             break
         size -= len(units)
     rest = text[end:]

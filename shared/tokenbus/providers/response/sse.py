@@ -1,12 +1,12 @@
-"""Server-sent events from bytes: any cutting of the bytes gives the same events, in time linear in their number.
+"""Parses server-sent events. Chunk boundaries never change the result; time is linear in the input.
 
-The standard's rules (lines end in LF, CRLF or CR; a leading BOM is skipped; data lines join with a line feed;
-comments and unknown fields are nothing; a blank line ends the event), and what real provider streams add to it
+Follows the standard (lines end in LF, CRLF or CR; a leading BOM is skipped; data lines are joined with a line feed;
+comments and unknown fields are ignored; a blank line ends the event), plus what real provider streams require
 (providers.md, "Framing"):
 
-- the last event may lack its blank line, and even its line end;
-- a field line ``error: {json}`` is an event of the name ``error``;
-- JSON without any framing, over one or many lines, is an event of its own; of a JSON array each element is one.
+- the last event may lack its blank line and even its line end;
+- a field line ``error: {json}`` is an event named ``error``;
+- unframed JSON, on one or more lines, is an event of its own; of a JSON array, each element is one.
 """
 
 from __future__ import annotations
@@ -16,51 +16,52 @@ from contextlib import suppress
 import msgspec
 
 MAX_EVENT_BYTES = 8 * 2**20
-"""Largest event, and largest body that is bare JSON."""
+"""Maximum size of an event, and of a bare JSON body."""
 MAX_IMAGE_EVENT_BYTES = 32 * 2**20
-"""The same for an API whose events hold generated images: one of 20 MB takes 27 MB as base64."""
+"""The same for an API whose events hold generated images: 20 MB take 27 MB as base64."""
 MAX_IDLE_LINES = 100_000
-"""Most lines of one body that say nothing: comments, blank lines that end no event, fields that nobody knows. With a
-comment a second, as some send while a model thinks, that is a day."""
+"""Maximum number of lines without content in one body: comments, blank lines that end no event, unknown fields. With
+one comment per second, as some providers send while a model thinks, this lasts a day.
+"""
 
 _BOM = b"\xef\xbb\xbf"
 _elements = msgspec.json.Decoder(list[msgspec.Raw])
 
 
 class SseEvent(msgspec.Struct, frozen=True, gc=False):
-    """One event: its data lines joined, never blank, and the name of its `event:` line, if it had one."""
+    """One event: its data lines joined (never blank), and the name from its `event:` line, if any."""
 
     data: bytes
     name: bytes = b""
 
 
 class SseDecoder(msgspec.Struct):
-    """Bytes in, events out. Its fields are its whole state. Never raises; memory is bounded by ``limit``.
+    """Turns bytes into events. Its fields are its whole state. Never raises; ``limit`` bounds its memory.
 
-    An event or a line over ``limit`` bytes sets ``oversize``, and so does one line over ``MAX_IDLE_LINES`` that says
-    nothing; from then on nothing more comes out.
+    An event or line over ``limit`` bytes sets ``oversize``, and so do more than ``MAX_IDLE_LINES`` lines without
+    content. After that it emits nothing.
     """
 
     limit: int = MAX_EVENT_BYTES
     oversize: bool = False
     begun: bool = False
-    """A byte order mark has been looked for."""
+    """The check for a byte order mark is done."""
     after_cr: bool = False
-    """The last byte was a CR: a LF that follows belongs to it."""
+    """The last byte was a CR; an LF that follows belongs to it."""
     line: bytearray = msgspec.field(default_factory=bytearray)
-    """The beginning of a line whose end has not come."""
+    """The beginning of an incomplete line."""
     name: bytes = b""
     first: bytes | None = None
     """The first data line of the open event."""
     more: bytearray = msgspec.field(default_factory=bytearray)
-    """Its further data lines, each with a line feed before it."""
+    """Its further data lines, each preceded by a line feed."""
     bare: bytearray = msgspec.field(default_factory=bytearray)
-    """Lines of JSON that stand outside of any event."""
+    """Lines of JSON outside any event."""
     idle: int = 0
-    """Lines that said nothing."""
+    """Lines without content so far."""
 
     def feed(self, data: bytes) -> list[SseEvent]:
-        """The events that these bytes complete."""
+        """Return the events that these bytes complete."""
         if not self.begun:
             data = self._without_bom(data)
         if not data or self.oversize:
@@ -85,11 +86,11 @@ class SseDecoder(msgspec.Struct):
         self._read(lines, events)
         if len(self.line) > self.limit:
             self.oversize = True
-            self._give_up()
+            self._discard()
         return events
 
     def end(self) -> list[SseEvent]:
-        """The body ended: what was still open is an event too, whole or cut."""
+        """Handle the end of the body: an open event is returned as well, complete or not."""
         events: list[SseEvent] = []
         if self.line:
             line = bytes(self.line)
@@ -135,16 +136,16 @@ class SseDecoder(msgspec.Struct):
                 self.name = line[6:].strip()
             else:
                 if not line.startswith(b":"):
-                    self._odd_line(line, events)
+                    self._unknown_line(line, events)
                     self.oversize = len(self.bare) > limit
                 self.idle += not self.bare
             if self.oversize or self.idle > MAX_IDLE_LINES:
                 self.oversize = True
-                return self._give_up()
+                return self._discard()
         return None
 
-    def _odd_line(self, line: bytes, events: list[SseEvent]) -> None:
-        """A line that is no blank, comment, ``data:`` or ``event:``."""
+    def _unknown_line(self, line: bytes, events: list[SseEvent]) -> None:
+        """Handle a line that is not blank, a comment, ``data:`` or ``event:``."""
         if self.bare or line.lstrip()[:1] in (b"{", b"["):
             if self.first is not None:
                 self._dispatch(events)
@@ -157,7 +158,7 @@ class SseDecoder(msgspec.Struct):
             self.first = value.removeprefix(b" ")
 
     def _dispatch(self, events: list[SseEvent]) -> None:
-        """End the open event. One without data, or with blank data only, is none."""
+        """End the open event. Drop it if its data is missing or blank."""
         if self.first is not None:
             data = self.first
             if self.more:
@@ -169,7 +170,7 @@ class SseDecoder(msgspec.Struct):
         self.name = b""
 
     def _flush(self, events: list[SseEvent]) -> None:
-        """End what is open: bare JSON, or an event whose blank line never came."""
+        """End whatever is open: bare JSON, or an event without its final blank line."""
         if not self.bare:
             self._dispatch(events)
             return
@@ -181,8 +182,8 @@ class SseDecoder(msgspec.Struct):
                 elements = _elements.decode(body)
         events += [SseEvent(bytes(element)) for element in elements]
 
-    def _give_up(self) -> None:
-        """Something is over the limit: keep nothing."""
+    def _discard(self) -> None:
+        """Over the limit: drop all buffers."""
         self.first = None
         for held in (self.line, self.more, self.bare):
             held.clear()

@@ -1,8 +1,8 @@
-"""Halves of a character: some providers cut text between the halves of a surrogate pair, and escape each alone.
+"""Rejoins surrogate pairs that a provider split: each half arrives as a lone escape in its own text.
 
-JSON allows that (`"\\ud83d"` here, `"\\ude00"` in the next event), text does not. So a half that stands alone is read
-as a stand-in, a character of the last private-use plane that nobody writes, and two stand-ins that meet in one block
-are the character that was meant. One that never meets its other half is U+FFFD.
+JSON allows that (`"\\ud83d"` here, `"\\ude00"` in the next event), text does not. A lone half is therefore decoded as a
+placeholder, a character of the last private-use plane that nobody uses. Two placeholders that meet in one block become
+the intended character. A half that never meets its other half becomes U+FFFD.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from tokenbus.events.normalized import (
 )
 
 _FIRST = 0x10F800
-"""The stand-in of the half U+D800; the 2048 halves fill the plane up to its end."""
+"""The placeholder for U+D800; the 2048 halves fill the plane to its end."""
 _LOST = "\ufffd"
-_STAND_IN = re.compile("[\U0010f800-\U0010ffff]")
+_PLACEHOLDER = re.compile("[\U0010f800-\U0010ffff]")
 _PAIR = re.compile("([\U0010f800-\U0010fbff])([\U0010fc00-\U0010ffff])")
 _MAY_BE_HALF = re.compile(rb"\\u[dD][89a-fA-F]")
-_TAKEN = re.compile(rb"\xf4\x8f[\xa0-\xbf]|\\u[dD][bB][fF][eEfF]")
-"""A stand-in that the provider itself wrote."""
+_OWN_PLACEHOLDER = re.compile(rb"\xf4\x8f[\xa0-\xbf]|\\u[dD][bB][fF][eEfF]")
+"""A placeholder character that the provider itself wrote."""
 _ESCAPE = re.compile(
-    rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"  # a surrogate pair: as it should be
-    rb"|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})"  # half of one
+    rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"  # a complete surrogate pair
+    rb"|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})"  # a lone half
     rb"|\\."
 )
 
@@ -42,48 +42,48 @@ _Delta = TextDelta | ThinkingDelta | RefusalDelta | ToolCallDelta
 E = TypeVar("E", bound=msgspec.Struct)
 
 
-def stand_ins(data: bytes) -> tuple[bytes, bool]:
-    """JSON with a stand-in for each escaped half that is alone, and whether there was one."""
+def with_placeholders(data: bytes) -> tuple[bytes, bool]:
+    """Replace each lone escaped half in JSON with a placeholder. Also return whether there was one."""
     if not _MAY_BE_HALF.search(data):
         return data, False
-    whole = _ESCAPE.sub(lambda m: _stand_in(m[1]) if m[1] else m[0], data)
+    whole = _ESCAPE.sub(lambda m: _placeholder(m[1]) if m[1] else m[0], data)
     if whole == data:
         return data, False
-    if _TAKEN.search(data):  # not to be told from the provider's own: no half is joined in this event
-        return without(data), False
+    if _OWN_PLACEHOLDER.search(data):  # indistinguishable from the provider's own: join nothing in this event
+        return replace_lone_surrogates(data), False
     return whole, True
 
 
-def without(data: bytes) -> bytes:
-    """JSON with U+FFFD for each escaped half that is alone."""
+def replace_lone_surrogates(data: bytes) -> bytes:
+    """Replace each lone escaped half in JSON with U+FFFD."""
     return _ESCAPE.sub(lambda m: _LOST.encode() if m[1] else m[0], data)
 
 
-def _stand_in(escape: bytes) -> bytes:
+def _placeholder(escape: bytes) -> bytes:
     return chr(_FIRST + int(escape[2:], 16) - 0xD800).encode()
 
 
 def to_units(text: str) -> bytes:
-    """The text in UTF-16, a stand-in as the half that it stands for."""
-    if not text.isascii() and _STAND_IN.search(text):
-        text = _STAND_IN.sub(lambda m: chr(ord(m[0]) - _FIRST + 0xD800), text)
+    """Encode text as UTF-16, turning placeholders back into the halves they stand for."""
+    if not text.isascii() and _PLACEHOLDER.search(text):
+        text = _PLACEHOLDER.sub(lambda m: chr(ord(m[0]) - _FIRST + 0xD800), text)
     return text.encode("utf-16-le", "surrogatepass")
 
 
 def from_units(units: bytes) -> str:
-    """The text of such units, a half as its stand-in."""
+    """Decode UTF-16 units, turning lone halves into placeholders."""
     text = units.decode("utf-16-le", "surrogatepass")
     return re.sub("[\ud800-\udfff]", lambda m: chr(ord(m[0]) + _FIRST - 0xD800), text)
 
 
-class Halves(msgspec.Struct):
-    """Events of one attempt in, the same with their halves joined. Its fields are its whole state."""
+class SurrogateJoiner(msgspec.Struct):
+    """Takes the events of one attempt and joins split surrogate pairs. Its fields are its whole state."""
 
     waiting: dict[int, tuple[str, str]] = {}
-    """By block: the kind of the delta that ended in half a character, and that half's stand-in."""
+    """By block: the kind of the delta that ended in a first half, and that half's placeholder."""
 
     def join(self, events: list[Normalized]) -> list[Normalized]:
-        """The events as their reader gets them."""
+        """Process events and return the result."""
         out: list[Normalized] = []
         for event in events:
             match event:
@@ -91,12 +91,12 @@ class Halves(msgspec.Struct):
                     self._delta(event, out)
                     continue
                 case BlockStop() | ToolCallDone():
-                    self._give_up(event.block, out)
+                    self._flush(event.block, out)
                 case Start():
                     self.waiting.clear()
                 case _ if isinstance(event, Terminal):
                     for block in list(self.waiting):
-                        self._give_up(block, out)
+                        self._flush(block, out)
                 case _:
                     pass
             out.append(_cleaned(event))
@@ -108,15 +108,15 @@ class Halves(msgspec.Struct):
         if before and before[0] != kind:
             out.append(_DELTAS[before[0]](event.block, _LOST))
             before = None
-        said = event.fragment if isinstance(event, ToolCallDelta) else event.text
-        text = _PAIR.sub(_joined, (before[1] if before else "") + said)
+        fragment = event.fragment if isinstance(event, ToolCallDelta) else event.text
+        text = _PAIR.sub(_joined, (before[1] if before else "") + fragment)
         if "\U0010f800" <= text[-1] <= "\U0010fbff":
             self.waiting[event.block] = (kind, text[-1])
             text = text[:-1]
         if text:
-            out.append(_DELTAS[kind](event.block, _STAND_IN.sub(_LOST, text)))
+            out.append(_DELTAS[kind](event.block, _PLACEHOLDER.sub(_LOST, text)))
 
-    def _give_up(self, block: int, out: list[Normalized]) -> None:
+    def _flush(self, block: int, out: list[Normalized]) -> None:
         if before := self.waiting.pop(block, None):
             out.append(_DELTAS[before[0]](block, _LOST))
 
@@ -131,12 +131,12 @@ def _joined(pair: re.Match[str]) -> str:
 
 
 def _cleaned(event: E) -> E:
-    """Any other event without a stand-in."""
+    """Remove placeholders from any other event."""
     changed: dict[str, object] = {}
     for name in event.__struct_fields__:
         value = getattr(event, name)
-        if isinstance(value, str) and not value.isascii() and _STAND_IN.search(value):
-            changed[name] = _STAND_IN.sub(_LOST, _PAIR.sub(_joined, value))
+        if isinstance(value, str) and not value.isascii() and _PLACEHOLDER.search(value):
+            changed[name] = _PLACEHOLDER.sub(_LOST, _PAIR.sub(_joined, value))
         elif isinstance(value, msgspec.Struct) and (cleaned := _cleaned(value)) is not value:
             changed[name] = cleaned
     return msgspec.structs.replace(event, **changed) if changed else event

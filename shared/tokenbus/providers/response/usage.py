@@ -1,4 +1,4 @@
-"""Token counts out of a provider's usage object."""
+"""Reads token counts from a provider's usage object."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ _MAX_DEPTH = 16
 _LEAST, _MOST = -(2**63), 2**63 - 1
 
 
-def latest(before: dict[str, object] | None, said: dict[str, object]) -> dict[str, object]:
-    """The last non-null value of each field; counts repeat and are never summed (providers.md, "For all four", 6).
+def latest(before: dict[str, object] | None, new: dict[str, object]) -> dict[str, object]:
+    """Merge usage, keeping the last non-null value of each field: counts are repeated, never summed (providers.md, "For
+    all four", 6).
 
-    Raises Malformed for what msgpack could not carry: numbers over 64 bits, or a depth that no usage has.
+    Raises Malformed for values that msgpack cannot encode: numbers over 64 bits, or excessive nesting.
     """
-    if not _is_storable(said, _MAX_DEPTH):
-        raise Malformed("usage", "a number is over 64 bits, or it is nested too deep")
-    return {**(before or {}), **{name: value for name, value in said.items() if value is not None}}
+    if not _is_storable(new, _MAX_DEPTH):
+        raise Malformed("usage", "a number exceeds 64 bits, or the object is nested too deeply")
+    return {**(before or {}), **{name: value for name, value in new.items() if value is not None}}
 
 
 def count(usage: dict[str, object], *path: str) -> int | None:
-    """The number at a path of fields; None where there is none."""
+    """Return the number at a path of fields; None if there is none."""
     value: Any = usage
     for name in path:
         if not isinstance(value, dict):
