@@ -16,7 +16,7 @@ import structlog
 
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.liveness import holding, slack
-from tokenbus.bus.scripts.runs import so_far_field
+from tokenbus.bus.run_record import DEADLINE, REQUEST, history_fields, read_attempt, so_far_field
 from tokenbus.bus.server.retry import retry_until_available
 from tokenbus.bus.server.server import Server
 from tokenbus.bus.work_queue import Item, Queue
@@ -156,7 +156,7 @@ class Turns:
             await self._queue.mark(item, begun=False)
             await self._delay(run, work)
         if work.held:
-            waits = await self._await_policies(item, run, marked=waits)
+            waits = await self._await_policies(item, run, work.attempt, marked=waits)
         turn = await self._look_up(run, work)
         if turn is None:
             return None
@@ -178,10 +178,10 @@ class Turns:
                 self._admission.leave(grant, used=0)
         return ready
 
-    async def _await_policies(self, item: Item, run: str, *, marked: bool) -> bool:
+    async def _await_policies(self, item: Item, run: str, attempt: int, *, marked: bool) -> bool:
         """Wait while the policy stage is too far behind to judge one run more: it takes no slot meanwhile. Whether the
         item is marked as not begun, as it was or for this. Raises NotBegun."""
-        look = partial(self._writer.lags.holds_back, run)
+        look = partial(self._writer.lags.holds_back, run, attempt)
         behind = await retry_until_available(self._server, lambda: look(waits=False), what="lag of the policy stage")
         while behind:
             if not marked:
@@ -211,7 +211,7 @@ class Turns:
         """Wait for the time of a retry, or for the run's deadline if that comes first."""
         deadline = await retry_until_available(
             self._server,
-            lambda: self._server.client.hget(self._keys.run(run), "deadline"),
+            lambda: self._server.client.hget(self._keys.run(run), DEADLINE),
             what="look-up of a deadline",
         )
         until_ms = min(work.not_before_ms, int(deadline)) if deadline else work.not_before_ms
@@ -284,14 +284,16 @@ class Turns:
 
     async def _look_up(self, run: str, work: TurnWork) -> _Turn | None:
         """The turn; None where the attempt is over."""
-        names = ["status", "attempt", "request", "deadline", so_far_field(work.attempt)]
-        names += [f"history:{n}" for n in range(1, work.turn + 1)]
+        key = self._keys.run(run)
+        more = [REQUEST, DEADLINE, so_far_field(work.attempt), *history_fields(work.turn)]
         async with holding(self._looking_up[self._keys.partition_of(run) % len(self._looking_up)]):
-            values = await retry_until_available(
-                self._server, lambda: self._server.client.hmget(self._keys.run(run), names), what="look-up of a run"
+            record = await retry_until_available(
+                self._server,
+                lambda: read_attempt(self._server.client, key, work.attempt, more),
+                what="look-up of a run",
             )
-        status, attempt, request, deadline_ms, so_far, *turns = values
-        if status != b"open" or int(attempt) != work.attempt or request is None:
+        request, deadline_ms, so_far, *turns = record.more
+        if not record.is_open or request is None:
             return None
         history = [m for t in turns if t for m in history_decoder.decode(t)]
         if so_far is not None:

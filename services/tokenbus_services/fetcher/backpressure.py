@@ -14,7 +14,7 @@ from typing import Any, Literal
 from redis.exceptions import RedisError
 
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.scripts.runs import LET_GO
+from tokenbus.bus.run_record import read_attempt
 from tokenbus.bus.server.server import Server
 from tokenbus_services.runtime.task_failures import BackgroundTasks
 
@@ -105,14 +105,14 @@ class Lags:
                 self._waiting[partition] = read_at, lag
             await asyncio.sleep(SHORT_POLL_S)
 
-    async def holds_back(self, run: str, *, waits: bool) -> bool:
-        """Whether the policy stage is too far behind to judge this open run too. ``waits``: whether the run has waited
-        for it already. Raises what redis-py raises."""
+    async def holds_back(self, run: str, attempt: int, *, waits: bool) -> bool:
+        """Whether the policy stage is too far behind to judge this run too. Never, if the attempt is not open any more.
+        ``waits``: whether the run has waited for it already. Raises what redis-py raises."""
         partition = self._keys.partition_of(run)
         if await self._lag(partition, "policy") <= (self._most // 2 if waits else self._most):
             return False
-        status, let_go = await self._server.client.hmget(self._keys.run(run), ["status", LET_GO])
-        return status == b"open" and let_go is None
+        record = await read_attempt(self._server.client, self._keys.run(run), attempt)
+        return record.is_open and not record.let_go
 
     async def _lag(self, partition: int, stage: Later | Literal["parser"]) -> int:
         client: Any = self._server.client

@@ -24,8 +24,8 @@ from redis.exceptions import RedisError
 from tokenbus.bus import scripts
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.liveness import IDLE_S, Liveness, wait_briefly
+from tokenbus.bus.run_record import AttemptRecord, read_attempt
 from tokenbus.bus.scripts import RawPart
-from tokenbus.bus.scripts.runs import LET_GO
 from tokenbus.bus.server.retry import ISOLATED_TRIES, MAX_TRIES, retry_until_available
 from tokenbus.bus.server.run_scripts import send_many
 from tokenbus.bus.server.server import Server
@@ -155,11 +155,10 @@ class AttemptWriter:
 
     async def _look(self) -> None:
         """An attempt that writes nothing hears of no refusal."""
-        status, attempt, closed, let_go = await self.writer.state_of(self.run)
-        mine = str(self.attempt).encode()
-        if status != b"open" or attempt != mine or closed == mine:
+        record = await self.writer.record_of(self.run, self.attempt)
+        if not record.is_open:
             self.refuse("over")
-        elif let_go:
+        elif record.let_go:
             self.held = False
 
     def part(self, keys: Keys) -> tuple[RawPart, int, int]:
@@ -257,11 +256,11 @@ class RawWriter:
         """The time that all workers share."""
         return self._server.clock.now_ms()
 
-    async def state_of(self, run: str) -> list[bytes | None]:
-        """The run's status, its attempt, the one that is closed, and whether its policies let go of it."""
-        fields = ["status", "attempt", "closed", LET_GO]
+    async def record_of(self, run: str, attempt: int) -> AttemptRecord:
+        """What the run's hash says of the attempt."""
+        key = self.keys.run(run)
         return await retry_until_available(
-            self._server, lambda: self._server.client.hmget(self.keys.run(run), fields), what="state of a run"
+            self._server, lambda: read_attempt(self._server.client, key, attempt), what="state of a run"
         )
 
     async def lost(self, run: str, turn: int, attempt: int, reason: str) -> None:

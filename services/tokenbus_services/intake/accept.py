@@ -19,7 +19,7 @@ from tokenbus.bus.dead_letters import DeadEntry, bury
 from tokenbus.bus.keys import DATA_FIELD, Keys
 from tokenbus.bus.liveness import beating
 from tokenbus.bus.quarantine import asked_in
-from tokenbus.bus.scripts.runs import ASKED
+from tokenbus.bus.run_record import ACCEPTED, ASKED, CONTINUES, DEADLINE, RECORD, REQUEST
 from tokenbus.bus.server.retry import ISOLATED_TRIES, retry_until_available
 from tokenbus.bus.server.run_scripts import send, send_many
 from tokenbus.bus.server.server import Server
@@ -30,7 +30,7 @@ from tokenbus.core.request.fallback import all_choices
 from tokenbus.core.request.parse import decode_with_notes, rejected_run_id
 from tokenbus.core.request.run_id import id_of_entry
 from tokenbus.core.request.tenant import tenant_of
-from tokenbus.core.run.continuation import CONTINUES, continues
+from tokenbus.core.run.continuation import continues
 from tokenbus.errors import PoisonRequest, RequestError, RequestInvalid, TokenbusError, WireError
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.frames import (
@@ -307,13 +307,13 @@ class Intake:
             tuple(notes),
             request.participant,
         )
-        fields: list[scripts.Arg] = ["request", msgspec.json.encode(request), "accepted", now]
+        fields: list[scripts.Arg] = [REQUEST, msgspec.json.encode(request), ACCEPTED, now]
         # For `Client.resume`, which knows the provider's name alone; a digit for each that the run may ask.
         fields += [CONTINUES, "".join(str(int(self._continues(asked))) for asked in all_choices(request))]
         if accepted.record and self._settings.records:
-            fields += ["record", self._settings.records.raw_bytes]
+            fields += [RECORD, self._settings.records.raw_bytes]
         if deadline_ms:
-            fields += ["deadline", deadline_ms]
+            fields += [DEADLINE, deadline_ms]
         work = TurnWork(run, 0, 1, tenant=tenant_of(request.metadata), held=policing is not None)
         return self._make(run, EventFrame(0, CONTROL_ATTEMPT, now, [accepted]), encode(work), fields)
 

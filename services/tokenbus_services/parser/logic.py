@@ -8,10 +8,21 @@ from collections.abc import Callable, Collection, Mapping
 import msgspec
 
 from tokenbus.bus.keys import Keys, PublicTopic
-from tokenbus.bus.scripts import Commit, call_field
-from tokenbus.bus.scripts.runs import LET_GO, so_far_field
+from tokenbus.bus.run_record import (
+    ATTEMPT,
+    CHOICE,
+    LET_GO,
+    RAW,
+    RESULT,
+    SEQ,
+    STATUS,
+    TURN,
+    call_field,
+    history_field,
+    so_far_field,
+)
+from tokenbus.bus.scripts import Commit
 from tokenbus.bus.stage.partition import Standing
-from tokenbus.core.request.fallback import CHOICE
 from tokenbus.core.request.tenant import tenant_of
 from tokenbus.core.run.blocks import BlockTable
 from tokenbus.core.run.checkpoint import Checkpoints, Snapshot
@@ -200,7 +211,7 @@ class ParserLogic:
                 self._told(event)
         if events:
             s.seq += len(events)
-            commit.put(run_key, "seq", s.seq)
+            commit.put(run_key, SEQ, s.seq)
             if first:
                 commit.expire(log, self._open_run_ms)
         for effect in machine.effects:
@@ -225,11 +236,11 @@ class ParserLogic:
             case NextTurn(work, history, so_far):
                 self._close_attempt(s.run, work.turn, work.attempt - 1, "a newer attempt began", commit)
                 if history is not None:
-                    commit.put(run_key, f"history:{work.turn}", encode(history))
+                    commit.put(run_key, history_field(work.turn), encode(history))
                 if so_far is not None:
                     commit.drop(run_key, so_far_field(work.attempt - 1))  # it may be large, and is in the new one
                     commit.put(run_key, so_far_field(work.attempt), encode([so_far]))
-                commit.put(run_key, "turn", work.turn, "attempt", work.attempt, "raw", 0)
+                commit.put(run_key, TURN, work.turn, ATTEMPT, work.attempt, RAW, 0)
                 if work.choice:
                     commit.put(run_key, CHOICE, work.choice)
                 held = s.gate is not None and not s.gate.passing
@@ -253,7 +264,7 @@ class ParserLogic:
                 commit.put(run_key, LET_GO, 1)
             case EndRun(status):
                 self._close_attempt(s.run, s.turn, s.attempt, f"the run is {status}", commit)
-                commit.put(run_key, "status", status, "result", last)
+                commit.put(run_key, STATUS, status, RESULT, last)
                 commit.expire(run_key, self._finished_run_ms)
                 commit.expire(log, self._finished_run_ms)
                 if s.accepted.record:

@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from tokenbus.bus import scripts
 from tokenbus.bus.liveness import Liveness, rest, wait_briefly
+from tokenbus.bus.run_record import read_status
 from tokenbus.bus.server.retry import retry_until_available
 from tokenbus.bus.server.run_scripts import send
 from tokenbus.bus.server.server import Server
@@ -117,9 +118,9 @@ class Court:
             client, key = self._server.client, self._keys.run(run)
             token = self._stage.token_of(partition)
             status = await retry_until_available(
-                self._server, lambda: client.hget(key, "status"), what="status of a run with policies"
+                self._server, lambda: read_status(client, key), what="status of a run with policies"
             )
-            return token is not None and status == b"open"
+            return token is not None and status == "open"
 
         async def tell(run: str, steps: list[Step]) -> bool:
             assert token

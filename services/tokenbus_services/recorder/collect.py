@@ -7,14 +7,13 @@ from typing import Any
 import msgspec
 
 from tokenbus.bus.keys import DATA_FIELD, Keys
-from tokenbus.bus.records import FRAME
+from tokenbus.bus.run_record import ACCEPTED, FRAME, HISTORY, RECORD, REQUEST
 from tokenbus.bus.server.server import Server
 from tokenbus.events.frames import ANY_FRAME, history_decoder
 from tokenbus_services.recorder.record import Record, packed
 
 PAGE = 100
 """Frames, or entries, that are read at once: each frame may have 256 KB."""
-_HISTORY = "history:"
 
 
 async def gather(server: Server, keys: Keys, run: str) -> Record | None:
@@ -25,9 +24,9 @@ async def gather(server: Server, keys: Keys, run: str) -> Record | None:
     found = await _fields(server, key, [n for n in names if n.startswith(FRAME)])
     tape = await _entries(server, keys.tape(run), b"taken")
     events = await _entries(server, keys.log(run), DATA_FIELD.encode())
-    told = await _fields(server, key, [n for n in names if n.startswith(_HISTORY)])
+    told = await _fields(server, key, [n for n in names if n.startswith(HISTORY)])
     # The last of all: while it stands, nothing of the above was dropped.
-    accepted, request, left = await client.hmget(key, ["accepted", "request", "record"])
+    accepted, request, left = await client.hmget(key, [ACCEPTED, REQUEST, RECORD])
     if left is None or request is None:
         return None
     return Record(
@@ -35,8 +34,7 @@ async def gather(server: Server, keys: Keys, run: str) -> Record | None:
         accepted_ms=int(accepted or 0),
         request=msgspec.json.decode(request),
         history={
-            name.removeprefix(_HISTORY): msgspec.to_builtins(history_decoder.decode(data))
-            for name, data in told.items()
+            name.removeprefix(HISTORY): msgspec.to_builtins(history_decoder.decode(data)) for name, data in told.items()
         },
         frames=packed(list(found.values())),
         tape=packed(tape),
@@ -47,8 +45,8 @@ async def gather(server: Server, keys: Keys, run: str) -> Record | None:
 
 def _place(name: str) -> tuple[float, ...]:
     """Where a field comes. An end that another than the attempt's fetcher wrote is the last of its attempt."""
-    if name.startswith(_HISTORY):
-        return (int(name.removeprefix(_HISTORY)),)
+    if name.startswith(HISTORY):
+        return (int(name.removeprefix(HISTORY)),)
     if name.startswith(FRAME):
         attempt, n = map(int, name.removeprefix(FRAME).split(":"))
         return attempt, float("inf") if n == ANY_FRAME else n

@@ -16,6 +16,7 @@ import structlog
 from tokenbus.bus import scripts
 from tokenbus.bus.control import ControlListener
 from tokenbus.bus.liveness import Liveness
+from tokenbus.bus.run_record import STATUS, call_field
 from tokenbus.bus.server.retry import retry_until_available
 from tokenbus.bus.server.run_scripts import send
 from tokenbus.bus.server.server import Server
@@ -154,7 +155,7 @@ class ToolService:
     async def _is_open(self, work: ToolWork) -> bool:
         found: list[bytes | None] = await retry_until_available(
             self._server,
-            lambda: self._server.client.hmget(self._keys.run(work.run), ["status", scripts.call_field(work.block)]),
+            lambda: self._server.client.hmget(self._keys.run(work.run), [STATUS, call_field(work.block)]),
             what="look-up of a tool call",
         )
         return found == [b"open", str(work.attempt).encode()]

@@ -10,14 +10,13 @@ from collections.abc import AsyncIterator
 import msgspec
 
 from tokenbus.bus.keys import Keys
+from tokenbus.bus.run_record import FRAME, RECORD
 from tokenbus.bus.scripts.records import index_record
 from tokenbus.bus.server.run_scripts import send
 from tokenbus.bus.server.server import Server
 from tokenbus.errors import RecordNotFound
 
 PAGE = 100
-FRAME = "frame:"
-"""How the fields of a run's hash begin that hold its raw frames: `append_raw` writes them."""
 FORGET_PAGE = 500
 """Frames that are dropped in one step: each may have 256 KB, and a run tens of thousands of them."""
 
@@ -54,7 +53,7 @@ async def forget_recorded(server: Server, keys: Keys, run: str) -> None:
     The field ``record`` goes first: whoever still finds it after reading the rest has read all of it.
     """
     client, key = server.client, keys.run(run)
-    await client.hdel(key, "record")
+    await client.hdel(key, RECORD)
     await client.unlink(keys.tape(run))
     frames = [name for name in await client.hkeys(key) if name.startswith(FRAME.encode())]
     for at in range(0, len(frames), FORGET_PAGE):

@@ -8,11 +8,12 @@ from typing import Literal
 
 import msgspec
 
+from tokenbus.bus.run_record import CHOICE, CONTINUES, REQUEST, STATUS, TURN, UNENDED, history_fields, status_of
 from tokenbus.bus.server.server import translated
 from tokenbus.client.deployment import Deployment
 from tokenbus.client.response import Response
-from tokenbus.core.request.fallback import CHOICE, left_from
-from tokenbus.core.run.continuation import CONTINUES, partial_message
+from tokenbus.core.request.fallback import left_from
+from tokenbus.core.run.continuation import partial_message
 from tokenbus.errors import RunNotFound, RunNotRepeatable, RunOpen
 from tokenbus.events.frames import history_decoder
 from tokenbus.events.requests import ContentPart, Generate, Message, TextPart
@@ -50,13 +51,14 @@ async def ended_run(deployment: Deployment, run: str) -> Ended:
     client = deployment.server.client
     # Field by field: the hash of a run that is recorded holds its raw stream too.
     with translated(deployment.server):
-        fields = ["status", "request", "turn", CONTINUES, CHOICE]
-        status, request, last_turn, continues, asked = await client.hmget(keys.run(run), fields)
-    if status in (None, b"awaited"):
+        fields = [STATUS, REQUEST, TURN, CONTINUES, CHOICE]
+        found, request, last_turn, continues, asked = await client.hmget(keys.run(run), fields)
+    status = status_of(found)
+    if status in (None, "awaited"):
         raise RunNotFound(run)
-    if status in (b"open", b"cancelling", b"expiring"):
+    if status in UNENDED:
         raise RunOpen(run)
-    if status == b"completed":
+    if status == "completed":
         raise RunNotRepeatable(run, "it completed")
     if request is None:
         raise RunNotRepeatable(run, "its request was refused, so it is not kept")
@@ -64,7 +66,7 @@ async def ended_run(deployment: Deployment, run: str) -> Ended:
     history: list[Message] = []
     if turn:
         with translated(deployment.server):
-            turns = await client.hmget(keys.run(run), [f"history:{n}" for n in range(1, turn + 1)])
+            turns = await client.hmget(keys.run(run), history_fields(turn))
         if None in turns:  # expired between the two reads
             raise RunNotFound(run)
         history = [message for encoded in turns for message in history_decoder.decode(encoded)]

@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Self
 
 from tokenbus.bus.keys import Keys
+from tokenbus.bus.run_record import UNENDED, read_status
 from tokenbus.bus.server.server import translated
 from tokenbus.bus.server.stream_reader import Entry, id_key
 from tokenbus.client.decode import is_end, public_event
@@ -30,7 +31,6 @@ LOOK_S = 1.0
 LONGEST_LOOK_S = 16.0
 """A reader whose run is silent asks whether it is still there after a second, then after twice as long each time."""
 _LAST = 2**64 - 1
-_OPEN = (b"open", b"cancelling", b"expiring", b"awaited")
 
 
 async def follow(
@@ -178,8 +178,8 @@ class LogReader:
     async def _look_for_run(self, keys: Keys) -> None:
         """Nothing came: is there a run at all, and may anything still come of it?"""
         client = self._deployment.server.client
-        status: bytes | None = await client.hget(keys.run(self._run), "status")
-        if status in _OPEN or await client.exists(keys.log(self._run)):
+        status = await read_status(client, keys.run(self._run))
+        if status in ("awaited", *UNENDED) or await client.exists(keys.log(self._run)):
             self._known = True
             return
         if self._known or status is not None or (self._wait_s is not None and self._waited_s >= self._wait_s):

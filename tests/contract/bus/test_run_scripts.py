@@ -9,6 +9,7 @@ import pytest
 from tests.contract.bus.state import everything
 from tokenbus.bus import scripts
 from tokenbus.bus.keys import Keys
+from tokenbus.bus.run_record import call_field
 from tokenbus.bus.scripts import RawPart
 from tokenbus.bus.scripts.script import MAX_VALUES
 from tokenbus.bus.server.run_scripts import send
@@ -314,7 +315,7 @@ async def test_any_number_of_runs_may_come_at_once(scene: Scene):
 
 
 async def test_a_tool_result_enters_once_and_only_for_its_open_call(accepted: Scene):
-    await accepted.set(**{scripts.call_field(3): 1})
+    await accepted.set(**{call_field(3): 1})
     assert await accepted.tool_result(block=4) == 0
     assert await accepted.tool_result(attempt=2) == 0
     assert await accepted.tool_result() == 1
@@ -324,7 +325,7 @@ async def test_a_tool_result_enters_once_and_only_for_its_open_call(accepted: Sc
 
 
 async def test_progress_enters_while_its_call_is_open_and_does_not_close_it(accepted: Scene):
-    await accepted.set(**{scripts.call_field(3): 1})
+    await accepted.set(**{call_field(3): 1})
     assert await accepted.tool_progress(block=4) == 0
     assert await accepted.tool_progress(attempt=2) == 0
     assert [await accepted.tool_progress(), await accepted.tool_progress(), await accepted.tool_result()] == [1, 1, 1]
@@ -335,7 +336,7 @@ async def test_progress_enters_while_its_call_is_open_and_does_not_close_it(acce
 
 
 async def test_progress_of_a_cancelled_run_is_refused(accepted: Scene):
-    await accepted.set(**{scripts.call_field(3): 1})
+    await accepted.set(**{call_field(3): 1})
     await accepted.cancel()
     before = await everything(accepted.server, accepted.keys)
     assert await accepted.tool_progress() == 0
@@ -343,7 +344,7 @@ async def test_progress_of_a_cancelled_run_is_refused(accepted: Scene):
 
 
 async def test_a_tool_result_for_a_cancelled_run_is_refused(accepted: Scene):
-    await accepted.set(**{scripts.call_field(3): 1})
+    await accepted.set(**{call_field(3): 1})
     await accepted.cancel()
     before = await everything(accepted.server, accepted.keys)
     assert await accepted.tool_result() == 0

@@ -10,7 +10,7 @@ import pytest
 
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.scripts.runs import LET_GO
+from tokenbus.bus.run_record import LET_GO
 from tokenbus.bus.server.server import Server
 from tokenbus.errors import AttemptRefused
 from tokenbus.events.frames import Data, Ended, Lost, RawFrame, RawItem, raw_decoder

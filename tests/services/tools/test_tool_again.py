@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry
 
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.scripts import call_field
+from tokenbus.bus.run_record import call_field
 from tokenbus.bus.server.server import Server
 from tokenbus.events.frames import ToolWork, encode
 from tokenbus_services.settings import Settings

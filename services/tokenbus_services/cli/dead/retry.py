@@ -12,6 +12,7 @@ import msgspec
 from tokenbus import Client, Run
 from tokenbus.bus.dead_letters import Dead
 from tokenbus.bus.keys import DATA_FIELD, Keys
+from tokenbus.bus.run_record import read_status
 from tokenbus.bus.server.server import Server
 from tokenbus.client.retry_resume import derived_id
 from tokenbus.core.request.parse import decode_request
@@ -28,9 +29,9 @@ async def send_again(bus: Client, server: Server, keys: Keys, dead: Dead) -> Run
             return await bus.publish(_inbound(dead))
         if e.run is None:
             raise CannotRetry(dead.id, "it names no run")
-        status: bytes | None = await server.client.hget(keys.run(e.run), "status")
-        if status not in (None, b"failed"):
-            raise CannotRetry(dead.id, f"run {e.run} is {status.decode()}: it went on without this entry")
+        status = await read_status(server.client, keys.run(e.run))
+        if status not in (None, "failed"):
+            raise CannotRetry(dead.id, f"run {e.run} is {status}: it went on without this entry")
         return await bus.retry(e.run)
     except (RequestError, RunError, WireError) as problem:
         raise CannotRetry(dead.id, str(problem)) from None

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from tokenbus.bus.run_record import call_field
 from tokenbus.bus.scripts.script import MAX_VALUES, ROOM, Arg, Call, script
 
 RUNS_SHARE = 0.9
@@ -248,27 +249,10 @@ return 1
 """,
 )
 
-ASKED = "asked"
-"""The field of a run's hash that says that a policy asks for it: no policy judges it."""
-
 
 def ask(run_key: str, *, ttl_ms: int) -> Call:
     """Note of a run that is to be published that a policy asks for it: 1, or 0 where the run is known already."""
     return Call(_ASK, [run_key], [ttl_ms])
-
-
-LET_GO = "let_go"
-"""The field of a run's hash that says that no policy judges it any more, though it had some."""
-
-
-def call_field(block: int) -> str:
-    """The field of a run's hash that stands while the call of this block is open; its value is the attempt."""
-    return f"call:{block}"
-
-
-def so_far_field(attempt: int) -> str:
-    """The field of a run's hash that holds what of its turn this attempt goes on from: messages, as the history has."""
-    return f"so_far:{attempt}"
 
 
 def tool_result(

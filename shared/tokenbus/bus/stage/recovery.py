@@ -12,6 +12,7 @@ from tokenbus.bus import scripts
 from tokenbus.bus.keys import DATA_FIELD, Keys
 from tokenbus.bus.leases import Lease
 from tokenbus.bus.quarantine import may_be_an_entry, read_one_by_one
+from tokenbus.bus.run_record import ATTEMPT, ENDED, SEQ, STATUS, TURN, status_of
 from tokenbus.bus.server.run_scripts import send
 from tokenbus.bus.server.server import Server, may_pass
 from tokenbus.bus.server.stream_reader import Entry, Unreadable
@@ -20,8 +21,6 @@ from tokenbus.bus.stage.partition import LearnsFromLog, Partition, Standing
 log = logging.getLogger(__name__)
 
 REPLAY_PAGE = 200
-OVER = (b"completed", b"incomplete", b"failed", b"cancelled")
-"""What the hash of a run that ended says."""
 PIECES_READ = 8
 """Pieces of a checkpoint that one command reads: about a MB, so that no reply holds up the server for long."""
 
@@ -96,7 +95,7 @@ async def standings(server: Server, keys: Keys, runs: Iterable[str]) -> dict[str
         return {}
     pipe = server.client.pipeline(transaction=False)
     for run in runs:
-        pipe.hmget(keys.run(run), ["turn", "attempt", "seq", "status"])
+        pipe.hmget(keys.run(run), [TURN, ATTEMPT, SEQ, STATUS])
     found: dict[str, Standing] = {}
     for run, reply in zip(runs, await pipe.execute(raise_on_error=False), strict=True):
         if isinstance(reply, ResponseError):
@@ -107,7 +106,7 @@ async def standings(server: Server, keys: Keys, runs: Iterable[str]) -> dict[str
         try:
             if any(reply):
                 turn, attempt, seq = (int(number or 0) for number in reply[:3])
-                found[run] = Standing(turn, attempt, seq, over=reply[3] in OVER)
+                found[run] = Standing(turn, attempt, seq, over=status_of(reply[3]) in ENDED)
         except ValueError:
             log.error("run %s: its hash is none of a run: %s", run, reply)
     return found

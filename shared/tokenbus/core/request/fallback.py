@@ -6,9 +6,6 @@ import msgspec
 
 from tokenbus.events.requests import Generate
 
-CHOICE = "choice"
-"""The field of a run's hash with the choice that was asked last; not there: 0."""
-
 
 def request_for(request: Generate, choice: int) -> Generate:
     """The request as this choice gets it: 0 is the request's own provider and model, n its n-th fallback.

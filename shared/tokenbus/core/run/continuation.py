@@ -13,9 +13,6 @@ from tokenbus.events.quirks import ApiName, Quirks
 from tokenbus.events.requests import ContentPart, Generate, Message, TextPart
 from tokenbus.providers import registry
 
-CONTINUES = "continues"
-"""The field of a run's hash with what `continues` said of its request when it was taken in: 1 or 0."""
-
 
 def continues(request: Generate, api: ApiName, quirks: Quirks) -> bool:
     """Whether provider and model can go on from a partial answer to this request.
