@@ -44,7 +44,7 @@ def _page(name: str, task: str) -> str:
         elif inspect.isfunction(thing):
             lines += [f"## {public_name}", "", *_code(signature(public_name, thing)), text_of(thing), ""]
         else:
-            others.append(f"- `{public_name}`")
+            others.append(f"- `{public_name}`: `{thing!r}`")
     if others:
         lines += ["## Also in this module", "", *others, ""]
     return "\n".join(lines)
@@ -75,7 +75,7 @@ _EVENTS = list(_events())
 
 def _class(name: str, kind: type) -> Iterator[str]:
     yield from (f"## {name}", "")
-    own_init = kind.__dict__.get("__init__")
+    own_init = None if getattr(kind, "_is_protocol", False) else kind.__dict__.get("__init__")
     if inspect.isfunction(own_init):
         yield from _code(signature(name, own_init).replace("def ", "", 1).removesuffix(" -> None"))
     if about := text_of(kind):
