@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 from redis.exceptions import RedisError
 
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.run_record import read_attempt
 from tokenbus.bus.server.server import Server
+from tokenbus.bus.stage_lag import read_lag
 from tokenbus_services.runtime.task_failures import BackgroundTasks
 
 LAG_POLL_S = 0.02
@@ -115,6 +116,4 @@ class Lags:
         return record.is_open and not record.let_go
 
     async def _lag(self, partition: int, stage: Later | Literal["parser"]) -> int:
-        client: Any = self._server.client
-        arrived, done = await client.hmget(self._keys.lease(partition, stage), ["arrived", "done"])
-        return int(arrived or 0) - int(done or 0)
+        return await read_lag(self._server.client, self._keys.lease(partition, stage))

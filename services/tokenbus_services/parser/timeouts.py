@@ -21,6 +21,7 @@ from tokenbus.bus.server.run_scripts import send, send_many
 from tokenbus.bus.server.server import Server, is_final
 from tokenbus.bus.server.stream_reader import id_key
 from tokenbus.bus.stage.stage import Stage
+from tokenbus.bus.stage_lag import read_lag
 from tokenbus.core.run.state import PendingCall, RunState
 from tokenbus.events.frames import CONTROL_ATTEMPT, BusEvent, Control, EventFrame, Overdue, ToolReturned, encode
 from tokenbus_services.parser.logic import ParserLogic
@@ -139,8 +140,7 @@ class Clock:
         client, keys = self._server.client, self._keys
         judged = [(s, s.taken) for s in silent]
         for group in ("normalizer", "parser"):
-            arrived, done = await client.hmget(keys.lease(partition, group), ["arrived", "done"])
-            if int(arrived or 0) > int(done or 0):
+            if await read_lag(client, keys.lease(partition, group)):
                 return []
         begin, having = "-", set[str]()
         while page := await client.xrange(keys.topic(partition, "turns"), begin, "+", count=PAGE):

@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry, Gauge
 
 from tokenbus.bus.keys import InternalTopic, Keys
 from tokenbus.bus.server.server import Server
+from tokenbus.bus.stage_lag import LAG_FIELDS, lag_of
 
 
 class PartitionGauges:
@@ -51,7 +52,7 @@ class PartitionGauges:
         keys = self._keys
         pipe = server.client.pipeline(transaction=False)
         for p in owned:
-            pipe.hmget(keys.lease(p, self._stage), ["arrived", "done", "open"])
+            pipe.hmget(keys.lease(p, self._stage), [*LAG_FIELDS, "open"])
             for topic in self._queue_topics:
                 pipe.xlen(keys.topic(p, topic))
         alone = self._queue_topics and 0 in owned
@@ -62,12 +63,12 @@ class PartitionGauges:
         found = iter(replies)
         lengths = dict.fromkeys(self._queue_topics, 0)
         for p in owned:
-            arrived, done, open_runs = (int(n or 0) for n in next(found))
-            self._lag.labels(self._stage, p).set(max(0, arrived - done))
+            arrived, done, open_runs = next(found)
+            self._lag.labels(self._stage, p).set(lag_of(arrived, done))
             for topic in self._queue_topics:
                 lengths[topic] += next(found)
             if self._queue_topics:
-                self._open.labels(p).set(open_runs)
+                self._open.labels(p).set(int(open_runs or 0))
         for topic, length in lengths.items():
             self._queues.labels(topic).set(length)
         if alone:

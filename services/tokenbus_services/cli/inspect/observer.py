@@ -9,6 +9,7 @@ from redis.exceptions import ResponseError
 
 from tokenbus.bus.keys import Keys, PublicTopic, order_keys
 from tokenbus.bus.server.server import Server, translated
+from tokenbus.bus.stage_lag import LAG_FIELDS, lag_of
 from tokenbus_services.cli.inspect.snapshot import (
     INTAKE,
     POLICY,
@@ -26,7 +27,7 @@ Replies: TypeAlias = Iterator[Any]
 
 ALIVE_MS = 5_000
 """A worker gives a sign of life, or renews its lease, at least once a second."""
-_LEASE_FIELDS = ("owner", "until", "arrived", "done", "entries", "open")
+_LEASE_FIELDS = ("owner", "until", *LAG_FIELDS, "entries", "open")
 
 
 class Observer:
@@ -98,16 +99,15 @@ class Observer:
         workers = _alive(next(replies), now)
         partitions: list[PartitionFacts] = []
         for _ in range(self._keys.partitions):
-            owner, until, *numbers = _checked(next(replies))
-            arrived, done, entries, open_ = (int(n or 0) for n in numbers)
+            owner, until, arrived, done, entries, open_ = _checked(next(replies))
             partitions.append(
                 PartitionFacts(
                     owner=owner.decode(errors="replace") if owner and int(until or 0) > now else None,
-                    lag_bytes=max(0, arrived - done),
+                    lag_bytes=lag_of(arrived, done),
                     lag_entries=_group(next(replies), name).get("lag"),
-                    entries=entries,
-                    done_bytes=done,
-                    open=open_,
+                    entries=int(entries or 0),
+                    done_bytes=int(done or 0),
+                    open=int(open_ or 0),
                 )
             )
         return StageFacts(name=name, workers=workers, partitions=partitions)

@@ -30,6 +30,7 @@ from tokenbus.bus.stage.committer import Commits, Worked
 from tokenbus.bus.stage.partition import Logic, Partition, Settling, Taken, Work
 from tokenbus.bus.stage.read_buffer import Batch, InHand
 from tokenbus.bus.stage.recovery import learn_from_logs, rebuild, standing, standings
+from tokenbus.bus.stage_lag import read_lag
 
 __all__ = ["Batch", "Logic", "Stage"]
 
@@ -358,8 +359,7 @@ class Stage:
         assert self._downstream
         for part in paused:
             lease = self._keys.lease(part.number, self._downstream)
-            arrived, done = await self._server.client.hmget(lease, ["arrived", "done"])
-            part.paused = int(arrived or 0) - int(done or 0) > self._lag_bytes // 2
+            part.paused = await read_lag(self._server.client, lease) > self._lag_bytes // 2
 
     # --- partitions come and go -------------------------------------------------------------------------------
 
