@@ -3,13 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from tokenbus.bus.scripts.script import MAX_VALUES, NOW, ROOM, Arg, Call, script
+
+
+class Operation(NamedTuple):
+    """One write of a commit: its letter, the key it writes to, then its arguments."""
+
+    letter: str
+    arguments: int = 1
+    """How many follow its key."""
+    counts_more: bool = False
+    """The last of them says how many more follow."""
+    keys: slice = slice(0, 0)
+    """Which of all that follow its key are keys too."""
+
+
+PUBLISH = Operation("d", 3, counts_more=True, keys=slice(3, None))  # entry id, data; the topics
+APPEND = Operation("x", counts_more=True)  # fields
+TELL = Operation("t")  # data
+COUNT = Operation("n")  # bytes
+SET = Operation("h", counts_more=True)  # fields
+DELETE = Operation("u")  # field
+EXPIRE = Operation("e")  # milliseconds
+CLOSE_ATTEMPT = Operation("c", 7, keys=slice(1, 4))  # attempt; raw, lease, control; run, lost, control frame
+ARRIVED = Operation("l")  # bytes
+_NAMED = {
+    "PUBLISH": PUBLISH,
+    "APPEND": APPEND,
+    "TELL": TELL,
+    "COUNT": COUNT,
+    "SET": SET,
+    "DELETE": DELETE,
+    "EXPIRE": EXPIRE,
+    "CLOSE_ATTEMPT": CLOSE_ATTEMPT,
+    "ARRIVED": ARRIVED,
+}
+_OPERATIONS = {operation.letter: operation for operation in _NAMED.values()}
 
 _COMMIT = script(
     "commit",
     NOW
+    + f"local {', '.join(_NAMED)} = {', '.join(repr(operation.letter) for operation in _NAMED.values())}\n"
     + """
 local h = redis.call('HMGET', KEYS[1], 'token', 'offset')
 if h[1] ~= ARGV[1] then return {'fenced', h[1] or '0'} end
@@ -38,7 +74,7 @@ local i = 11
 while ARGV[i] do
   local op = ARGV[i]
   local ours = not alien[tonumber(ARGV[i + 1])]
-  if op == 'd' then
+  if op == PUBLISH then
     -- An id that the log is past already is refused: then the topics have the event too, for they came together.
     local added = ours and redis.pcall('XADD', KEYS[tonumber(ARGV[i + 1])], ARGV[i + 2], '__data__', ARGV[i + 3])
     local last = i + 4 + ARGV[i + 4]
@@ -48,27 +84,27 @@ while ARGV[i] do
       end
     end
     i = last + 1
-  elseif op == 'x' then
+  elseif op == APPEND then
     local last = i + 2 + ARGV[i + 2]
     if ours then redis.call('XADD', KEYS[tonumber(ARGV[i + 1])], '*', unpack(ARGV, i + 3, last)) end
     i = last + 1
-  elseif op == 't' then
+  elseif op == TELL then
     redis.call('XADD', KEYS[tonumber(ARGV[i + 1])], 'MAXLEN', '~', ARGV[9], '*', '__data__', ARGV[i + 2])
     i = i + 3
-  elseif op == 'n' then
+  elseif op == COUNT then
     redis.call('HINCRBY', KEYS[tonumber(ARGV[i + 1])], 'arrived', ARGV[i + 2])
     i = i + 3
-  elseif op == 'h' then
+  elseif op == SET then
     local last = i + 2 + ARGV[i + 2]
     if ours then redis.call('HSET', KEYS[tonumber(ARGV[i + 1])], unpack(ARGV, i + 3, last)) end
     i = last + 1
-  elseif op == 'u' then
+  elseif op == DELETE then
     if ours then redis.call('HDEL', KEYS[tonumber(ARGV[i + 1])], ARGV[i + 2]) end
     i = i + 3
-  elseif op == 'e' then
+  elseif op == EXPIRE then
     if ours then redis.call('PEXPIRE', KEYS[tonumber(ARGV[i + 1])], ARGV[i + 2]) end
     i = i + 3
-  elseif op == 'c' then
+  elseif op == CLOSE_ATTEMPT then
     local run = KEYS[tonumber(ARGV[i + 1])]
     if ours and redis.call('HGET', run, 'closed') ~= ARGV[i + 2] then
       redis.call('XADD', KEYS[tonumber(ARGV[i + 3])], '*', ARGV[i + 6], ARGV[i + 7])
@@ -77,7 +113,7 @@ while ARGV[i] do
       redis.call('HSET', run, 'closed', ARGV[i + 2])
     end
     i = i + 9
-  else
+  else -- ARRIVED
     local key = KEYS[tonumber(ARGV[i + 1])]
     local arrived = redis.call('HINCRBY', key, 'arrived', ARGV[i + 2])
     lag[#lag + 1] = arrived - tonumber(redis.call('HGET', key, 'done') or '0')
@@ -146,35 +182,35 @@ class Commit:
         self._logs[log] = entry_id
         self._data += len(data)
         places = [self._key(topic, "s") for topic in topics]
-        self._ops += ("d", self._key(log, "S"), entry_id, data, len(topics), *places)
+        self._ops += (PUBLISH.letter, self._key(log, "S"), entry_id, data, len(topics), *places)
 
     def tell(self, topic: str, data: bytes) -> None:
         """One event that is of no run's log, to a topic stream."""
-        self._ops += ("t", self._key(topic, "s"), data)
+        self._ops += (TELL.letter, self._key(topic, "s"), data)
 
     def count(self, lease: str, size: int) -> None:
         """Count ``size`` bytes as arrived at the group whose lease hash this is. Its lag holds no writer up."""
-        self._ops += ("n", self._key(lease, "h"), size)
+        self._ops += (COUNT.letter, self._key(lease, "h"), size)
 
     def append(self, stream: str, fields: Sequence[Arg], *, of_run: bool = False) -> None:
         """One internal entry; ``fields`` are names and values in turn, MAX_VALUES at the most. ``of_run``: the stream
         is a single run's."""
         assert len(fields) <= MAX_VALUES
         self._data += _bytes(fields)
-        self._ops += ("x", self._key(stream, "S" if of_run else "s"), len(fields), *fields)
+        self._ops += (APPEND.letter, self._key(stream, "S" if of_run else "s"), len(fields), *fields)
 
     def put(self, key: str, *fields: Arg) -> None:
         """Set fields of a hash; ``fields`` are names and values in turn."""
         self._data += _bytes(fields)
-        self._ops += ("h", self._key(key, "H"), len(fields), *fields)
+        self._ops += (SET.letter, self._key(key, "H"), len(fields), *fields)
 
     def drop(self, key: str, field: str) -> None:
         """Delete a field of a hash."""
-        self._ops += ("u", self._key(key, "H"), field)
+        self._ops += (DELETE.letter, self._key(key, "H"), field)
 
     def expire(self, key: str, ttl_ms: int) -> None:
         """Set a key's time to live."""
-        self._ops += ("e", self._key(key, "?"), ttl_ms)
+        self._ops += (EXPIRE.letter, self._key(key, "?"), ttl_ms)
 
     def close_attempt(
         self,
@@ -191,27 +227,28 @@ class Commit:
         """Unless the attempt is closed: end it in `raw` with the frame ``lost``, refuse what it still writes, and tell
         its fetcher, which would not hear of it while its provider is silent."""
         places = (self._key(raw, "s"), self._key(normalizer_lease, "h"), self._key(control, "s"))
-        self._ops += ("c", self._key(run_key, "H"), attempt, *places, run, lost, control_frame)
+        self._ops += (CLOSE_ATTEMPT.letter, self._key(run_key, "H"), attempt, *places, run, lost, control_frame)
 
     def arrived(self, lease: str, size: int) -> None:
         """Count ``size`` bytes as arrived at the group whose lease hash this is; the reply tells its lag."""
-        self._ops += ("l", self._key(lease, "h"), size)
+        self._ops += (ARRIVED.letter, self._key(lease, "h"), size)
 
     def repeat(self, other: Commit, keys: Collection[str]) -> None:
         """The writes of ``other`` to these keys once more, with what those put on topics; each writes once."""
         ops: list[Any] = list(other._ops)
         at = 0
         while at < len(ops):
-            letter: str = ops[at]
-            end = at + _length(ops, at)
+            operation = _OPERATIONS[ops[at]]
+            end = at + _length(operation, ops, at)
             key, kind = other._keys[int(ops[at + 1]) - 1], other._kinds[int(ops[at + 1]) - 1]
             if key in keys:
-                self._ops += (letter, self._key(key, kind), *self._renumbered(letter, ops[at + 2 : end], other))
+                rest = self._renumbered(operation, ops[at + 2 : end], other)
+                self._ops += (operation.letter, self._key(key, kind), *rest)
             at = end
 
-    def _renumbered(self, letter: str, rest: list[Any], other: Commit) -> list[Any]:
+    def _renumbered(self, operation: Operation, rest: list[Any], other: Commit) -> list[Any]:
         """What follows an operation's first key, its further keys numbered as here."""
-        keys = {"d": range(3, len(rest)), "c": range(1, 4)}.get(letter, range(0))
+        keys = range(*operation.keys.indices(len(rest)))
 
         def renumbered(arg: Any) -> int:
             return self._key(other._keys[int(arg) - 1], other._kinds[int(arg) - 1])
@@ -251,14 +288,7 @@ def _bytes(fields: Sequence[Arg]) -> int:
     return sum([len(field) for field in fields if isinstance(field, bytes)])
 
 
-def _length(ops: Sequence[Any], at: int) -> int:
-    """How many arguments the operation that begins here has, its own letter included."""
-    match ops[at]:
-        case "d":
-            return 5 + ops[at + 4]
-        case "x" | "h":
-            return 3 + ops[at + 2]
-        case "c":
-            return 9
-        case _:
-            return 3
+def _length(operation: Operation, ops: Sequence[Any], at: int) -> int:
+    """How many values the operation that begins here is, its letter and its key included."""
+    length = 2 + operation.arguments
+    return length + ops[at + length - 1] if operation.counts_more else length
