@@ -85,7 +85,7 @@ async def test_a_run_whose_turn_was_lost_ends_and_one_whose_turn_still_waits_doe
 
 
 async def accept(server: Server, keys: Keys, run: str, at_ms: int, work: bytes) -> None:
-    accepted = Accepted("unknown", "m", "continue", 0, Rules(), [])
+    accepted = Accepted(provider="unknown", model="m", on_failure="continue", max_tool_depth=0, rules=Rules(), tools=[])
     partition = keys.partition_of(run)
     call = scripts.accept(
         keys.run(run),

@@ -48,7 +48,14 @@ TEXTS = ("turn 0 says this", "turn 1 says this")
 def accepted() -> bytes:
     """The first event of a run. Lost attempts are always tried again."""
     rules = Rules(max_attempts=1000, max_losses=1000)
-    return encode(EventFrame(0, CONTROL_ATTEMPT, 0, [Accepted("p", "m", "restart", 4, rules, [TOOL])]))
+    return encode(
+        EventFrame(
+            0,
+            CONTROL_ATTEMPT,
+            0,
+            [Accepted(provider="p", model="m", on_failure="restart", max_tool_depth=4, rules=rules, tools=[TOOL])],
+        )
+    )
 
 
 def first_turn(run: str) -> bytes:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+from urllib.parse import urlsplit
 
 import msgspec
 
+from tokenbus.providers import registry
 from tokenbus.providers.api import ApiName
 from tokenbus_services.mock_provider.demo import (
     DEMO_MODEL,
@@ -17,7 +19,8 @@ from tokenbus_services.mock_provider.demo import (
 from tokenbus_services.settings import ProviderSettings, PythonTool, Settings
 
 NAME = "mock-provider"
-API_PATHS: dict[ApiName, str] = {"anthropic": "", "openai-chat": "/v1", "openai-responses": "/v1", "gemini": "/v1beta"}
+_APIS: tuple[ApiName, ...] = ("anthropic", "openai-chat", "openai-responses", "gemini")
+API_PATHS = {api: urlsplit(registry.get(api).default_base_url).path for api in _APIS}
 """The APIs that it speaks, and the path of each beneath its address."""
 PROVIDER = "mock-anthropic"
 MODEL = DEMO_MODEL

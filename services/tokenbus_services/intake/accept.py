@@ -30,7 +30,6 @@ from tokenbus.core.request.fallback import all_choices
 from tokenbus.core.request.parse import decode_with_notes, rejected_run_id
 from tokenbus.core.request.run_id import id_of_entry
 from tokenbus.core.request.tenant import tenant_of
-from tokenbus.core.run.continuation import continues
 from tokenbus.errors import PoisonRequest, RequestError, RequestInvalid, TokenbusError, WireError
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.frames import (
@@ -46,6 +45,7 @@ from tokenbus.events.frames import (
     encode,
 )
 from tokenbus.events.requests import Cancel, Generate, Tool
+from tokenbus.providers.continuing import continues
 from tokenbus_services.intake.blob_offload import IntakeMedia
 from tokenbus_services.intake.cancels import Cancels
 from tokenbus_services.intake.fallbacks import Callee, Fallbacks
@@ -288,24 +288,24 @@ class Intake:
         deadline_ms = now + round(request.deadline_s * 1000) if request.deadline_s else 0
         plans = [self._plan(asked) for asked in all_choices(request)]
         accepted = Accepted(
-            request.provider,
-            request.model,
-            request.on_failure,
-            request.max_tool_depth,
-            self._rules,
-            [t.name for t in request.tools],
-            request.tool_timeout_s,
-            request.metadata,
-            plans[0].reading,
-            plans[0].continues,
-            deadline_ms,
-            tuple(request.stop) if request.mode == "chat" else (),
-            is_recorded(run, request, self._settings.records),
-            policing,
-            request.visible,
-            tuple(plans[1:]),
-            tuple(notes),
-            request.participant,
+            provider=request.provider,
+            model=request.model,
+            on_failure=request.on_failure,
+            max_tool_depth=request.max_tool_depth,
+            rules=self._rules,
+            tools=[t.name for t in request.tools],
+            tool_timeout_s=request.tool_timeout_s,
+            metadata=request.metadata,
+            reading=plans[0].reading,
+            continues=plans[0].continues,
+            deadline_ms=deadline_ms,
+            stops=tuple(request.stop) if request.mode == "chat" else (),
+            record=is_recorded(run, request, self._settings.records),
+            policing=policing,
+            visible=request.visible,
+            fallback=tuple(plans[1:]),
+            notes=tuple(notes),
+            participant=request.participant,
         )
         fields: list[scripts.Arg] = [REQUEST, msgspec.json.encode(request), ACCEPTED, now]
         # For `Client.resume`, which knows the provider's name alone; a digit for each that the run may ask.

@@ -128,7 +128,7 @@ class ParserLogic:
         self._runs.pop(run, None)
         self._checkpoints.pop(run, None)
         turn, attempt = standing.turn, max(1, standing.attempt)
-        nothing = Accepted("", "", "fail", 0, Rules(), [])
+        nothing = Accepted(provider="", model="", on_failure="fail", max_tool_depth=0, rules=Rules(), tools=[])
         blocks = BlockTable(turn, attempt, 0, 0)
         if said := self._said.pop(run, None):
             blocks.open = said.by_number
@@ -191,7 +191,14 @@ class ParserLogic:
                 machine = accept(run, accepted, frame.at_ms)
             case Rejected() as rejected:
                 # Never accepted, so it never starts: its one event is its end.
-                nothing = Accepted(rejected.provider, rejected.model, "fail", 0, Rules(), [])
+                nothing = Accepted(
+                    provider=rejected.provider,
+                    model=rejected.model,
+                    on_failure="fail",
+                    max_tool_depth=0,
+                    rules=Rules(),
+                    tools=[],
+                )
                 machine = Run(RunState(run, nothing, frame.at_ms, BlockTable(0, 1, 0, 0)))
             case _:
                 return None

@@ -8,6 +8,7 @@ from msgspec import Meta
 
 from tokenbus.errors import SettingsError
 from tokenbus.events.model_names import model_key
+from tokenbus.events.quirks import BUILT_IN
 from tokenbus.providers import registry
 from tokenbus.providers.api import ApiName, Quirks
 from tokenbus_services.settings.types import Bytes, Count, HeaderName, HeaderValue, HttpUrl, ImportPath, Seconds, Table
@@ -101,11 +102,5 @@ class ProviderSettings(Table, frozen=True, kw_only=True):
             raise ValueError(f"{self.api} has no requests that could name an uploaded file")
 
 
-DEFAULT_PROVIDERS: dict[str, ProviderSettings] = {
-    "anthropic": ProviderSettings(api="anthropic"),
-    "openai-chat": ProviderSettings(api="openai-chat"),
-    "openai-responses": ProviderSettings(api="openai-responses"),
-    "openai-images": ProviderSettings(api="openai-images"),
-    "gemini": ProviderSettings(api="gemini"),
-}
+DEFAULT_PROVIDERS = {api: ProviderSettings(api=api) for api in BUILT_IN}
 """There without any file, each under the name of its API."""

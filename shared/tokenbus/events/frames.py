@@ -155,7 +155,7 @@ class FallbackPlan(msgspec.Struct, frozen=True, array_like=True):
     """As `Accepted.continues`, for this provider and model."""
 
 
-class Accepted(_Item, frozen=True, tag="accepted"):
+class Accepted(_Item, frozen=True, kw_only=True, tag="accepted"):
     """A run begins: what the parser must know of its request."""
 
     provider: str

@@ -25,7 +25,7 @@ async def test_the_parser_ends_it_failed_under_the_number_that_comes_next(server
     await server.client.hset(keys.run(run), mapping={"status": "open", "turn": 0, "attempt": 2, "seq": 7})
     await server.client.hset(keys.state(0, "parser"), run, b"\xc1")
     await server.client.xadd(keys.log(run), {"__data__": "{}"}, id="2-6")
-    accepted = Accepted("anthropic", "m", "fail", 0, Rules(), [])
+    accepted = Accepted(provider="anthropic", model="m", on_failure="fail", max_tool_depth=0, rules=Rules(), tools=[])
     await server.client.xadd(keys.topic(0, "events"), {beside: encode(EventFrame(0, 0, 5, [accepted]))})
 
     def logic(partition: int) -> ParserLogic:

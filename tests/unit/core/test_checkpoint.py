@@ -44,7 +44,7 @@ class Store:
 
 
 def machine(**fields: object) -> Run | HeldRun:
-    accepted = Accepted("p", "m", "fail", 3, HUGE, ["t"])
+    accepted = Accepted(provider="p", model="m", on_failure="fail", max_tool_depth=3, rules=HUGE, tools=["t"])
     return accept("r", msgspec.structs.replace(accepted, **fields), 0)
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.core.script import Story, call, of_type, text
-from tokenbus.core.run.continuation import Seam, continues
+from tokenbus.core.run.continuation import Seam
 from tokenbus.core.run.effects import NextTurn
 from tokenbus.core.run.retry import WORKER_LOST
 from tokenbus.events import normalized as n
@@ -27,6 +27,7 @@ from tokenbus.events.public import (
 from tokenbus.events.quirks import ApiName, Quirks
 from tokenbus.events.requests import Generate, Message, OutputSchema, TextPart, Thinking, ThinkingPart
 from tokenbus.events.usage import Usage
+from tokenbus.providers.continuing import continues
 
 LOST = n.Cut("the fetcher was lost", ErrorInfo(code=WORKER_LOST, kind="internal", message="lost", retryable=True))
 BUSY = n.Failed(ErrorInfo(code="overloaded_error", kind="overloaded", message="busy", retryable=True))

@@ -22,7 +22,12 @@ STORED = Image(0, "image/png", "", True, blob_id="sha256:1", size_bytes=3)
 
 def told(*events: Normalized, limit: int = 100) -> tuple[list[PublicEvent], RunState]:
     """The public events of an attempt that says this, and the run's state after it."""
-    state = RunState("r", Accepted("p", "m", "fail", 0, Rules(), []), 0, BlockTable(0, 1, limit, 0))
+    state = RunState(
+        "r",
+        Accepted(provider="p", model="m", on_failure="fail", max_tool_depth=0, rules=Rules(), tools=[]),
+        0,
+        BlockTable(0, 1, limit, 0),
+    )
     out = Outbox()
     for event in events:
         add(state, out, event, 0)

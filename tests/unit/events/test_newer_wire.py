@@ -29,7 +29,7 @@ def frame_of(*events: object, attempt: int = 1) -> bytes:
 
 
 def test_an_event_of_an_unknown_kind_is_passed_over_and_those_beside_it_count():
-    accepted = Accepted("anthropic", "m", "fail", 0, Rules(), [])
+    accepted = Accepted(provider="anthropic", model="m", on_failure="fail", max_tool_depth=0, rules=Rules(), tools=[])
     run = Run.accept("r", accepted, 0)
     data = frame_of(BlockStart(0, "text"), NEWER, TextDelta(0, "hello"), NEWER, Done("stop"))
     run.handle(decode_events(data))
