@@ -1,8 +1,8 @@
 """tokenbus: a message bus for language-model output.
 
-The public API is what these modules name in `__all__`: `tokenbus` (client, requests, events), `tokenbus.errors`,
-`tokenbus.policy`, `tokenbus.shaping`, `tokenbus.sync`, `tokenbus.tools`, `tokenbus.providers` (an API of your own),
-`tokenbus.faststream` and `tokenbus.testing`. Every other module may move or change without notice.
+The public API is what these modules list in `__all__`: `tokenbus` (client, requests, events), `tokenbus.errors`,
+`tokenbus.policy`, `tokenbus.shaping`, `tokenbus.sync`, `tokenbus.tools`, `tokenbus.providers` (to add an API),
+`tokenbus.faststream` and `tokenbus.testing`. Any other module may move or change without notice.
 """
 
 from tokenbus.blobs import BlobLoader, BlobRef, BlobStreams, blob_id_of

@@ -1,4 +1,4 @@
-"""What the blob service says over HTTP, to whoever asks it: paths, and errors as JSON. No IO here."""
+"""The HTTP interface of the blob service: paths, and errors as JSON. No IO here."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from tokenbus.errors import (
 
 PATH = "/blobs"
 MAX_ANSWER_BYTES = 64 * 2**10
-"""The service never says more, but for a blob's content."""
+"""Maximum size of any answer other than a blob's content."""
 DEFAULT_URL = "http://127.0.0.1:8085"
 TOKEN_ENV = "TOKENBUS_BLOB_TOKEN"
 
 
 class BlobProblem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The body of an error answer. ``size`` and ``limit``, in bytes, are there where the body was too large."""
+    """The body of an error answer. ``size`` and ``limit``, in bytes, are set if the upload was too large."""
 
     code: str
     message: str
@@ -33,7 +33,7 @@ class BlobProblem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 def blob_error(status: int, answer: bytes, what: str) -> BlobError:
-    """The service's error answer as the error that it stands for."""
+    """Convert an error answer of the service to the matching exception."""
     try:
         problem = msgspec.json.decode(answer, type=BlobProblem)
     except (msgspec.DecodeError, UnicodeDecodeError):

@@ -1,51 +1,51 @@
-"""Every error that tokenbus raises, as one tree.
+"""The exception hierarchy of tokenbus.
 
 ::
 
     TokenbusError
-    ├── RequestError              the request is at fault; sending it again unchanged cannot help
-    │   ├── RequestInvalid        a field is missing, of the wrong type or out of range
-    │   ├── RequestTooLarge       the encoded request is over its limit
-    │   └── PoisonRequest         workers died on it, one after the other
+    ├── RequestError              the request is at fault; resending it unchanged does not help
+    │   ├── RequestInvalid        a field is missing, has the wrong type or is out of range
+    │   ├── RequestTooLarge       the encoded request exceeds its limit
+    │   └── PoisonRequest         several workers crashed while accepting it
     ├── ServerError               the Redis or Valkey server
-    │   ├── ServerUnavailable     no answer, refused, or gone in the middle
-    │   ├── ServerTooOld          below the oldest supported version
-    │   ├── ServerFull            out of memory, or the inbound stream is at its bound
-    │   │   └── PublishQueueFull  as many requests of this client are on their way as may be
+    │   ├── ServerUnavailable     no answer, connection refused, or connection lost
+    │   ├── ServerTooOld          older than the minimum version
+    │   ├── ServerFull            out of memory, or the inbound stream is full
+    │   │   └── PublishQueueFull  this client has too many requests in flight
     │   └── DeploymentMismatch    this process and the server disagree on partitions or wire version
-    ├── SettingsError             a settings file or variable, named with its place
+    ├── SettingsError             an invalid setting; names the file or variable and the key
     ├── RunError                  a run that did not finish; carries the run id
     │   ├── RunNotFound           no such run, or its records have expired
-    │   ├── RunOpen               has not ended, so it cannot be tried again
-    │   ├── RunNotRepeatable      cannot be tried again, or gone on with
+    │   ├── RunOpen               still running, so it cannot be retried
+    │   ├── RunNotRepeatable      cannot be retried or resumed
     │   ├── RunFailed             ended `failed`
-    │   ├── RunIncomplete         ended `incomplete`: the stream was cut short
+    │   ├── RunIncomplete         ended `incomplete`: the stream was cut off
     │   └── RunCancelled          ended `cancelled`
-    ├── CursorTrimmed             the cursor points before the oldest entry still kept
-    ├── CursorAhead               the cursor points past the newest entry
-    ├── AttemptRefused            the run's attempt is over: nothing was written
+    ├── CursorTrimmed             the cursor is older than the oldest retained entry
+    ├── CursorAhead               the cursor is newer than the newest entry
+    ├── AttemptRefused            the attempt is over: nothing was written
     ├── DeadNotFound              no such entry in the dead stream
-    ├── CannotRetry               a dead entry from which no request can be made again
-    ├── RecordNotFound            the run was not recorded, or its record is kept no longer
-    ├── NotStorable               a value that cannot be kept apart from its large parts: it is not JSON
-    │   ├── CircularValue         it is inside itself
-    │   └── NestedTooDeep         its lists and objects are nested too deep
-    ├── WireError                 bytes that do not decode
-    │   ├── Malformed             not the JSON, msgpack or event it should be
-    │   └── TooLarge              one event or buffer over its limit
-    ├── ToolFailure               a tool could not give a result
+    ├── CannotRetry               a dead entry that cannot be turned into a request
+    ├── RecordNotFound            the run was not recorded, or its record has expired
+    ├── NotStorable               a value whose large parts cannot be moved to blobs: it is not JSON
+    │   ├── CircularValue         it contains itself
+    │   └── NestedTooDeep         its lists and objects are nested too deeply
+    ├── WireError                 bytes that cannot be decoded
+    │   ├── Malformed             not the expected JSON, msgpack or event
+    │   └── TooLarge              an event or buffer exceeds its limit
+    ├── ToolFailure               a tool could not produce a result
     └── BlobError                 the blob store
         ├── BlobNotFound
         ├── BlobTooLarge
-        ├── BlobRefused           a bad media type, id or checksum, or an upload cut short
-        ├── BlobCorrupt           what is stored is not what was: its bytes do not match its id
-        ├── BlobUnauthorized      the blob service wants a token, or another one
-        └── BlobUnavailable       the store or its service cannot be reached, or has no room
-            └── BlobStoreFull     no room
-                └── BlobQuotaExceeded  the store holds all that its settings allow
+        ├── BlobRefused           a bad media type, id or checksum, or a truncated upload
+        ├── BlobCorrupt           the stored bytes do not match the id
+        ├── BlobUnauthorized      the blob service requires a token, or the token is wrong
+        └── BlobUnavailable       the store or its service is unreachable or has no space
+            └── BlobStoreFull     no space
+                └── BlobQuotaExceeded  the store has reached its configured quota
 
-``code`` is stable and meant for programs; ``retryable`` says whether the same call may succeed
-later without any change. Fields are typed attributes; the message is for people.
+``code`` is stable and meant for programs. ``retryable`` says whether the same call may succeed later without any
+change. Fields are typed attributes; the message is for people.
 """
 
 from __future__ import annotations
@@ -104,23 +104,25 @@ __all__ = [
 
 
 class TokenbusError(Exception):
-    """The root of all errors of this package."""
+    """Base class of all errors of this package."""
 
     code: ClassVar[str] = "tokenbus_error"
     retryable: bool = False
-    """Whether the same call may succeed later without any change. Of a run that ended badly: what its error says."""
+    """Whether the same call may succeed later without any change. For a run that ended badly, this comes from its
+    error.
+    """
 
 
 class RequestError(TokenbusError):
-    """The request is at fault; it was not taken."""
+    """The request is at fault and was not accepted."""
 
     code = "request_error"
     request: Generate | Mapping[str, object] | None = None
-    """From `Client.publish`: what it was given, with its id."""
+    """Set by `Client.publish`: the given request, with its id."""
 
 
 class RequestInvalid(RequestError):
-    """A field of the request is missing, of the wrong type or out of range."""
+    """A request field is missing, has the wrong type or is out of range."""
 
     code = "request_invalid"
 
@@ -131,7 +133,7 @@ class RequestInvalid(RequestError):
 
 
 class RequestTooLarge(RequestError):
-    """The encoded request is over its limit, in bytes."""
+    """The encoded request exceeds its limit, in bytes."""
 
     code = "request_too_large"
 
@@ -142,27 +144,27 @@ class RequestTooLarge(RequestError):
 
 
 class PoisonRequest(RequestError):
-    """Workers died on the request, one after the other: it is not tried again."""
+    """Several workers crashed while accepting the request. It is not retried."""
 
     code = "poison"
 
     def __init__(self, workers: int) -> None:
-        super().__init__(f"{workers} workers died while they took the request in")
+        super().__init__(f"{workers} workers crashed while accepting the request")
         self.workers = workers
 
 
 class ServerError(TokenbusError):
-    """The Redis or Valkey server."""
+    """An error of the Redis or Valkey server."""
 
     code = "server_error"
     request: Generate | Mapping[str, object] | None = None
-    """From `Client.publish`: what it was given, with its id. Published again it is the same run."""
+    """Set by `Client.publish`: the given request, with its id. Publishing it again continues the same run."""
 
 
 class ServerUnavailable(ServerError):
-    """The server gave no answer, refused the connection, or went away in the middle.
+    """The server did not answer, refused the connection, or the connection was lost.
 
-    What was sent may or may not have arrived: a request with an id may be published again as it is.
+    The command may or may not have been executed. A request with an id can safely be published again.
     """
 
     code = "server_unavailable"
@@ -175,7 +177,7 @@ class ServerUnavailable(ServerError):
 
 
 class ServerTooOld(ServerError):
-    """The server is older than the oldest version that has the commands tokenbus needs."""
+    """The server is older than the oldest supported version."""
 
     code = "server_too_old"
 
@@ -187,7 +189,7 @@ class ServerTooOld(ServerError):
 
 
 class ServerFull(ServerError):
-    """The server has no room for the entry: out of memory, or the stream is at its bound."""
+    """The server has no room for the entry: out of memory, or the stream is full."""
 
     code = "server_full"
     retryable = True
@@ -199,17 +201,17 @@ class ServerFull(ServerError):
 
 
 class PublishQueueFull(ServerFull):
-    """As many requests of this client are on their way as may be; this one was not sent. Publish it again later."""
+    """This client has too many requests in flight; this one was not sent. Publish it again later."""
 
     code = "publish_queue_full"
 
     def __init__(self, waiting: int) -> None:
-        super().__init__("this client's queue", f"{waiting} requests are on their way")
+        super().__init__("this client's queue", f"{waiting} requests are in flight")
         self.waiting = waiting
 
 
 class DeploymentMismatch(ServerError):
-    """This process and the deployment on the server disagree on a value that all must share."""
+    """This process and the deployment on the server disagree on a value that all processes must share."""
 
     code = "deployment_mismatch"
 
@@ -221,7 +223,7 @@ class DeploymentMismatch(ServerError):
 
 
 class SettingsError(TokenbusError):
-    """A setting is missing or wrong; says in which file or variable, and at which key."""
+    """A setting is missing or invalid. Names the file or variable, and the key."""
 
     code = "settings_error"
 
@@ -233,7 +235,7 @@ class SettingsError(TokenbusError):
 
 
 class RunError(TokenbusError):
-    """A run that did not finish as asked."""
+    """A run that did not finish as requested."""
 
     code = "run_error"
 
@@ -245,31 +247,31 @@ class RunError(TokenbusError):
 
 
 class RunNotFound(RunError):
-    """No such run is known, or its records have expired."""
+    """The run is unknown, or its records have expired."""
 
     code = "run_not_found"
 
     def __init__(self, run: str) -> None:
-        super().__init__(run, f"run {run} is not known: never accepted, or its records have expired")
+        super().__init__(run, f"unknown run {run}: never accepted, or its records have expired")
 
 
 class RunOpen(RunError):
-    """The run has not ended: follow it, or cancel it first."""
+    """The run is still open: follow it, or cancel it first."""
 
     code = "run_open"
     retryable = True
 
     def __init__(self, run: str) -> None:
-        super().__init__(run, f"run {run} has not ended: it cannot be tried again while it is open")
+        super().__init__(run, f"run {run} is still open and cannot be retried")
 
 
 class RunNotRepeatable(RunError):
-    """The run cannot be tried again, or not gone on with; ``problem`` says why."""
+    """The run cannot be retried or resumed; ``problem`` says why."""
 
     code = "run_not_repeatable"
 
     def __init__(self, run: str, problem: str) -> None:
-        super().__init__(run, f"run {run} cannot be taken up again: {problem}")
+        super().__init__(run, f"run {run} cannot be retried or resumed: {problem}")
         self.problem = problem
 
 
@@ -285,7 +287,7 @@ class RunFailed(RunError):
 
 
 class RunIncomplete(RunError):
-    """The run ended `incomplete`: its stream was cut short. The partial output is in ``result``."""
+    """The run ended `incomplete`: its stream was cut off. ``result`` has the partial output."""
 
     code = "run_incomplete"
 
@@ -296,7 +298,7 @@ class RunIncomplete(RunError):
 
 
 class RunCancelled(RunError):
-    """The run ended `cancelled`. The partial output is in ``result``."""
+    """The run ended `cancelled`. ``result`` has the partial output."""
 
     code = "run_cancelled"
 
@@ -306,7 +308,7 @@ class RunCancelled(RunError):
 
 
 class CursorTrimmed(TokenbusError):
-    """The cursor points before the oldest entry still kept: what lies between is gone."""
+    """The cursor is older than the oldest retained entry; the entries in between are lost."""
 
     code = "cursor_trimmed"
 
@@ -318,8 +320,9 @@ class CursorTrimmed(TokenbusError):
 
 
 class CursorAhead(TokenbusError):
-    """The cursor points past the newest entry: it belongs to another run or deployment, or a fail-over lost what it
-    had seen. Waiting at it would be silent."""
+    """The cursor is newer than the newest entry: it belongs to another run or deployment, or a failover lost entries
+    that it had read. Waiting there would never return anything.
+    """
 
     code = "cursor_ahead"
 
@@ -331,19 +334,19 @@ class CursorAhead(TokenbusError):
 
 
 class AttemptRefused(TokenbusError):
-    """The attempt may write nothing more: the run ended, was cancelled, or went on with a newer attempt."""
+    """The attempt may not write any more: the run ended, was cancelled, or continued with a newer attempt."""
 
     code = "attempt_refused"
 
     def __init__(self, run: str, attempt: int, reason: str) -> None:
-        super().__init__(f"run {run}: attempt {attempt} is refused: {reason}")
+        super().__init__(f"run {run}: attempt {attempt} was refused: {reason}")
         self.run = run
         self.attempt = attempt
         self.reason = reason
 
 
 class DeadNotFound(TokenbusError):
-    """The dead stream has no such entry: it was retried, dropped or trimmed, or never was."""
+    """The dead stream has no such entry: it was retried, dropped or trimmed, or never existed."""
 
     code = "dead_not_found"
 
@@ -353,7 +356,7 @@ class DeadNotFound(TokenbusError):
 
 
 class CannotRetry(TokenbusError):
-    """From this dead entry no request can be made again; it stays where it is."""
+    """This dead entry cannot be turned into a request; it stays in the dead stream."""
 
     code = "cannot_retry"
 
@@ -364,17 +367,17 @@ class CannotRetry(TokenbusError):
 
 
 class RecordNotFound(TokenbusError):
-    """There is no debug record of the run: it was not recorded, is not over, or its record is kept no longer."""
+    """The run has no debug record: it was not recorded, is still open, or its record has expired."""
 
     code = "record_not_found"
 
     def __init__(self, run: str) -> None:
-        super().__init__(f"no record of run {run}; `tokenbus records` lists those there are")
+        super().__init__(f"no record of run {run}; `tokenbus records` lists the available ones")
         self.run = run
 
 
 class NotStorable(TokenbusError):
-    """`sanitize_for_storage` was given what is not JSON. ``where`` is its place, as a JSON Pointer."""
+    """The value given to `sanitize_for_storage` is not JSON. ``where`` is a JSON Pointer to the problem."""
 
     code = "not_storable"
 
@@ -385,12 +388,12 @@ class NotStorable(TokenbusError):
 
 
 class CircularValue(NotStorable):
-    """A list or object is inside itself."""
+    """A list or object contains itself."""
 
     code = "circular_value"
 
     def __init__(self, where: str) -> None:
-        super().__init__(where, "it is inside itself")
+        super().__init__(where, "it contains itself")
 
 
 class NestedTooDeep(NotStorable):
@@ -404,13 +407,13 @@ class NestedTooDeep(NotStorable):
 
 
 class WireError(TokenbusError):
-    """Bytes that do not decode."""
+    """Bytes that cannot be decoded."""
 
     code = "wire_error"
 
 
 class Malformed(WireError):
-    """Bytes that are not the JSON, msgpack or event they should be."""
+    """Bytes that are not the expected JSON, msgpack or event."""
 
     code = "malformed"
 
@@ -421,7 +424,7 @@ class Malformed(WireError):
 
 
 class TooLarge(WireError):
-    """One event or buffer is over its limit, both counted in ``unit``."""
+    """An event or buffer exceeds its limit; ``size`` and ``limit`` are counted in ``unit``."""
 
     code = "too_large"
 
@@ -434,7 +437,7 @@ class TooLarge(WireError):
 
 
 class ToolFailure(TokenbusError):
-    """A tool could not give a result; the model sees ``problem`` as an error result."""
+    """A tool could not produce a result; the model sees ``problem`` as an error result."""
 
     code = "tool_failure"
 
@@ -446,7 +449,7 @@ class ToolFailure(TokenbusError):
 
 
 class BlobError(TokenbusError):
-    """The blob store."""
+    """An error of the blob store."""
 
     code = "blob_error"
 
@@ -462,7 +465,7 @@ class BlobNotFound(BlobError):
 
 
 class BlobTooLarge(BlobError):
-    """The body is over the store's limit, in bytes."""
+    """The content exceeds the store's limit, in bytes."""
 
     code = "blob_too_large"
 
@@ -473,7 +476,7 @@ class BlobTooLarge(BlobError):
 
 
 class BlobRefused(BlobError):
-    """The blob was not stored or not given out: bad media type or id, wrong checksum, or an upload cut short."""
+    """The blob was not stored or not returned: bad media type or id, wrong checksum, or a truncated upload."""
 
     code = "blob_refused"
 
@@ -484,7 +487,7 @@ class BlobRefused(BlobError):
 
 
 class BlobCorrupt(BlobError):
-    """What is stored under this id has other bytes: a disk or a store is at fault. To store it again mends it."""
+    """The stored bytes do not match the id, because of a faulty disk or store. Storing the blob again repairs it."""
 
     code = "blob_corrupt"
 
@@ -495,19 +498,19 @@ class BlobCorrupt(BlobError):
 
 
 class BlobUnauthorized(BlobError):
-    """The blob service wants a token (`TOKENBUS_BLOB_TOKEN`), or another one."""
+    """The blob service requires a token (`TOKENBUS_BLOB_TOKEN`), or the token is wrong."""
 
     code = "blob_unauthorized"
 
     def __init__(self, where: str) -> None:
-        super().__init__(f"{where}: the blob service takes no request without its token")
+        super().__init__(f"{where}: the blob service requires a valid token")
         self.where = where
 
 
 class BlobUnavailable(BlobError):
-    """The store, or the service before it, cannot be reached or gave an error of its own.
+    """The store, or the service in front of it, is unreachable or failed.
 
-    An upload may or may not have been stored; storing the same content again is harmless.
+    An upload may or may not have been stored; storing the same content again is safe.
     """
 
     code = "blob_unavailable"
@@ -520,12 +523,12 @@ class BlobUnavailable(BlobError):
 
 
 class BlobStoreFull(BlobUnavailable):
-    """The store has no room for the blob; nothing was stored."""
+    """The store has no space for the blob; nothing was stored."""
 
     code = "blob_store_full"
 
 
 class BlobQuotaExceeded(BlobStoreFull):
-    """The store holds all the bytes that its settings allow; nothing was stored. Room comes when blobs expire."""
+    """The store has reached its configured quota; nothing was stored. Space is freed when blobs expire."""
 
     code = "blob_quota_exceeded"

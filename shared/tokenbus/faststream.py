@@ -1,4 +1,4 @@
-"""A FastStream service subscribes to the bus with one decorator, and its handlers get typed events.
+"""Subscribes a FastStream service to the bus with one decorator; its handlers get typed events.
 
     from faststream import FastStream
     from faststream.redis import RedisBroker
@@ -13,10 +13,10 @@
 
     app = FastStream(broker)
 
-What FastStream does around a message stays: dependencies, context, middlewares, lifespan, AsyncAPI page. The read is
-the client's: FastStream's own takes one stream a subscriber with competing consumers, which keeps no order of a run
-(see `tokenbus.SharedSubscription` for what a group does here). Needs `faststream[redis]`, which nothing else of
-`tokenbus` does.
+FastStream's own features work as usual: dependencies, context, middlewares, lifespan, AsyncAPI page. Entries are read
+by the tokenbus client, because FastStream's reader uses competing consumers on one stream, which does not keep a run's
+events in order (see `tokenbus.SharedSubscription` for groups). Needs `faststream[redis]`; the rest of `tokenbus` does
+not.
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ __all__ = ["BusRouter"]
 F = TypeVar("F", bound=Callable[..., Any])
 Topic = SubscribedTopic | Literal["sentences"]
 Subscribe = Callable[[Client, Cursor | None], Any]
-"""Begins a subscription, at the cursor where an earlier one got to."""
+"""Starts a subscription, at the cursor where an earlier one stopped."""
 
 PAUSE_S = 0.5
-"""Before a subscription that ended in an error begins anew."""
+"""Pause before a failed subscription is restarted."""
 
 
 class BusRouter:
-    """Puts subscribers to the bus on a `RedisBroker`, which starts and stops them with its own."""
+    """Adds bus subscribers to a `RedisBroker`, which starts and stops them like its own."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class BusRouter:
         prefix: str = DEFAULT_PREFIX,
         partitions: int | None = None,
     ) -> None:
-        """``url``, ``prefix`` and ``partitions`` as `tokenbus.Client` takes them. Does no IO. Raises SettingsError."""
+        """``url``, ``prefix`` and ``partitions`` are as in `tokenbus.Client`. Does no IO. Raises SettingsError."""
         self._broker = broker
         self._prefix = prefix
         self._how: dict[str, Any] = {"url": url, "prefix": prefix, "partitions": partitions}
@@ -97,25 +97,27 @@ class BusRouter:
         title: str | None = None,
         description: str | None = None,
     ) -> Callable[[F], F]:
-        """Decorates a handler of this topic's events: of ``concurrency`` runs at once, of one run one after the other.
+        """Decorate a handler for this topic's events. Handles ``concurrency`` runs at once, each run's events in order.
 
-        The handler's first parameter is the event: `Chunk` of ``visible`` and ``chunks``, `BlockStarted` or
-        `BlockComplete` of ``blocks``, the events of `runs`, `Decided` of ``decisions``, `Sentence` of ``sentences``
-        (``rules`` are for those, ``kinds`` for the first four). Events of a type that this version does not know are
-        passed over.
+        The handler's first parameter is the event: `Chunk` for ``visible`` and ``chunks``, `BlockStarted` or
+        `BlockComplete` for ``blocks``, run events for ``runs``, `Decided` for ``decisions``, `Sentence` for
+        ``sentences`` (``rules`` applies only to those, ``kinds`` to all others). Events of a type unknown to this
+        version are skipped.
 
-        Without a group each process has every event once. With one, its processes share the runs; an event whose
-        handler was not done comes again. An error of a handler is FastStream's to log; then the event counts as done.
-        With ``on_error="again"`` all handlers stop and the group continues before it after a pause, until the event
-        failed ``tries`` times in this process; then that is logged and the event counts as done. Events that were
-        trimmed unread are logged; a subscription that ends in another error of the bus is logged and begins again.
-        FastStream's logs name an event by its run and seq. In a test with `TestRedisBroker` publish an event as JSON to
-        the stream ``<prefix>:<topic>``. Raises ValueError as `Client.subscribe`.
+        Without a group, every process gets every event once. With a group, its processes share the runs, and an event
+        whose handler did not finish is delivered again. FastStream logs a handler's error; then the event counts as
+        done. With ``on_error="again"``, all handlers stop, and after a pause the group resumes at that event until it
+        has failed ``tries`` times in this process; then the failure is logged and the event counts as done. Events that
+        were trimmed before they were read are logged. A subscription that ends in another bus error is logged and
+        restarted.
+
+        FastStream's logs identify an event by run and seq. In a test with `TestRedisBroker`, publish an event as JSON
+        to the stream ``<prefix>:<topic>``. Raises ValueError like `Client.subscribe`.
         """
         if on_error not in ("skip", "again"):
             raise ValueError(f"on_error: {unknown_name(on_error, ('skip', 'again'))}")
         if tries < 1:
-            raise ValueError("tries: at least 1")
+            raise ValueError("tries: must be at least 1")
 
         def subscription(client: Client, cursor: Cursor | None) -> Any:
             where: dict[str, Any] = {"group": group, "runs": runs, "from_": cursor or from_, "prefetch": prefetch}
@@ -124,7 +126,7 @@ class BusRouter:
             subscribe: Any = client.subscribe
             return subscribe(topic, kinds=kinds, **where)
 
-        subscription(Client(**self._how), None)  # an argument that cannot be is told where it stands
+        subscription(Client(**self._how), None)  # report invalid arguments here rather than in the background task
         subscriber = _Subscriber(
             self._broker,
             f"{self._prefix}:{topic}",
@@ -136,14 +138,14 @@ class BusRouter:
             tries=tries if on_error == "again" else 1,
             shared=group is not None,
         )
-        register = cast("Any", Registrator).subscriber  # RedisBroker's own makes the subscriber itself
+        register = cast("Any", Registrator).subscriber  # RedisBroker's own method creates the subscriber itself
         register(self._broker, subscriber)
         subscriber.add_call(parser_=_parser_of(topic), decoder_=_decode, dependencies_=())
         return cast("Callable[[F], F]", subscriber)
 
 
 class _Subscriber(StreamSubscriber):
-    """A FastStream subscriber that a subscription of the client feeds."""
+    """A FastStream subscriber fed by a subscription of the client."""
 
     def __init__(
         self,
@@ -171,7 +173,7 @@ class _Subscriber(StreamSubscriber):
         self._concurrency = concurrency
         self._tries = tries
         self._failures: dict[tuple[str, int], int] = {}
-        """How often the events that come again have failed."""
+        """How often each redelivered event has failed."""
         self._shared = shared
         self._subscription: Any = None
 
@@ -181,7 +183,8 @@ class _Subscriber(StreamSubscriber):
     async def stop(self) -> None:
         self.running = False
         if self._subscription:
-            await self._subscription.aclose()  # handlers that run may end; what they were at comes again in a group
+            # running handlers may finish; in a group, unfinished events are delivered again
+            await self._subscription.aclose()
         await super().stop()
 
     async def _consume(self, *args: Any, start_signal: Event) -> None:
@@ -205,7 +208,7 @@ class _Subscriber(StreamSubscriber):
 
     async def _handle(self, event: object) -> None:
         if isinstance(event, UnknownEvent):
-            return  # no handler has a parameter of its type
+            return  # no handler has a parameter of this type
         message: dict[str, Any] = {
             "type": "stream",
             "channel": self.stream_sub.name,
@@ -230,18 +233,18 @@ class _Subscriber(StreamSubscriber):
 
 
 class _HandlerError(Exception):
-    """A handler raised; FastStream has logged what."""
+    """A handler raised an exception, which FastStream has logged."""
 
 
 def _place(event: Any) -> tuple[str, int]:
-    """An event's run and seq; of a sentence, the seq of its last chunk."""
+    """An event's run and seq; for a sentence, the seq of its last chunk."""
     return event.run, event.last if isinstance(event, Sentence) else event.seq
 
 
 def _parser_of(topic: Topic) -> Callable[[Any], Awaitable[RedisStreamMessage]]:
     async def parse(message: Any) -> RedisStreamMessage:
         correlation_id = None
-        if "event" not in message:  # `TestRedisBroker` made it, as a producer would have written it
+        if "event" not in message:  # from `TestRedisBroker`, in the format of a producer
             body, headers = BinaryMessageFormatV1.parse(message["data"][bDATA_KEY])
             message["event"] = _published(topic, message["channel"], body)
             correlation_id = headers.get("correlation_id")
@@ -259,7 +262,7 @@ def _parser_of(topic: Topic) -> Callable[[Any], Awaitable[RedisStreamMessage]]:
 
 
 def _published(topic: Topic, stream: str, body: bytes) -> Any:
-    """The event that a test published. Raises Malformed, and msgspec.ValidationError for what is no sentence."""
+    """Decode an event published by a test. Raises Malformed, or msgspec.ValidationError for an invalid sentence."""
     if topic == "sentences":
         return msgspec.json.decode(body, type=Sentence)
     return topic_event(topic, stream, (b"0-0", {b"__data__": body}))

@@ -1,5 +1,6 @@
-"""Which names a conversation in prefill mode is written without, where the rule is code: it becomes data here, for a
-request travels, and code does not."""
+"""Chooses by code which names to leave out of a prefill-mode conversation. Code cannot travel with a request, so the
+choice is stored in the messages.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +12,9 @@ from tokenbus.events.requests import Generate, Message
 
 
 def unnamed_where(request: Generate, leaves_out: Callable[[Message], bool]) -> Generate:
-    """The request with an empty name in each message for which ``leaves_out`` is true: an empty name is left out.
+    """Set an empty name on every message for which ``leaves_out`` returns True; empty names are left out.
 
-    A participant whose every message has an empty name gives no stop string.
+    A participant whose messages all have an empty name adds no stop string.
     """
     messages = [
         msgspec.structs.replace(message, participant="") if leaves_out(message) else message

@@ -1,4 +1,4 @@
-"""The client for scripts and notebooks: plain calls and generators, over an event loop in a thread of its own.
+"""A synchronous client for scripts and notebooks: plain calls and generators over an event loop in its own thread.
 
     from tokenbus.sync import Client
 
@@ -6,8 +6,8 @@
         for event in bus.stream({"provider": "anthropic", "model": "…", "messages": […]}):
             ...
 
-What each call means, gives and raises stands with its namesake in `tokenbus.Client`. Any thread may call; Ctrl-C ends
-the call that waits, and leaving ``with`` ends everything. A call costs some 0.1 ms more than the asynchronous one.
+Each method behaves like its namesake in `tokenbus.Client`. Calls are thread-safe; Ctrl-C ends the waiting call, and
+leaving ``with`` ends everything. A call costs about 0.1 ms more than the asynchronous one.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ E = TypeVar("E", bound=TopicEvent | Sentence)
 
 
 class _Loop:
-    """An event loop that runs in a thread."""
+    """An event loop that runs in its own thread."""
 
     def __init__(self) -> None:
         self._started = threading.Event()
@@ -69,7 +69,9 @@ class _Loop:
         await self._over.wait()
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """What the coroutine gives; given up where this thread is interrupted. Raises RuntimeError after `close`."""
+        """Run the coroutine and return its result. Cancels it if this thread is interrupted. Raises RuntimeError after
+        `close`.
+        """
         if self._loop is None:
             work.close()
             raise RuntimeError("the client is closed")
@@ -88,7 +90,7 @@ class _Loop:
 
 
 class Client:
-    """A connection to a tokenbus deployment. Use as ``with Client() as bus``; arguments as `tokenbus.Client`."""
+    """A connection to a tokenbus deployment. Use as ``with Client() as bus``; arguments as in `tokenbus.Client`."""
 
     def __init__(self, url: str | None = None, **how: Any) -> None:
         """Does no IO. Raises SettingsError."""
@@ -110,7 +112,7 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Close all connections and end the thread; runs go on. Generators that are still in use raise RuntimeError."""
+        """Close all connections and stop the thread; runs continue. Generators still in use raise RuntimeError."""
         if self._loop:
             try:
                 self._loop.call(self._bus.aclose())
@@ -129,7 +131,7 @@ class Client:
     def stream(
         self, request: Generate | Mapping[str, object], *, wait_s: float | None = PUBLISHED_WAIT_S
     ) -> Generator[PublicEvent]:
-        """See `tokenbus.Client.stream`; published when this is called."""
+        """See `tokenbus.Client.stream`; publishes immediately."""
         return self.publish(request).events(wait_s=wait_s)
 
     def follow(
@@ -198,7 +200,7 @@ class Client:
         from_: Begin = "now",
         **how: Unpack[Delivery],
     ) -> Subscription[Any]:
-        """See `tokenbus.Client.subscribe`, whose arguments these are."""
+        """See `tokenbus.Client.subscribe`, which takes the same arguments."""
         subscribe: Any = self._bus.subscribe
         return Subscription(self, subscribe(topic, kinds=kinds, group=group, from_=from_, **how))
 
@@ -211,7 +213,7 @@ class Client:
         hold_s: float = HOLD_S,
         **how: Unpack[Delivery],
     ) -> Subscription[Sentence]:
-        """See `tokenbus.Client.sentences`, whose arguments these are."""
+        """See `tokenbus.Client.sentences`, which takes the same arguments."""
         return Subscription(self, self._bus.sentences(group=group, from_=from_, rules=rules, hold_s=hold_s, **how))
 
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
@@ -221,7 +223,7 @@ class Client:
         return self._loop.call(work)
 
     def _each(self, events: Callable[[], AsyncIterator[T]]) -> Generator[T]:
-        source = events()  # raises here, not when it is first iterated
+        source = events()  # raise here rather than at the first iteration
 
         def each() -> Generator[T]:
             try:
@@ -232,7 +234,7 @@ class Client:
                         return
                     yield event
             finally:
-                with suppress(RuntimeError):  # closed with the client
+                with suppress(RuntimeError):  # already closed with the client
                     self._call(_close(source))
 
         return each()
@@ -245,16 +247,16 @@ class Blobs:
         self._client = client
 
     def put(self, content: bytes | Iterable[bytes], media_type: str = DEFAULT_MEDIA_TYPE) -> BlobRef:
-        """Store content, whole or in pieces, taken as they are sent. Raises as `tokenbus.Client.blobs.put`."""
+        """Store content, whole or in pieces that are read as they are sent. Raises like `tokenbus.Client.blobs.put`."""
         pieces = content if isinstance(content, bytes) else _pieces(content)
         return self._client._call(self._blobs.put(pieces, media_type))  # pyright: ignore[reportPrivateUsage]
 
     def get(self, blob_id: str) -> bytes:
-        """A blob's whole content. Raises as `tokenbus.Client.blobs.get`."""
+        """Return a blob's whole content. Raises like `tokenbus.Client.blobs.get`."""
         return self._client._call(self._blobs.get(blob_id))  # pyright: ignore[reportPrivateUsage]
 
     def chunks(self, blob_id: str) -> Generator[bytes]:
-        """A blob's content in pieces. Raises as `tokenbus.Client.blobs.chunks`."""
+        """Yield a blob's content in pieces. Raises like `tokenbus.Client.blobs.chunks`."""
         return self._client._each(lambda: self._blobs.chunks(blob_id))  # pyright: ignore[reportPrivateUsage]
 
     @property
@@ -264,13 +266,13 @@ class Blobs:
 
 async def _pieces(content: Iterable[bytes]) -> AsyncGenerator[bytes]:
     pieces = iter(content)
-    # In a thread, for it may read a file.
+    # In a thread, because it may read a file.
     while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
         yield piece
 
 
 class Run:
-    """One run that was published; see `tokenbus.Run`."""
+    """One published run; see `tokenbus.Run`."""
 
     def __init__(self, run: AsyncRun, client: Client) -> None:
         self.id = run.id
@@ -297,7 +299,7 @@ class Run:
 
 
 class Subscription(Generic[E]):
-    """The events of a topic, or the sentences: enter it with ``with`` and iterate it."""
+    """The events of a topic, or sentences. Enter it with ``with`` and iterate over it."""
 
     def __init__(
         self, client: Client, events: OrderedSubscription[Any] | SharedSubscription[Any] | SentenceSubscription

@@ -1,4 +1,4 @@
-"""What a Python tool may use: the context of its call, and images for its result. See docs/guides/tools.md."""
+"""What a Python tool can use: the context of its call, and images for its result. See docs/guides/tools.md."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ __all__ = ["Image", "Report", "ToolContext"]
 
 
 class Report(Protocol):
-    """Tells subscribers of the run how far the call is."""
+    """Reports a call's progress to the run's subscribers."""
 
     def __call__(self, progress: float, total: float | None = None, message: str | None = None) -> None:
-        """``progress`` rises towards ``total``. From any thread; returns at once, and never fails the call."""
+        """``progress`` rises towards ``total``. Callable from any thread; returns at once and never fails the call."""
         ...
 
 
 class ToolContext(msgspec.Struct, frozen=True, kw_only=True):
-    """What a Python tool may know of its call, by a parameter named ``context``."""
+    """Information about a tool call, passed to a Python tool's ``context`` parameter."""
 
     run: str
     turn: int
     tool_id: str
     key: str
-    """The same when a call is delivered again after its worker was lost: for doing a thing only once."""
+    """The same if the call is delivered again after its worker was lost. Use it as an idempotency key."""
     deadline: float
     """When the call times out, on the clock of `time.monotonic`."""
     report: Report
 
     @property
     def remaining_s(self) -> float:
-        """Seconds until then; negative after it."""
+        """Seconds until the deadline; negative after it."""
         return self.deadline - time.monotonic()
 
 
 class Image(msgspec.Struct, frozen=True):
-    """An image that a Python tool returns, alone or in a list with texts."""
+    """An image returned by a Python tool, alone or in a list with texts."""
 
     data: bytes
     media_type: str = "image/png"

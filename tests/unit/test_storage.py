@@ -52,5 +52,5 @@ async def test_a_blob_that_is_gone_is_named() -> None:
 
 
 async def test_a_store_that_gives_names_of_its_own_is_refused() -> None:
-    with pytest.raises(BlobCorrupt, match="gave it the id"):
+    with pytest.raises(BlobCorrupt, match="returned the id"):
         await sanitize_for_storage(VALUE, Blobs(names=blob_id_of(b"another")))

@@ -20,7 +20,7 @@ export interface BlobSource {
 }
 
 /**
- * A block ends. ``cut`` says that its content is only what came before the stream broke off.
+ * A block ends. ``cut`` means that the stream broke off and the content is incomplete.
  */
 export interface BlockComplete {
   type: "block_complete";
@@ -66,7 +66,7 @@ export interface BlockStarted {
 export type BlockTopicEvent = BlockStarted | ImagePreview | BlockComplete | ToolProgress;
 
 /**
- * Stop a run, at the provider's socket too.
+ * Stop a run, and close its connection to the provider.
  */
 export interface Cancel {
   type: "cancel";
@@ -99,7 +99,7 @@ export interface Cancelled {
 /**
  * A piece of one block's content. A block's chunks concatenate to exactly its content.
  *
- * For a tool call the pieces with ``tool_call_part == "input"`` concatenate to its ``arguments``.
+ * For a tool call, the pieces with ``tool_call_part == "input"`` concatenate to its ``arguments``.
  */
 export interface Chunk {
   type: "chunk";
@@ -140,7 +140,7 @@ export interface Completed {
 }
 
 /**
- * One decision of one policy. ``n`` counts those of a run from 0 without a gap.
+ * One decision of one policy. ``n`` counts a run's decisions from 0 without gaps.
  */
 export interface Decided {
   type: "decision";
@@ -168,7 +168,7 @@ export interface DocumentPart {
 }
 
 /**
- * One failure. ``code`` is the stable name for programs, ``kind`` (``class`` on the wire) its family.
+ * One failure. ``code`` is the stable name for programs; ``kind`` (``class`` on the wire) is its category.
  */
 export interface ErrorInfo {
   code: string;
@@ -183,7 +183,7 @@ export interface ErrorInfo {
 }
 
 /**
- * A provider's own content item (a server-run tool, say), sent back to it as it came.
+ * A provider-specific content item (a server-side tool, say), sent back unchanged.
  */
 export interface ExtraPart {
   type: "extra";
@@ -192,7 +192,7 @@ export interface ExtraPart {
 }
 
 /**
- * A provider and a model to ask when those before it failed.
+ * A provider and model to try if the earlier ones failed.
  */
 export interface Fallback {
   provider: string;
@@ -201,7 +201,7 @@ export interface Fallback {
 }
 
 /**
- * Media that lie with the provider already, in its own file store.
+ * Media already stored with the provider's file API.
  */
 export interface FileSource {
   type: "file";
@@ -247,8 +247,9 @@ export interface Generate {
 }
 
 /**
- * Asks for images in the answer. See docs/guides/images.md. Values use the provider's own words; an option
- * that a provider does not have is refused by name, never left out.
+ * Requests images in the answer. See docs/guides/images.md.
+ *
+ * Values are in the provider's terms. An option that a provider does not have is rejected by name, never ignored.
  */
 export interface ImageOptions {
   size?: string;
@@ -264,7 +265,7 @@ export interface ImageOptions {
 }
 
 /**
- * An image; in an assistant's message one that the model made, with the data that its provider wants back.
+ * An image. In an assistant message, one that the model generated, with the data that its provider wants back.
  */
 export interface ImagePart {
   type: "image";
@@ -275,7 +276,8 @@ export interface ImagePart {
 }
 
 /**
- * How far an image is; between its block's start and end. The next one, and the image itself, replace it.
+ * A preview of an unfinished image, between its block's start and end. The next preview, or the image, replaces
+ * it.
  */
 export interface ImagePreview {
   type: "image_preview";
@@ -290,7 +292,7 @@ export interface ImagePreview {
 }
 
 /**
- * Where an image is: by blob id, or inline where it lies in no blob; and what is known of how it was made.
+ * An image by blob id, or inline if it is not in a blob, and what is known about how it was made.
  */
 export interface ImageRef {
   media_type: string;
@@ -308,7 +310,7 @@ export interface ImageRef {
 }
 
 /**
- * The stream was cut short: what came before stands, the rest never came.
+ * The stream was cut off: the earlier output stands, the rest never came.
  */
 export interface Incomplete {
   type: "incomplete";
@@ -335,7 +337,8 @@ export interface Message {
 }
 
 /**
- * The answer must be JSON that meets ``schema``. Each provider takes some of JSON Schema, and refuses the rest.
+ * The answer must be JSON matching ``schema``. Each provider supports a subset of JSON Schema and rejects the
+ * rest.
  */
 export interface OutputSchema {
   schema: Record<string, unknown>;
@@ -383,7 +386,7 @@ export interface Restarted {
 }
 
 /**
- * An attempt failed, and the next one follows. Blocks from ``drop_from`` on are void; none of them was heard.
+ * An attempt failed, and another follows. Blocks from ``drop_from`` on are void; none of them was visible.
  */
 export interface Retrying {
   type: "retrying";
@@ -441,10 +444,10 @@ export interface Started {
 export type TerminalEvent = Completed | Incomplete | RunFailedEvent | Cancelled;
 
 /**
- * Text; ``cache`` asks the provider to keep the prompt up to here, where it can.
+ * Text. ``cache`` asks the provider to cache the prompt up to here, if it can.
  *
- * ``opaque`` of this and other parts is what a provider wants back with them, as `block_complete` told it; its ``api``
- * and ``provider`` say whose it is, and no other gets it. ``opaque_blobs`` names blobs that hold further values.
+ * ``opaque``, here and in other parts, is data to send back to the provider, copied from `block_complete`. Its ``api``
+ * and ``provider`` name the origin; no other provider gets it. ``opaque_blobs`` names blobs with further values.
  */
 export interface TextPart {
   type: "text";
@@ -455,7 +458,7 @@ export interface TextPart {
 }
 
 /**
- * How much the model may think; a provider takes what it knows of these.
+ * How much the model may think. Each provider uses the options it supports.
  */
 export interface Thinking {
   enabled?: boolean;
@@ -475,7 +478,7 @@ export interface ThinkingPart {
 }
 
 /**
- * Milliseconds since the run was accepted; None where it never came so far.
+ * Milliseconds since the run was accepted; None if that point was never reached.
  */
 export interface Timing {
   first_byte_ms?: number;
@@ -493,7 +496,7 @@ export interface Tool {
 }
 
 /**
- * A call that the model made; ``arguments`` is the raw string as it came.
+ * A call made by the model; ``arguments`` is the raw string, unchanged.
  */
 export interface ToolCallPart {
   type: "tool_call";
@@ -505,16 +508,16 @@ export interface ToolCallPart {
 }
 
 /**
- * Which tool the model must call, by name.
+ * The name of the tool that the model must call.
  */
 export interface ToolChoice {
   name: string;
 }
 
 /**
- * How far a tool's call is, in the tool's own words; after the call's block, and before its result.
+ * A tool call's progress, as reported by the tool; after the call's block and before its result.
  *
- * Told as it comes, and not all of it: a newer one replaces those before it. It is no part of any block.
+ * Best effort: not every report is published, and a newer one replaces those before it. It is not part of any block.
  */
 export interface ToolProgress {
   type: "tool_progress";
@@ -531,7 +534,7 @@ export interface ToolProgress {
 }
 
 /**
- * What a tool gave back for the call ``tool_id``.
+ * The result of the tool call ``tool_id``.
  */
 export interface ToolResultPart {
   type: "tool_result";
@@ -551,10 +554,10 @@ export interface UrlSource {
 }
 
 /**
- * Tokens of one turn or one run. None means that the provider did not say.
+ * Tokens of one turn or one run. None: the provider did not report it.
  *
- * ``input`` counts what the provider calls its input as it stands, caches included only where the
- * provider includes them; nothing is derived but ``total`` where the provider gives it itself.
+ * ``input`` is the provider's own input count, so it includes cached tokens only if the provider includes them.
+ * Nothing is derived; ``total`` is set only if the provider reports it.
  */
 export interface Usage {
   input?: number;
@@ -567,7 +570,7 @@ export interface Usage {
 }
 
 /**
- * Token counts of the turn just ended, or of an attempt that another goes on from, and of the run so far.
+ * Token counts of the turn just ended, or of an attempt that another continues, and of the run so far.
  */
 export interface UsageReported {
   type: "usage";

@@ -1,1 +1,3 @@
-"""All that travels: requests, public events, normalised events, frames. Data only, no behaviour, no IO."""
+"""Everything that travels on the bus: requests, public events, normalized events, frames. Data only, no behavior, no
+IO.
+"""

@@ -1,7 +1,8 @@
-"""What policies did, for the record: the topic `decisions`.
+"""Records of policy decisions: the topic `decisions`.
 
-It holds what nobody was to hear, the originals; so it is a topic of its own, in no run's log, for those who may see
-that. Each is one JSON object in the stream field ``__data__``, as on the public topics.
+It contains the original content that was withheld from subscribers, so it is a separate topic for authorized readers
+and not part of any run's log. Each decision is one JSON object in the stream field ``__data__``, as on the public
+topics.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from tokenbus.events.frames import Decision, PolicyAction
 
 
 class Decided(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="decision", tag_field="type"):
-    """One decision of one policy. ``n`` counts those of a run from 0 without a gap."""
+    """One decision of one policy. ``n`` counts a run's decisions from 0 without gaps."""
 
     run: str
     n: int
@@ -22,22 +23,22 @@ class Decided(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag
     action: PolicyAction
     reason: str | None = None
     block: int | None = None
-    """As the policy saw it: not the number under which it is heard, if it is."""
+    """Block number seen by the policy; the published block, if any, may have another number."""
     tool_id: str | None = None
     tool_name: str | None = None
     original: str | None = None
-    """The content, or a call's raw arguments, as the model or the tool gave them."""
+    """The content, or a call's raw arguments, as the model or tool produced it."""
     final: str | None = None
-    """What is heard in its place; left out: nothing."""
+    """The published replacement; absent: nothing was published."""
 
     @property
     def seq(self) -> int:
-        """``n``, by the name that events of runs have for it. These are counted on their own."""
+        """``n``, under the name that run events use. Decisions are numbered separately."""
         return self.n
 
     @classmethod
     def of(cls, run: str, n: int, turn: int, attempt: int, decision: Decision) -> Decided:
-        """The decision as it is told."""
+        """Build the published record of a decision."""
         return cls(
             run=run,
             n=n,

@@ -1,4 +1,4 @@
-"""What went wrong with a run or a provider call, as data that travels on the bus."""
+"""Describes a failure of a run or a provider call, as data on the bus."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ ErrorClass = Literal[
 ]
 
 RETRYABLE: frozenset[ErrorClass] = frozenset({"rate_limit", "overloaded", "timeout", "network", "server"})
-"""Classes where the same call may succeed later without any change."""
+"""Classes for which the same call may succeed later without any change."""
 
 
 class ErrorInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename={"kind": "class"}):
-    """One failure. ``code`` is the stable name for programs, ``kind`` (``class`` on the wire) its family."""
+    """One failure. ``code`` is the stable name for programs; ``kind`` (``class`` on the wire) is its category."""
 
     code: str
     kind: ErrorClass
     message: str
     retryable: bool = False
     retry_after_s: float | None = None
-    """What the provider asked for (Retry-After), in seconds."""
+    """The wait that the provider requested (Retry-After), in seconds."""
     status: int | None = None
-    """HTTP status, where there was one."""
+    """HTTP status, if any."""
     where: str | None = None
-    """The field, event or place at fault."""
+    """The field, event or location at fault."""
     raw: str | None = None
-    """The provider's own error object, cut to a bounded length."""
+    """The provider's own error object, truncated."""
     request_id: str | None = None
-    """The provider's id of the call, for its support and its logs: the `request-id` or `x-request-id` of its answer."""
+    """The provider's id of the call, for its support and logs: the `request-id` or `x-request-id` response header."""
 
 
 def stream_cut(reason: str) -> ErrorInfo:
-    """A provider's answer broke off, and nothing says why."""
+    """The error for a provider response that was cut off without an explanation."""
     return ErrorInfo(code="stream_cut", kind="network", message=reason, retryable=True)

@@ -1,8 +1,8 @@
-"""Internal wire: what lies on `raw`, `events`, `turns`, `tools` and `control`.
+"""Internal wire format of `raw`, `events`, `turns`, `tools` and `control`.
 
-An entry's fields are run ids, each value one msgpack frame of that run: so one entry carries many runs of
-one batch, and a frame that does not decode harms its own run alone. All structs are array-like; a new field
-goes to the end with a default, so that older readers still read.
+An entry's fields are run ids; each value is one msgpack frame of that run. One entry can carry many runs of a batch,
+and an undecodable frame affects only its own run. All structs are array-like; new fields go at the end with a default,
+so that older readers can still decode them.
 """
 
 from __future__ import annotations
@@ -26,16 +26,18 @@ class _Item(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class ImagesAsked(msgspec.Struct, frozen=True, array_like=True):
-    """How the request asked for images: what an answer does not repeat of it, and how they are handed on."""
+    """Image options of the request that the response does not repeat, and how to deliver the images."""
 
     inline: bool = False
-    """As base64, and not in blobs."""
+    """Deliver as base64 instead of in blobs."""
     prompt: str = ""
     model: str = ""
     size: str = ""
     quality: str = ""
     moved: str = ""
-    """The secret in the placeholders of moved images (`tokenbus.core.image_placeholder`); empty if none was moved."""
+    """The secret in the placeholders of offloaded images (`tokenbus.core.image_placeholder`); empty if none was
+    offloaded.
+    """
 
 
 class Opened(_Item, frozen=True, tag="open"):
@@ -44,35 +46,35 @@ class Opened(_Item, frozen=True, tag="open"):
     api: ApiName
     status: int
     headers: dict[str, str]
-    """Lower-case names; only those a decoder may need, never a secret."""
+    """Lower-case names; only headers that a decoder may need, never a secret."""
     stream: bool
     quirks: Quirks
-    """As they were at the call, so that a replay reads the same."""
+    """The quirks at the time of the call, so that a replay decodes the same way."""
     images: ImagesAsked = ImagesAsked()
     provider: str = ""
-    """Its name in the settings."""
+    """The provider's name in the settings."""
 
 
 class Data(_Item, frozen=True, tag="data"):
-    """Bytes of the body, as they were read."""
+    """Body bytes as read."""
 
     data: bytes
 
 
 class Ended(_Item, frozen=True, tag="end"):
-    """The call is over. ``error`` is what happened here (timeout, network, missing key); None: the body ended."""
+    """The call is over. ``error``: a local failure (timeout, network, missing key); None: the body ended."""
 
     error: ErrorInfo | None = None
 
 
 class Lost(_Item, frozen=True, tag="lost"):
-    """Nobody works on this attempt any more: its worker died, or the run was cancelled or ended."""
+    """The attempt was abandoned: its worker died, or the run was cancelled or ended."""
 
     reason: str
 
 
 class Noted(_Item, frozen=True, tag="note"):
-    """Something that building the request had to mend; passed on to the run's end as provider_extra."""
+    """A repair made while building the request; published with the run's end as provider_extra."""
 
     text: str
 
@@ -80,11 +82,11 @@ class Noted(_Item, frozen=True, tag="note"):
 RawItem = Opened | Data | Ended | Lost | Noted
 
 ANY_FRAME = -1
-"""Frame number of an end written by another than the attempt's fetcher, who cannot know the number."""
+"""Frame number of an end that was not written by the attempt's fetcher, whose count is unknown."""
 
 
 class RawFrame(msgspec.Struct, frozen=True, array_like=True):
-    """What one flush carries of one attempt. ``n`` counts the attempt's frames from 0: a gap shows a loss."""
+    """One flush of one attempt. ``n`` counts the attempt's frames from 0; a gap means a loss."""
 
     turn: int
     attempt: int
@@ -98,54 +100,54 @@ class RawFrame(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Rules(msgspec.Struct, frozen=True, array_like=True):
-    """The settings in force when the run was accepted, so that a replay decides the same."""
+    """The settings in force when the run was accepted, so that a replay decides the same way."""
 
     max_attempts: int = 4
-    """Tries of one turn that ended in a provider's error, the first included."""
+    """Maximum tries of one turn that end in a provider error, including the first."""
     max_losses: int = 20
-    """Tries of one turn whose worker was lost."""
+    """Maximum tries of one turn that end in a lost worker."""
     base_delay_ms: int = 500
     max_delay_ms: int = 30_000
     block_chars: int = 16 * 2**20
-    """Most characters of one block."""
+    """Maximum characters of one block."""
     run_events: int = 500_000
-    """Most events of the run, as its provider and its tools sent them."""
+    """Maximum input events of the run, from its provider and its tools."""
     turn_bytes: int = 64 * 2**20
-    """Most bytes of events of one turn, all of its attempts together."""
+    """Maximum bytes of events of one turn, over all its attempts."""
     run_bytes: int = 256 * 2**20
-    """Most bytes of events of the run."""
+    """Maximum bytes of events of the run."""
 
 
 class TextReading(msgspec.Struct, frozen=True, array_like=True):
-    """How the text that a model continues (prefill mode) is read, as it was settled when the run was accepted."""
+    """How to parse the continued text (prefill mode), decided when the run was accepted."""
 
     stops: tuple[str, ...] = ()
-    """Stop strings that count in text at top level, whether the provider was told of them or not."""
+    """Stop strings for top-level text, whether or not they were sent to the provider."""
     types: dict[str, dict[str, list[str]]] = {}
     """By tool and parameter: the JSON types of parameters that are not plain text."""
     inside: str = ""
-    """The tag of thinking that the prompt itself opened."""
+    """The thinking tag that the prompt itself opened."""
     thinking: tuple[str, ...] = ("thinking",)
     """Names of the tags that hold thinking."""
     end_of_turn: str = ""
-    """The token that ends the turn wherever it stands; empty: none."""
+    """The token that ends the turn wherever it appears; empty: none."""
     follows_a_name: bool = False
-    """The text begins after ``Name:``, so the blank at its beginning is no part of it."""
+    """The text begins after ``Name:``, so a leading space is not part of it."""
 
 
 class Policing(msgspec.Struct, frozen=True, array_like=True):
-    """The policies of a run, as they were settled when it was accepted."""
+    """The run's policies, decided when it was accepted."""
 
     names: tuple[str, ...]
-    """In the order in which they come; tables of the deployment's settings."""
+    """In order of application; the names are settings tables of the deployment."""
     on_error: Literal["pass", "block"] = "block"
-    """What becomes of the run where no policy worker answers."""
+    """What happens to the run if no policy worker answers."""
     patience_ms: int = 60_000
-    """So long without an answer counts as that."""
+    """How long to wait for a policy worker's answer."""
 
 
 class FallbackPlan(msgspec.Struct, frozen=True, array_like=True):
-    """A provider and a model to ask when those before them failed, as it was decided when the run was accepted."""
+    """A provider and model to try if the earlier ones failed, decided when the run was accepted."""
 
     provider: str
     model: str
@@ -156,7 +158,7 @@ class FallbackPlan(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Accepted(_Item, frozen=True, kw_only=True, tag="accepted"):
-    """A run begins: what the parser must know of its request."""
+    """A run begins: what the parser needs to know about its request."""
 
     provider: str
     model: str
@@ -164,33 +166,33 @@ class Accepted(_Item, frozen=True, kw_only=True, tag="accepted"):
     max_tool_depth: int
     rules: Rules
     tools: list[str]
-    """Names on the run's list; a call to another never runs."""
+    """The run's tools; a call to any other never runs."""
     tool_timeout_s: float | None = None
     metadata: dict[str, object] | None = None
     reading: TextReading | None = None
-    """Prefill mode: how the model's text is read; None in chat mode."""
+    """Prefill mode: how to parse the model's text; None in chat mode."""
     continues: bool = False
-    """Provider and model can go on from a partial text (`on_failure` continue)."""
+    """Provider and model can continue a partial text (`on_failure` continue)."""
     deadline_ms: int = 0
-    """Unix time at which the run fails, whatever it does; 0: never."""
+    """Unix time at which the run fails in any case; 0: never."""
     stops: tuple[str, ...] = ()
-    """Chat mode: the request's stop strings, which end the turn whether its provider was told of them or not."""
+    """Chat mode: the request's stop strings, which end the turn whether or not they were sent to the provider."""
     record: bool = False
-    """The run is recorded: what the parser takes of it goes on its tape, and the recorder is told of its end."""
+    """The run is recorded: the parser's input is written to its tape, and the recorder is notified of its end."""
     policing: Policing | None = None
-    """Policies that judge the run before anybody hears of it; None: there are none."""
+    """Policies that judge the run before it is published; None: there are none."""
     visible: bool = True
-    """Its text is visible."""
+    """The run's text is visible."""
     fallback: tuple[FallbackPlan, ...] = ()
-    """In the order in which they are asked."""
+    """In the order in which they are tried."""
     notes: tuple[str, ...] = ()
-    """What intake has to say about the request; in the run's `started`."""
+    """Intake's notes about the request, published in the run's `started` event."""
     participant: str | None = None
-    """The name under which the model speaks."""
+    """The model's participant name."""
 
 
 class Rejected(_Item, frozen=True, tag="rejected"):
-    """A request with an id that could not be taken: the run ends `failed`."""
+    """A request with an id that was rejected: the run ends `failed`."""
 
     error: ErrorInfo
     provider: str = ""
@@ -198,25 +200,24 @@ class Rejected(_Item, frozen=True, tag="rejected"):
 
 
 class CancelAsked(_Item, frozen=True, tag="cancel"):
-    """Somebody cancelled the run."""
+    """The run was cancelled by a client."""
 
     reason: str | None = None
     heard_through: int | None = None
 
 
 class ResultImage(msgspec.Struct, frozen=True, array_like=True):
-    """An image that a tool gave. The model sees it where its bytes or their number are here; a subscriber finds it by
-    bytes or blob."""
+    """An image from a tool. The model sees it if its bytes or size are given; subscribers get it by bytes or blob."""
 
     media_type: str
     base64: str = ""
     blob_id: str | None = None
     size_bytes: int = 0
-    """Of a blob that the model is to see."""
+    """Size of a blob that the model should see."""
 
 
 class ToolReturned(_Item, frozen=True, tag="tool_result"):
-    """One tool call's result; ``block`` is the call's public block."""
+    """The result of one tool call; ``block`` is the call's public block."""
 
     block: int
     content: str
@@ -226,29 +227,30 @@ class ToolReturned(_Item, frozen=True, tag="tool_result"):
 
 
 class ToolReported(_Item, frozen=True, tag="tool_progress"):
-    """How far the call of this public block is, as its tool says; it stays open."""
+    """Progress of the call in this public block, as reported by the tool. The call stays open."""
 
     block: int
     progress: float
-    """A finite number, for JSON has no other."""
+    """Finite, because JSON has no other numbers."""
     total: float | None = None
     message: str | None = None
 
 
 class Overdue(_Item, frozen=True, tag="overdue"):
-    """The parser's clock: the run's deadline has passed, nobody works on it any more, or no policy worker answers."""
+    """A timeout found by the parser: the deadline passed, the attempt went silent, or no policy worker answered."""
 
     what: Literal["deadline", "silent", "policy"]
     taken: int = 0
-    """`silent`: how many events the run had when that was judged. With more it is silent no longer. `policy`: the same
-    of the signs of life that its policies gave."""
+    """`silent`: the number of events when the timeout was found; it no longer holds if there are more. `policy`: the
+    same for heartbeats of the run's policies.
+    """
 
 
 PolicyAction = Literal["block", "replace", "terminate", "error"]
 
 
 class Decision(msgspec.Struct, frozen=True, array_like=True):
-    """What a policy did with a block or with the run."""
+    """A policy's decision on a block or on the run."""
 
     policy: str
     action: PolicyAction
@@ -261,18 +263,17 @@ class Decision(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Step(msgspec.Struct, frozen=True, array_like=True):
-    """What became of one draft: the part without a name when its policies were called, and a named one for each thing
-    that they put off then.
+    """The outcome of one draft: the unnamed part when its policies ran, and a named part for each deferred result.
 
-    A part is told once: whatever else comes under its name changes nothing.
+    Each part takes effect once; a repetition under the same name changes nothing.
     """
 
     draft: int
     part: str = ""
     later: list[str] = []
-    """Further parts of the draft that there will be."""
+    """Names of the draft's further parts, still to come."""
     events: list[PublicEvent] = []
-    """What is to be heard; their `seq` means nothing, and their `block` is the number that the teller gives it."""
+    """The released output. `seq` is not set, and `block` is numbered by the teller."""
     decisions: list[Decision] = []
     ends: str | None = None
     """A policy ends the run after this, for this reason."""
@@ -282,16 +283,16 @@ class Ruled(_Item, frozen=True, tag="ruled"):
     """The policy stage has judged drafts of a run."""
 
     teller: str
-    """Who numbers the blocks in it: another one begins anew."""
+    """The policy worker that numbers the blocks; a different one starts numbering again."""
     steps: list[Step]
-    """None: the run is in good hands, and its turn will come."""
+    """Empty: a heartbeat. The run is queued at a live policy worker."""
 
 
 ControlEvent = Accepted | Rejected | CancelAsked | ToolReturned | Noted | Overdue | ToolReported | Ruled
 BusEvent = ControlEvent | Normalized
 
 CONTROL_ATTEMPT = 0
-"""Attempt number of frames that concern the run and not one attempt of it."""
+"""Attempt number of frames that concern the run rather than one of its attempts."""
 
 
 class EventFrame(msgspec.Struct, frozen=True, array_like=True):
@@ -304,43 +305,43 @@ class EventFrame(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Taken(msgspec.Struct, frozen=True, array_like=True):
-    """On the tape of a recorded run: one frame that the parser took."""
+    """A tape entry of a recorded run: one frame that the parser applied."""
 
     frame: EventFrame
-    """Of an attempt without its events, which the raw stream gives again."""
+    """For an attempt, without its events, which the raw stream can reproduce."""
     events: int
-    """How many the frame had."""
+    """The number of events in the frame."""
 
 
 # --- drafts: parser to policy stage -------------------------------------------------------------------------------
 
 
 class Drafts(msgspec.Struct, frozen=True, array_like=True):
-    """Public events that nobody heard of yet; `seq` numbers a run's drafts from 0."""
+    """Public events that are not yet published; `seq` numbers a run's drafts from 0."""
 
     policies: tuple[str, ...]
     events: list[PublicEvent]
     over: bool = False
-    """The run has ended; nothing more is to be judged."""
+    """The run has ended; nothing more needs to be judged."""
 
 
 # --- work: parser to fetchers and tool executors ------------------------------------------------------------------
 
 
 class TurnWork(msgspec.Struct, frozen=True, array_like=True):
-    """One attempt to make. The request and the history lie in the run's hash."""
+    """One attempt to make. The request and the history are in the run's hash."""
 
     run: str
     turn: int
     attempt: int
     not_before_ms: int = 0
-    """Unix time before which the provider is not called (a retry's delay)."""
+    """Unix time before which the provider must not be called (the delay of a retry)."""
     tenant: str = ""
-    """Whose run it is, so that its turn can be found before its request is loaded."""
+    """The run's tenant, needed for fair queueing before the request is loaded."""
     held: bool = False
-    """Policies judge what it says before anybody hears of it: it waits while their stage is too far behind."""
+    """Policies judge the output before it is published, so the attempt waits while their stage lags too far behind."""
     choice: int = 0
-    """Which provider and model to ask: 0 the request's own, n its n-th fallback."""
+    """Which provider and model to call: 0 is the request's own, n its n-th fallback."""
 
 
 class ToolWork(msgspec.Struct, frozen=True, array_like=True):
@@ -357,13 +358,13 @@ class ToolWork(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Control(msgspec.Struct, frozen=True, array_like=True):
-    """Told to all workers of a partition at once."""
+    """A message to all workers of a partition."""
 
     run: str
     what: Literal["cancel", "closed"] = "cancel"
-    """``closed``: one attempt is over; the run goes on."""
+    """``closed``: one attempt is over; the run continues."""
     attempt: int = 0
-    """What was closed."""
+    """The attempt that was closed."""
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -405,8 +406,10 @@ _loose_taken = msgspec.msgpack.Decoder(_LooseTaken)
 
 
 def decode_raw(data: bytes) -> RawFrame:
-    """The frame; an item of a kind that a newer version added stays the `msgspec.Raw` that it is, for readers to pass
-    over. Raises msgspec's ValidationError and DecodeError for what is no frame."""
+    """Decode a frame. Items of a kind added by a newer version stay `msgspec.Raw`, for readers to skip.
+
+    Raises msgspec's ValidationError and DecodeError for an invalid frame.
+    """
     try:
         return raw_decoder.decode(data)
     except msgspec.ValidationError:
@@ -416,8 +419,11 @@ def decode_raw(data: bytes) -> RawFrame:
 
 
 def decode_events(data: bytes | msgspec.Raw) -> EventFrame:
-    """The frame; an event of a kind that a newer version added stays the `msgspec.Raw` that it is, for readers to pass
-    over and to write as it came. Raises msgspec's ValidationError and DecodeError for what is no frame."""
+    """Decode a frame. Events of a kind added by a newer version stay `msgspec.Raw`, to be skipped and rewritten
+    unchanged.
+
+    Raises msgspec's ValidationError and DecodeError for an invalid frame.
+    """
     try:
         return event_decoder.decode(data)
     except msgspec.ValidationError:
@@ -427,13 +433,13 @@ def decode_events(data: bytes | msgspec.Raw) -> EventFrame:
 
 
 def decode_taken(data: bytes) -> Taken:
-    """A piece of a tape; see `decode_events`."""
+    """Decode a tape entry; see `decode_events`."""
     loose = _loose_taken.decode(data)
     return Taken(decode_events(loose.frame), loose.events)
 
 
 def is_known(item: object) -> bool:
-    """Whether an item or event is of a kind that this version knows; if not, a newer one does."""
+    """Whether this version knows the item's or event's kind; otherwise a newer version wrote it."""
     return not isinstance(item, msgspec.Raw)
 
 
@@ -451,5 +457,5 @@ def _known(item: msgspec.Raw, decoder: msgspec.msgpack.Decoder[Any], kinds: Any)
 
 
 def encode(frame: RawFrame | EventFrame | Taken | Drafts | TurnWork | ToolWork | Control | list[Message]) -> bytes:
-    """The msgpack bytes of a frame."""
+    """Encode a frame as msgpack."""
     return _encode(frame)

@@ -1,8 +1,8 @@
-"""Normalised provider events: what a decoder makes of one attempt's bytes, the same for every provider.
+"""Normalized provider events: the decoded output of one attempt, in the same form for every provider.
 
-``block`` is the decoder's own ordinal of a content region within the attempt, from 0 in order of first
-appearance, with gaps where thinking is looked for inside of the text. Several blocks may be open at once. Every
-attempt ends with exactly one of `Done`, `Failed` and `Cut`, and nothing follows it.
+``block`` is the decoder's ordinal of a content region within the attempt, from 0 in order of first appearance, with
+gaps if inline thinking is extracted. Several blocks may be open at once. Every attempt ends with exactly one of `Done`,
+`Failed` and `Cut`, and nothing follows it.
 
 Wire form: array-like msgpack, tagged; see frames.py.
 """
@@ -25,19 +25,18 @@ class _Normal(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Start(_Normal, frozen=True, tag="start"):
-    """The provider began to answer. The first event of an attempt that got as far.
+    """The provider began to answer. The first event of any attempt that got this far.
 
-    A second one says that the provider began its message anew (Anthropic may): the blocks before it are void.
+    A second one means that the provider restarted its message (Anthropic may do so): the earlier blocks are void.
     """
 
     model: str
     provider_id: str = ""
     """The provider's id of the response."""
     void_before: int = 0
-    """Blocks and items below this ordinal are void, whether closed or still open; 0 but for a message begun anew."""
+    """Blocks and items below this ordinal are void, closed or not; 0 unless the message was restarted."""
     api: str = ""
-    """The API that the provider speaks, and the provider's name in the settings: whose opaque data it is. Empty where
-    an older fetcher did not say."""
+    """API and configured name of the provider: the origin of the opaque data. Empty if written by an older fetcher."""
     provider: str = ""
 
 
@@ -47,7 +46,7 @@ class BlockStart(_Normal, frozen=True, tag="open"):
     block: int
     kind: OpenKind
     prompt: str = ""
-    """image: what it is made from, where that is known before it."""
+    """image: its prompt, if known in advance."""
 
 
 class TextDelta(_Normal, frozen=True, tag="text"):
@@ -78,78 +77,77 @@ class BlockStop(_Normal, frozen=True, tag="close"):
 
 
 class ToolCallStart(_Normal, frozen=True, tag="call"):
-    """A tool call begins; id and name are both known by now and never change."""
+    """A tool call begins. Its id and name are known and never change."""
 
     block: int
     tool_id: str
     name: str
     derived: bool = False
-    """The provider sent no id: this one is distinct within the attempt alone."""
+    """The provider sent no id; this one is unique only within the attempt."""
 
 
 class ToolCallDelta(_Normal, frozen=True, tag="args"):
-    """A fragment of the raw argument string; fragments concatenate to it exactly, nothing repaired."""
+    """A fragment of the raw argument string. The fragments concatenate to it exactly; nothing is repaired."""
 
     block: int
     fragment: str
 
 
 class ToolCallDone(_Normal, frozen=True, tag="called"):
-    """The provider completed the call. Without it the call was cut and must never run."""
+    """The provider completed the call. Without this event the call was cut off and must never run."""
 
     block: int
     problem: str = ""
-    """What is wrong with the call's form: it is told with the call, and the call never runs."""
+    """What is wrong with the call's syntax. It is published with the call, and the call never runs."""
 
 
 class Opaque(_Normal, frozen=True, tag="opaque"):
-    """Provider data of a block that must go back to it untouched with the next turn.
+    """Provider data of a block that must be sent back unchanged with the next turn.
 
     Known names: ``signature``, ``redacted``, ``encrypted``, ``thought_signature``, ``item_id``; ``citations``,
-    ``reasoning_details``, ``extra_content``, ``fields`` (the provider's further fields of the block) as JSON text.
-    Values of one name replace each other; one may come after its block's end.
+    ``reasoning_details``, ``extra_content``, ``fields`` (the provider's additional fields of the block) as JSON text. A
+    later value of a name replaces the earlier one; a value may come after its block's end.
     """
 
     block: int
     name: str
     value: str
     blob_id: str = ""
-    """Where the value lies as well, if it is too large for a public event."""
+    """The blob with the value, if it is too large for a public event."""
 
 
 class Image(_Normal, frozen=True, tag="image"):
-    """An image of an open image block: a preview or the final one, its bytes as base64 or in a blob.
+    """An image of an open image block: a preview or the final one, as base64 or in a blob.
 
-    What is not known of it is empty.
+    Unknown properties are empty.
     """
 
     block: int
     media_type: str
     base64: str
-    """Empty where the bytes lie in a blob."""
+    """Empty if the bytes are in a blob."""
     final: bool
     revised_prompt: str = ""
     draft: bool = False
-    """It belongs to the model's thinking, and is no part of the answer."""
+    """It belongs to the model's thinking and is not part of the answer."""
     prompt: str = ""
     model: str = ""
     size: str = ""
-    """In the provider's words, mostly ``WIDTHxHEIGHT``."""
+    """In the provider's terms, usually ``WIDTHxHEIGHT``."""
     quality: str = ""
     blob_id: str = ""
     size_bytes: int = 0
-    """Of the image itself; 0: not counted."""
+    """Size of the image itself; 0: unknown."""
     width: int = 0
-    """In pixels, as the image's own header says; 0: not known. So is the height."""
+    """Pixels, from the image's header; 0: unknown. The same applies to the height."""
     height: int = 0
 
 
 class Extra(_Normal, frozen=True, tag="extra"):
-    """Something with no name here (server-run tools, citations, unknown events), kept as the provider's JSON.
+    """Data without an event of its own (server-side tools, citations, unknown events), kept as the provider's JSON.
 
-    With ``block`` set it belongs to that block; without, to the turn. ``ordinal`` >= 0 marks a content item
-    that stands at that place among the attempt's blocks (it took an ordinal as a block does) and must be
-    sent back there.
+    With ``block`` it belongs to that block, otherwise to the turn. ``ordinal`` >= 0 marks a content item at that
+    position among the attempt's blocks (it uses an ordinal like a block), where it must be sent back.
     """
 
     name: str
@@ -159,7 +157,7 @@ class Extra(_Normal, frozen=True, tag="extra"):
 
 
 class UsageSeen(_Normal, frozen=True, tag="usage"):
-    """Counts known so far: last non-null value per field, never summed."""
+    """Counts known so far: the last non-null value per field, never summed."""
 
     usage: Usage
 
@@ -171,7 +169,7 @@ class Done(_Normal, frozen=True, tag="done"):
     finish_raw: str = ""
     usage: Usage | None = None
     stop_string: str = ""
-    """The stop string that ended the turn, where the provider says so."""
+    """The stop string that ended the turn, if the provider reports it."""
 
 
 class Failed(_Normal, frozen=True, tag="failed"):
@@ -185,7 +183,7 @@ class Cut(_Normal, frozen=True, tag="cut"):
 
     reason: str
     error: ErrorInfo | None = None
-    """What broke it off, where more is known than that it ended."""
+    """What cut it off, if known."""
 
 
 Normalized = (

@@ -1,8 +1,8 @@
 """Public events: what subscribers read from `visible`, `chunks`, `blocks`, `runs` and a run's log.
 
-Each is one JSON object in the stream field ``__data__``. Every event carries ``run``, ``seq``, ``turn`` and
-``attempt``; ``seq`` counts all public events of the run from 0 without a gap and is the cursor. Optional
-fields are left out when unset; unknown fields are ignored on read.
+Each is one JSON object in the stream field ``__data__``. Every event has ``run``, ``seq``, ``turn`` and ``attempt``;
+``seq`` counts all public events of the run from 0 without gaps and is the cursor. Unset optional fields are omitted;
+unknown fields are ignored on read.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ ToolCallPart = Literal["name", "id", "input"]
 
 
 class ImageRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Where an image is: by blob id, or inline where it lies in no blob; and what is known of how it was made."""
+    """An image by blob id, or inline if it is not in a blob, and what is known about how it was made."""
 
     media_type: str
     blob_id: str | None = None
     base64: str | None = None
     revised_prompt: str | None = None
-    """What the provider made of the prompt."""
+    """The prompt as rewritten by the provider."""
     prompt: str | None = None
     model: str | None = None
-    """The model that made the image, which may be another than the one that asked for it."""
+    """The model that generated the image; may differ from the model that requested it."""
     size: str | None = None
-    """In the provider's words, mostly ``WIDTHxHEIGHT``."""
+    """In the provider's terms, usually ``WIDTHxHEIGHT``."""
     quality: str | None = None
     size_bytes: int | None = None
     width: int | None = None
-    """In pixels, as the header of a stored PNG, JPEG, WebP or GIF says; height likewise."""
+    """Pixels, from the header of a stored PNG, JPEG, WebP or GIF; likewise the height."""
     height: int | None = None
     draft: bool | None = None
-    """True: an image of the model's thinking, and no part of the answer."""
+    """True: the image is part of the model's thinking, not of the answer."""
 
 
 class Timing(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Milliseconds since the run was accepted; None where it never came so far."""
+    """Milliseconds since the run was accepted; None if that point was never reached."""
 
     first_byte_ms: int | None = None
     first_visible_ms: int | None = None
@@ -50,7 +50,7 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type"):
-    """What every public event carries."""
+    """Fields of every public event."""
 
     run: str
     seq: int
@@ -61,16 +61,16 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_f
 class Chunk(Event, frozen=True, kw_only=True, tag="chunk"):
     """A piece of one block's content. A block's chunks concatenate to exactly its content.
 
-    For a tool call the pieces with ``tool_call_part == "input"`` concatenate to its ``arguments``.
+    For a tool call, the pieces with ``tool_call_part == "input"`` concatenate to its ``arguments``.
     """
 
     block: int
     kind: BlockKind
     text: str
     visible: bool
-    """Only where a person should hear or see it."""
+    """True only for content meant for people to see or hear."""
     depth: int
-    """Always 0: no block lies inside another. A call inside thinking ends that; it goes on as a new block."""
+    """Always 0: blocks are never nested. A call ends the thinking around it, which continues as a new block."""
     tool_call_part: ToolCallPart | None = None
     tool_id: str | None = None
     tool_name: str | None = None
@@ -84,21 +84,23 @@ class BlockStarted(Event, frozen=True, kw_only=True, tag="block_start"):
     tool_id: str | None = None
     tool_name: str | None = None
     prompt: str | None = None
-    """image: what it is made from, where that is known before it."""
+    """image: its prompt, if known in advance."""
 
 
 class ImagePreview(Event, frozen=True, kw_only=True, tag="image_preview"):
-    """How far an image is; between its block's start and end. The next one, and the image itself, replace it."""
+    """A preview of an unfinished image, between its block's start and end. The next preview, or the image, replaces
+    it.
+    """
 
     block: int
     kind: Literal["image"]
     index: int
-    """From 0 within the block."""
+    """Counts from 0 within the block."""
     image: ImageRef
 
 
 class BlockComplete(Event, frozen=True, kw_only=True, tag="block_complete"):
-    """A block ends. ``cut`` says that its content is only what came before the stream broke off."""
+    """A block ends. ``cut`` means that the stream broke off and the content is incomplete."""
 
     block: int
     kind: BlockKind
@@ -109,19 +111,20 @@ class BlockComplete(Event, frozen=True, kw_only=True, tag="block_complete"):
     arguments: str | None = None
     """tool_call: the raw argument string, as the model wrote it."""
     input: dict[str, object] | None = None
-    """tool_call: ``arguments`` parsed; absent with ``input_error`` where that is no JSON object."""
+    """tool_call: ``arguments`` parsed. If they are not a JSON object it is absent and ``input_error`` is set."""
     input_error: str | None = None
     is_error: bool | None = None
-    """tool_result: True where the tool gave an error."""
+    """tool_result: True if the tool returned an error."""
     signature: str | None = None
     opaque: dict[str, str] | None = None
-    """What the provider wants back with the block, by name, beside its signature; ``api`` and ``provider`` say whose it
-    is. `Response.messages` puts it where it belongs."""
+    """Data to send back to the provider with the block, by name, in addition to its signature. ``api`` and ``provider``
+    name its origin. `Response.messages` puts it where it belongs.
+    """
     opaque_blobs: dict[str, str] | None = None
-    """The same where it is large: ids of blobs that hold the values."""
+    """The same for large values: ids of blobs that hold them."""
     image: ImageRef | None = None
     blob_id: str | None = None
-    """tool_result: where the whole result lies when it was too large for the bus."""
+    """tool_result: the blob with the whole result, if it was too large for the bus."""
     images: list[ImageRef] | None = None
     """tool_result: the images in it."""
     cut: bool | None = None
@@ -129,19 +132,19 @@ class BlockComplete(Event, frozen=True, kw_only=True, tag="block_complete"):
 
 
 class ToolProgress(Event, frozen=True, kw_only=True, tag="tool_progress"):
-    """How far a tool's call is, in the tool's own words; after the call's block, and before its result.
+    """A tool call's progress, as reported by the tool; after the call's block and before its result.
 
-    Told as it comes, and not all of it: a newer one replaces those before it. It is no part of any block.
+    Best effort: not every report is published, and a newer one replaces those before it. It is not part of any block.
     """
 
     block: int
-    """The call's."""
+    """The call's block."""
     tool_id: str
     tool_name: str
     progress: float
-    """Rises from one to the next; of what, the tool knows."""
+    """Rises from one report to the next; the tool defines its unit."""
     total: float | None = None
-    """What ``progress`` will have come to at the end, where the tool knows."""
+    """The final value of ``progress``, if the tool knows it."""
     message: str | None = None
 
 
@@ -159,25 +162,26 @@ class Started(Event, frozen=True, kw_only=True, tag="started"):
     model: str
     metadata: dict[str, object] | None = None
     fallback: list[ProviderModel] | None = None
-    """Who is asked, one after the other, when a turn fails before anything visible of it was emitted."""
+    """Providers to try in turn if a turn fails before any of its visible text was emitted."""
     notes: list[str] | None = None
-    """What of the request has no effect, and why; a sentence each."""
+    """Parts of the request that have no effect, and why; one sentence each."""
     participant: str | None = None
-    """The name under which the model speaks, if the request gave one."""
+    """The model's participant name, if the request gave one."""
 
 
 class Retrying(Event, frozen=True, kw_only=True, tag="retrying"):
-    """An attempt failed, and the next one follows. Blocks from ``drop_from`` on are void; none of them was heard."""
+    """An attempt failed, and another follows. Blocks from ``drop_from`` on are void; none of them was visible."""
 
     error: ErrorInfo
     next_attempt: int
     delay_ms: int
     drop_from: int
     continues: bool | None = None
-    """True: the next attempt goes on from what was heard, in the block that is open. Often there is nothing to drop,
-    and ``drop_from`` is a number that no block has yet."""
+    """True: the next attempt continues the emitted text, in the open block. Often there is nothing to drop, and
+    ``drop_from`` is a number that no block has yet.
+    """
     fallback: ProviderModel | None = None
-    """Who makes the next attempt, and the run's turns from then on; None: the same provider and model as before."""
+    """The provider and model of the next attempt and of the run's later turns; None: unchanged."""
 
 
 class Restarted(Event, frozen=True, kw_only=True, tag="restarted"):
@@ -190,32 +194,32 @@ class Restarted(Event, frozen=True, kw_only=True, tag="restarted"):
 
 
 class UsageReported(Event, frozen=True, kw_only=True, tag="usage"):
-    """Token counts of the turn just ended, or of an attempt that another goes on from, and of the run so far."""
+    """Token counts of the turn just ended, or of an attempt that another continues, and of the run so far."""
 
     usage: Usage
     total: Usage
     model: str | None = None
-    """The model that answered, as the provider names it: often one version of what was asked for."""
+    """The model that answered, as the provider names it: often a version of the requested one."""
     response_id: str | None = None
-    """The provider's id of its answer: what its support and its own lists go by."""
+    """The provider's id of its response, for its support and logs."""
     provider: str | None = None
-    """The configured provider that answered, in a run that has a fallback."""
+    """The configured provider that answered, for a run with fallbacks."""
 
 
 class RunEnd(Event, frozen=True, kw_only=True):
-    """What all terminal events carry."""
+    """Fields of all terminal events."""
 
     finish: FinishReason
     timing: Timing
     finish_raw: str | None = None
     usage: Usage | None = None
-    """Sum over the run's turns and attempts, those that failed or were cut included; what the provider told of them."""
+    """Sum over the run's turns and attempts, including failed ones, as far as the provider reported it."""
     provider: str | None = None
-    """Who was asked last, of a run that has fallbacks."""
+    """The last provider called, for a run with fallbacks."""
     model: str | None = None
-    """The model of the last answer, as its provider names it."""
+    """The model of the last response, as its provider names it."""
     response_id: str | None = None
-    """The provider's id of the last answer: its support and its own lists go by it."""
+    """The provider's id of the last response, for its support and logs."""
     provider_extra: list[dict[str, object]] | None = None
 
 
@@ -223,11 +227,11 @@ class Completed(RunEnd, frozen=True, kw_only=True, tag="completed"):
     """The provider finished, and so did the run."""
 
     stop_string: str | None = None
-    """The stop string that ended the last turn, where one did and its provider says so or tokenbus found it."""
+    """The stop string that ended the last turn, if there was one and the provider or tokenbus identified it."""
 
 
 class Incomplete(RunEnd, frozen=True, kw_only=True, tag="incomplete"):
-    """The stream was cut short: what came before stands, the rest never came."""
+    """The stream was cut off: the earlier output stands, the rest never came."""
 
     reason: str
     error: ErrorInfo | None = None
@@ -244,20 +248,20 @@ class Cancelled(RunEnd, frozen=True, kw_only=True, tag="cancelled"):
 
     reason: str | None = None
     heard_through: int | None = None
-    """The last ``seq`` that the listener heard, as the canceller told it."""
+    """The last ``seq`` that the listener heard, as reported by the client that cancelled."""
 
 
 class UnknownEvent(Event, frozen=True, kw_only=True, tag="unknown"):
-    """An event of a type that this version of tokenbus does not know, or with a value that it does not: a newer one
-    wrote it. Its `seq` is one of the run's; who does not know what it means passes over it.
+    """An event with a type or value that this version of tokenbus does not know, written by a newer version.
 
-    It is never written: here it stands for what was.
+    Its `seq` counts like any other; readers that do not understand it skip it. It is never written: it stands for the
+    event that was read.
     """
 
     event_type: str
-    """Its own ``type``."""
+    """The event's actual ``type``."""
     fields: dict[str, object]
-    """All of it, as it was written."""
+    """All its fields, as written."""
 
 
 BlockEvent = BlockStarted | ImagePreview | BlockComplete
@@ -266,11 +270,11 @@ RunEvent = Started | Retrying | Restarted | UsageReported | TerminalEvent
 PublicEvent = Chunk | BlockEvent | ToolProgress | RunEvent | UnknownEvent
 
 ChunkTopicEvent = Chunk | UnknownEvent
-"""What can come on the topics `visible` and `chunks`."""
+"""Event types of the topics `visible` and `chunks`."""
 BlockTopicEvent = BlockEvent | ToolProgress | UnknownEvent
-"""What can come on the topic `blocks`."""
+"""Event types of the topic `blocks`."""
 RunTopicEvent = RunEvent | UnknownEvent
-"""What can come on the topic `runs`."""
+"""Event types of the topic `runs`."""
 
 TERMINAL = (Completed, Incomplete, RunFailedEvent, Cancelled)
 
@@ -279,5 +283,5 @@ encode = msgspec.json.Encoder().encode
 
 
 def decode(data: bytes) -> PublicEvent:
-    """One public event from its JSON. Raises msgspec.ValidationError or msgspec.DecodeError."""
+    """Decode one public event from JSON. Raises msgspec.ValidationError or msgspec.DecodeError."""
     return _decoder.decode(data)

@@ -1,4 +1,4 @@
-"""What clients put on the inbound stream: generate and cancel, and the messages inside."""
+"""Messages that clients put on the inbound stream: generate and cancel."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from msgspec import Meta
 
 Name = Annotated[str, Meta(min_length=1, max_length=256)]
 RunId = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9._:@~+=-]+$(?!\n)")]
-"""Safe in a key and in a shell; a UUIDv7 where the client gives none."""
+"""Safe in a key and in a shell; a UUIDv7 if the client gives none."""
 OnFailure = Literal["before_first_visible", "continue", "restart", "fail"]
 Mode = Literal["chat", "prefill"]
 Effort = Literal["minimal", "low", "medium", "high"]
@@ -41,22 +41,22 @@ class BlobSource(_Part, frozen=True, kw_only=True, tag="blob"):
 
 
 class FileSource(_Part, frozen=True, kw_only=True, tag="file"):
-    """Media that lie with the provider already, in its own file store."""
+    """Media already stored with the provider's file API."""
 
     file_id: str
-    """As its file API gave it; of Gemini's the `uri`."""
+    """The id returned by the file API; for Gemini, the `uri`."""
     media_type: str | None = None
-    """For Gemini, which wants it told."""
+    """Required by Gemini."""
 
 
 Source = Base64Source | UrlSource | BlobSource | FileSource
 
 
 class TextPart(_Part, frozen=True, kw_only=True, tag="text"):
-    """Text; ``cache`` asks the provider to keep the prompt up to here, where it can.
+    """Text. ``cache`` asks the provider to cache the prompt up to here, if it can.
 
-    ``opaque`` of this and other parts is what a provider wants back with them, as `block_complete` told it; its ``api``
-    and ``provider`` say whose it is, and no other gets it. ``opaque_blobs`` names blobs that hold further values.
+    ``opaque``, here and in other parts, is data to send back to the provider, copied from `block_complete`. Its ``api``
+    and ``provider`` name the origin; no other provider gets it. ``opaque_blobs`` names blobs with further values.
     """
 
     text: str
@@ -75,7 +75,7 @@ class ThinkingPart(_Part, frozen=True, kw_only=True, tag="thinking"):
 
 
 class ImagePart(_Part, frozen=True, kw_only=True, tag="image"):
-    """An image; in an assistant's message one that the model made, with the data that its provider wants back."""
+    """An image. In an assistant message, one that the model generated, with the data that its provider wants back."""
 
     source: Source
     cache: bool = False
@@ -90,7 +90,7 @@ class DocumentPart(_Part, frozen=True, kw_only=True, tag="document"):
 
 
 class ToolCallPart(_Part, frozen=True, kw_only=True, tag="tool_call"):
-    """A call that the model made; ``arguments`` is the raw string as it came."""
+    """A call made by the model; ``arguments`` is the raw string, unchanged."""
 
     tool_id: str
     tool_name: str
@@ -100,7 +100,7 @@ class ToolCallPart(_Part, frozen=True, kw_only=True, tag="tool_call"):
 
 
 class ToolResultPart(_Part, frozen=True, kw_only=True, tag="tool_result"):
-    """What a tool gave back for the call ``tool_id``."""
+    """The result of the tool call ``tool_id``."""
 
     tool_id: str
     content: str | list[TextPart | ImagePart]
@@ -110,7 +110,7 @@ class ToolResultPart(_Part, frozen=True, kw_only=True, tag="tool_result"):
 
 
 class ExtraPart(_Part, frozen=True, kw_only=True, tag="extra"):
-    """A provider's own content item (a server-run tool, say), sent back to it as it came."""
+    """A provider-specific content item (a server-side tool, say), sent back unchanged."""
 
     name: str
     json: str
@@ -134,7 +134,7 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Thinking(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How much the model may think; a provider takes what it knows of these."""
+    """How much the model may think. Each provider uses the options it supports."""
 
     enabled: bool = True
     budget_tokens: Annotated[int, Meta(ge=1)] | None = None
@@ -142,44 +142,48 @@ class Thinking(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ToolChoice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Which tool the model must call, by name."""
+    """The name of the tool that the model must call."""
 
     name: Name
 
 
 class OutputSchema(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The answer must be JSON that meets ``schema``. Each provider takes some of JSON Schema, and refuses the rest."""
+    """The answer must be JSON matching ``schema``. Each provider supports a subset of JSON Schema and rejects the
+    rest.
+    """
 
     schema: dict[str, object]
     name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}$(?!\n)")] = "answer"
-    """What the model reads as the name of the format, where its API has one."""
+    """The name of the format, shown to the model if the API supports it."""
     strict: bool | None = None
-    """Whether the API is to enforce the schema to the letter; None: as it does by itself. Some always do."""
+    """Whether the API should enforce the schema strictly; None: the API's default. Some always do."""
 
 
 class PrefillOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How a conversation is written as one text (mode prefill); see docs/guides/prefill.md, "Writing"."""
 
     delimiter: Annotated[str, Meta(max_length=64)] | None = None
-    """Between two messages. None: a line end, or nothing where a token ends each message."""
+    """Text between two messages. None: a line end, or nothing if a token ends each message."""
     end_of_turn: Annotated[str, Meta(max_length=64)] | None = None
-    """The token after each message, which ends the model's turn too; empty: none; None: as the provider has it."""
+    """The token after each message, which also ends the model's turn; empty: none; None: the provider's default."""
     stop_on_end_of_turn: bool = True
     """Whether the provider is told to stop on the token; if not, tokenbus still does."""
     first_user_message: str | None = None
-    """What the user says before the text, where the API wants a user's message there; None: a few words of tokenbus."""
+    """The user message before the text, for APIs that require one; None: a default sentence."""
     names_once: bool = False
-    """Leave the name out where the message before it was the same participant's."""
+    """Omit the name if the previous message had the same participant."""
     unnamed: list[str] = []
-    """Participants whose names are always left out; for a rule that is not a list see `tokenbus.prefill_names`."""
+    """Participants whose names are always omitted; for a rule that is not a list, see `tokenbus.prefill_names`."""
 
 
 ImageWord = Annotated[str, Meta(pattern=r"^[A-Za-z0-9:._-]{1,64}$(?!\n)")]
 
 
 class ImageOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Asks for images in the answer. See docs/guides/images.md. Values use the provider's own words; an option
-    that a provider does not have is refused by name, never left out."""
+    """Requests images in the answer. See docs/guides/images.md.
+
+    Values are in the provider's terms. An option that a provider does not have is rejected by name, never ignored.
+    """
 
     size: ImageWord | None = None
     """`1024x1024` (OpenAI), `2K` (Gemini)."""
@@ -189,23 +193,23 @@ class ImageOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     format: Literal["png", "jpeg", "webp"] | None = None
     background: Literal["transparent", "opaque", "auto"] | None = None
     model: Name | None = None
-    """The image model, where the request's own model only calls it (the Responses API's tool)."""
+    """The image model, if the requested model only calls it (the Responses API's tool)."""
     count: Annotated[int, Meta(ge=1, le=10)] = 1
     previews: Annotated[int, Meta(ge=0, le=3)] = 0
-    """How many previews of each image at the most."""
+    """Maximum number of previews per image."""
     mask: ImagePart | None = None
-    """Where the (first) image of the request may change: a PNG of its size, transparent there (OpenAI)."""
+    """Which areas of the request's (first) image may change: a PNG of the same size, transparent there (OpenAI)."""
     deliver: Literal["blob", "base64"] = "blob"
-    """Whether events carry the images' blob ids, or their bytes."""
+    """Whether events carry the images' blob ids or their bytes."""
 
 
 class Fallback(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A provider and a model to ask when those before it failed."""
+    """A provider and model to try if the earlier ones failed."""
 
     provider: Name
     model: Name
     extra: dict[str, object] | None = None
-    """In place of the request's `extra`, which goes to the request's own provider alone."""
+    """Replaces the request's `extra`, which goes only to the request's own provider."""
 
 
 class Generate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="generate", tag_field="type"):
@@ -228,39 +232,42 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, ta
     output_schema: OutputSchema | None = None
     stream: bool = True
     max_tool_depth: Annotated[int, Meta(ge=0, le=1000)] = 10
-    """The most tool turns of the run; 0: calls are reported and never run."""
+    """Maximum tool turns of the run; 0: calls are reported but never run."""
     tool_timeout_s: Annotated[float, Meta(gt=0)] | None = None
     on_failure: OnFailure = "before_first_visible"
     deadline_s: Annotated[float, Meta(gt=0)] | None = None
     """Seconds from acceptance until the run fails with class timeout."""
     participant: str | None = None
     metadata: dict[str, object] | None = None
-    """The caller's own; handed back in `started`, never sent to the provider."""
+    """The caller's own data; returned in `started`, never sent to the provider."""
     extra: dict[str, object] | None = None
-    """Merged into the provider's request body as it is, for what has no name here."""
+    """Merged into the provider's request body unchanged, for options without a field here."""
     prefill: PrefillOptions | None = None
-    """Mode prefill alone."""
+    """Mode prefill only."""
     convert_unsigned_thinking_to_text: bool = False
-    """Thinking in `messages` that the provider cannot take back (it has no signature, or another provider's) becomes
-    `<thinking>` text; otherwise it is left out, with a note."""
+    """Thinking in `messages` that the provider does not accept back (unsigned, or another provider's) becomes
+    `<thinking>` text; otherwise it is dropped, with a note.
+    """
     names_in_text: bool = False
-    """Mode chat: names of participants go into the texts (`Ann: …`). Otherwise they go into the field that Chat
-    Completions has for them; other APIs have none, and they are left out, with a note."""
+    """Mode chat: write participant names into the texts (`Ann: …`). Otherwise they go into the name field of Chat
+    Completions; for other APIs they are dropped, with a note.
+    """
     images: ImageOptions | None = None
-    """Mode chat alone: the model is to make images."""
+    """Mode chat only: ask the model for images."""
     record: bool | None = None
-    """Whether request, raw stream and result are kept for `tokenbus replay`; None: as the deployment's settings say."""
+    """Whether request, raw stream and result are kept for `tokenbus replay`; None: the deployment's setting."""
     visible: bool = True
-    """False: no text of this run is visible. For what services ask a model and nobody should hear."""
+    """False: no text of this run is visible. For internal queries of services."""
     policies: list[Name] = []
-    """Configured policies that judge this run, after those that its route has anyway."""
+    """Configured policies that judge this run, after those of its route."""
     fallback: Annotated[list[Fallback], Meta(max_length=8)] | None = None
-    """Whom to ask, one after the other, when a turn fails before anything visible of it was emitted. None: as the
-    deployment's settings say; an empty list: nobody."""
+    """Providers and models to try in turn if a turn fails before any of its visible text was emitted. None: the
+    deployment's setting; an empty list: none.
+    """
 
 
 class Cancel(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="cancel", tag_field="type"):
-    """Stop a run, at the provider's socket too."""
+    """Stop a run, and close its connection to the provider."""
 
     run: RunId
     reason: Annotated[str, Meta(max_length=1024)] | None = None

@@ -1,4 +1,4 @@
-"""Token counts in one shape for all providers."""
+"""Token counts in one form for all providers."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import msgspec
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Tokens of one turn or one run. None means that the provider did not say.
+    """Tokens of one turn or one run. None: the provider did not report it.
 
-    ``input`` counts what the provider calls its input as it stands, caches included only where the
-    provider includes them; nothing is derived but ``total`` where the provider gives it itself.
+    ``input`` is the provider's own input count, so it includes cached tokens only if the provider includes them.
+    Nothing is derived; ``total`` is set only if the provider reports it.
     """
 
     input: int | None = None
@@ -19,10 +19,10 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     cache_write: int | None = None
     total: int | None = None
     raw: dict[str, object] | None = None
-    """The provider's own object, last non-null value of each field."""
+    """The provider's own object, with the last non-null value of each field."""
 
     def plus(self, other: Usage) -> Usage:
-        """The sum over turns; a count that neither side has stays None, and ``raw`` is dropped."""
+        """The sum over turns. A count missing on both sides stays None, and ``raw`` is dropped."""
 
         def add(a: int | None, b: int | None) -> int | None:
             return b if a is None else a if b is None else a + b

@@ -1,5 +1,4 @@
-"""How visible text is cut for those who show or speak it. Pure: no IO, no clock; what wires it to a bus is in
-`client`."""
+"""Splits visible text for display or speech. Pure: no IO, no clock. `client` connects it to the bus."""
 
 from tokenbus.shaping.coalesce import Coalescer
 from tokenbus.shaping.sentences import SentenceRules, Sentences

@@ -1,8 +1,8 @@
-# ruff: noqa: RUF001, SIM905 - other scripts are meant; a list of words reads best as one
-"""Abbreviations whose full stop does not end a sentence, by language: data.
+# ruff: noqa: RUF001, SIM905 - other scripts are intended; a word list is most readable as one string
+"""Abbreviations whose period does not end a sentence, by language. Data only.
 
-Taken are those that a model writes in prose. A word that ends sentences as often as it is an abbreviation (``no.``,
-``art.``) stands only where a number follows it.
+Includes those that models write in prose. A word that ends sentences as often as it is an abbreviation (``no.``,
+``art.``) is listed only for use before a number.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ GOES_ON: dict[str, frozenset[str]] = {
     "pl": frozenset("p dr prof inż np tj tzw m.in ok ul al".split()),
     "ru": frozenset("г гг ул им проф т.е т.к см напр руб тыс млн".split()),
 }
-"""After these the sentence goes on, whatever follows."""
+"""The sentence always continues after these."""
 
 BEFORE_NUMBER = frozenset("no nos nr p pp vol ch art sec fig eq ver par абз стр núm pág n° s".split())
-"""After these it goes on where a digit follows, in any language."""
+"""The sentence continues after these if a digit follows, in any language."""

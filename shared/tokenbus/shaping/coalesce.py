@@ -1,9 +1,9 @@
-"""Gathers visible text for a screen, which need not be drawn more often than it is refreshed. Pure: the clock is given
-in.
+"""Merges visible text for a screen, which need not be drawn more often than it refreshes. Pure: the caller passes the
+time.
 
-Chunks of one block are joined until the first of them has waited ``hold_s`` or they are ``most`` characters long. Every
-other event, and a chunk of another block, puts out what is gathered before it: nothing changes its place, and the
-joined chunks concatenate to the same content.
+Chunks of one block are merged until the first has waited ``hold_s`` or they reach ``most`` characters. Any other event,
+or a chunk of another block, flushes the merged text first: order is preserved, and the merged chunks concatenate to the
+same content.
 """
 
 from __future__ import annotations
@@ -13,21 +13,20 @@ import msgspec
 from tokenbus.events.public import Chunk, PublicEvent
 
 HOLD_S = 0.016
-"""A frame of a screen that is drawn 60 times a second."""
+"""One frame at 60 Hz."""
 MOST = 1024
 
 
 class Coalescer:
-    """The events of one run, or of several: those of each keep their order, and those of different runs too.
+    """Merges the events of one or more runs, preserving their order.
 
-    A joined chunk has the seq of its last part: as a cursor it stands for all of them.
+    A merged chunk has the seq of its last part, so it works as a cursor for all of them.
     """
 
     def __init__(self, *, hold_s: float = HOLD_S, most: int = MOST) -> None:
-        """``hold_s``: seconds that a piece waits at most; ``most``: characters. Raises ValueError where one is
-        negative."""
+        """``hold_s``: maximum wait in seconds; ``most``: maximum characters. Raises ValueError if one is negative."""
         if hold_s < 0 or most < 0:
-            raise ValueError("hold_s and most: not negative")
+            raise ValueError("hold_s and most must not be negative")
         self._hold_s = hold_s
         self._most = most
         self._parts: list[Chunk] = []
@@ -36,11 +35,11 @@ class Coalescer:
 
     @property
     def due(self) -> float | None:
-        """When `flush` is to be called, on the clock of `feed`; None where nothing waits."""
+        """When to call `flush`, on the clock of `feed`; None if nothing is waiting."""
         return self._due if self._parts else None
 
     def feed(self, event: PublicEvent, now: float) -> list[PublicEvent]:
-        """What goes out with this event, which came at ``now``."""
+        """Add an event that arrived at ``now``. Return the events to emit."""
         if not isinstance(event, Chunk):
             return [*self.flush(), event]
         out: list[PublicEvent] = []
@@ -55,7 +54,7 @@ class Coalescer:
         return out
 
     def flush(self) -> list[PublicEvent]:
-        """What waits, as one chunk."""
+        """Return the waiting text as one chunk."""
         parts, self._parts = self._parts, []
         if len(parts) < 2:
             return list(parts)

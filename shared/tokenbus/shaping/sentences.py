@@ -1,11 +1,11 @@
-# ruff: noqa: RUF001, RUF002 - the stops and quotes of other scripts are meant
-"""Cuts a text that comes in pieces into sentences, for speech. Pure, and the same however the pieces are cut.
+# ruff: noqa: RUF001, RUF002 - the punctuation of other scripts is intended
+"""Splits streamed text into sentences for speech. Pure; chunk boundaries never change the result.
 
-The sentences put together are the text, to the last blank. A sentence ends after ``. ! ? …`` and closing quotes and
-brackets, with the blanks behind them, once the next word has begun: only that tells ``3.14``, ``e.g. this``,
-``"Really?" she asked`` and ``etc. and`` from an end. Full stops of scripts that write no blanks (``。！？``) end by
-themselves; so does a line end. What is shorter than the least is not spoken alone, and what is longer than the most is
-cut where it hurts the least: after a comma, between words.
+The sentences concatenate to the exact text. A sentence ends after ``. ! ? …`` plus closing quotes, brackets and
+whitespace, once the next word has begun: only that word distinguishes ``3.14``, ``e.g. this``, ``"Really?" she asked``
+and ``etc. and`` from a sentence end. Full stops of scripts without spaces (``。！？``) end a sentence by themselves,
+and so does a line end. Sentences shorter than ``least`` are joined with the next. Those longer than ``most`` are split
+at the least harmful point: after a comma, else between words.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import msgspec
 from tokenbus.shaping.abbreviations import BEFORE_NUMBER, GOES_ON
 
 AHEAD = 64
-"""Characters behind the most that are looked at to see what an end is; more blanks than that are cut."""
+"""How many characters beyond ``most`` to look at when deciding where a sentence ends; longer whitespace is split."""
 
-_WIDE_STOPS = "。！？｡"  # of scripts without blanks between sentences
+_WIDE_STOPS = "。！？｡"  # full stops of scripts without spaces between sentences
 _QUOTED_ON = "とっ"
-"""Japanese: the sentence goes on after a quotation."""
+"""Japanese: the sentence continues after a quotation."""
 _END = re.compile(
     r"""(?P<stop>[.!?…‽؟۔।॥։።。！？｡]+)(?P<close>["'”’»›)\]}」』）】》*_]*)(?P<blank>\s*)|(?P<line>\s*\n\s*)""",
 )
@@ -30,32 +30,32 @@ _CLAUSE = re.compile(r"""[,;:—–、，；：][”"')\]]*\s+|[、，；：]|\s
 _WORDS = re.compile(r"\s*\S(?s:.*)\s")
 _BLANK = re.compile(r"\s+")
 _WORD = re.compile(r"""[^\s"“«(\[{]*\Z""")
-_LETTER = re.compile(r"[a-zA-Z\u00c0-\u024f\u0400-\u04ff]")  # of ``J. Smith`` and ``z. B.``
+_LETTER = re.compile(r"[a-zA-Z\u00c0-\u024f\u0400-\u04ff]")  # as in ``J. Smith`` and ``z. B.``
 _MARKER = re.compile(r"(?:^|\n)[ \t]*(?:\d{1,3}|[^\W\d_])\Z")
 
 
 class SentenceRules(msgspec.Struct, frozen=True, kw_only=True):
-    """What counts as a sentence. Raises ValueError for bounds that cannot be."""
+    """What counts as a sentence. Raises ValueError for invalid bounds."""
 
     language: str | None = None
-    """A language tag (``de``, ``en-GB``); None, and one that is not known, for the abbreviations of all languages."""
+    """A language tag (``de``, ``en-GB``). If None or unknown, the abbreviations of all languages apply."""
     least: int = 8
-    """Shorter ones are joined with the next. A character of a wide script counts twice."""
+    """Shorter sentences are joined with the next. A wide character counts twice."""
     most: int = 300
-    """Longer ones are cut."""
+    """Longer sentences are split."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.least <= self.most or self.most < 1:
-            raise ValueError(f"least {self.least}, most {self.most}: must be 0 <= least <= most, and most at least 1")
+            raise ValueError(f"least {self.least}, most {self.most}: 0 <= least <= most and most >= 1 are required")
 
     def goes_on(self) -> frozenset[str]:
-        """The abbreviations after which a sentence goes on."""
+        """The abbreviations after which a sentence continues."""
         known = GOES_ON.get((self.language or "").partition("-")[0].lower())
         return frozenset[str]().union(*GOES_ON.values()) if known is None else known
 
 
 class Sentences:
-    """One text. `feed` it, then `end`; what they return, put together, is what was fed."""
+    """Splits one text. Call `feed`, then `end`; the returned sentences concatenate to the input."""
 
     def __init__(self, rules: SentenceRules | None = None) -> None:
         self._rules = rules or SentenceRules()
@@ -63,25 +63,27 @@ class Sentences:
         self._ordinals = (self._rules.language or "").lower().startswith("de")
         self._held = ""
         self._line_start = True
-        """What is held begins a line, so that a number there may be a list's."""
+        """The buffered text starts a line, so a number there may be a list marker."""
 
     @property
     def held(self) -> str:
-        """What was fed and not yet returned; less than ``most`` and a little."""
+        """Text that was fed but not yet returned; not much longer than ``most``."""
         return self._held
 
     def feed(self, text: str) -> list[str]:
-        """The sentences that are whole by now."""
+        """Add text. Return the sentences that are complete."""
         self._held += text
         return self._taken(ended=False)
 
     def release(self) -> list[str]:
-        """What is held up to its last blank, for whoever can wait no longer; nothing where there is none."""
+        """Return the buffered text up to its last whitespace, if the caller cannot wait longer; empty if there is
+        none.
+        """
         words = _WORDS.match(self._held)
         return [self._cut(words.end())] if words else []
 
     def end(self) -> list[str]:
-        """The rest. The text may begin anew after this."""
+        """Return the rest. A new text may follow."""
         rest = self._taken(ended=True)
         if self._held:
             rest.append(self._cut(len(self._held)))
@@ -92,7 +94,7 @@ class Sentences:
         sentences: list[str] = []
         window, at = self._rules.most + AHEAD, 0
         while at < len(self._held):
-            # However much has come, the decision is taken on the same characters.
+            # Always decide on the same characters, however much text has arrived.
             text = self._held[at : at + window]
             end = self._first_end(text, ended=ended or len(text) == window)
             if end is None and (len(text) == window or (ended and len(text) > self._rules.most)):
@@ -111,7 +113,7 @@ class Sentences:
         return sentence
 
     def _first_end(self, text: str, *, ended: bool) -> int | None:
-        """Where the first sentence ends; None where that cannot be known yet. ``ended``: nothing more will be known."""
+        """Where the first sentence ends; None if undecided. ``ended``: no more text will come."""
         for found in _END.finditer(text):
             if found.end() == len(text):
                 return len(text) if ended and found.start() < self._rules.most else None
@@ -141,7 +143,7 @@ class Sentences:
         return word == "I" or not _LETTER.fullmatch(word)
 
     def _is_marker(self, text: str, found: re.Match[str]) -> bool:
-        """``1.`` or ``a.`` at the start of a line."""
+        """A list marker: ``1.`` or ``a.`` at the start of a line."""
         before = ("\n" if self._line_start else " ") + text[max(0, found.start() - 8) : found.start()]
         if found.start() > 8:
             before = before[1:]
@@ -149,8 +151,9 @@ class Sentences:
 
 
 def _forced(text: str, most: int) -> int:
-    """Where a text that is too long is cut: after a clause in its second half, else a word, else anywhere but within a
-    character that is several code points."""
+    """Where to split a text that is too long: after a clause in its second half, else after a word, else anywhere
+    except within a character made of several code points.
+    """
     for kind, least in ((_CLAUSE, most // 2), (_BLANK, 1)):
         ends = [m.end() for m in kind.finditer(text, 0, most) if m.end() >= least and text[: m.end()].strip()]
         if ends:

@@ -127,7 +127,7 @@ async def test_of_the_requests_on_which_workers_died_the_first_is_given_up_and_t
     [entry] = await dead(server, keys)
     assert (entry.run, entry.reason) == (
         "killer",
-        f"poison: {MOST_DELIVERIES} workers died while they took the request in",
+        f"poison: {MOST_DELIVERIES} workers crashed while accepting the request",
     )
 
 

@@ -99,5 +99,5 @@ def test_content_and_order_stay_whatever_the_clock_says(events: list[PublicEvent
 
 @pytest.mark.parametrize("bounds", [{"hold_s": -1}, {"most": -1}])
 def test_bounds_that_cannot_be_are_refused(bounds: dict[str, Any]):
-    with pytest.raises(ValueError, match="not negative"):
+    with pytest.raises(ValueError, match="must not be negative"):
         Coalescer(**bounds)
