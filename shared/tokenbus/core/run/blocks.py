@@ -6,12 +6,13 @@ the content. The table also keeps what the next turn must send back to the provi
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
 from tokenbus.core.run.opaque import HandedOn, check_size
 from tokenbus.core.run.outbox import Outbox
+from tokenbus.core.run.public_blocks import call_heads, content_fields
 from tokenbus.errors import TooLarge
 from tokenbus.events.normalized import Opaque
 from tokenbus.events.public import BlockComplete, BlockKind, BlockStarted, ImagePreview, ImageRef
@@ -25,8 +26,6 @@ from tokenbus.events.requests import (
     ThinkingPart,
     ToolCallPart,
 )
-
-ToolCallHead = Literal["name", "id"]
 
 CARRIED = -(2**62)
 """Ordinal of a text that an earlier attempt left open, until this attempt goes on with it; below all others."""
@@ -61,16 +60,6 @@ class ToolCall(msgspec.Struct):
     arguments: str
     problem: str = ""
     """What is wrong with the call's form: then it has its error result already, and never runs."""
-
-
-def parse_arguments(arguments: str) -> tuple[dict[str, object] | None, str | None]:
-    """The arguments as an object, or what is wrong with them. Empty means no arguments; nothing is repaired."""
-    if not arguments:
-        return {}, None
-    try:
-        return msgspec.json.decode(arguments, type=dict[str, object]), None
-    except (msgspec.DecodeError, msgspec.ValidationError, RecursionError, UnicodeEncodeError) as e:
-        return None, f"not a JSON object: {e}"
 
 
 class BlockTable(msgspec.Struct):
@@ -119,8 +108,7 @@ class BlockTable(msgspec.Struct):
         about = {"block": block.number, "kind": kind, "tool_id": tool_id, "tool_name": name, "prompt": prompt}
         out.event(self.turn, self.attempt, BlockStarted, **about)
         if kind == "tool_call":
-            heads: list[tuple[ToolCallHead, str]] = [("name", name or ""), ("id", tool_id or "")]
-            for part, text in heads:
+            for part, text in call_heads(name, tool_id):
                 out.chunk(
                     self.turn,
                     self.attempt,
@@ -200,17 +188,13 @@ class BlockTable(msgspec.Struct):
         block = self.open.pop(ordinal)
         content = "".join(block.pieces)
         fields: dict[str, Any] = {"block": block.number, "kind": block.kind}
+        fields |= content_fields(block.kind, content, cut=cut, problem=problem)
         if block.kind == "tool_call":
-            misread = "the call was cut off" if cut else problem
-            parsed, misread = (None, misread) if misread else parse_arguments(content)
-            fields |= {"tool_id": block.tool_id, "tool_name": block.tool_name, "arguments": content}
-            fields |= {"input": parsed, "input_error": misread}
+            fields |= {"tool_id": block.tool_id, "tool_name": block.tool_name}
             call = ToolCall(block.number, block.tool_id or "", block.tool_name or "", content, problem)
             (self.cut_calls if cut else self.calls).append(call)
         elif block.kind == "image":
             fields["image"] = block.image
-        else:
-            fields["content"] = content
         if cut:
             fields["cut"] = True
         if signature := block.opaque.get("signature"):

@@ -23,6 +23,7 @@ from tokenbus.core.run.outbox import Outbox
 from tokenbus.core.run.output_limits import count_bytes
 from tokenbus.core.run.policy_gate import Gate
 from tokenbus.core.run.provider_extra import without_places
+from tokenbus.core.run.public_blocks import fitting_finish
 from tokenbus.core.run.state import RunState
 from tokenbus.core.run.state_machine import Run
 from tokenbus.core.run.termination import STATUS, deadline_passed, end, nobody_works, terminated
@@ -239,13 +240,13 @@ class HeldRun:
 
     def _finished(self, last: TerminalEvent) -> TerminalEvent:
         """The end as it is right for what was heard: a turn that ends in calls which nobody heard of just ends."""
-        if not isinstance(last, Completed) or last.finish not in ("stop", "tool_use"):
+        if not isinstance(last, Completed):
             return last
         calls = self._gate.heard.judged.heard
         said = self.state.blocks.calls
         if bool(calls) == bool(said):
             return last
-        return msgspec.structs.replace(last, finish="tool_use" if calls else "stop")
+        return msgspec.structs.replace(last, finish=fitting_finish(last.finish, calls=bool(calls)))
 
     def _terminated(self, step: Step, at_ms: int) -> None:
         error = terminated(step.ends or "")

@@ -12,8 +12,9 @@ from typing import Any
 
 import msgspec
 
-from tokenbus.core.run.blocks import ToolCall, parse_arguments
+from tokenbus.core.run.blocks import ToolCall
 from tokenbus.core.run.outbox import Outbox
+from tokenbus.core.run.public_blocks import changed_fields, content_fields, first_void, write_result
 from tokenbus.core.run.tool_verdicts import Judged
 from tokenbus.events.frames import Step
 from tokenbus.events.public import (
@@ -27,8 +28,6 @@ from tokenbus.events.public import (
     TerminalEvent,
 )
 
-OF_OTHER_CONTENT: dict[str, Any] = {"signature": None, "opaque": None, "opaque_blobs": None}
-"""Fields of a block's end that speak of what the model wrote, and are left out where policies changed that."""
 _ENVELOPE = ("run", "seq", "turn", "attempt")
 
 
@@ -93,8 +92,7 @@ class Heard(msgspec.Struct):
                 if block := self.open.get(number):
                     self._complete(number, block, event, out)
             case Retrying() | Restarted():
-                void = [ours for theirs, ours in self.names.items() if theirs >= event.drop_from]
-                drop_from = min(void, default=self.next_number)
+                drop_from = first_void(self.names.items(), event.drop_from, self.next_number)
                 self.judged.heard = [call for call in self.judged.heard if call.block < drop_from]
                 self.unanswered = [call for call in self.unanswered if call.block < drop_from]
                 out.event(self.turn, self.attempt, type(event), **_fields(event) | {"drop_from": drop_from})
@@ -110,28 +108,24 @@ class Heard(msgspec.Struct):
         """Nothing more will be said: what is open is cut. ``why``: what calls without a result are answered."""
         for number, block in list(self.open.items()):
             fields: dict[str, Any] = {"block": number, "kind": block.kind, "cut": True}
+            fields |= content_fields(block.kind, "".join(block.pieces), cut=True)
             if block.kind == "tool_call":
-                fields |= {"tool_id": block.tool_id, "tool_name": block.tool_name, "arguments": "".join(block.pieces)}
-                fields["input_error"] = "the call was cut off"
+                fields |= {"tool_id": block.tool_id, "tool_name": block.tool_name}
                 self.unanswered.append(ToolCall(number, block.tool_id or "", block.tool_name or "", ""))
-            elif block.kind != "image":
-                fields["content"] = "".join(block.pieces)
             out.event(self.turn, self.attempt, BlockComplete, **fields)
         self.open = {}
         for call in self.unanswered if why else ():
             number, self.next_number = self.next_number, self.next_number + 1
-            about = {"block": number, "kind": "tool_result", "tool_id": call.tool_id, "tool_name": call.name}
-            out.event(self.turn, self.attempt, BlockStarted, **about)
-            out.chunk(
+            write_result(
+                out,
                 self.turn,
                 self.attempt,
                 number,
-                "tool_result",
-                why or "",
                 tool_id=call.tool_id,
                 tool_name=call.name,
+                content=why or "",
+                is_error=True,
             )
-            out.event(self.turn, self.attempt, BlockComplete, **about, content=why, is_error=True)
         self.unanswered = []
 
     # --- blocks -----------------------------------------------------------------------------------------------
@@ -163,19 +157,12 @@ class Heard(msgspec.Struct):
     def _complete(self, number: int, block: HeardBlock, event: BlockComplete, out: Outbox) -> None:
         del self.open[number]
         content = "".join(block.pieces)
-        fields = _fields(event) | {"block": number}
+        fields = _fields(event) | {"block": number} | changed_fields(event, block.kind, content)
         if block.kind == "tool_call":
-            if event.arguments != content and not event.cut:
-                parsed, problem = parse_arguments(content)
-                fields |= {"arguments": content, "input": parsed, "input_error": problem, **OF_OTHER_CONTENT}
-            elif event.arguments != content:
-                fields["arguments"] = content
             call = ToolCall(number, block.tool_id or "", block.tool_name or "", content)
             self.unanswered.append(call)
             if not event.cut:
                 self.judged.heard.append(call)
-        elif block.kind != "image" and event.content != content:
-            fields |= {"content": content, **OF_OTHER_CONTENT}
         out.event(self.turn, self.attempt, BlockComplete, **fields)
 
     def _answered(self, tool_id: str | None) -> None:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from tokenbus.core.run.blocks import ToolCall
 from tokenbus.core.run.outbox import Outbox
+from tokenbus.core.run.public_blocks import write_result
 from tokenbus.core.run.state import PendingCall, RunState
 from tokenbus.core.run.tool_verdicts import Judged
 from tokenbus.events.frames import ResultImage, ToolReported, ToolReturned, ToolWork
-from tokenbus.events.public import BlockComplete, BlockStarted, ImageRef, ToolProgress
+from tokenbus.events.public import ImageRef, ToolProgress
 from tokenbus.events.requests import Base64Source, BlobSource, ImagePart, Message, TextPart, ToolResultPart
 
 
@@ -117,19 +118,17 @@ def _refused(s: RunState, call: ToolCall) -> ToolReturned | None:
 def _tell(s: RunState, out: Outbox, call: ToolCall, result: ToolReturned) -> None:
     block = s.blocks.next_number
     s.blocks.next_number += 1
-    about = {"block": block, "kind": "tool_result", "tool_id": call.tool_id, "tool_name": call.name}
-    out.event(s.turn, s.attempt, BlockStarted, **about)
-    if result.content:
-        out.chunk(s.turn, s.attempt, block, "tool_result", result.content, tool_id=call.tool_id, tool_name=call.name)
-    out.event(
+    write_result(
+        out,
         s.turn,
         s.attempt,
-        BlockComplete,
-        **about,
+        block,
+        tool_id=call.tool_id,
+        tool_name=call.name,
         content=result.content,
-        is_error=result.is_error or None,
+        is_error=result.is_error,
         blob_id=result.blob_id,
-        images=[_shown(image) for image in result.images] or None,
+        images=[_shown(image) for image in result.images],
     )
 
 

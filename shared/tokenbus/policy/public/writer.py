@@ -12,8 +12,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from tokenbus.core.run.blocks import parse_arguments
-from tokenbus.core.run.policy_gate import OF_OTHER_CONTENT
+from tokenbus.core.run.public_blocks import CALL_CUT, call_heads, changed_fields, first_void, fitting_finish
 from tokenbus.core.run.termination import terminated
 from tokenbus.events.public import (
     TERMINAL,
@@ -177,8 +176,8 @@ class PublicWriter:
         fields = {"block": out.number, "kind": out.kind, "tool_id": out.tool_id, "tool_name": out.tool_name}
         yield self._numbered(self._event(BlockStarted, **fields))
         if out.kind == "tool_call":
-            for part, text in (("name", out.tool_name), ("id", out.tool_id)):
-                head = self._event(Chunk, text=text or "", visible=False, depth=0, tool_call_part=part, **fields)
+            for part, text in call_heads(out.tool_name, out.tool_id):
+                head = self._event(Chunk, text=text, visible=False, depth=0, tool_call_part=part, **fields)
                 yield self._numbered(head)
 
     def _grow(self, out: _Out, text: str, sent: Chunk | None) -> Iterator[PublicEvent]:
@@ -205,30 +204,21 @@ class PublicWriter:
     def _complete(self, out: _Out, sent: BlockComplete) -> PublicEvent:
         """The end of a block, with what went out of it."""
         content = "".join(out.pieces)
-        changes: dict[str, Any] = {"block": out.number}
-        if out.kind == "tool_call":
-            self._calls += not sent.cut
-            if content != sent.arguments:
-                parsed, problem = (None, sent.input_error) if sent.cut else parse_arguments(content)
-                changes |= {"arguments": content, "input": parsed, "input_error": problem, **OF_OTHER_CONTENT}
-        elif out.kind != "image" and content != sent.content:
-            changes |= {"content": content, **OF_OTHER_CONTENT}
+        changes: dict[str, Any] = {"block": out.number, **changed_fields(sent, out.kind, content)}
+        self._calls += out.kind == "tool_call" and not sent.cut
         return self._numbered(msgspec.structs.replace(sent, **changes))
 
     def _again(self, sent: Retrying | Restarted) -> Iterator[PublicEvent]:
-        void = [number for number, origin in enumerate(self._origins) if origin >= sent.drop_from]
+        drop_from = first_void(((origin, n) for n, origin in enumerate(self._origins)), sent.drop_from, self._numbers)
         self._open = {origin: out for origin, out in self._open.items() if origin < sent.drop_from}
         self._calls = 0
-        yield self._numbered(msgspec.structs.replace(sent, drop_from=min(void, default=self._numbers)))
+        yield self._numbered(msgspec.structs.replace(sent, drop_from=drop_from))
 
     def _end(self, sent: TerminalEvent) -> Iterator[PublicEvent]:
         yield from self._close_all(cut=not isinstance(sent, Completed))
         self._over = True
         if isinstance(sent, Completed):
-            if sent.finish == "tool_use" and not self._calls:
-                sent = msgspec.structs.replace(sent, finish="stop")
-            elif sent.finish == "stop" and self._calls:
-                sent = msgspec.structs.replace(sent, finish="tool_use")
+            sent = msgspec.structs.replace(sent, finish=fitting_finish(sent.finish, calls=self._calls > 0))
         yield self._numbered(sent)
 
     def _close_all(self, *, cut: bool) -> list[PublicEvent]:
@@ -243,7 +233,7 @@ class PublicWriter:
                 kind=out.kind,
                 tool_id=out.tool_id,
                 tool_name=out.tool_name,
-                input_error="the call was cut off" if call else None,
+                input_error=CALL_CUT if call else None,
                 cut=(cut or call) or None,
             )
             ends.append(self._complete(out, end))

@@ -1,0 +1,76 @@
+"""The rules of a public block, which the run, its gate and the policies' writer share."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from tokenbus.core.run.outbox import Outbox
+from tokenbus.core.run.public_blocks import (
+    CALL_CUT,
+    changed_fields,
+    content_fields,
+    first_void,
+    fitting_finish,
+    write_result,
+)
+from tokenbus.events.normalized import FinishReason
+from tokenbus.events.public import BlockComplete, BlockStarted, Chunk
+
+END = BlockComplete(
+    run="r", seq=0, turn=0, attempt=1, block=0, kind="text", content="said", signature="s", opaque={"o": "v"}
+)
+CALL = msgspec.structs.replace(END, kind="tool_call", content=None, arguments='{"a":1}', input={"a": 1})
+
+
+def test_a_call_ends_with_its_arguments_as_an_object_or_with_what_is_wrong_with_them() -> None:
+    assert content_fields("tool_call", '{"a":1}') == {"arguments": '{"a":1}', "input": {"a": 1}, "input_error": None}
+    assert content_fields("tool_call", "")["input"] == {}
+    assert "not a JSON object" in content_fields("tool_call", "[1]")["input_error"]
+    assert content_fields("tool_call", "{}", problem="no name")["input_error"] == "no name"
+
+
+def test_a_call_that_was_cut_has_no_input() -> None:
+    assert content_fields("tool_call", "{}", cut=True) == {"arguments": "{}", "input": None, "input_error": CALL_CUT}
+
+
+def test_an_end_whose_content_went_out_as_it_is_is_not_changed() -> None:
+    assert changed_fields(END, "text", "said") == {}
+    assert changed_fields(CALL, "tool_call", '{"a":1}') == {}
+
+
+def test_the_signature_of_a_block_goes_if_its_content_was_changed() -> None:
+    changed = msgspec.structs.replace(END, **changed_fields(END, "text", "masked"))
+    assert (changed.content, changed.signature, changed.opaque) == ("masked", None, None)
+    called = msgspec.structs.replace(CALL, **changed_fields(CALL, "tool_call", '{"b":2}'))
+    assert (called.arguments, called.input, called.signature) == ('{"b":2}', {"b": 2}, None)
+
+
+def test_the_arguments_of_a_cut_call_are_not_read_though_they_were_changed() -> None:
+    cut = msgspec.structs.replace(CALL, cut=True, input=None, input_error=CALL_CUT)
+    changed = msgspec.structs.replace(cut, **changed_fields(cut, "tool_call", "{}"))
+    assert (changed.arguments, changed.input, changed.input_error, changed.signature) == ("{}", None, CALL_CUT, None)
+
+
+def test_the_first_void_block_is_the_lowest_of_those_that_were_void_before_the_writer() -> None:
+    assert first_void([(0, 0), (2, 1), (3, 2)], 2, 3) == 1
+    assert first_void([(0, 0), (2, 1)], 5, 2) == 2
+
+
+@pytest.mark.parametrize(
+    ("finish", "calls", "fits"),
+    [("stop", True, "tool_use"), ("tool_use", False, "stop"), ("stop", False, "stop"), ("length", True, "length")],
+)
+def test_a_turn_finishes_for_its_calls_if_it_has_any(finish: FinishReason, calls: bool, fits: FinishReason) -> None:
+    assert fitting_finish(finish, calls=calls) == fits
+
+
+def test_a_result_is_a_block_from_its_beginning_to_its_end() -> None:
+    out = Outbox()
+    write_result(out, 1, 2, 7, tool_id="id", tool_name="add", content="3", is_error=False)
+    begin, chunk, end = out.number("r", 0)
+    assert isinstance(begin, BlockStarted)
+    assert isinstance(chunk, Chunk)
+    assert isinstance(end, BlockComplete)
+    assert {event.block for event in (begin, chunk, end)} == {7}
+    assert (chunk.text, end.content, end.is_error) == ("3", "3", None)
