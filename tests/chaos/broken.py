@@ -10,8 +10,8 @@ from typing import Any
 from tokenbus.bus.scripts import commit
 from tokenbus.bus.scripts.script import script
 from tokenbus.bus.stage.partition import Partition
-from tokenbus.core.run.policy_gate import Gate
-from tokenbus.events.frames import Step
+from tokenbus.core.run.policy_gate import PolicyGate
+from tokenbus.events.frames import PolicyVerdict
 from tokenbus_services.runtime.in_flight import InFlight
 
 
@@ -42,12 +42,12 @@ def _with_the_watermark_too_far() -> None:
 
 def _counting_every_ruling() -> None:
     """What a policy worker says of a draft counts though another has said it before."""
-    first = Gate.fresh
+    first = PolicyGate.fresh
 
-    def fresh(self: Gate, step: Step) -> bool:
+    def fresh(self: PolicyGate, step: PolicyVerdict) -> bool:
         return first(self, step) or (not step.part and step.draft < self.ruled)
 
-    Gate.fresh = fresh
+    PolicyGate.fresh = fresh
 
 
 BUILDS = {

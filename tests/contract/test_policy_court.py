@@ -17,7 +17,7 @@ from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
 from tokenbus.bus.stage.stage import Stage
 from tokenbus.events import normalized as n
-from tokenbus.events.frames import Drafts, Ruled, encode, event_decoder
+from tokenbus.events.frames import Drafts, PolicyVerdicts, encode, event_decoder
 from tokenbus.events.public import PublicEvent
 from tokenbus_services.policy_stage.service import GROUP, Court
 from tokenbus_services.settings import PolicySettings, Settings
@@ -43,14 +43,14 @@ class Bench:
         frame = encode(Drafts(("guard",), drafts, over))
         await self.server.client.xadd(self.keys.topic(self.partition, "drafts"), {RUN: frame})
 
-    async def rulings(self) -> list[Ruled]:
+    async def rulings(self) -> list[PolicyVerdicts]:
         entries = await self.server.client.xrange(self.keys.topic(self.partition, "events"))
         frames = [event_decoder.decode(frame) for _, fields in entries for frame in fields.values()]
-        return [event for frame in frames for event in frame.events if isinstance(event, Ruled)]
+        return [event for frame in frames for event in frame.events if isinstance(event, PolicyVerdicts)]
 
     async def ruled(self) -> set[tuple[str, int]]:
         """Who told of which draft."""
-        return {(ruled.teller, step.draft) for ruled in await self.rulings() for step in ruled.steps}
+        return {(ruled.numbered_by, step.draft) for ruled in await self.rulings() for step in ruled.steps}
 
     @asynccontextmanager
     async def worker(self, name: str) -> AsyncGenerator[Stage]:

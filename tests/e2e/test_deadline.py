@@ -11,9 +11,9 @@ from tests.e2e.conftest import WEATHER, Send
 from tests.e2e.fleet import PIPELINE, ended, fleet, log_of
 from tokenbus.bus import scripts
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.server.run_scripts import send as send_script
+from tokenbus.bus.server.run_scripts import run_script as send_script
 from tokenbus.bus.server.server import Server
-from tokenbus.events.frames import CONTROL_ATTEMPT, Accepted, EventFrame, Rules, TurnWork, encode
+from tokenbus.events.frames import CONTROL_ATTEMPT, Accepted, EventFrame, TurnWork, encode
 from tokenbus_services.mock_provider import Delivery, ReplayServer, Reply, Script, Stall, ToolCall, Turn
 
 SAID = "One two three."

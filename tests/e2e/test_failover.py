@@ -24,7 +24,7 @@ from tests.servers import cluster_group, part_from_replicas, sentinel_group
 from tests.waiting import eventually
 from tokenbus.bus.keys import PUBLIC_TOPICS, Keys
 from tokenbus.bus.server.server import Server
-from tokenbus.bus.server.stream_reader import Reader
+from tokenbus.bus.server.stream_reader import StreamReader
 from tokenbus_services.mock_provider import Delivery, ReplayServer, Reply, Script, Turn
 
 KEYS = Keys(prefix="failover", partitions=4)
@@ -38,7 +38,7 @@ class Listener:
 
     def __init__(self, server: Server, keys: Keys) -> None:
         self.heard: defaultdict[str, dict[int, set[bytes]]] = defaultdict(lambda: defaultdict(set))
-        self._reader = Reader(server, count=500)
+        self._reader = StreamReader(server, count=500)
         self._offsets = {keys.topic(p, topic): "0-0" for p in range(keys.partitions) for topic in PUBLIC_TOPICS}
 
     async def listen(self) -> None:

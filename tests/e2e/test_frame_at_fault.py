@@ -38,7 +38,7 @@ async def test_a_raw_frame_that_no_connection_bears_ends_its_run_alone(
     assert [logs[run][-1]["type"] for run in (*beside, later)] == ["completed"] * (2 * BESIDE + 1)
     last = logs[bad][-1]
     assert last["type"] == "failed"
-    assert "FramesNotTaken" in str(last["error"]), last
+    assert "FramesRefused" in str(last["error"]), last
 
 
 @pytest.mark.parametrize("instead", [b"", UPSTREAM_FAILURE], ids=["connection broken", "error reply"])

@@ -18,9 +18,9 @@ from tests.model.story import frames_of
 from tokenbus.bus import scripts
 from tokenbus.bus.keys import InternalTopic, Keys
 from tokenbus.bus.leases import Lease
-from tokenbus.bus.scripts import Call, RawPart
+from tokenbus.bus.scripts import RawPart, ScriptCall
 from tokenbus.bus.server.stream_reader import Entry
-from tokenbus.bus.stage.partition import Logic, Partition
+from tokenbus.bus.stage.partition import Partition, StageLogic
 from tokenbus.events.frames import ANY_FRAME, Lost, RawFrame, ToolWork, TurnWork, encode
 
 TTL_MS = 600_000
@@ -35,7 +35,7 @@ class Wire:
     def __init__(self, url: str) -> None:
         self.redis: Any = redis.Redis.from_url(url, protocol=2)
 
-    def run(self, call: Call) -> Any:
+    def run(self, call: ScriptCall) -> Any:
         """The reply of one script."""
         try:
             return self.redis.execute_command("EVALSHA", call.script.sha, len(call.keys), *call.keys, *call.args)
@@ -47,11 +47,11 @@ class StageWorker:
     """One worker of an ordered stage on partition 0, as `tokenbus.bus.stage.stage` works it."""
 
     def __init__(
-        self, wire: Wire, keys: Keys, *, name: str, group: str, topic: InternalTopic, logic: Callable[[], Logic]
+        self, wire: Wire, keys: Keys, *, name: str, group: str, topic: InternalTopic, logic: Callable[[], StageLogic]
     ) -> None:
         self.name = name
         self.part: Partition | None = None
-        self.pending: Call | None = None
+        self.pending: ScriptCall | None = None
         """A commit that is not answered yet."""
         self._wire = wire
         self._keys = keys
@@ -71,7 +71,7 @@ class StageWorker:
         part.restore(self._wire.redis.hgetall(part.state_key))
         if held.offset != held.watermark:
             part.replay(self._wire.redis.xrange(stream, f"({held.watermark}", held.offset))
-        part.settle(held.offset)
+        part.finish_replay(held.offset)
         self.part, self.pending = part, None
         return part
 
@@ -89,7 +89,7 @@ class StageWorker:
         entries: list[Entry] = self._wire.redis.xrange(self.part.stream, f"({begin}", count=count)
         if not entries:
             return False
-        work = self.part.work(entries)
+        work = self.part.apply_and_build(entries)
         self.pending = work.commit.call(
             token=self.part.token,
             ttl_ms=TTL_MS,

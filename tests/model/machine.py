@@ -15,10 +15,10 @@ from tests.model.oracle import Undisturbed, log_of, normalized, unjoined
 from tokenbus.bus import scripts
 from tokenbus.bus.keys import InternalTopic, Keys
 from tokenbus.bus.server.stream_reader import Entry, id_key
-from tokenbus.bus.stage.partition import Logic
+from tokenbus.bus.stage.partition import StageLogic
 from tokenbus.events.frames import (
     ANY_FRAME,
-    CancelAsked,
+    CancelRequested,
     Control,
     Ended,
     Lost,
@@ -44,7 +44,7 @@ any_of = st.integers(0, 20)
 """Which of those that there are, counted round."""
 
 
-def logic_of(stage: str) -> Logic:
+def logic_of(stage: str) -> StageLogic:
     """The real logic of a stage."""
     if stage == "normalizer":
         return NormalizerLogic(0, KEYS)
@@ -303,7 +303,7 @@ class Protocol(RuleBasedStateMachine):
         for _, fields in self.seen["events"]:
             for run, data in fields.items():
                 for event in event_decoder.decode(data).events:
-                    if isinstance(event, CancelAsked):
+                    if isinstance(event, CancelRequested):
                         entered[run.decode(), "cancel"] += 1
                     elif isinstance(event, ToolReturned):
                         entered[run.decode(), event.block] += 1

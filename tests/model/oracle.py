@@ -11,7 +11,7 @@ import msgspec
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.scripts import Arg, Commit
 from tokenbus.bus.server.stream_reader import Entry, id_key
-from tokenbus.bus.stage.partition import Logic
+from tokenbus.bus.stage.partition import StageLogic
 from tokenbus.events.frames import CONTROL_ATTEMPT, EventFrame, event_decoder
 
 Told = dict[str, Any]
@@ -37,7 +37,7 @@ class _Written(Commit):
 class Undisturbed:
     """One stage, and all that it says and remembers at any offset."""
 
-    def __init__(self, logic: Callable[[], Logic]) -> None:
+    def __init__(self, logic: Callable[[], StageLogic]) -> None:
         self.logic = logic()
         self.offset = "0-0"
         self.published: defaultdict[str, list[Told]] = defaultdict(list)
@@ -54,11 +54,11 @@ class Undisturbed:
         while self._waiting and id_key(self._waiting[0][0].decode()) <= id_key(offset):
             _, fields = self._waiting.pop(0)
             for run, frame in fields.items():
-                self.logic.take(run.decode(), frame)
+                self.logic.apply(run.decode(), frame)
             self.logic.flush(_Written(self))
         self.offset = offset
 
-    def check_memory(self, logic: Logic, runs: Sequence[str]) -> None:
+    def check_memory(self, logic: StageLogic, runs: Sequence[str]) -> None:
         """A new owner remembers what one remembers who was there all the time; but for the numbers, see `recall`."""
         for run in runs:
             assert logic.is_open(run) == self.logic.is_open(run), f"{run} is open for one and over for the other"
@@ -67,7 +67,7 @@ class Undisturbed:
                 assert known[0] == known[1], f"a replay of {run} gives another state"
 
 
-def _without_number(logic: Logic, run: str) -> bytes:
+def _without_number(logic: StageLogic, run: str) -> bytes:
     logic.recall(run, 0)
     return logic.snapshot(run)
 

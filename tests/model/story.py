@@ -5,13 +5,12 @@ from __future__ import annotations
 from tokenbus.events.frames import (
     CONTROL_ATTEMPT,
     Accepted,
-    CancelAsked,
+    CancelRequested,
     Data,
     Ended,
     EventFrame,
     Opened,
     RawItem,
-    Rules,
     ToolReturned,
     TurnWork,
     encode,
@@ -65,7 +64,7 @@ def first_turn(run: str) -> bytes:
 
 def cancel_asked() -> bytes:
     """A cancel, as it stands in `events`."""
-    return encode(EventFrame(0, CONTROL_ATTEMPT, 0, [CancelAsked("enough")]))
+    return encode(EventFrame(0, CONTROL_ATTEMPT, 0, [CancelRequested("enough")]))
 
 
 def result(turn: int, block: int) -> bytes:

@@ -23,9 +23,9 @@ from tests.waiting import eventually
 from tokenbus import Chunk, Client
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.records import newest_records
-from tokenbus.bus.scripts.script import Call
+from tokenbus.bus.scripts.script import ScriptCall
 from tokenbus.bus.server.retry import retry_until_available
-from tokenbus.bus.server.run_scripts import send
+from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server
 from tokenbus.errors import ServerUnavailable
 from tokenbus_services.cli.scripts import all_scripts
@@ -335,8 +335,8 @@ async def test_a_process_waits_until_the_scripts_are_loaded(guarded: Guarded) ->
     async with Client(guarded.url("publisher")) as publisher, Server(guarded.url("publisher")) as server:
         with pytest.raises(ServerUnavailable, match=r"'admit'.*tokenbus scripts"):
             await publisher.publish(_request("asks"))
-        call = Call(next(one for one in all_scripts() if one.name == "admit"), [KEYS.requests], [10, "{}", ""])
-        waiting = asyncio.create_task(retry_until_available(server, lambda: send(server, call), what="admission"))
+        call = ScriptCall(next(one for one in all_scripts() if one.name == "admit"), [KEYS.requests], [10, "{}", ""])
+        waiting = asyncio.create_task(retry_until_available(server, lambda: run_script(server, call), what="admission"))
         await eventually(lambda: _asked(guarded))
         await guarded.admin.script_load(call.script.text)
         assert await waiting

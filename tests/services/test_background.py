@@ -6,11 +6,11 @@ import asyncio
 from functools import partial
 
 from tests.waiting import eventually
-from tokenbus_services.runtime.task_failures import BackgroundTasks
+from tokenbus_services.runtime.task_failures import LoggedTasks
 
 
 async def test_what_hangs_goes_on_aside_and_the_others_are_done() -> None:
-    tasks, gate, done = BackgroundTasks("test", most=10), asyncio.Event(), list[str]()
+    tasks, gate, done = LoggedTasks("test", most=10), asyncio.Event(), list[str]()
 
     async def hang() -> None:
         await gate.wait()
@@ -27,7 +27,7 @@ async def test_what_hangs_goes_on_aside_and_the_others_are_done() -> None:
 
 
 async def test_no_more_run_at_once_than_there_are_places() -> None:
-    tasks, gate, begun = BackgroundTasks("test", most=2), asyncio.Event(), list[int]()
+    tasks, gate, begun = LoggedTasks("test", most=2), asyncio.Event(), list[int]()
 
     async def hang(n: int) -> None:
         begun.append(n)
@@ -43,7 +43,7 @@ async def test_no_more_run_at_once_than_there_are_places() -> None:
 
 
 async def test_what_is_under_way_ends_with_the_worker() -> None:
-    tasks, cancelled = BackgroundTasks("test", most=2), asyncio.Event()
+    tasks, cancelled = LoggedTasks("test", most=2), asyncio.Event()
 
     async def hang() -> None:
         try:

@@ -11,11 +11,11 @@ import pytest
 
 from tests.waiting import eventually
 from tokenbus.bus.liveness import Liveness, beat, slack
-from tokenbus.bus.work_queue import Item, Queue
+from tokenbus.bus.work_queue import QueueItem, WorkQueue
 from tokenbus_services.runtime import in_flight as module
 from tokenbus_services.runtime.in_flight import InFlight, Later
 
-ITEM = Item("turns", "1-0", {b"run-1": b""}, 1)
+ITEM = QueueItem("turns", "1-0", {b"run-1": b""}, 1)
 
 
 class _Queue:
@@ -24,7 +24,7 @@ class _Queue:
     def __init__(self) -> None:
         self.finished = asyncio.Event()
 
-    async def finish(self, items: list[Item], *, again: Callable[[], Awaitable[None]] | None) -> None:
+    async def finish(self, items: list[QueueItem], *, again: Callable[[], Awaitable[None]] | None) -> None:
         """Takes it at the second try."""
         assert items == [ITEM]
         if again:
@@ -36,23 +36,23 @@ async def never(*_: object) -> None:
     raise AssertionError("nothing of this kind happens here")
 
 
-def no_bound(_: Item) -> float:
+def no_bound(_: QueueItem) -> float:
     return 3600.0
 
 
 async def test_what_an_item_came_to_is_said_again_where_its_finish_is_tried_again():
     told: list[str] = []
 
-    async def work(item: Item) -> None:
+    async def work(item: QueueItem) -> None:
         told.append("done")
 
-    async def again(item: Item) -> None:
+    async def again(item: QueueItem) -> None:
         assert item is ITEM
         told.append("again")
 
     queue = _Queue()
     inflight = InFlight(
-        cast("Queue", queue), most=1, work=work, abandon=never, poisoned=never, again=again, still_s=no_bound
+        cast("WorkQueue", queue), most=1, work=work, abandon=never, poisoned=never, again=again, still_s=no_bound
     )
     await inflight.start(ITEM)
     await queue.finished.wait()
@@ -60,15 +60,15 @@ async def test_what_an_item_came_to_is_said_again_where_its_finish_is_tried_agai
 
 
 async def test_of_poison_nothing_is_said_again():
-    async def work(item: Item) -> None:
+    async def work(item: QueueItem) -> None:
         raise ValueError("poison")
 
-    async def poisoned(item: Item, error: Exception) -> None:
+    async def poisoned(item: QueueItem, error: Exception) -> None:
         assert isinstance(error, ValueError)
 
     queue = _Queue()
     inflight = InFlight(
-        cast("Queue", queue), most=1, work=work, abandon=never, poisoned=poisoned, again=never, still_s=no_bound
+        cast("WorkQueue", queue), most=1, work=work, abandon=never, poisoned=poisoned, again=never, still_s=no_bound
     )
     await inflight.start(ITEM)
     await queue.finished.wait()
@@ -79,7 +79,7 @@ async def test_work_that_is_stopped_twice_still_closes_what_it_holds():
     began, closing, closed = asyncio.Event(), asyncio.Event(), asyncio.Event()
     let_close = asyncio.Event()
 
-    async def work(item: Item) -> None:
+    async def work(item: QueueItem) -> None:
         try:
             began.set()
             await asyncio.Event().wait()
@@ -89,7 +89,7 @@ async def test_work_that_is_stopped_twice_still_closes_what_it_holds():
             closed.set()
 
     queue = _Queue()
-    inflight = InFlight(cast("Queue", queue), most=1, work=work, abandon=never, poisoned=never, still_s=no_bound)
+    inflight = InFlight(cast("WorkQueue", queue), most=1, work=work, abandon=never, poisoned=never, still_s=no_bound)
     await inflight.start(ITEM)
     await began.wait()
     inflight.cancel("run-1")
@@ -101,10 +101,10 @@ async def test_work_that_is_stopped_twice_still_closes_what_it_holds():
 
 
 async def test_of_a_runs_items_only_those_that_are_meant_are_stopped():
-    old, new = ITEM, Item("turns", "2-0", {b"run-1": b""}, 1)
-    going_on, ended = asyncio.Event(), list[Item]()
+    old, new = ITEM, QueueItem("turns", "2-0", {b"run-1": b""}, 1)
+    going_on, ended = asyncio.Event(), list[QueueItem]()
 
-    async def work(item: Item) -> None:
+    async def work(item: QueueItem) -> None:
         try:
             await going_on.wait()
         finally:
@@ -125,15 +125,15 @@ async def test_of_a_runs_items_only_those_that_are_meant_are_stopped():
 async def test_work_that_nobody_stopped_and_that_was_cancelled_is_left_to_another_worker():
     """A cancellation can leak out of a library: finished, the run would be open for ever; kept alive, too."""
     queue = AsyncMock()
-    queue.let_go = let_go = Mock()
+    queue.release = release = Mock()
 
-    async def work(item: Item) -> None:
+    async def work(item: QueueItem) -> None:
         raise asyncio.CancelledError
 
     inflight = InFlight(queue, most=1, work=work, abandon=never, poisoned=never, still_s=no_bound)
     await inflight.start(ITEM)
     await eventually(lambda: not len(inflight))
-    let_go.assert_called_once_with([ITEM])
+    release.assert_called_once_with([ITEM])
     queue.finish.assert_not_called()
     await inflight.room()
 
@@ -142,7 +142,7 @@ async def test_an_item_that_comes_back_while_its_lost_work_ends_is_worked_and_co
     begun: list[asyncio.Event] = []
     let_close = asyncio.Event()
 
-    async def work(item: Item) -> None:
+    async def work(item: QueueItem) -> None:
         go_on = asyncio.Event()
         begun.append(go_on)
         try:
@@ -155,10 +155,10 @@ async def test_an_item_that_comes_back_while_its_lost_work_ends_is_worked_and_co
         raise AssertionError("nothing is abandoned or poisoned here")
 
     queue = _Queue()
-    inflight = InFlight(cast("Queue", queue), most=2, work=work, abandon=never, poisoned=never, still_s=no_bound)
+    inflight = InFlight(cast("WorkQueue", queue), most=2, work=work, abandon=never, poisoned=never, still_s=no_bound)
     await inflight.start(ITEM)
     await eventually(lambda: len(begun) == 1)
-    inflight.lost(ITEM)
+    inflight.on_claimed_away(ITEM)
     await inflight.start(ITEM)
     await eventually(lambda: len(begun) == 2)
     let_close.set()
@@ -177,7 +177,7 @@ async def test_work_without_progress_for_longer_than_its_bound_is_stopped_and_is
     monkeypatch.setattr(module, "ABANDON_S", 0.01)
     let_end, why = asyncio.Event(), list[Exception]()
 
-    async def work(item: Item) -> None:
+    async def work(item: QueueItem) -> None:
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
@@ -185,12 +185,12 @@ async def test_work_without_progress_for_longer_than_its_bound_is_stopped_and_is
                 raise
             await let_end.wait()
 
-    async def poisoned(item: Item, error: Exception) -> None:
+    async def poisoned(item: QueueItem, error: Exception) -> None:
         why.append(error)
 
     queue, liveness = _Queue(), Liveness()
     inflight = InFlight(
-        cast("Queue", queue),
+        cast("WorkQueue", queue),
         most=1,
         work=work,
         abandon=never,
@@ -212,18 +212,18 @@ async def test_a_step_with_a_bound_of_its_own_may_take_that_and_the_next_one_may
     monkeypatch.setattr(module, "LOOK_S", 0.01)
     in_next, go_on, why = asyncio.Event(), asyncio.Event(), list[Exception]()
 
-    async def work(item: Item) -> None:
+    async def work(item: QueueItem) -> None:
         with slack(100):
             await asyncio.create_task(go_on.wait())
         in_next.set()
         await asyncio.Event().wait()
 
-    async def poisoned(item: Item, error: Exception) -> None:
+    async def poisoned(item: QueueItem, error: Exception) -> None:
         why.append(error)
 
     queue, liveness = _Queue(), Liveness()
     inflight = InFlight(
-        cast("Queue", queue),
+        cast("WorkQueue", queue),
         most=1,
         work=work,
         abandon=never,
@@ -249,7 +249,7 @@ async def test_work_that_gets_on_is_left_to_it(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(module, "LOOK_S", 0.001)
     liveness = Liveness()
 
-    async def work(item: Item) -> None:
+    async def work(item: QueueItem) -> None:
         for _ in range(5):
             liveness.elapsed_s += 50
             await asyncio.create_task(part())  # what it consists of counts, too
@@ -260,7 +260,7 @@ async def test_work_that_gets_on_is_left_to_it(monkeypatch: pytest.MonkeyPatch):
 
     queue = _Queue()
     inflight = InFlight(
-        cast("Queue", queue),
+        cast("WorkQueue", queue),
         most=1,
         work=work,
         abandon=never,
@@ -273,7 +273,7 @@ async def test_work_that_gets_on_is_left_to_it(monkeypatch: pytest.MonkeyPatch):
 
 
 async def test_work_that_cannot_be_done_now_goes_to_the_end_of_its_queue():
-    async def work(item: Item) -> None:
+    async def work(item: QueueItem) -> None:
         raise Later
 
     queue = AsyncMock()

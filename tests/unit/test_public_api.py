@@ -25,10 +25,10 @@ FACADE = {
         restore_from_storage sanitize_for_storage unnamed_where
     """,
     "tokenbus.policy": """
-        Block CallJudge CallJudgeOptions ContentStreamBlock Decision Dialect Handling Link NewText NewToolCall
+        Block BoundPolicy CallJudge CallJudgeOptions ContentStreamBlock Decision Handling NewText NewToolCall
         OpenAIChunks OtherStreamBlock PolicyStream PublicEvents RedactSecrets RedactSecretsOptions Replace
         ReplaceText ReplaceTextOptions Rule StreamBlock StreamContext StreamProcessor StreamState ToolCallGate
-        ToolCallStreamBlock ToolRules ToolRulesOptions Verdict apply_policies
+        StreamFormat ToolCallStreamBlock ToolRules ToolRulesOptions Verdict apply_policies
     """,
     "tokenbus.shaping": """
         Coalescer SentenceRules Sentences
@@ -67,10 +67,10 @@ FACADE = {
 
 BUILT_BY_TOKENBUS = {"OrderedSubscription", "SentenceSubscription", "SharedSubscription", "Run", "StreamContext"}
 """Classes whose objects users are given. What their constructors take is no promise."""
-NOT_FOR_USERS = {"Decision", "Taken", "ImagesAsked", "Topic"}
+NOT_FOR_USERS = {"Decision", "CallOutcome", "ImagesRequested", "Topic"}
 """Types that only the bus's own services hand to each other, by methods that users have no reason to call."""
 BEHIND_THE_FACADE = {
-    "Dialect",  # users hand one of these three to PolicyStream and call nothing of it
+    "StreamFormat",  # users hand one of these three to PolicyStream and call nothing of it
     "OpenAIChunks",
     "PublicEvents",
     "ResponseDecoder",  # docs/guides/providers.md names the three methods that a decoder of one's own overrides

@@ -63,11 +63,11 @@ def report(error: Exception) -> int:
     if debugging():
         traceback.print_exception(error, file=sys.stderr)
     known = isinstance(error, TokenbusError)
-    complain(str(error) if known else f"internal: {type(error).__name__}: {error} (--verbose shows where)")
+    print_error(str(error) if known else f"internal: {type(error).__name__}: {error} (--verbose shows where)")
     return code_of(error)
 
 
-def complain(problem: str) -> None:
+def print_error(problem: str) -> None:
     """The line of an error."""
     print(f"error: {safe(problem)}", file=sys.stderr, flush=True)
 

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 TIMEOUT_S = 2.0
 
 
-async def status_of(url: str) -> int:
+async def probe(url: str) -> int:
     """The status of a GET. Raises OSError, TimeoutError included, and ValueError for what is no HTTP."""
     parts = urlsplit(url)
     tls = parts.scheme == "https"

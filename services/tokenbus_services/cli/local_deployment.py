@@ -20,7 +20,7 @@ _WAIT_S = 0.5
 _POLL_S = 0.02
 
 
-class Claim:
+class DirectoryClaim:
     """A data directory in this process's hands."""
 
     def __init__(self, file: int) -> None:
@@ -34,7 +34,7 @@ class Claim:
 
 
 @contextmanager
-def claim(directory: Path) -> Generator[Claim]:
+def claim(directory: Path) -> Generator[DirectoryClaim]:
     """Take the directory, made where it is missing. Raises SettingsError where another `tokenbus up` has it."""
     import fcntl
 
@@ -57,7 +57,7 @@ def claim(directory: Path) -> Generator[Claim]:
                     problem = f"{who} runs `tokenbus up` in {directory.resolve()}: stop it, or choose another --data"
                     raise SettingsError("settings", "data_dir", problem) from None
                 time.sleep(_POLL_S)
-        claimed = Claim(file)
+        claimed = DirectoryClaim(file)
         claimed.announce(None)
         yield claimed
     finally:

@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.stdout.flush()
     except click.ClickException as e:
         context = e.ctx if isinstance(e, click.UsageError) else None
-        ending.complain(e.format_message() + (f" (see: {context.command_path} --help)" if context else ""))
+        ending.print_error(e.format_message() + (f" (see: {context.command_path} --help)" if context else ""))
         status = e.exit_code
     except (KeyboardInterrupt, click.Abort):
         status = ending.INTERRUPTED
@@ -201,12 +201,12 @@ def scripts(keep: bool, listing: bool) -> None:
 
     Needed only where users of the server may run no others: deploy/acl.
     """
-    from tokenbus_services.cli.scripts import load, show
+    from tokenbus_services.cli.scripts import load_scripts, show
 
     if listing:
         show()
     else:
-        asyncio.run(load(keep=keep))
+        asyncio.run(load_scripts(keep=keep))
 
 
 @tokenbus.group()

@@ -35,7 +35,7 @@ def show() -> None:
         print(one.sha, one.name)
 
 
-async def load(*, keep: bool) -> None:
+async def load_scripts(*, keep: bool) -> None:
     """Load what the server, or a master of the Cluster, does not know; with ``keep`` again and again until a signal.
 
     Raises ServerUnavailable where it cannot be reached at first, and what it says where the user has no right to.

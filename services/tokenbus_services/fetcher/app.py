@@ -30,7 +30,7 @@ def create(settings: Settings) -> AsgiFastStream:
         title="intake",
         description="Requests: one JSON object in `__data__`; raw JSON, msgpack and the FastStream envelope are taken.",
         read=service.read_requests,
-        handle=service.take_in,
+        handle=service.accept_requests,
         liveness=service.liveness,
         payload=request_payload(),
     )

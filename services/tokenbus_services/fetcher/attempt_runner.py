@@ -19,7 +19,7 @@ from tokenbus.bus.liveness import holding, slack
 from tokenbus.bus.run_record import DEADLINE, REQUEST, history_fields, read_attempt, so_far_field
 from tokenbus.bus.server.retry import retry_until_available
 from tokenbus.bus.server.server import Server
-from tokenbus.bus.work_queue import Item, Queue
+from tokenbus.bus.work_queue import QueueItem, WorkQueue
 from tokenbus.core.request.fallback import request_for
 from tokenbus.core.request.tenant import tenant_of
 from tokenbus.errors import AttemptRefused, RequestError, SettingsError
@@ -28,11 +28,11 @@ from tokenbus.events.frames import Ended, Noted, TurnWork, history_decoder, turn
 from tokenbus.events.requests import Generate, Message
 from tokenbus.providers.api import HttpCall
 from tokenbus_services.fetcher.endpoints import Endpoint, Providers
-from tokenbus_services.fetcher.image_offload.offload import Shelf
-from tokenbus_services.fetcher.limits.fair_queue import Admission, WaitedTooLong
-from tokenbus_services.fetcher.limits.limiter import Ask, Grant
+from tokenbus_services.fetcher.image_offload.offload import ImageStore
+from tokenbus_services.fetcher.limits.fair_queue import FairQueue, WaitedTooLong
+from tokenbus_services.fetcher.limits.limiter import Reservation, ReservationRequest
 from tokenbus_services.fetcher.limits.scopes import Scopes
-from tokenbus_services.fetcher.limits.token_estimate import Tally, estimate
+from tokenbus_services.fetcher.limits.token_estimate import TokenTally, estimate
 from tokenbus_services.fetcher.provider_call import DEADLINE_PASSED, FilesLost, Rejected, fetch
 from tokenbus_services.fetcher.raw_writer import AttemptWriter, RawWriter
 from tokenbus_services.fetcher.request_media import TurnMedia
@@ -77,23 +77,23 @@ class _NotCalled(Exception):
         self.error = error
 
 
-class Turns:
+class AttemptRunner:
     """Makes the attempts that items of the `turns` queue ask for."""
 
     def __init__(
         self,
         server: Server,
         keys: Keys,
-        queue: Queue,
+        queue: WorkQueue,
         writer: RawWriter,
         providers: Providers,
         *,
         media: TurnMedia,
-        admission: Admission,
+        admission: FairQueue,
         scopes: Scopes,
-        shelf: Shelf,
+        shelf: ImageStore,
         answer_bytes: int,
-        stop: Callable[[Item], None],
+        stop: Callable[[QueueItem], None],
     ) -> None:
         """``shelf``: where images of answers go; ``answer_bytes``: most of one answer. ``stop`` stops the work on an
         item, whose attempt the server takes nothing more of."""
@@ -112,23 +112,23 @@ class Turns:
         self._looking_up = [asyncio.Semaphore(max(1, LOOK_UPS // apart)) for _ in range(apart)]
         """In a Cluster one for each partition, for their nodes may be away."""
 
-    async def work(self, item: Item) -> None:
+    async def work(self, item: QueueItem) -> None:
         """Make the attempt, to its end."""
         for name, data in item.fields.items():
             await self._attempt(name.decode(), turn_decoder.decode(data), item)
 
-    async def abandon(self, item: Item) -> None:
+    async def abandon(self, item: QueueItem) -> None:
         """Close the attempt as lost, for others to go on from."""
         await self.close(item, "the fetcher stopped")
         await self._queue.finish([item], again=lambda: self.close(item))
 
-    async def close(self, item: Item, reason: str = "the server forgot how it ended") -> None:
+    async def close(self, item: QueueItem, reason: str = "the server forgot how it ended") -> None:
         """See that the attempt is over. No harm where it ended already."""
         for name, data in item.fields.items():
             work = turn_decoder.decode(data)
             await self._writer.lost(name.decode(), work.turn, work.attempt, reason)
 
-    async def _attempt(self, run: str, work: TurnWork, item: Item) -> None:
+    async def _attempt(self, run: str, work: TurnWork, item: QueueItem) -> None:
         if item.deliveries > 1:
             log.info("attempt_lost", run=run, turn=work.turn, attempt=work.attempt)
             await self._writer.lost(run, work.turn, work.attempt, "the fetcher was lost")
@@ -146,10 +146,10 @@ class Turns:
         except AttemptRefused as e:
             log.info("attempt_refused", run=run, turn=work.turn, attempt=work.attempt, reason=e.reason)
 
-    async def _ready(self, item: Item, run: str, work: TurnWork) -> tuple[_Turn, Grant] | None:
+    async def _ready(self, item: QueueItem, run: str, work: TurnWork) -> tuple[_Turn, Reservation] | None:
         """The turn, once it may be called; None where the attempt is over, or another worker's by now.
 
-        Raises _NotCalled, NotBegun. While it waits its item is marked as not begun.
+        Raises _NotCalled, NotStarted. While it waits its item is marked as not begun.
         """
         waits = work.not_before_ms > 0
         if waits:
@@ -178,9 +178,9 @@ class Turns:
                 self._admission.leave(grant, used=0)
         return ready
 
-    async def _await_policies(self, item: Item, run: str, attempt: int, *, marked: bool) -> bool:
+    async def _await_policies(self, item: QueueItem, run: str, attempt: int, *, marked: bool) -> bool:
         """Wait while the policy stage is too far behind to judge one run more: it takes no slot meanwhile. Whether the
-        item is marked as not begun, as it was or for this. Raises NotBegun."""
+        item is marked as not begun, as it was or for this. Raises NotStarted."""
         look = partial(self._writer.lags.holds_back, run, attempt)
         behind = await retry_until_available(self._server, lambda: look(waits=False), what="lag of the policy stage")
         while behind:
@@ -191,8 +191,8 @@ class Turns:
             behind = await retry_until_available(self._server, lambda: look(waits=True), what="lag of the policy stage")
         return marked
 
-    async def _enter(self, ask: Ask, deadline: float | None) -> Grant:
-        """Wait for the run's turn. Raises _NotCalled, NotBegun."""
+    async def _enter(self, ask: ReservationRequest, deadline: float | None) -> Reservation:
+        """Wait for the run's turn. Raises _NotCalled, NotStarted."""
         try:
             async with asyncio.timeout_at(deadline):
                 return await self._admission.enter(ask)
@@ -201,11 +201,13 @@ class Turns:
         except WaitedTooLong:
             raise _NotCalled(LONGEST_WAIT) from None
 
-    def _ask(self, run: str, work: TurnWork, turn: _Turn) -> Ask:
+    def _ask(self, run: str, work: TurnWork, turn: _Turn) -> ReservationRequest:
         request, tenant = turn.request, tenant_of(turn.request.metadata)
         scopes = self._scopes.of(request.provider, request.model, tenant)
         limited = any(scope.tokens_per_minute for scope in scopes)
-        return Ask(f"{run}/{work.attempt}", tenant, scopes, estimate(request, turn.history) if limited else 0)
+        return ReservationRequest(
+            f"{run}/{work.attempt}", tenant, scopes, estimate(request, turn.history) if limited else 0
+        )
 
     async def _delay(self, run: str, work: TurnWork) -> None:
         """Wait for the time of a retry, or for the run's deadline if that comes first."""
@@ -217,9 +219,9 @@ class Turns:
         until_ms = min(work.not_before_ms, int(deadline)) if deadline else work.not_before_ms
         await self._admission.sleep((until_ms - self._server.clock.now_ms()) / 1000)
 
-    async def _call(self, turn: _Turn, grant: Grant, writer: AttemptWriter) -> None:
+    async def _call(self, turn: _Turn, grant: Reservation, writer: AttemptWriter) -> None:
         """Make the call, and give back what of its grant it did not use."""
-        tally = Tally() if grant.ask.scopes else None
+        tally = TokenTally() if grant.ask.scopes else None
         whole = False
         try:
             await self._make(turn, writer, tally)
@@ -230,7 +232,7 @@ class Turns:
             wait_s = tally.error.retry_after_s if tally and tally.error else None
             self._admission.leave(grant, used=used, wait_s=wait_s)
 
-    async def _make(self, turn: _Turn, writer: AttemptWriter, tally: Tally | None) -> None:
+    async def _make(self, turn: _Turn, writer: AttemptWriter, tally: TokenTally | None) -> None:
         """The call; and once more, without the files that the provider turns out not to have, or with a new token."""
         lost: tuple[str, ...] = ()
         rejected = False

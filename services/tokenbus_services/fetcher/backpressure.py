@@ -17,7 +17,7 @@ from tokenbus.bus.keys import Keys
 from tokenbus.bus.run_record import read_attempt
 from tokenbus.bus.server.server import Server
 from tokenbus.bus.stage_lag import read_lag
-from tokenbus_services.runtime.task_failures import BackgroundTasks
+from tokenbus_services.runtime.task_failures import LoggedTasks
 
 LAG_POLL_S = 0.02
 SHORT_BYTES = 256 * 1024
@@ -30,7 +30,7 @@ Later = Literal["normalizer", "policy"]
 """What all runs wait for, and what only those wait for that policies judge."""
 
 
-class Lags:
+class Backpressure:
     """The lags of one process."""
 
     def __init__(self, server: Server, keys: Keys, *, lag_bytes: int) -> None:
@@ -41,7 +41,7 @@ class Lags:
         self._events: dict[tuple[int, Later], asyncio.Event] = {}
         """By partition and stage that is too far behind: what waits for it."""
         self._look_at = 0.0
-        self._looks = BackgroundTasks("lag", most=2 * keys.partitions)
+        self._looks = LoggedTasks("lag", most=2 * keys.partitions)
         self._looked_at: set[tuple[int, Later]] = set()
         self._waiting: dict[int, tuple[float, int]] = {}
         """By partition: when its lag of both stages was read, and the lag, with what was written since."""
@@ -52,7 +52,7 @@ class Lags:
         """Whether a stage is too far behind somewhere."""
         return bool(self._events)
 
-    def told(self, partition: int, stage: Later, lag: int) -> None:
+    def set_lag(self, partition: int, stage: Later, lag: int) -> None:
         """So many bytes of this partition the stage has not worked in yet."""
         if lag > self._most:
             self._events.setdefault((partition, stage), asyncio.Event())

@@ -21,8 +21,8 @@ from tokenbus.providers.response.end_of_stream import LastEvent
 from tokenbus.providers.response.error_mapping import REQUEST_ID_HEADERS
 from tokenbus_services.fetcher.auth import KeyMissing, KeyUnusable
 from tokenbus_services.fetcher.endpoints import AuthUnavailable, Endpoint
-from tokenbus_services.fetcher.image_offload.offload import Lifter, Shelf
-from tokenbus_services.fetcher.limits.token_estimate import Tally
+from tokenbus_services.fetcher.image_offload.offload import ImageOffloader, ImageStore
+from tokenbus_services.fetcher.limits.token_estimate import TokenTally
 from tokenbus_services.fetcher.raw_writer import AttemptWriter
 from tokenbus_services.fetcher.response_body import BodyRefused, beginning, described, read_body
 from tokenbus_services.fetcher.uploads.upload import AUTH_UNAVAILABLE
@@ -56,7 +56,7 @@ hold the run's place and a socket, and loses the connection in place of that."""
 DEADLINE_PASSED = ErrorInfo(code="deadline", kind="timeout", message="the run's deadline has passed")
 
 
-class Silence:
+class CallTimeouts:
     """How long the call may still be silent: until the first event, then between reads, and never past the deadline."""
 
     def __init__(self, limit: asyncio.Timeout, deadline: float | None) -> None:
@@ -75,7 +75,7 @@ class Silence:
         self._seconds, self._what = seconds, (code, message)
         self._set()
 
-    def heard(self) -> None:
+    def received(self) -> None:
         """The call gave a sign of life."""
         if not self._over and self._clock() - self._set_at > self._seconds * TIMER_SLACK:
             self._set()
@@ -131,8 +131,8 @@ async def fetch(
     *,
     writer: AttemptWriter,
     deadline: float | None,
-    tally: Tally | None = None,
-    shelf: Shelf | None = None,
+    tally: TokenTally | None = None,
+    shelf: ImageStore | None = None,
     answer_bytes: int = LimitSettings().answer_bytes,
     again: bool = False,
 ) -> None:
@@ -145,7 +145,7 @@ async def fetch(
     back in its pool.
     """
     limit = asyncio.timeout(None)
-    silence = Silence(limit, deadline)
+    silence = CallTimeouts(limit, deadline)
     settings = endpoint.settings
     try:
         with slack(settings.connect_timeout_s + settings.first_event_timeout_s + settings.idle_timeout_s):
@@ -174,9 +174,9 @@ async def _read(
     body: MediaBody | None,
     *,
     writer: AttemptWriter,
-    silence: Silence,
-    tally: Tally | None,
-    shelf: Shelf | None,
+    silence: CallTimeouts,
+    tally: TokenTally | None,
+    shelf: ImageStore | None,
     answer_bytes: int,
     again: bool,
 ) -> ErrorInfo | None:
@@ -238,9 +238,9 @@ async def _pass_on(
     request: Generate,
     *,
     writer: AttemptWriter,
-    silence: Silence,
-    tally: Tally | None,
-    shelf: Shelf | None,
+    silence: CallTimeouts,
+    tally: TokenTally | None,
+    shelf: ImageStore | None,
 ) -> None:
     redact = endpoint.redact
     # Cut only then: the half of a key would be found by nobody.
@@ -250,7 +250,7 @@ async def _pass_on(
     asked = endpoint.api.images_asked(request)
     lifter = None
     if shelf and endpoint.api.image_keys and not asked.inline and response.status_code < 300:
-        lifter = Lifter(endpoint.api.image_keys, shelf, silence.paused)
+        lifter = ImageOffloader(endpoint.api.image_keys, shelf, silence.paused)
         asked = msgspec.structs.replace(asked, moved=lifter.secret)
     opened = Opened(api, response.status_code, headers, request.stream, quirks, asked, endpoint.name)
     await _write(writer, opened, silence)
@@ -277,7 +277,7 @@ async def _pass_on(
 
     first = True
     after_boundary = False
-    with _told_to_the_end(clean, lifter, writer):
+    with _reached_end(clean, lifter, writer):
         async for read in content:
             beat()
             data = clean.feed(read)
@@ -287,7 +287,7 @@ async def _pass_on(
                 seconds = endpoint.settings.idle_timeout_s
                 silence.allow(seconds, "idle_timeout", f"the stream was silent for {seconds:g} s")
             else:
-                silence.heard()
+                silence.received()
             # What follows a boundary may be a block's first chunk, and somebody waits for it.
             await hand_on(data, urgent=boundary or after_boundary)
             after_boundary = boundary
@@ -297,8 +297,8 @@ async def _pass_on(
 
 
 @contextmanager
-def _told_to_the_end(
-    clean: RedactedEvents | RedactedStream, lifter: Lifter | None, writer: AttemptWriter
+def _reached_end(
+    clean: RedactedEvents | RedactedStream, lifter: ImageOffloader | None, writer: AttemptWriter
 ) -> Generator[None]:
     """An answer that breaks off is told up to there: what waited, for a secret might have gone on from it, goes on."""
     try:
@@ -306,16 +306,16 @@ def _told_to_the_end(
     except (httpx.TransportError, BodyRefused, asyncio.CancelledError):
         rest = clean.end()
         if rest and writer.why_refused is None and (lifter is None or lifter.passes(rest)):
-            writer.put(Data(rest))
+            writer.write_item(Data(rest))
         raise
     finally:
         if lifter:
             lifter.close()
 
 
-async def _write(writer: AttemptWriter, item: Opened | Data, silence: Silence, *, urgent: bool = False) -> None:
+async def _write(writer: AttemptWriter, item: Opened | Data, silence: CallTimeouts, *, urgent: bool = False) -> None:
     """Write an item; while there is no room for more, nobody listens, and the provider is not silent."""
-    writer.put(item, urgent=urgent)
+    writer.write_item(item, urgent=urgent)
     if writer.must_wait:
         with silence.paused():
             await writer.room()

@@ -27,13 +27,13 @@ from tokenbus.bus.liveness import IDLE_S, Liveness, wait_briefly
 from tokenbus.bus.run_record import AttemptRecord, read_attempt
 from tokenbus.bus.scripts import RawPart
 from tokenbus.bus.server.retry import ISOLATED_TRIES, MAX_TRIES, retry_until_available
-from tokenbus.bus.server.run_scripts import send_many
+from tokenbus.bus.server.run_scripts import run_scripts
 from tokenbus.bus.server.server import Server
 from tokenbus.errors import AttemptRefused
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.frames import ANY_FRAME, Data, Ended, Lost, RawFrame, RawItem, encode
-from tokenbus_services.fetcher.backpressure import LAG_POLL_S, Lags
-from tokenbus_services.runtime.task_failures import BackgroundTasks
+from tokenbus_services.fetcher.backpressure import LAG_POLL_S, Backpressure
+from tokenbus_services.runtime.task_failures import LoggedTasks
 
 BUFFER_BYTES = 256 * 1024
 """Bytes of one attempt that may wait for a flush; beyond it the socket is not read."""
@@ -51,7 +51,7 @@ TORN = (b"frame ", b"writer ")
 frames in a fail-over, or gave the attempt to a second worker. None of the two can go on: the attempt ends as lost."""
 
 
-class FramesNotTaken(Exception):
+class FramesRefused(Exception):
     """What an attempt says breaks the command that writes it, each time: its run ends, and the others go on."""
 
 
@@ -96,7 +96,7 @@ class AttemptWriter:
             or (self.held and lags.of(partition, "policy") is not None)
         )
 
-    def put(self, item: RawItem, *, urgent: bool = False) -> None:
+    def write_item(self, item: RawItem, *, urgent: bool = False) -> None:
         """Queue an item. While it `must_wait` after that, `room` comes before the next."""
         if isinstance(item, Data):
             size = len(item.data)
@@ -127,7 +127,7 @@ class AttemptWriter:
 
     async def write(self, item: RawItem, *, urgent: bool = False) -> None:
         """`put`, and `room` after it. Raises AttemptRefused."""
-        self.put(item, urgent=urgent)
+        self.write_item(item, urgent=urgent)
         if self.must_wait:
             await self.room()
 
@@ -195,7 +195,7 @@ class AttemptWriter:
         if self.why_refused is not None:
             raise AttemptRefused(self.run, self.attempt, self.why_refused)
         if self.broken is not None:
-            raise FramesNotTaken(f"the server does not take the attempt's frames: {self.broken}") from self.broken
+            raise FramesRefused(f"the server does not take the attempt's frames: {self.broken}") from self.broken
 
 
 class _Flushed(msgspec.Struct, frozen=True, eq=False):
@@ -214,7 +214,7 @@ class RawWriter:
         self, server: Server, keys: Keys, *, linger_s: float, lag_bytes: int, liveness: Liveness | None = None
     ) -> None:
         self.keys = keys
-        self.lags = Lags(server, keys, lag_bytes=lag_bytes)
+        self.lags = Backpressure(server, keys, lag_bytes=lag_bytes)
         self._server = server
         self._linger_s = linger_s
         self._liveness = liveness or Liveness()
@@ -224,7 +224,7 @@ class RawWriter:
         self._task: asyncio.Task[None] | None = None
         self._apart = server.topology == "cluster"
         """The partitions lie on different nodes: one that is away shall hold up its own alone."""
-        self._flushes = BackgroundTasks("raw flush", most=keys.partitions)
+        self._flushes = LoggedTasks("raw flush", most=keys.partitions)
         self._late: dict[int, dict[AttemptWriter, None]] = {}
         """By partition whose flush is under way: what is to be flushed after it."""
 
@@ -343,9 +343,9 @@ class RawWriter:
                 continue
             partition = group[0].attempt.partition
             verdicts, (lag, *of_policies) = reply[: len(group)], reply[len(group) :]
-            self.lags.told(partition, "normalizer", lag)
+            self.lags.set_lag(partition, "normalizer", lag)
             for lag in of_policies:
-                self.lags.told(partition, "policy", lag)
+                self.lags.set_lag(partition, "policy", lag)
             for each, verdict in zip(group, verdicts, strict=True):
                 if verdict in (b"ok", b"already"):
                     each.attempt.written(each.items, each.size)
@@ -381,7 +381,7 @@ class RawWriter:
             written.append(([each], reply))
         return written
 
-    def _call_of(self, group: list[_Flushed]) -> scripts.Call:
+    def _call_of(self, group: list[_Flushed]) -> scripts.ScriptCall:
         held = any(each.attempt.held for each in group)
         return self._call(group[0].attempt.partition, [each.part for each in group], held=held)
 
@@ -399,16 +399,16 @@ class RawWriter:
         await self._send([self._call(attempt.partition, [part])])
         attempt.refuse(error.message)
 
-    def _call(self, partition: int, parts: list[RawPart], *, held: bool = False) -> scripts.Call:
+    def _call(self, partition: int, parts: list[RawPart], *, held: bool = False) -> scripts.ScriptCall:
         keys = self.keys
         policy = keys.lease(partition, "policy") if held else None
         normalizer = keys.lease(partition, "normalizer")
         return scripts.append_raw(keys.topic(partition, "raw"), normalizer, parts, policy_lease=policy)
 
-    async def _send(self, calls: list[scripts.Call], *, tries: int = MAX_TRIES) -> list[list[Any]]:
+    async def _send(self, calls: list[scripts.ScriptCall], *, tries: int = MAX_TRIES) -> list[list[Any]]:
         """Until the server has it: a frame that arrived although its reply was lost is told as ``already``."""
         return await retry_until_available(
-            self._server, lambda: send_many(self._server, calls), what="raw frames", tries=tries
+            self._server, lambda: run_scripts(self._server, calls), what="raw frames", tries=tries
         )
 
 

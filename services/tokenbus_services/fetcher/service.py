@@ -12,14 +12,14 @@ import msgspec
 from tokenbus.bus.control import ControlListener
 from tokenbus.bus.liveness import Liveness, rest
 from tokenbus.bus.server.server import Server
-from tokenbus.bus.work_queue import Item, Queue
+from tokenbus.bus.work_queue import QueueItem, WorkQueue
 from tokenbus.events.frames import Control, turn_decoder
 from tokenbus.events.requests import Tool
 from tokenbus_services.blobs.loader import loader_of
-from tokenbus_services.fetcher.attempt_runner import Turns, waits_as
+from tokenbus_services.fetcher.attempt_runner import AttemptRunner, waits_as
 from tokenbus_services.fetcher.endpoints import Providers
-from tokenbus_services.fetcher.image_offload.offload import Shelf
-from tokenbus_services.fetcher.limits.fair_queue import Admission
+from tokenbus_services.fetcher.image_offload.offload import ImageStore
+from tokenbus_services.fetcher.limits.fair_queue import FairQueue
 from tokenbus_services.fetcher.limits.limiter import Limiter
 from tokenbus_services.fetcher.limits.scopes import Scopes
 from tokenbus_services.fetcher.metrics import AdmissionMetrics, UploadMetrics
@@ -33,8 +33,8 @@ from tokenbus_services.intake.cancels import Cancels
 from tokenbus_services.media.blob_cache import RecentBlobs
 from tokenbus_services.runtime.app import worker_name
 from tokenbus_services.runtime.deployment import Deployment
-from tokenbus_services.runtime.in_flight import InFlight, bury_item
-from tokenbus_services.runtime.task_failures import BackgroundTasks
+from tokenbus_services.runtime.in_flight import InFlight, dead_letter_item
+from tokenbus_services.runtime.task_failures import LoggedTasks
 from tokenbus_services.settings import Settings
 
 INTAKE_GROUP = "intake"
@@ -72,12 +72,12 @@ class FetcherService:
             lag_bytes=settings.limits.lag_bytes,
             liveness=liveness,
         )
-        self._requests = Queue(
+        self._requests = WorkQueue(
             server,
             group=INTAKE_GROUP,
             streams=[keys.requests],
             worker=worker,
-            lost=lambda item: None,  # its script decided already who took it in
+            on_claimed_away=lambda item: None,  # its script decided already who took it in
             count=INTAKE_COUNT,
             members=keys.members(INTAKE_GROUP),
             fair="requests",
@@ -87,7 +87,7 @@ class FetcherService:
         )
         limits = settings.limits
         self._limiter = Limiter(server, worker=worker, liveness=liveness)
-        self.admission = Admission(
+        self.admission = FairQueue(
             self._limiter,
             metrics,
             slots=limits.runs_per_fetcher,
@@ -95,14 +95,14 @@ class FetcherService:
             longest_wait_s=limits.longest_wait_s,
             liveness=liveness,
         )
-        self._queue = Queue(
+        self._queue = WorkQueue(
             server,
             group=TURNS_GROUP,
             streams=[keys.topic(p, "turns") for p in range(keys.partitions)],
             worker=worker,
-            lost=self._lost,
+            on_claimed_away=self._on_claimed_away,
             members=keys.members(TURNS_GROUP),
-            patient=lambda: self.admission.full,
+            idle_only=lambda: self.admission.full,
             fair="turns",
             unreadable=self._poisoned,
             liveness=liveness,
@@ -117,7 +117,7 @@ class FetcherService:
             tools=tools,
             media=IntakeMedia(self._blobs, inline_bytes=settings.blobs.inline_bytes),
         )
-        turns = Turns(
+        turns = AttemptRunner(
             server,
             keys,
             self._queue,
@@ -126,7 +126,7 @@ class FetcherService:
             media=TurnMedia(self._blobs, Uploads(UploadedFiles(server, keys), uploads)),
             admission=self.admission,
             scopes=Scopes(limits, keys),
-            shelf=Shelf(self._blobs, largest_bytes=settings.blobs.max_bytes),
+            shelf=ImageStore(self._blobs, largest_bytes=settings.blobs.max_bytes),
             answer_bytes=limits.answer_bytes,
             stop=self._stop,
         )
@@ -140,8 +140,8 @@ class FetcherService:
             still_s=lambda item: STILL_S,
             liveness=liveness,
         )
-        self._control = ControlListener(server, keys, self._told, liveness=liveness)
-        self._turned_away = BackgroundTasks("requeue", most=keys.partitions)
+        self._control = ControlListener(server, keys, self._on_control, liveness=liveness)
+        self._turned_away = LoggedTasks("requeue", most=keys.partitions)
 
     @property
     def ready(self) -> bool:
@@ -179,26 +179,26 @@ class FetcherService:
         await self._blobs.aclose()
         await self._server.aclose()
 
-    async def read_requests(self) -> list[Item]:
+    async def read_requests(self) -> list[QueueItem]:
         """The next requests."""
         return await self._requests.read_ready()
 
-    async def take_in(self, items: list[Item]) -> None:
+    async def accept_requests(self, items: list[QueueItem]) -> None:
         """Make runs of them."""
         try:
-            await self._intake.take(items)
+            await self._intake.accept(items)
         except BaseException:
-            self._requests.let_go(items)  # kept alive here they would be nobody's
+            self._requests.release(items)  # kept alive here they would be nobody's
             raise
 
-    async def read_turns(self) -> list[Item]:
+    async def read_turns(self) -> list[QueueItem]:
         """The next attempts to make, once there is room for one."""
         await self._attempts.room()
         return await self._queue.read_ready()
 
-    async def start_turns(self, items: list[Item]) -> None:
+    async def start_turns(self, items: list[QueueItem]) -> None:
         """Make them; those of a tenant that has its part of the waiting places go back to the end of the queue."""
-        away: list[Item] = []
+        away: list[QueueItem] = []
         for item in items:
             # What another worker held is only closed here, and waits for nothing.
             if item.deliveries > 1 or self.admission.has_place(_tenant(item)):
@@ -209,42 +209,42 @@ class FetcherService:
             else:
                 away.append(item)
         if away:
-            by_stream: dict[str, list[Item]] = {}
+            by_stream: dict[str, list[QueueItem]] = {}
             for item in away:
                 by_stream.setdefault(item.stream, []).append(item)
             await self._turned_away.run(partial(self._queue.requeue, each) for each in by_stream.values())
             await rest(len(away) * TURNED_AWAY_S)
 
-    async def _unreadable_request(self, item: Item, error: Exception) -> None:
+    async def _unreadable_request(self, item: QueueItem, error: Exception) -> None:
         await self._intake.unreadable(item, error)
 
-    async def _poisoned(self, item: Item, error: Exception) -> None:
-        await bury_item(self._server, self._settings, self.name, item, error)
+    async def _poisoned(self, item: QueueItem, error: Exception) -> None:
+        await dead_letter_item(self._server, self._settings, self.name, item, error)
 
-    def _cancel(self, item: Item) -> bool:
+    def _cancel(self, item: QueueItem) -> bool:
         return self._cancels.take(item)
 
-    def _stop(self, item: Item) -> None:
+    def _stop(self, item: QueueItem) -> None:
         self._attempts.stop_item(item)
 
-    def _lost(self, item: Item) -> None:
-        self._attempts.lost(item)
+    def _on_claimed_away(self, item: QueueItem) -> None:
+        self._attempts.on_claimed_away(item)
 
-    def _told(self, message: Control) -> None:
+    def _on_control(self, message: Control) -> None:
         if message.what == "cancel":
             self._attempts.cancel(message.run)
         elif message.what == "closed":
             self._attempts.cancel(message.run, which=lambda item: _attempt(item, message.run) <= message.attempt)
 
 
-def _attempt(item: Item, run: str) -> float:
+def _attempt(item: QueueItem, run: str) -> float:
     try:
         return turn_decoder.decode(item.fields[run.encode()]).attempt
     except msgspec.MsgspecError:
         return inf  # its work will say what is wrong with it
 
 
-def _tenant(item: Item) -> str:
+def _tenant(item: QueueItem) -> str:
     try:
         return next(waits_as(turn_decoder.decode(data)) for data in item.fields.values())
     except msgspec.MsgspecError:

@@ -15,15 +15,15 @@ import structlog
 from redis.exceptions import RedisError
 
 from tokenbus.bus import scripts
-from tokenbus.bus.dead_letters import DeadEntry, bury
+from tokenbus.bus.dead_letters import DeadLetter, dead_letter
 from tokenbus.bus.keys import DATA_FIELD, Keys
 from tokenbus.bus.liveness import beating
 from tokenbus.bus.quarantine import asked_in
 from tokenbus.bus.run_record import ACCEPTED, ASKED, CONTINUES, DEADLINE, RECORD, REQUEST
 from tokenbus.bus.server.retry import ISOLATED_TRIES, retry_until_available
-from tokenbus.bus.server.run_scripts import send, send_many
+from tokenbus.bus.server.run_scripts import run_script, run_scripts
 from tokenbus.bus.server.server import Server
-from tokenbus.bus.work_queue import Item, Queue
+from tokenbus.bus.work_queue import QueueItem, WorkQueue
 from tokenbus.core.nearest_name import nearest
 from tokenbus.core.prefill.options import reading_of
 from tokenbus.core.request.fallback import all_choices
@@ -37,9 +37,9 @@ from tokenbus.events.frames import (
     Accepted,
     EventFrame,
     FallbackPlan,
-    Policing,
+    PolicyPlan,
     Rejected,
-    Rules,
+    RunLimits,
     TextReading,
     TurnWork,
     encode,
@@ -49,11 +49,11 @@ from tokenbus.providers.continuing import continues
 from tokenbus_services.intake.blob_offload import IntakeMedia
 from tokenbus_services.intake.cancels import Cancels
 from tokenbus_services.intake.fallbacks import Callee, Fallbacks
-from tokenbus_services.intake.policy_routes import Routes
+from tokenbus_services.intake.policy_routes import PolicyRoutes
 from tokenbus_services.intake.record_sampling import is_recorded
 from tokenbus_services.json_schema.check import check_output, check_tools
-from tokenbus_services.runtime.mcp_tool_cache import ListedTools
-from tokenbus_services.runtime.task_failures import BackgroundTasks
+from tokenbus_services.runtime.mcp_tool_cache import McpToolCache
+from tokenbus_services.runtime.task_failures import LoggedTasks
 from tokenbus_services.settings import Settings
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -74,7 +74,7 @@ class Intake:
         self,
         server: Server,
         settings: Settings,
-        queue: Queue,
+        queue: WorkQueue,
         cancels: Cancels,
         *,
         providers: Callable[[str], Callee],
@@ -85,19 +85,19 @@ class Intake:
         deployment declares: a request may name one, or one that an MCP server lists, without repeating its schema."""
         self._server = server
         self._settings = settings
-        self._routes = Routes(settings)
+        self._routes = PolicyRoutes(settings)
         self._keys: Keys = settings.keys
         self._queue = queue
-        self._asides = BackgroundTasks("intake", most=MOST_ASIDE)
+        self._asides = LoggedTasks("intake", most=MOST_ASIDE)
         self._cancels = cancels
         self._providers = providers
         self._fallbacks = Fallbacks(settings.fallback_routes, providers)
         self._tools = {tool.name: tool for tool in tools}
         self._mcp_prefixes = settings.mcp_prefixes
-        self._listed = ListedTools(server, settings.keys)
+        self._listed = McpToolCache(server, settings.keys)
         self._media = media
         limits, retry = settings.limits, settings.retry
-        self._rules = Rules(
+        self._rules = RunLimits(
             retry.max_attempts,
             retry.max_losses,
             round(retry.base_delay_s * 1000),
@@ -108,7 +108,7 @@ class Intake:
             limits.run_bytes,
         )
 
-    async def take(self, items: Sequence[Item]) -> None:
+    async def accept(self, items: Sequence[QueueItem]) -> None:
         """Take these requests in; returns when each is a run, a cancel, or told as refused. In a Cluster those whose
         node does not answer go on by themselves, `MOST_ASIDE` of them: they hold up no other.
 
@@ -130,7 +130,7 @@ class Intake:
             else:
                 await take()
 
-    async def unreadable(self, item: Item, error: Exception) -> None:
+    async def unreadable(self, item: QueueItem, error: Exception) -> None:
         """A request that breaks each connection on which it comes. Its run ends `failed`, if its id can be told without
         the rest of it: not that of a msgpack map, nor one inside of FastStream's JSON envelope."""
         named: dict[bytes, bytes] = {}
@@ -141,19 +141,19 @@ class Intake:
             log.warning("id_not_found", entry=item.entry_id, problem=str(e))
         problem = UnreadableEntry(str(error) or type(error).__name__)
         await self._end(msgspec.structs.replace(item, fields=named), problem)
-        await self.bury(item, problem, run=rejected_run_id(named))
+        await self.dead_letter(item, problem, run=rejected_run_id(named))
 
     async def close(self) -> None:
         """Leave what is under way to another worker."""
         await self._asides.close()
 
-    async def _give_up(self, item: Item) -> None:
+    async def _give_up(self, item: QueueItem) -> None:
         await self._refuse(item, PoisonRequest(item.deliveries - 1))
         await self._queue.finish([item])
 
-    async def _take(self, items: Sequence[Item]) -> None:
-        calls: list[tuple[Item, scripts.Call]] = []
-        refused: list[tuple[Item, Exception]] = []
+    async def _take(self, items: Sequence[QueueItem]) -> None:
+        calls: list[tuple[QueueItem, scripts.ScriptCall]] = []
+        refused: list[tuple[QueueItem, Exception]] = []
         # Side by side: one may have large media to store. Whatever is wrong with one, the requests beside it go on.
         taken = await beating(self._calls(items), most_s=MEDIA_S)
         for item, call in zip(items, taken, strict=True):
@@ -167,13 +167,13 @@ class Intake:
                 calls.append((item, call))
         sent = await self._send(calls)  # first: however many are bad, the good ones do not wait for it
         for item, error in refused:
-            await self.bury(item, error)
+            await self.dead_letter(item, error)
         await self._queue.finish(items, again=lambda: self._send_again(sent))
 
-    async def _calls(self, items: Sequence[Item]) -> list[scripts.Call | BaseException]:
+    async def _calls(self, items: Sequence[QueueItem]) -> list[scripts.ScriptCall | BaseException]:
         return await asyncio.gather(*(self._call(item) for item in items), return_exceptions=True)
 
-    async def _send(self, calls: Sequence[tuple[Item, scripts.Call]]) -> list[scripts.Call]:
+    async def _send(self, calls: Sequence[tuple[QueueItem, scripts.ScriptCall]]) -> list[scripts.ScriptCall]:
         """Those that the server took; the others are buried."""
         sent = [call for _, call in calls]
         try:
@@ -185,14 +185,16 @@ class Intake:
                     await self._send_alone(call)
                 except (RedisError, OSError) as e:
                     sent.remove(call)
-                    await self.bury(item, e)
+                    await self.dead_letter(item, e)
                     await self._end(item, e)
         return sent
 
-    async def _send_alone(self, call: scripts.Call) -> None:
-        await retry_until_available(self._server, lambda: send(self._server, call), what="intake", tries=ISOLATED_TRIES)
+    async def _send_alone(self, call: scripts.ScriptCall) -> None:
+        await retry_until_available(
+            self._server, lambda: run_script(self._server, call), what="intake", tries=ISOLATED_TRIES
+        )
 
-    async def _end(self, item: Item, error: Exception) -> None:
+    async def _end(self, item: QueueItem, error: Exception) -> None:
         """The run of a request that the server does not take ends `failed`, where the server takes at least that."""
         if call := self._reject(item, error):
             try:
@@ -200,16 +202,16 @@ class Intake:
             except (RedisError, OSError):
                 log.exception("run_not_ended", run=rejected_run_id(item.fields), entry=item.entry_id)
 
-    async def _send_again(self, calls: Sequence[scripts.Call]) -> None:
-        await retry_until_available(self._server, lambda: send_many(self._server, calls), what="intake")
+    async def _send_again(self, calls: Sequence[scripts.ScriptCall]) -> None:
+        await retry_until_available(self._server, lambda: run_scripts(self._server, calls), what="intake")
 
-    async def _refuse(self, item: Item, error: Exception) -> None:
+    async def _refuse(self, item: QueueItem, error: Exception) -> None:
         """Its run, if it names one, ends `failed`; its bytes go to the dead stream."""
         if call := self._reject(item, error):
             await self._send([(item, call)])
-        await self.bury(item, error)
+        await self.dead_letter(item, error)
 
-    async def _call(self, item: Item) -> scripts.Call:
+    async def _call(self, item: QueueItem) -> scripts.ScriptCall:
         request, unknown = decode_with_notes(item.fields, limit=self._settings.limits.request_bytes)
         if isinstance(request, Cancel):
             return self._cancels.call(request, await self._cancels.awaited_ms())
@@ -223,12 +225,12 @@ class Intake:
         check_tools(request.tools)
         check_output(request.output_schema)
         request, notes = self._fallbacks.settled(request)
-        policing = await self._policing(request)
+        policing = await self._policy_plan(request)
         return self._accept(await self._media.taken(request), item, policing, [*unknown, *notes])
 
-    async def _policing(self, request: Generate) -> Policing | None:
+    async def _policy_plan(self, request: Generate) -> PolicyPlan | None:
         """The run's policies; none, whatever its routes, where a policy asks for it."""
-        policing = self._routes.policing_of(request)
+        policing = self._routes.plan_for(request)
         if policing and request.id:
             key = self._keys.run(request.id)
             if await retry_until_available(
@@ -281,7 +283,9 @@ class Intake:
             raise RequestInvalid(where, problem)
         return tool
 
-    def _accept(self, request: Generate, item: Item, policing: Policing | None, notes: list[str]) -> scripts.Call:
+    def _accept(
+        self, request: Generate, item: QueueItem, policing: PolicyPlan | None, notes: list[str]
+    ) -> scripts.ScriptCall:
         # Without an id of its own the request takes the entry's, so that a second delivery is the same run.
         run = request.id or id_of_entry(item.stream, item.entry_id)
         now = self._server.clock.now_ms()
@@ -334,7 +338,7 @@ class Intake:
         vendor = self._settings.providers[request.provider]
         return reading_of(request, vendor.api, vendor.quirks)
 
-    def _make(self, run: str, frame: EventFrame, work: bytes, fields: list[scripts.Arg]) -> scripts.Call:
+    def _make(self, run: str, frame: EventFrame, work: bytes, fields: list[scripts.Arg]) -> scripts.ScriptCall:
         keys, partition = self._keys, self._keys.partition_of(run)
         return scripts.accept(
             keys.run(run),
@@ -349,7 +353,7 @@ class Intake:
             fields=fields,
         )
 
-    def _reject(self, item: Item, error: Exception) -> scripts.Call | None:
+    def _reject(self, item: QueueItem, error: Exception) -> scripts.ScriptCall | None:
         run = rejected_run_id(item.fields)
         where: str | None = getattr(error, "where", None)
         if isinstance(error, TokenbusError):
@@ -363,10 +367,10 @@ class Intake:
         now = self._server.clock.now_ms()
         return self._make(run, EventFrame(0, CONTROL_ATTEMPT, now, [Rejected(info)]), b"", ["accepted", now])
 
-    async def bury(self, item: Item, error: Exception, *, run: str | None = None) -> None:
+    async def dead_letter(self, item: QueueItem, error: Exception, *, run: str | None = None) -> None:
         """To the dead stream, with the reason."""
         data = item.fields.get(DATA_FIELD.encode())
-        entry = DeadEntry(
+        entry = DeadLetter(
             reason=_reason(error),
             stage="intake",
             stream=item.stream,
@@ -376,7 +380,7 @@ class Intake:
         )
         rejected = isinstance(error, WireError | RequestError) and not isinstance(error, PoisonRequest)
         most = self._settings.retention.dead_entries
-        await bury(self._server, self._keys, entry, most=most, rejected=rejected)
+        await dead_letter(self._server, self._keys, entry, most=most, rejected=rejected)
 
 
 class UnreadableEntry(Exception):

@@ -15,11 +15,11 @@ from tokenbus.bus.keys import DATA_FIELD, Keys
 from tokenbus.bus.liveness import Liveness
 from tokenbus.bus.scripts.order import URGENT_BYTES
 from tokenbus.bus.server.retry import retry_until_available
-from tokenbus.bus.server.run_scripts import send_many
+from tokenbus.bus.server.run_scripts import run_scripts
 from tokenbus.bus.server.server import Server
-from tokenbus.bus.work_queue import Item, Queue
+from tokenbus.bus.work_queue import QueueItem, WorkQueue
 from tokenbus.core.request.parse import decode_request
-from tokenbus.events.frames import CONTROL_ATTEMPT, CancelAsked, Control, EventFrame, encode
+from tokenbus.events.frames import CONTROL_ATTEMPT, CancelRequested, Control, EventFrame, encode
 from tokenbus.events.requests import Cancel
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -37,16 +37,16 @@ CLOSE_S = 5.0
 class Cancels:
     """Applies cancels beside the requests that are taken in. Call `close` at the end."""
 
-    def __init__(self, server: Server, keys: Keys, queue: Queue, liveness: Liveness | None = None) -> None:
+    def __init__(self, server: Server, keys: Keys, queue: WorkQueue, liveness: Liveness | None = None) -> None:
         self._server = server
         self._keys = keys
         self._queue = queue
         self._liveness = liveness or Liveness()
-        self._read: defaultdict[int, list[tuple[Item, Cancel]]] = defaultdict(list)
+        self._read: defaultdict[int, list[tuple[QueueItem, Cancel]]] = defaultdict(list)
         """Not sent yet. In a Cluster by partition: a node that is away holds up its own alone."""
         self._tasks: dict[int, asyncio.Task[None]] = {}
 
-    def take(self, item: Item) -> bool:
+    def take(self, item: QueueItem) -> bool:
         """If the item is a sound cancel, apply it and finish it, in a task of its own. False: it is none."""
         data = item.fields.get(DATA_FIELD.encode(), b"")
         if len(data) > URGENT_BYTES or not MAYBE_CANCEL.search(data):
@@ -72,12 +72,12 @@ class Cancels:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def call(self, request: Cancel, awaited_ms: int = AWAITED_MS) -> scripts.Call:
+    def call(self, request: Cancel, awaited_ms: int = AWAITED_MS) -> scripts.ScriptCall:
         """The script that applies a cancel."""
         keys, run = self._keys, request.run
         partition = keys.partition_of(run)
         now = self._server.clock.now_ms()
-        asked = CancelAsked(request.reason, request.heard_through)
+        asked = CancelRequested(request.reason, request.heard_through)
         return scripts.cancel(
             keys.run(run),
             keys.topic(partition, "events"),
@@ -99,7 +99,7 @@ class Cancels:
         )
         return AWAITED_MS + waiting * AWAITED_MS_A_REQUEST
 
-    async def _apply_all(self, read: list[tuple[Item, Cancel]]) -> None:
+    async def _apply_all(self, read: list[tuple[QueueItem, Cancel]]) -> None:
         while batch := read[:AT_ONCE]:
             del read[:AT_ONCE]
             items = [item for item, _ in batch]
@@ -110,20 +110,20 @@ class Cancels:
                 except (RedisError, OSError) as e:
                     # One of them is at fault, a key of its run being of another type, say. Intake tells which.
                     log.warning("cancels_passed_over", cancels=len(items), error=str(e))
-                    await self._queue.pass_over(items)
+                    await self._queue.discard(items)
                 else:
                     await self._queue.finish(items, again=lambda requests=requests: self._apply(requests))
             except Exception:  # of whatever kind: another fetcher has them next
                 log.exception("cancels_left", cancels=len(items))
-                self._queue.let_go(items)
+                self._queue.release(items)
 
     async def _apply(self, requests: Sequence[Cancel]) -> None:
         calls = [self.call(request) for request in requests]
-        replies = await retry_until_available(self._server, lambda: send_many(self._server, calls), what="cancels")
+        replies = await retry_until_available(self._server, lambda: run_scripts(self._server, calls), what="cancels")
         unknown = [request for request, reply in zip(requests, replies, strict=True) if reply == b"awaited"]
         if unknown:
             awaited_ms = await self.awaited_ms()
             calls = [self.call(request, awaited_ms) for request in unknown]
             await retry_until_available(
-                self._server, lambda: send_many(self._server, calls), what="cancels that wait for their run"
+                self._server, lambda: run_scripts(self._server, calls), what="cancels that wait for their run"
             )

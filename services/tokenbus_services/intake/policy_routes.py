@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from tokenbus.core.request.fallback import all_choices
 from tokenbus.errors import RequestInvalid
-from tokenbus.events.frames import Policing
+from tokenbus.events.frames import PolicyPlan
 from tokenbus.events.requests import Generate
 from tokenbus_services.intake.request_match import on_route
 from tokenbus_services.settings import Settings
 
 
-class Routes:
+class PolicyRoutes:
     """The deployment's policies and routes."""
 
     def __init__(self, settings: Settings) -> None:
@@ -18,7 +18,7 @@ class Routes:
         self._routes = settings.policy_routes
         self._slack_s = settings.limits.policy_slack_s
 
-    def policing_of(self, request: Generate) -> Policing | None:
+    def plan_for(self, request: Generate) -> PolicyPlan | None:
         """The policies of all routes that the request meets, then those that it names itself, each once; it cannot name
         one away. None: there are none. Raises RequestInvalid for a name that is not configured.
 
@@ -35,4 +35,4 @@ class Routes:
         policies = [self._policies[name] for name in names]
         patience_s = sum(policy.timeout_s for policy in policies) + self._slack_s
         passes = all(policy.on_error == "pass" for policy in policies)
-        return Policing(names, "pass" if passes else "block", round(patience_s * 1000))
+        return PolicyPlan(names, "pass" if passes else "block", round(patience_s * 1000))

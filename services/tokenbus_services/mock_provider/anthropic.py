@@ -11,7 +11,7 @@ from msgspec import Meta
 
 from tokenbus.providers.api import ApiName
 from tokenbus_services.mock_provider.reply import Finish, Reply, ToolCall
-from tokenbus_services.mock_provider.request import Asked, Heard, Refused, Said, joined, read_as
+from tokenbus_services.mock_provider.request import Asked, Refused, RequestOptions, Said, joined, read_as
 
 _STOP_REASONS: dict[Finish, str] = {
     "stop": "end_turn",
@@ -61,11 +61,11 @@ class Anthropic:
 
     def hear(
         self, route: re.Match[str], query: Mapping[str, str], headers: Mapping[str, str], body: Mapping[str, Any]
-    ) -> Heard:
+    ) -> RequestOptions:
         if "anthropic-version" not in headers:
             raise Refused(400, "anthropic-version: header is required")
         request = read_as(body, _Request)
-        return Heard(
+        return RequestOptions(
             model=request.model,
             stream=request.stream,
             history="messages",

@@ -16,7 +16,7 @@ from msgspec import Meta
 
 from tokenbus.providers.api import ApiName
 from tokenbus_services.mock_provider.reply import Finish, Reply, ToolCall
-from tokenbus_services.mock_provider.request import Asked, Heard, Refused, Said, joined, read_as
+from tokenbus_services.mock_provider.request import Asked, Refused, RequestOptions, Said, joined, read_as
 
 _FINISH_REASONS: dict[Finish, str] = {
     "stop": "STOP",
@@ -76,13 +76,13 @@ class Gemini:
 
     def hear(
         self, route: re.Match[str], query: Mapping[str, str], headers: Mapping[str, str], body: Mapping[str, Any]
-    ) -> Heard:
+    ) -> RequestOptions:
         stream = route["method"] == "streamGenerateContent"
         if stream and query.get("alt") != "sse":
             # The real API answers with a JSON array then; nothing here asks for one.
             raise Refused(400, "alt: the replay provider streams with alt=sse only")
         request = read_as(body, _Request)
-        return Heard(
+        return RequestOptions(
             model=unquote(route["model"]),
             stream=stream,
             history="contents",

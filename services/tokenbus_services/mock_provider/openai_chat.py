@@ -15,7 +15,7 @@ from msgspec import Meta
 from tokenbus.providers.api import ApiName
 from tokenbus_services.mock_provider.provider_api import CREATED
 from tokenbus_services.mock_provider.reply import Finish, Reply, ToolCall
-from tokenbus_services.mock_provider.request import Asked, Heard, Said, joined, read_as
+from tokenbus_services.mock_provider.request import Asked, RequestOptions, Said, joined, read_as
 
 FINISH_REASONS: dict[Finish, str] = {
     "stop": "stop",
@@ -85,9 +85,9 @@ class OpenAIChat:
 
     def hear(
         self, route: re.Match[str], query: Mapping[str, str], headers: Mapping[str, str], body: Mapping[str, Any]
-    ) -> Heard:
+    ) -> RequestOptions:
         request = read_as(body, _Request)
-        return Heard(
+        return RequestOptions(
             model=request.model,
             stream=bool(request.stream),
             history="messages",

@@ -16,7 +16,7 @@ from tokenbus_services.mock_provider import openai_chat
 from tokenbus_services.mock_provider.openai_chat import FINISH_REASONS, Request, data_event, usage_object
 from tokenbus_services.mock_provider.provider_api import CREATED
 from tokenbus_services.mock_provider.reply import Reply
-from tokenbus_services.mock_provider.request import Asked, Heard, Said, read_as
+from tokenbus_services.mock_provider.request import Asked, RequestOptions, Said, read_as
 
 _encode = msgspec.json.Encoder().encode
 
@@ -33,9 +33,9 @@ class Completions:
 
     def hear(
         self, route: re.Match[str], query: Mapping[str, str], headers: Mapping[str, str], body: Mapping[str, Any]
-    ) -> Heard:
+    ) -> RequestOptions:
         request = read_as(body, _Request)
-        return Heard(
+        return RequestOptions(
             model=request.model,
             stream=bool(request.stream),
             history="prompt",

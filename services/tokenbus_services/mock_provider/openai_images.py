@@ -17,7 +17,7 @@ from tokenbus.providers.api import ApiName
 from tokenbus_services.mock_provider import openai_chat
 from tokenbus_services.mock_provider.provider_api import CREATED
 from tokenbus_services.mock_provider.reply import Reply
-from tokenbus_services.mock_provider.request import Asked, Heard, Refused, Said, read_as
+from tokenbus_services.mock_provider.request import Asked, Refused, RequestOptions, Said, read_as
 
 _encode = msgspec.json.Encoder().encode
 
@@ -42,14 +42,14 @@ class OpenAIImages:
 
     def hear(
         self, route: re.Match[str], query: Mapping[str, str], headers: Mapping[str, str], body: Mapping[str, Any]
-    ) -> Heard:
+    ) -> RequestOptions:
         request = _read(body)
         if route[1] == "generations" and _edits(body):
             raise Refused(400, f"Unknown parameter: {_edits(body)!r}.")
         if route[1] == "edits" and not _edits(body):
             raise Refused(400, "Missing required parameter: 'image'.")
         said = [(Said(by="user", text=request.prompt),)]
-        return Heard(model=request.model, stream=bool(request.stream), history="prompt", said=said)
+        return RequestOptions(model=request.model, stream=bool(request.stream), history="prompt", said=said)
 
     def error(self, status: int, message: str) -> bytes:
         return openai_chat.dialect.error(status, message)

@@ -16,7 +16,7 @@ from tokenbus.providers.api import ApiName
 from tokenbus_services.mock_provider.openai_chat import error_object
 from tokenbus_services.mock_provider.provider_api import CREATED
 from tokenbus_services.mock_provider.reply import Finish, Picture, Reply
-from tokenbus_services.mock_provider.request import Asked, Heard, Refused, Said, joined, read_as
+from tokenbus_services.mock_provider.request import Asked, Refused, RequestOptions, Said, joined, read_as
 
 _INCOMPLETE: dict[Finish, str] = {"length": "max_output_tokens", "content_filter": "content_filter"}
 _ENCRYPTED = "reasoning.encrypted_content"
@@ -65,13 +65,13 @@ class OpenAIResponses:
 
     def hear(
         self, route: re.Match[str], query: Mapping[str, str], headers: Mapping[str, str], body: Mapping[str, Any]
-    ) -> Heard:
+    ) -> RequestOptions:
         if body.get("previous_response_id"):
             raise Refused(400, "previous_response_id: the replay provider keeps no responses; send the whole input")
         request = read_as(body, _Request)
         items = [_Item(role="user", content=request.input)] if isinstance(request.input, str) else request.input
         said = [_said(item) for item in items]
-        return Heard(model=request.model, stream=bool(request.stream), history="input", said=said)
+        return RequestOptions(model=request.model, stream=bool(request.stream), history="input", said=said)
 
     def error(self, status: int, message: str) -> bytes:
         return _encode(error_object(status, message))

@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 
 from tokenbus_services.mock_provider import chunking
-from tokenbus_services.mock_provider.provider_api import Dialect
+from tokenbus_services.mock_provider.provider_api import MockApi
 from tokenbus_services.mock_provider.reply import Reply
 from tokenbus_services.mock_provider.request import Asked, Refused
 from tokenbus_services.mock_provider.script import (
@@ -44,17 +44,17 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     pace: float | None = None
 
 
-def refusal(dialect: Dialect, refused: Refused) -> Plan:
+def refusal(dialect: MockApi, refused: Refused) -> Plan:
     """An error that the request brought on itself."""
     return _error(dialect, Status(status=refused.status), refused.message)
 
 
-def failed(dialect: Dialect, fault: Status) -> Plan:
+def failed(dialect: MockApi, fault: Status) -> Plan:
     """An error of the script's."""
     return _error(dialect, fault, f"HTTP {fault.status}, as the replay script says")
 
 
-def plan(turn: Turn, asked: Asked, dialect: Dialect, attempt: int) -> Plan:
+def plan(turn: Turn, asked: Asked, dialect: MockApi, attempt: int) -> Plan:
     """The response to one try, counted from 0, at one turn.
 
     Raises Refused where the API has no form for what the turn says, OSError where a recording cannot be read and
@@ -71,12 +71,12 @@ def plan(turn: Turn, asked: Asked, dialect: Dialect, attempt: int) -> Plan:
     return msgspec.structs.replace(answer, delay_s=turn.delivery.delay_s, pace=turn.delivery.pace)
 
 
-def _error(dialect: Dialect, fault: Status, message: str) -> Plan:
+def _error(dialect: MockApi, fault: Status, message: str) -> Plan:
     body = dialect.error(fault.status, message) if fault.body is None else fault.body
     return Plan(status=fault.status, headers={"content-type": _JSON, **fault.headers}, reads=chunking.pieces(body, ()))
 
 
-def _delivered(turn: Turn, asked: Asked, dialect: Dialect, fault: Fault | None) -> Plan:
+def _delivered(turn: Turn, asked: Asked, dialect: MockApi, fault: Fault | None) -> Plan:
     body = _stream(turn.says, asked, dialect) if asked.stream else _body(turn.says, asked, dialect)
     headers = {"content-type": _EVENTS if asked.stream else _JSON}
     ends = chunking.ends_of_reads(body, turn.delivery.cuts)
@@ -96,7 +96,7 @@ def _delivered(turn: Turn, asked: Asked, dialect: Dialect, fault: Fault | None) 
             return Plan(status=200, headers=headers, reads=before, ending="stalled", rest=after)
 
 
-def _stream(says: Source, asked: Asked, dialect: Dialect) -> bytes:
+def _stream(says: Source, asked: Asked, dialect: MockApi) -> bytes:
     match says:
         case Reply():
             return dialect.stream(_filled(says, asked), asked)
@@ -106,7 +106,7 @@ def _stream(says: Source, asked: Asked, dialect: Dialect) -> bytes:
             return Path(says.stream).read_bytes()
 
 
-def _body(says: Source, asked: Asked, dialect: Dialect) -> bytes:
+def _body(says: Source, asked: Asked, dialect: MockApi) -> bytes:
     match says:
         case Reply():
             return dialect.body(_filled(says, asked), asked)

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from tokenbus.providers.api import ApiName
 from tokenbus_services.mock_provider.reply import Reply
-from tokenbus_services.mock_provider.request import Asked, Heard
+from tokenbus_services.mock_provider.request import Asked, RequestOptions
 
 CREATED = 1_750_000_000
 """Unix time that composed replies claim for their creation: the same request gets the same bytes."""
@@ -26,7 +26,7 @@ class Composer(Protocol):
         ...
 
 
-class Dialect(Composer, Protocol):
+class MockApi(Composer, Protocol):
     """One provider API, as its module gives it (a module-level object named ``dialect``)."""
 
     name: ApiName
@@ -35,7 +35,7 @@ class Dialect(Composer, Protocol):
 
     def hear(
         self, route: re.Match[str], query: Mapping[str, str], headers: Mapping[str, str], body: Mapping[str, Any]
-    ) -> Heard:
+    ) -> RequestOptions:
         """What the request asks for. Raises Refused for what the API itself would refuse."""
         ...
 

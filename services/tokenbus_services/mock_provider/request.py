@@ -45,7 +45,7 @@ class Said(msgspec.Struct, frozen=True, kw_only=True):
     """tool: id of the call that this is the result of."""
 
 
-class Heard(msgspec.Struct, frozen=True, kw_only=True):
+class RequestOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What an API's module reads from a request."""
 
     model: str
@@ -92,7 +92,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
         return words[-1] if words else ""
 
 
-def understand(api: ApiName, heard: Heard, headers: Mapping[str, str], body: Mapping[str, Any]) -> Asked:
+def understand(api: ApiName, heard: RequestOptions, headers: Mapping[str, str], body: Mapping[str, Any]) -> Asked:
     """The request as the server sees it. Raises Refused where calls and results do not match."""
     said = list(heard.said)
     begun = ""
@@ -121,7 +121,7 @@ def understand(api: ApiName, heard: Heard, headers: Mapping[str, str], body: Map
 
 def _continuing(
     api: ApiName,
-    heard: Heard,
+    heard: RequestOptions,
     sent: tuple[Mapping[str, str], Mapping[str, Any], Mapping[str, Any]],
     text: str,
     line: str,

@@ -23,7 +23,7 @@ from tokenbus_services.mock_provider import (
 from tokenbus_services.mock_provider.connection import BadRequest, Connection
 from tokenbus_services.mock_provider.multipart import MULTIPART, read_form
 from tokenbus_services.mock_provider.plan import Plan, plan, refusal
-from tokenbus_services.mock_provider.provider_api import Dialect
+from tokenbus_services.mock_provider.provider_api import MockApi
 from tokenbus_services.mock_provider.request import Asked, Refused, understand
 from tokenbus_services.mock_provider.request_log import Attempts, Exchange, Journal, Received, State
 from tokenbus_services.mock_provider.script import Script, Turn
@@ -32,7 +32,7 @@ from tokenbus_services.mock_provider.uploads import FileStore
 Choose = Callable[[Asked], Script | Turn | None]
 """Which script or turn a request gets; None: the script that its model names."""
 
-_DIALECTS: tuple[Dialect, ...] = (
+_DIALECTS: tuple[MockApi, ...] = (
     anthropic.dialect,
     openai_chat.dialect,
     openai_completions.dialect,
@@ -243,7 +243,7 @@ class ReplayServer:
         raise Refused(400, f"script {script.name!r} has {len(script.turns)} turns, and this is turn {asked.turn}")
 
 
-def _route(path: str) -> tuple[Dialect, re.Match[str] | None]:
+def _route(path: str) -> tuple[MockApi, re.Match[str] | None]:
     """The API of a path; for a path of none, one to write the error."""
     for dialect in _DIALECTS:
         if route := dialect.route.fullmatch(path):
@@ -251,7 +251,7 @@ def _route(path: str) -> tuple[Dialect, re.Match[str] | None]:
     return openai_chat.dialect, None
 
 
-def _understand(dialect: Dialect, route: re.Match[str], received: Received) -> Asked:
+def _understand(dialect: MockApi, route: re.Match[str], received: Received) -> Asked:
     if received.method != "POST":
         raise Refused(405, f"{received.path} takes POST, not {received.method}")
     body = _body(received)

@@ -20,7 +20,7 @@ from tokenbus.providers.api import ApiName
 from tokenbus_services.mock_provider import anthropic, gemini, openai_chat
 from tokenbus_services.mock_provider.multipart import read_form
 from tokenbus_services.mock_provider.plan import Plan, failed, refusal
-from tokenbus_services.mock_provider.provider_api import CREATED, Dialect
+from tokenbus_services.mock_provider.provider_api import CREATED, MockApi
 from tokenbus_services.mock_provider.request import Refused, read_as
 from tokenbus_services.mock_provider.request_log import Received
 from tokenbus_services.mock_provider.script import Status
@@ -117,7 +117,7 @@ class FileStore:
                 case _:
                     raise Refused(404, f"There is no file with the id '{name}'.")
 
-    def _form(self, dialect: Dialect, received: Received) -> Plan:
+    def _form(self, dialect: MockApi, received: Received) -> Plan:
         if received.method != "POST":
             raise Refused(405, f"{received.path} takes POST, not {received.method}")
         if dialect is anthropic.dialect and BETA not in received.headers.get("anthropic-beta", ""):
@@ -192,7 +192,7 @@ class FileStore:
         }
 
 
-def _dialect(received: Received) -> Dialect | None:
+def _dialect(received: Received) -> MockApi | None:
     """Whose file API this is a call of."""
     if received.path == FILES:
         return anthropic.dialect if "anthropic-version" in received.headers else openai_chat.dialect

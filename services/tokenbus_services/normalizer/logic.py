@@ -6,7 +6,7 @@ from typing import cast
 
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.scripts import Arg, Commit
-from tokenbus.bus.stage.partition import Standing
+from tokenbus.bus.stage.partition import RunPosition
 from tokenbus.core.attempt_decoder import AttemptReader
 from tokenbus.core.run.retry import WORKER_LOST
 from tokenbus.events.error_info import ErrorInfo
@@ -31,7 +31,7 @@ class NormalizerLogic:
         self._large: list[tuple[list[BusEvent], int]] = []
         """What belongs into blobs among the events since the last flush, by their places."""
 
-    def take(self, run: str, frame: bytes) -> None:
+    def apply(self, run: str, frame: bytes) -> None:
         raw = decode_raw(frame)
         reader = self._readers.get(run)
         if reader and raw.attempt < reader.attempt:
@@ -49,10 +49,10 @@ class NormalizerLogic:
             del self._readers[run]
 
     @property
-    def unsettled(self) -> bool:
+    def replay_unfinished(self) -> bool:
         return bool(self._keeper and self._large)
 
-    async def settle(self) -> None:
+    async def finish_replay(self) -> None:
         """The images and the large opaque data of the frames go to the blob store."""
         waiting, self._large = self._large, []
         if self._keeper and waiting:
@@ -69,7 +69,7 @@ class NormalizerLogic:
     def abandon(self, run: str, error: ErrorInfo) -> None:
         self._readers.pop(run, None)  # what the normalizer says is public nowhere
 
-    def end_unread(self, run: str, error: ErrorInfo, standing: Standing) -> None:
+    def fail_unreadable(self, run: str, error: ErrorInfo, standing: RunPosition) -> None:
         """What the attempt said cannot be read on: it is lost, and the parser decides on the next."""
         self._readers.pop(run, None)
         cut = ErrorInfo(code=WORKER_LOST, kind="internal", message=error.message, retryable=True)
@@ -95,7 +95,7 @@ class NormalizerLogic:
         if size:
             commit.arrived(self._parser_lease, size)
 
-    def mute(self) -> None:
+    def discard_outputs(self) -> None:
         self._frames = {}
         self._large = []
 

@@ -11,7 +11,7 @@ from tokenbus.bus.server.server import Server
 from tokenbus.bus.stage.stage import Stage
 from tokenbus_services.parser.logic import ParserLogic
 from tokenbus_services.parser.metrics import RunMetrics
-from tokenbus_services.parser.timeouts import Clock
+from tokenbus_services.parser.timeouts import TimeoutClock
 from tokenbus_services.runtime.stage_service import stage_app
 from tokenbus_services.settings import Settings
 
@@ -34,8 +34,8 @@ def create(settings: Settings) -> AsgiFastStream:
         )
         return logics[partition]
 
-    def clock(server: Server, stage: Stage, liveness: Liveness) -> Clock:
-        return Clock(server, stage, settings, logics, liveness)
+    def clock(server: Server, stage: Stage, liveness: Liveness) -> TimeoutClock:
+        return TimeoutClock(server, stage, settings, logics, liveness)
 
     return stage_app(
         settings,

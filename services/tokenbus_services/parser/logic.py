@@ -22,15 +22,24 @@ from tokenbus.bus.run_record import (
     so_far_field,
 )
 from tokenbus.bus.scripts import Commit
-from tokenbus.bus.stage.partition import Standing
+from tokenbus.bus.stage.partition import RunPosition
 from tokenbus.core.request.tenant import tenant_of
 from tokenbus.core.run.blocks import BlockTable
 from tokenbus.core.run.checkpoint import Checkpoints, Snapshot
-from tokenbus.core.run.effects import CloseAttempt, Decide, Draft, Effect, EndRun, LetGo, NextTurn, RunTools
-from tokenbus.core.run.gated import HeldRun, accept
+from tokenbus.core.run.effects import (
+    CloseAttempt,
+    Decide,
+    Draft,
+    Effect,
+    EndRun,
+    NextTurn,
+    ReleaseFromPolicies,
+    RunTools,
+)
+from tokenbus.core.run.gated import GatedRun, accept
 from tokenbus.core.run.open_blocks import OpenBlocks
 from tokenbus.core.run.state import RunState
-from tokenbus.core.run.state_machine import Run
+from tokenbus.core.run.state_machine import RunMachine
 from tokenbus.events.decisions import Decided
 from tokenbus.events.decisions import encode as encode_decided
 from tokenbus.events.error_info import ErrorInfo
@@ -44,8 +53,7 @@ from tokenbus.events.frames import (
     Lost,
     RawFrame,
     Rejected,
-    Rules,
-    Taken,
+    TapedFrame,
     decode_events,
     encode,
 )
@@ -86,16 +94,16 @@ class ParserLogic:
         self._blocks = [s for t, s in streams.items() if t == "blocks"]
         self._lifecycle = [keys.topic(partition, "runs")]
         self._told = told
-        self._runs: dict[str, Run | HeldRun] = {}
-        self._changed: dict[str, Run | HeldRun] = {}
+        self._runs: dict[str, RunMachine | GatedRun] = {}
+        self._changed: dict[str, RunMachine | GatedRun] = {}
         self._checkpoints: dict[str, Checkpoints] = {}
         """Of the long runs."""
         self._said: dict[str, OpenBlocks] = {}
-        """Of runs that `end_unread` is to end: what their logs say."""
-        self._tapes: dict[str, list[Taken]] = {}
+        """Of runs that `fail_unreadable` is to end: what their logs say."""
+        self._tapes: dict[str, list[TapedFrame]] = {}
         """What was taken of runs that are recorded."""
 
-    def take(self, run: str, frame: bytes) -> None:
+    def apply(self, run: str, frame: bytes) -> None:
         events = decode_events(frame)
         machine = self._runs.get(run) or self._begin(run, events)
         if machine is None:
@@ -123,7 +131,7 @@ class ParserLogic:
     def learn(self, run: str, event: bytes) -> None:
         self._said.setdefault(run, OpenBlocks()).read(event)
 
-    def end_unread(self, run: str, error: ErrorInfo, standing: Standing) -> None:
+    def fail_unreadable(self, run: str, error: ErrorInfo, standing: RunPosition) -> None:
         """It ends `failed`, under the number that comes next; the blocks that are open in its log end as cut."""
         self._runs.pop(run, None)
         self._checkpoints.pop(run, None)
@@ -133,7 +141,7 @@ class ParserLogic:
         if said := self._said.pop(run, None):
             blocks.open = said.by_number
         state = RunState(run, nothing, _now_ms(), blocks, turn, attempt, standing.seq)
-        self._changed[run] = machine = Run(state)
+        self._changed[run] = machine = RunMachine(state)
         machine.fail(error)
 
     def is_open(self, run: str) -> bool:
@@ -154,7 +162,7 @@ class ParserLogic:
             self._write(machine, commit)
         self._changed = {}
 
-    def mute(self) -> None:
+    def discard_outputs(self) -> None:
         self._tapes = {}
         for machine in self._changed.values():
             machine.out.clear()
@@ -175,17 +183,17 @@ class ParserLogic:
         self._restore(run, state)
 
     def _restore(self, run: str, state: RunState) -> None:
-        machine = Run(state)
-        self._runs[run] = HeldRun(machine) if state.gate else machine
+        machine = RunMachine(state)
+        self._runs[run] = GatedRun(machine) if state.gate else machine
 
     def recall(self, run: str, seq: int) -> None:
         self._runs[run].state.seq = seq
 
     def _tape(self, run: str, frame: EventFrame) -> None:
         bare = frame if frame.attempt == CONTROL_ATTEMPT else msgspec.structs.replace(frame, events=[])
-        self._tapes.setdefault(run, []).append(Taken(bare, len(frame.events)))
+        self._tapes.setdefault(run, []).append(TapedFrame(bare, len(frame.events)))
 
-    def _begin(self, run: str, frame: EventFrame) -> Run | HeldRun | None:
+    def _begin(self, run: str, frame: EventFrame) -> RunMachine | GatedRun | None:
         match frame.events[0]:
             case Accepted() as accepted:
                 machine = accept(run, accepted, frame.at_ms)
@@ -205,7 +213,7 @@ class ParserLogic:
         self._runs[run] = machine
         return machine
 
-    def _write(self, machine: Run | HeldRun, commit: Commit) -> None:
+    def _write(self, machine: RunMachine | GatedRun, commit: Commit) -> None:
         s = machine.state
         run_key, log = self._keys.run(s.run), self._keys.log(s.run)
         first = s.seq == 0
@@ -234,7 +242,7 @@ class ParserLogic:
             case _:
                 return self._lifecycle
 
-    def _effect(self, machine: Run | HeldRun, effect: Effect, last: bytes, commit: Commit) -> None:
+    def _effect(self, machine: RunMachine | GatedRun, effect: Effect, last: bytes, commit: Commit) -> None:
         s = machine.state
         run_key, log = self._keys.run(s.run), self._keys.log(s.run)
         match effect:
@@ -267,7 +275,7 @@ class ParserLogic:
             case Decide(number, turn, attempt, decision):
                 told = Decided.of(s.run, number, turn, attempt, decision)
                 commit.tell(self._decisions, encode_decided(told))
-            case LetGo():
+            case ReleaseFromPolicies():
                 commit.put(run_key, LET_GO, 1)
             case EndRun(status):
                 self._close_attempt(s.run, s.turn, s.attempt, f"the run is {status}", commit)

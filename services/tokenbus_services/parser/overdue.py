@@ -10,7 +10,7 @@ from tokenbus.core.run.state import PendingCall, RunState
 from tokenbus_services.settings import DEFAULT_TOOL_TIMEOUT_S, Settings
 
 
-class Judges(msgspec.Struct, frozen=True):
+class PolicyTimeouts(msgspec.Struct, frozen=True):
     """The policy stage in one partition."""
 
     alive_ms: int
@@ -23,7 +23,7 @@ class Judges(msgspec.Struct, frozen=True):
     """When the last one that it has read was drafted."""
 
 
-class Patience(msgspec.Struct, frozen=True):
+class Timeouts(msgspec.Struct, frozen=True):
     """How long the parser waits."""
 
     tools_s: Mapping[str, float | None]
@@ -38,7 +38,7 @@ class Patience(msgspec.Struct, frozen=True):
     """With more drafts unread, attempts of runs that have policies are held back."""
 
     @classmethod
-    def of(cls, settings: Settings) -> Patience:
+    def of(cls, settings: Settings) -> Timeouts:
         """As the deployment's settings have it."""
         prefixes = settings.mcp_prefixes
         return cls(
@@ -65,7 +65,7 @@ class Patience(msgspec.Struct, frozen=True):
                 if pending.result is None and now_ms - s.seen_ms > allowed_s * 1000:
                     yield pending
 
-    def unjudged(self, s: RunState, now_ms: int, judges: Judges) -> bool:
+    def unjudged(self, s: RunState, now_ms: int, judges: PolicyTimeouts) -> bool:
         """Whether the run's policies must have said something by now, if any worker had them.
 
         A stage that is slow is not one that is away: what it has not read yet waits for its turn. Of a stage that is

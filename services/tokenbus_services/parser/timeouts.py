@@ -17,15 +17,15 @@ from tokenbus.bus import scripts
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.liveness import Defects, Liveness, rest
 from tokenbus.bus.scripts.timeouts import expire, judges, tell
-from tokenbus.bus.server.run_scripts import send, send_many
+from tokenbus.bus.server.run_scripts import run_script, run_scripts
 from tokenbus.bus.server.server import Server, is_final
 from tokenbus.bus.server.stream_reader import id_key
 from tokenbus.bus.stage.stage import Stage
 from tokenbus.bus.stage_lag import read_lag
 from tokenbus.core.run.state import PendingCall, RunState
-from tokenbus.events.frames import CONTROL_ATTEMPT, BusEvent, Control, EventFrame, Overdue, ToolReturned, encode
+from tokenbus.events.frames import CONTROL_ATTEMPT, BusEvent, Control, DeadlinePassed, EventFrame, ToolReturned, encode
 from tokenbus_services.parser.logic import ParserLogic
-from tokenbus_services.parser.overdue import Judges, Patience
+from tokenbus_services.parser.overdue import PolicyTimeouts, Timeouts
 from tokenbus_services.settings import Settings
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -36,7 +36,7 @@ LOOKS = 30
 PAGE = 1000
 
 
-class Clock:
+class TimeoutClock:
     """Looks at the open runs of the partitions that this worker owns. Call `open`, then `close`."""
 
     def __init__(
@@ -53,7 +53,7 @@ class Clock:
         self._keys: Keys = settings.keys
         self._logics = logics
         self._liveness = liveness or Liveness()
-        self._patience = Patience.of(settings)
+        self._patience = Timeouts.of(settings)
         self._tick_s = settings.stages.tick_s
         self._look_s = settings.limits.silent_run_s / LOOKS
         self._look_at = 0.0
@@ -83,7 +83,7 @@ class Clock:
                 defects.count(e)
 
     async def _tick(self) -> None:
-        calls: list[scripts.Call] = []
+        calls: list[scripts.ScriptCall] = []
         look = time.monotonic() >= self._look_at
         if look:
             self._look_at = time.monotonic() + self._look_s
@@ -105,34 +105,34 @@ class Clock:
         if calls:
             await self._send(calls)
 
-    async def _send(self, calls: list[scripts.Call]) -> None:
+    async def _send(self, calls: list[scripts.ScriptCall]) -> None:
         """One run's call that fails does not keep the others' from the server."""
         try:
-            await send_many(self._server, calls)
+            await run_scripts(self._server, calls)
         except (RedisError, OSError) as e:
             if not is_final(e):
                 raise
             for call in calls:
                 try:
-                    await send(self._server, call)
+                    await run_script(self._server, call)
                 except ResponseError as e:
                     log.warning("clock_not_heard", key=call.keys[0], problem=str(e))
 
-    async def _judges(self) -> dict[int, Judges]:
+    async def _judges(self) -> dict[int, PolicyTimeouts]:
         """The policy stage in the partitions with runs that have policies."""
         owned = self._stage.owned
         self._judges_ms = {p: at_ms for p, at_ms in self._judges_ms.items() if p in owned}
         partitions = [p for p in owned if any(s.gate for s in self._logics[p].states())]
         calls = [judges(self._keys.lease(p, "policy")) for p in partitions]
-        replies = await send_many(self._server, calls) if calls else []
-        now_ms, found = self._server.clock.now_ms(), dict[int, Judges]()
+        replies = await run_scripts(self._server, calls) if calls else []
+        now_ms, found = self._server.clock.now_ms(), dict[int, PolicyTimeouts]()
         for partition, (alive, lag, offset) in zip(partitions, replies, strict=True):
             at = offset.decode()
             if alive or (at != "0-0" and partition not in self._judges_ms):
                 # There was one, and when it was lost was not seen: then it was just now.
                 self._judges_ms[partition] = now_ms
             alive_ms = self._judges_ms.get(partition, 0)
-            found[partition] = Judges(alive_ms, bool(alive), lag, self._server.clock.ms_of(id_key(at)[0]))
+            found[partition] = PolicyTimeouts(alive_ms, bool(alive), lag, self._server.clock.ms_of(id_key(at)[0]))
         return found
 
     async def _without_worker(self, partition: int, silent: list[RunState]) -> list[RunState]:
@@ -150,7 +150,7 @@ class Clock:
 
     # --- what it tells ----------------------------------------------------------------------------------------
 
-    def _expire(self, partition: int, s: RunState) -> scripts.Call:
+    def _expire(self, partition: int, s: RunState) -> scripts.ScriptCall:
         keys = self._keys
         log.info("run_expired", run=s.run, turn=s.turn, attempt=s.attempt)
         return expire(
@@ -161,11 +161,11 @@ class Clock:
             parser_lease=keys.lease(partition, "parser"),
             normalizer_lease=keys.lease(partition, "normalizer"),
             run=s.run,
-            frame=self._frame(Overdue("deadline")),
+            frame=self._frame(DeadlinePassed("deadline")),
             control_frame=encode(Control(s.run)),
         )
 
-    def _answer(self, partition: int, s: RunState, pending: PendingCall) -> scripts.Call:
+    def _answer(self, partition: int, s: RunState, pending: PendingCall) -> scripts.ScriptCall:
         keys, block = self._keys, pending.call.block
         log.info("tool_vanished", run=s.run, turn=s.turn, block=block, tool=pending.call.name)
         return scripts.tool_result(
@@ -178,19 +178,19 @@ class Clock:
             frame=self._frame(ToolReturned(block, NO_RESULT, is_error=True)),
         )
 
-    def _unjudged(self, partition: int, s: RunState) -> scripts.Call:
+    def _unjudged(self, partition: int, s: RunState) -> scripts.ScriptCall:
         assert s.gate
         log.warning("run_unjudged", run=s.run, turn=s.turn, attempt=s.attempt)
-        return self._tell(partition, s, Overdue("policy", s.gate.alive))
+        return self._tell(partition, s, DeadlinePassed("policy", s.gate.alive))
 
-    def _lost(self, partition: int, s: RunState) -> scripts.Call:
+    def _lost(self, partition: int, s: RunState) -> scripts.ScriptCall:
         log.warning("run_lost", run=s.run, turn=s.turn, attempt=s.attempt)
-        return self._tell(partition, s, Overdue("silent", s.taken))
+        return self._tell(partition, s, DeadlinePassed("silent", s.taken))
 
     def _frame(self, event: BusEvent) -> bytes:
         return encode(EventFrame(0, CONTROL_ATTEMPT, self._server.clock.now_ms(), [event]))
 
-    def _tell(self, partition: int, s: RunState, event: Overdue) -> scripts.Call:
+    def _tell(self, partition: int, s: RunState, event: DeadlinePassed) -> scripts.ScriptCall:
         keys = self._keys
         return tell(
             keys.run(s.run),

@@ -14,7 +14,7 @@ import msgspec
 
 from tokenbus.bus.scripts.runs import ask
 from tokenbus.bus.server.retry import retry_until_available
-from tokenbus.bus.server.run_scripts import send
+from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server
 from tokenbus.client import publish as publishing
 from tokenbus.client.client import Client
@@ -49,5 +49,5 @@ class AskingClient(Client):
             else:
                 request = {**request, "visible": False}
         server, note = self.server, ask(self._keys.run(run), ttl_ms=self._ttl_ms)
-        await retry_until_available(server, lambda: send(server, note), what="note of a policy's question")
+        await retry_until_available(server, lambda: run_script(server, note), what="note of a policy's question")
         return await super().publish(request, wait=wait)

@@ -29,7 +29,7 @@ class PolicyLogic:
         self._judging: dict[str, Judging] = {}
         self._closed = False
 
-    def take(self, run: str, frame: bytes) -> None:
+    def apply(self, run: str, frame: bytes) -> None:
         drafts = drafts_decoder.decode(frame)
         if drafts.over:
             self._end(run)
@@ -53,7 +53,7 @@ class PolicyLogic:
     def flush(self, commit: Commit) -> None:
         self._start()
 
-    def mute(self) -> None:
+    def discard_outputs(self) -> None:
         self._start()
 
     def snapshot(self, run: str) -> bytes:
@@ -61,7 +61,7 @@ class PolicyLogic:
 
     def restore(self, run: str, state: bytes) -> None:
         for frame in msgspec.msgpack.decode(state, type=list[bytes]):
-            self.take(run, frame)
+            self.apply(run, frame)
 
     def recall(self, run: str, seq: int) -> None:
         """Nothing here depends on numbers."""

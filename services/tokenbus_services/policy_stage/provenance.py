@@ -15,7 +15,7 @@ import msgspec
 
 from tokenbus.events.public import PublicEvent
 from tokenbus.policy.processor import Decision, NewText, NewToolCall
-from tokenbus.policy.public.format import PublicEvents, PublicReader, PublicWords
+from tokenbus.policy.public.format import PublicChunkAccess, PublicEvents, PublicReader
 from tokenbus.policy.stream_format import Writer
 
 
@@ -97,7 +97,7 @@ class TracedEvents:
         self._trace = trace
 
     @property
-    def words(self) -> PublicWords:
+    def words(self) -> PublicChunkAccess:
         return self._events.words
 
     def reader(self) -> PublicReader:
@@ -115,14 +115,14 @@ class TracedWriter:
         self._trace = trace
         self._now = Origin(0)
 
-    def heard(self, chunk: PublicEvent) -> None:
+    def before_chunk(self, chunk: PublicEvent) -> None:
         self._now = self._trace.origin_of(chunk)
-        self._writer.heard(chunk)
+        self._writer.before_chunk(chunk)
 
-    def put_off(self) -> object:
+    def defer(self) -> object:
         return self._trace.put_off(self._now)
 
-    def taken_up(self, mark: object) -> None:
+    def resume_deferred(self, mark: object) -> None:
         self._now = cast("Origin", mark)
         self._trace.of(self._now)
 

@@ -11,10 +11,10 @@ import msgspec
 import structlog
 
 from tokenbus.client.client import Client
-from tokenbus.events.frames import Decision, Step
+from tokenbus.events.frames import Decision, PolicyVerdict
 from tokenbus.events.public import TERMINAL, PublicEvent
 from tokenbus.policy.policy_chain import PolicyStream
-from tokenbus.policy.policy_runner import Link
+from tokenbus.policy.policy_runner import BoundPolicy
 from tokenbus.policy.processor import Decision as Said
 from tokenbus.policy.public.format import PublicEvents
 from tokenbus_services.policy_stage.call_slots import Seats
@@ -25,7 +25,7 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 STEPS_A_RULING = 200
 """Most steps in one ruling."""
 
-Tell = Callable[[str, list[Step]], Awaitable[bool]]
+Tell = Callable[[str, list[PolicyVerdict]], Awaitable[bool]]
 """Tells steps of a run; False: nobody wants to know of it any more."""
 
 
@@ -35,7 +35,7 @@ class Judging:
     def __init__(
         self,
         run: str,
-        links: Callable[[], Sequence[Link]],
+        links: Callable[[], Sequence[BoundPolicy]],
         *,
         client: Client,
         tell: Tell,
@@ -56,7 +56,7 @@ class Judging:
         """The run waits for a seat, and those who wait for it are to be told so."""
         self._drafts: deque[PublicEvent] = deque()
         self._more = asyncio.Event()
-        self._steps: deque[Step] = deque()
+        self._steps: deque[PolicyVerdict] = deque()
         self._to_tell = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -150,7 +150,7 @@ class Judging:
             ends = f"{ended.policy}: {reason}" if reason else ended.policy
         for known in trace.take(out):
             decisions = [_told(decision) for decision in known.decisions]
-            step = Step(known.origin.draft, known.origin.part, known.later, known.events, decisions)
+            step = PolicyVerdict(known.origin.draft, known.origin.part, known.later, known.events, decisions)
             self._steps.append(msgspec.structs.replace(step, ends=ends) if known.ends else step)
             self._to_tell.set()
 

@@ -11,12 +11,12 @@ from tokenbus.bus import scripts
 from tokenbus.bus.liveness import Liveness, rest, wait_briefly
 from tokenbus.bus.run_record import read_status
 from tokenbus.bus.server.retry import retry_until_available
-from tokenbus.bus.server.run_scripts import send
+from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server
 from tokenbus.bus.stage.stage import Stage
-from tokenbus.events.frames import CONTROL_ATTEMPT, EventFrame, Ruled, Step, encode
+from tokenbus.events.frames import CONTROL_ATTEMPT, EventFrame, PolicyVerdict, PolicyVerdicts, encode
 from tokenbus.policy.loading import PolicySpec, load
-from tokenbus.policy.policy_runner import Link
+from tokenbus.policy.policy_runner import BoundPolicy
 from tokenbus_services.policy_stage.bus_client import AskingClient
 from tokenbus_services.policy_stage.call_slots import Seats
 from tokenbus_services.policy_stage.logic import PolicyLogic
@@ -122,7 +122,7 @@ class Court:
             )
             return token is not None and status == "open"
 
-        async def tell(run: str, steps: list[Step]) -> bool:
+        async def tell(run: str, steps: list[PolicyVerdict]) -> bool:
             assert token
             return await self._tell(partition, run, token, steps)
 
@@ -136,13 +136,13 @@ class Court:
             seats=self._seats,
         )
 
-    def _links_of(self, names: tuple[str, ...]) -> list[Link]:
+    def _links_of(self, names: tuple[str, ...]) -> list[BoundPolicy]:
         return [self._links[name]() for name in names]
 
-    async def _tell(self, partition: int, run: str, token: str, steps: list[Step]) -> bool:
+    async def _tell(self, partition: int, run: str, token: str, steps: list[PolicyVerdict]) -> bool:
         assert self._server
         server, keys = self._server, self._keys
-        frame = EventFrame(0, CONTROL_ATTEMPT, server.clock.now_ms(), [Ruled(token, steps)])
+        frame = EventFrame(0, CONTROL_ATTEMPT, server.clock.now_ms(), [PolicyVerdicts(token, steps)])
         call = scripts.rule(
             keys.run(run),
             keys.topic(partition, "events"),
@@ -152,7 +152,7 @@ class Court:
             token=token,
             frame=encode(frame),
         )
-        reply = await retry_until_available(server, lambda: send(server, call), what="ruling")
+        reply = await retry_until_available(server, lambda: run_script(server, call), what="ruling")
         if reply != b"ok":
             log.info("ruling_refused", run=run, reply=reply.decode())
             return False

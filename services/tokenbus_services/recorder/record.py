@@ -10,7 +10,7 @@ import msgspec
 from tokenbus.blobs import BlobLoader, BlobRef, parse_blob_id
 from tokenbus.core.blob_refs import refs
 from tokenbus.errors import BlobRefused, Malformed
-from tokenbus.events.frames import RawFrame, Taken, decode_raw, decode_taken
+from tokenbus.events.frames import RawFrame, TapedFrame, decode_raw, decode_taken
 from tokenbus.events.public import PublicEvent
 from tokenbus.storage import restore_from_storage, sanitize_for_storage
 
@@ -44,7 +44,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
         """The raw stream. Raises Malformed."""
         return [_decoded(decode_raw, frame, "raw frame") for frame in _list_of_bytes(self.frames, "raw stream")]
 
-    def taken(self) -> list[Taken]:
+    def taken(self) -> list[TapedFrame]:
         """What the parser took. Raises Malformed."""
         return [_decoded(decode_taken, piece, "tape") for piece in _list_of_bytes(self.tape, "tape")]
 

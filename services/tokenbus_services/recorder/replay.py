@@ -13,10 +13,10 @@ import msgspec
 from tokenbus.blobs import blob_id_of
 from tokenbus.core.attempt_decoder import AttemptReader
 from tokenbus.core.image_header import in_blob
-from tokenbus.core.run.gated import HeldRun, accept
-from tokenbus.core.run.state_machine import Run
+from tokenbus.core.run.gated import GatedRun, accept
+from tokenbus.core.run.state_machine import RunMachine
 from tokenbus.errors import Malformed
-from tokenbus.events.frames import CONTROL_ATTEMPT, Accepted, BusEvent, EventFrame, RawFrame, Taken
+from tokenbus.events.frames import CONTROL_ATTEMPT, Accepted, BusEvent, EventFrame, RawFrame, TapedFrame
 from tokenbus.events.normalized import Image
 from tokenbus.events.public import Chunk, PublicEvent, RunEnd, encode
 from tokenbus_services.recorder.record import Record
@@ -54,10 +54,10 @@ def differences(recorded: Iterable[PublicEvent], replayed: Iterable[PublicEvent]
     return list(diff)
 
 
-def _begun(run: str, taken: list[Taken]) -> Run | HeldRun:
+def _begun(run: str, taken: list[TapedFrame]) -> RunMachine | GatedRun:
     """The parser's state machine at the run's acceptance, which is the first on its tape."""
     match taken[:1]:
-        case [Taken(EventFrame(events=[Accepted() as accepted, *_]) as frame)]:
+        case [TapedFrame(EventFrame(events=[Accepted() as accepted, *_]) as frame)]:
             return accept(run, accepted, frame.at_ms)
         case _:
             raise Malformed(f"record of {run}", "its tape does not begin with the run's acceptance")

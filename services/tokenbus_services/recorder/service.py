@@ -11,12 +11,12 @@ import asyncio
 import structlog
 
 from tokenbus.blobs import BlobStreams
-from tokenbus.bus.dead_letters import DeadEntry, bury
+from tokenbus.bus.dead_letters import DeadLetter, dead_letter
 from tokenbus.bus.liveness import Liveness, beating, rest
 from tokenbus.bus.records import RecordEntry, drop_old_records, forget_recorded, newest_records, put_record
 from tokenbus.bus.server.retry import retry_until_available
 from tokenbus.bus.server.server import Server
-from tokenbus.bus.work_queue import Item, Queue
+from tokenbus.bus.work_queue import QueueItem, WorkQueue
 from tokenbus.errors import BlobError, BlobNotFound
 from tokenbus_services.blobs.loader import loader_of
 from tokenbus_services.recorder import record as records
@@ -62,12 +62,12 @@ class RecordService:
         self.liveness = Liveness()
         self._deployment = Deployment(server, keys, self.liveness)
         self._blobs = loader_of(settings.blobs)
-        self._queue = Queue(
+        self._queue = WorkQueue(
             server,
             group=GROUP,
             streams=[keys.topic(p, "records") for p in range(keys.partitions)],
             worker=worker_name(),
-            lost=self._lost,
+            on_claimed_away=self._lost,
             members=keys.members(GROUP),
             unreadable=self._poisoned,
             liveness=self.liveness,
@@ -106,16 +106,16 @@ class RecordService:
         await self._blobs.aclose()
         await self._server.aclose()
 
-    async def read(self) -> Item:
+    async def read(self) -> QueueItem:
         """The next run to record, once there is room for it."""
         await self._work_in_hand.room()
         return await self._queue.read()
 
-    async def start(self, item: Item) -> None:
+    async def start(self, item: QueueItem) -> None:
         """Record it."""
         await self._work_in_hand.start(item)
 
-    async def _work(self, item: Item) -> None:
+    async def _work(self, item: QueueItem) -> None:
         if item.deliveries > MOST_DELIVERIES:
             raise RuntimeError(f"its recorder was lost {item.deliveries - 1} times")
         for name, status in item.fields.items():
@@ -208,13 +208,13 @@ class RecordService:
 
     # --- what goes wrong ----------------------------------------------------------------------------------------
 
-    async def _abandon(self, item: Item) -> None:
+    async def _abandon(self, item: QueueItem) -> None:
         await self._queue.hand_back([item])
 
-    async def _poisoned(self, item: Item, error: Exception) -> None:
+    async def _poisoned(self, item: QueueItem, error: Exception) -> None:
         """The run is over and stays as it is; only its record cannot be made."""
         for name, data in item.fields.items():
-            entry = DeadEntry(
+            entry = DeadLetter(
                 reason=f"{type(error).__name__}: {error}",
                 stage=GROUP,
                 stream=item.stream,
@@ -222,7 +222,7 @@ class RecordService:
                 bytes=data,
                 run=name.decode(errors="replace"),
             )
-            await bury(self._server, self._keys, entry, most=self._settings.retention.dead_entries)
+            await dead_letter(self._server, self._keys, entry, most=self._settings.retention.dead_entries)
 
-    def _lost(self, item: Item) -> None:
-        self._work_in_hand.lost(item)
+    def _lost(self, item: QueueItem) -> None:
+        self._work_in_hand.on_claimed_away(item)

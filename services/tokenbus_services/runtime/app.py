@@ -63,7 +63,7 @@ class WorkerApp(AsgiFastStream):
 
     async def lifespan(self, scope: Any, receive: Any, send: Any) -> None:
         """Raises WorkerStuck once all is handed over, besides what starting and stopping raise."""
-        await super().lifespan(scope, self.supervisor.or_failed(receive), send)
+        await super().lifespan(scope, self.supervisor.wait_or_fail(receive), send)
         if self.supervisor.error:
             raise self.supervisor.error
 
@@ -129,7 +129,7 @@ def make_app(
 
     @get
     async def ready(scope: Any) -> AsgiResponse:
-        ok = service.ready and supervisor.well
+        ok = service.ready and supervisor.is_healthy
         return json_answer(200 if ok else 503, {"service": service.name, "status": "ready" if ok else "not ready"})
 
     @get

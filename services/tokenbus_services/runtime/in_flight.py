@@ -11,11 +11,11 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
-from tokenbus.bus.dead_letters import DeadEntry, bury
+from tokenbus.bus.dead_letters import DeadLetter, dead_letter
 from tokenbus.bus.liveness import ItemWork, Liveness, acquire
 from tokenbus.bus.server.retry import retry_until_available
 from tokenbus.bus.server.server import Server
-from tokenbus.bus.work_queue import Item, Queue
+from tokenbus.bus.work_queue import QueueItem, WorkQueue
 from tokenbus.errors import TokenbusError
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.frames import CONTROL_ATTEMPT, EventFrame, encode
@@ -29,7 +29,7 @@ LOOK_S = 10.0
 """How often work is looked at whether it gets on."""
 
 
-class NotBegun(Exception):
+class NotStarted(Exception):
     """Raised by work that did not begin: another worker shall have the item, as if it had never been here."""
 
 
@@ -52,7 +52,7 @@ class WorkStuck(TokenbusError):
 class _Work:
     """One item in hand."""
 
-    def __init__(self, item: Item) -> None:
+    def __init__(self, item: QueueItem) -> None:
         self.item = item
         self.progress: ItemWork | None = None
         self.lost = False
@@ -80,17 +80,17 @@ class InFlight:
 
     def __init__(
         self,
-        queue: Queue,
+        queue: WorkQueue,
         *,
         most: int,
-        work: Callable[[Item], Awaitable[None]],
-        abandon: Callable[[Item], Awaitable[None]],
-        poisoned: Callable[[Item, Exception], Awaitable[None]],
-        again: Callable[[Item], Awaitable[None]] | None = None,
-        still_s: Callable[[Item], float],
+        work: Callable[[QueueItem], Awaitable[None]],
+        abandon: Callable[[QueueItem], Awaitable[None]],
+        poisoned: Callable[[QueueItem, Exception], Awaitable[None]],
+        again: Callable[[QueueItem], Awaitable[None]] | None = None,
+        still_s: Callable[[QueueItem], float],
         liveness: Liveness | None = None,
     ) -> None:
-        """``most``: items at once. ``work`` may raise NotBegun and Later. A shutdown awaits ``abandon`` in place of
+        """``most``: items at once. ``work`` may raise NotStarted and Later. A shutdown awaits ``abandon`` in place of
         finishing what it stops; ``poisoned`` is awaited, before it is finished, with an item whose work raised: trying
         it again would raise again. ``again``: see `Queue.finish`. ``still_s``: so long an item's work may take from one
         `beat` to the next, by the clock of ``liveness``, and longer by the `slack` of the step that it is at."""
@@ -111,7 +111,7 @@ class InFlight:
     def __len__(self) -> int:
         return len(self._items)
 
-    def __contains__(self, item: Item) -> bool:
+    def __contains__(self, item: QueueItem) -> bool:
         """Whether it is in hand, or was until a moment ago and could not be given back."""
         return _key(item) in self._items
 
@@ -120,25 +120,25 @@ class InFlight:
         await acquire(self._room)
         self._room.release()
 
-    async def start(self, item: Item) -> None:
+    async def start(self, item: QueueItem) -> None:
         """Begin on an item."""
         await acquire(self._room)
         work = self._items[_key(item)] = _Work(item)
         work.task = asyncio.create_task(self._begin(work), name=f"work {item.entry_id}")
-        work.whole = asyncio.create_task(self._see_through(work, work.task))
+        work.whole = asyncio.create_task(self._supervise(work, work.task))
 
-    def lost(self, item: Item) -> None:
+    def on_claimed_away(self, item: QueueItem) -> None:
         """Another worker took the item over: stop."""
         if work := self._items.get(_key(item)):
             work.lost = True
             work.stop()
 
-    def stop_item(self, item: Item) -> None:
+    def stop_item(self, item: QueueItem) -> None:
         """Nobody wants this item's work any more: stop."""
         if work := self._items.get(_key(item)):
             work.stop()
 
-    def cancel(self, run: str, *, which: Callable[[Item], bool] = lambda item: True) -> None:
+    def cancel(self, run: str, *, which: Callable[[QueueItem], bool] = lambda item: True) -> None:
         """The run was cancelled: stop what is done for it, or such of it as ``which`` says."""
         for work in self._items.values():
             if run.encode() in work.item.fields and which(work.item):
@@ -187,7 +187,7 @@ class InFlight:
                 return WorkStuck(most_s)
         return None if task.cancelled() else _error_of(task)
 
-    async def _see_through(self, work: _Work, task: asyncio.Task[None]) -> None:
+    async def _supervise(self, work: _Work, task: asyncio.Task[None]) -> None:
         item = work.item
         try:
             error = await self._ended(work, task)
@@ -198,9 +198,9 @@ class InFlight:
                 return
             if task.cancelled() and not work.stopped:
                 log.error("work_cancelled_by_nobody", stream=item.stream, entry=item.entry_id)
-                self._queue.let_go([item])  # what it did is not known, and finished it is not
+                self._queue.release([item])  # what it did is not known, and finished it is not
                 return
-            if isinstance(error, NotBegun):
+            if isinstance(error, NotStarted):
                 await self._queue.hand_back([item])
                 return
             if isinstance(error, Later):
@@ -212,12 +212,12 @@ class InFlight:
             again = self._again if error is None else None
             await self._queue.finish([item], again=again and (lambda: again(item)))
         except asyncio.CancelledError:
-            self._queue.let_go([item])
+            self._queue.release([item])
             raise
         except Exception as e:
             # Kept alive here it would be nobody's. Whoever claims it knows by its deliveries that it was begun.
             log.error("item_left", stream=item.stream, entry=item.entry_id, exc_info=e)
-            self._queue.let_go([item])
+            self._queue.release([item])
         finally:
             if self._items.get(_key(item)) is work:  # else it came back here while its lost work still ended
                 del self._items[_key(item)]
@@ -229,18 +229,18 @@ def _error_of(task: asyncio.Task[None]) -> Exception | None:
     return error if isinstance(error, Exception) else None
 
 
-def _key(item: Item) -> tuple[str, str]:
+def _key(item: QueueItem) -> tuple[str, str]:
     return item.stream, item.entry_id
 
 
-async def bury_item(server: Server, settings: Settings, stage: str, item: Item, error: Exception) -> None:
+async def dead_letter_item(server: Server, settings: Settings, stage: str, item: QueueItem, error: Exception) -> None:
     """Poison in a work queue: the item goes to the dead stream, and its run ends `failed`."""
     keys = settings.keys
     reason = f"{type(error).__name__}: {error}"
     for name, data in item.fields.items():
         run = name.decode(errors="replace")
-        dead = DeadEntry(reason=reason, stage=stage, stream=item.stream, entry=item.entry_id, bytes=data, run=run)
-        await bury(server, keys, dead, most=settings.retention.dead_entries)
+        dead = DeadLetter(reason=reason, stage=stage, stream=item.stream, entry=item.entry_id, bytes=data, run=run)
+        await dead_letter(server, keys, dead, most=settings.retention.dead_entries)
         problem = ErrorInfo(code="poison", kind="internal", message=reason, where=f"{stage} {item.entry_id}")
         frame = encode(EventFrame(0, CONTROL_ATTEMPT, server.clock.now_ms(), [Failed(problem)]))
         events = keys.topic(keys.partition_of(run), "events")

@@ -21,7 +21,7 @@ REFRESH_S = 30.0
 _decoder = msgspec.json.Decoder(list[Tool])
 
 
-class ListedTools:
+class McpToolCache:
     """The lists of one deployment."""
 
     def __init__(self, server: Server, keys: Keys) -> None:

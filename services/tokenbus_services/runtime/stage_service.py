@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 from tokenbus.bus.keys import InternalTopic, PublicTopic
 from tokenbus.bus.liveness import Liveness
 from tokenbus.bus.server.server import Server
-from tokenbus.bus.stage.stage import Batch, Logic, Stage
+from tokenbus.bus.stage.stage import Batch, Stage, StageLogic
 from tokenbus_services.runtime.app import declare_topics, make_app, make_broker, worker_name
 from tokenbus_services.runtime.deployment import Deployment
 from tokenbus_services.runtime.faststream_source import attach
@@ -25,7 +25,7 @@ STRETCH_S = 1.0
 """Batches that follow one on another are one message to FastStream, for so long at the most."""
 
 
-class Beside(Protocol):
+class Companion(Protocol):
     """What runs in a stage's worker beside the stage: opened after it, closed before it."""
 
     async def open(self) -> None: ...
@@ -33,7 +33,7 @@ class Beside(Protocol):
     async def close(self) -> None: ...
 
 
-MakeBeside = Callable[[Server, Stage, Liveness], Beside]
+MakeBeside = Callable[[Server, Stage, Liveness], Companion]
 Close = Callable[[], Awaitable[None]]
 Room = Callable[[], Awaitable[None]]
 """Waits until there is room for more."""
@@ -48,7 +48,7 @@ class StageService:
         *,
         name: str,
         topic: InternalTopic,
-        logic: Callable[[int], Logic],
+        logic: Callable[[int], StageLogic],
         downstream: str | None,
         metrics: StageMetrics,
         gauges: PartitionGauges,
@@ -69,7 +69,7 @@ class StageService:
         self._deployment = Deployment(self._server, settings.keys, self.liveness)
         self._stage: Stage | None = None
         self._make_beside = beside
-        self._beside: Beside | None = None
+        self._beside: Companion | None = None
         self._closing = closing
         self._room = room
 
@@ -140,7 +140,7 @@ def stage_app(
     *,
     name: str,
     topic: InternalTopic,
-    logic: Callable[[int], Logic],
+    logic: Callable[[int], StageLogic],
     description: str,
     registry: CollectorRegistry,
     downstream: str | None = None,

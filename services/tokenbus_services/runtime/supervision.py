@@ -70,7 +70,7 @@ class WorkerSupervisor:
         """Why the worker goes."""
 
     @property
-    def well(self) -> bool:
+    def is_healthy(self) -> bool:
         """Whether all tasks run that the worker lives by."""
         return self.error is None and self._liveness.complete
 
@@ -92,7 +92,7 @@ class WorkerSupervisor:
         """The service has ended; only the event loop is left to end."""
         self._closed.set()
 
-    def or_failed(self, receive: Callable[[], Awaitable[Any]]) -> Callable[[], Awaitable[Any]]:
+    def wait_or_fail(self, receive: Callable[[], Awaitable[Any]]) -> Callable[[], Awaitable[Any]]:
         """ASGI's ``receive`` of the lifespan, which also tells the app to stop where the worker cannot go on."""
 
         async def receive_or_failed() -> Any:

@@ -16,7 +16,7 @@ STRAGGLING_S = 0.05
 """How long `run` waits for what it started: as a rule all of it has ended by then."""
 
 
-class BackgroundTasks:
+class LoggedTasks:
     """Runs work of which some may hang, on a node of a Cluster that is away, say. Call `close` at the end."""
 
     def __init__(self, name: str, *, most: int) -> None:

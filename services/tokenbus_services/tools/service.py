@@ -18,9 +18,9 @@ from tokenbus.bus.control import ControlListener
 from tokenbus.bus.liveness import Liveness
 from tokenbus.bus.run_record import STATUS, call_field
 from tokenbus.bus.server.retry import retry_until_available
-from tokenbus.bus.server.run_scripts import send
+from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server
-from tokenbus.bus.work_queue import Item, Queue
+from tokenbus.bus.work_queue import QueueItem, WorkQueue
 from tokenbus.events.frames import (
     CONTROL_ATTEMPT,
     Control,
@@ -33,8 +33,8 @@ from tokenbus.events.frames import (
 )
 from tokenbus_services.runtime.app import worker_name
 from tokenbus_services.runtime.deployment import Deployment
-from tokenbus_services.runtime.in_flight import InFlight, bury_item
-from tokenbus_services.runtime.mcp_tool_cache import ListedTools
+from tokenbus_services.runtime.in_flight import InFlight, dead_letter_item
+from tokenbus_services.runtime.mcp_tool_cache import McpToolCache
 from tokenbus_services.settings import Settings
 from tokenbus_services.tools.executor import Executor, ToolCall, ToolOutcome
 from tokenbus_services.tools.mcp.announce import McpLists
@@ -63,12 +63,12 @@ class ToolService:
         self._deployment = Deployment(server, keys, liveness)
         self._executor = executor
         self._metrics = metrics
-        self._queue = Queue(
+        self._queue = WorkQueue(
             server,
             group=GROUP,
             streams=[keys.topic(p, "tools") for p in range(keys.partitions)],
             worker=worker_name(),
-            lost=self._lost,
+            on_claimed_away=self._lost,
             members=keys.members(GROUP),
             unreadable=self._poisoned,
             liveness=liveness,
@@ -83,7 +83,7 @@ class ToolService:
             liveness=liveness,
         )
         self._control = ControlListener(server, keys, self._told, liveness=liveness)
-        self._lists = McpLists(executor.mcp, ListedTools(server, keys), liveness) if executor.mcp else None
+        self._lists = McpLists(executor.mcp, McpToolCache(server, keys), liveness) if executor.mcp else None
 
     @property
     def ready(self) -> bool:
@@ -111,16 +111,16 @@ class ToolService:
         await self._executor.close()
         await self._server.aclose()
 
-    async def read(self) -> Item:
+    async def read(self) -> QueueItem:
         """The next call, once there is room for it."""
         await self.calls.room()
         return await self._queue.read()
 
-    async def start(self, item: Item) -> None:
+    async def start(self, item: QueueItem) -> None:
         """Run it."""
         await self.calls.start(item)
 
-    async def _work(self, item: Item) -> None:
+    async def _work(self, item: QueueItem) -> None:
         for data in item.fields.values():
             work = tool_decoder.decode(data)
             if item.deliveries > 1 and not await self._is_open(work):
@@ -145,7 +145,7 @@ class ToolService:
                 self._metrics.ran(time.perf_counter() - begin, is_error=outcome.is_error)
             await self._hand_in(work, outcome)
 
-    def _still_s(self, item: Item) -> float:
+    def _still_s(self, item: QueueItem) -> float:
         try:
             calls = [tool_decoder.decode(data) for data in item.fields.values()]
         except msgspec.MsgspecError:
@@ -161,17 +161,17 @@ class ToolService:
         return found == [b"open", str(work.attempt).encode()]
 
     async def _progress(self, work: ToolWork, report: ToolReported) -> None:
-        await send(self._server, self._said(scripts.tool_progress, work, report))
+        await run_script(self._server, self._said(scripts.tool_progress, work, report))
 
     async def _hand_in(self, work: ToolWork, outcome: ToolOutcome) -> None:
         returned = ToolReturned(work.block, outcome.content, outcome.is_error, outcome.blob_id, list(outcome.images))
         call = self._said(scripts.tool_result, work, returned)
-        taken = await retry_until_available(self._server, lambda: send(self._server, call), what="tool result")
+        taken = await retry_until_available(self._server, lambda: run_script(self._server, call), what="tool result")
         log.info("tool_returned", run=work.run, tool=work.name, error=outcome.is_error, taken=bool(taken))
 
     def _said(
-        self, script: Callable[..., scripts.Call], work: ToolWork, event: ToolReported | ToolReturned
-    ) -> scripts.Call:
+        self, script: Callable[..., scripts.ScriptCall], work: ToolWork, event: ToolReported | ToolReturned
+    ) -> scripts.ScriptCall:
         partition = self._keys.partition_of(work.run)
         return script(
             self._keys.run(work.run),
@@ -183,14 +183,14 @@ class ToolService:
             frame=encode(EventFrame(0, CONTROL_ATTEMPT, self._server.clock.now_ms(), [event])),
         )
 
-    async def _abandon(self, item: Item) -> None:
+    async def _abandon(self, item: QueueItem) -> None:
         await self._queue.hand_back([item])
 
-    async def _poisoned(self, item: Item, error: Exception) -> None:
-        await bury_item(self._server, self._settings, self.name, item, error)
+    async def _poisoned(self, item: QueueItem, error: Exception) -> None:
+        await dead_letter_item(self._server, self._settings, self.name, item, error)
 
-    def _lost(self, item: Item) -> None:
-        self.calls.lost(item)
+    def _lost(self, item: QueueItem) -> None:
+        self.calls.on_claimed_away(item)
 
     def _told(self, message: Control) -> None:
         if message.what == "cancel":

@@ -10,7 +10,7 @@ from tokenbus.bus.keys import Keys
 from tokenbus.bus.liveness import Defects, Liveness, beat
 from tokenbus.bus.server.retry import FIRST_PAUSE_S, LONGEST_PAUSE_S
 from tokenbus.bus.server.server import Server
-from tokenbus.bus.server.stream_reader import Reader
+from tokenbus.bus.server.stream_reader import StreamReader
 from tokenbus.events.frames import Control, control_decoder
 
 log = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ class ControlListener:
         self._server = server
         self._streams = [keys.topic(p, "control") for p in range(keys.partitions)]
         self._told = told
-        self._reader = Reader(server, count=COUNT)
+        self._reader = StreamReader(server, count=COUNT)
         self._offsets: dict[str, str] = {}
         self._liveness = liveness or Liveness()
         self._task: asyncio.Task[None] | None = None
@@ -65,9 +65,9 @@ class ControlListener:
                 for entry_id, fields in entries:
                     self._offsets[stream] = entry_id.decode()
                     for frame in fields.values():
-                        self._tell(stream, frame)
+                        self._notify(stream, frame)
 
-    def _tell(self, stream: str, frame: bytes) -> None:
+    def _notify(self, stream: str, frame: bytes) -> None:
         try:
             self._told(control_decoder.decode(frame))
         except Exception:  # one bad message must not make this worker deaf to the rest

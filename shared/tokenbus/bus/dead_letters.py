@@ -11,9 +11,9 @@ import msgspec
 from redis.exceptions import RedisError
 
 from tokenbus.bus.keys import DATA_FIELD, Keys
-from tokenbus.bus.scripts.script import Call, script
+from tokenbus.bus.scripts.script import ScriptCall, script
 from tokenbus.bus.server.retry import retry_until_available
-from tokenbus.bus.server.run_scripts import send
+from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server
 from tokenbus.errors import DeadNotFound
 
@@ -23,7 +23,7 @@ KEPT_BYTES = 256 * 1024
 """So much of an entry is kept: `retention.dead_entries` of them shall not fill a server."""
 
 
-class DeadEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class DeadLetter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One JSON object of the dead stream; ``bytes`` is base64."""
 
     reason: str
@@ -56,10 +56,10 @@ return id
 )
 
 
-async def bury(
+async def dead_letter(
     server: Server,
     keys: Keys,
-    entry: DeadEntry,
+    entry: DeadLetter,
     *,
     most: int,
     rejected: bool = False,
@@ -80,7 +80,7 @@ async def bury(
     async def add() -> None:
         if rejected:
             args = [DATA_FIELD, most, max(1, most // REJECTED_SHARE), data]
-            await send(server, Call(_BURY_REJECTED, [keys.dead, keys.rejected], args))
+            await run_script(server, ScriptCall(_BURY_REJECTED, [keys.dead, keys.rejected], args))
         else:
             await server.client.xadd(keys.dead, {DATA_FIELD: data}, maxlen=most, approximate=True)
 
@@ -97,31 +97,31 @@ async def bury(
         log.exception("dead entry is lost: %s of %s, run %s: %s", entry.entry, entry.stream, entry.run, entry.reason)
 
 
-class Dead(msgspec.Struct, frozen=True):
+class StoredDeadLetter(msgspec.Struct, frozen=True):
     """An entry of the dead stream with its id there, which tells when it was buried."""
 
     id: str
-    entry: DeadEntry
+    entry: DeadLetter
 
 
 PAGE = 32
 """Entries of one read; they may have `KEPT_BYTES` each."""
 
 
-async def newest_dead(server: Server, keys: Keys, *, most: int) -> AsyncIterator[Dead]:
+async def newest_dead_letters(server: Server, keys: Keys, *, most: int) -> AsyncIterator[StoredDeadLetter]:
     """Up to ``most`` entries, the newest first. Raises what redis-py raises."""
     end = "+"
     while most > 0:
         page: Any = await server.client.xrevrange(keys.dead, max=end, count=min(most, PAGE))
         for entry_id, fields in page:
-            yield _dead(keys, entry_id, fields)
+            yield _stored(keys, entry_id, fields)
         if not page:
             return
         most -= len(page)
         end = f"({page[-1][0].decode()}"
 
 
-async def all_dead(server: Server, keys: Keys) -> AsyncIterator[Dead]:
+async def all_dead_letters(server: Server, keys: Keys) -> AsyncIterator[StoredDeadLetter]:
     """What is there when this begins, the oldest first; entries may be dropped on the way.
 
     Raises what redis-py raises.
@@ -132,28 +132,28 @@ async def all_dead(server: Server, keys: Keys) -> AsyncIterator[Dead]:
     begin, end = "-", newest[0][0].decode()
     while page := await server.client.xrange(keys.dead, min=begin, max=end, count=PAGE):
         for entry_id, fields in page:
-            yield _dead(keys, entry_id, fields)
+            yield _stored(keys, entry_id, fields)
         begin = f"({page[-1][0].decode()}"
 
 
-async def find_dead(server: Server, keys: Keys, entry_id: str) -> Dead:
+async def find_dead_letter(server: Server, keys: Keys, entry_id: str) -> StoredDeadLetter:
     """One entry. Raises DeadNotFound, and what redis-py raises."""
     found: Any = await server.client.xrange(keys.dead, min=entry_id, max=entry_id)
     if not found:
         raise DeadNotFound(entry_id)
-    return _dead(keys, *found[0])
+    return _stored(keys, *found[0])
 
 
-async def drop_dead(server: Server, keys: Keys, entry_ids: Sequence[str]) -> int:
+async def drop_dead_letter(server: Server, keys: Keys, entry_ids: Sequence[str]) -> int:
     """Delete entries; how many there were. Raises what redis-py raises."""
     return await server.client.xdel(keys.dead, *entry_ids)
 
 
-def _dead(keys: Keys, entry_id: bytes, fields: dict[bytes, bytes]) -> Dead:
+def _stored(keys: Keys, entry_id: bytes, fields: dict[bytes, bytes]) -> StoredDeadLetter:
     data = fields.get(DATA_FIELD.encode(), b"")
     try:
-        entry = msgspec.json.decode(data, type=DeadEntry)
+        entry = msgspec.json.decode(data, type=DeadLetter)
     except msgspec.DecodeError as e:  # somebody else wrote it; it shall be seen, and can be dropped
         reason = f"no entry of tokenbus: {e}"
-        entry = DeadEntry(reason=reason, stage="", stream=keys.dead, entry=entry_id.decode(), bytes=data)
-    return Dead(entry_id.decode(), entry)
+        entry = DeadLetter(reason=reason, stage="", stream=keys.dead, entry=entry_id.decode(), bytes=data)
+    return StoredDeadLetter(entry_id.decode(), entry)

@@ -25,7 +25,7 @@ from tokenbus.bus import scripts
 from tokenbus.bus.keys import InternalTopic, Keys, SubscribedTopic
 from tokenbus.bus.liveness import Defects, Liveness, beat
 from tokenbus.bus.server.retry import retry_until_available
-from tokenbus.bus.server.run_scripts import send, send_many
+from tokenbus.bus.server.run_scripts import run_script, run_scripts
 from tokenbus.bus.server.server import Server
 from tokenbus.bus.server.stream_reader import id_key
 
@@ -41,7 +41,7 @@ class Lease(msgspec.Struct, frozen=True):
     watermark: str
 
 
-def share_of(worker: str, workers: list[str], partitions: int) -> int:
+def fair_share(worker: str, workers: list[str], partitions: int) -> int:
     """How many partitions this worker is due; a worker that is not in the list is due none."""
     ranked = sorted(workers)
     if worker not in ranked:
@@ -67,11 +67,11 @@ class Leases:
         group: str,
         topic: InternalTopic | SubscribedTopic,
         worker: str,
-        taken: Callable[[Lease], None],
-        gone: Callable[[int], Awaitable[None]],
+        on_acquired: Callable[[Lease], None],
+        on_revoked: Callable[[int], Awaitable[None]],
         ttl_s: float = 3.0,
         tick_s: float = 0.25,
-        behind: Callable[[int, str], Awaitable[None]] | None = None,
+        on_rollback: Callable[[int, str], Awaitable[None]] | None = None,
         start: str = "0-0",
         liveness: Liveness | None = None,
     ) -> None:
@@ -80,15 +80,15 @@ class Leases:
         self._group = group
         self._topic: InternalTopic | SubscribedTopic = topic
         self._worker = worker
-        self._taken = taken
-        self._gone = gone
-        self._behind = behind
+        self._on_acquired = on_acquired
+        self._on_revoked = on_revoked
+        self._on_rollback = on_rollback
         self._ttl_s = ttl_s
         self._ttl_ms = round(ttl_s * 1000)
         self._tick_s = tick_s
         self._start = start
         self._liveness = liveness or Liveness()
-        self._held: dict[int, Lease] = {}
+        self._owned: dict[int, Lease] = {}
         self._committed: dict[int, str] = {}
         self._shunned: dict[int, float] = {}
         """Partitions that are left to others, until when."""
@@ -104,21 +104,21 @@ class Leases:
         self._task: asyncio.Task[None] | None = None
 
     @property
-    def held(self) -> dict[int, Lease]:
+    def owned(self) -> dict[int, Lease]:
         """The leases held now, by partition."""
-        return self._held
+        return self._owned
 
     @property
     def healthy(self) -> bool:
         """Whether the last tick reached the server, and nothing that is held has run out."""
         now = asyncio.get_running_loop().time()
-        return self._healthy and all(self._renew_at[p] + self._ttl_s * 2 / 3 > now for p in self._held)
+        return self._healthy and all(self._renew_at[p] + self._ttl_s * 2 / 3 > now for p in self._owned)
 
     async def open(self) -> None:
         """Start to take part; returns with leases, where any were free. Raises what redis-py raises."""
         error = await self._share(await self._count(), patience_s=self._ttl_s)
-        if error and not self._held:
-            await self._settle()
+        if error and not self._owned:
+            await self._await_answers()
             raise error
         self._healthy = True
         self._task = self._liveness.start(self._run(), name=f"leases {self._group}")
@@ -133,19 +133,19 @@ class Leases:
             async with asyncio.timeout(self._ttl_s):
                 if self._task:
                     await asyncio.wait({self._task})
-                await self._settle()
+                await self._await_answers()
                 # Tried again: a connection that broke unnoticed would cost the others the time of a lease.
                 members, what = self._keys.members(self._group), f"sign-off from {self._group}"
                 await retry_until_available(
                     self._server, lambda: self._server.client.zrem(members, self._worker), what=what
                 )
-                leases = await self._let_go(list(self._held))
+                leases = await self._release_surplus(list(self._owned))
                 await retry_until_available(self._server, lambda: self._release(leases), what=what)
         except (RedisError, OSError, TimeoutError) as e:
             log.warning("leases of %s: left to run out: %s", self._group, str(e) or type(e).__name__)
-            self._held.clear()
+            self._owned.clear()
 
-    async def _settle(self) -> None:
+    async def _await_answers(self) -> None:
         """Wait for what is asked, for cut off it might have acquired what it does not know of. Not for good, though:
         what other nodes of a Cluster gave is to be given back to them."""
         asked: set[asyncio.Task[Any]] = set(self._asked.values())
@@ -164,7 +164,7 @@ class Leases:
     def forget(self, partition: int, *, shun_s: float = 0.0) -> None:
         """The lease is of no use any more: another has it, or the partition cannot be worked on. It may be taken again,
         by this worker after ``shun_s``."""
-        self._held.pop(partition, None)
+        self._owned.pop(partition, None)
         if shun_s:
             self._shunned[partition] = asyncio.get_running_loop().time() + shun_s
 
@@ -182,13 +182,13 @@ class Leases:
                 if self._healthy:
                     log.warning("leases of %s: the server is away: %s", self._group, e)
                 self._healthy = False
-                self._stand_back(range(self._keys.partitions))
+                self._back_off(range(self._keys.partitions))
             except Exception as e:
                 self._healthy = False
                 log.exception("tick of %s", self._group)
                 defects.count(e)
 
-    def _stand_back(self, partitions: Iterable[int]) -> None:
+    def _back_off(self, partitions: Iterable[int]) -> None:
         """The server was away, so everybody's leases there ran out: each owner shall have the time to renew its own
         before others take it."""
         until = asyncio.get_running_loop().time() + 3 * self._tick_s
@@ -209,7 +209,7 @@ class Leases:
         self._counted = self._counted or asyncio.create_task(self._count(), name=f"members of {self._group}")
         asked = [
             self._ask(group, self._renew)
-            for group in self._groups(self._held)
+            for group in self._groups(self._owned)
             if any(self._renew_at[p] <= now for p in group)
         ]
         await asyncio.wait([self._counted, *asked], timeout=self._tick_s)
@@ -222,23 +222,23 @@ class Leases:
         clock = asyncio.get_running_loop().time
         asked_at = clock()
         present = scripts.present(self._keys.members(self._group), member=self._worker, ttl_ms=self._ttl_ms)
-        found: list[bytes] = await send(self._server, present)
+        found: list[bytes] = await run_script(self._server, present)
         if clock() - asked_at > self._ttl_s / 2:
-            self._stand_back(range(self._keys.partitions))
+            self._back_off(range(self._keys.partitions))
         return [member.decode() for member in found]
 
     async def _share(self, members: list[str], *, patience_s: float) -> Exception | None:
         """Give up or take what is needed for a fair share; what failed, of what was answered in time."""
-        due = share_of(self._worker, members, self._keys.partitions)
-        if len(self._held) > due:
-            asked = [self._ask(group, self._give_up) for group in self._groups(sorted(self._held)[due:])]
+        due = fair_share(self._worker, members, self._keys.partitions)
+        if len(self._owned) > due:
+            asked = [self._ask(group, self._revoke_expired) for group in self._groups(sorted(self._owned)[due:])]
             return await self._answers(asked, patience_s)
         now = asyncio.get_running_loop().time()
         self._shunned = {p: until for p, until in self._shunned.items() if until > now}
-        free = [p for p in range(self._keys.partitions) if p not in self._held and p not in self._shunned]
+        free = [p for p in range(self._keys.partitions) if p not in self._owned and p not in self._shunned]
         random.shuffle(free)  # so that several newcomers do not all ask for the same ones
         error = None
-        while (wanted := due - len(self._held)) > 0 and free and not error:
+        while (wanted := due - len(self._owned)) > 0 and free and not error:
             asked = [self._ask(group, self._acquire) for group in self._groups(free[:wanted])]
             free = free[wanted:]
             error = await self._answers(asked, patience_s)
@@ -264,7 +264,7 @@ class Leases:
             if self._healthy and not self._troubled.issuperset(group):
                 log.warning("leases of %s: no answer about %s: %s", self._group, group, str(e) or type(e).__name__)
             self._troubled.update(group)
-            self._stand_back(group if self._server.topology == "cluster" else range(self._keys.partitions))
+            self._back_off(group if self._server.topology == "cluster" else range(self._keys.partitions))
             return e
         except Exception as e:
             log.exception("leases of %s", self._group)
@@ -283,22 +283,22 @@ class Leases:
         return next((error for task in done if (error := task.result())), TimeoutError() if late else None)
 
     async def _renew(self, partitions: list[int]) -> None:
-        held = [self._held[partition] for partition in partitions if partition in self._held]
+        held = [self._owned[partition] for partition in partitions if partition in self._owned]
         calls = [
             scripts.renew(self._lease_key(x.partition), self._stream(x.partition), token=x.token, ttl_ms=self._ttl_ms)
             for x in held
         ]
         committed = dict(self._committed)
         renew_at = self._next_renewal()
-        for lease, offset in zip(held, await send_many(self._server, calls), strict=True):
-            if self._held.get(lease.partition) is not lease:
+        for lease, offset in zip(held, await run_scripts(self._server, calls), strict=True):
+            if self._owned.get(lease.partition) is not lease:
                 continue
             self._renew_at[lease.partition] = renew_at
             if not offset:
                 self.forget(lease.partition)
-                await self._gone(lease.partition)
-            elif self._behind and id_key(offset.decode()) < id_key(committed.get(lease.partition, "0-0")):
-                await self._behind(lease.partition, offset.decode())
+                await self._on_revoked(lease.partition)
+            elif self._on_rollback and id_key(offset.decode()) < id_key(committed.get(lease.partition, "0-0")):
+                await self._on_rollback(lease.partition, offset.decode())
 
     async def _acquire(self, partitions: list[int]) -> None:
         calls = [
@@ -313,27 +313,27 @@ class Leases:
             for partition in partitions
         ]
         renew_at = self._next_renewal()
-        for partition, reply in zip(partitions, await send_many(self._server, calls), strict=True):
+        for partition, reply in zip(partitions, await run_scripts(self._server, calls), strict=True):
             token, offset, watermark = reply
             if token:
                 lease = Lease(partition, token.decode(), offset.decode(), watermark.decode())
-                self._held[partition] = lease
+                self._owned[partition] = lease
                 self._renew_at[partition] = renew_at
                 self._committed[partition] = lease.offset
-                self._taken(lease)
+                self._on_acquired(lease)
 
-    async def _give_up(self, partitions: list[int]) -> None:
-        await self._release(await self._let_go(partitions))
+    async def _revoke_expired(self, partitions: list[int]) -> None:
+        await self._release(await self._release_surplus(partitions))
 
-    async def _let_go(self, partitions: list[int]) -> list[Lease]:
-        leases = [self._held.pop(partition) for partition in partitions if partition in self._held]
+    async def _release_surplus(self, partitions: list[int]) -> list[Lease]:
+        leases = [self._owned.pop(partition) for partition in partitions if partition in self._owned]
         for lease in leases:
-            await self._gone(lease.partition)
+            await self._on_revoked(lease.partition)
         return leases
 
     async def _release(self, leases: list[Lease]) -> None:
         calls = [scripts.release(self._lease_key(lease.partition), token=lease.token) for lease in leases]
-        await send_many(self._server, calls)
+        await run_scripts(self._server, calls)
 
     def _next_renewal(self) -> float:
         """When what is asked for now is to be renewed."""

@@ -12,9 +12,9 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
-from tokenbus.bus.scripts.script import Call, script
+from tokenbus.bus.scripts.script import ScriptCall, script
 from tokenbus.bus.server.retry import ISOLATED_TRIES, retry_until_available
-from tokenbus.bus.server.run_scripts import send
+from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server, is_final, may_pass
 from tokenbus.bus.server.stream_reader import Entry, Unreadable
 
@@ -125,8 +125,8 @@ async def why_unreadable(server: Server, stream: str, entry_id: str) -> Exceptio
 
 async def names_in(server: Server, stream: str, entry_id: str) -> dict[bytes, int]:
     """The names of an entry's fields and how many bytes each has, of which the server tells without the rest."""
-    call = Call(_NAMES, [stream], [entry_id])
-    flat: list[Any] = await retry_until_available(server, lambda: send(server, call), what="names in an entry")
+    call = ScriptCall(_NAMES, [stream], [entry_id])
+    flat: list[Any] = await retry_until_available(server, lambda: run_script(server, call), what="names in an entry")
     return dict(zip(flat[::2], flat[1::2], strict=True))
 
 
@@ -135,9 +135,9 @@ async def asked_in(server: Server, stream: str, entry_id: str) -> tuple[str, str
 
     The server looks for them, in JSON with or without FastStream's binary head, and tells nothing else of the entry.
     """
-    call = Call(_ASKED, [stream], [entry_id])
+    call = ScriptCall(_ASKED, [stream], [entry_id])
     kind, run = await retry_until_available(
-        server, lambda: send(server, call), what="id of a request", tries=ISOLATED_TRIES
+        server, lambda: run_script(server, call), what="id of a request", tries=ISOLATED_TRIES
     )
     return kind.decode(errors="replace"), run.decode(errors="replace")
 
@@ -147,8 +147,8 @@ async def read_one_by_one(
 ) -> tuple[list[Entry], Unreadable | None]:
     """Entries that follow ``after``, up to ``last``, ``count`` at the most, each read by itself; and the one behind
     them, if that is the first that cannot be read. Raises what redis-py raises."""
-    call = Call(_IDS, [stream], [after, last, count])
-    ids: list[bytes] = await retry_until_available(server, lambda: send(server, call), what=f"ids in {stream}")
+    call = ScriptCall(_IDS, [stream], [after, last, count])
+    ids: list[bytes] = await retry_until_available(server, lambda: run_script(server, call), what=f"ids in {stream}")
     entries: list[Entry] = []
     size = 0
     for entry_id in ids:
@@ -170,7 +170,7 @@ async def _read_fields(server: Server, stream: str, entry_id: bytes, error: Exce
     for n, (name, size) in enumerate(sizes.items()):
         value = error
         if len(sizes) > 1 and len(bad) < MOST_BAD_FIELDS:
-            value = await _isolated(server, Call(_VALUE, [stream], [entry_id, 2 * n + 2]))
+            value = await _isolated(server, ScriptCall(_VALUE, [stream], [entry_id, 2 * n + 2]))
         if isinstance(value, Exception):
             bad[name] = size
         else:
@@ -179,10 +179,10 @@ async def _read_fields(server: Server, stream: str, entry_id: bytes, error: Exce
     return Unreadable((entry_id, fields), bad, reason)
 
 
-async def _isolated(server: Server, call: Call) -> bytes | Exception:
+async def _isolated(server: Server, call: ScriptCall) -> bytes | Exception:
     try:
         what = "a field of an entry"
-        return await retry_until_available(server, lambda: send(server, call), what=what, tries=ISOLATED_TRIES)
+        return await retry_until_available(server, lambda: run_script(server, call), what=what, tries=ISOLATED_TRIES)
     except (RedisError, OSError) as e:
         return e
 

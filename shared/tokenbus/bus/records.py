@@ -12,7 +12,7 @@ import msgspec
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.run_record import FRAME, RECORD
 from tokenbus.bus.scripts.records import index_record
-from tokenbus.bus.server.run_scripts import send
+from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server
 from tokenbus.errors import RecordNotFound
 
@@ -71,12 +71,12 @@ async def put_record(server: Server, keys: Keys, entry: RecordEntry, *, keep_ms:
         at_ms=entry.at_ms,
         entry=msgspec.json.encode(entry),
     )
-    await send(server, call)
+    await run_script(server, call)
 
 
 async def drop_old_records(server: Server, keys: Keys, *, keep_ms: int, most: int) -> int:
     """Drop from the index what is too old or too many; how many. Raises what redis-py raises."""
-    return await send(server, index_record(keys.records, keys.record_entries, keep_ms=keep_ms, most=most))
+    return await run_script(server, index_record(keys.records, keys.record_entries, keep_ms=keep_ms, most=most))
 
 
 async def newest_records(server: Server, keys: Keys) -> AsyncIterator[RecordEntry]:

@@ -24,7 +24,7 @@ from tokenbus.bus.quarantine import may_be_an_entry, names_in, never_arrived, wh
 from tokenbus.bus.scripts.order import Entries, put_back, reclaim, take
 from tokenbus.bus.scripts.work_queue import HANDED_BACK_MS
 from tokenbus.bus.server.retry import FIRST_PAUSE_S, LONGEST_PAUSE_S, retry_until_available
-from tokenbus.bus.server.run_scripts import send, send_many
+from tokenbus.bus.server.run_scripts import run_script, run_scripts
 from tokenbus.bus.server.server import Server
 from tokenbus.bus.server.stream_reader import Fields
 
@@ -41,7 +41,7 @@ SWEEP_S = 60.0
 DEAD_CONSUMER_MS = 600_000
 
 
-class Item(msgspec.Struct, frozen=True, eq=False):
+class QueueItem(msgspec.Struct, frozen=True, eq=False):
     """One entry in this worker's hands."""
 
     stream: str
@@ -51,7 +51,7 @@ class Item(msgspec.Struct, frozen=True, eq=False):
     """How often it was handed out, this time included; above 1 its earlier worker was lost when it had begun."""
 
 
-class Queue:
+class WorkQueue:
     """One worker's part of a group's work queues. Call `open`, `read` in a loop, `finish` each item, `close`."""
 
     def __init__(
@@ -61,15 +61,15 @@ class Queue:
         group: str,
         streams: Sequence[str],
         worker: str,
-        lost: Callable[[Item], None],
+        on_claimed_away: Callable[[QueueItem], None],
         count: int = 1,
         idle_s: float = 4.0,
         beat_s: float = 1.0,
         members: str | None = None,
-        patient: Callable[[], bool] = lambda: False,
+        idle_only: Callable[[], bool] = lambda: False,
         fair: Entries | None = None,
-        urgent: Callable[[Item], bool] | None = None,
-        unreadable: Callable[[Item, Exception], Awaitable[None]] | None = None,
+        urgent: Callable[[QueueItem], bool] | None = None,
+        unreadable: Callable[[QueueItem, Exception], Awaitable[None]] | None = None,
         liveness: Liveness | None = None,
     ) -> None:
         """``lost`` is called with an item that another worker took: work on it must stop. ``count``: a read's most
@@ -86,9 +86,9 @@ class Queue:
         self._group = group
         self._streams = list(streams)
         self._worker = worker
-        self._lost = lost
+        self._on_claimed_away = on_claimed_away
         self._count = count
-        self._patient = patient
+        self._idle_only = idle_only
         self._fair: Entries | None = fair
         self._urgent = urgent
         self._unreadable = unreadable
@@ -96,8 +96,8 @@ class Queue:
         self._beat_s = beat_s
         self._members = members
         self._liveness = liveness or Liveness()
-        self._held: dict[tuple[str, str], Item] = {}
-        self._ready: asyncio.Queue[Item] = asyncio.Queue()
+        self._claimed: dict[tuple[str, str], QueueItem] = {}
+        self._ready: asyncio.Queue[QueueItem] = asyncio.Queue()
         self._wanted = 0
         """How many wait in `read`."""
         self._demand = asyncio.Event()
@@ -115,9 +115,9 @@ class Queue:
         return self._healthy
 
     @property
-    def held(self) -> int:
+    def claimed(self) -> int:
         """How many items are in this worker's hands."""
-        return len(self._held)
+        return len(self._claimed)
 
     async def open(self) -> None:
         """Make the groups where they are missing, and begin. Raises what redis-py raises."""
@@ -130,7 +130,7 @@ class Queue:
         self._beats = [start(self._keep_alive(g), name=f"heartbeat {group}") for g in groups]
         self._beats.append(start(self._at_each_beat(self._sign_on), name=f"sign-on {group}"))
 
-    async def read(self) -> Item:
+    async def read(self) -> QueueItem:
         """The next item. While nobody waits here no more than one read's worth is taken from the server."""
         self._wanted += 1
         self._look_at_demand()
@@ -145,14 +145,14 @@ class Queue:
             self._wanted -= 1
             self._look_at_demand()
 
-    async def read_ready(self) -> list[Item]:
+    async def read_ready(self) -> list[QueueItem]:
         """The next item, and all others that are here already."""
         items = [await self.read()]
         while not self._ready.empty():
             items.append(self._ready.get_nowait())
         return items
 
-    async def finish(self, items: Sequence[Item], *, again: Callable[[], Awaitable[None]] | None = None) -> None:
+    async def finish(self, items: Sequence[QueueItem], *, again: Callable[[], Awaitable[None]] | None = None) -> None:
         """The items are done: acknowledge and delete those that are still ours. Tries until the server has it.
 
         ``again`` says once more what they came to, and is awaited before each further try: where the server failed over
@@ -160,7 +160,7 @@ class Queue:
         """
         calls = [
             scripts.finish(stream, group=self._group, consumer=self._worker, ids=ids)
-            for stream, ids in self._let_go(items).items()
+            for stream, ids in self._release(items).items()
         ]
         tried = False
 
@@ -169,55 +169,57 @@ class Queue:
             if tried and again:
                 await again()
             tried = True
-            await send_many(self._server, calls)
+            await run_scripts(self._server, calls)
 
         await retry_until_available(self._server, once, what=f"finish of {self._group}")
 
-    def let_go(self, items: Sequence[Item]) -> None:
+    def release(self, items: Sequence[QueueItem]) -> None:
         """Keep these alive no longer: another worker claims them once they are idle for long enough."""
-        self._let_go(items)
+        self._release(items)
 
-    async def hand_back(self, items: Sequence[Item]) -> None:
+    async def hand_back(self, items: Sequence[QueueItem]) -> None:
         """Leave items that were not begun to another worker, who takes them within a beat. Tries until the server has
         it."""
         await retry_until_available(self._server, lambda: self._hand_back(items), what=f"hand-back of {self._group}")
 
-    async def _hand_back(self, items: Sequence[Item]) -> None:
+    async def _hand_back(self, items: Sequence[QueueItem]) -> None:
         await self._put_back(items, in_front=True)
 
-    async def pass_over(self, items: Sequence[Item]) -> None:
+    async def discard(self, items: Sequence[QueueItem]) -> None:
         """Leave items of a fair queue that were not begun to their turn. Tries until the server has it."""
         await retry_until_available(
             self._server, lambda: self._put_back(items, in_front=False), what=f"items passed over in {self._group}"
         )
 
-    async def _put_back(self, items: Sequence[Item], *, in_front: bool) -> None:
+    async def _put_back(self, items: Sequence[QueueItem], *, in_front: bool) -> None:
         group, consumer, fair = self._group, self._worker, self._fair
         calls = [
             put_back(stream, fair, group=group, consumer=consumer, ids=ids, in_front=in_front)
             if fair
             else scripts.hand_back(stream, group=group, consumer=consumer, ids=ids)
-            for stream, ids in self._let_go(items).items()
+            for stream, ids in self._release(items).items()
         ]
-        await send_many(self._server, calls)
+        await run_scripts(self._server, calls)
 
-    async def requeue(self, items: Sequence[Item]) -> None:
+    async def requeue(self, items: Sequence[QueueItem]) -> None:
         """Put items that were not begun at the end of their queues. Tries until the server has it."""
         calls = [
             scripts.requeue(stream, group=self._group, consumer=self._worker, ids=ids)
-            for stream, ids in self._let_go(items).items()
+            for stream, ids in self._release(items).items()
         ]
         await retry_until_available(
-            self._server, lambda: send_many(self._server, calls), what=f"requeue of {self._group}"
+            self._server, lambda: run_scripts(self._server, calls), what=f"requeue of {self._group}"
         )
 
-    async def mark(self, item: Item, *, begun: bool) -> bool:
+    async def mark(self, item: QueueItem, *, begun: bool) -> bool:
         """Say whether the item's work has begun, as it counts to have from the start. Should this worker die before,
         the next one has the item as if never delivered. False: it is another worker's. Tries until the server has it.
         """
         call = scripts.mark(item.stream, group=self._group, consumer=self._worker, entry=item.entry_id, begun=begun)
         return bool(
-            await retry_until_available(self._server, lambda: send(self._server, call), what=f"mark of {self._group}")
+            await retry_until_available(
+                self._server, lambda: run_script(self._server, call), what=f"mark of {self._group}"
+            )
         )
 
     async def stop_reading(self) -> None:
@@ -225,7 +227,7 @@ class Queue:
         self._closing = True
         self._demand.set()
         await asyncio.gather(*self._readers, return_exceptions=True)
-        waiting: list[Item] = []
+        waiting: list[QueueItem] = []
         while not self._ready.empty():
             waiting.append(self._ready.get_nowait())
         try:
@@ -233,7 +235,7 @@ class Queue:
         except (RedisError, OSError) as e:
             log.warning("queue %s: %d items left to be claimed: %s", self._group, len(waiting), e)
 
-    async def close(self, *, begun: Callable[[Item], bool] = lambda item: True) -> None:
+    async def close(self, *, begun: Callable[[QueueItem], bool] = lambda item: True) -> None:
         """Stop all. Items still held go back where they were not ``begun``; the others are left to be claimed.
 
         The consumer goes when it holds nothing.
@@ -244,8 +246,8 @@ class Queue:
             task.cancel()
         await asyncio.gather(*self._beats, return_exceptions=True)
         try:
-            await self._hand_back([item for item in self._held.values() if not begun(item)])
-            await send_many(
+            await self._hand_back([item for item in self._claimed.values() if not begun(item)])
+            await run_scripts(
                 self._server, [scripts.retire(s, group=self._group, consumer=self._worker) for s in self._streams]
             )
             if self._members:
@@ -253,10 +255,10 @@ class Queue:
         except (RedisError, OSError) as e:
             log.warning("queue %s: consumer left to be swept away: %s", self._group, e)
 
-    def _let_go(self, items: Sequence[Item]) -> dict[str, list[str]]:
+    def _release(self, items: Sequence[QueueItem]) -> dict[str, list[str]]:
         by_stream: defaultdict[str, list[str]] = defaultdict(list)
         for item in items:
-            self._held.pop((item.stream, item.entry_id), None)
+            self._claimed.pop((item.stream, item.entry_id), None)
             by_stream[item.stream].append(item.entry_id)
         return by_stream
 
@@ -280,14 +282,14 @@ class Queue:
                 return
             try:
                 if not wanted:
-                    await self._take_by_turn(streams, backlog, count=0)
+                    await self._claim_by_turn(streams, backlog, count=0)
                     continue
                 if clock() >= claim_at:
                     if await self._claim(streams, backlog, trusted=clock() >= trust_at):
                         continue  # there may be more
                     claim_at = clock() + self._beat_s
                 began = clock()
-                if not (self._fair and backlog.deep and await self._take_by_turn(streams, backlog, count=self._count)):
+                if not (self._fair and backlog.deep and await self._claim_by_turn(streams, backlog, count=self._count)):
                     backlog.read(await self._read_new(streams))
                 self._healthy, pause = True, FIRST_PAUSE_S
                 defects.none()
@@ -297,11 +299,11 @@ class Queue:
                 # Nobody's heartbeat arrived meanwhile: each shall have the time for one before it counts as dead.
                 trust_at = clock() + self._idle_s
                 await self._recover(e, pause)
-                await self._set_apart(streams, e)
+                await self._quarantine(streams, e)
                 defects.count(e)
                 pause = min(pause * 2, LONGEST_PAUSE_S)
 
-    async def _set_apart(self, streams: list[str], error: Exception) -> None:
+    async def _quarantine(self, streams: list[str], error: Exception) -> None:
         """An entry may be what broke the reading, each time: it goes, and what came with it begins anew."""
         try:
             if not await may_be_an_entry(self._server, error):
@@ -309,9 +311,9 @@ class Queue:
             group, consumer = self._group, self._worker
             for stream in streams:
                 for entry_id, deliveries in await never_arrived(
-                    self._server, stream, group=group, consumer=consumer, held=self._held
+                    self._server, stream, group=group, consumer=consumer, held=self._claimed
                 ):
-                    item = Item(stream, entry_id, {}, deliveries)
+                    item = QueueItem(stream, entry_id, {}, deliveries)
                     if not (why := await why_unreadable(self._server, stream, entry_id)):
                         await self.hand_back([item])
                         continue
@@ -330,27 +332,27 @@ class Queue:
                 return False
         return True
 
-    async def _take_by_turn(self, streams: list[str], backlog: Backlog, *, count: int) -> int:
+    async def _claim_by_turn(self, streams: list[str], backlog: Backlog, *, count: int) -> int:
         """Put all new items in order, and take those whose turn it is; how many."""
         waiting = dict.fromkeys(streams, 0)
         taken, unread = 0, streams
         while unread and not self._closing:
             group, consumer = self._group, self._worker
             calls = [take(s, self._fair or "turns", group=group, consumer=consumer, count=count) for s in unread]
-            replies = await send_many(self._server, calls)
-            mistaken: list[Item] = []
+            replies = await run_scripts(self._server, calls)
+            mistaken: list[QueueItem] = []
             for stream, (left, _, urgent, items) in zip(unread, replies, strict=True):
                 waiting[stream] = left
                 taken += len(items)
                 for each in items:
-                    self._take(_item(stream, *each))
+                    self._claim_items(_queue_item(stream, *each))
                 for each in urgent:
-                    item = _item(stream, *each)
-                    self._held[(item.stream, item.entry_id)] = item
+                    item = _queue_item(stream, *each)
+                    self._claimed[(item.stream, item.entry_id)] = item
                     if not (self._urgent and self._urgent(item)):
                         mistaken.append(item)
             if mistaken:
-                await self.pass_over(mistaken)
+                await self.discard(mistaken)
             backlog.left(sum(waiting.values()) + len(mistaken))
             unread = [s for s, (_, more, _, _) in zip(unread, replies, strict=True) if more]
             count = 0
@@ -358,7 +360,7 @@ class Queue:
 
     async def _read_new(self, streams: list[str]) -> float:
         """Read what is new; how many ms the oldest of it had waited before."""
-        patient = self._patient()
+        patient = self._idle_only()
         block = None if patient else BLOCK_MS
         now_ms = self._server.clock.now_ms()
         found: Any = await self._server.client.xreadgroup(
@@ -369,7 +371,7 @@ class Queue:
         oldest_ms = now_ms
         for name, entries in found or ():
             for entry_id, fields in entries:
-                self._take(Item(name.decode(), entry_id.decode(), fields, 1))
+                self._claim_items(QueueItem(name.decode(), entry_id.decode(), fields, 1))
             oldest_ms = min(oldest_ms, self._server.clock.ms_of(int(entries[0][0].partition(b"-")[0])))
         return now_ms - oldest_ms
 
@@ -377,7 +379,7 @@ class Queue:
         """Take over what was handed back, or, where ``trusted``, idle. False: there was none."""
         group, consumer, fair = self._group, self._worker, self._fair
         idle_ms = round(self._idle_s * 1000) if trusted else HANDED_BACK_MS
-        calls: list[scripts.Call] = []
+        calls: list[scripts.ScriptCall] = []
         for s in streams:
             start, most = self._cursors[s], self._count
             if fair:
@@ -386,20 +388,20 @@ class Queue:
                 call = scripts.claim(s, group=group, consumer=consumer, idle_ms=idle_ms, start=start, count=most)
             calls.append(call)
         taken = waiting = 0
-        for stream, (cursor, *left, entries) in zip(streams, await send_many(self._server, calls), strict=True):
+        for stream, (cursor, *left, entries) in zip(streams, await run_scripts(self._server, calls), strict=True):
             self._cursors[stream] = cursor.decode()
             waiting += sum(left)
             for each in entries:
-                item = _item(stream, *each)
-                if (item.stream, item.entry_id) not in self._held:  # else our own, after a long pause
-                    self._take(item)
+                item = _queue_item(stream, *each)
+                if (item.stream, item.entry_id) not in self._claimed:  # else our own, after a long pause
+                    self._claim_items(item)
                     taken += 1
         if waiting:
             backlog.left(waiting)
         return taken > 0
 
-    def _take(self, item: Item) -> None:
-        self._held[(item.stream, item.entry_id)] = item
+    def _claim_items(self, item: QueueItem) -> None:
+        self._claimed[(item.stream, item.entry_id)] = item
         if self._urgent and item.deliveries == 1 and self._urgent(item):
             return
         self._ready.put_nowait(item)
@@ -439,28 +441,28 @@ class Queue:
     async def _sign_on(self) -> None:
         if self._members:
             call = scripts.present(self._members, member=self._worker, ttl_ms=round(self._idle_s * 1000))
-            await send(self._server, call)
+            await run_script(self._server, call)
 
     async def _beat(self, streams: list[str]) -> None:
         by_stream: defaultdict[str, list[str]] = defaultdict(list)
-        for stream, entry_id in self._held:
+        for stream, entry_id in self._claimed:
             if stream in streams:
                 by_stream[stream].append(entry_id)
         calls = [
             scripts.heartbeat(stream, group=self._group, consumer=self._worker, ids=ids)
             for stream, ids in by_stream.items()
         ]
-        for stream, lost in zip(by_stream, await send_many(self._server, calls), strict=True):
+        for stream, lost in zip(by_stream, await run_scripts(self._server, calls), strict=True):
             for entry_id in lost:
-                if item := self._held.pop((stream, entry_id.decode()), None):
-                    self._lost(item)
+                if item := self._claimed.pop((stream, entry_id.decode()), None):
+                    self._on_claimed_away(item)
 
     async def _sweep(self, streams: list[str]) -> None:
         """Remove consumers that died long ago and hold nothing, so that their number stays bounded."""
         for stream in streams:
             consumers: Any = await self._server.client.xinfo_consumers(stream, self._group)
             dead = [c["name"].decode() for c in consumers if not c["pending"] and c["idle"] > DEAD_CONSUMER_MS]
-            await send_many(self._server, [scripts.retire(stream, group=self._group, consumer=name) for name in dead])
+            await run_scripts(self._server, [scripts.retire(stream, group=self._group, consumer=name) for name in dead])
 
     # --- the server away ----------------------------------------------------------------------------------------
 
@@ -484,5 +486,5 @@ class Queue:
             await asyncio.sleep(pause)
 
 
-def _item(stream: str, entry_id: bytes, deliveries: int, flat: list[bytes]) -> Item:
-    return Item(stream, entry_id.decode(), dict(zip(flat[::2], flat[1::2], strict=True)), deliveries)
+def _queue_item(stream: str, entry_id: bytes, deliveries: int, flat: list[bytes]) -> QueueItem:
+    return QueueItem(stream, entry_id.decode(), dict(zip(flat[::2], flat[1::2], strict=True)), deliveries)

@@ -16,9 +16,9 @@ from tokenbus.bus.server.server import Server
 from tokenbus.client import publish as publishing
 from tokenbus.client.blobs import Blobs
 from tokenbus.client.deployment import Deployment, partitions_in, url_in
-from tokenbus.client.publish_queue import Outbound
+from tokenbus.client.publish_queue import PublishQueue
 from tokenbus.client.response import Response, ResponseBuilder
-from tokenbus.client.retry_resume import check_going_on, ended_run, going_on, once_more
+from tokenbus.client.retry_resume import check_resumable, ended_run, resumed_request, retried_request
 from tokenbus.client.run import PUBLISHED_WAIT_S, Run
 from tokenbus.client.run_id import new_run_id
 from tokenbus.client.run_log import follow
@@ -86,7 +86,7 @@ class Client:
         server = Server(url_in(env) if url is None else url)
         self._deployment = Deployment(server, prefix, partitions_in(env) if partitions is None else partitions)
         self._reconnect_s = reconnect_s
-        self._outbound = Outbound(server, most_queued=max_queued)
+        self._outbound = PublishQueue(server, most_queued=max_queued)
         self._max_waiting = max_waiting
         self._max_request_bytes = max_request_bytes
         self._blob_service = blobs, blob_token
@@ -227,7 +227,7 @@ class Client:
         metadata, which `Started` carries, name the old run as ``retry_of``. Raises RunOpen; RunNotFound, also where the
         records have expired; RunNotRepeatable; and as `publish`.
         """
-        return await self.publish(once_more(await ended_run(self._deployment, _run_id(run)), again=again))
+        return await self.publish(retried_request(await ended_run(self._deployment, _run_id(run)), again=again))
 
     async def resume(self, run: Run | str, *, again: int = 1) -> Run:
         """Go on from the visible text of the last turn of a run that ended incomplete, failed or cancelled, as a new
@@ -239,12 +239,12 @@ class Client:
         where it ended among its tool calls.
         """
         ended = await ended_run(self._deployment, _run_id(run))
-        check_going_on(ended)
+        check_resumable(ended)
         builder = ResponseBuilder()
         async with aclosing(self.follow(run)) as events:
             async for event in events:
                 builder.add(event)
-        return await self.publish(going_on(ended, builder.response, again=again))
+        return await self.publish(resumed_request(ended, builder.response, again=again))
 
     # --- topics -----------------------------------------------------------------------------------------------
 

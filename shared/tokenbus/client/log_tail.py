@@ -16,7 +16,7 @@ from typing import Any
 
 from redis.exceptions import NoPermissionError, RedisError
 
-from tokenbus.bus.server.fast_client import Direct
+from tokenbus.bus.server.fast_client import FastRedis
 from tokenbus.bus.server.server import Server, translated
 from tokenbus.bus.server.stream_reader import MAX_BLOCK_MS, Entry, id_key
 from tokenbus.errors import ServerUnavailable
@@ -78,7 +78,7 @@ class Tail:
         self.feeds: set[Feed] = set()
         self._server = server
         client: Any = server.client
-        self._own: Direct | None = client.apart() if isinstance(client, Direct) else None
+        self._own: FastRedis | None = client.separate_client() if isinstance(client, FastRedis) else None
         self._reading: frozenset[Feed] = frozenset()
         self._scope: asyncio.Timeout | None = None
         """Around the read that waits."""
@@ -113,7 +113,7 @@ class Tail:
             await asyncio.gather(*tasks, return_exceptions=True)
         finally:  # a reader that is cancelled once more must not cost its client a connection
             if self._own:
-                await self._own.give_back()
+                await self._own.release()
 
     async def _end(self, scope: asyncio.Timeout) -> None:
         """End the read that waits in this scope, for all that come in the meantime."""

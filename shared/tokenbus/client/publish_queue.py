@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 
 from tokenbus.bus.keys import DATA_FIELD, TENANT_FIELD
-from tokenbus.bus.scripts.script import Arg, Call, script
-from tokenbus.bus.server.run_scripts import JOINED_BYTES, send
+from tokenbus.bus.scripts.script import Arg, ScriptCall, script
+from tokenbus.bus.server.run_scripts import JOINED_BYTES, run_script
 from tokenbus.bus.server.server import Server, translated
 from tokenbus.errors import PublishQueueFull, ServerFull
 
@@ -47,7 +47,7 @@ class _Entry(msgspec.Struct, eq=False):
     taken: asyncio.Future[None]
 
 
-class Outbound:
+class PublishQueue:
     """Appends entries in the order in which they are put. Call `close` at the end."""
 
     def __init__(self, server: Server, *, most_queued: int) -> None:
@@ -140,4 +140,4 @@ class Outbound:
         args: list[Arg] = []
         for entry in batch:
             args += (entry.most, entry.data, entry.tenant)
-        return await send(self._server, Call(_ADMIT, [self._stream], args))
+        return await run_script(self._server, ScriptCall(_ADMIT, [self._stream], args))

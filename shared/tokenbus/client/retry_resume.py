@@ -75,12 +75,12 @@ async def ended_run(deployment: Deployment, run: str) -> Ended:
     return Ended(run, _request.decode(request), history, turn, goes_on, choice)
 
 
-def once_more(ended: Ended, *, again: int) -> Generate:
+def retried_request(ended: Ended, *, again: int) -> Generate:
     """The same request as a run of its own."""
     return _linked(ended.request, ended.run, "retry", again, ended.request.messages)
 
 
-def check_going_on(ended: Ended) -> None:
+def check_resumable(ended: Ended) -> None:
     """What can be told before the run's text is read. Raises RunNotRepeatable for what cannot be gone on with."""
     if not ended.continues:
         request = ended.last_asked
@@ -90,9 +90,9 @@ def check_going_on(ended: Ended) -> None:
         raise RunNotRepeatable(ended.run, "in mode prefill a run cannot be taken up after its tools ran")
 
 
-def going_on(ended: Ended, response: Response, *, again: int) -> Generate:
+def resumed_request(ended: Ended, response: Response, *, again: int) -> Generate:
     """The request that goes on from the last turn's text. Raises RunNotRepeatable where there is none that could be."""
-    check_going_on(ended)
+    check_resumable(ended)
     request, run = ended.request, ended.run
     said: list[ContentPart] = []
     for block in response.blocks:

@@ -14,7 +14,7 @@ from tokenbus.events.frames import (
     BusEvent,
     Data,
     Ended,
-    ImagesAsked,
+    ImagesRequested,
     Lost,
     Noted,
     Opened,
@@ -35,7 +35,7 @@ class _Saved(msgspec.Struct, array_like=True):
     terminal: bool
     api: ApiName | None
     decoder: bytes
-    images: ImagesAsked = ImagesAsked()
+    images: ImagesRequested = ImagesRequested()
     provider: str = ""
     request_id: str | None = None
 
@@ -46,7 +46,7 @@ class AttemptReader:
     def __init__(self, attempt: int) -> None:
         self.attempt = attempt
         self.over = False
-        self.images = ImagesAsked()
+        self.images = ImagesRequested()
         """How the request asked for images."""
         self._next = 0
         self._terminal = False

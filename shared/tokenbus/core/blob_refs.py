@@ -57,7 +57,7 @@ class _Ref(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid
     """None: base64 with padding, on one line."""
 
 
-class Part(msgspec.Struct, frozen=True):
+class BlobPart(msgspec.Struct, frozen=True):
     """What goes to the blob store."""
 
     content: bytes
@@ -68,7 +68,7 @@ class Sanitized(msgspec.Struct, frozen=True):
     """A value without its large parts, and these."""
 
     value: Any
-    parts: Mapping[str, Part]
+    parts: Mapping[str, BlobPart]
     """By blob id. Content that stands in several places is one part."""
 
 
@@ -99,7 +99,7 @@ def restore(value: object, contents: Mapping[str, bytes]) -> Any:
 
 class _Sanitizing:
     def __init__(self, threshold: int) -> None:
-        self.parts: dict[str, Part] = {}
+        self.parts: dict[str, BlobPart] = {}
         self._threshold = threshold
         self._open: set[int] = set()
         """Identities of the lists and objects that the walk is inside of."""
@@ -166,7 +166,7 @@ class _Sanitizing:
         except BlobRefused:
             media_type = DEFAULT_MEDIA_TYPE
         blob_id = blob_id_of(content)
-        kept = self.parts.setdefault(blob_id, Part(content, media_type))
+        kept = self.parts.setdefault(blob_id, BlobPart(content, media_type))
         ref = _Ref(blob_id=blob_id, size=size, media_type=kept.media_type, form=None if form == Form() else form)
         return msgspec.to_builtins(ref)
 

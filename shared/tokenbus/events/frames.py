@@ -25,7 +25,7 @@ class _Item(msgspec.Struct, frozen=True, array_like=True, tag=True):
 # --- raw: fetcher to normalizer -----------------------------------------------------------------------------
 
 
-class ImagesAsked(msgspec.Struct, frozen=True, array_like=True):
+class ImagesRequested(msgspec.Struct, frozen=True, array_like=True):
     """Image options of the request that the response does not repeat, and how to deliver the images."""
 
     inline: bool = False
@@ -50,7 +50,7 @@ class Opened(_Item, frozen=True, tag="open"):
     stream: bool
     quirks: Quirks
     """The quirks at the time of the call, so that a replay decodes the same way."""
-    images: ImagesAsked = ImagesAsked()
+    images: ImagesRequested = ImagesRequested()
     provider: str = ""
     """The provider's name in the settings."""
 
@@ -135,7 +135,7 @@ class TextReading(msgspec.Struct, frozen=True, array_like=True):
     """The text begins after ``Name:``, so a leading space is not part of it."""
 
 
-class Policing(msgspec.Struct, frozen=True, array_like=True):
+class PolicyPlan(msgspec.Struct, frozen=True, array_like=True):
     """The run's policies, decided when it was accepted."""
 
     names: tuple[str, ...]
@@ -164,7 +164,7 @@ class Accepted(_Item, frozen=True, kw_only=True, tag="accepted"):
     model: str
     on_failure: OnFailure
     max_tool_depth: int
-    rules: Rules
+    rules: RunLimits
     tools: list[str]
     """The run's tools; a call to any other never runs."""
     tool_timeout_s: float | None = None
@@ -179,7 +179,7 @@ class Accepted(_Item, frozen=True, kw_only=True, tag="accepted"):
     """Chat mode: the request's stop strings, which end the turn whether or not they were sent to the provider."""
     record: bool = False
     """The run is recorded: the parser's input is written to its tape, and the recorder is notified of its end."""
-    policing: Policing | None = None
+    policing: PolicyPlan | None = None
     """Policies that judge the run before it is published; None: there are none."""
     visible: bool = True
     """The run's text is visible."""
@@ -199,7 +199,7 @@ class Rejected(_Item, frozen=True, tag="rejected"):
     model: str = ""
 
 
-class CancelAsked(_Item, frozen=True, tag="cancel"):
+class CancelRequested(_Item, frozen=True, tag="cancel"):
     """The run was cancelled by a client."""
 
     reason: str | None = None
@@ -236,7 +236,7 @@ class ToolReported(_Item, frozen=True, tag="tool_progress"):
     message: str | None = None
 
 
-class Overdue(_Item, frozen=True, tag="overdue"):
+class DeadlinePassed(_Item, frozen=True, tag="overdue"):
     """A timeout found by the parser: the deadline passed, the attempt went silent, or no policy worker answered."""
 
     what: Literal["deadline", "silent", "policy"]
@@ -279,7 +279,7 @@ class Step(msgspec.Struct, frozen=True, array_like=True):
     """A policy ends the run after this, for this reason."""
 
 
-class Ruled(_Item, frozen=True, tag="ruled"):
+class PolicyVerdicts(_Item, frozen=True, tag="ruled"):
     """The policy stage has judged drafts of a run."""
 
     teller: str
@@ -288,7 +288,9 @@ class Ruled(_Item, frozen=True, tag="ruled"):
     """Empty: a heartbeat. The run is queued at a live policy worker."""
 
 
-ControlEvent = Accepted | Rejected | CancelAsked | ToolReturned | Noted | Overdue | ToolReported | Ruled
+ControlEvent = (
+    Accepted | Rejected | CancelRequested | ToolReturned | Noted | DeadlinePassed | ToolReported | PolicyVerdicts
+)
 BusEvent = ControlEvent | Normalized
 
 CONTROL_ATTEMPT = 0
@@ -435,7 +437,7 @@ def decode_events(data: bytes | msgspec.Raw) -> EventFrame:
 def decode_taken(data: bytes) -> Taken:
     """Decode a tape entry; see `decode_events`."""
     loose = _loose_taken.decode(data)
-    return Taken(decode_events(loose.frame), loose.events)
+    return TapedFrame(decode_events(loose.frame), loose.events)
 
 
 def is_known(item: object) -> bool:

@@ -12,10 +12,10 @@ from tokenbus.policy.builtin.tool_call_gate import Block, Replace, ToolCallGate,
 from tokenbus.policy.builtin.tool_rules import ToolRules, ToolRulesOptions
 from tokenbus.policy.openai.format import OpenAIChunks
 from tokenbus.policy.policy_chain import PolicyStream
-from tokenbus.policy.policy_runner import Handling, Link
+from tokenbus.policy.policy_runner import BoundPolicy, Handling
 from tokenbus.policy.processor import Decision, NewText, NewToolCall, StreamContext, StreamProcessor
 from tokenbus.policy.public.format import PublicEvents
-from tokenbus.policy.stream_format import Dialect
+from tokenbus.policy.stream_format import StreamFormat
 from tokenbus.policy.stream_state import (
     ContentStreamBlock,
     OtherStreamBlock,
@@ -26,13 +26,12 @@ from tokenbus.policy.stream_state import (
 
 __all__ = [
     "Block",
+    "BoundPolicy",
     "CallJudge",
     "CallJudgeOptions",
     "ContentStreamBlock",
     "Decision",
-    "Dialect",
     "Handling",
-    "Link",
     "NewText",
     "NewToolCall",
     "OpenAIChunks",
@@ -47,6 +46,7 @@ __all__ = [
     "Rule",
     "StreamBlock",
     "StreamContext",
+    "StreamFormat",
     "StreamProcessor",
     "StreamState",
     "ToolCallGate",

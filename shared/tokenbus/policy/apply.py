@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from tokenbus.events.public import Event
 from tokenbus.policy.openai.format import OpenAIChunks
 from tokenbus.policy.policy_chain import PolicyStream
-from tokenbus.policy.policy_runner import Link
+from tokenbus.policy.policy_runner import BoundPolicy
 from tokenbus.policy.processor import Decision, Function, FunctionPolicy, StreamProcessor
 from tokenbus.policy.public.format import PublicEvents
 
@@ -22,7 +22,7 @@ C = TypeVar("C")
 OnDecision = Callable[[Decision], None]
 
 
-Policy: TypeAlias = StreamProcessor | type[StreamProcessor] | Function | Link
+Policy: TypeAlias = StreamProcessor | type[StreamProcessor] | Function | BoundPolicy
 """A policy, its class, a function in place of `StreamProcessor.on_chunk`, or a link that says how errors end."""
 
 
@@ -69,20 +69,20 @@ async def apply_policies(
                 yield item
 
 
-def _links(policies: Sequence[Policy]) -> list[Link]:
+def _links(policies: Sequence[Policy]) -> list[BoundPolicy]:
     return [_link(policy) for policy in policies]
 
 
-def _link(policy: Policy) -> Link:
+def _link(policy: Policy) -> BoundPolicy:
     match policy:
-        case Link():
+        case BoundPolicy():
             return policy
         case StreamProcessor():
-            return Link(type(policy).__name__, policy)
+            return BoundPolicy(type(policy).__name__, policy)
         case type():
             return _link(policy())
         case _ if callable(policy):
-            return Link(getattr(policy, "__name__", type(policy).__name__), FunctionPolicy(policy))
+            return BoundPolicy(getattr(policy, "__name__", type(policy).__name__), FunctionPolicy(policy))
         case _:
             problem = "give a StreamProcessor, an async function of (chunk, state, context) or a Link"
             raise TypeError(f"{policy!r} is no policy: {problem}")

@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from tokenbus import policy as policy_api
 from tokenbus.errors import SettingsError
-from tokenbus.policy.policy_runner import Handling, Link, OnError
+from tokenbus.policy.policy_runner import BoundPolicy, Handling, OnError
 from tokenbus.policy.processor import FunctionPolicy, StreamProcessor
 
 
@@ -28,7 +28,7 @@ class PolicySpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     """What its decisions call it; empty: the class's name."""
 
 
-def load(spec: PolicySpec, source: str = "policy") -> Callable[[], Link]:
+def load(spec: PolicySpec, source: str = "policy") -> Callable[[], BoundPolicy]:
     """What makes a link for each new stream. The class is imported and the options are decoded here and now.
 
     Raises SettingsError, with ``source`` and the path, where there is no such class, or its options are wrong.
@@ -45,7 +45,7 @@ def load(spec: PolicySpec, source: str = "policy") -> Callable[[], Link]:
         if spec.options:
             raise SettingsError(source, spec.policy, "is a function, which takes no options")
         function: Any = found
-        return lambda: Link(spec.name or attribute, FunctionPolicy(function), handling)
+        return lambda: BoundPolicy(spec.name or attribute, FunctionPolicy(function), handling)
     if not (isinstance(found, type) and issubclass(found, StreamProcessor)):
         raise SettingsError(source, spec.policy, "is neither a class of StreamProcessor nor a function")
     if inspect.isabstract(found):
@@ -53,4 +53,4 @@ def load(spec: PolicySpec, source: str = "policy") -> Callable[[], Link]:
     policy = found
     options = policy.from_options(spec.options).options
     name = spec.name or policy.__name__
-    return lambda: Link(name, policy(options), handling)
+    return lambda: BoundPolicy(name, policy(options), handling)

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from tokenbus.policy.policy_runner import Link, RunningLink, Seat
+from tokenbus.policy.policy_runner import BoundPolicy, PolicyRunner, Seat
 from tokenbus.policy.processor import Decision
-from tokenbus.policy.stream_format import Dialect
+from tokenbus.policy.stream_format import StreamFormat
 
 if TYPE_CHECKING:
     from tokenbus.client.client import Client
@@ -30,15 +30,15 @@ class PolicyStream(Generic[C]):
 
     def __init__(
         self,
-        links: Sequence[Link],
-        dialect: Dialect[C],
+        links: Sequence[BoundPolicy],
+        dialect: StreamFormat[C],
         *,
         run: str = "",
         client: Client | None = None,
         seat: Seat = nullcontext,
     ) -> None:
         """``seat``: entered by each call of a policy, to bound how many there are at once."""
-        self._links = [RunningLink(link, dialect, run, client, seat) for link in links]
+        self._links = [PolicyRunner(link, dialect, run, client, seat) for link in links]
         self._decisions: list[Decision] = []
         self.terminated: Decision | None = None
         """What ended the stream before its source did; the source is to be stopped then, and `feed` gives nothing."""

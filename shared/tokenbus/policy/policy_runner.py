@@ -12,7 +12,7 @@ import msgspec
 
 from tokenbus.policy.processor import (
     Decision,
-    Later,
+    Deferred,
     NewText,
     NewToolCall,
     StreamContext,
@@ -20,7 +20,7 @@ from tokenbus.policy.processor import (
     sendable,
 )
 from tokenbus.policy.state_reducer import BlockAssembler
-from tokenbus.policy.stream_format import Dialect
+from tokenbus.policy.stream_format import StreamFormat
 
 if TYPE_CHECKING:
     from tokenbus.client.client import Client
@@ -45,7 +45,7 @@ class Handling(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds that one call of the policy may take, or one work that it put off; longer is an error."""
 
 
-class Link(msgspec.Struct, frozen=True):
+class BoundPolicy(msgspec.Struct, frozen=True):
     """A policy in a chain. The instance is for one stream alone."""
 
     name: str
@@ -53,11 +53,11 @@ class Link(msgspec.Struct, frozen=True):
     handling: Handling = Handling()
 
 
-class RunningLink(Generic[C]):
+class PolicyRunner(Generic[C]):
     """See `PolicyStream`, whose parts these are."""
 
     def __init__(
-        self, link: Link, dialect: Dialect[C], run: str, client: Client | None, seat: Seat = nullcontext
+        self, link: BoundPolicy, dialect: StreamFormat[C], run: str, client: Client | None, seat: Seat = nullcontext
     ) -> None:
         self._name = link.name
         self._policy = link.policy
@@ -90,11 +90,11 @@ class RunningLink(Generic[C]):
         out = self.collect()
         for piece in self._reader.read(chunk):
             if piece.waits:
-                out += await self.settle()
+                out += await self.finish_deferred()
             if self.terminated:
                 break
             self._assembler.fold(piece.changes, piece.block)
-            self._writer.heard(piece.chunk)
+            self._writer.before_chunk(piece.chunk)
             if self._out_of_work:
                 out += self._written(piece.chunk)
                 continue
@@ -105,7 +105,7 @@ class RunningLink(Generic[C]):
         return out
 
     async def end(self) -> list[C]:
-        out = await self.settle()
+        out = await self.finish_deferred()
         if not self.terminated and not self._out_of_work:
             self._assembler.fold([])
             out += await self._call(self._policy.on_end(self._assembler.state, self._context), waits=True)
@@ -114,7 +114,7 @@ class RunningLink(Generic[C]):
             out += [written for chunk in ending for written in self._writer.write(chunk)]
         return out
 
-    async def settle(self) -> list[C]:
+    async def finish_deferred(self) -> list[C]:
         out = self.collect()
         while self._works and not self.terminated:
             await asyncio.wait({self._works[0].task})
@@ -125,7 +125,7 @@ class RunningLink(Generic[C]):
         out: list[C] = []
         while self._works and self._works[0].task.done() and not self.terminated:
             work = self._works.popleft()
-            self._writer.taken_up(work.mark)
+            self._writer.resume_deferred(work.mark)
             also = self._take(work.decisions)
             try:
                 sent = [sendable(self._words, item) for item in work.task.result()]
@@ -157,7 +157,7 @@ class RunningLink(Generic[C]):
         finally:
             _unused(call)
         sent = self._take()
-        out = await self.settle() if waits else []
+        out = await self.finish_deferred() if waits else []
         return [*out, *self._out(sent), *(self._failed(error) if error else ())]
 
     def _take(self, decided: Iterable[Decision] = ()) -> list[C | NewText | NewToolCall]:
@@ -167,7 +167,7 @@ class RunningLink(Generic[C]):
         if self._held:
             self._let_go(taken.dealt_with, decisions)
         timeout_s, context = self._handling.timeout_s, self._context
-        self._works.extend(_Work(work, timeout_s, self._writer.put_off(), context, self._seat) for work in taken.later)
+        self._works.extend(_Work(work, timeout_s, self._writer.defer(), context, self._seat) for work in taken.later)
         for decision in decisions:
             self._decide(decision)
         return taken.sent
@@ -205,7 +205,7 @@ class RunningLink(Generic[C]):
         """What goes out now for something that was sent."""
         if not isinstance(item, NewText | NewToolCall):
             words = self._words
-            if words.is_end(item) or (self._ending and words.is_apart(item)):
+            if words.is_end(item) or (self._ending and words.is_metadata(item)):
                 self._ending.append(item)
                 return ()
         return self._writer.write(item)
@@ -226,7 +226,9 @@ class RunningLink(Generic[C]):
 class _Work(Generic[C]):
     """Something that a policy put off, under way."""
 
-    def __init__(self, later: Later[C], timeout_s: float, mark: object, context: StreamContext[C], seat: Seat) -> None:
+    def __init__(
+        self, later: Deferred[C], timeout_s: float, mark: object, context: StreamContext[C], seat: Seat
+    ) -> None:
         self.mark = mark
         self.holding: list[C | NewText | NewToolCall] = [*later.holding]
         self.decisions: list[Decision] = []

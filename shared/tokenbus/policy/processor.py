@@ -60,7 +60,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What went out in its place; None: nothing."""
 
 
-class Words(Protocol[C]):
+class ChunkAccess(Protocol[C]):
     """What the chunks of a kind of stream have to say for a policy that works on text."""
 
     def text(self, chunk: C) -> str:
@@ -83,7 +83,7 @@ class Words(Protocol[C]):
         """Whether the chunk says why the stream ends: what is said after it comes too late."""
         ...
 
-    def is_apart(self, chunk: C) -> bool:
+    def is_metadata(self, chunk: C) -> bool:
         """Whether the chunk says nothing of the answer itself, as usage does, so that it may follow the end."""
         ...
 
@@ -91,7 +91,7 @@ class Words(Protocol[C]):
 class StreamContext(Generic[C]):
     """One stream under one policy: where it sends to. It collects, and the stream's runner takes."""
 
-    def __init__(self, run: str, policy: str, words: Words[C], client: Client | None = None) -> None:
+    def __init__(self, run: str, policy: str, words: ChunkAccess[C], client: Client | None = None) -> None:
         self.run = run
         """The run's id on the bus; elsewhere whatever its caller named the stream."""
         self.policy = policy
@@ -100,7 +100,7 @@ class StreamContext(Generic[C]):
         self.terminated = False
         self._words = words
         self._sent: list[C | NewText | NewToolCall] = []
-        self._later: list[Later[C]] = []
+        self._later: list[Deferred[C]] = []
         self._decisions: list[Decision] = []
         self._dealt_with: list[int] = []
 
@@ -131,7 +131,7 @@ class StreamContext(Generic[C]):
         go out where it fails and the policy's ``on_error`` is pass. What a coroutine has `decided` is told with what it
         gives.
         """
-        self._later.append(Later(work, list(holding)))
+        self._later.append(Deferred(work, list(holding)))
 
     def decided(self, action: Action, block: StreamBlock, *, reason: str = "", final: str | None = None) -> None:
         """Say what became of a block, for the record. What was blocked never goes out when the policy fails later."""
@@ -170,14 +170,14 @@ class StreamContext(Generic[C]):
         finally:
             _putting_off.reset(token)
 
-    def take(self) -> Taken[C]:
+    def take(self) -> CallOutcome[C]:
         """For the runner: what the policy did since it last asked."""
         for item in self._sent:
             if not isinstance(item, NewText | NewToolCall):
                 self._dealt_with.append(self._words.key(item))
         for work in self._later:
             self._dealt_with += [self._words.key(chunk) for chunk in work.holding]
-        taken = Taken(self._sent, self._later, self._decisions, self._dealt_with)
+        taken = CallOutcome(self._sent, self._later, self._decisions, self._dealt_with)
         self._sent, self._later, self._decisions, self._dealt_with = [], [], [], []
         return taken
 
@@ -188,17 +188,17 @@ _putting_off: ContextVar[tuple[StreamContext[Any] | None, list[Decision]]] = Con
 """Where work that was put off decides, and on which stream."""
 
 
-class Taken(NamedTuple, Generic[C]):
+class CallOutcome(NamedTuple, Generic[C]):
     """What a policy did in one call."""
 
     sent: list[C | NewText | NewToolCall]
-    later: list[Later[C]]
+    later: list[Deferred[C]]
     decisions: list[Decision]
     dealt_with: list[int]
     """Keys of the chunks that it sent, rewrote or put off."""
 
 
-class Later(Generic[C]):
+class Deferred(Generic[C]):
     """Something that is still being found out."""
 
     def __init__(self, work: Awaitable[Iterable[C | NewText | NewToolCall | str]], holding: list[C]) -> None:
@@ -217,7 +217,7 @@ class _Done:
 _DONE = _Done()
 
 
-def sendable(words: Words[C], sent: C | NewText | NewToolCall | str) -> C | NewText | NewToolCall:
+def sendable(words: ChunkAccess[C], sent: C | NewText | NewToolCall | str) -> C | NewText | NewToolCall:
     """What a policy sent, as it goes out. Raises TypeError for what cannot."""
     if isinstance(sent, str):
         return NewText(sent)

@@ -11,7 +11,7 @@ from typing import Generic, Protocol, TypeVar
 import msgspec
 
 from tokenbus.events.public import BlockKind
-from tokenbus.policy.processor import Decision, NewText, NewToolCall, Words
+from tokenbus.policy.processor import ChunkAccess, Decision, NewText, NewToolCall
 
 C = TypeVar("C")
 
@@ -85,20 +85,20 @@ class Reader(Protocol[C]):
 class Writer(Protocol[C]):
     """Of one stream."""
 
-    def heard(self, chunk: C) -> None:
+    def before_chunk(self, chunk: C) -> None:
         """The chunk that the policy is about to be called with: where in the stream new things would stand."""
         ...
 
-    def put_off(self) -> object:
-        """The policy puts something off, called as it was `heard` to be: a mark for `taken_up`."""
+    def defer(self) -> object:
+        """The policy puts something off, called as it was `heard` to be: a mark for `resume_deferred`."""
         ...
 
-    def taken_up(self, mark: object) -> None:
+    def resume_deferred(self, mark: object) -> None:
         """What is written from now on is what was put off under this mark, until another chunk is `heard`."""
         ...
 
     def decided(self, decision: Decision) -> None:
-        """The policy decided this, about what was `heard` or `taken_up` last."""
+        """The policy decided this, about what was `heard` or `resume_deferred` last."""
         ...
 
     def write(self, sent: C | NewText | NewToolCall) -> Sequence[C]:
@@ -110,11 +110,11 @@ class Writer(Protocol[C]):
         ...
 
 
-class Dialect(Protocol[C]):
+class StreamFormat(Protocol[C]):
     """A kind of stream."""
 
     @property
-    def words(self) -> Words[C]: ...
+    def words(self) -> ChunkAccess[C]: ...
 
     def reader(self) -> Reader[C]: ...
 

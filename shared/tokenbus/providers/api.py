@@ -8,7 +8,7 @@ from typing import Protocol
 
 import msgspec
 
-from tokenbus.events.frames import ImagesAsked
+from tokenbus.events.frames import ImagesRequested
 from tokenbus.events.normalized import Normalized
 from tokenbus.events.quirks import ApiName, Quirks
 from tokenbus.events.requests import Generate, Message, Mode
@@ -98,7 +98,7 @@ class Provider(Protocol):
         """
         ...
 
-    def images_asked(self, request: Generate) -> ImagesAsked:
+    def images_asked(self, request: Generate) -> ImagesRequested:
         """The request fields that travel with the response bytes because the response does not repeat them (images)."""
         ...
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from tokenbus.events.frames import ImagesAsked
+from tokenbus.events.frames import ImagesRequested
 from tokenbus.events.requests import Generate, Message, Mode
 from tokenbus.providers.api import Built, Format, Quirks
 from tokenbus.providers.file_api import FileApi
@@ -40,6 +40,6 @@ class ProviderBase:
         """See `Provider.continues`."""
         return False
 
-    def images_asked(self, request: Generate) -> ImagesAsked:
+    def images_asked(self, request: Generate) -> ImagesRequested:
         """See `Provider.images_asked`."""
         return images_asked(request)

@@ -10,14 +10,14 @@ from tests.contract.bus.state import everything
 from tests.contract.bus.test_run_scripts import Scene
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.scripts.timeouts import expire, tell
-from tokenbus.bus.server.run_scripts import send
+from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server
 from tokenbus.events.frames import ANY_FRAME, Lost, RawFrame, raw_decoder
 
 
 class ClockScene(Scene):
     async def expire(self) -> bytes:
-        return await send(
+        return await run_script(
             self.server,
             expire(
                 self.keys.run(self.run),
@@ -40,7 +40,7 @@ class ClockScene(Scene):
             run=self.run,
             frame=b"silent",
         )
-        return await send(self.server, call)
+        return await run_script(self.server, call)
 
 
 @pytest.fixture

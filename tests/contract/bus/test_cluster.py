@@ -16,10 +16,10 @@ from tokenbus.bus.control import ControlListener
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.scripts import limits
 from tokenbus.bus.scripts.limits import Scope
-from tokenbus.bus.server.run_scripts import send, send_many
+from tokenbus.bus.server.run_scripts import run_script, run_scripts
 from tokenbus.bus.server.server import Server
-from tokenbus.bus.server.stream_reader import Reader
-from tokenbus.bus.work_queue import Queue
+from tokenbus.bus.server.stream_reader import StreamReader
+from tokenbus.bus.work_queue import WorkQueue
 from tokenbus.events.frames import Control, encode
 
 KEYS = Keys("clustered", 6)
@@ -70,7 +70,7 @@ async def test_a_stage_works_all_its_partitions_and_hands_them_over(clustered: S
 
 
 async def test_an_entry_in_one_partition_is_read_while_the_others_are_silent(clustered: Server):
-    reader = Reader(clustered, count=10)
+    reader = StreamReader(clustered, count=10)
     offsets = {KEYS.topic(p, "raw"): "0-0" for p in range(KEYS.partitions)}
     for partition in range(KEYS.partitions):
         reading = asyncio.create_task(reader.read(offsets))
@@ -93,15 +93,21 @@ async def test_scripts_run_on_the_node_of_their_keys_even_if_it_forgot_them(clus
             scripts.acquire(KEYS.lease(p, "g"), KEYS.topic(p, "raw"), owner="a", ttl_ms=1000)
             for p in range(KEYS.partitions)
         ]
-        assert all(token for token, *_ in await send_many(clustered, calls))
+        assert all(token for token, *_ in await run_scripts(clustered, calls))
 
 
 async def test_a_queue_takes_finishes_and_hands_back_in_all_partitions(clustered: Server):
     streams = [KEYS.topic(p, "turns") for p in range(KEYS.partitions)]
 
-    def queue(worker: str) -> Queue:
-        return Queue(
-            clustered, group="g", streams=streams, worker=worker, lost=lambda item: None, idle_s=2.0, beat_s=0.05
+    def queue(worker: str) -> WorkQueue:
+        return WorkQueue(
+            clustered,
+            group="g",
+            streams=streams,
+            worker=worker,
+            on_claimed_away=lambda item: None,
+            idle_s=2.0,
+            beat_s=0.05,
         )
 
     first, second = queue("a"), queue("b")
@@ -131,18 +137,20 @@ async def test_the_limits_of_a_call_are_decided_in_one_step_whatever_it_is_limit
     ]
 
     async def ask(call: str, *, worker: str) -> list[Any]:
-        return await send(clustered, limits.reserve(scopes, member=call, worker=worker, tokens=600, lease_ms=60_000))
+        return await run_script(
+            clustered, limits.reserve(scopes, member=call, worker=worker, tokens=600, lease_ms=60_000)
+        )
 
     granted, *taken = await ask("one", worker="a")
     assert granted == b"ok"
     assert (await ask("two", worker="b"))[:2] == [b"wait", 1], "the provider takes one call at once"
     assert await clustered.client.zrange(scopes[2].held, 0, -1) == [b"one"], "who is refused takes nothing"
-    await send(clustered, limits.keep(scopes[0], ["one"], lease_ms=60_000))
+    await run_script(clustered, limits.renew(scopes[0], ["one"], lease_ms=60_000))
     until = [int(time) for time in taken]
-    await send(clustered, limits.settle(scopes, member="one", left=600, taken=until))
+    await run_script(clustered, limits.refund(scopes, member="one", left=600, taken=until))
     assert (await ask("two", worker="b"))[0] == b"ok"
-    await send(clustered, limits.pause(scopes[1], ms=60_000))
-    await send(clustered, limits.settle(scopes, member="two", left=0, taken=until))
+    await run_script(clustered, limits.pause(scopes[1], ms=60_000))
+    await run_script(clustered, limits.refund(scopes, member="two", left=0, taken=until))
     assert (await ask("three", worker="a"))[:2] == [b"wait", 2], "the model's provider asked for a pause"
 
 

@@ -23,11 +23,11 @@ from tokenbus.bus.keys import Keys
 from tokenbus.bus.leases import Lease, Leases
 from tokenbus.bus.server import server as server_module
 from tokenbus.bus.server.retry import retry_until_available
-from tokenbus.bus.server.run_scripts import send_many
+from tokenbus.bus.server.run_scripts import run_scripts
 from tokenbus.bus.server.server import Server
 from tokenbus.bus.stage.commit_journal import LOST_WRITES
 from tokenbus.bus.stage.stage import Batch, Stage
-from tokenbus.bus.work_queue import Item, Queue
+from tokenbus.bus.work_queue import QueueItem, WorkQueue
 from tokenbus_services.process.embedded_server import EmbeddedServer
 
 KEYS = Keys("clustered", 6)
@@ -103,11 +103,13 @@ async def test_what_a_worker_holds_elsewhere_is_kept_alive_while_a_node_is_stopp
         async with Server(group.url) as one, Server(group.url) as two, Server(group.url) as three:
             lost: list[str] = []
 
-            def told(item: Item) -> None:
+            def told(item: QueueItem) -> None:
                 lost.append(item.stream)
 
-            def queue(worker: str, server: Server) -> Queue:
-                return Queue(server, group="g", streams=streams, worker=worker, lost=told, idle_s=2.0, beat_s=0.1)
+            def queue(worker: str, server: Server) -> WorkQueue:
+                return WorkQueue(
+                    server, group="g", streams=streams, worker=worker, on_claimed_away=told, idle_s=2.0, beat_s=0.1
+                )
 
             holder, eager = queue("holder", one), queue("eager", two)
             await holder.open()
@@ -135,7 +137,15 @@ def cluster_leases(server: Server, worker: str, taken: list[Lease]) -> Leases:
         pass
 
     return Leases(
-        server, KEYS, group="g", topic="raw", worker=worker, taken=taken.append, gone=gone, ttl_s=3.0, tick_s=0.05
+        server,
+        KEYS,
+        group="g",
+        topic="raw",
+        worker=worker,
+        on_acquired=taken.append,
+        on_revoked=gone,
+        ttl_s=3.0,
+        tick_s=0.05,
     )
 
 
@@ -150,7 +160,7 @@ async def test_leases_on_other_nodes_do_not_run_out_while_a_node_is_stopped(of_m
             taken: list[Lease] = []
             leases = cluster_leases(server, "a", taken)
             await leases.open()
-            await eventually(lambda: len(leases.held) == KEYS.partitions)
+            await eventually(lambda: len(leases.owned) == KEYS.partitions)
 
             async def kept() -> bool:
                 """Whether each has a while to go. Where it had run out, another's `acquire` would not be refused."""
@@ -161,7 +171,7 @@ async def test_leases_on_other_nodes_do_not_run_out_while_a_node_is_stopped(of_m
                 return not any(
                     token
                     for token, *_ in await retry_until_available(
-                        observer, lambda: send_many(observer, calls), what="looks"
+                        observer, lambda: run_scripts(observer, calls), what="looks"
                     )
                 )
 
@@ -189,20 +199,20 @@ async def test_partitions_on_other_nodes_that_become_free_are_taken_while_a_node
             ]
             tokens = [
                 token.decode()
-                for token, *_ in await retry_until_available(server, lambda: send_many(server, held), what="leases")
+                for token, *_ in await retry_until_available(server, lambda: run_scripts(server, held), what="leases")
             ]
 
             async def free(partitions: set[int]) -> None:
-                await send_many(server, [scripts.release(KEYS.lease(p, "g"), token=tokens[p]) for p in partitions])
+                await run_scripts(server, [scripts.release(KEYS.lease(p, "g"), token=tokens[p]) for p in partitions])
 
             leases = cluster_leases(server, "a", [])
             await leases.open()
-            assert not leases.held
+            assert not leases.owned
             with stopped(node):
                 await free(elsewhere)
-                await eventually(lambda: set(leases.held) == elsewhere)
+                await eventually(lambda: set(leases.owned) == elsewhere)
             await free(set(range(KEYS.partitions)) - elsewhere)
-            await eventually(lambda: len(leases.held) == KEYS.partitions)
+            await eventually(lambda: len(leases.owned) == KEYS.partitions)
             await leases.close()
 
 

@@ -12,7 +12,7 @@ from tokenbus.bus import scripts
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.scripts import Arg, Commit
 from tokenbus.bus.scripts.script import MAX_VALUES
-from tokenbus.bus.server.run_scripts import send
+from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server
 
 GROUP = "g"
@@ -31,7 +31,7 @@ class Scene:
 
     async def acquire(self, owner: str = "a", ttl_ms: int = 60_000) -> None:
         call = scripts.acquire(self.lease, self.stream, owner=owner, ttl_ms=ttl_ms, mirror=GROUP)
-        self.token = (await send(self.server, call))[0]
+        self.token = (await run_script(self.server, call))[0]
 
     async def feed(self, number: int) -> list[str]:
         return [(await self.server.client.xadd(self.stream, {"r": "1234"})).decode() for _ in range(number)]
@@ -68,7 +68,7 @@ class Scene:
             "entries_read": True,
             "topic_entries": 1000,
         }
-        return await send(self.server, commit.call(begin=begin, end=end, **(standard | options)))
+        return await run_script(self.server, commit.call(begin=begin, end=end, **(standard | options)))
 
     async def lag(self) -> int:
         [group] = [g for g in await self.server.client.xinfo_groups(self.stream) if g["name"] == GROUP.encode()]
@@ -113,7 +113,7 @@ async def test_the_same_commit_again_writes_nothing(scene: Scene):
 async def test_an_older_token_is_fenced_and_writes_nothing(scene: Scene):
     [end] = await scene.feed(1)
     old = scene.token
-    await send(scene.server, scripts.release(scene.lease, token=old.decode()))
+    await run_script(scene.server, scripts.release(scene.lease, token=old.decode()))
     await scene.acquire("b")
     before = await everything(scene.server, scene.keys)
     assert await scene.commit(scene.writes(), end=end, token=old) == [b"fenced", scene.token]
@@ -140,7 +140,7 @@ async def test_a_commit_keeps_the_lease_like_a_renewal(scene: Scene):
     await scene.acquire(ttl_ms=0)
     [end] = await scene.feed(1)
     await scene.commit(end=end)
-    assert (await send(scene.server, scripts.acquire(scene.lease, scene.stream, owner="b", ttl_ms=1)))[0] == b""
+    assert (await run_script(scene.server, scripts.acquire(scene.lease, scene.stream, owner="b", ttl_ms=1)))[0] == b""
 
 
 async def test_an_attempt_is_closed_once_and_its_fetcher_told(scene: Scene):

@@ -10,7 +10,7 @@ from tests.contract.bus.state import everything
 from tests.waiting import eventually
 from tokenbus.bus import scripts
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.server.run_scripts import send
+from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server
 
 
@@ -24,13 +24,17 @@ class Scene:
         self.stream = keys.topic(0, "raw")
 
     async def acquire(self, owner: str, ttl_ms: int = 10_000, **options: str) -> list[Any]:
-        return await send(self.server, scripts.acquire(self.lease, self.stream, owner=owner, ttl_ms=ttl_ms, **options))
+        return await run_script(
+            self.server, scripts.acquire(self.lease, self.stream, owner=owner, ttl_ms=ttl_ms, **options)
+        )
 
     async def renew(self, token: bytes) -> bytes:
-        return await send(self.server, scripts.renew(self.lease, self.stream, token=token.decode(), ttl_ms=10_000))
+        return await run_script(
+            self.server, scripts.renew(self.lease, self.stream, token=token.decode(), ttl_ms=10_000)
+        )
 
     async def release(self, token: bytes) -> int:
-        return await send(self.server, scripts.release(self.lease, token=token.decode()))
+        return await run_script(self.server, scripts.release(self.lease, token=token.decode()))
 
     async def counters(self) -> list[bytes | None]:
         return await self.server.client.hmget(self.lease, "arrived", "done")
@@ -155,7 +159,7 @@ async def test_renewing_mends_the_lag_only_where_all_input_is_consumed(scene: Sc
 
 async def test_members_are_those_that_gave_a_sign_of_life_lately(server: Server, keys: Keys):
     async def present(member: str, ttl_ms: int) -> set[bytes]:
-        return set(await send(server, scripts.present(keys.members("g"), member=member, ttl_ms=ttl_ms)))
+        return set(await run_script(server, scripts.present(keys.members("g"), member=member, ttl_ms=ttl_ms)))
 
     assert await present("a", 10_000) == {b"a"}
     assert await present("b", 10_000) == {b"a", b"b"}

@@ -15,8 +15,8 @@ from tests.contract.bus.faults import Gate
 from tests.waiting import eventually
 from tokenbus.bus import scripts
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.leases import Lease, Leases, share_of
-from tokenbus.bus.server.run_scripts import send
+from tokenbus.bus.leases import Lease, Leases, fair_share
+from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server
 
 TTL_S = 0.4
@@ -37,8 +37,8 @@ class Worker:
             group="g",
             topic="raw",
             worker=name,
-            taken=self.taken.append,
-            gone=self._gone,
+            on_acquired=self.taken.append,
+            on_revoked=self._gone,
             **quick | options,
         )
 
@@ -49,7 +49,7 @@ class Worker:
 
     @property
     def held(self) -> set[int]:
-        return set(self.leases.held)
+        return set(self.leases.owned)
 
 
 @asynccontextmanager
@@ -98,7 +98,7 @@ async def test_workers_that_start_at_the_same_moment_settle(server: Server, keys
     keys = Keys(keys.prefix, 8)
     workers = [Worker(server, keys, f"w{i}") for i in range(5)]
     names = [f"w{i}" for i in range(5)]
-    due = [share_of(name, names, 8) for name in names]
+    due = [fair_share(name, names, 8) for name in names]
     await asyncio.gather(*(worker.leases.open() for worker in workers))
     await eventually(lambda: shared_out(workers, 8) and [len(worker.held) for worker in workers] == due)
     settled = [worker.held for worker in workers]
@@ -121,7 +121,7 @@ async def test_a_partition_is_given_up_only_after_its_work_in_hand(server: Serve
         async with running(Worker(server, keys, "b", ttl_s=5.0)) as b:
             await eventually(lambda: asked)
             for _ in range(3):
-                await send(server, scripts.present(keys.members("g"), member="b", ttl_ms=5000))
+                await run_script(server, scripts.present(keys.members("g"), member="b", ttl_ms=5000))
             assert b.held == set()
             may_go.set()
             await eventually(lambda: shared_out([a, b], 4))
@@ -178,7 +178,7 @@ async def test_no_token_is_given_twice(server: Server, keys: Keys):
 async def test_a_worker_that_asked_for_a_lease_and_got_no_reply_has_it_the_next_time(server: Server, keys: Keys):
     worker = Worker(server, keys, "a")
     call = scripts.acquire(keys.lease(2, "g"), keys.topic(2, "raw"), owner="a", ttl_ms=60_000)
-    await send(server, call)
+    await run_script(server, call)
     async with running(worker):
         assert worker.held == {0, 1, 2, 3}
 
@@ -200,7 +200,7 @@ async def test_shares_settle_again_after_the_server_lost_its_data(server: Server
         await server.client.delete(*names)
 
         def settled_anew() -> bool:
-            leases = {(lease.partition, lease.token) for w in (a, b) for lease in w.leases.held.values()}
+            leases = {(lease.partition, lease.token) for w in (a, b) for lease in w.leases.owned.values()}
             return shared_out([a, b], 4) and not before & leases
 
         await eventually(settled_anew)

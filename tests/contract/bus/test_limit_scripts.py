@@ -11,7 +11,7 @@ from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.scripts import limits
 from tokenbus.bus.scripts.limits import Kind, Scope
-from tokenbus.bus.server.run_scripts import send
+from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server
 
 LEASE_MS = 60_000
@@ -34,13 +34,13 @@ class Scene:
     async def reserve(
         self, *scopes: Scope, call: str = "run/1", worker: str = "w1", tokens: int = 0, lease_ms: int = LEASE_MS
     ) -> list[Any]:
-        return await send(
+        return await run_script(
             self.server, limits.reserve(scopes, member=call, worker=worker, tokens=tokens, lease_ms=lease_ms)
         )
 
     async def settle(self, *scopes: Scope, reply: list[Any], call: str = "run/1", left: int = 0) -> None:
         taken = [int(until) for until in reply[1:]]
-        await send(self.server, limits.settle(scopes, member=call, left=left, taken=taken))
+        await run_script(self.server, limits.refund(scopes, member=call, left=left, taken=taken))
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ async def test_a_place_that_is_kept_outlives_its_first_lease(scene: Scene) -> No
     scope = scene.scope(concurrency=1)
     await scene.reserve(scope, call="a", lease_ms=200)
     first = await scene.server.client.zscore(scope.held, "a")
-    await send(scene.server, limits.keep(scope, ["a"], lease_ms=LEASE_MS))
+    await run_script(scene.server, limits.renew(scope, ["a"], lease_ms=LEASE_MS))
     assert await scene.server.client.zscore(scope.held, "a") > first + 1_000_000
     assert (await scene.reserve(scope, call="b"))[0] == b"wait"
 
@@ -173,8 +173,8 @@ async def test_a_reservation_whose_reply_was_lost_is_not_made_twice(scene: Scene
 
 async def test_a_pause_holds_everybody_back_and_a_shorter_one_does_not_end_it(scene: Scene) -> None:
     scope = scene.scope("model", "p/m")
-    await send(scene.server, limits.pause(scope, ms=60_000))
-    await send(scene.server, limits.pause(scope, ms=10))
+    await run_script(scene.server, limits.pause(scope, ms=60_000))
+    await run_script(scene.server, limits.pause(scope, ms=10))
     verdict, _, ms = await scene.reserve(scope)
     assert verdict == b"wait"
     assert 50_000 < ms <= 60_000
@@ -184,7 +184,7 @@ async def test_a_full_pipeline_of_limits_leaves_nothing_that_stays_for_ever(scen
     scope = scene.scope(requests_per_second=5.0, tokens_per_minute=600, concurrency=4)
     reply = await scene.reserve(scope, tokens=100)
     await scene.reserve(scope, call="b", worker="w2", tokens=10**6)
-    await send(scene.server, limits.pause(scope, ms=500))
+    await run_script(scene.server, limits.pause(scope, ms=500))
     await scene.settle(scope, reply=reply, left=40)
     client = scene.server.client
     lives = [await client.pttl(key) async for key in client.scan_iter(match=f"{scene.keys.prefix}:*")]

@@ -11,7 +11,7 @@ import pytest
 from tokenbus.bus.keys import Keys, order_keys
 from tokenbus.bus.scripts.order import SORTED_ENTRIES, Entries, put_back, reclaim, take
 from tokenbus.bus.scripts.work_queue import NOBODY, claim, finish
-from tokenbus.bus.server.run_scripts import send
+from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server
 from tokenbus.events.frames import TurnWork, encode
 
@@ -36,7 +36,7 @@ class Inbound:
     async def ask(self, count: int, consumer: str = "a") -> tuple[int, list[dict[bytes, bytes]], list[Any]]:
         """How many wait, the urgent ones, and those taken as [id, deliveries, fields]."""
         call = take(self.stream, self.entries, group=GROUP, consumer=consumer, count=count)
-        waiting, _, urgent, taken = await send(self.server, call)
+        waiting, _, urgent, taken = await run_script(self.server, call)
         return waiting, [fields(each) for each in urgent], taken
 
     async def names(self, count: int, consumer: str = "a") -> list[str]:
@@ -50,12 +50,12 @@ class Inbound:
 
     async def reclaim(self, consumer: str, idle_ms: int) -> tuple[int, list[Any]]:
         call = reclaim(self.stream, self.entries, group=GROUP, consumer=consumer, idle_ms=idle_ms, start="-", count=10)
-        _, waiting, entries = await send(self.server, call)
+        _, waiting, entries = await run_script(self.server, call)
         return waiting, entries
 
     async def finish(self, taken: Sequence[Any], consumer: str = "a") -> None:
         ids = [each[0].decode() for each in taken]
-        await send(self.server, finish(self.stream, group=GROUP, consumer=consumer, ids=ids))
+        await run_script(self.server, finish(self.stream, group=GROUP, consumer=consumer, ids=ids))
 
 
 def fields(entry: Any) -> dict[bytes, bytes]:
@@ -188,8 +188,8 @@ async def test_what_was_put_back_in_front_is_next_and_as_if_never_delivered(inbo
     _, _, taken = await inbound.ask(2)
     ids = [each[0].decode() for each in taken]
     call = put_back(inbound.stream, "requests", group=GROUP, consumer="a", ids=ids)
-    assert await send(inbound.server, call) == 2
-    assert await send(inbound.server, call) == 0  # a second time they are nobody's
+    assert await run_script(inbound.server, call) == 2
+    assert await run_script(inbound.server, call) == 0  # a second time they are nobody's
     _, _, taken = await inbound.ask(3, consumer="b")
     assert [(name_of(each), each[1]) for each in taken] == [("a0", 1), ("a1", 1), ("a2", 1)]
 
@@ -198,7 +198,9 @@ async def test_what_was_passed_over_is_behind_its_tenants_others(inbound: Inboun
     await inbound.put("a", "a0", "a1", "a2")
     _, _, taken = await inbound.ask(1)
     ids = [taken[0][0].decode()]
-    await send(inbound.server, put_back(inbound.stream, "requests", group=GROUP, consumer="a", ids=ids, in_front=False))
+    await run_script(
+        inbound.server, put_back(inbound.stream, "requests", group=GROUP, consumer="a", ids=ids, in_front=False)
+    )
     assert await inbound.names(3) == ["a1", "a2", "a0"]
 
 
@@ -215,7 +217,7 @@ async def test_a_worker_that_knows_no_order_takes_over_what_waits_in_it(inbound:
     await inbound.put("a", "x", "y", "z")
     await inbound.ask(0)
     old = claim(inbound.stream, group=GROUP, consumer="old", idle_ms=4000, start="0-0", count=2)
-    _, entries = await send(inbound.server, old)
+    _, entries = await run_script(inbound.server, old)
     assert [deliveries for _, deliveries, _ in entries] == [1, 1]
     assert await inbound.names(5) == ["z"]  # nothing twice
 

@@ -15,9 +15,9 @@ from tests.waiting import eventually
 from tokenbus.bus import scripts
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.scripts import Commit
-from tokenbus.bus.server.run_scripts import send
+from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server, may_pass
-from tokenbus.bus.work_queue import Queue
+from tokenbus.bus.work_queue import WorkQueue
 from tokenbus_services.process.embedded_server import EmbeddedServer
 
 
@@ -46,30 +46,30 @@ async def test_a_commit_finds_room_on_a_full_server_for_it_is_what_frees_some():
         end = (await server.client.xadd(stream, {"r": "1"})).decode()
         async with full(server):
             acquire = scripts.acquire(lease, stream, owner="a", ttl_ms=60_000, mirror="g")
-            token = (await send(server, acquire))[0].decode()
-            assert await send(server, scripts.renew(lease, stream, token=token, ttl_ms=60_000)) == b"0-0"
-            assert await send(server, scripts.present(keys.members("g"), member="a", ttl_ms=1000)) == [b"a"]
-            assert await send(server, scripts.count(lease, "loads")) == 1
-            await send(server, scripts.note(lease, "suspect", "1-0 1"))
+            token = (await run_script(server, acquire))[0].decode()
+            assert await run_script(server, scripts.renew(lease, stream, token=token, ttl_ms=60_000)) == b"0-0"
+            assert await run_script(server, scripts.present(keys.members("g"), member="a", ttl_ms=1000)) == [b"a"]
+            assert await run_script(server, scripts.count(lease, "loads")) == 1
+            await run_script(server, scripts.note(lease, "suspect", "1-0 1"))
             commit = Commit(lease, stream)
             commit.publish(keys.log("r"), "1-0", b"{}", [keys.topic(0, "visible")])
             call = commit.call(
                 token=token, ttl_ms=60_000, begin="0-0", end=end, watermark=end, entries=1, size=1,
                 mirror="g", entries_read=True, topic_entries=100,
             )  # fmt: skip
-            assert (await send(server, call))[0] == b"ok"
+            assert (await run_script(server, call))[0] == b"ok"
             with pytest.raises(ResponseError, match="maxmemory"):
                 await server.client.xadd(stream, {"r": "2"})
 
 
-def accept(keys: Keys, run: str) -> scripts.Call:
+def accept(keys: Keys, run: str) -> scripts.ScriptCall:
     return scripts.accept(
         keys.run(run), keys.topic(0, "events"), keys.topic(0, "turns"), keys.lease(0, "parser"), keys.log(run),
         run=run, ttl_ms=60_000, frame=b"accepted", work=b"work", fields=["request", "{}"],
     )  # fmt: skip
 
 
-def append(keys: Keys, run: str, n: int, *, final: bool = False) -> scripts.Call:
+def append(keys: Keys, run: str, n: int, *, final: bool = False) -> scripts.ScriptCall:
     part = scripts.RawPart(run, keys.run(run), 1, n, final, b"frame", "w")
     return scripts.append_raw(keys.topic(0, "raw"), keys.lease(0, "normalizer"), [part])
 
@@ -78,36 +78,36 @@ async def test_a_full_server_takes_no_further_run_and_no_frame_but_what_ends_an_
     async with small_server() as server:
         keys = Keys("oom", 1)
         for run in ("ends", "cancelled"):
-            assert await send(server, accept(keys, run)) == b"new"
-        assert (await send(server, append(keys, "ends", 0)))[0] == b"ok"
+            assert await run_script(server, accept(keys, run)) == b"new"
+        assert (await run_script(server, append(keys, "ends", 0)))[0] == b"ok"
         before = await everything(server, keys)
         async with full(server):
             with pytest.raises(ResponseError) as refused:
-                await send(server, accept(keys, "late"))
+                await run_script(server, accept(keys, "late"))
             assert may_pass(refused.value)
-            assert (await send(server, append(keys, "ends", 1)))[0] == b"full"
+            assert (await run_script(server, append(keys, "ends", 1)))[0] == b"full"
             assert await everything(server, keys) == before
-            assert (await send(server, append(keys, "ends", 1, final=True)))[0] == b"ok"
+            assert (await run_script(server, append(keys, "ends", 1, final=True)))[0] == b"ok"
             cancel = scripts.cancel(
                 keys.run("cancelled"), keys.topic(0, "events"), keys.topic(0, "raw"), keys.topic(0, "control"),
                 parser_lease=keys.lease(0, "parser"), normalizer_lease=keys.lease(0, "normalizer"),
                 run="cancelled", awaited_ms=1000, frame=b"cancel", control_frame=b"told",
             )  # fmt: skip
-            assert await send(server, cancel) == b"cancelling"
+            assert await run_script(server, cancel) == b"cancelling"
 
 
 async def test_the_last_tenth_of_the_memory_is_for_the_runs_that_are_open():
     async with small_server() as server:
         keys = Keys("oom", 1)
-        assert await send(server, accept(keys, "open")) == b"new"
+        assert await run_script(server, accept(keys, "open")) == b"new"
         used = (await server.client.info("memory"))["used_memory"]
         await server.client.config_set("maxmemory", round(used / 0.95))
         with pytest.raises(ResponseError) as refused:
-            await send(server, accept(keys, "late"))
+            await run_script(server, accept(keys, "late"))
         assert may_pass(refused.value)
-        assert (await send(server, append(keys, "open", 0)))[0] == b"ok"
+        assert (await run_script(server, append(keys, "open", 0)))[0] == b"ok"
         await server.client.config_set("maxmemory", round(used / 0.5))
-        assert await send(server, accept(keys, "late")) == b"new"
+        assert await run_script(server, accept(keys, "late")) == b"new"
 
 
 async def test_a_commit_that_begins_in_time_is_written_whole_though_it_fills_the_memory():
@@ -115,7 +115,7 @@ async def test_a_commit_that_begins_in_time_is_written_whole_though_it_fills_the
     async with small_server() as server:
         keys = Keys("oom", 1)
         lease, stream = keys.lease(0, "g"), keys.topic(0, "raw")
-        token = (await send(server, scripts.acquire(lease, stream, owner="a", ttl_ms=60_000)))[0].decode()
+        token = (await run_script(server, scripts.acquire(lease, stream, owner="a", ttl_ms=60_000)))[0].decode()
         end = (await server.client.xadd(stream, {"r": "1"})).decode()
         commit = Commit(lease, stream)
         for n in range(200):
@@ -124,10 +124,12 @@ async def test_a_commit_that_begins_in_time_is_written_whole_though_it_fills_the
             token=token, ttl_ms=60_000, begin="0-0", end=end, watermark=end, entries=1, size=1,
             mirror="", entries_read=True, topic_entries=1000,
         )  # fmt: skip
-        await send(server, scripts.release(keys.lease(0, "other"), token=""))  # the connection's buffers are there
+        await run_script(
+            server, scripts.release(keys.lease(0, "other"), token="")
+        )  # the connection's buffers are there
         used = (await server.client.info("memory"))["used_memory"]
         await server.client.config_set("maxmemory", used + 15_000_000)  # the call itself is 10 MB, its writes 20
-        assert (await send(server, call))[0] == b"ok"
+        assert (await run_script(server, call))[0] == b"ok"
         assert await server.client.xlen(keys.log("r")) == await server.client.xlen(keys.topic(0, "visible")) == 200
         with pytest.raises(ResponseError, match=r"OOM|maxmemory"):
             await server.client.set("more", "x")
@@ -138,7 +140,9 @@ async def test_a_stage_and_a_queue_work_on_though_the_server_is_full():
         bench = Bench(server, Keys("oom", 2))
         [run] = bench.runs(0, 1)
         await bench.feed(0, *({run: b"+1"} for _ in range(20)))
-        queue = Queue(server, group="g", streams=["{0}:q"], worker="a", lost=lambda item: None, beat_s=0.05, idle_s=0.5)
+        queue = WorkQueue(
+            server, group="g", streams=["{0}:q"], worker="a", on_claimed_away=lambda item: None, beat_s=0.05, idle_s=0.5
+        )
         async with working(bench.stage("a", max_records=1)) as worker:
             await queue.open()
             await server.client.xadd("{0}:q", {"n": "held"})

@@ -19,7 +19,7 @@ from tokenbus.bus.control import ControlListener
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.retry import retry_until_available
 from tokenbus.bus.server.server import Server
-from tokenbus.bus.work_queue import Queue
+from tokenbus.bus.work_queue import WorkQueue
 from tokenbus.events.frames import Control, encode
 from tokenbus_services.process.embedded_server import EmbeddedServer
 
@@ -73,12 +73,12 @@ async def test_a_queue_and_a_listener_go_on_when_the_server_is_back(mortal: Embe
     async with Server(mortal.url) as server, Server(mortal.url) as other:
         listener = ControlListener(other, keys, lambda message: heard.append(message.run))
         await listener.open()
-        queue = Queue(
+        queue = WorkQueue(
             other,
             group="g",
             streams=[keys.topic(p, "turns") for p in (0, 1)],
             worker="a",
-            lost=lambda item: None,
+            on_claimed_away=lambda item: None,
             beat_s=0.05,
         )
         await queue.open()
@@ -113,7 +113,7 @@ async def test_everything_closes_while_the_server_is_away(mortal: EmbeddedServer
         worker = bench.stage("a")
         await worker.open()
         batches = await eventually(worker.read)
-        queue = Queue(server, group="g", streams=["{0}:q"], worker="a", lost=lambda item: None)
+        queue = WorkQueue(server, group="g", streams=["{0}:q"], worker="a", on_claimed_away=lambda item: None)
         await queue.open()
         listener = ControlListener(server, bench.keys, lambda message: None)
         await listener.open()

@@ -21,7 +21,7 @@ from tokenbus.bus import work_queue as queue_module
 from tokenbus.bus.backlog import LONG_MS
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
-from tokenbus.bus.work_queue import BLOCK_MS, Item, Queue
+from tokenbus.bus.work_queue import BLOCK_MS, QueueItem, WorkQueue
 from tokenbus.events.frames import TurnWork, encode
 from tokenbus_services.process.embedded_server import EmbeddedServer
 
@@ -38,9 +38,9 @@ class Scene:
         self.client = server.client
         self.streams = [keys.topic(p, "turns") for p in range(keys.partitions)]
 
-    def queue(self, worker: str, server: Server | None = None, **options: Any) -> Queue:
-        quick: dict[str, Any] = {"lost": ignore, "idle_s": IDLE_S, "beat_s": BEAT_S}
-        return Queue(
+    def queue(self, worker: str, server: Server | None = None, **options: Any) -> WorkQueue:
+        quick: dict[str, Any] = {"on_claimed_away": ignore, "idle_s": IDLE_S, "beat_s": BEAT_S}
+        return WorkQueue(
             server or self.server,
             group=GROUP,
             streams=self.streams,
@@ -68,16 +68,16 @@ class Scene:
         return {c["name"].decode() for stream in self.streams for c in await self.client.xinfo_consumers(stream, GROUP)}
 
 
-def ignore(item: Item) -> None:
+def ignore(item: QueueItem) -> None:
     """A lost item is nobody's business here."""
 
 
-def name(item: Item) -> str:
+def name(item: QueueItem) -> str:
     return item.fields[b"n"].decode()
 
 
 @asynccontextmanager
-async def opened(queue: Queue) -> AsyncGenerator[Queue]:
+async def opened(queue: WorkQueue) -> AsyncGenerator[WorkQueue]:
     await queue.open()
     try:
         yield queue
@@ -86,7 +86,7 @@ async def opened(queue: Queue) -> AsyncGenerator[Queue]:
 
 
 @asynccontextmanager
-async def worked(queue: Queue, work: Callable[[Item], Any]) -> AsyncGenerator[None]:
+async def worked(queue: WorkQueue, work: Callable[[QueueItem], Any]) -> AsyncGenerator[None]:
     """A worker that finishes each item after ``work``."""
 
     async def run() -> None:
@@ -136,9 +136,9 @@ async def test_an_item_tells_its_stream_its_fields_and_that_it_is_new(scene: Sce
         await scene.put("x", stream=2)
         item = await queue.read()
         assert (item.stream, item.fields, item.deliveries) == (scene.streams[2], {b"n": b"x"}, 1)
-        assert queue.held == 1
+        assert queue.claimed == 1
         await queue.finish([item])
-        assert queue.held == 0
+        assert queue.claimed == 0
 
 
 async def test_no_more_is_taken_than_somebody_waits_for_and_one_read_brings(scene: Scene):
@@ -147,7 +147,7 @@ async def test_no_more_is_taken_than_somebody_waits_for_and_one_read_brings(scen
             await scene.put(*"12345", stream=stream)
         assert await scene.pending() == {}
         items = await queue.read_ready()
-        assert len(items) == queue.held == 8
+        assert len(items) == queue.claimed == 8
         await eventually(lambda: _not_blocked(scene))
         assert await scene.pending() == {"a": 8}
         await queue.finish(items)
@@ -177,9 +177,9 @@ async def test_a_read_that_was_cancelled_takes_no_item_along(scene: Scene):
 
 
 async def test_a_heartbeat_keeps_what_takes_longer_than_the_idle_time(scene: Scene):
-    lost: list[Item] = []
+    lost: list[QueueItem] = []
     idle_s = 1.0  # long enough for a beat of 50 ms on a loaded machine
-    async with opened(scene.queue("a", lost=lost.append, idle_s=idle_s)) as a:
+    async with opened(scene.queue("a", on_claimed_away=lost.append, idle_s=idle_s)) as a:
         await scene.put("long")
         item = await a.read()
         async with opened(scene.queue("b", idle_s=idle_s)) as b:
@@ -221,8 +221,8 @@ async def test_a_zombie_that_wakes_is_told_what_it_lost_and_can_neither_finish_n
     scene: Scene, other: Server
 ):
     gate = Gate(other)
-    lost: list[Item] = []
-    zombie = scene.queue("zombie", other, lost=lost.append)
+    lost: list[QueueItem] = []
+    zombie = scene.queue("zombie", other, on_claimed_away=lost.append)
     async with opened(zombie):
         await scene.put("x")
         item = await zombie.read()
@@ -231,8 +231,8 @@ async def test_a_zombie_that_wakes_is_told_what_it_lost_and_can_neither_finish_n
             taken = await b.read()
             assert taken.entry_id == item.entry_id
             gate.open()
-            await zombie.hand_back([Item(item.stream, item.entry_id, {}, 1)])
-            await zombie.finish([Item(item.stream, item.entry_id, {}, 1)])
+            await zombie.hand_back([QueueItem(item.stream, item.entry_id, {}, 1)])
+            await zombie.finish([QueueItem(item.stream, item.entry_id, {}, 1)])
             assert await scene.pending() == {"b": 1}
             assert await scene.left() == 1
             await b.finish([taken])
@@ -240,8 +240,8 @@ async def test_a_zombie_that_wakes_is_told_what_it_lost_and_can_neither_finish_n
 
 async def test_a_zombie_that_only_holds_hears_of_its_loss(scene: Scene, other: Server):
     gate = Gate(other)
-    lost: list[Item] = []
-    async with opened(scene.queue("zombie", other, lost=lost.append)) as zombie:
+    lost: list[QueueItem] = []
+    async with opened(scene.queue("zombie", other, on_claimed_away=lost.append)) as zombie:
         await scene.put("x")
         item = await zombie.read()
         gate.shut()
@@ -249,26 +249,26 @@ async def test_a_zombie_that_only_holds_hears_of_its_loss(scene: Scene, other: S
             taken = await b.read()
             gate.open()
             await eventually(lambda: lost == [item])
-            assert zombie.held == 0
+            assert zombie.claimed == 0
             await b.finish([taken])
 
 
 async def test_a_lost_callback_that_fails_does_not_end_the_heartbeat(scene: Scene):
-    def lost(item: Item) -> None:
+    def lost(item: QueueItem) -> None:
         raise LookupError(item.entry_id)
 
-    async with opened(scene.queue("a", lost=lost)) as a:
+    async with opened(scene.queue("a", on_claimed_away=lost)) as a:
         await scene.put("taken", "kept")
         taken, kept = await a.read(), await a.read()
         await scene.client.xclaim(taken.stream, GROUP, "b", 0, [taken.entry_id])
-        await eventually(lambda: a.held == 1)
+        await eventually(lambda: a.claimed == 1)
         await scene.client.xclaim(kept.stream, GROUP, "a", 0, [kept.entry_id], idle=60_000, justid=True)
         await eventually(lambda: _idle_below(scene, kept, 1000))
         await a.finish([kept])
         await scene.client.xack(taken.stream, GROUP, taken.entry_id)
 
 
-async def _idle_below(scene: Scene, item: Item, limit_ms: int) -> bool:
+async def _idle_below(scene: Scene, item: QueueItem, limit_ms: int) -> bool:
     [p] = await scene.client.xpending_range(item.stream, GROUP, item.entry_id, item.entry_id, 1)
     return p["time_since_delivered"] < limit_ms
 
@@ -278,7 +278,7 @@ async def test_what_is_handed_back_another_takes_under_the_same_id_as_if_new(sce
         await scene.put("x")
         item = await a.read()
         await a.hand_back([item])
-        assert a.held == 0
+        assert a.claimed == 0
         again = await asyncio.wait_for(b.read(), 60)
         assert (again.entry_id, again.deliveries) == (item.entry_id, 1)
         await b.finish([again])
@@ -290,7 +290,7 @@ async def test_a_shutdown_gives_back_what_it_took_and_nobody_asked_for(scene: Sc
     await scene.put("1", "2", "3")
     first = await a.read()
     await a.stop_reading()
-    assert a.held == 1
+    assert a.claimed == 1
     async with opened(scene.queue("b", idle_s=3600.0)) as b:
         others = [await b.read(), await b.read()]
         assert sorted(map(name, others)) == ["2", "3"]
@@ -353,7 +353,7 @@ async def test_groups_that_vanished_are_made_anew_and_what_came_meanwhile_is_fou
         assert name(item) == "new"
         await a.finish([item])
         await a.finish([old])
-        assert a.held == 0
+        assert a.claimed == 0
         await eventually(lambda: a.healthy)
 
 
@@ -400,7 +400,7 @@ async def test_after_the_server_stood_still_nobody_counts_as_dead_before_it_coul
     with EmbeddedServer(binary=binary()) as process:
         async with Server(process.url) as one, Server(process.url) as two, Server(process.url) as three:
             scene = Scene(three, keys)
-            holder = scene.queue("holder", one, lost=lambda item: lost.append(name(item)), beat_s=0.1)
+            holder = scene.queue("holder", one, on_claimed_away=lambda item: lost.append(name(item)), beat_s=0.1)
             lost: list[str] = []
             async with opened(holder):
                 await scene.put("x")
@@ -420,7 +420,7 @@ async def test_after_the_server_stood_still_nobody_counts_as_dead_before_it_coul
                 await holder.finish([item])
 
 
-async def _cut(scene: Scene, queue: Queue) -> bool:
+async def _cut(scene: Scene, queue: WorkQueue) -> bool:
     """Cut all connections until the queue has noticed."""
     try:
         await scene.client.client_kill_filter(_type="normal", skipme=True)
@@ -434,7 +434,7 @@ async def test_before_a_finish_is_tried_again_what_it_finishes_is_told_again(
 ):
     """The server may have failed over, to one that has the item and forgot what it came to."""
     told: list[str] = []
-    sends = queue_module.send_many
+    sends = queue_module.run_scripts
     async with opened(scene.queue("a")) as queue:
         await scene.put("x")
         item = await queue.read()
@@ -443,10 +443,10 @@ async def test_before_a_finish_is_tried_again_what_it_finishes_is_told_again(
             told.append(f"{await scene.left()} left")
 
         async def lost_on_the_way(*args: Any) -> Any:
-            monkeypatch.setattr(queue_module, "send_many", sends)
+            monkeypatch.setattr(queue_module, "run_scripts", sends)
             raise ConnectionLost("failed over")
 
-        monkeypatch.setattr(queue_module, "send_many", lost_on_the_way)
+        monkeypatch.setattr(queue_module, "run_scripts", lost_on_the_way)
         await queue.finish([item], again=again)
         assert (told, await scene.left()) == (["1 left"], 0)
         await scene.put("y")
@@ -509,9 +509,9 @@ async def test_a_worker_that_reads_what_waited_takes_the_rest_by_turn(scene: Sce
 async def test_an_item_that_breaks_each_connection_is_set_apart_and_those_beside_it_are_worked(
     scene: Scene, server_url: str
 ):
-    done, apart = list[tuple[str, int]](), list[Item]()
+    done, apart = list[tuple[str, int]](), list[QueueItem]()
 
-    async def unreadable(item: Item, error: Exception) -> None:
+    async def unreadable(item: QueueItem, error: Exception) -> None:
         apart.append(item)
 
     for n in range(4):

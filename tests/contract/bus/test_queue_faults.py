@@ -13,7 +13,7 @@ from tests.waiting import eventually
 from tokenbus.bus import work_queue as queue
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
-from tokenbus.bus.work_queue import Item, Queue
+from tokenbus.bus.work_queue import QueueItem, WorkQueue
 
 MOST_COMMANDS = 40
 ITEMS = [f"item{n}" for n in range(7)]
@@ -24,12 +24,12 @@ class Worker:
 
     def __init__(self, server: Server, keys: Keys, name: str) -> None:
         self.done: Counter[str] = Counter()
-        self._queue = Queue(
+        self._queue = WorkQueue(
             server,
             group="g",
             streams=[keys.topic(p, "turns") for p in range(keys.partitions)],
             worker=name,
-            lost=lambda item: None,
+            on_claimed_away=lambda item: None,
             count=2,
             idle_s=0.06,
             beat_s=0.02,
@@ -46,7 +46,7 @@ class Worker:
             self.done[item.fields[b"n"].decode()] += 1
             await self._queue.finish([item])
 
-    def _refuses(self, item: Item) -> bool:
+    def _refuses(self, item: QueueItem) -> bool:
         name = item.fields[b"n"].decode()
         first = name in ITEMS[::3] and name not in self._refused
         self._refused.add(name)

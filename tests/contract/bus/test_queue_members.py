@@ -5,18 +5,18 @@ from __future__ import annotations
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
-from tokenbus.bus.work_queue import Queue
+from tokenbus.bus.work_queue import WorkQueue
 
 GROUP = "g"
 
 
-def queue(server: Server, keys: Keys, worker: str) -> Queue:
-    return Queue(
+def queue(server: Server, keys: Keys, worker: str) -> WorkQueue:
+    return WorkQueue(
         server,
         group=GROUP,
         streams=[keys.topic(0, "turns")],
         worker=worker,
-        lost=lambda item: None,
+        on_claimed_away=lambda item: None,
         idle_s=60.0,
         beat_s=0.05,
         members=keys.members(GROUP),

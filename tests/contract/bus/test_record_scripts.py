@@ -18,7 +18,7 @@ from tokenbus.bus.records import (
     put_record,
 )
 from tokenbus.bus.scripts import RawPart
-from tokenbus.bus.server.run_scripts import send
+from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server
 from tokenbus.errors import RecordNotFound
 from tokenbus.events.frames import ANY_FRAME
@@ -34,7 +34,7 @@ async def begin(server: Server, keys: Keys, **fields: int) -> None:
 async def append(server: Server, keys: Keys, n: int, data: bytes) -> Sequence[bytes | int]:
     partition = keys.partition_of(RUN)
     part = RawPart(RUN, keys.run(RUN), 1, n, final=n == ANY_FRAME, data=data, writer="w")
-    return await send(
+    return await run_script(
         server, scripts.append_raw(keys.topic(partition, "raw"), keys.lease(partition, "normalizer"), [part])
     )
 

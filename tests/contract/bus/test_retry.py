@@ -10,7 +10,7 @@ from redis.exceptions import RedisError, ResponseError
 
 from tests.contract.bus.toys import Bench, Outputs, working
 from tests.waiting import eventually
-from tokenbus.bus.scripts import Call
+from tokenbus.bus.scripts import ScriptCall
 from tokenbus.bus.server import retry as outage
 from tokenbus.bus.server.retry import MAX_TRIES, retry_until_available
 from tokenbus.bus.server.server import Server
@@ -67,23 +67,23 @@ async def test_while_the_server_answers_nobody_no_command_is_given_up():
 
 async def test_an_entry_whose_commit_breaks_ends_its_run_and_no_other(bench: Bench, monkeypatch: pytest.MonkeyPatch):
     """As where a command is over a proxy's limit: the connection breaks, each time."""
-    send, send_many = commits.send, commits.send_many
+    run_script, run_scripts = commits.run_script, commits.run_scripts
 
-    def check(call: Call) -> None:
+    def check(call: ScriptCall) -> None:
         if any(isinstance(arg, bytes) and b'"says":43' in arg for arg in call.args):
             raise ConnectionLost("Connection reset by peer")
 
-    async def send_checked(server: Server, call: Call) -> object:
+    async def run_script_checked(server: Server, call: ScriptCall) -> object:
         check(call)
-        return await send(server, call)
+        return await run_script(server, call)
 
-    async def send_many_checked(server: Server, calls: Sequence[Call]) -> list[object]:
+    async def run_scripts_checked(server: Server, calls: Sequence[ScriptCall]) -> list[object]:
         for call in calls:
             check(call)
-        return await send_many(server, calls)
+        return await run_scripts(server, calls)
 
-    monkeypatch.setattr(commits, "send", send_checked)
-    monkeypatch.setattr(commits, "send_many", send_many_checked)
+    monkeypatch.setattr(commits, "run_script", run_script_checked)
+    monkeypatch.setattr(commits, "run_scripts", run_scripts_checked)
     beside, bad = bench.runs(0, 2)
     [elsewhere] = bench.runs(1, 1)
     await bench.feed(0, {beside: b"+1"}, {bad: b"+1"}, {bad: b"+42"}, {beside: b"+2"}, {beside: b"end"})

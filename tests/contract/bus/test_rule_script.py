@@ -7,7 +7,7 @@ import pytest
 from tests.contract.bus.state import everything
 from tokenbus.bus import scripts
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.server.run_scripts import send
+from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server
 
 RUN = "r1"
@@ -27,7 +27,7 @@ class Stand:
         lease = keys.lease(p, "policy")
         await self.server.client.hdel(lease, "owner")
         call = scripts.acquire(lease, keys.topic(p, "drafts"), owner=worker, ttl_ms=10_000)
-        self.token = (await send(self.server, call))[0].decode()
+        self.token = (await run_script(self.server, call))[0].decode()
         return self.token
 
     async def run(self, status: str) -> None:
@@ -45,7 +45,7 @@ class Stand:
             token=self.token if token is None else token,
             frame=b"ruling",
         )
-        return await send(self.server, call)
+        return await run_script(self.server, call)
 
 
 @pytest.fixture

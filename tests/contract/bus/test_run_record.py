@@ -9,7 +9,7 @@ import pytest
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.run_record import ENDED, UNENDED, RunStatus, read_attempt, read_status
 from tokenbus.bus.scripts import RawPart, append_raw
-from tokenbus.bus.server.run_scripts import send
+from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server
 from tokenbus.events.frames import ANY_FRAME
 
@@ -27,7 +27,9 @@ async def hash_of(server: Server, keys: Keys, **fields: str | int) -> str:
 async def may_write(server: Server, keys: Keys, attempt: int) -> bool:
     partition = keys.partition_of(RUN)
     part = RawPart(RUN, keys.run(RUN), attempt, ANY_FRAME, False, b"data")
-    reply = await send(server, append_raw(keys.topic(partition, "raw"), keys.lease(partition, "normalizer"), [part]))
+    reply = await run_script(
+        server, append_raw(keys.topic(partition, "raw"), keys.lease(partition, "normalizer"), [part])
+    )
     return reply[0] == b"ok"
 
 

@@ -12,7 +12,7 @@ from tokenbus.bus.keys import Keys
 from tokenbus.bus.run_record import call_field
 from tokenbus.bus.scripts import RawPart
 from tokenbus.bus.scripts.script import MAX_VALUES
-from tokenbus.bus.server.run_scripts import send
+from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server
 from tokenbus.events.frames import ANY_FRAME, Lost, RawFrame, raw_decoder
 
@@ -35,7 +35,7 @@ class Scene:
     async def accept(self, run: str | None = None, work: bytes = b"work") -> bytes:
         run = run or self.run
         keys = self.keys
-        return await send(
+        return await run_script(
             self.server,
             scripts.accept(
                 keys.run(run),
@@ -52,7 +52,7 @@ class Scene:
         )
 
     async def cancel(self) -> bytes:
-        return await send(
+        return await run_script(
             self.server,
             scripts.cancel(
                 self.keys.run(self.run),
@@ -83,7 +83,7 @@ class Scene:
 
     async def append(self, *parts: RawPart) -> list[Any]:
         call = scripts.append_raw(self.topic("raw"), self.keys.lease(0, "normalizer"), parts)
-        *verdicts, lag = await send(self.server, call)
+        *verdicts, lag = await run_script(self.server, call)
         return [*(v.decode() for v in verdicts), lag]
 
     async def tool_result(self, block: int = 3, attempt: int = 1) -> int:
@@ -96,7 +96,7 @@ class Scene:
             attempt=attempt,
             frame=b"result",
         )
-        return await send(self.server, call)
+        return await run_script(self.server, call)
 
     async def tool_progress(self, block: int = 3, attempt: int = 1) -> int:
         call = scripts.tool_progress(
@@ -108,7 +108,7 @@ class Scene:
             attempt=attempt,
             frame=b"progress",
         )
-        return await send(self.server, call)
+        return await run_script(self.server, call)
 
     async def entries(self, topic: Any) -> list[dict[bytes, bytes]]:
         return [fields for _, fields in await self.client.xrange(self.topic(topic))]

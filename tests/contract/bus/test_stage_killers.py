@@ -18,10 +18,10 @@ class Death(BaseException):
 class MortalLogic(ToyLogic):
     """Dies of a frame ``kill``."""
 
-    def take(self, run: str, frame: bytes) -> None:
+    def apply(self, run: str, frame: bytes) -> None:
         if frame == b"kill":
             raise Death
-        super().take(run, frame)
+        super().apply(run, frame)
 
 
 async def until_it_dies(bench: Bench, worker: str) -> bool:

@@ -11,7 +11,7 @@ import pytest
 from tests.contract.bus.toys import Bench, ToyLogic, working
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.stage.partition import Settling
+from tokenbus.bus.stage.partition import FinishesReplay
 
 
 class Outside:
@@ -33,15 +33,15 @@ class SettlingLogic(ToyLogic):
         super().__init__(partition, keys)
         self._waiting: list[str] = []
 
-    def take(self, run: str, frame: bytes) -> None:
-        super().take(run, frame)
+    def apply(self, run: str, frame: bytes) -> None:
+        super().apply(run, frame)
         self._waiting.append(frame.decode())
 
     @property
-    def unsettled(self) -> bool:
+    def replay_unfinished(self) -> bool:
         return bool(self._waiting)
 
-    async def settle(self) -> None:
+    async def finish_replay(self) -> None:
         waiting, self._waiting = self._waiting, []
         self.outside.begun += 1
         if self.outside.fails:
@@ -50,8 +50,8 @@ class SettlingLogic(ToyLogic):
         await self.outside.free.wait()
         self.outside.done += waiting
 
-    def mute(self) -> None:
-        super().mute()
+    def discard_outputs(self) -> None:
+        super().discard_outputs()
         self._waiting = []
 
 
@@ -67,8 +67,8 @@ async def said(bench: Bench, partition: int) -> int:
 
 
 def test_a_logic_settles_only_if_it_says_so(bench: Bench):
-    assert isinstance(SettlingLogic(0, bench.keys), Settling)
-    assert not isinstance(ToyLogic(0, bench.keys), Settling)
+    assert isinstance(SettlingLogic(0, bench.keys), FinishesReplay)
+    assert not isinstance(ToyLogic(0, bench.keys), FinishesReplay)
 
 
 async def test_outputs_wait_until_it_is_done(bench: Bench, outside: Outside):

@@ -7,14 +7,14 @@ import pytest
 from tests.contract.bus.toys import GROUP, Bench, Outputs, Tally, ToyLogic, working
 from tests.waiting import eventually
 from tokenbus.bus.stage import partition
-from tokenbus.bus.stage.partition import Standing
+from tokenbus.bus.stage.partition import RunPosition
 from tokenbus.events.error_info import ErrorInfo
 
 
 class EndingLogic(ToyLogic):
     """Can end a run of which it knows its number alone."""
 
-    def end_unread(self, run: str, error: ErrorInfo, standing: Standing) -> None:
+    def fail_unreadable(self, run: str, error: ErrorInfo, standing: RunPosition) -> None:
         self.runs[run] = Tally(seq=standing.seq)
         self.fail(run, error)
 

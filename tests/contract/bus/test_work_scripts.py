@@ -10,7 +10,7 @@ from tests.contract.bus.state import everything
 from tokenbus.bus import scripts
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.scripts.work_queue import HANDED_BACK_MS
-from tokenbus.bus.server.run_scripts import send
+from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server
 
 GROUP = "g"
@@ -36,26 +36,26 @@ class Scene:
 
     async def claim(self, consumer: str, idle_ms: int = 0, start: str = "0-0", count: int = 10) -> list[Any]:
         call = scripts.claim(self.stream, group=GROUP, consumer=consumer, idle_ms=idle_ms, start=start, count=count)
-        cursor, entries = await send(self.server, call)
+        cursor, entries = await run_script(self.server, call)
         return [cursor.decode(), [(entry_id.decode(), deliveries) for entry_id, deliveries, _ in entries]]
 
     async def finish(self, consumer: str, *ids: str) -> int:
-        return await send(self.server, scripts.finish(self.stream, group=GROUP, consumer=consumer, ids=ids))
+        return await run_script(self.server, scripts.finish(self.stream, group=GROUP, consumer=consumer, ids=ids))
 
     async def heartbeat(self, consumer: str, *ids: str) -> list[str]:
         call = scripts.heartbeat(self.stream, group=GROUP, consumer=consumer, ids=ids)
-        return [entry_id.decode() for entry_id in await send(self.server, call)]
+        return [entry_id.decode() for entry_id in await run_script(self.server, call)]
 
     async def hand_back(self, consumer: str, *ids: str) -> int:
-        return await send(self.server, scripts.hand_back(self.stream, group=GROUP, consumer=consumer, ids=ids))
+        return await run_script(self.server, scripts.hand_back(self.stream, group=GROUP, consumer=consumer, ids=ids))
 
     async def mark(self, consumer: str, entry: str, *, begun: bool) -> int:
-        return await send(
+        return await run_script(
             self.server, scripts.mark(self.stream, group=GROUP, consumer=consumer, entry=entry, begun=begun)
         )
 
     async def retire(self, consumer: str) -> int:
-        return await send(self.server, scripts.retire(self.stream, group=GROUP, consumer=consumer))
+        return await run_script(self.server, scripts.retire(self.stream, group=GROUP, consumer=consumer))
 
     async def pending(self) -> dict[str, tuple[str, int, int]]:
         """Entry -> consumer, idle time, deliveries."""

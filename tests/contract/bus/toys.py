@@ -51,7 +51,7 @@ class ToyLogic:
         self._partition = partition
         self._said: list[tuple[str, Tally, Says]] = []
 
-    def take(self, run: str, frame: bytes) -> None:
+    def apply(self, run: str, frame: bytes) -> None:
         if frame == b"end":
             if run in self.runs:
                 self._say(run, "end")
@@ -76,7 +76,7 @@ class ToyLogic:
 
     def flush(self, commit: Commit) -> None:
         said, size = self._said, 0
-        self.mute()
+        self.discard_outputs()
         for run, tally, what in said:
             data = saying(run, tally.seq, what)
             size += len(data)
@@ -89,7 +89,7 @@ class ToyLogic:
         if size:
             commit.arrived(self._keys.lease(self._partition, NEXT), size)
 
-    def mute(self) -> None:
+    def discard_outputs(self) -> None:
         self._said = []
 
     def snapshot(self, run: str) -> bytes:

@@ -12,7 +12,7 @@ from tests.waiting import eventually
 from tokenbus import BlockComplete, Chunk, Client, Restarted, Sentence, SentenceRules, SentenceSubscription
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
-from tokenbus.client.subscriptions.sentences import fate_of
+from tokenbus.client.subscriptions.sentences import run_outcome
 
 RULES = SentenceRules(least=0)
 GROUPS = [None, "tts"]
@@ -123,8 +123,8 @@ def test_what_follows_in_the_log_says_what_becomes_of_a_block():
     other = Chunk(**at, block=1, kind="text", text="a", visible=True, depth=0)
     end = BlockComplete(**at, block=0, kind="text", content="a")
     again: dict[str, Any] = {**at, "error": LOST, "next_attempt": 2, "delay_ms": 0}
-    assert fate_of(0, []) == "open"
-    assert fate_of(0, [other, more, end]) == "open"
-    assert fate_of(0, [other, end, more]) == "complete"
-    assert fate_of(0, [Restarted(**again, drop_from=0), end]) == "void"
-    assert fate_of(0, [Restarted(**again, drop_from=1)]) == "open"
+    assert run_outcome(0, []) == "open"
+    assert run_outcome(0, [other, more, end]) == "open"
+    assert run_outcome(0, [other, end, more]) == "complete"
+    assert run_outcome(0, [Restarted(**again, drop_from=0), end]) == "void"
+    assert run_outcome(0, [Restarted(**again, drop_from=1)]) == "open"

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tokenbus.bus.dead_letters import Dead, DeadEntry
+from tokenbus.bus.dead_letters import DeadLetter, StoredDeadLetter
 from tokenbus.bus.keys import WIRE_VERSION
 from tokenbus.bus.server.server import ServerInfo
 from tokenbus_services.cli.doctor import checks, checks_outside, checks_work
@@ -142,7 +142,7 @@ def test_an_inbound_stream_near_its_bound_is_wrong():
 
 def test_dead_entries_are_a_note_with_the_newest_reason():
     assert list(checks_work.check_dead(0, [])) == []
-    newest = Dead("5-0", DeadEntry(reason="no JSON", stage="intake", stream="s", entry="1-0", bytes=b""))
+    newest = StoredDeadLetter("5-0", DeadLetter(reason="no JSON", stage="intake", stream="s", entry="1-0", bytes=b""))
     [finding] = checks_work.check_dead(2, [newest])
     assert finding.level == "note"
     assert "5-0 of intake: no JSON" in finding.says

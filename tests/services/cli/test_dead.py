@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from tests.services.cli.process import run, settings_file
-from tokenbus.bus.dead_letters import KEPT_BYTES, DeadEntry, bury
+from tokenbus.bus.dead_letters import KEPT_BYTES, DeadLetter, dead_letter
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server, join_deployment
 
@@ -48,7 +48,7 @@ class Morgue:
         return await self.add(stage="normalizer", stream=stream, entry="7-1", bytes=b"\xc1", run=run)
 
     async def add(self, **fields: Any) -> str:
-        await bury(self.server, self.keys, DeadEntry(reason="no such thing", **fields), most=1000)
+        await dead_letter(self.server, self.keys, DeadLetter(reason="no such thing", **fields), most=1000)
         [(entry_id, _)] = await self.server.client.xrevrange(self.keys.dead, count=1)
         return entry_id.decode()
 
@@ -180,5 +180,5 @@ async def test_entries_must_be_named_well(config: str, arguments: tuple[str, ...
 
 
 def test_every_entry_that_is_buried_can_be_read_again():
-    entry = DeadEntry(reason="r", stage="s", stream="t", entry="1-0", bytes=b"\xff", size=9)
-    assert msgspec.json.decode(msgspec.json.encode(entry), type=DeadEntry) == entry
+    entry = DeadLetter(reason="r", stage="s", stream="t", entry="1-0", bytes=b"\xff", size=9)
+    assert msgspec.json.decode(msgspec.json.encode(entry), type=DeadLetter) == entry

@@ -11,7 +11,7 @@ import pytest
 from tests.servers import cluster, sentinel_group
 from tokenbus.bus import scripts
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.server.run_scripts import send
+from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server
 from tokenbus_services.cli.inspect.observer import Observer
 from tokenbus_services.cli.inspect.snapshot import Snapshot
@@ -44,7 +44,7 @@ async def any_server(request: pytest.FixtureRequest, server_url: str, tmp_path: 
 
 
 async def look(server: Server) -> Snapshot:
-    return await Observer(server, KEYS).look()
+    return await Observer(server, KEYS).snapshot()
 
 
 async def test_nothing_is_seen_where_nothing_has_begun(any_server: Server):
@@ -63,9 +63,9 @@ async def test_owners_workers_lag_and_work_are_seen(any_server: Server):
     client = any_server.client
     events, turns = KEYS.topic(1, "events"), KEYS.topic(1, "turns")
     lease = KEYS.lease(1, "parser")
-    await send(any_server, scripts.present(KEYS.members("parser"), member="p", ttl_ms=60_000))
+    await run_script(any_server, scripts.present(KEYS.members("parser"), member="p", ttl_ms=60_000))
     await client.zadd(KEYS.members("fetcher"), {"long gone": 1})
-    await send(any_server, scripts.acquire(lease, events, owner="p", ttl_ms=60_000, mirror="parser"))
+    await run_script(any_server, scripts.acquire(lease, events, owner="p", ttl_ms=60_000, mirror="parser"))
     await client.hset(lease, mapping={"arrived": 70, "done": 30, "entries": 5, "open": 3})
     await client.xadd(events, {"r": b"x"})
     await client.xgroup_create(turns, "fetcher", id="0", mkstream=True)
@@ -94,7 +94,7 @@ async def test_a_lease_that_ran_out_is_nobodys(any_server: Server):
 async def test_a_look_is_as_many_commands_however_many_runs_there_are(server: Server, keys: Keys):
     async def commands() -> int:
         before = (await server.client.info("stats"))["total_commands_processed"]
-        await Observer(server, keys).look()
+        await Observer(server, keys).snapshot()
         return (await server.client.info("stats"))["total_commands_processed"] - before
 
     await commands()  # the first look also connects

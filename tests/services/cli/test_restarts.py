@@ -7,21 +7,21 @@ from tokenbus_services.cli.up.restart_backoff import (
     FIRST_PAUSE_S,
     HEALTHY_S,
     LONGEST_PAUSE_S,
-    Restarts,
-    hopeless,
+    RestartBackoff,
     how_it_ended,
+    will_not_recover,
 )
 
 
 def test_pauses_double_up_to_their_bound():
-    restarts = Restarts()
+    restarts = RestartBackoff()
     pauses = [restarts.pause_s(ready_for_s=None) for _ in range(12)]
     assert pauses[:3] == [FIRST_PAUSE_S, 2 * FIRST_PAUSE_S, 4 * FIRST_PAUSE_S]
     assert pauses[-1] == max(pauses) == LONGEST_PAUSE_S
 
 
 def test_a_healthy_minute_forgets_earlier_deaths():
-    restarts = Restarts()
+    restarts = RestartBackoff()
     for _ in range(5):
         restarts.pause_s(ready_for_s=None)
     assert restarts.pause_s(ready_for_s=HEALTHY_S) == FIRST_PAUSE_S
@@ -29,9 +29,9 @@ def test_a_healthy_minute_forgets_earlier_deaths():
 
 
 def test_only_a_child_that_never_worked_and_blames_its_settings_is_given_up():
-    assert hopeless(ending.USAGE, was_ready=False)
-    assert not hopeless(ending.USAGE, was_ready=True)
-    assert not hopeless(ending.SERVER, was_ready=False)
+    assert will_not_recover(ending.USAGE, was_ready=False)
+    assert not will_not_recover(ending.USAGE, was_ready=True)
+    assert not will_not_recover(ending.SERVER, was_ready=False)
 
 
 def test_an_end_by_signal_is_told_by_its_name():

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from tests.services.cli.events import Told
 from tokenbus.events.public import ImageRef, PublicEvent
-from tokenbus_services.cli.render.live_view import Block, Fold, Screen, panel
+from tokenbus_services.cli.render.live_view import Block, LiveBlocks, Screen, panel
 
 
 def on_screen(*events: PublicEvent, many_runs: bool = False, height: int = 24) -> str:
@@ -22,7 +22,7 @@ def on_screen(*events: PublicEvent, many_runs: bool = False, height: int = 24) -
 
 
 def test_a_block_grows_while_it_is_open_and_is_done_once_complete():
-    told, fold = Told(), Fold()
+    told, fold = Told(), LiveBlocks()
     assert fold.feed(told.opens(0, "text")) == []
     assert fold.feed(told.chunk(0, "Hel")) == []
     assert fold.feed(told.chunk(0, "lo")) == []
@@ -35,7 +35,7 @@ def test_a_block_grows_while_it_is_open_and_is_done_once_complete():
 
 
 def test_of_a_tool_call_only_its_input_is_content():
-    told, fold = Told(), Fold()
+    told, fold = Told(), LiveBlocks()
     fold.feed(told.chunk(0, "weather", "tool_call", tool_call_part="name", tool_name="weather"))
     fold.feed(told.chunk(0, "toolu_1", "tool_call", tool_call_part="id"))
     fold.feed(told.chunk(0, '{"city":', "tool_call", tool_call_part="input"))
@@ -47,7 +47,7 @@ def test_of_a_tool_call_only_its_input_is_content():
 
 
 def test_an_image_shows_how_far_it_is_and_then_where_it_lies():
-    told, fold = Told(), Fold()
+    told, fold = Told(), LiveBlocks()
     fold.feed(told.opens(0, "image", prompt="A cat."))
     assert [block.text for block in fold.open] == ["A cat."]
     assert fold.feed(told.preview(0, 1, ImageRef(media_type="image/png", size="8x8", size_bytes=2048))) == []
@@ -58,7 +58,7 @@ def test_an_image_shows_how_far_it_is_and_then_where_it_lies():
 
 
 def test_blocks_of_a_lost_attempt_are_void():
-    told, fold = Told(), Fold()
+    told, fold = Told(), LiveBlocks()
     fold.feed(told.chunk(0, "kept"))
     fold.feed(told.chunk(1, "lost"))
     [void, event] = fold.feed(told.restarted(1))
@@ -69,7 +69,7 @@ def test_blocks_of_a_lost_attempt_are_void():
 
 
 def test_the_end_of_a_run_leaves_none_of_its_blocks_open():
-    one, two, fold = Told("one"), Told("two"), Fold()
+    one, two, fold = Told("one"), Told("two"), LiveBlocks()
     fold.feed(one.chunk(0, "a"))
     fold.feed(two.chunk(0, "b"))
     [cut, _] = fold.feed(one.failed())
@@ -79,7 +79,7 @@ def test_the_end_of_a_run_leaves_none_of_its_blocks_open():
 
 
 def test_blocks_that_never_end_give_way_to_newer_ones():
-    fold = Fold(most_open=2)
+    fold = LiveBlocks(most_open=2)
     runs = [Told(f"r{i}") for i in range(3)]
     assert fold.feed(runs[0].chunk(0, "a")) == []
     assert fold.feed(runs[1].chunk(0, "b")) == []

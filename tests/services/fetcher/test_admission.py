@@ -11,10 +11,10 @@ from prometheus_client import CollectorRegistry
 
 from tests.waiting import eventually
 from tokenbus.bus.scripts.limits import Scope
-from tokenbus_services.fetcher.limits.fair_queue import Admission, WaitedTooLong
-from tokenbus_services.fetcher.limits.limiter import Ask, Grant, Limiter, Refusal
+from tokenbus_services.fetcher.limits.fair_queue import FairQueue, WaitedTooLong
+from tokenbus_services.fetcher.limits.limiter import Limiter, Refusal, Reservation, ReservationRequest
 from tokenbus_services.fetcher.metrics import AdmissionMetrics
-from tokenbus_services.runtime.in_flight import NotBegun
+from tokenbus_services.runtime.in_flight import NotStarted
 
 MODEL = Scope("model", "limits:model:m")
 OTHER = Scope("model", "limits:model:other")
@@ -32,7 +32,7 @@ class Server:
         self.answers = asyncio.Event()
         self.answers.set()
 
-    async def reserve(self, ask: Ask) -> Grant | Refusal:
+    async def reserve(self, ask: ReservationRequest) -> Reservation | Refusal:
         self.asked.append(ask.call)
         await self.answers.wait()
         if ask.call == self.broken:
@@ -40,9 +40,9 @@ class Server:
         for scope in ask.scopes:
             if scope in self.closed:
                 return Refusal(scope, self.closed[scope])
-        return Grant(ask, (0,) * len(ask.scopes))
+        return Reservation(ask, (0,) * len(ask.scopes))
 
-    def settle(self, grant: Grant, used: int | None) -> None:
+    def refund(self, grant: Reservation, used: int | None) -> None:
         self.settled.append((grant.ask.call, used))
 
 
@@ -52,7 +52,7 @@ class Hall:
     def __init__(self, *, slots: int = 1, places: int = 100, longest_wait_s: float = 3600.0) -> None:
         self.server = Server()
         self.registry = CollectorRegistry()
-        self.admission = Admission(
+        self.admission = FairQueue(
             cast("Limiter", self.server),
             AdmissionMetrics(self.registry),
             slots=slots,
@@ -60,15 +60,15 @@ class Hall:
             longest_wait_s=longest_wait_s,
         )
         self.entered: list[str] = []
-        self.grants: dict[str, Grant] = {}
+        self.grants: dict[str, Reservation] = {}
         self.tasks: dict[str, asyncio.Task[None]] = {}
 
     def arrive(self, call: str, *scopes: Scope, tenant: str = "") -> asyncio.Task[None]:
         """Somebody comes and waits."""
-        self.tasks[call] = asyncio.create_task(self._wait(Ask(call, tenant, scopes, 0)))
+        self.tasks[call] = asyncio.create_task(self._wait(ReservationRequest(call, tenant, scopes, 0)))
         return self.tasks[call]
 
-    async def _wait(self, ask: Ask) -> None:
+    async def _wait(self, ask: ReservationRequest) -> None:
         with self.admission.arriving(ask.tenant):
             grant = self.admission.enter_at_once(ask) or await self.admission.enter(ask)
         self.entered.append(ask.call)
@@ -222,7 +222,7 @@ async def test_at_a_shutdown_all_who_wait_are_sent_away_and_nobody_enters(hall: 
     await hall.admission.close()
     later = hall.arrive("c", MODEL)
     for task in cast("tuple[asyncio.Task[Any], ...]", (waiting, sleeping, later)):
-        with pytest.raises(NotBegun):
+        with pytest.raises(NotStarted):
             await task
     assert hall.admission.running == 1, "what runs goes on"
 

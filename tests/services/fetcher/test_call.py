@@ -9,7 +9,7 @@ import msgspec
 from tests.services.replay.asking import asking
 from tokenbus.providers.api import HttpCall
 from tokenbus_services.fetcher.endpoints import Endpoint
-from tokenbus_services.fetcher.provider_call import DEADLINE_PASSED, Silence
+from tokenbus_services.fetcher.provider_call import DEADLINE_PASSED, CallTimeouts
 from tokenbus_services.mock_provider import Delivery, ReplayServer, Reply, Script, Turn
 from tokenbus_services.settings import ProviderSettings
 
@@ -21,7 +21,7 @@ async def test_a_timer_that_ran_to_the_deadline_tells_of_the_deadline_even_where
     in_an_hour = asyncio.get_running_loop().time() + 3600
     limit = asyncio.timeout(None)
     async with limit:
-        silence = Silence(limit, in_an_hour)
+        silence = CallTimeouts(limit, in_an_hour)
         silence.allow(7200, "idle_timeout", "silent")
         assert limit.when() == in_an_hour
         assert silence.error() == DEADLINE_PASSED

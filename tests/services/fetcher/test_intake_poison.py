@@ -10,10 +10,10 @@ import msgspec
 import pytest
 
 from tests.services.fetcher.shelf import Shelf
-from tokenbus.bus.dead_letters import DeadEntry
+from tokenbus.bus.dead_letters import DeadLetter
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
-from tokenbus.bus.work_queue import Item
+from tokenbus.bus.work_queue import QueueItem
 from tokenbus_services.intake.accept import MOST_DELIVERIES, Intake
 from tokenbus_services.intake.blob_offload import IntakeMedia
 from tokenbus_services.intake.cancels import Cancels
@@ -28,7 +28,7 @@ class Finished:
     def __init__(self) -> None:
         self.ids: list[str] = []
 
-    async def finish(self, items: Sequence[Item], *, again: Callable[[], Awaitable[None]] | None = None) -> None:
+    async def finish(self, items: Sequence[QueueItem], *, again: Callable[[], Awaitable[None]] | None = None) -> None:
         """As over a lost connection, where all is said again."""
         self.ids += [item.entry_id for item in items]
         if again:
@@ -60,7 +60,7 @@ def make_intake(server: Server, keys: Keys, queue: Finished, **tables: Any) -> I
     return Intake(server, settings, stand_in, cancels, providers=providers, tools=(), media=media)
 
 
-def item(keys: Keys, n: int, run: str, *, provider: str = "good", deliveries: int = 1) -> Item:
+def item(keys: Keys, n: int, run: str, *, provider: str = "good", deliveries: int = 1) -> QueueItem:
     request = {
         "type": "generate",
         "id": run,
@@ -68,12 +68,12 @@ def item(keys: Keys, n: int, run: str, *, provider: str = "good", deliveries: in
         "model": "m",
         "messages": [{"role": "user", "content": "hi"}],
     }
-    return Item(keys.requests, f"1-{n}", {b"__data__": json.dumps(request).encode()}, deliveries)
+    return QueueItem(keys.requests, f"1-{n}", {b"__data__": json.dumps(request).encode()}, deliveries)
 
 
-async def dead(server: Server, keys: Keys) -> list[DeadEntry]:
+async def dead(server: Server, keys: Keys) -> list[DeadLetter]:
     entries = await server.client.xrange(keys.dead)
-    return [msgspec.json.decode(fields[b"__data__"], type=DeadEntry) for _, fields in entries]
+    return [msgspec.json.decode(fields[b"__data__"], type=DeadLetter) for _, fields in entries]
 
 
 async def accepted(server: Server, keys: Keys, run: str) -> bool:
@@ -83,7 +83,7 @@ async def accepted(server: Server, keys: Keys, run: str) -> bool:
 async def test_an_error_of_any_kind_is_told_and_the_requests_beside_it_go_on(
     server: Server, keys: Keys, intake: Intake, queue: Finished
 ):
-    await intake.take([item(keys, 1, "a"), item(keys, 2, "b", provider="broken"), item(keys, 3, "c")])
+    await intake.accept([item(keys, 1, "a"), item(keys, 2, "b", provider="broken"), item(keys, 3, "c")])
     assert queue.ids == ["1-1", "1-2", "1-3"]
     assert [await accepted(server, keys, run) for run in "abc"] == [True, False, True]
     assert await server.client.hget(keys.run("b"), "status") == b"open", "its rejection is on its way to the parser"
@@ -97,7 +97,7 @@ async def test_a_run_whose_key_is_something_else_holds_nobody_up(
     server: Server, keys: Keys, intake: Intake, queue: Finished
 ):
     await server.client.set(keys.run("b"), "no hash", px=60_000)
-    await intake.take([item(keys, 1, "a"), item(keys, 2, "b"), item(keys, 3, "c")])
+    await intake.accept([item(keys, 1, "a"), item(keys, 2, "b"), item(keys, 3, "c")])
     assert queue.ids == ["1-1", "1-2", "1-3"]
     assert [await accepted(server, keys, run) for run in "ac"] == [True, True]
     [entry] = await dead(server, keys)
@@ -109,7 +109,7 @@ async def test_a_bad_request_that_nobody_can_bury_holds_nothing_up(
     server: Server, keys: Keys, intake: Intake, queue: Finished, caplog: pytest.LogCaptureFixture
 ):
     await server.client.set(keys.dead, "no stream", px=60_000)
-    await intake.take([item(keys, 1, "a", provider="broken"), item(keys, 2, "b")])
+    await intake.accept([item(keys, 1, "a", provider="broken"), item(keys, 2, "b")])
     assert await accepted(server, keys, "b")
     assert sorted(queue.ids) == ["1-1", "1-2"]
     assert "dead entry is lost: 1-1" in caplog.text
@@ -119,7 +119,7 @@ async def test_of_the_requests_on_which_workers_died_the_first_is_given_up_and_t
     server: Server, keys: Keys, intake: Intake, queue: Finished
 ):
     often = MOST_DELIVERIES + 1
-    await intake.take(
+    await intake.accept(
         [item(keys, 9, "new"), item(keys, 1, "killer", deliveries=often), item(keys, 2, "beside", deliveries=often)]
     )
     assert sorted(queue.ids) == ["1-1", "1-2", "1-9"]
@@ -132,12 +132,12 @@ async def test_of_the_requests_on_which_workers_died_the_first_is_given_up_and_t
 
 
 async def test_a_request_that_came_back_less_often_is_taken(server: Server, keys: Keys, intake: Intake):
-    await intake.take([item(keys, 1, "a", deliveries=MOST_DELIVERIES)])
+    await intake.accept([item(keys, 1, "a", deliveries=MOST_DELIVERIES)])
     assert await accepted(server, keys, "a")
 
 
 async def test_of_an_entry_without_a_request_all_fields_are_kept(server: Server, keys: Keys, intake: Intake):
-    await intake.take([Item(keys.requests, "1-1", {b"other": b"\xff", b"more": b""}, 1)])
+    await intake.accept([QueueItem(keys.requests, "1-1", {b"other": b"\xff", b"more": b""}, 1)])
     [entry] = await dead(server, keys)
     assert entry.run is None
     assert msgspec.msgpack.decode(entry.bytes, type=dict[bytes, bytes]) == {b"other": b"\xff", b"more": b""}
@@ -145,9 +145,9 @@ async def test_of_an_entry_without_a_request_all_fields_are_kept(server: Server,
 
 async def test_however_many_requests_are_refused_they_push_no_poison_out(server: Server, keys: Keys, queue: Finished):
     intake = make_intake(server, keys, queue, retention=RetentionSettings(dead_entries=40))
-    await intake.take([item(keys, 0, "poison", provider="broken")])
+    await intake.accept([item(keys, 0, "poison", provider="broken")])
     for n in range(1, 101):
-        await intake.take([item(keys, n, f"typo{n}", provider="")])
+        await intake.accept([item(keys, n, f"typo{n}", provider="")])
     entries = await dead(server, keys)
     assert [entry.run for entry in entries] == ["poison", *(f"typo{n}" for n in range(91, 101))]
     assert await server.client.llen(keys.rejected) == 10

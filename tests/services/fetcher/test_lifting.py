@@ -30,7 +30,7 @@ from tokenbus.providers import registry
 from tokenbus_services.blobs import retry as patience
 from tokenbus_services.fetcher.endpoints import Endpoint
 from tokenbus_services.fetcher.image_offload.base64_spool import Base64Spool
-from tokenbus_services.fetcher.image_offload.offload import SMALLEST_CHARS, Lifter, Shelf
+from tokenbus_services.fetcher.image_offload.offload import SMALLEST_CHARS, ImageOffloader, ImageStore
 from tokenbus_services.fetcher.provider_call import fetch
 from tokenbus_services.media.blob_cache import RecentBlobs
 from tokenbus_services.mock_provider import Picture, ReplayServer, Reply, Script, Turn
@@ -64,13 +64,13 @@ class Store:
         pass
 
 
-def lifter_of(store: Store, api: ApiName = "openai-images", *, largest_bytes: int = 2**20) -> Lifter:
+def lifter_of(store: Store, api: ApiName = "openai-images", *, largest_bytes: int = 2**20) -> ImageOffloader:
     keys = registry.get(api).image_keys
     assert keys
-    return Lifter(keys, Shelf(RecentBlobs(store, 0), largest_bytes=largest_bytes), nullcontext)
+    return ImageOffloader(keys, ImageStore(RecentBlobs(store, 0), largest_bytes=largest_bytes), nullcontext)
 
 
-async def passed(lifter: Lifter, answer: bytes, *cuts: int) -> bytes:
+async def passed(lifter: ImageOffloader, answer: bytes, *cuts: int) -> bytes:
     """What goes on of an answer that is read in these pieces."""
     gone: list[bytes] = []
     places = [0, *sorted({cut for cut in cuts if cut < len(answer)}), len(answer)]
@@ -210,7 +210,7 @@ async def test_a_full_disk_ends_the_attempt_to_be_tried_elsewhere(
         base_url = f"{provider.url}/v1"
         endpoint = Endpoint("p", ProviderSettings(api="openai-images", base_url=base_url, api_key_env=""), {})
         call = endpoint.build(request, []).call
-        shelf = Shelf(RecentBlobs(Store(), 0), largest_bytes=2**20)
+        shelf = ImageStore(RecentBlobs(Store(), 0), largest_bytes=2**20)
         await fetch(endpoint, request, call, writer=attempt, deadline=None, shelf=shelf)
         await endpoint.close()
     [*_, last] = await frames(server, keys, run)

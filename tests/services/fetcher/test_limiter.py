@@ -9,7 +9,7 @@ from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.scripts.limits import Scope
 from tokenbus.bus.server.server import Server
-from tokenbus_services.fetcher.limits.limiter import Ask, Grant, Limiter, Refusal
+from tokenbus_services.fetcher.limits.limiter import Limiter, Refusal, Reservation, ReservationRequest
 
 
 @asynccontextmanager
@@ -27,28 +27,28 @@ async def test_a_fetcher_that_was_taken_for_dead_frees_its_own_place_and_not_its
 ) -> None:
     scopes = (Scope("provider", keys.limit("provider:p"), concurrency=2),)
     async with limiter(server, "zombie") as zombie, limiter(server, "successor") as successor:
-        before = await zombie.reserve(Ask("run/1", "", scopes, 0))
-        after = await successor.reserve(Ask("run/1", "", scopes, 0))
-        assert isinstance(before, Grant)
-        assert isinstance(after, Grant)
-        zombie.settle(before, used=0)
+        before = await zombie.reserve(ReservationRequest("run/1", "", scopes, 0))
+        after = await successor.reserve(ReservationRequest("run/1", "", scopes, 0))
+        assert isinstance(before, Reservation)
+        assert isinstance(after, Reservation)
+        zombie.refund(before, used=0)
 
         async def one_is_left() -> bool:
             return await server.client.zrange(scopes[0].held, 0, -1) == [after.ask.member.encode()]
 
         await eventually(one_is_left)
-        other = await successor.reserve(Ask("other/1", "", scopes, 0))
-        assert isinstance(other, Grant)
-        assert isinstance(await successor.reserve(Ask("third/1", "", scopes, 0)), Refusal)
-        successor.settle(after, used=0)
-        successor.settle(other, used=0)
+        other = await successor.reserve(ReservationRequest("other/1", "", scopes, 0))
+        assert isinstance(other, Reservation)
+        assert isinstance(await successor.reserve(ReservationRequest("third/1", "", scopes, 0)), Refusal)
+        successor.refund(after, used=0)
+        successor.refund(other, used=0)
 
 
 async def test_asking_again_after_a_lost_reply_takes_no_second_place(server: Server, keys: Keys) -> None:
     scopes = (Scope("provider", keys.limit("provider:p"), concurrency=2),)
     async with limiter(server, "a") as fetcher:
-        ask = Ask("run/1", "", scopes, 0)
+        ask = ReservationRequest("run/1", "", scopes, 0)
         for _ in range(2):
-            assert isinstance(await fetcher.reserve(ask), Grant)
+            assert isinstance(await fetcher.reserve(ask), Reservation)
         assert await server.client.zcard(scopes[0].held) == 1
-        fetcher.settle(Grant(ask, (0,)), used=0)
+        fetcher.refund(Reservation(ask, (0,)), used=0)

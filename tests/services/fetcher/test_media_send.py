@@ -32,11 +32,11 @@ class Written:
     def __init__(self) -> None:
         self.items: list[Any] = []
 
-    def put(self, item: Any, *, urgent: bool = False) -> None:
+    def write_item(self, item: Any, *, urgent: bool = False) -> None:
         self.items.append(item)
 
     async def write(self, item: Any, *, urgent: bool = False) -> None:
-        self.put(item)
+        self.write_item(item)
 
     async def end(self, item: Ended) -> None:
         self.items.append(item)

@@ -9,7 +9,7 @@ import pytest
 
 from tokenbus.errors import RequestInvalid, SettingsError
 from tokenbus.events.requests import Fallback, Generate, Message
-from tokenbus_services.intake.policy_routes import Routes
+from tokenbus_services.intake.policy_routes import PolicyRoutes
 from tokenbus_services.settings import load, read_file
 
 TOML = """
@@ -37,27 +37,27 @@ metadata = { channel = "public" }
 
 
 @pytest.fixture
-def routes(tmp_path: Path) -> Routes:
+def routes(tmp_path: Path) -> PolicyRoutes:
     path = tmp_path / "tokenbus.toml"
     path.write_text(TOML)
-    return Routes(read_file(path))
+    return PolicyRoutes(read_file(path))
 
 
 def request(model: str = "m", **fields: Any) -> Generate:
     return Generate(provider="anthropic", model=model, messages=[Message(role="user", content="hi")], **fields)
 
 
-def names(routes: Routes, asked: Generate) -> tuple[str, ...]:
-    policing = routes.policing_of(asked)
+def names(routes: PolicyRoutes, asked: Generate) -> tuple[str, ...]:
+    policing = routes.plan_for(asked)
     return policing.names if policing else ()
 
 
-def test_a_run_that_meets_no_route_and_names_none_has_none(routes: Routes) -> None:
-    assert routes.policing_of(request()) is None
+def test_a_run_that_meets_no_route_and_names_none_has_none(routes: PolicyRoutes) -> None:
+    assert routes.plan_for(request()) is None
     assert names(routes, request(metadata={"tenant": "kids"})) == ()
 
 
-def test_a_run_has_the_policies_of_all_its_routes_and_then_its_own_each_once(routes: Routes) -> None:
+def test_a_run_has_the_policies_of_all_its_routes_and_then_its_own_each_once(routes: PolicyRoutes) -> None:
     public_kids: dict[str, object] = {"tenant": "kids", "channel": "public"}
     assert names(routes, request("gpt-5")) == ("two", "one")
     assert names(routes, request("gpt-5", metadata=public_kids)) == ("two", "one", "three")
@@ -65,30 +65,30 @@ def test_a_run_has_the_policies_of_all_its_routes_and_then_its_own_each_once(rou
 
 
 @pytest.mark.parametrize("model", ["models/gpt-5", "GPT-5", " gpt-5", "publishers/x/models/gpt-5"])
-def test_no_spelling_of_a_models_name_passes_its_policies_by(routes: Routes, model: str) -> None:
+def test_no_spelling_of_a_models_name_passes_its_policies_by(routes: PolicyRoutes, model: str) -> None:
     assert names(routes, request(model)) == ("two", "one")
 
 
-def test_no_blank_around_a_tenants_name_passes_its_policies_by(routes: Routes) -> None:
+def test_no_blank_around_a_tenants_name_passes_its_policies_by(routes: PolicyRoutes) -> None:
     assert names(routes, request(metadata={"tenant": " kids ", "channel": "public"})) == ("one", "three")
 
 
-def test_a_run_may_go_on_without_only_if_all_its_policies_may(routes: Routes) -> None:
-    both, second = routes.policing_of(request("gpt-5")), routes.policing_of(request(policies=["two"]))
+def test_a_run_may_go_on_without_only_if_all_its_policies_may(routes: PolicyRoutes) -> None:
+    both, second = routes.plan_for(request("gpt-5")), routes.plan_for(request(policies=["two"]))
     assert both
     assert second
     assert (both.on_error, both.patience_ms) == ("block", 10_000)
     assert (second.on_error, second.patience_ms) == ("pass", 8_000)
 
 
-def test_the_policies_of_whoever_may_speak_judge_the_run_from_its_beginning(routes: Routes) -> None:
+def test_the_policies_of_whoever_may_speak_judge_the_run_from_its_beginning(routes: PolicyRoutes) -> None:
     fallback = [Fallback(provider="openai-chat", model="gpt-5")]
     assert names(routes, request("claude-sonnet-4-6", fallback=fallback, policies=["three"])) == ("two", "one", "three")
 
 
-def test_a_name_that_is_not_configured_is_told_by_its_place(routes: Routes) -> None:
+def test_a_name_that_is_not_configured_is_told_by_its_place(routes: PolicyRoutes) -> None:
     with pytest.raises(RequestInvalid) as e:
-        routes.policing_of(request(policies=["one", "nobody"]))
+        routes.plan_for(request(policies=["one", "nobody"]))
     assert e.value.where == "policies[1]"
 
 

@@ -7,7 +7,7 @@ import pytest
 from tokenbus.events.frames import Opened
 from tokenbus.events.quirks import Quirks
 from tokenbus.events.requests import Base64Source, Generate, ImagePart, Message
-from tokenbus_services.fetcher.limits.token_estimate import IMAGE_TOKENS, UNBOUNDED_OUTPUT_TOKENS, Tally, estimate
+from tokenbus_services.fetcher.limits.token_estimate import IMAGE_TOKENS, UNBOUNDED_OUTPUT_TOKENS, TokenTally, estimate
 
 BODY = b'{"type":"error","error":{"type":"rate_limit_error","message":"slow down"}}'
 START = (
@@ -25,8 +25,8 @@ def asking(*content: object, **fields: object) -> Generate:
     return Generate(provider="p", model="m", messages=messages, **fields)  # pyright: ignore[reportArgumentType]
 
 
-def tally(status: int, *reads: bytes, ended: bool = True, wait: str = "0") -> Tally:
-    listening = Tally()
+def tally(status: int, *reads: bytes, ended: bool = True, wait: str = "0") -> TokenTally:
+    listening = TokenTally()
     listening.open(Opened("anthropic", status, {"retry-after": wait}, True, Quirks()))
     for read in reads:
         listening.feed(read)
@@ -72,4 +72,4 @@ def test_a_call_that_was_refused_took_nothing_and_says_how_long_to_wait() -> Non
 
 
 def test_a_call_that_got_no_answer_took_nothing() -> None:
-    assert Tally().used == 0
+    assert TokenTally().used == 0

@@ -33,12 +33,12 @@ async def test_a_node_that_stands_still_holds_up_the_attempts_of_its_partitions_
                 return all([await server.client.xlen(KEYS.topic(p, "raw")) >= entries for p in partitions])
 
             for attempt in attempts.values():
-                attempt.put(Data(b"first"), urgent=True)
+                attempt.write_item(Data(b"first"), urgent=True)
             await eventually(lambda: written(set(runs), 1))
             os.kill(node.pid, signal.SIGSTOP)
             try:
                 for attempt in attempts.values():
-                    attempt.put(Data(b"second"), urgent=True)
+                    attempt.write_item(Data(b"second"), urgent=True)
                 await eventually(lambda: written(elsewhere, 2))
                 for partition in elsewhere:
                     await attempts[partition].end(Ended())

@@ -14,7 +14,7 @@ from tokenbus.blobs import BlobRef, blob_id_of
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.scripts import Arg, Commit
 from tokenbus.errors import BlobRefused, BlobUnavailable
-from tokenbus.events.frames import BusEvent, Data, ImagesAsked, Opened, RawFrame, encode, event_decoder
+from tokenbus.events.frames import BusEvent, Data, ImagesRequested, Opened, RawFrame, encode, event_decoder
 from tokenbus.events.normalized import BlockStart, BlockStop, Extra, Image, Normalized, Opaque, Start
 from tokenbus.events.quirks import Quirks
 from tokenbus_services.blobs import retry as patience
@@ -162,10 +162,10 @@ def said(kind: str, content: bytes) -> bytes:
     return b"data: " + msgspec.json.encode(event) + b"\n\n"
 
 
-def frame(n: int, *sent: tuple[str, bytes], asked: ImagesAsked | None = None) -> bytes:
+def frame(n: int, *sent: tuple[str, bytes], asked: ImagesRequested | None = None) -> bytes:
     """A raw frame of the Images API; an attempt's first one says how the images were asked for."""
     data = Data(b"".join(said(*event) for event in sent))
-    opened = Opened("openai-images", 200, {}, True, Quirks(), asked or ImagesAsked())
+    opened = Opened("openai-images", 200, {}, True, Quirks(), asked or ImagesRequested())
     return encode(RawFrame(0, 1, n, 0, [opened, data] if n == 0 else [data]))
 
 
@@ -192,10 +192,10 @@ def outputs(logic: NormalizerLogic) -> dict[str, list[BusEvent]]:
 
 async def test_each_image_of_a_batch_gets_its_own_blob_at_its_own_place() -> None:
     logic = NormalizerLogic(0, KEYS, ImageKeeper(Store(), CollectorRegistry()))
-    logic.take("a", frame(0, ("partial_image", b"c"), ("completed", b"cat")))
-    logic.take("b", frame(0, ("completed", b"dog"), asked=ImagesAsked(inline=True)))
-    logic.take("a", frame(1, ("completed", b"cow")))
-    await logic.settle()
+    logic.apply("a", frame(0, ("partial_image", b"c"), ("completed", b"cat")))
+    logic.apply("b", frame(0, ("completed", b"dog"), asked=ImagesRequested(inline=True)))
+    logic.apply("a", frame(1, ("completed", b"cow")))
+    await logic.finish_replay()
     told = outputs(logic)
     assert told["a"] == [
         Start("", api="openai-images"),
@@ -207,10 +207,10 @@ async def test_each_image_of_a_batch_gets_its_own_blob_at_its_own_place() -> Non
 
 async def test_notes_and_left_out_previews_move_no_other_image() -> None:
     logic = NormalizerLogic(0, KEYS, ImageKeeper(Store(ODD, ODD, ODD), CollectorRegistry()))
-    logic.take(
+    logic.apply(
         "a", frame(0, ("partial_image", b"c"), ("completed", b"cat"), ("completed", b"dog"), ("completed", b"x"))
     )
-    await logic.settle()
+    await logic.finish_replay()
     seen = [e.name if isinstance(e, Extra) else e for e in outputs(logic)["a"]]
     note = "tokenbus.image_not_stored"
     assert seen == [
@@ -237,20 +237,20 @@ async def test_large_opaque_data_go_to_the_store_and_stay_at_hand_for_the_runs_o
 async def test_a_replay_stores_nothing() -> None:
     store = Store()
     logic = NormalizerLogic(0, KEYS, ImageKeeper(store, CollectorRegistry()))
-    logic.take("a", frame(0, ("partial_image", b"c")))
-    logic.mute()
-    logic.take("a", frame(1, ("completed", b"cat")))
-    await logic.settle()
+    logic.apply("a", frame(0, ("partial_image", b"c")))
+    logic.discard_outputs()
+    logic.apply("a", frame(1, ("completed", b"cat")))
+    await logic.finish_replay()
     assert store.held == [b"cat"]
 
 
 async def test_a_restored_attempt_knows_how_its_images_were_asked_for() -> None:
     before = NormalizerLogic(0, KEYS)
-    before.take("a", frame(0, ("partial_image", b"c"), asked=ImagesAsked(inline=True, prompt="A cat.", model="m")))
+    before.apply("a", frame(0, ("partial_image", b"c"), asked=ImagesRequested(inline=True, prompt="A cat.", model="m")))
     store = Store()
     logic = NormalizerLogic(0, KEYS, ImageKeeper(store, CollectorRegistry()))
     logic.restore("a", before.snapshot("a"))
-    logic.take("a", frame(1, ("completed", b"cat")))
-    await logic.settle()
+    logic.apply("a", frame(1, ("completed", b"cat")))
+    await logic.finish_replay()
     assert outputs(logic)["a"][0] == msgspec.structs.replace(image(b"cat"), prompt="A cat.", model="m")
     assert store.held == []

@@ -10,7 +10,7 @@ from tests.unit.core.script import START_MS, Story, call, text
 from tokenbus.events import normalized as n
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.frames import ToolReturned
-from tokenbus_services.parser.overdue import Judges, Patience
+from tokenbus_services.parser.overdue import PolicyTimeouts, Timeouts
 from tokenbus_services.settings import LimitSettings, McpStdio, ProviderSettings, PythonTool, Settings
 
 SETTINGS = Settings(
@@ -19,7 +19,7 @@ SETTINGS = Settings(
     mcp={"wet": McpStdio(command="x", prefix="weather", timeout_s=7)},
     limits=LimitSettings(tool_slack_s=10, silent_run_s=100),
 )
-PATIENCE = Patience.of(SETTINGS)
+PATIENCE = Timeouts.of(SETTINGS)
 
 
 def in_tools(name: str, **changes: object) -> Story:
@@ -71,14 +71,14 @@ def test_a_retry_that_waits_is_not_silent_before_it_is_due() -> None:
 
 def test_a_provider_whose_own_timeouts_are_longer_may_be_silent_for_longer() -> None:
     slow = ProviderSettings(api="anthropic", first_event_timeout_s=3600)
-    patience = Patience.of(Settings(providers={"anthropic": slow}, limits=SETTINGS.limits))
+    patience = Timeouts.of(Settings(providers={"anthropic": slow}, limits=SETTINGS.limits))
     s = Story().run.state
     assert not patience.silent(s, START_MS + 3_600_000)
     assert patience.silent(s, START_MS + 4_000_000)
 
 
-HERE = Judges(alive_ms=START_MS, alive=True, lag_bytes=0, read_ms=START_MS)
-NOBODY = Judges(alive_ms=0, alive=False, lag_bytes=100, read_ms=0)
+HERE = PolicyTimeouts(alive_ms=START_MS, alive=True, lag_bytes=0, read_ms=START_MS)
+NOBODY = PolicyTimeouts(alive_ms=0, alive=False, lag_bytes=100, read_ms=0)
 FULL = msgspec.structs.replace(NOBODY, lag_bytes=SETTINGS.limits.lag_bytes)
 
 
@@ -89,12 +89,12 @@ def drafted() -> HeldStory:
     return told
 
 
-def unjudged(told: HeldStory, after_ms: int, judges: Judges) -> bool:
+def unjudged(told: HeldStory, after_ms: int, judges: PolicyTimeouts) -> bool:
     return PATIENCE.unjudged(told.run.state, told.at_ms + after_ms, judges)
 
 
 @pytest.mark.parametrize("judges", [HERE, NOBODY])
-def test_a_run_waits_for_its_policies_as_long_as_they_may_take(judges: Judges) -> None:
+def test_a_run_waits_for_its_policies_as_long_as_they_may_take(judges: PolicyTimeouts) -> None:
     told = drafted()
     assert not unjudged(told, 1_000, judges)
     assert unjudged(told, 1_001, judges)

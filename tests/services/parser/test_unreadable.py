@@ -10,10 +10,10 @@ from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.scripts import Commit
 from tokenbus.bus.server.server import Server
-from tokenbus.bus.stage.partition import Standing
+from tokenbus.bus.stage.partition import RunPosition
 from tokenbus.bus.stage.stage import Stage
 from tokenbus.events.error_info import ErrorInfo
-from tokenbus.events.frames import Accepted, EventFrame, Rules, encode, event_decoder
+from tokenbus.events.frames import Accepted, EventFrame, encode, event_decoder
 from tokenbus.events.normalized import Cut
 from tokenbus_services.normalizer.logic import NormalizerLogic
 from tokenbus_services.parser.logic import ParserLogic
@@ -98,7 +98,7 @@ async def test_the_blocks_that_are_open_in_its_log_end_as_cut(server: Server, ke
 
 def test_the_normalizer_says_that_the_attempt_is_lost_so_that_the_next_may_follow(keys: Keys):
     logic = NormalizerLogic(0, keys)
-    logic.end_unread("r", ErrorInfo(code="state_unreadable", kind="internal", message="why"), Standing(1, 3, 0))
+    logic.fail_unreadable("r", ErrorInfo(code="state_unreadable", kind="internal", message="why"), RunPosition(1, 3, 0))
     commit = Commit("lease", "stream")
     logic.flush(commit)
     call = commit.call(

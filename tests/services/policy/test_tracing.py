@@ -11,7 +11,7 @@ import pytest
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.public import BlockComplete, BlockStarted, Chunk, PublicEvent, Retrying
 from tokenbus.policy.policy_chain import PolicyStream
-from tokenbus.policy.policy_runner import Link
+from tokenbus.policy.policy_runner import BoundPolicy
 from tokenbus.policy.processor import NewText, StreamProcessor
 from tokenbus.policy.public.format import PublicEvents
 from tokenbus_services.policy_stage.provenance import Known, Trace, TracedEvents
@@ -51,7 +51,7 @@ async def judged(order: str) -> dict[tuple[int, str], tuple[list[str], list[str]
     """What each origin came to: its texts, and the parts put off under it."""
     known = {"a": asyncio.Event(), "b": asyncio.Event()}
     trace = Trace()
-    links = [Link("off", PutsOff(known)), Link("all", StreamProcessor())]
+    links = [BoundPolicy("off", PutsOff(known)), BoundPolicy("all", StreamProcessor())]
     stream = PolicyStream(links, TracedEvents(PublicEvents(lambda: 0), trace), run="r")
     found: dict[tuple[int, str], tuple[list[str], list[str]]] = {}
 
@@ -117,7 +117,7 @@ class Judges(StreamProcessor):
 async def in_one_take(*policies: StreamProcessor, known: asyncio.Event) -> list[Known]:
     """What is known where a retry finds out all that was put off before it."""
     trace = Trace()
-    links = [Link(str(n), policy) for n, policy in enumerate(policies)]
+    links = [BoundPolicy(str(n), policy) for n, policy in enumerate(policies)]
     stream = PolicyStream(links, TracedEvents(PublicEvents(lambda: 0), trace), run="r")
     for draft in drafts():
         trace.draft(draft)

@@ -13,15 +13,14 @@ from tokenbus.errors import Malformed
 from tokenbus.events.frames import (
     CONTROL_ATTEMPT,
     Accepted,
-    CancelAsked,
+    CancelRequested,
     Data,
     Ended,
     EventFrame,
-    ImagesAsked,
+    ImagesRequested,
     Opened,
     RawFrame,
-    Rules,
-    Taken,
+    TapedFrame,
     encode,
 )
 from tokenbus.events.public import BlockComplete, Cancelled, Chunk, Completed, PublicEvent, RunEnd
@@ -42,15 +41,15 @@ FRAMES = [
 ]
 
 
-def control(event: Any) -> Taken:
-    return Taken(EventFrame(0, CONTROL_ATTEMPT, 5, [event]), 1)
+def control(event: Any) -> TapedFrame:
+    return TapedFrame(EventFrame(0, CONTROL_ATTEMPT, 5, [event]), 1)
 
 
-def attempt(events: int) -> Taken:
-    return Taken(EventFrame(0, 1, 5, []), events)
+def attempt(events: int) -> TapedFrame:
+    return TapedFrame(EventFrame(0, 1, 5, []), events)
 
 
-def record(*taken: Taken, frames: list[RawFrame] = FRAMES, events: list[dict[str, Any]] | None = None) -> Record:
+def record(*taken: TapedFrame, frames: list[RawFrame] = FRAMES, events: list[dict[str, Any]] | None = None) -> Record:
     return Record(
         run="r",
         accepted_ms=1,
@@ -73,15 +72,15 @@ def test_the_raw_stream_gives_the_run_again() -> None:
 
 
 def test_what_came_from_outside_comes_where_it_came_then() -> None:
-    before = replay(record(control(ACCEPTED), control(CancelAsked("enough")), attempt(100)))
+    before = replay(record(control(ACCEPTED), control(CancelRequested("enough")), attempt(100)))
     assert [type(e).__name__ for e in before] == ["Started", "Cancelled"]
-    after = replay(record(control(ACCEPTED), attempt(3), control(CancelAsked("enough")), attempt(100)))
+    after = replay(record(control(ACCEPTED), attempt(3), control(CancelRequested("enough")), attempt(100)))
     assert isinstance(after[-1], Cancelled)
     assert texts(after) == ["Hello"]
 
 
 def test_neither_the_cut_into_chunks_nor_times_are_a_difference() -> None:
-    late = Taken(EventFrame(0, 1, 9, []), 100)
+    late = TapedFrame(EventFrame(0, 1, 9, []), 100)
     whole = replay(record(control(ACCEPTED), attempt(100)))
     in_two = replay(record(control(ACCEPTED), attempt(3), late))
     assert texts(in_two) == ["Hello", " there"]
@@ -113,7 +112,7 @@ def test_a_raw_stream_that_was_cut_off_gives_what_it_has() -> None:
 def test_an_image_is_told_as_it_was_by_its_blob_or_inline(inline: bool) -> None:
     part = {"inlineData": {"mimeType": "image/png", "data": "aGk="}}
     answer = {"candidates": [{"content": {"role": "model", "parts": [part]}, "finishReason": "STOP"}]}
-    opened = Opened("gemini", 200, {}, True, Quirks(), ImagesAsked(inline=inline))
+    opened = Opened("gemini", 200, {}, True, Quirks(), ImagesRequested(inline=inline))
     frame = RawFrame(0, 1, 0, 1, [opened, Data(b"data: " + msgspec.json.encode(answer) + b"\n\n"), Ended()])
     events = replay(record(control(ACCEPTED), attempt(100), frames=[frame]))
     [image] = [e.image for e in events if isinstance(e, BlockComplete)]

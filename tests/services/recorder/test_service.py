@@ -13,12 +13,12 @@ from prometheus_client import CollectorRegistry
 
 from tests.waiting import eventually
 from tokenbus.blobs import BlobRef, blob_id_of
-from tokenbus.bus.dead_letters import newest_dead
+from tokenbus.bus.dead_letters import newest_dead_letters
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.records import find_record, newest_records
 from tokenbus.bus.server.server import Server
 from tokenbus.errors import BlobError, BlobNotFound, BlobTooLarge, BlobUnavailable
-from tokenbus.events.frames import CONTROL_ATTEMPT, Data, EventFrame, Lost, RawFrame, Taken, encode
+from tokenbus.events.frames import CONTROL_ATTEMPT, Data, EventFrame, Lost, RawFrame, TapedFrame, encode
 from tokenbus.events.requests import Message
 from tokenbus_services.recorder import record as records
 from tokenbus_services.recorder import service as module
@@ -118,7 +118,7 @@ async def ended_run(server: Server, keys: Keys) -> None:
             **{f"frame:{frame.attempt}:{frame.n}": encode(frame) for frame in reversed(frames)},
         },
     )
-    await server.client.xadd(keys.tape(RUN), {"taken": encode(Taken(EventFrame(0, CONTROL_ATTEMPT, 1, []), 0))})
+    await server.client.xadd(keys.tape(RUN), {"taken": encode(TapedFrame(EventFrame(0, CONTROL_ATTEMPT, 1, []), 0))})
     await server.client.xadd(keys.log(RUN), {"__data__": msgspec.json.encode({"blob_id": EXPIRED})})
     for key in (keys.run(RUN), keys.tape(RUN), keys.log(RUN)):
         await server.client.expire(key, 60)
@@ -209,7 +209,7 @@ async def test_a_record_that_cannot_be_made_is_told_and_its_run_stays(
     async with recorder(server_url, keys):
         await tell(server, keys)
         await done(server, keys)
-    [dead] = [d async for d in newest_dead(server, keys, most=5)]
+    [dead] = [d async for d in newest_dead_letters(server, keys, most=5)]
     assert (dead.entry.stage, dead.entry.run) == ("recorder", RUN)
     assert "BlobTooLarge" in dead.entry.reason
     assert [e async for e in newest_records(server, keys)] == []
@@ -240,6 +240,6 @@ async def test_a_run_on_which_recorders_die_is_given_up(
     await server.client.xclaim(queue, "recorder", "dead", 0, [entry_id], idle=86_400_000, retrycount=3)
     async with recorder(server_url, keys):
         await done(server, keys)
-    [dead] = [d async for d in newest_dead(server, keys, most=5)]
+    [dead] = [d async for d in newest_dead_letters(server, keys, most=5)]
     assert "lost 3 times" in dead.entry.reason
     assert list(store.kept) == [IMAGE]

@@ -11,7 +11,7 @@ from tokenbus.bus.keys import Keys
 from tokenbus.bus.leases import Lease
 from tokenbus.bus.server.stream_reader import Entry
 from tokenbus.bus.stage.partition import Partition
-from tokenbus.bus.stage.read_buffer import READ_BYTES, ROUND_BYTES, InHand, size_of
+from tokenbus.bus.stage.read_buffer import READ_BYTES, ROUND_BYTES, ReadBuffer, size_of
 
 KEYS = Keys(prefix="t", partitions=4)
 
@@ -25,7 +25,7 @@ def entries(count: int, size: int) -> list[Entry]:
     return [(f"{n}-0".encode(), {b"run": b"x" * size}) for n in range(1, count + 1)]
 
 
-def work(in_hand: InHand, parts: Sequence[Partition]) -> list[tuple[int, list[bytes]]]:
+def work(in_hand: ReadBuffer, parts: Sequence[Partition]) -> list[tuple[int, list[bytes]]]:
     """One round, committed."""
     by_stream = {part.stream: part for part in parts}
     round_ = in_hand.next_round(by_stream, lambda part: not part.paused)
@@ -38,10 +38,10 @@ def work(in_hand: InHand, parts: Sequence[Partition]) -> list[tuple[int, list[by
 
 def test_a_partition_with_much_to_do_delays_another_by_one_round() -> None:
     busy, calm = parts = [partition(0), partition(1)]
-    in_hand = InHand(most=256)
-    in_hand.keep(busy, entries(100, ROUND_BYTES // 4))
+    in_hand = ReadBuffer(most=256)
+    in_hand.add(busy, entries(100, ROUND_BYTES // 4))
     assert work(in_hand, parts) == [(0, [b"1-0", b"2-0", b"3-0", b"4-0"])]
-    in_hand.keep(calm, entries(3, 10))
+    in_hand.add(calm, entries(3, 10))
     assert work(in_hand, parts) == [(0, [b"5-0", b"6-0"]), (1, [b"1-0", b"2-0", b"3-0"])]
     assert calm.stream not in in_hand
     assert busy.stream in in_hand
@@ -49,8 +49,8 @@ def test_a_partition_with_much_to_do_delays_another_by_one_round() -> None:
 
 def test_each_entry_comes_once_and_in_order_even_where_one_is_larger_than_a_round() -> None:
     parts = [partition(0)]
-    in_hand = InHand(most=256)
-    in_hand.keep(parts[0], entries(5, 2 * ROUND_BYTES))
+    in_hand = ReadBuffer(most=256)
+    in_hand.add(parts[0], entries(5, 2 * ROUND_BYTES))
     seen = [ids for _ in range(5) for _, ids in work(in_hand, parts)]
     assert seen == [[f"{n}-0".encode()] for n in range(1, 6)]
     assert work(in_hand, parts) == []
@@ -58,8 +58,8 @@ def test_each_entry_comes_once_and_in_order_even_where_one_is_larger_than_a_roun
 
 def test_a_partition_that_waits_for_the_next_stage_keeps_its_place() -> None:
     parts = [partition(0)]
-    in_hand = InHand(most=256)
-    in_hand.keep(parts[0], entries(2, 10))
+    in_hand = ReadBuffer(most=256)
+    in_hand.add(parts[0], entries(2, 10))
     parts[0].paused = True
     assert work(in_hand, parts) == []
     assert parts[0].stream in in_hand
@@ -69,9 +69,9 @@ def test_a_partition_that_waits_for_the_next_stage_keeps_its_place() -> None:
 
 def test_what_was_read_of_a_partition_that_stands_elsewhere_by_now_is_forgotten() -> None:
     parts = [partition(0), partition(1)]
-    in_hand = InHand(most=256)
-    in_hand.keep(parts[0], entries(20, ROUND_BYTES // 4))
-    in_hand.keep(parts[1], entries(20, ROUND_BYTES // 4))
+    in_hand = ReadBuffer(most=256)
+    in_hand.add(parts[0], entries(20, ROUND_BYTES // 4))
+    in_hand.add(parts[1], entries(20, ROUND_BYTES // 4))
     work(in_hand, parts)
     parts[0].offset = "1-0"  # one entry of the batch was worked by itself
     parts[1] = partition(1)  # dropped, and loaded anew
@@ -81,9 +81,9 @@ def test_what_was_read_of_a_partition_that_stands_elsewhere_by_now_is_forgotten(
 
 @pytest.mark.parametrize(("size", "most"), [(10, 256), (READ_BYTES // 8, 8), (2 * READ_BYTES, 1)])
 def test_large_entries_are_read_a_few_at_a_time(size: int, most: int) -> None:
-    in_hand = InHand(most=256)
+    in_hand = ReadBuffer(most=256)
     assert in_hand.count == 256
-    in_hand.keep(partition(0), entries(4, size))
+    in_hand.add(partition(0), entries(4, size))
     assert in_hand.count == most
 
 

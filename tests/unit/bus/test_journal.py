@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from tokenbus.bus.scripts import Commit
 from tokenbus.bus.scripts.commit import HELD_PER_ARG
-from tokenbus.bus.stage.commit_journal import KEPT_S, MAX_BYTES, Journal
-from tokenbus.bus.stage.partition import Work
+from tokenbus.bus.stage.commit_journal import KEPT_S, MAX_BYTES, CommitJournal
+from tokenbus.bus.stage.partition import PreparedCommit
 
 
-def work(data: bytes = b"") -> Work:
+def work(data: bytes = b"") -> PreparedCommit:
     commit = Commit("lease", "stream")
     commit.publish("log", "1-0", data, ["topic"])
-    return Work(commit, [], 0, [])
+    return PreparedCommit(commit, [], 0, [])
 
 
-def filled(*times: float, data: bytes = b"") -> tuple[Journal, list[Work]]:
+def filled(*times: float, data: bytes = b"") -> tuple[CommitJournal, list[PreparedCommit]]:
     """A journal whose commit number n led from offset n to n + 1."""
-    kept, works = Journal("0-0"), [work(data) for _ in times]
+    kept, works = CommitJournal("0-0"), [work(data) for _ in times]
     for n, (at, each) in enumerate(zip(times, works, strict=True)):
         kept.keep(f"{n + 1}-0", each, at)
     return kept, works
@@ -56,7 +56,7 @@ def test_payloads_count_wherever_a_commit_has_them():
     commit.append("events", ["r", bytes(1000)])
     commit.put("run", "result", bytes(1000))
     assert commit.held - before > 3000
-    assert Work(commit, [], 500, []).held == commit.held + 500
+    assert PreparedCommit(commit, [], 500, []).memory_bytes == commit.held + 500
 
 
 def test_many_small_commits_are_bounded_too():

@@ -16,7 +16,7 @@ from tokenbus.bus.leases import Lease
 from tokenbus.bus.scripts import Commit
 from tokenbus.bus.server.stream_reader import Entry, id_key
 from tokenbus.bus.stage import partition
-from tokenbus.bus.stage.partition import Logic, Partition, Work
+from tokenbus.bus.stage.partition import Partition, PreparedCommit, StageLogic
 from tokenbus.events.error_info import ErrorInfo
 
 KEYS = Keys("t", 1)
@@ -44,7 +44,7 @@ class Store:
             and id_key(entry_id.decode()) > id_key(self.watermark)
         ]
 
-    def commit(self, part: Partition, work: Work) -> None:
+    def commit(self, part: Partition, work: PreparedCommit) -> None:
         assert id_key(self.watermark) <= id_key(part.watermark) <= id_key(part.offset)
         self.offset, self.watermark = part.offset, part.watermark
         for op, key, args in operations(work.commit):
@@ -58,13 +58,13 @@ class Store:
             elif op == "h" and args[0] == "seq":
                 self.numbers[key] = args[1]
 
-    def take_over(self, logic: Logic, page: int) -> Partition:
+    def take_over(self, logic: StageLogic, page: int) -> Partition:
         part = Partition(Lease(0, "1:a", self.offset, self.watermark), logic, keys=KEYS, topic="raw", group="toy")
         part.restore(self.states)
         needed = self.after(self.watermark, self.offset)
         for at in range(0, len(needed), page):
             part.replay(needed[at : at + page])
-        for run in part.settle(self.offset):
+        for run in part.finish_replay(self.offset):
             logic.recall(run, self.numbers[KEYS.run(run)])
         return part
 
@@ -110,7 +110,7 @@ def undisturbed(entries: list[Entry]) -> tuple[list[bytes], list[dict[str, Any]]
     store, logic, states = Store(entries), ToyLogic(0, KEYS), [dict[str, Any]()]
     part = store.take_over(logic, 1)
     for entry in entries:
-        store.commit(part, part.work([entry]))
+        store.commit(part, part.apply_and_build([entry]))
         states.append(msgspec.to_builtins(logic.runs))
     return store.outputs, states
 
@@ -133,10 +133,10 @@ def test_any_cut_and_any_takeover_give_the_undisturbed_outputs_and_state(
                 part = store.take_over(logic, data.draw(st.integers(1, 5)))
                 assert msgspec.to_builtins(logic.runs) == states[id_key(store.offset)[0]]
             if data.draw(st.booleans()):  # a batch that was worked in and never committed, for its owner died
-                part.work(fresh[:3])
+                part.apply_and_build(fresh[:3])
                 logic = ToyLogic(0, KEYS)
                 part = store.take_over(logic, 2)
-            store.commit(part, part.work(fresh[: data.draw(st.integers(1, 6))]))
+            store.commit(part, part.apply_and_build(fresh[: data.draw(st.integers(1, 6))]))
             assert {run.decode() for run in store.states} <= set(logic.runs)
     assert store.outputs == outputs
 
@@ -147,7 +147,7 @@ class Hoarder:
     def __init__(self) -> None:
         self.told: dict[str, bytes] = {}
 
-    def take(self, run: str, frame: bytes) -> None:
+    def apply(self, run: str, frame: bytes) -> None:
         self.told[run] = self.told.get(run, b"") + frame
 
     def fail(self, run: str, error: ErrorInfo) -> None: ...
@@ -159,7 +159,7 @@ class Hoarder:
 
     def flush(self, commit: Commit) -> None: ...
 
-    def mute(self) -> None: ...
+    def discard_outputs(self) -> None: ...
 
     def snapshot(self, run: str) -> bytes:
         return self.told[run]
@@ -179,7 +179,7 @@ def test_checkpoints_cost_no_more_than_the_input_and_keep_a_replay_short(runs: i
     store = Store(entries)
     part = store.take_over(Hoarder(), 1)
     for entry in entries:
-        store.commit(part, part.work([entry]))
+        store.commit(part, part.apply_and_build([entry]))
         to_replay = len(store.after(store.watermark, store.offset)) * len(frame)
         assert to_replay <= 1000 + sum(map(len, store.states.values())) + len(frame)
     assert store.states
@@ -192,9 +192,9 @@ def test_a_run_that_ends_and_begins_again_in_one_batch_leaves_no_old_checkpoint(
     entries = entries_of([{"r": b"+1"}, {"r": b"+333"}, {"r": b"end"}, {"r": b"+1"}])
     store = Store(entries)
     part = store.take_over(ToyLogic(0, KEYS), 1)
-    store.commit(part, part.work(entries[:2]))
+    store.commit(part, part.apply_and_build(entries[:2]))
     assert set(store.states) == {b"r"}
-    store.commit(part, part.work(entries[2:]))
+    store.commit(part, part.apply_and_build(entries[2:]))
     assert store.states == {}
     logic = ToyLogic(0, KEYS)
     store.take_over(logic, 1)
@@ -207,9 +207,9 @@ def test_a_checkpoint_that_the_watermark_passed_does_not_pull_it_back(monkeypatc
     store = Store(entries)
     part = store.take_over(ToyLogic(0, KEYS), 1)
     for entry in entries[:-1]:
-        store.commit(part, part.work([entry]))
+        store.commit(part, part.apply_and_build([entry]))
     before = store.watermark
     assert id_key(msgspec.msgpack.decode(store.states[b"silent"])[0]) < id_key(before)
     part = store.take_over(ToyLogic(0, KEYS), 1)
     assert part.watermark == before
-    store.commit(part, part.work(entries[-1:]))
+    store.commit(part, part.apply_and_build(entries[-1:]))

@@ -5,22 +5,22 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenbus.bus.leases import share_of
+from tokenbus.bus.leases import fair_share
 
 
 @given(st.sets(st.text(), min_size=1, max_size=40), st.integers(1, 4096))
 def test_all_partitions_are_shared_out_and_nobody_is_due_two_more_than_another(workers: set[str], partitions: int):
-    shares = [share_of(worker, list(workers), partitions) for worker in workers]
+    shares = [fair_share(worker, list(workers), partitions) for worker in workers]
     assert sum(shares) == partitions
     assert max(shares) - min(shares) <= 1
 
 
 @given(st.sets(st.text(), max_size=5), st.integers(1, 64))
 def test_a_worker_that_is_not_listed_is_due_none(workers: set[str], partitions: int):
-    assert share_of("somebody", list(workers - {"somebody"}), partitions) == 0
+    assert fair_share("somebody", list(workers - {"somebody"}), partitions) == 0
 
 
 @given(st.permutations(["a", "b", "c", "d", "e"]), st.integers(1, 64))
 def test_the_order_of_the_list_does_not_matter(workers: list[str], partitions: int):
     for worker in workers:
-        assert share_of(worker, workers, partitions) == share_of(worker, sorted(workers), partitions)
+        assert fair_share(worker, workers, partitions) == fair_share(worker, sorted(workers), partitions)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from itertools import permutations
 
-from tokenbus.client.subscriptions.ack_tracker import Hand, Progress
+from tokenbus.client.subscriptions.ack_tracker import AckTracker, OffsetTracker
 from tokenbus.events.public import Chunk
 
 
-def given(*entries: str) -> Progress:
-    progress = Progress("0-0")
+def given(*entries: str) -> OffsetTracker:
+    progress = OffsetTracker("0-0")
     for entry in entries:
-        progress.give(entry)
+        progress.delivered(entry)
     return progress
 
 
@@ -42,9 +42,9 @@ def test_done_twice_and_done_without_being_given_are_nothing():
 
 def test_an_event_that_comes_again_while_it_is_in_hand_is_not_given_twice_and_its_end_counts_for_the_newer_entry():
     old, new = given("1-0"), given("1-0")
-    hand = Hand("visible")
-    assert hand.give(chunk(0), old, "1-0")
-    assert not hand.give(chunk(0), new, "1-0")
+    hand = AckTracker("visible")
+    assert hand.delivered(chunk(0), old, "1-0")
+    assert not hand.delivered(chunk(0), new, "1-0")
     assert new.open == 1
     assert hand.done(chunk(0))
     assert new.position == "1-0"

@@ -9,20 +9,20 @@ import msgspec
 
 from tests.unit.core.script import RUN, START_MS, accepted
 from tokenbus.core.run.effects import Decide, Draft, Effect
-from tokenbus.core.run.gated import HeldRun
+from tokenbus.core.run.gated import GatedRun
 from tokenbus.core.run.state import RunState
-from tokenbus.core.run.state_machine import Run
-from tokenbus.events.frames import CONTROL_ATTEMPT, BusEvent, EventFrame, Policing, Ruled, Step
+from tokenbus.core.run.state_machine import RunMachine
+from tokenbus.events.frames import CONTROL_ATTEMPT, BusEvent, EventFrame, PolicyPlan, PolicyVerdict, PolicyVerdicts
 from tokenbus.events.public import PublicEvent
 
-JUDGED = Policing(("guard",), "block", 1_000)
+JUDGED = PolicyPlan(("guard",), "block", 1_000)
 
 
 class HeldStory:
     """What was drafted, what was heard, and what the run had done."""
 
-    def __init__(self, policing: Policing = JUDGED, **changes: Any) -> None:
-        self.run = HeldRun.accept(RUN, accepted(policing=policing, **changes), START_MS)
+    def __init__(self, policing: PolicyPlan = JUDGED, **changes: Any) -> None:
+        self.run = GatedRun.accept(RUN, accepted(policing=policing, **changes), START_MS)
         self.drafts: list[PublicEvent] = []
         self.heard: list[PublicEvent] = []
         self.effects: list[Effect] = []
@@ -39,22 +39,22 @@ class HeldStory:
         """What comes from elsewhere than the attempt."""
         return self._step(0, CONTROL_ATTEMPT, events)
 
-    def rule(self, *steps: Step, teller: str = "first") -> list[PublicEvent]:
+    def rule(self, *steps: PolicyVerdict, teller: str = "first") -> list[PublicEvent]:
         """These rulings; what is heard of them."""
-        return self.control(Ruled(teller, list(steps)))
+        return self.control(PolicyVerdicts(teller, list(steps)))
 
     def pass_all(self, teller: str = "first") -> list[PublicEvent]:
         """Every draft so far as it is; so often, as long as that brings more."""
         heard: list[PublicEvent] = []
         while self.ruled < len(self.drafts):
             fresh, self.ruled = self.drafts[self.ruled :], len(self.drafts)
-            heard += self.rule(*(Step(d.seq, events=[d]) for d in fresh), teller=teller)
+            heard += self.rule(*(PolicyVerdict(d.seq, events=[d]) for d in fresh), teller=teller)
         return heard
 
     def reborn(self) -> None:
         """Go on from a checkpoint of the state."""
         state = msgspec.msgpack.decode(msgspec.msgpack.encode(self.run.state), type=RunState)
-        self.run = HeldRun(Run(state))
+        self.run = GatedRun(RunMachine(state))
 
     def of(self, kind: type[Any]) -> list[Any]:
         """The effects of this kind so far, drafts aside."""

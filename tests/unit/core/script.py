@@ -9,9 +9,9 @@ import msgspec
 
 from tokenbus.core.run.effects import Effect
 from tokenbus.core.run.state import RunState
-from tokenbus.core.run.state_machine import Run
+from tokenbus.core.run.state_machine import RunMachine
 from tokenbus.events import normalized as n
-from tokenbus.events.frames import CONTROL_ATTEMPT, Accepted, BusEvent, EventFrame, Rules
+from tokenbus.events.frames import CONTROL_ATTEMPT, Accepted, BusEvent, EventFrame, RunLimits
 from tokenbus.events.public import PublicEvent
 
 RUN = "r1"
@@ -24,7 +24,7 @@ def accepted(**changes: Any) -> Accepted:
         "model": "m",
         "on_failure": "before_first_visible",
         "max_tool_depth": 10,
-        "rules": Rules(),
+        "rules": RunLimits(),
         "tools": ["weather", "f", "g"],
     }
     return Accepted(**{**fields, **changes})
@@ -34,7 +34,7 @@ class Story:
     """A run under test: each step's public events are numbered at once, as if each were its own commit."""
 
     def __init__(self, **changes: Any) -> None:
-        self.run = Run.accept(RUN, accepted(**changes), START_MS)
+        self.run = RunMachine.accept(RUN, accepted(**changes), START_MS)
         self.events: list[PublicEvent] = []
         self.effects: list[Effect] = []
         self.at_ms = START_MS
@@ -53,7 +53,7 @@ class Story:
 
     def reborn(self) -> None:
         """Go on from a checkpoint of the state."""
-        self.run = Run(msgspec.msgpack.decode(msgspec.msgpack.encode(self.run.state), type=RunState))
+        self.run = RunMachine(msgspec.msgpack.decode(msgspec.msgpack.encode(self.run.state), type=RunState))
 
     def collect(self) -> list[PublicEvent]:
         state = self.run.state

@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenbus.core.run.checkpoint import LONG, PIECE, Checkpoints, Snapshot
-from tokenbus.core.run.gated import HeldRun, accept
+from tokenbus.core.run.gated import GatedRun, accept
 from tokenbus.core.run.state import RunState
-from tokenbus.core.run.state_machine import Run
+from tokenbus.core.run.state_machine import RunMachine
 from tokenbus.events import normalized as n
-from tokenbus.events.frames import Accepted, EventFrame, Policing, Rules, TextReading
+from tokenbus.events.frames import Accepted, EventFrame, PolicyPlan, RunLimits, TextReading
 
-HUGE = Rules(block_chars=2**40)
+HUGE = RunLimits(block_chars=2**40)
 
 
 class Store:
@@ -43,12 +43,12 @@ class Store:
         return state
 
 
-def machine(**fields: object) -> Run | HeldRun:
+def machine(**fields: object) -> Run | GatedRun:
     accepted = Accepted(provider="p", model="m", on_failure="fail", max_tool_depth=3, rules=HUGE, tools=["t"])
     return accept("r", msgspec.structs.replace(accepted, **fields), 0)
 
 
-def feed(run: Run | HeldRun, *events: n.Normalized) -> None:
+def feed(run: RunMachine | GatedRun, *events: n.Normalized) -> None:
     run.handle(EventFrame(0, run.state.attempt, 1, list(events)))
     run.out.clear()
     run.effects.clear()
@@ -83,7 +83,7 @@ steps = st.lists(
 @given(steps)
 @pytest.mark.parametrize(
     "fields",
-    [{}, {"reading": TextReading()}, {"policing": Policing(("p",), "pass", 1000)}],
+    [{}, {"reading": TextReading()}, {"policing": PolicyPlan(("p",), "pass", 1000)}],
     ids=["chat", "prefill", "policies"],
 )
 def test_whatever_a_run_says_and_whenever_it_is_saved_the_same_state_comes_back(
@@ -99,8 +99,8 @@ def test_whatever_a_run_says_and_whenever_it_is_saved_the_same_state_comes_back(
             if store.snapshot:
                 again = store.load()
                 assert meaning(again) == meaning(run.state)
-                inner = Run(again)
-                run = HeldRun(inner) if again.gate else inner
+                inner = RunMachine(again)
+                run = GatedRun(inner) if again.gate else inner
         elif what == "stop" or is_open:
             if is_open and what == "stop":
                 feed(run, n.BlockStop(block))

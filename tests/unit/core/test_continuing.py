@@ -12,7 +12,7 @@ from tokenbus.core.run.effects import NextTurn
 from tokenbus.core.run.retry import WORKER_LOST
 from tokenbus.events import normalized as n
 from tokenbus.events.error_info import ErrorInfo
-from tokenbus.events.frames import BusEvent, Rules, TextReading
+from tokenbus.events.frames import BusEvent, RunLimits, TextReading
 from tokenbus.events.public import (
     BlockComplete,
     BlockStarted,
@@ -190,7 +190,7 @@ def test_before_anything_was_heard_the_turn_begins_again() -> None:
 
 
 def test_tries_are_bounded_as_for_any_retry() -> None:
-    told = story(rules=Rules(max_attempts=2))
+    told = story(rules=RunLimits(max_attempts=2))
     told.provider(*begun("a"), BUSY)
     told.provider(*begun("b"), BUSY)
     end = told.events[-1]
@@ -288,7 +288,7 @@ documents = st.lists(fragments, min_size=1, max_size=12).map("".join)
 
 def tell(said: str, breaks: list[int], reading: TextReading | None) -> Story:
     """The story of a model that wants to say this, with so many characters of each attempt before it breaks."""
-    told = story(reading=reading, rules=Rules(max_losses=99))
+    told = story(reading=reading, rules=RunLimits(max_losses=99))
     for size in breaks:
         if told.run.over or told.run.state.phase != "streaming":
             break

@@ -12,7 +12,7 @@ from tokenbus.core.run.retry import WORKER_LOST
 from tokenbus.errors import RequestInvalid
 from tokenbus.events import normalized as n
 from tokenbus.events.error_info import ErrorClass, ErrorInfo
-from tokenbus.events.frames import FallbackPlan, Rules, TextReading, ToolReturned
+from tokenbus.events.frames import FallbackPlan, RunLimits, TextReading, ToolReturned
 from tokenbus.events.public import Chunk, Completed, ProviderModel, Retrying, RunFailedEvent, Started, UsageReported
 from tokenbus.events.requests import Fallback, Generate, Message
 from tokenbus.events.usage import Usage
@@ -57,7 +57,7 @@ def test_what_cannot_be_tried_again_is_asked_of_the_next_at_once() -> None:
 
 
 def test_each_is_tried_as_often_as_the_first() -> None:
-    story = Story(fallback=(SECOND,), rules=Rules(max_attempts=2))
+    story = Story(fallback=(SECOND,), rules=RunLimits(max_attempts=2))
     for _ in range(4):
         story.provider(BUSY)
     assert [e.fallback for e in of_type(story.events, Retrying)] == [None, ASKED_SECOND, None]
@@ -83,7 +83,7 @@ def test_an_answer_that_its_provider_ends_with_an_error_is_asked_of_the_next() -
     [(WORKER_LOST, "internal"), ("blob_not_found", "invalid_request"), ("poison", "internal"), ("deadline", "timeout")],
 )
 def test_what_no_other_provider_would_mend_is_asked_of_none(code: str, kind: ErrorClass) -> None:
-    story = Story(fallback=(SECOND,), rules=Rules(max_losses=0))
+    story = Story(fallback=(SECOND,), rules=RunLimits(max_losses=0))
     story.provider(n.Failed(ErrorInfo(code=code, kind=kind, message="no", retryable=code == WORKER_LOST)))
     assert isinstance(story.events[-1], RunFailedEvent)
 

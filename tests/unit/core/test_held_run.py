@@ -10,10 +10,18 @@ import pytest
 from tests.e2e import judge
 from tests.unit.core.held import JUDGED, HeldStory
 from tests.unit.core.script import call, of_type, text
-from tokenbus.core.run.effects import Draft, EndRun, LetGo, NextTurn, RunTools
+from tokenbus.core.run.effects import Draft, EndRun, NextTurn, ReleaseFromPolicies, RunTools
 from tokenbus.events import normalized as n
 from tokenbus.events.error_info import ErrorInfo
-from tokenbus.events.frames import CancelAsked, Decision, Overdue, Ruled, Step, ToolReported, ToolReturned
+from tokenbus.events.frames import (
+    CancelRequested,
+    DeadlinePassed,
+    Decision,
+    PolicyVerdict,
+    PolicyVerdicts,
+    ToolReported,
+    ToolReturned,
+)
 from tokenbus.events.public import (
     BlockComplete,
     BlockStarted,
@@ -48,9 +56,9 @@ def end_of(story: HeldStory) -> Any:
     return story.heard[-1]
 
 
-def held_back(drafts: list[PublicEvent], *, block: int) -> list[Step]:
+def held_back(drafts: list[PublicEvent], *, block: int) -> list[PolicyVerdict]:
     """Rulings that let everything through but this block."""
-    return [Step(d.seq, events=[] if getattr(d, "block", -1) == block else [d]) for d in drafts]
+    return [PolicyVerdict(d.seq, events=[] if getattr(d, "block", -1) == block else [d]) for d in drafts]
 
 
 async def test_what_policies_changed_takes_nothing_back_to_its_provider() -> None:
@@ -60,7 +68,7 @@ async def test_what_policies_changed_takes_nothing_back_to_its_provider() -> Non
         *(n.BlockStop(0), n.Extra("anthropic.item", "{}", ordinal=1), n.Opaque(0, "late", "x"), n.Done("stop")),
     )
     changed = [msgspec.structs.replace(d, text="Ho") if isinstance(d, Chunk) else d for d in story.drafts]
-    story.rule(*(Step(d.seq, events=[d]) for d in changed))
+    story.rule(*(PolicyVerdict(d.seq, events=[d]) for d in changed))
     [block] = of_type(story.heard, BlockComplete)
     assert (block.content, block.opaque) == ("Ho", None)
     assert end_of(story).provider_extra == [{"name": "anthropic.item", "json": "{}"}], "told, and nowhere placed"
@@ -88,7 +96,7 @@ async def test_what_passes_is_heard_as_it_was_said() -> None:
 async def test_a_ruling_that_comes_twice_is_heard_once() -> None:
     story = HeldStory()
     story.provider(n.Start("m"), *text(0, "Hello"))
-    again = [Step(d.seq, events=[d]) for d in story.drafts]
+    again = [PolicyVerdict(d.seq, events=[d]) for d in story.drafts]
     story.pass_all()
     assert story.rule(*again) == []
     assert story.rule(*again, teller="second") == []
@@ -104,7 +112,7 @@ async def test_a_second_worker_goes_on_in_the_block_where_the_first_one_died() -
     story.reborn()
     story.provider(n.TextDelta(0, "lo"), n.BlockStop(0), n.Done("stop"))
     # The second one has other numbers for the same blocks, as where its policies put a block before them.
-    story.rule(*(Step(d.seq, events=[renumbered(d, 7)]) for d in story.drafts), teller="second")
+    story.rule(*(PolicyVerdict(d.seq, events=[renumbered(d, 7)]) for d in story.drafts), teller="second")
     assert said(story) == "Hello"
 
 
@@ -114,12 +122,12 @@ async def test_what_was_put_off_is_heard_once_it_is_told_and_the_end_waits_for_i
     first = [d for d in story.drafts if getattr(d, "block", -1) == 0]
     for d in story.drafts:
         if d in first:
-            story.rule(Step(d.seq, later=["1"] if isinstance(d, BlockComplete) else []))
+            story.rule(PolicyVerdict(d.seq, deferred=["1"] if isinstance(d, BlockComplete) else []))
         else:
-            story.rule(Step(d.seq, events=[d]))
+            story.rule(PolicyVerdict(d.seq, events=[d]))
     story.ruled = len(story.drafts)
     assert not story.run.over
-    late = Step(first[-1].seq, "1", events=first)
+    late = PolicyVerdict(first[-1].seq, "1", events=first)
     story.rule(late)
     assert said(story) == "secondfirst"
     assert story.rule(late) == []
@@ -195,7 +203,7 @@ async def test_a_changed_call_runs_as_it_was_changed() -> None:
         return d
 
     story.ruled = len(story.drafts)
-    story.rule(*(Step(d.seq, events=[changed(d)]) for d in story.drafts))
+    story.rule(*(PolicyVerdict(d.seq, events=[changed(d)]) for d in story.drafts))
     (run,) = story.of(RunTools)
     assert run.work[0].arguments == '{"city":"Oslo"}'
     (shown,) = of_type(story.heard, BlockComplete)
@@ -213,8 +221,8 @@ async def test_a_policy_ends_the_run_and_what_is_open_is_cut() -> None:
     story = HeldStory()
     story.provider(n.Start("m"), n.BlockStart(0, "text"), n.TextDelta(0, "Hello"), n.TextDelta(0, " you"))
     *most, last = story.drafts
-    steps = [Step(d.seq, events=[d]) for d in most]
-    story.rule(*steps, Step(last.seq, ends="enough"))
+    steps = [PolicyVerdict(d.seq, events=[d]) for d in most]
+    story.rule(*steps, PolicyVerdict(last.seq, ends="enough"))
     end = end_of(story)
     assert isinstance(end, Incomplete)
     assert (end.finish, end.error and end.error.code) == ("content_filter", "policy_terminated")
@@ -229,7 +237,7 @@ async def test_after_a_cancel_nothing_is_heard_that_waited() -> None:
     story.provider(n.Start("m"), n.BlockStart(0, "text"), n.TextDelta(0, "Hello"))
     story.pass_all()
     story.provider(n.TextDelta(0, " secret"))
-    story.control(CancelAsked("enough"))
+    story.control(CancelRequested("enough"))
     assert said(story) == "Hello"
     assert isinstance(end_of(story), Cancelled)
     assert story.pass_all() == []
@@ -238,7 +246,7 @@ async def test_after_a_cancel_nothing_is_heard_that_waited() -> None:
 async def test_a_cancel_while_the_end_waits_to_be_judged_ends_the_run_cancelled() -> None:
     story = HeldStory()
     story.provider(n.Start("m"), *text(0, "Hello"), n.Done("stop", usage=Usage(input=1, output=5)))
-    story.control(CancelAsked())
+    story.control(CancelRequested())
     assert said(story) == ""
     assert isinstance(end_of(story), Cancelled)
     assert end_of(story).usage.output == 5
@@ -249,14 +257,14 @@ async def test_a_cancel_during_a_tool_answers_the_calls_that_were_heard() -> Non
     story.provider(n.Start("m"), *call(0, "c1", "f", "{}"), *call(1, "c2", "g", "{}"), n.Done("tool_use"))
     story.ruled = len(story.drafts)
     story.rule(*held_back(story.drafts, block=0))
-    story.control(CancelAsked())
+    story.control(CancelRequested())
     assert judge.blocks(heard(story)) == [("tool_call", "{}"), ("tool_result", "cancelled")]
 
 
 async def test_where_no_worker_answers_the_run_ends_when_it_must() -> None:
     story = HeldStory()
     story.provider(n.Start("m"), *text(0, "Hello"))
-    story.control(Overdue("policy", 0))
+    story.control(DeadlinePassed("policy", 0))
     assert said(story) == ""
     end = end_of(story)
     assert isinstance(end, RunFailedEvent)
@@ -269,9 +277,9 @@ async def test_where_no_worker_answers_the_run_goes_on_without_when_it_may(judge
     story = HeldStory(PASSING)
     story.provider(n.Start("m"), n.BlockStart(0, "text"), n.TextDelta(0, "Hel"))
     story.provider(n.TextDelta(0, "lo "), n.BlockStop(0))
-    story.rule(*(Step(d.seq, events=[d]) for d in story.drafts[:judged]))
+    story.rule(*(PolicyVerdict(d.seq, events=[d]) for d in story.drafts[:judged]))
     story.reborn()
-    story.control(Overdue("policy", story.run.state.gate.alive if story.run.state.gate else -1))
+    story.control(DeadlinePassed("policy", story.run.state.gate.alive if story.run.state.gate else -1))
     story.provider(*text(1, "you"), n.Done("stop"))
     assert said(story) == "Hello you"
     assert isinstance(end_of(story), Completed)
@@ -281,7 +289,7 @@ async def test_an_answer_that_came_after_all_counts() -> None:
     story = HeldStory()
     story.provider(n.Start("m"), *text(0, "Hello"))
     story.pass_all()
-    story.control(Overdue("policy", 0))
+    story.control(DeadlinePassed("policy", 0))
     story.provider(n.Done("stop"))
     story.pass_all()
     assert said(story) == "Hello"
@@ -291,7 +299,7 @@ async def test_an_answer_that_came_after_all_counts() -> None:
 async def test_a_run_whose_turn_will_come_is_in_good_hands() -> None:
     story = HeldStory()
     story.provider(n.Start("m"), *text(0, "Hello"))
-    story.control(Ruled("first", []), Overdue("policy", 0))
+    story.control(PolicyVerdicts("first", []), DeadlinePassed("policy", 0))
     story.provider(n.Done("stop"))
     story.pass_all()
     assert said(story) == "Hello"
@@ -302,9 +310,9 @@ async def test_a_run_whose_turn_will_come_is_in_good_hands() -> None:
 async def test_a_run_that_is_held_back_before_its_first_draft_waits_no_longer_than_others(may_pass: bool) -> None:
     story = HeldStory(PASSING if may_pass else JUDGED)
     story.pass_all()
-    story.control(Overdue("policy", story.run.state.gate.alive if story.run.state.gate else -1))
+    story.control(DeadlinePassed("policy", story.run.state.gate.alive if story.run.state.gate else -1))
     story.provider(n.Start("m"), *text(0, "Hello"), n.Done("stop"))
-    assert len(story.of(LetGo)) == may_pass
+    assert len(story.of(ReleaseFromPolicies)) == may_pass
     assert said(story) == ("Hello" if may_pass else "")
     assert isinstance(end_of(story), Completed if may_pass else RunFailedEvent)
 
@@ -320,7 +328,7 @@ async def test_a_retry_voids_what_was_heard_under_the_numbers_that_were_heard() 
     assert [e.work.attempt for e in story.of(NextTurn)] == [2]
     fresh = story.drafts[story.ruled :]
     story.ruled = len(story.drafts)
-    story.rule(*(Step(d.seq, events=[renumbered(d, -1)]) for d in fresh))
+    story.rule(*(PolicyVerdict(d.seq, events=[renumbered(d, -1)]) for d in fresh))
     (restarted,) = of_type(story.heard, Restarted)
     assert restarted.drop_from == 0
     story.provider(n.Start("m"), *text(0, "Again"), n.Done("stop"))
@@ -365,6 +373,11 @@ async def test_a_broken_ruling_harms_no_listener() -> None:
     story.provider(n.Start("m"), *text(0, "Hello"))
     start, piece, stop = story.drafts[1:4]
     assert isinstance(start, BlockStarted)
-    story.rule(Step(0), Step(1, events=[piece, start, stop]), Step(2, events=[piece, stop]), Step(9))
-    story.control(CancelAsked())
+    story.rule(
+        PolicyVerdict(0),
+        PolicyVerdict(1, events=[piece, start, stop]),
+        PolicyVerdict(2, events=[piece, stop]),
+        PolicyVerdict(9),
+    )
+    story.control(CancelRequested())
     assert said(story) == ""

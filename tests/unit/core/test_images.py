@@ -11,7 +11,7 @@ from tokenbus.core.run.blocks import BlockTable
 from tokenbus.core.run.outbox import Outbox
 from tokenbus.core.run.state import RunState
 from tokenbus.errors import TooLarge
-from tokenbus.events.frames import Accepted, Data, ImagesAsked, Opened, RawFrame, Rules
+from tokenbus.events.frames import Accepted, Data, ImagesRequested, Opened, RawFrame
 from tokenbus.events.normalized import BlockStart, BlockStop, Image, Normalized, Opaque
 from tokenbus.events.public import BlockComplete, BlockStarted, ImagePreview, ImageRef, PublicEvent
 from tokenbus.events.quirks import Quirks
@@ -79,7 +79,7 @@ def test_inline_bytes_are_bounded_as_all_of_a_block_is(final: bool) -> None:
 
 
 def test_what_the_answer_does_not_say_is_as_it_was_asked_for() -> None:
-    asked = ImagesAsked(prompt="A cat.", model="gpt-image-2", size="8x8", quality="low")
+    asked = ImagesRequested(prompt="A cat.", model="gpt-image-2", size="8x8", quality="low")
     said = {"type": "image_generation.completed", "b64_json": "AAAA", "size": "9x9"}
     data = Data(b"data: " + msgspec.json.encode(said) + b"\n\n")
     reader = AttemptReader(1)

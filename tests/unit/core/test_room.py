@@ -6,32 +6,32 @@ import msgspec
 import pytest
 
 from tests.unit.core.script import RUN, START_MS, accepted
-from tokenbus.core.run.gated import HeldRun, accept
-from tokenbus.core.run.state_machine import Run
+from tokenbus.core.run.gated import GatedRun, accept
+from tokenbus.core.run.state_machine import RunMachine
 from tokenbus.events import normalized as n
-from tokenbus.events.frames import CONTROL_ATTEMPT, BusEvent, EventFrame, Policing, Rules, ToolReturned
+from tokenbus.events.frames import CONTROL_ATTEMPT, BusEvent, EventFrame, PolicyPlan, RunLimits, ToolReturned
 from tokenbus.events.public import RunFailedEvent
 
-RULES = Rules(turn_bytes=100, run_bytes=250)
-MACHINES = pytest.mark.parametrize("policing", [None, Policing(("p",), "pass", 1000)], ids=["alone", "with policies"])
+RULES = RunLimits(turn_bytes=100, run_bytes=250)
+MACHINES = pytest.mark.parametrize("policing", [None, PolicyPlan(("p",), "pass", 1000)], ids=["alone", "with policies"])
 
 
-def begin(policing: Policing | None, **fields: object) -> Run | HeldRun:
+def begin(policing: PolicyPlan | None, **fields: object) -> RunMachine | GatedRun:
     return accept(RUN, msgspec.structs.replace(accepted(rules=RULES, **fields), policing=policing), START_MS)
 
 
-def say(run: Run | HeldRun, size: int, *events: BusEvent, control: bool = False) -> None:
+def say(run: RunMachine | GatedRun, size: int, *events: BusEvent, control: bool = False) -> None:
     attempt = CONTROL_ATTEMPT if control else run.state.attempt
     run.handle(EventFrame(run.state.turn, attempt, START_MS, list(events)), size)
 
 
-def error_of(run: Run | HeldRun) -> str | None:
+def error_of(run: RunMachine | GatedRun) -> str | None:
     [*_, last] = run.out.number(RUN, 0) or [None]
     return last.error.code if isinstance(last, RunFailedEvent) else None
 
 
 @MACHINES
-def test_a_turn_that_says_too_much_fails_its_run_before_more_of_it_is_worked_in(policing: Policing | None) -> None:
+def test_a_turn_that_says_too_much_fails_its_run_before_more_of_it_is_worked_in(policing: PolicyPlan | None) -> None:
     run = begin(policing)
     say(run, 100, n.BlockStart(0, "text"), n.TextDelta(0, "short"))
     assert not run.over
@@ -42,7 +42,7 @@ def test_a_turn_that_says_too_much_fails_its_run_before_more_of_it_is_worked_in(
 
 
 @MACHINES
-def test_all_attempts_of_a_turn_count_together(policing: Policing | None) -> None:
+def test_all_attempts_of_a_turn_count_together(policing: PolicyPlan | None) -> None:
     run = begin(policing)
     for _ in range(2):
         say(run, 60, n.Cut("cut"))

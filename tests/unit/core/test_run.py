@@ -10,7 +10,7 @@ from tokenbus.core.run.effects import EndRun, NextTurn, RunTools
 from tokenbus.core.run.retry import WORKER_LOST
 from tokenbus.events import normalized as n
 from tokenbus.events.error_info import ErrorInfo
-from tokenbus.events.frames import CancelAsked, Noted, Overdue, ResultImage, Rules, ToolReturned
+from tokenbus.events.frames import CancelRequested, DeadlinePassed, Noted, ResultImage, RunLimits, ToolReturned
 from tokenbus.events.public import (
     BlockComplete,
     BlockStarted,
@@ -283,7 +283,7 @@ def test_fail_means_no_second_try() -> None:
 
 
 def test_tries_are_bounded_and_lost_workers_are_counted_apart() -> None:
-    story = Story(rules=Rules(max_attempts=2, max_losses=3))
+    story = Story(rules=RunLimits(max_attempts=2, max_losses=3))
     for _ in range(3):
         story.provider(LOST)
         assert isinstance(story.events[-1], Retrying)
@@ -309,7 +309,7 @@ def test_retry_after_is_the_least_delay_and_too_long_a_one_ends_the_run() -> Non
 def test_cancel_keeps_what_came_and_answers_every_call() -> None:
     story = Story()
     story.provider(n.UsageSeen(Usage(input=5)), *call(0, "a", "f"), n.ToolCallStart(1, "b", "g"))
-    story.control(CancelAsked("enough", 7))
+    story.control(CancelRequested("enough", 7))
     results = [
         (e.tool_id, e.content, e.is_error) for e in of_type(story.events, BlockComplete) if e.kind == "tool_result"
     ]
@@ -318,14 +318,14 @@ def test_cancel_keeps_what_came_and_answers_every_call() -> None:
     assert isinstance(end, Cancelled)
     assert (end.reason, end.heard_through, end.usage) == ("enough", 7, Usage(input=5))
     assert story.provider(*text(2, "more")) == []
-    assert story.control(CancelAsked(), ToolReturned(0, "late", False)) == []
+    assert story.control(CancelRequested(), ToolReturned(0, "late", False)) == []
 
 
 def test_cancel_during_tools_keeps_the_results_that_came() -> None:
     story = Story()
     story.provider(*call(0, "a", "f"), *call(1, "b", "f"), n.Done("tool_use"))
     story.control(ToolReturned(1, "real", False))
-    story.control(CancelAsked())
+    story.control(CancelRequested())
     results = [e.content for e in of_type(story.events, BlockComplete) if e.kind == "tool_result"]
     assert results == ["cancelled", "real"]
 
@@ -370,7 +370,7 @@ def test_a_paused_turn_is_asked_to_go_on() -> None:
 
 
 def test_a_block_beyond_its_limit_ends_the_run_with_a_named_error() -> None:
-    story = Story(rules=Rules(block_chars=10))
+    story = Story(rules=RunLimits(block_chars=10))
     story.provider(n.BlockStart(0, "text"), n.TextDelta(0, "0123456789"), n.TextDelta(0, "x"))
     end = story.events[-1]
     assert isinstance(end, RunFailedEvent)
@@ -378,7 +378,7 @@ def test_a_block_beyond_its_limit_ends_the_run_with_a_named_error() -> None:
 
 
 def test_too_many_events_end_the_run_with_a_named_error() -> None:
-    story = Story(rules=Rules(run_events=5))
+    story = Story(rules=RunLimits(run_events=5))
     for block in range(3):
         story.provider(*text(block, "x"))
     end = story.events[-1]
@@ -448,12 +448,12 @@ def test_a_deadline_ends_the_run_whatever_it_does_and_answers_every_call() -> No
     tools.provider(*call(0, "a", "f"), *call(1, "b", "f"), n.Done("tool_use"))
     tools.control(ToolReturned(1, "real", False))
     for story in (streaming, tools, waiting):
-        story.control(Overdue("deadline"))
+        story.control(DeadlinePassed("deadline"))
         end = story.events[-1]
         assert isinstance(end, RunFailedEvent)
         assert (end.error.code, end.error.kind) == ("deadline", "timeout")
         assert story.effects[-1] == EndRun("failed")
-        assert story.control(Overdue("deadline"), CancelAsked()) == [], "one end and no second"
+        assert story.control(DeadlinePassed("deadline"), CancelRequested()) == [], "one end and no second"
     results = [e.content for e in of_type(tools.events, BlockComplete) if e.kind == "tool_result"]
     assert results == ["the run's deadline has passed", "real"]
     assert [(e.kind, e.cut) for e in of_type(streaming.events, BlockComplete)] == [
@@ -472,7 +472,7 @@ def test_a_deadline_that_the_fetcher_found_first_ends_the_run_in_the_same_way(po
     for story in (amid, clock):
         story.provider(n.BlockStart(0, "text"), n.TextDelta(0, "Hel"))
     amid.provider(n.Cut("the run's deadline has passed", passed))
-    clock.control(Overdue("deadline"))
+    clock.control(DeadlinePassed("deadline"))
     assert amid.events == clock.events
     assert isinstance(before.events[-1], RunFailedEvent)
 
@@ -494,8 +494,8 @@ def test_a_run_on_which_nobody_works_ends_incomplete_unless_something_came_meanw
     story.provider(n.BlockStart(0, "text"), n.TextDelta(0, "Hel"))
     judged = story.run.state.taken
     story.provider(n.TextDelta(0, "lo"))
-    assert story.control(Overdue("silent", judged)) == []
-    story.control(Overdue("silent", story.run.state.taken))
+    assert story.control(DeadlinePassed("silent", judged)) == []
+    story.control(DeadlinePassed("silent", story.run.state.taken))
     end = story.events[-1]
     assert isinstance(end, Incomplete)
     assert end.error

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.unit.core.script import Story, call, text
 from tokenbus.events import normalized as n
 from tokenbus.events.error_info import ErrorInfo
-from tokenbus.events.frames import BusEvent, CancelAsked, Overdue, ToolReported, ToolReturned
+from tokenbus.events.frames import BusEvent, CancelRequested, DeadlinePassed, ToolReported, ToolReturned
 from tokenbus.events.public import TERMINAL, BlockComplete, BlockStarted, Chunk, PublicEvent, Restarted, Retrying
 from tokenbus.events.usage import Usage
 
@@ -53,13 +53,13 @@ def attempts(draw: st.DrawFn) -> list[BusEvent]:
 
 controls = st.sampled_from(
     [
-        CancelAsked("x"),
+        CancelRequested("x"),
         ToolReturned(0, "r", False),
         ToolReturned(1, "", True),
         ToolReported(0, 0.5),
         ToolReported(1, 1, 4, "one of four"),
-        Overdue("deadline"),
-        *(Overdue("silent", taken) for taken in range(6)),
+        DeadlinePassed("deadline"),
+        *(DeadlinePassed("silent", taken) for taken in range(6)),
     ]
 )
 steps = st.lists(st.one_of(attempts(), controls), min_size=1, max_size=8)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.unit.core.script import Story, call, of_type, text
 from tokenbus.core.run.effects import CloseAttempt, EndRun, RunTools
 from tokenbus.events import normalized as n
-from tokenbus.events.frames import CancelAsked
+from tokenbus.events.frames import CancelRequested
 from tokenbus.events.public import BlockComplete, BlockStarted, Cancelled, Chunk, Completed, Incomplete
 
 
@@ -87,7 +87,7 @@ def test_the_string_that_the_provider_stopped_on_is_told_as_well() -> None:
     assert of_type(told.events, Completed)[0].stop_string == "END"
 
 
-@pytest.mark.parametrize("broken", [n.Cut("cut"), CancelAsked()])
+@pytest.mark.parametrize("broken", [n.Cut("cut"), CancelRequested()])
 def test_what_is_held_back_comes_out_when_the_answer_breaks_off(broken: Any) -> None:
     told = story()
     told.provider(n.BlockStart(0, "text"), n.TextDelta(0, "The EN"), broken)

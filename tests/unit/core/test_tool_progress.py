@@ -6,7 +6,7 @@ import msgspec
 
 from tests.unit.core.script import Story, call, of_type, text
 from tokenbus.events import normalized as n
-from tokenbus.events.frames import CancelAsked, Rules, ToolReported, ToolReturned
+from tokenbus.events.frames import CancelRequested, RunLimits, ToolReported, ToolReturned
 from tokenbus.events.public import BlockComplete, RunFailedEvent, ToolProgress
 
 
@@ -61,7 +61,7 @@ def test_progress_of_no_call_that_runs_is_dropped() -> None:
 
 def test_after_a_cancel_no_progress_is_told() -> None:
     story = two_calls()
-    story.control(CancelAsked())
+    story.control(CancelRequested())
     assert story.control(ToolReported(0, 1)) == []
 
 
@@ -76,7 +76,7 @@ def test_a_checkpoint_between_report_and_result_changes_nothing() -> None:
 
 
 def test_a_tool_that_reports_without_end_meets_the_bound_of_its_run() -> None:
-    story = two_calls(rules=Rules(run_events=12))
+    story = two_calls(rules=RunLimits(run_events=12))
     for step in range(20):
         story.control(ToolReported(0, step))
     assert len(of_type(story.events, ToolProgress)) < 12

@@ -10,7 +10,7 @@ from tokenbus.core.run.effects import NextTurn
 from tokenbus.core.run.opaque import MAX_INLINE_CHARS
 from tokenbus.events import normalized as n
 from tokenbus.events.error_info import ErrorInfo
-from tokenbus.events.frames import CancelAsked, ResultImage, Rules, ToolReturned
+from tokenbus.events.frames import CancelRequested, ResultImage, RunLimits, ToolReturned
 from tokenbus.events.public import BlockComplete, BlockStarted, RunEnd, RunFailedEvent
 from tokenbus.events.requests import (
     BlobSource,
@@ -154,7 +154,7 @@ def test_a_run_that_was_cancelled_gives_the_text_that_was_heard_and_no_cut_call_
     story = Story()
     story.provider(START, *text(0, "So "), n.BlockStart(1, "thinking"), n.ThinkingDelta(1, "hm"))
     story.provider(n.ToolCallStart(2, "a", "f"), n.BlockStart(3, "text"), n.TextDelta(3, "far"))
-    story.control(CancelAsked())
+    story.control(CancelRequested())
     [message] = Response.of(story.events).messages
     assert message.content == [TextPart(text="So "), TextPart(text="far")]
 
@@ -189,7 +189,7 @@ def test_a_value_that_is_too_large_without_a_blob_store_is_left_out_with_a_note(
 
 @pytest.mark.parametrize("ended", [True, False])
 def test_opaque_data_of_a_block_are_bounded_as_its_content_is(ended: bool) -> None:
-    story = Story(rules=Rules(block_chars=10))
+    story = Story(rules=RunLimits(block_chars=10))
     story.provider(START, n.BlockStart(0, "thinking"), n.Opaque(0, "a", "x" * 6))
     told = story.provider(*([n.BlockStop(0)] if ended else []), n.Opaque(0, "b", "x" * 5))
     [end] = of_type(told, RunFailedEvent)

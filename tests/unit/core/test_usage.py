@@ -7,7 +7,7 @@ import pytest
 from tests.unit.core.script import Story, of_type, text
 from tokenbus.events import normalized as n
 from tokenbus.events.error_info import ErrorInfo
-from tokenbus.events.frames import CancelAsked, FallbackPlan
+from tokenbus.events.frames import CancelRequested, FallbackPlan
 from tokenbus.events.public import Cancelled, Incomplete, RunEnd, RunFailedEvent, UsageReported
 from tokenbus.events.usage import Usage
 
@@ -23,12 +23,12 @@ def end_of(story: Story) -> RunEnd:
 
 
 @pytest.mark.parametrize(
-    ("last", "kind"), [(n.Cut("gone"), Incomplete), (BROKEN, RunFailedEvent), (CancelAsked("enough"), Cancelled)]
+    ("last", "kind"), [(n.Cut("gone"), Incomplete), (BROKEN, RunFailedEvent), (CancelRequested("enough"), Cancelled)]
 )
 def test_a_run_that_broke_off_tells_what_it_cost_and_who_answered(last: n.Normalized, kind: type[RunEnd]) -> None:
     story = Story()
     story.provider(START, n.BlockStart(0, "text"), n.TextDelta(0, "Hel"), SEEN)
-    story.control(last) if isinstance(last, CancelAsked) else story.provider(last)
+    story.control(last) if isinstance(last, CancelRequested) else story.provider(last)
     end = end_of(story)
     assert isinstance(end, kind)
     assert (end.usage, end.model, end.response_id) == (Usage(input=10, output=3), "m-2026", "id-1")

@@ -12,7 +12,7 @@ import pytest
 from msgspec import inspect
 
 from tests.unit.docs.pages import page, quoted, rows, sections
-from tokenbus.bus.dead_letters import DeadEntry
+from tokenbus.bus.dead_letters import DeadLetter
 from tokenbus.bus.keys import PUBLIC_TOPICS, Keys
 from tokenbus.events import decisions, public
 from tokenbus.events.decisions import Decided
@@ -42,7 +42,7 @@ def members(union: Any) -> Iterator[type[Event]]:
 
 WRITTEN = [event for event in members(PublicEvent) if event is not UnknownEvent]
 EVENTS: dict[str, type[Event]] = {str(event.__struct_config__.tag): event for event in WRITTEN}
-BESIDE: dict[str, type[msgspec.Struct]] = {"decision": Decided, "a dead entry": DeadEntry}
+BESIDE: dict[str, type[msgspec.Struct]] = {"decision": Decided, "a dead entry": DeadLetter}
 STRUCTS: dict[str, type[msgspec.Struct]] = {**EVENTS, **BESIDE, **{name: cls for cls, name in OBJECTS.items()}}
 
 
@@ -126,4 +126,4 @@ def test_the_example_is_such_an_event_letter_by_letter_and_on_these_topics(name:
 def test_the_examples_of_what_is_no_event_of_a_run_are_such_too() -> None:
     decision, dead = example("decision"), example("a dead entry")
     assert json.loads(decisions.encode(decisions.decoder.decode(decision))) == json.loads(decision)
-    assert json.loads(msgspec.json.encode(msgspec.json.decode(dead, type=DeadEntry))) == json.loads(dead)
+    assert json.loads(msgspec.json.encode(msgspec.json.decode(dead, type=DeadLetter))) == json.loads(dead)

@@ -5,14 +5,12 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from tokenbus.core.run.state_machine import Run
 from tokenbus.events.frames import (
     CONTROL_ATTEMPT,
     Accepted,
     Data,
     EventFrame,
-    Rules,
-    Taken,
+    TapedFrame,
     decode_events,
     decode_raw,
     decode_taken,
@@ -39,7 +37,7 @@ def test_an_event_of_an_unknown_kind_is_passed_over_and_those_beside_it_count():
 
 def test_what_is_not_known_is_kept_as_it_came():
     frame = decode_events(frame_of(NEWER, attempt=CONTROL_ATTEMPT))
-    again = decode_taken(encode(Taken(frame, 1))).frame
+    again = decode_taken(encode(TapedFrame(frame, 1))).frame
     assert msgspec.msgpack.decode(encode(again)) == msgspec.msgpack.decode(frame_of(NEWER, attempt=CONTROL_ATTEMPT))
 
 

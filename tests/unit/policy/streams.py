@@ -14,7 +14,7 @@ from tokenbus.events.public import BlockComplete, PublicEvent
 from tokenbus.policy.builtin.tool_call_gate import Block, ToolCallGate, Verdict
 from tokenbus.policy.openai.format import OpenAIChunks
 from tokenbus.policy.policy_chain import PolicyStream
-from tokenbus.policy.policy_runner import Handling, Link
+from tokenbus.policy.policy_runner import BoundPolicy, Handling
 from tokenbus.policy.processor import Decision, StreamContext, StreamProcessor
 from tokenbus.policy.public.format import PublicEvents
 from tokenbus.policy.stream_state import ContentStreamBlock, StreamBlock, StreamState, ToolCallStreamBlock
@@ -66,8 +66,8 @@ def chunk_stream(*policies: StreamProcessor, **handling: Any) -> PolicyStream[An
     return PolicyStream(_links(policies, handling), OpenAIChunks(), run="r1")
 
 
-def _links(policies: Sequence[StreamProcessor], handling: dict[str, Any]) -> list[Link]:
-    return [Link(type(policy).__name__, policy, Handling(**handling)) for policy in policies]
+def _links(policies: Sequence[StreamProcessor], handling: dict[str, Any]) -> list[BoundPolicy]:
+    return [BoundPolicy(type(policy).__name__, policy, Handling(**handling)) for policy in policies]
 
 
 async def under(stream: PolicyStream[Any], chunks: Iterable[Any]) -> list[Any]:

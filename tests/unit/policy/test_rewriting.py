@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenbus.policy.builtin.rewrite import RedactSecrets, RedactSecretsOptions
-from tokenbus.policy.builtin.stream_replace import Rewriter, Rule, Rules
+from tokenbus.policy.builtin.stream_replace import CompiledRules, Rewriter, Rule
 
-RULES = Rules(
+RULES = CompiledRules(
     [
         Rule(find="cat", replace="dog", whole_word=True),
         Rule(find="Bad", replace="good", ignore_case=True),
@@ -20,7 +20,7 @@ RULES = Rules(
 )
 
 
-def rewritten(rules: Rules, *pieces: str) -> list[str]:
+def rewritten(rules: CompiledRules, *pieces: str) -> list[str]:
     """What each piece gave, and the rest."""
     rewriter = Rewriter(rules)
     return [*(rewriter.feed(piece) for piece in pieces), rewriter.end()]
@@ -48,7 +48,7 @@ def test_a_text_is_the_same_however_it_is_cut(pieces: list[str]):
 
 
 def test_only_what_may_be_the_beginning_of_a_match_waits():
-    rules = Rules([Rule(find="secret", replace="***"), Rule(find="sk-", then="[a-z]{4,200}", replace="***")])
+    rules = CompiledRules([Rule(find="secret", replace="***"), Rule(find="sk-", then="[a-z]{4,200}", replace="***")])
     pieces = ("a plain text ", "a se", "nse ", "my sec", "ret!", " task-", "5 is done", " sk-abcdef", "gh.")
     assert rewritten(rules, *pieces) == [
         "a plain text ",
@@ -65,7 +65,7 @@ def test_only_what_may_be_the_beginning_of_a_match_waits():
 
 
 def test_the_end_settles_what_is_left():
-    assert rewritten(Rules([Rule(find="secret", replace="***")]), "a secre") == ["a ", "secre"]
+    assert rewritten(CompiledRules([Rule(find="secret", replace="***")]), "a secre") == ["a ", "secre"]
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_the_end_settles_what_is_left():
 )
 def test_patterns_that_could_cost_too_much_are_refused_by_name(rule: Rule, problem: str):
     with pytest.raises(ValueError, match=rf"rules\[1\]: .*{problem}"):
-        Rules([Rule(find="x"), rule])
+        CompiledRules([Rule(find="x"), rule])
 
 
 SECRETS = (
@@ -99,4 +99,4 @@ def test_a_secret_is_found_whichever_way_it_is_cut(secret: str, size: int):
     text = f"Use {secret}, and nothing else: the task-force-of-the-whole-nation of eyJ. AKIA is a word."
     rules = RedactSecrets(RedactSecretsOptions()).rules()
     pieces = [text[i : i + size] for i in range(0, len(text), size)]
-    assert "".join(rewritten(Rules(rules), *pieces)) == text.replace(secret, "[redacted]")
+    assert "".join(rewritten(CompiledRules(rules), *pieces)) == text.replace(secret, "[redacted]")

@@ -20,7 +20,7 @@ from tokenbus.policy.builtin.tool_rules import ToolRules
 from tokenbus.policy.loading import PolicySpec, load
 from tokenbus.policy.openai.format import OpenAIChunks
 from tokenbus.policy.policy_chain import PolicyStream
-from tokenbus.policy.policy_runner import Link
+from tokenbus.policy.policy_runner import BoundPolicy
 from tokenbus_services.policy_stage.builtin.json_schema import ArgumentSchemas
 
 KEY = "sk-" + "a1B2" * 10
@@ -132,7 +132,7 @@ class Bus:
 
 async def judged(bus: Bus | None, **handling: Any) -> tuple[PolicyStream[Any], list[str]]:
     options = {"provider": "p", "model": "m", "notice": "no {tool}: {reason}"}
-    link = Link("judge", CallJudge.from_options(options))
+    link = BoundPolicy("judge", CallJudge.from_options(options))
     stream = PolicyStream[Any]([link], OpenAIChunks(), run="r1", client=bus)  # pyright: ignore[reportArgumentType]
     return stream, contents(await under(stream, TWO_CALLS))
 

@@ -10,7 +10,7 @@ import pytest
 from tests.unit.providers.reading import answer, cut, read, read_pieces, sse
 from tokenbus.blobs import blob_id_of
 from tokenbus.errors import RequestInvalid
-from tokenbus.events.frames import ImagesAsked
+from tokenbus.events.frames import ImagesRequested
 from tokenbus.events.normalized import BlockStart, BlockStop, Cut, Done, Extra, Failed, Image, Normalized, Opaque
 from tokenbus.events.quirks import ApiName, Quirks
 from tokenbus.events.requests import (
@@ -296,9 +296,9 @@ def test_an_api_that_takes_no_image_of_the_model_gets_it_as_the_users_and_the_ru
 def test_what_was_asked_goes_with_the_answer() -> None:
     options = ImageOptions(size="1024x1024", quality="auto", deliver="base64")
     request = Generate(provider="p", model="gpt-image-2", messages=[CAT], images=options)
-    assert registry.get("openai-images").images_asked(request) == ImagesAsked(
+    assert registry.get("openai-images").images_asked(request) == ImagesRequested(
         True, "A cat.", "gpt-image-2", "1024x1024", ""
     )
-    assert registry.get("openai-responses").images_asked(request) == ImagesAsked(True, "", "", "1024x1024", "")
+    assert registry.get("openai-responses").images_asked(request) == ImagesRequested(True, "", "", "1024x1024", "")
     plain = Generate(provider="p", model="gemini-3-pro-image", messages=[CAT])
-    assert registry.get("gemini").images_asked(plain) == ImagesAsked(model="gemini-3-pro-image")
+    assert registry.get("gemini").images_asked(plain) == ImagesRequested(model="gemini-3-pro-image")

@@ -9,7 +9,13 @@ from typing import Any
 
 import msgspec
 
-from tokenbus.bus.dead_letters import Dead, all_dead, drop_dead, find_dead, newest_dead
+from tokenbus.bus.dead_letters import (
+    StoredDeadLetter,
+    all_dead_letters,
+    drop_dead_letter,
+    find_dead_letter,
+    newest_dead_letters,
+)
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server, translated
 from tokenbus.bus.server.stream_reader import id_key
@@ -19,7 +25,7 @@ from tokenbus_services import settings as configuration
 from tokenbus_services.cli import connect as reaching
 from tokenbus_services.cli import exit_codes as ending
 from tokenbus_services.cli.dead.hexdump import readable
-from tokenbus_services.cli.dead.retry import send_again
+from tokenbus_services.cli.dead.retry import retry_dead_letter
 from tokenbus_services.cli.render import terminal
 from tokenbus_services.cli.render.event_text import moment
 
@@ -30,7 +36,7 @@ IN_A_LINE = 80
 async def listing(*, most: int, as_json: bool) -> None:
     """Show the newest ones."""
     async with _reached() as (server, keys):
-        found = [dead async for dead in newest_dead(server, keys, most=most)]
+        found = [dead async for dead in newest_dead_letters(server, keys, most=most)]
     if as_json:
         for dead in found:
             _print_json({**_facts(dead), "size": _size(dead)})
@@ -48,7 +54,7 @@ async def show(entry_id: str, *, as_json: bool, raw: bool) -> None:
     if raw and sys.stdout.isatty():
         raise SettingsError("options", "--raw", "not onto a terminal, which may obey them; into a file or a pipe")
     async with _reached() as (server, keys):
-        dead = await find_dead(server, keys, entry_id)
+        dead = await find_dead_letter(server, keys, entry_id)
     if raw:
         sys.stdout.buffer.write(dead.entry.bytes)
         sys.stdout.buffer.flush()
@@ -67,13 +73,13 @@ async def retry(entry_ids: Sequence[str], *, as_json: bool) -> int:
     async with _reached() as (server, keys), reaching.client() as bus:
         async for dead in _chosen(server, keys, entry_ids):
             try:
-                run = await send_again(bus, server, keys, dead)
+                run = await retry_dead_letter(bus, server, keys, dead)
             except CannotRetry as e:
                 kept += 1
                 _tell(dead, as_json, f"stays: {e.problem}", problem=e.problem)
                 continue
             # Only now: after a crash in between it is sent again, under the same id, which is the same run.
-            await drop_dead(server, keys, [dead.id])
+            await drop_dead_letter(server, keys, [dead.id])
             _tell(dead, as_json, f"sent again as run {run.id}", run=run.id)
     return ending.OTHER if kept else 0
 
@@ -82,7 +88,7 @@ async def drop(entry_ids: Sequence[str], *, as_json: bool) -> None:
     """Delete these entries, or all where none is named. Raises DeadNotFound for the first that is not there."""
     async with _reached() as (server, keys):
         async for dead in _chosen(server, keys, entry_ids):
-            await drop_dead(server, keys, [dead.id])
+            await drop_dead_letter(server, keys, [dead.id])
             _tell(dead, as_json, "dropped")
 
 
@@ -97,25 +103,25 @@ async def _reached() -> AsyncGenerator[tuple[Server, Keys]]:
             yield server, keys
 
 
-async def _chosen(server: Server, keys: Keys, entry_ids: Sequence[str]) -> AsyncIterator[Dead]:
+async def _chosen(server: Server, keys: Keys, entry_ids: Sequence[str]) -> AsyncIterator[StoredDeadLetter]:
     if not entry_ids:
-        async for dead in all_dead(server, keys):
+        async for dead in all_dead_letters(server, keys):
             yield dead
     for entry_id in sorted(set(entry_ids), key=id_key):
-        yield await find_dead(server, keys, entry_id)
+        yield await find_dead_letter(server, keys, entry_id)
 
 
-def _size(dead: Dead) -> int:
+def _size(dead: StoredDeadLetter) -> int:
     return dead.entry.size or len(dead.entry.bytes)
 
 
-def _facts(dead: Dead) -> dict[str, Any]:
+def _facts(dead: StoredDeadLetter) -> dict[str, Any]:
     facts = msgspec.to_builtins(dead.entry)
     del facts["bytes"]
     return {"id": dead.id, **facts}
 
 
-def _tell(dead: Dead, as_json: bool, words: str, **facts: str) -> None:
+def _tell(dead: StoredDeadLetter, as_json: bool, words: str, **facts: str) -> None:
     if as_json:
         _print_json({"id": dead.id, **facts})
     else:
@@ -127,7 +133,7 @@ def _print_json(value: dict[str, Any]) -> None:
     sys.stdout.buffer.flush()
 
 
-def _whole(dead: Dead) -> Iterable[str]:
+def _whole(dead: StoredDeadLetter) -> Iterable[str]:
     e = dead.entry
     yield f"entry   {dead.id}"
     yield f"buried  {moment(dead.id)}"
@@ -143,7 +149,7 @@ def _whole(dead: Dead) -> Iterable[str]:
     yield text
 
 
-def _table(found: Sequence[Dead]) -> Any:
+def _table(found: Sequence[StoredDeadLetter]) -> Any:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
     from rich.text import Text

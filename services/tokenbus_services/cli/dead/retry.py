@@ -10,7 +10,7 @@ from __future__ import annotations
 import msgspec
 
 from tokenbus import Client, Run
-from tokenbus.bus.dead_letters import Dead
+from tokenbus.bus.dead_letters import StoredDeadLetter
 from tokenbus.bus.keys import DATA_FIELD, Keys
 from tokenbus.bus.run_record import read_status
 from tokenbus.bus.server.server import Server
@@ -20,7 +20,7 @@ from tokenbus.errors import CannotRetry, RequestError, RunError, WireError
 from tokenbus.events.requests import Generate
 
 
-async def send_again(bus: Client, server: Server, keys: Keys, dead: Dead) -> Run:
+async def retry_dead_letter(bus: Client, server: Server, keys: Keys, dead: StoredDeadLetter) -> Run:
     """Publish the request behind the entry. Raises CannotRetry; ServerUnavailable and ServerFull, after which the same
     may be done again."""
     e = dead.entry
@@ -37,7 +37,7 @@ async def send_again(bus: Client, server: Server, keys: Keys, dead: Dead) -> Run
         raise CannotRetry(dead.id, str(problem)) from None
 
 
-def _inbound(dead: Dead) -> Generate:
+def _inbound(dead: StoredDeadLetter) -> Generate:
     """The bytes are the request itself."""
     e = dead.entry
     if e.size:

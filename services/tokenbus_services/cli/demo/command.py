@@ -20,7 +20,7 @@ from tokenbus_services.cli.render.output import showing
 from tokenbus_services.cli.service_registry import services_of
 from tokenbus_services.cli.signals import stop_on_signal
 from tokenbus_services.cli.up.child import Child, ChildGone, ChildrenSlow
-from tokenbus_services.cli.up.supervisor import Post, Supervisor
+from tokenbus_services.cli.up.supervisor import Supervisor, WorkerSlot
 from tokenbus_services.process.embedded_server import EmbeddedServer, free_port
 from tokenbus_services.settings import Settings, StageSettings
 
@@ -68,7 +68,7 @@ async def _demo(plan: DemoPlan, directory: Path, watcher: DemoWatcher) -> int:
         )
         supervisor = Supervisor(
             [
-                Post(
+                WorkerSlot(
                     name=service,
                     service=service,
                     withheld=frozenset() if service == "fetcher" else KEY_VARIABLES,

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from tokenbus.bus.dead_letters import Dead
+from tokenbus.bus.dead_letters import StoredDeadLetter
 from tokenbus_services.cli.doctor.checks import NEARLY, Finding
 from tokenbus_services.cli.inspect.snapshot import INTAKE, QueueFacts, StageFacts
 from tokenbus_services.cli.render.event_text import size
@@ -99,7 +99,7 @@ def check_room(waiting: int, *, bound: int) -> Iterator[Finding]:
         )
 
 
-def check_dead(entries: int, newest: Sequence[Dead]) -> Iterator[Finding]:
+def check_dead(entries: int, newest: Sequence[StoredDeadLetter]) -> Iterator[Finding]:
     """Poison is no state of the bus, but its cause may be. ``newest``: at the most one."""
     for dead in newest:
         newest_one = f"{dead.id} of {dead.entry.stage}: {dead.entry.reason}"

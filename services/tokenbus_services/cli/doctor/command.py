@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from redis.exceptions import NoPermissionError, ResponseError
 
-from tokenbus.bus.dead_letters import newest_dead
+from tokenbus.bus.dead_letters import newest_dead_letters
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server, ServerInfo, translated
 from tokenbus.errors import ServerError, ServerUnavailable, SettingsError
@@ -25,7 +25,7 @@ from tokenbus_services.cli import exit_codes as ending
 from tokenbus_services.cli.doctor import checks, checks_outside, checks_work
 from tokenbus_services.cli.doctor.checks import Finding
 from tokenbus_services.cli.doctor.checks_work import OFTEN, StuckFacts
-from tokenbus_services.cli.http_probe import status_of
+from tokenbus_services.cli.http_probe import probe
 from tokenbus_services.cli.inspect.observer import Observer
 from tokenbus_services.cli.inspect.snapshot import INTAKE, POLICY, QUEUES, RECORDER, Snapshot
 from tokenbus_services.cli.render import terminal
@@ -174,13 +174,13 @@ async def _work(server: Server, settings: Settings) -> AsyncIterator[Finding]:
     # The policy stage in any case: other services may have settings with policies.
     observer = Observer(server, settings.keys, topic=None, recorded=bool(settings.records), judged=True)
     here_ms = time.time_ns() // 1_000_000
-    now = earlier = await observer.look()
+    now = earlier = await observer.snapshot()
     for node in earlier.nodes:
         for finding in checks.check_node(node, here_ms=here_ms):
             yield finding
     if any(stage.lag_bytes for stage in earlier.stages):
         await asyncio.sleep(GROWTH_S)
-        now = await observer.look()
+        now = await observer.snapshot()
     for finding in await _judged(server, settings, now, earlier):
         yield finding
 
@@ -221,7 +221,7 @@ async def _stuck(server: Server, group: str, streams: Sequence[str]) -> StuckFac
 
 
 async def _dead(server: Server, keys: Keys) -> AsyncIterator[Finding]:
-    newest = [dead async for dead in newest_dead(server, keys, most=1)]
+    newest = [dead async for dead in newest_dead_letters(server, keys, most=1)]
     for finding in checks_work.check_dead(await server.client.xlen(keys.dead), newest):
         yield finding
 
@@ -256,7 +256,7 @@ async def _reach(name: str, url: str) -> Finding:
 async def _page(url: str) -> str | None:
     """Why the page does not answer well; None where it does."""
     try:
-        status = await status_of(url)
+        status = await probe(url)
     except (OSError, ValueError) as e:
         return str(e) or type(e).__name__
     return None if status == 200 else f"HTTP {status}"

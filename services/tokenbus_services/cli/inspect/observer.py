@@ -50,7 +50,7 @@ class Observer:
         self._queue_topics = (*QUEUES, RECORDER) if recorded else QUEUES
         self._stages = (*STAGES, POLICY) if judged else STAGES
 
-    async def look(self) -> Snapshot:
+    async def snapshot(self) -> Snapshot:
         """Everything as it stands. Raises ServerUnavailable, and what redis-py raises for a right that is missing."""
         with translated(self._server):
             replies: list[Any] = await self._ask().execute(raise_on_error=False)

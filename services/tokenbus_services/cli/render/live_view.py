@@ -63,7 +63,7 @@ Done = Block | PublicEvent
 """What is to be shown for good: a block that grows no more, or a lifecycle event."""
 
 
-class Fold:
+class LiveBlocks:
     """Public events of any number of runs, folded into blocks that still grow and things that are done. Pure."""
 
     def __init__(self, most_open: int = _MOST_OPEN) -> None:
@@ -132,7 +132,7 @@ class Screen:
     def __init__(self, console: Console, *, many_runs: bool = False) -> None:
         self._console = console
         self._many_runs = many_runs
-        self._fold = Fold()
+        self._fold = LiveBlocks()
         self._open: tuple[Block, ...] = ()  # a snapshot, for the thread that draws
         self._live = Live(console=console, get_renderable=self._growing, refresh_per_second=12, transient=True)
 

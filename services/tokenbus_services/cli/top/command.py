@@ -56,7 +56,7 @@ async def _looks(observer: Observer, every_s: float) -> AsyncGenerator[Look | Se
     before: Snapshot | None = None
     while True:
         try:
-            now = await observer.look()
+            now = await observer.snapshot()
         except ServerUnavailable as e:
             yield e
         else:

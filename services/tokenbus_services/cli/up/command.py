@@ -17,9 +17,9 @@ from tokenbus_services.cli import local_deployment as running
 from tokenbus_services.cli import mock
 from tokenbus_services.cli.service_registry import SERVICES, ServiceName, services_of
 from tokenbus_services.cli.signals import stop_on_signal
-from tokenbus_services.cli.up.embedded_server import OwnServer
+from tokenbus_services.cli.up.embedded_server import UpServer
 from tokenbus_services.cli.up.progress import UpWatcher, up_watcher
-from tokenbus_services.cli.up.supervisor import Post, Supervisor
+from tokenbus_services.cli.up.supervisor import Supervisor, WorkerSlot
 from tokenbus_services.process.embedded_server import HOST, free_port
 from tokenbus_services.redaction import provider_key_variables, tool_variables
 from tokenbus_services.settings import Settings
@@ -42,13 +42,13 @@ def run(
 
 
 async def _up(
-    settings: Settings, directory: Path, posts: Sequence[Post], claim: running.Claim, watcher: UpWatcher
+    settings: Settings, directory: Path, posts: Sequence[WorkerSlot], claim: running.DirectoryClaim, watcher: UpWatcher
 ) -> None:
     stop = stop_on_signal()
     async with AsyncExitStack() as stack:
         url = settings.redis_url
         if url is None:
-            server = await stack.enter_async_context(OwnServer(directory / "server", watcher))
+            server = await stack.enter_async_context(UpServer(directory / "server", watcher))
             url = server.url
         claim.announce(url, mock=any(post.name == mock.NAME for post in posts))
         watcher.server(parse_url(url).safe)
@@ -77,24 +77,24 @@ def parse_scales(texts: Sequence[str]) -> dict[ServiceName, int]:
     return scales
 
 
-def posts_for(services: Sequence[ServiceName], scales: dict[ServiceName, int]) -> list[Post]:
+def posts_for(services: Sequence[ServiceName], scales: dict[ServiceName, int]) -> list[WorkerSlot]:
     """The workers to run. The first one of a service has the port of the settings, the others any free one."""
-    posts: list[Post] = []
+    posts: list[WorkerSlot] = []
     for service in SERVICES:
         count = scales.get(service, 1) if service in services else 0
         for i in range(count):
             name = service if count == 1 else f"{service}-{i + 1}"
-            posts.append(Post(name=name, service=service, arguments=("--port", "0") if i else ()))
+            posts.append(WorkerSlot(name=name, service=service, arguments=("--port", "0") if i else ()))
     if not posts:
         raise SettingsError("options", "--services", "nothing is left to run")
     return posts
 
 
-def with_mock_provider(posts: Sequence[Post], port: int) -> list[Post]:
+def with_mock_provider(posts: Sequence[WorkerSlot], port: int) -> list[WorkerSlot]:
     """The workers with the mock provider on this port before them; it keeps the port if it is started again."""
     url = f"http://{HOST}:{port}"
     told = [msgspec.structs.replace(post, arguments=(*post.arguments, "--mock-url", url)) for post in posts]
-    return [Post(name=mock.NAME, service=None, program=tuple(mock.command(port))), *told]
+    return [WorkerSlot(name=mock.NAME, service=None, program=tuple(mock.command(port))), *told]
 
 
 def withheld_from(service: ServiceName | None, settings: Settings) -> frozenset[str]:

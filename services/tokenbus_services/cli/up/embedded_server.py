@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Self
 
 from tokenbus.errors import ServerUnavailable
-from tokenbus_services.cli.up.restart_backoff import Restarts
+from tokenbus_services.cli.up.restart_backoff import RestartBackoff
 from tokenbus_services.cli.up.supervisor import Watcher
 from tokenbus_services.process.embedded_server import EmbeddedServer
 
@@ -16,8 +16,8 @@ NAME = "server"
 _LOOK_S = 0.25
 
 
-class OwnServer:
-    """``async with OwnServer(directory, watcher) as server: … server.url``. What it holds survives a restart."""
+class UpServer:
+    """``async with UpServer(directory, watcher) as server: … server.url``. What it holds survives a restart."""
 
     def __init__(self, directory: Path, watcher: Watcher) -> None:
         """Raises ServerUnavailable where there is no server binary."""
@@ -46,7 +46,7 @@ class OwnServer:
 
     async def _keep(self) -> None:
         loop = asyncio.get_running_loop()
-        restarts = Restarts()
+        restarts = RestartBackoff()
         started = loop.time()
         while not await self._stopped_within(_LOOK_S):
             if self._embedded.running:

@@ -13,7 +13,7 @@ HEALTHY_S: Final = 60.0
 _LEAST_SIGNAL = 128
 
 
-class Restarts:
+class RestartBackoff:
     """The restarts of one child: each pause is twice the one before, up to a bound; a healthy minute forgets them."""
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class Restarts:
         return pause_s
 
 
-def hopeless(code: int, *, was_ready: bool) -> bool:
+def will_not_recover(code: int, *, was_ready: bool) -> bool:
     """Whether another start cannot help: a child that was never ready says that it is set up wrongly."""
     return code == ending.USAGE and not was_ready
 

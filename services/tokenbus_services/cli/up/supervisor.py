@@ -12,10 +12,10 @@ import msgspec
 
 from tokenbus_services.cli.service_registry import STOP_ORDER, ServiceName
 from tokenbus_services.cli.up.child import Child, ChildGone, ChildrenSlow
-from tokenbus_services.cli.up.restart_backoff import Restarts, hopeless, how_it_ended
+from tokenbus_services.cli.up.restart_backoff import RestartBackoff, how_it_ended, will_not_recover
 
 
-class Post(msgspec.Struct, frozen=True, kw_only=True):
+class WorkerSlot(msgspec.Struct, frozen=True, kw_only=True):
     """One worker that shall run, or the mock provider."""
 
     name: str
@@ -63,7 +63,13 @@ class Supervisor:
     """The posts of one machine, manned until told to stop."""
 
     def __init__(
-        self, posts: Sequence[Post], *, env: Mapping[str, str], watcher: Watcher, grace_s: float, restart: bool = True
+        self,
+        posts: Sequence[WorkerSlot],
+        *,
+        env: Mapping[str, str],
+        watcher: Watcher,
+        grace_s: float,
+        restart: bool = True,
     ) -> None:
         """``grace_s``: how long a worker may take to stop. ``restart`` False: a child that ends is the end of all."""
         self._posts = posts
@@ -102,26 +108,26 @@ class Supervisor:
         except TimeoutError:
             raise ChildrenSlow(sorted(self._waiting_for), timeout_s) from None
 
-    async def _keep(self, post: Post, stop: asyncio.Event) -> None:
-        restarts = Restarts()
+    async def _keep(self, post: WorkerSlot, stop: asyncio.Event) -> None:
+        restarts = RestartBackoff()
         stopped = asyncio.create_task(stop.wait())
         while not stop.is_set():
             term = _Term()
             env = {name: value for name, value in self._env.items() if name not in post.withheld}
-            child = await Child.start(post.command, env, lambda line, term=term: self._heard(post, term, line))
+            child = await Child.start(post.command, env, lambda line, term=term: self._on_line(post, term, line))
             ended = asyncio.create_task(child.ended())
             await asyncio.wait({ended, stopped}, return_when=asyncio.FIRST_COMPLETED)
             if stop.is_set():
                 await child.stop(self._grace_s)
                 return
             code = ended.result()
-            if not self._restart or hopeless(code, was_ready=post.name not in self._waiting_for):
+            if not self._restart or will_not_recover(code, was_ready=post.name not in self._waiting_for):
                 raise ChildGone(post.name, code, term.last_line)
             pause_s = restarts.pause_s(ready_for_s=term.ready_for_s)
             self._watcher.died(post.name, how_it_ended(code), pause_s)
             await asyncio.wait({stopped}, timeout=pause_s)
 
-    def _heard(self, post: Post, term: _Term, line: str) -> None:
+    def _on_line(self, post: WorkerSlot, term: _Term, line: str) -> None:
         if not line.startswith(f"ready {post.service or post.name} "):
             term.last_line = line or term.last_line
             self._watcher.heard(post.name, line)

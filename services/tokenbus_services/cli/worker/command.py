@@ -19,7 +19,7 @@ from tokenbus_services import settings as configuration
 from tokenbus_services.blobs.auth import check_exposed, token_of
 from tokenbus_services.cli import service_registry as services
 from tokenbus_services.cli.connect import with_server
-from tokenbus_services.cli.http_probe import status_of
+from tokenbus_services.cli.http_probe import probe
 from tokenbus_services.cli.mock import with_mock
 from tokenbus_services.cli.service_registry import ServiceName
 from tokenbus_services.cli.signals import stop_on_signal
@@ -129,7 +129,7 @@ async def _announce(service: ServiceName, url: str) -> None:
     pause_s = _FIRST_ASK_S
     while True:
         try:
-            if await status_of(f"{url}/ready") == 200:
+            if await probe(f"{url}/ready") == 200:
                 break
         except (OSError, ValueError):
             pass  # not yet

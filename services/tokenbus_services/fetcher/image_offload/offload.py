@@ -34,7 +34,7 @@ _KEY_BYTES = 320
 """Of what went before, looked at for a key: more than any has with its blanks."""
 
 
-class Shelf:
+class ImageStore:
     """Where the images of all answers of a fetcher are put."""
 
     def __init__(self, blobs: RecentBlobs, *, largest_bytes: int) -> None:
@@ -53,11 +53,11 @@ class Shelf:
         return True
 
 
-class Lifter:
+class ImageOffloader:
     """The images of one answer. `feed` it all that is read, then `close`."""
 
     def __init__(
-        self, keys: re.Pattern[bytes], shelf: Shelf, waiting: Callable[[], AbstractContextManager[None]]
+        self, keys: re.Pattern[bytes], shelf: ImageStore, waiting: Callable[[], AbstractContextManager[None]]
     ) -> None:
         """``keys`` matches from the key of an image's string to where its base64 begins. ``waiting`` is entered while
         an image is being stored, and nobody listens to the provider."""
@@ -93,7 +93,7 @@ class Lifter:
             if end >= 0 or self._held.size > self._shelf.largest_chars:
                 with self._held as held:
                     self._held = None
-                    if end >= 0 and (name := await self._lifted(held)):
+                    if end >= 0 and (name := await self._offloaded(held)):
                         yield name
                     else:
                         for piece in held.as_it_came():
@@ -116,7 +116,7 @@ class Lifter:
         self._before = text[-_KEY_BYTES:]
         return len(data)
 
-    async def _lifted(self, held: Base64Spool) -> bytes | None:
+    async def _offloaded(self, held: Base64Spool) -> bytes | None:
         """The words that go in its place; None where it goes on as it came."""
         if held.size < SMALLEST_CHARS:
             return None

@@ -18,9 +18,9 @@ from contextlib import contextmanager
 
 from tokenbus.bus.liveness import IDLE_S, Liveness, beat, slack, wait_briefly
 from tokenbus.bus.scripts.limits import Scope
-from tokenbus_services.fetcher.limits.limiter import Ask, Grant, Limiter, Refusal
+from tokenbus_services.fetcher.limits.limiter import Limiter, Refusal, Reservation, ReservationRequest
 from tokenbus_services.fetcher.metrics import AdmissionMetrics
-from tokenbus_services.runtime.in_flight import NotBegun
+from tokenbus_services.runtime.in_flight import NotStarted
 
 _Lane = OrderedDict[tuple[Scope, ...], "deque[_Waiting]"]
 
@@ -32,12 +32,12 @@ class WaitedTooLong(Exception):
 class _Waiting:
     """One run that waits, and what it hears in the end."""
 
-    def __init__(self, ask: Ask) -> None:
+    def __init__(self, ask: ReservationRequest) -> None:
         self.ask = ask
-        self.granted: asyncio.Future[Grant] = asyncio.get_running_loop().create_future()
+        self.granted: asyncio.Future[Reservation] = asyncio.get_running_loop().create_future()
 
 
-class Admission:
+class FairQueue:
     """Call `open`; `enter` before a call and `leave` after it; `close` sends away all who wait."""
 
     def __init__(
@@ -96,7 +96,7 @@ class Admission:
         self._task = self._liveness.start(self._admit(), name="admission")
 
     async def close(self) -> None:
-        """Who waits, or comes later, hears NotBegun."""
+        """Who waits, or comes later, hears NotStarted."""
         self._closing.set()
         if self._task:
             self._task.cancel()
@@ -105,7 +105,7 @@ class Admission:
             for lane in lanes.values():
                 for waiting in lane:
                     if not waiting.granted.done():
-                        waiting.granted.set_exception(NotBegun())
+                        waiting.granted.set_exception(NotStarted())
 
     @contextmanager
     def arriving(self, tenant: str) -> Generator[None]:
@@ -119,26 +119,26 @@ class Admission:
                 del self._waiting[tenant]
 
     async def sleep(self, seconds: float) -> None:
-        """Wait so long. Raises NotBegun where this fetcher closes before that."""
+        """Wait so long. Raises NotStarted where this fetcher closes before that."""
         clock = asyncio.get_running_loop().time
         until = clock() + seconds
         while (left := until - clock()) > 0:
             if await wait_briefly(self._closing, timeout_s=left):
-                raise NotBegun
+                raise NotStarted
 
-    def enter_at_once(self, ask: Ask) -> Grant | None:
+    def enter_at_once(self, ask: ReservationRequest) -> Reservation | None:
         """Leave to call without waiting, where a slot is free, nobody waits and nothing is limited; ends by `leave`."""
         if ask.scopes or self.full or self._lanes or self._closing.is_set():
             return None
-        return self._begin(Grant(ask, ()))
+        return self._begin(Reservation(ask, ()))
 
-    async def enter(self, ask: Ask) -> Grant:
+    async def enter(self, ask: ReservationRequest) -> Reservation:
         """Leave to call, once it is this run's turn; to be ended by `leave`.
 
-        Raises WaitedTooLong; NotBegun where this fetcher closes.
+        Raises WaitedTooLong; NotStarted where this fetcher closes.
         """
         if self._closing.is_set():
-            raise NotBegun
+            raise NotStarted
         waiting = _Waiting(ask)
         self._lanes.setdefault(ask.tenant, OrderedDict()).setdefault(ask.scopes, deque()).append(waiting)
         self._changed.set()
@@ -156,18 +156,18 @@ class Admission:
                 raise WaitedTooLong from None
             raise
 
-    def leave(self, grant: Grant, *, used: int | None, wait_s: float | None = None) -> None:
+    def leave(self, grant: Reservation, *, used: int | None, wait_s: float | None = None) -> None:
         """The call is over; ``used``: tokens that it took, None where nobody knows; ``wait_s``: how long the provider
         asked to be left alone."""
         self._running -= 1
-        self._limiter.settle(grant, used)
+        self._limiter.refund(grant, used)
         if wait_s:
             self._limiter.pause(grant.ask, wait_s)
         for scope in grant.ask.scopes:
             self._refused_until.pop(scope, None)  # there may be room now
         self._changed.set()
 
-    def _begin(self, grant: Grant) -> Grant:
+    def _begin(self, grant: Reservation) -> Reservation:
         self._running += 1
         self._metrics.granted.inc()
         return grant
@@ -193,7 +193,7 @@ class Admission:
                 self._metrics.refused(verdict.scope.kind)
                 self._refused_until[verdict.scope] = asyncio.get_running_loop().time() + verdict.seconds
             elif waiting.granted.done():  # cancelled meanwhile
-                self._limiter.settle(verdict, used=0)
+                self._limiter.refund(verdict, used=0)
             else:
                 self._take_out(waiting)
                 waiting.granted.set_result(self._begin(verdict))

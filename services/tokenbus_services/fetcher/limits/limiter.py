@@ -14,11 +14,11 @@ import structlog
 from redis.exceptions import RedisError
 
 from tokenbus.bus.liveness import Defects, Liveness, rest
-from tokenbus.bus.scripts import Call
+from tokenbus.bus.scripts import ScriptCall
 from tokenbus.bus.scripts import limits as scripts
 from tokenbus.bus.scripts.limits import Scope
 from tokenbus.bus.server.retry import retry_until_available
-from tokenbus.bus.server.run_scripts import send, send_many
+from tokenbus.bus.server.run_scripts import run_script, run_scripts
 from tokenbus.bus.server.server import Server
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -30,7 +30,7 @@ LONGEST_PAUSE_S = 60.0
 MEMBERS_A_CALL = 500
 
 
-class Ask(msgspec.Struct, frozen=True, eq=False):
+class ReservationRequest(msgspec.Struct, frozen=True, eq=False):
     """A call that would be made: its name, and what it takes part in."""
 
     call: str
@@ -47,10 +47,10 @@ class Ask(msgspec.Struct, frozen=True, eq=False):
         return f"{self.call}/{self.token}"
 
 
-class Grant(msgspec.Struct, frozen=True, eq=False):
+class Reservation(msgspec.Struct, frozen=True, eq=False):
     """The call may be made."""
 
-    ask: Ask
+    ask: ReservationRequest
     taken: tuple[int, ...]
     """Up to when its tokens are taken, of each scope."""
 
@@ -85,22 +85,22 @@ class Limiter:
             self._beats.cancel()
             await asyncio.gather(self._beats, return_exceptions=True)
 
-    async def reserve(self, ask: Ask) -> Grant | Refusal:
+    async def reserve(self, ask: ReservationRequest) -> Reservation | Refusal:
         """Take the call's part of all its scopes, or nothing. Without a scope no command is sent."""
         if not ask.scopes:
-            return Grant(ask, ())
+            return Reservation(ask, ())
         lease_ms = round(LEASE_S * 1000)
         call = scripts.reserve(ask.scopes, member=ask.member, worker=self._worker, tokens=ask.tokens, lease_ms=lease_ms)
-        reply = await retry_until_available(self._server, lambda: send(self._server, call), what="limits")
+        reply = await retry_until_available(self._server, lambda: run_script(self._server, call), what="limits")
         if reply[0] == b"wait":
             return Refusal(ask.scopes[int(reply[1]) - 1], int(reply[2]) / 1000)
         for scope in ask.scopes:
             if scope.concurrency:
                 self._held.setdefault(scope, set()).add(ask.member)
         taken = reply[1:] if reply[0] == b"ok" else [0] * len(ask.scopes)
-        return Grant(ask, tuple(int(until) for until in taken))
+        return Reservation(ask, tuple(int(until) for until in taken))
 
-    def settle(self, grant: Grant, used: int | None) -> None:
+    def refund(self, grant: Reservation, used: int | None) -> None:
         """The call is over and took ``used`` tokens (None: nobody knows, and what was reserved counts)."""
         ask = grant.ask
         if not ask.scopes:
@@ -111,9 +111,9 @@ class Limiter:
                 if not members:
                     del self._held[scope]
         left = 0 if used is None else ask.tokens - used
-        self._later(scripts.settle(ask.scopes, member=ask.member, left=left, taken=grant.taken))
+        self._later(scripts.refund(ask.scopes, member=ask.member, left=left, taken=grant.taken))
 
-    def pause(self, ask: Ask, seconds: float) -> None:
+    def pause(self, ask: ReservationRequest, seconds: float) -> None:
         """The provider asked to wait so long: no fetcher calls it for this model meanwhile."""
         ms = round(min(seconds, LONGEST_PAUSE_S) * 1000)
         for scope in ask.scopes:
@@ -121,15 +121,15 @@ class Limiter:
                 log.info("provider_paused", scope=scope.key, ms=ms)
                 self._later(scripts.pause(scope, ms=ms))
 
-    def _later(self, call: Call) -> None:
+    def _later(self, call: ScriptCall) -> None:
         # In a task of its own: who ends a call may be cancelled at any moment, and shall not wait for the server.
         task = asyncio.create_task(self._send_once(call), name="limits")
         self._settling.add(task)
         task.add_done_callback(self._settling.discard)
 
-    async def _send_once(self, call: Call) -> None:
+    async def _send_once(self, call: ScriptCall) -> None:
         try:
-            await send(self._server, call)
+            await run_script(self._server, call)
         except (RedisError, OSError) as e:
             # Not again, for it may have arrived: what was reserved flows back with time, and a place is free by itself.
             log.warning("limits_not_settled", error=str(e))
@@ -139,12 +139,12 @@ class Limiter:
         while True:
             await rest(BEAT_S)
             calls = [
-                scripts.keep(scope, part, lease_ms=round(LEASE_S * 1000))
+                scripts.renew(scope, part, lease_ms=round(LEASE_S * 1000))
                 for scope, members in self._held.items()
                 for part in _parts(sorted(members))
             ]
             try:
-                await send_many(self._server, calls)
+                await run_scripts(self._server, calls)
                 defects.none()
             except Exception as e:  # of whatever kind: without it the places of running calls would be given away
                 log.warning("limits_not_kept", error=str(e) or type(e).__name__)

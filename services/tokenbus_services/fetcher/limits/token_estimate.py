@@ -42,7 +42,7 @@ def estimate(request: Generate, history: Sequence[Message]) -> int:
     return size // BYTES_PER_TOKEN + media + (request.max_tokens or UNBOUNDED_OUTPUT_TOKENS)
 
 
-class Tally:
+class TokenTally:
     """Listens to one call for what it took. Only where something is limited: else no fetcher decodes anything."""
 
     def __init__(self) -> None:

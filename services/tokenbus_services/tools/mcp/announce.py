@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from tokenbus.bus.liveness import Liveness, wait_briefly
-from tokenbus_services.runtime.mcp_tool_cache import REFRESH_S, ListedTools
+from tokenbus_services.runtime.mcp_tool_cache import REFRESH_S, McpToolCache
 
 if TYPE_CHECKING:
     from tokenbus_services.tools.mcp.registry import McpServers
@@ -22,7 +22,7 @@ _log = structlog.stdlib.get_logger()
 class McpLists:
     """Writes all lists from one task."""
 
-    def __init__(self, servers: McpServers, lists: ListedTools, liveness: Liveness | None = None) -> None:
+    def __init__(self, servers: McpServers, lists: McpToolCache, liveness: Liveness | None = None) -> None:
         self._servers = servers
         self._lists = lists
         self._liveness = liveness or Liveness()

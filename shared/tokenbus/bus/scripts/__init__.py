@@ -12,15 +12,15 @@ their difference is the lag that back-pressure goes by.
 from tokenbus.bus.scripts.commit import Commit
 from tokenbus.bus.scripts.leases import acquire, count, note, present, release, renew
 from tokenbus.bus.scripts.runs import RawPart, accept, append_raw, cancel, rule, tool_progress, tool_result
-from tokenbus.bus.scripts.script import Arg, Call, Script, joined
+from tokenbus.bus.scripts.script import Arg, Script, ScriptCall, joined
 from tokenbus.bus.scripts.work_queue import claim, finish, hand_back, heartbeat, mark, requeue, retire
 
 __all__ = [
     "Arg",
-    "Call",
     "Commit",
     "RawPart",
     "Script",
+    "ScriptCall",
     "accept",
     "acquire",
     "append_raw",

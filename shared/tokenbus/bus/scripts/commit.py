@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
-from tokenbus.bus.scripts.script import MAX_VALUES, NOW, ROOM, Arg, Call, script
+from tokenbus.bus.scripts.script import MAX_VALUES, NOW, ROOM, Arg, ScriptCall, script
 
 
 class Operation(NamedTuple):
@@ -272,7 +272,7 @@ class Commit:
         mirror: str,
         entries_read: bool,
         topic_entries: int,
-    ) -> Call:
+    ) -> ScriptCall:
         """The commit of the batch after offset ``begin`` up to ``end``, of ``entries`` entries and ``size`` bytes.
 
         ``mirror`` names the consumer group that shows the offset (with ENTRIESREAD from Redis 7 on); with it
@@ -280,7 +280,7 @@ class Commit:
         """
         head: list[Arg] = [token, ttl_ms, begin, end, watermark, entries, size]
         head += [("7" if entries_read else "6") + mirror, topic_entries, "".join(self._kinds)]
-        return Call(_COMMIT, self._keys, head + self._ops)
+        return ScriptCall(_COMMIT, self._keys, head + self._ops)
 
 
 def _bytes(fields: Sequence[Arg]) -> int:

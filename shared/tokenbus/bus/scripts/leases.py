@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tokenbus.bus.scripts.script import NOW, ROOM, Arg, Call, script
+from tokenbus.bus.scripts.script import NOW, ROOM, Arg, ScriptCall, script
 
 _ACQUIRE = script(
     "acquire",
@@ -29,7 +29,7 @@ return {token, offset, watermark}
 )
 
 
-def acquire(lease: str, stream: str, *, owner: str, ttl_ms: int, start: str = "0-0", mirror: str = "") -> Call:
+def acquire(lease: str, stream: str, *, owner: str, ttl_ms: int, start: str = "0-0", mirror: str = "") -> ScriptCall:
     """Take the lease if it is free, expired or already ours. Reply: [token, offset, watermark]; empty token: held.
 
     A token is a number and its owner's name. The number grows with the server's clock and not by one: so a server that
@@ -37,7 +37,7 @@ def acquire(lease: str, stream: str, *, owner: str, ttl_ms: int, start: str = "0
     follows be behind, then not to another owner. A group's first owner starts at ``start``: an id, or ``$`` for the
     stream's end. ``mirror`` names the consumer group that shows the offset to ordinary tools; empty: none.
     """
-    return Call(_ACQUIRE, [lease, stream], [owner, ttl_ms, start, mirror])
+    return ScriptCall(_ACQUIRE, [lease, stream], [owner, ttl_ms, start, mirror])
 
 
 _RENEW = script(
@@ -56,13 +56,13 @@ return h[2]
 )
 
 
-def renew(lease: str, stream: str, *, token: str, ttl_ms: int) -> Call:
+def renew(lease: str, stream: str, *, token: str, ttl_ms: int) -> ScriptCall:
     """Keep the lease. Reply: the committed offset; empty where another token holds it.
 
     An offset before one that was committed shows a fail-over that lost writes. Also mends the lag counters where the
     input is consumed to its end but they disagree, as after such a fail-over.
     """
-    return Call(_RENEW, [lease, stream], [token, ttl_ms])
+    return ScriptCall(_RENEW, [lease, stream], [token, ttl_ms])
 
 
 _RELEASE = script(
@@ -75,9 +75,9 @@ return 1
 )
 
 
-def release(lease: str, *, token: str) -> Call:
+def release(lease: str, *, token: str) -> ScriptCall:
     """Give the lease up at once; 0 where it was no longer ours."""
-    return Call(_RELEASE, [lease], [token])
+    return ScriptCall(_RELEASE, [lease], [token])
 
 
 _PRESENT = script(
@@ -92,20 +92,20 @@ return redis.call('ZRANGE', KEYS[1], 0, -1)
 )
 
 
-def present(members: str, *, member: str, ttl_ms: int) -> Call:
+def present(members: str, *, member: str, ttl_ms: int) -> ScriptCall:
     """Sign of life of one worker; reply: the names of all that gave one within ``ttl_ms``, in no useful order."""
-    return Call(_PRESENT, [members], [member, ttl_ms])
+    return ScriptCall(_PRESENT, [members], [member, ttl_ms])
 
 
 _NOTE = script("note", ROOM + "return redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])\n")
 _COUNT = script("count", ROOM + "return redis.call('HINCRBY', KEYS[1], ARGV[1], 1)\n")
 
 
-def note(lease: str, field: str, value: Arg) -> Call:
+def note(lease: str, field: str, value: Arg) -> ScriptCall:
     """Set a field of the lease hash, which the next owner reads."""
-    return Call(_NOTE, [lease], [field, value])
+    return ScriptCall(_NOTE, [lease], [field, value])
 
 
-def count(lease: str, field: str) -> Call:
+def count(lease: str, field: str) -> ScriptCall:
     """Add one to a field of the lease hash. Reply: what it is then."""
-    return Call(_COUNT, [lease], [field])
+    return ScriptCall(_COUNT, [lease], [field])

@@ -20,7 +20,7 @@ from typing import Literal
 
 import msgspec
 
-from tokenbus.bus.scripts.script import ROOM, Arg, Call, script
+from tokenbus.bus.scripts.script import ROOM, Arg, ScriptCall, script
 
 _NOW_US = "local t = redis.call('TIME') local now = t[1] * 1000000 + t[2]\n"
 _WHOLE = "local function whole(x) return string.format('%.0f', x) end\n"
@@ -136,7 +136,7 @@ return reply
 )
 
 
-def reserve(scopes: Sequence[Scope], *, member: str, worker: str, tokens: int, lease_ms: int) -> Call:
+def reserve(scopes: Sequence[Scope], *, member: str, worker: str, tokens: int, lease_ms: int) -> ScriptCall:
     """Take one request, ``tokens`` and a place among the running calls of every scope, or nothing of any.
 
     ``member`` names the call, and holds its place for ``lease_ms`` unless `keep` says that it still runs.
@@ -148,7 +148,7 @@ def reserve(scopes: Sequence[Scope], *, member: str, worker: str, tokens: int, l
     args: list[Arg] = [member, worker, tokens, lease_ms]
     for scope in scopes:
         args += [repr(float(scope.requests_per_second)), scope.tokens_per_minute, scope.concurrency]
-    return Call(_RESERVE, [key for scope in scopes for key in (scope.key, scope.held)], args)
+    return ScriptCall(_RESERVE, [key for scope in scopes for key in (scope.key, scope.held)], args)
 
 
 _KEEP = script(
@@ -164,9 +164,9 @@ return #ARGV - 1
 )
 
 
-def keep(scope: Scope, members: Sequence[str], *, lease_ms: int) -> Call:
+def renew(scope: Scope, members: Sequence[str], *, lease_ms: int) -> ScriptCall:
     """These calls still run: their places are theirs for ``lease_ms`` from now."""
-    return Call(_KEEP, [scope.held], [lease_ms, *members])
+    return ScriptCall(_KEEP, [scope.held], [lease_ms, *members])
 
 
 _SETTLE = script(
@@ -193,13 +193,13 @@ return 1
 )
 
 
-def settle(scopes: Sequence[Scope], *, member: str, left: int, taken: Sequence[int]) -> Call:
+def refund(scopes: Sequence[Scope], *, member: str, left: int, taken: Sequence[int]) -> ScriptCall:
     """The call is over: its places are free, and ``left`` of the tokens that it had reserved were not used (below 0: it
     used more). ``taken`` is what `reserve` replied. To be sent once: sent twice it would give back twice."""
     args: list[Arg] = [member, left]
     for scope, until in zip(scopes, taken, strict=True):
         args += [scope.tokens_per_minute, until]
-    return Call(_SETTLE, [key for scope in scopes for key in (scope.key, scope.held)], args)
+    return ScriptCall(_SETTLE, [key for scope in scopes for key in (scope.key, scope.held)], args)
 
 
 _PAUSE = script(
@@ -217,6 +217,6 @@ return 1
 )
 
 
-def pause(scope: Scope, *, ms: int) -> Call:
+def pause(scope: Scope, *, ms: int) -> ScriptCall:
     """Nobody may call in this scope for ``ms``; a longer pause that is there already stays."""
-    return Call(_PAUSE, [scope.key], [ms])
+    return ScriptCall(_PAUSE, [scope.key], [ms])

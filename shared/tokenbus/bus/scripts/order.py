@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from tokenbus.bus.keys import TENANT_FIELD, order_keys
-from tokenbus.bus.scripts.script import Call, Script, script
+from tokenbus.bus.scripts.script import Script, ScriptCall, script
 from tokenbus.bus.scripts.work_queue import HANDED_BACK_MS, NOBODY
 
 Entries = Literal["requests", "turns"]
@@ -241,33 +241,35 @@ _RECLAIM_OF = _of_each("reclaim", _RECLAIM)
 _PUT_BACK_OF = _of_each("put_back", _PUT_BACK)
 
 
-def take(stream: str, entries: Entries, *, group: str, consumer: str, count: int) -> Call:
+def take(stream: str, entries: Entries, *, group: str, consumer: str, count: int) -> ScriptCall:
     """Put entries that nobody has read in order, then take the next ``count``.
 
     Reply: how many wait; 1 if more are unread, else 0; the urgent ones among those that were unread, which the consumer
     now has too; and those taken; each of them as [id, 1, fields]. Entries are left unread where the server has no room
     for more of the order.
     """
-    return Call(_TAKE_OF[entries], [stream, *order_keys(stream)], [group, consumer, count])
+    return ScriptCall(_TAKE_OF[entries], [stream, *order_keys(stream)], [group, consumer, count])
 
 
-def reclaim(stream: str, entries: Entries, *, group: str, consumer: str, idle_ms: int, start: str, count: int) -> Call:
+def reclaim(
+    stream: str, entries: Entries, *, group: str, consumer: str, idle_ms: int, start: str, count: int
+) -> ScriptCall:
     """Take over up to ``count`` entries that their worker did not keep alive for ``idle_ms``, and mend the order.
 
     ``start``: where the mending goes on. Reply: where it goes on next, how many wait, and [id, deliveries, fields] of
     each entry.
     """
     args = [group, consumer, idle_ms, count, start]
-    return Call(_RECLAIM_OF[entries], [stream, *order_keys(stream)], args)
+    return ScriptCall(_RECLAIM_OF[entries], [stream, *order_keys(stream)], args)
 
 
 def put_back(
     stream: str, entries: Entries, *, group: str, consumer: str, ids: Sequence[str], in_front: bool = True
-) -> Call:
+) -> ScriptCall:
     """Leave one's own entries to the worker that takes next, as if never delivered.
 
     ``in_front``: they had their turn, and are next; False: behind their tenants' other entries. They keep their id,
     which is the name of a request that has none of its own. Reply: how many were ours.
     """
     args = [group, consumer, 1 if in_front else 0, *ids]
-    return Call(_PUT_BACK_OF[entries], [stream, *order_keys(stream)], args)
+    return ScriptCall(_PUT_BACK_OF[entries], [stream, *order_keys(stream)], args)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tokenbus.bus.scripts.script import MAX_VALUES, NOW, Call, script
+from tokenbus.bus.scripts.script import MAX_VALUES, NOW, ScriptCall, script
 
 _INDEX = script(
     "index_record",
@@ -28,9 +28,9 @@ return #gone
 
 def index_record(
     index: str, entries: str, *, keep_ms: int, most: int, run: str = "", at_ms: int = 0, entry: bytes = b""
-) -> Call:
+) -> ScriptCall:
     """Put a recorded run into the index, in place of an earlier record of it, and drop what is too old or too many.
 
     Without a ``run`` it only drops. Reply: how many were dropped.
     """
-    return Call(_INDEX, [index, entries], [keep_ms, most, run, at_ms, entry])
+    return ScriptCall(_INDEX, [index, entries], [keep_ms, most, run, at_ms, entry])

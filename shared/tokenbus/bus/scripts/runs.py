@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from tokenbus.bus.run_record import call_field
-from tokenbus.bus.scripts.script import MAX_VALUES, ROOM, Arg, Call, script
+from tokenbus.bus.scripts.script import MAX_VALUES, ROOM, Arg, ScriptCall, script
 
 RUNS_SHARE = 0.9
 """So much of the server's ``maxmemory`` may be in use when a further run is taken in. The rest is for the open runs."""
@@ -56,7 +56,7 @@ def accept(
     frame: bytes,
     work: bytes,
     fields: Sequence[Arg],
-) -> Call:
+) -> ScriptCall:
     """Make the run, with its first event and, unless ``work`` is empty, its first turn: all or nothing.
 
     Reply: ``new``, or the status of the run that has this id already (nothing is written then). A cancel that
@@ -64,7 +64,7 @@ def accept(
     expired run of the same id is deleted, for its entry ids would stand in the way. An error that begins with ``OOM``
     where more than `RUNS_SHARE` of the server's memory is in use.
     """
-    return Call(_ACCEPT, [run_key, events, turns, parser_lease, log], [run, ttl_ms, frame, work, *fields])
+    return ScriptCall(_ACCEPT, [run_key, events, turns, parser_lease, log], [run, ttl_ms, frame, work, *fields])
 
 
 STOP = """
@@ -117,13 +117,13 @@ def cancel(
     awaited_ms: int,
     frame: bytes,
     control_frame: bytes,
-) -> Call:
+) -> ScriptCall:
     """Cancel an open run: from now on its attempt may write nothing, its workers are told, the parser ends it.
 
     Reply: ``cancelling``; the run's status where it is not open any more; ``awaited`` where the run is not
     known yet: then the cancel waits ``awaited_ms`` for it, from the last time it was sent.
     """
-    return Call(
+    return ScriptCall(
         _CANCEL,
         [run_key, events, raw, control, parser_lease, normalizer_lease],
         [run, awaited_ms, frame, control_frame],
@@ -209,7 +209,9 @@ class RawPart(msgspec.Struct, frozen=True):
     """Who writes the attempt's frames: a name that no other writer has. Not looked at for ANY_FRAME."""
 
 
-def append_raw(raw: str, normalizer_lease: str, parts: Sequence[RawPart], *, policy_lease: str | None = None) -> Call:
+def append_raw(
+    raw: str, normalizer_lease: str, parts: Sequence[RawPart], *, policy_lease: str | None = None
+) -> ScriptCall:
     """Write frames of several runs of one partition as one entry; each run is judged for itself.
 
     Each run may stand in ``parts`` once. Reply: for each part ``ok``, ``already`` (this frame is in: a lost reply),
@@ -225,7 +227,7 @@ def append_raw(raw: str, normalizer_lease: str, parts: Sequence[RawPart], *, pol
     for p in parts:
         args += (p.run, p.attempt, p.n, 1 if p.final else 0, p.data, p.writer)
     keys = [raw, normalizer_lease, *(p.run_key for p in parts)]
-    return Call(_APPEND, keys + ([policy_lease] if policy_lease else []), args)
+    return ScriptCall(_APPEND, keys + ([policy_lease] if policy_lease else []), args)
 
 
 _OF_OPEN_CALL = """
@@ -250,23 +252,23 @@ return 1
 )
 
 
-def ask(run_key: str, *, ttl_ms: int) -> Call:
+def ask(run_key: str, *, ttl_ms: int) -> ScriptCall:
     """Note of a run that is to be published that a policy asks for it: 1, or 0 where the run is known already."""
-    return Call(_ASK, [run_key], [ttl_ms])
+    return ScriptCall(_ASK, [run_key], [ttl_ms])
 
 
 def tool_result(
     run_key: str, events: str, parser_lease: str, *, run: str, block: int, attempt: int, frame: bytes
-) -> Call:
+) -> ScriptCall:
     """Hand in a tool's result: 1, or 0 where the call is not open: a second result, a cancel, a newer attempt."""
-    return Call(_TOOL_RESULT, [run_key, events, parser_lease], [run, call_field(block), attempt, frame])
+    return ScriptCall(_TOOL_RESULT, [run_key, events, parser_lease], [run, call_field(block), attempt, frame])
 
 
 def tool_progress(
     run_key: str, events: str, parser_lease: str, *, run: str, block: int, attempt: int, frame: bytes
-) -> Call:
+) -> ScriptCall:
     """Hand in how far a call is, which stays open: 1, or 0 where it is not. Sent again, it is told again."""
-    return Call(_TOOL_PROGRESS, [run_key, events, parser_lease], [run, call_field(block), attempt, frame])
+    return ScriptCall(_TOOL_PROGRESS, [run_key, events, parser_lease], [run, call_field(block), attempt, frame])
 
 
 _RULE = script(
@@ -285,10 +287,10 @@ return 'ok'
 
 def rule(
     run_key: str, events: str, parser_lease: str, policy_lease: str, *, run: str, token: str, frame: bytes
-) -> Call:
+) -> ScriptCall:
     """Tell what a run's policies say, by who owns its partition's drafts under ``token``.
 
     Reply: ``ok``; ``fenced``, the run's status where it is not open any more, or ``gone``: these write nothing. Sent
     again after a lost reply it may come twice, and its parser takes each part of it once.
     """
-    return Call(_RULE, [run_key, events, parser_lease, policy_lease], [run, token, frame])
+    return ScriptCall(_RULE, [run_key, events, parser_lease, policy_lease], [run, token, frame])

@@ -52,7 +52,7 @@ def known_scripts() -> list[Script]:
     return list(_made.values())
 
 
-class Call(msgspec.Struct, frozen=True):
+class ScriptCall(msgspec.Struct, frozen=True):
     """One script with its keys and arguments, to be sent alone or with others."""
 
     script: Script
@@ -60,7 +60,7 @@ class Call(msgspec.Struct, frozen=True):
     args: Sequence[Arg]
 
 
-def joined(calls: Sequence[Call]) -> Call:
+def joined(calls: Sequence[ScriptCall]) -> ScriptCall:
     """Several calls of one script as one, which runs them in this order; not in a Cluster, for their slots may differ.
 
     Reply: the reply of each, in place. The error of one is its reply, and the others run all the same.
@@ -70,7 +70,7 @@ def joined(calls: Sequence[Call]) -> Call:
     for call in calls:
         keys += call.keys
         args += (len(call.keys), len(call.args), *call.args)
-    return Call(_of_many(calls[0].script), keys, args)
+    return ScriptCall(_of_many(calls[0].script), keys, args)
 
 
 @cache

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tokenbus.bus.scripts.runs import STOP
-from tokenbus.bus.scripts.script import NOW, ROOM, Call, script
+from tokenbus.bus.scripts.script import NOW, ROOM, ScriptCall, script
 
 _EXPIRE = script(
     "expire",
@@ -31,7 +31,7 @@ def expire(
     run: str,
     frame: bytes,
     control_frame: bytes,
-) -> Call:
+) -> ScriptCall:
     """End an open run whose deadline has passed: from now on its attempt may write nothing, its workers are told, the
     parser ends it.
 
@@ -39,7 +39,7 @@ def expire(
     its keys are: the parser still has the run, and is told.
     """
     keys = [run_key, events, raw, control, parser_lease, normalizer_lease]
-    return Call(_EXPIRE, keys, [run, frame, control_frame])
+    return ScriptCall(_EXPIRE, keys, [run, frame, control_frame])
 
 
 _TELL = script(
@@ -55,10 +55,10 @@ return 1
 )
 
 
-def tell(run_key: str, events: str, parser_lease: str, *, run: str, frame: bytes) -> Call:
+def tell(run_key: str, events: str, parser_lease: str, *, run: str, frame: bytes) -> ScriptCall:
     """Put an event of the clock's into `events`: 1, or 0 where the run is not open any more. Nothing is fenced by it:
     the parser may find that it does not hold."""
-    return Call(_TELL, [run_key, events, parser_lease], [run, frame])
+    return ScriptCall(_TELL, [run_key, events, parser_lease], [run, frame])
 
 
 _JUDGES = script(
@@ -72,7 +72,7 @@ return {alive, tonumber(h[3] or '0') - tonumber(h[4] or '0'), h[5] or '0-0'}
 )
 
 
-def judges(policy_lease: str) -> Call:
+def judges(policy_lease: str) -> ScriptCall:
     """How the policy stage stands in a partition: whether a worker has it (1 or 0), the bytes that it has not read, and
     the last entry that it has."""
-    return Call(_JUDGES, [policy_lease], [])
+    return ScriptCall(_JUDGES, [policy_lease], [])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tokenbus.bus.scripts.script import Call, Script, script
+from tokenbus.bus.scripts.script import Script, ScriptCall, script
 
 # A group that is gone (NOGROUP) holds nothing: so the checks use pcall, whose error has no first element.
 
@@ -22,12 +22,12 @@ return lost
 )
 
 
-def heartbeat(stream: str, *, group: str, consumer: str, ids: Sequence[str]) -> Call:
+def heartbeat(stream: str, *, group: str, consumer: str, ids: Sequence[str]) -> ScriptCall:
     """Claim one's own entries again, which sets their idle time back. Reply: those that are not ours any more.
 
     Without the check a woken zombie would take its entry back from the worker that has it.
     """
-    return Call(_HEARTBEAT, [stream], [group, consumer, *ids])
+    return ScriptCall(_HEARTBEAT, [stream], [group, consumer, *ids])
 
 
 _CLAIM = script(
@@ -51,12 +51,12 @@ return {cursor, out}
 )
 
 
-def claim(stream: str, *, group: str, consumer: str, idle_ms: int, start: str, count: int) -> Call:
+def claim(stream: str, *, group: str, consumer: str, idle_ms: int, start: str, count: int) -> ScriptCall:
     """Take over up to ``count`` entries that nobody kept alive for ``idle_ms``, looking from ``start`` on.
 
     Reply: where to look next (``0-0``: from the beginning), and [id, deliveries, fields] of each.
     """
-    return Call(_CLAIM, [stream], [group, consumer, idle_ms, start, count])
+    return ScriptCall(_CLAIM, [stream], [group, consumer, idle_ms, start, count])
 
 
 _MARK = script(
@@ -69,12 +69,12 @@ return 1
 )
 
 
-def mark(stream: str, *, group: str, consumer: str, entry: str, begun: bool) -> Call:
+def mark(stream: str, *, group: str, consumer: str, entry: str, begun: bool) -> ScriptCall:
     """Say of one's own entry whether its work has begun: 1, or 0 where it is not ours any more.
 
     What has not begun is claimed from a dead worker as if never delivered.
     """
-    return Call(_MARK, [stream], [group, consumer, entry, 1 if begun else 0])
+    return ScriptCall(_MARK, [stream], [group, consumer, entry, 1 if begun else 0])
 
 
 def _with_ours(name: str, deed: str) -> Script:
@@ -100,12 +100,12 @@ _REMOVE = "redis.call('XACK', KEYS[1], ARGV[1], id) redis.call('XDEL', KEYS[1], 
 _FINISH = _with_ours("finish", _REMOVE)
 
 
-def finish(stream: str, *, group: str, consumer: str, ids: Sequence[str]) -> Call:
+def finish(stream: str, *, group: str, consumer: str, ids: Sequence[str]) -> ScriptCall:
     """Acknowledge and delete one's own entries: a work queue holds only what is not done. Reply: how many were ours.
 
     Without the check a zombie would take away what its new worker has not done yet.
     """
-    return Call(_FINISH, [stream], [group, consumer, *ids])
+    return ScriptCall(_FINISH, [stream], [group, consumer, *ids])
 
 
 HANDED_BACK_MS = 86_400_000
@@ -119,12 +119,12 @@ _HAND_BACK = _with_ours(
 )
 
 
-def hand_back(stream: str, *, group: str, consumer: str, ids: Sequence[str]) -> Call:
+def hand_back(stream: str, *, group: str, consumer: str, ids: Sequence[str]) -> ScriptCall:
     """Leave one's own entries to whoever claims next, as if never delivered. Reply: how many were ours.
 
     They keep their place and their id, which is the name of a request that has none of its own.
     """
-    return Call(_HAND_BACK, [stream], [group, consumer, *ids])
+    return ScriptCall(_HAND_BACK, [stream], [group, consumer, *ids])
 
 
 _REQUEUE = _with_ours(
@@ -135,9 +135,9 @@ _REQUEUE = _with_ours(
 )
 
 
-def requeue(stream: str, *, group: str, consumer: str, ids: Sequence[str]) -> Call:
+def requeue(stream: str, *, group: str, consumer: str, ids: Sequence[str]) -> ScriptCall:
     """Put one's own entries at the end of the queue, with new ids, as if never delivered. Reply: how many were ours."""
-    return Call(_REQUEUE, [stream], [group, consumer, *ids])
+    return ScriptCall(_REQUEUE, [stream], [group, consumer, *ids])
 
 
 _RETIRE = script(
@@ -151,9 +151,9 @@ return 1
 )
 
 
-def retire(stream: str, *, group: str, consumer: str) -> Call:
+def retire(stream: str, *, group: str, consumer: str) -> ScriptCall:
     """Remove a consumer that has nothing: 1, else 0.
 
     Without the check entries would be lost for ever that the server gave it but whose reply never arrived.
     """
-    return Call(_RETIRE, [stream], [group, consumer])
+    return ScriptCall(_RETIRE, [stream], [group, consumer])

@@ -19,7 +19,7 @@ _Redis: Any = Redis  # its annotations are in part unknown
 _hiredis: Any = import_module("hiredis") if find_spec("hiredis") else None  # the light client may do without
 
 
-class Direct(_Redis):
+class FastRedis(_Redis):
     """Keeps the connections that commands have used at hand; pipelines and subscriptions go their usual way."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -27,11 +27,11 @@ class Direct(_Redis):
         self._at_hand: list[Any] = []
         """Connections of the pool that no command uses now. The pool closes them with its own."""
 
-    def apart(self) -> Direct:
+    def separate_client(self) -> FastRedis:
         """A client on the same pool, with connections of its own: as many as it has commands at once."""
         return type(self)(connection_pool=self.connection_pool)
 
-    async def give_back(self) -> None:
+    async def release(self) -> None:
         """Give the connections at hand back to the pool, for others."""
         pool: Any = self.connection_pool
         while self._at_hand:

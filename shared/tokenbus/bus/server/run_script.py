@@ -6,7 +6,7 @@ from typing import Any
 
 from redis.exceptions import NoPermissionError, NoScriptError
 
-from tokenbus.bus.scripts.script import Call
+from tokenbus.bus.scripts.script import ScriptCall
 
 
 class ScriptsMissing(NoScriptError):
@@ -16,7 +16,7 @@ class ScriptsMissing(NoScriptError):
     """
 
 
-async def evaluate(client: Any, call: Call) -> Any:
+async def evaluate(client: Any, call: ScriptCall) -> Any:
     """The script's reply. Raises ScriptsMissing, and what redis-py raises."""
     try:
         return await client.execute_command("EVALSHA", call.script.sha, len(call.keys), *call.keys, *call.args)

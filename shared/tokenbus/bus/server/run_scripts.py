@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from tokenbus.bus.scripts import Call, joined
+from tokenbus.bus.scripts import ScriptCall, joined
 from tokenbus.bus.server.run_script import evaluate
 from tokenbus.bus.server.server import Server
 
@@ -14,12 +14,12 @@ JOINED_BYTES = 2**20
 """Arguments that one command carries, so that no command holds up the server for long."""
 
 
-async def send(server: Server, call: Call) -> Any:
+async def run_script(server: Server, call: ScriptCall) -> Any:
     """Run one script. Raises what redis-py raises."""
     return await evaluate(server.client, call)
 
 
-async def send_many(server: Server, calls: Sequence[Call]) -> list[Any]:
+async def run_scripts(server: Server, calls: Sequence[ScriptCall]) -> list[Any]:
     """Run scripts, in no order that could be relied on; the replies are in the order of the calls.
 
     Calls of one script are one command, so that whoever waits for what they write wakes up once, and finds all of it.
@@ -27,7 +27,7 @@ async def send_many(server: Server, calls: Sequence[Call]) -> list[Any]:
     calls may have run, so each must bear being sent again.
     """
     groups = [[i] for i in range(len(calls))] if server.topology == "cluster" else _together(calls)
-    sending = [_send_group(server, [calls[i] for i in group]) for group in groups]
+    sending = [_run_group(server, [calls[i] for i in group]) for group in groups]
     if len(sending) == 1:
         return _checked(await sending[0])
     replies: list[Any] = [None] * len(calls)
@@ -37,11 +37,11 @@ async def send_many(server: Server, calls: Sequence[Call]) -> list[Any]:
     return _checked(replies)
 
 
-async def _send_group(server: Server, calls: list[Call]) -> list[Any]:
-    return [await send(server, calls[0])] if len(calls) == 1 else await send(server, joined(calls))
+async def _run_group(server: Server, calls: list[ScriptCall]) -> list[Any]:
+    return [await run_script(server, calls[0])] if len(calls) == 1 else await run_script(server, joined(calls))
 
 
-def _together(calls: Sequence[Call]) -> list[list[int]]:
+def _together(calls: Sequence[ScriptCall]) -> list[list[int]]:
     """The places of the calls that go in one command."""
     groups: list[list[int]] = []
     open_groups: dict[str, tuple[list[int], int]] = {}

@@ -35,10 +35,10 @@ from redis.exceptions import TimeoutError as NoReply
 
 from tokenbus.bus.keys import WIRE_VERSION, Keys
 from tokenbus.bus.liveness import beat
-from tokenbus.bus.scripts.script import Call, script
+from tokenbus.bus.scripts.script import ScriptCall, script
 from tokenbus.bus.server.clock import ServerClock
 from tokenbus.bus.server.connection_fixes import prompt
-from tokenbus.bus.server.fast_client import Direct
+from tokenbus.bus.server.fast_client import FastRedis
 from tokenbus.bus.server.run_script import evaluate
 from tokenbus.bus.server.url import ServerUrl, Topology, parse_url
 from tokenbus.errors import DeploymentMismatch, ServerFull, ServerTooOld, ServerUnavailable, SettingsError
@@ -181,11 +181,11 @@ class Server:
         if url.topology == "sentinel":
             group: Any = Sentinel(url.nodes, sentinel_kwargs=pool)
             self._sentinel = group
-            return _prompt(group.master_for(url.master, redis_class=Direct, db=url.db, **pool, **login))
+            return _prompt(group.master_for(url.master, redis_class=FastRedis, db=url.db, **pool, **login))
         if url.path is not None:
-            return _prompt(Direct(unix_socket_path=url.path, db=url.db, **pool, **login))
+            return _prompt(FastRedis(unix_socket_path=url.path, db=url.db, **pool, **login))
         host, port = url.nodes[0]
-        return _prompt(Direct(host=host, port=port, db=url.db, **pool, **login))
+        return _prompt(FastRedis(host=host, port=port, db=url.db, **pool, **login))
 
 
 def _prompt(client: Any) -> Redis:
@@ -334,7 +334,7 @@ async def join_deployment(server: Server, keys: Keys) -> None:
     ours = {"partitions": keys.partitions, "wire_version": WIRE_VERSION}
     with translated(server, keys.meta):
         await server.clock.look()
-        reply: Any = await evaluate(server.client, Call(_JOIN, [keys.meta], list(ours.values())))
+        reply: Any = await evaluate(server.client, ScriptCall(_JOIN, [keys.meta], list(ours.values())))
     for (name, value), found in zip(ours.items(), reply, strict=True):
         theirs = found.decode() if found is not None else "not set"
         if theirs != str(value):

@@ -43,7 +43,7 @@ def id_key(entry_id: str) -> tuple[int, int]:
     return int(ms), int(seq or 0)
 
 
-class Reader:
+class StreamReader:
     """Reads new entries of a changing set of streams, each after its own offset; bounded by ``count`` a stream.
 
     One caller at a time. A `wake` from elsewhere ends a waiting `read` early, empty-handed.
@@ -63,7 +63,7 @@ class Reader:
         self._broken: dict[str, int] = {}
         """By stream: how often in a row its reading failed, and not because of the server's state."""
 
-    def take_broken(self) -> list[str]:
+    def pop_unreadable(self) -> list[str]:
         """Streams whose reading failed `BROKEN_READS` times in a row. Each failure counts for one call of this."""
         broken = [stream for stream, times in self._broken.items() if times >= BROKEN_READS]
         for stream in broken:
@@ -102,7 +102,7 @@ class Reader:
                     await asyncio.sleep(block_ms / 1000)
                     return []
                 if self._server.topology == "cluster":
-                    return await self._read_apart(offsets, block_ms)
+                    return await self._read_separately(offsets, block_ms)
                 found = await self._server.client.xread(offsets, count=self.count, block=block_ms or None)
                 self._count(offsets, None)
                 return _named(found)
@@ -122,7 +122,7 @@ class Reader:
         self.wake()
         await self._cancel(list(self._apart))
 
-    async def _read_apart(self, offsets: Mapping[str, str], block_ms: int) -> Found:
+    async def _read_separately(self, offsets: Mapping[str, str], block_ms: int) -> Found:
         """Keep one read waiting for each slot; hand out those that came back."""
         groups = {tuple(group): {k: offsets[k] for k in group} for group in self._server.read_groups(list(offsets))}
         await self._cancel([g for g, (asked, _) in self._apart.items() if groups.get(g) != asked])

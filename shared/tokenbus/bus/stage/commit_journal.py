@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 
 from tokenbus.bus.server.stream_reader import id_key
-from tokenbus.bus.stage.partition import Work
+from tokenbus.bus.stage.partition import PreparedCommit
 from tokenbus.events.error_info import ErrorInfo
 
 KEPT_S = 5.0
@@ -24,7 +24,7 @@ LOST_WRITES = ErrorInfo(
 )
 
 
-class Journal:
+class CommitJournal:
     """What was committed from ``offset`` on, the last of it: a few seconds, or as much as ``MAX_BYTES`` allow."""
 
     def __init__(self, offset: str) -> None:
@@ -32,17 +32,17 @@ class Journal:
         """The last that was committed."""
         self._begin = offset
         """Where the first commit that is kept began."""
-        self._commits: deque[tuple[str, Work, int, float]] = deque()
+        self._commits: deque[tuple[str, PreparedCommit, int, float]] = deque()
         """Of each its end, itself, its bytes and the time."""
         self._held = 0
 
-    def keep(self, offset: str, work: Work, now: float) -> None:
+    def keep(self, offset: str, work: PreparedCommit, now: float) -> None:
         """This work led to the offset: the server had all up to there at ``now``, in seconds of any steady clock.
 
         Only here does time pass for older commits. So however long the server is away, what it knew last is kept.
         """
         self.offset = offset
-        size = work.held
+        size = work.memory_bytes
         self._commits.append((offset, work, size, now))
         self._held += size
         while self._commits and (self._held > MAX_BYTES or self._commits[0][3] < now - KEPT_S):
@@ -53,7 +53,7 @@ class Journal:
         """Whether the server, which stands at ``offset``, has forgotten a commit."""
         return id_key(offset) < id_key(self.offset)
 
-    def after(self, offset: str) -> list[Work]:
+    def after(self, offset: str) -> list[PreparedCommit]:
         """What was committed after the offset; nothing where not all of that is here, for a log shall have no gap."""
         if id_key(offset) < id_key(self._begin):
             return []

@@ -10,26 +10,26 @@ import msgspec
 from redis.exceptions import RedisError
 
 from tokenbus.bus import scripts
-from tokenbus.bus.dead_letters import DeadEntry, bury
+from tokenbus.bus.dead_letters import DeadLetter, dead_letter
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.leases import Lease
 from tokenbus.bus.server.retry import ISOLATED_TRIES, retry_until_available
-from tokenbus.bus.server.run_scripts import send, send_many
+from tokenbus.bus.server.run_scripts import run_script, run_scripts
 from tokenbus.bus.server.server import Server
-from tokenbus.bus.stage.partition import Partition, Poison, Work
+from tokenbus.bus.stage.partition import Partition, Poison, PreparedCommit
 
 log = logging.getLogger(__name__)
 
 
-class Worked(msgspec.Struct, frozen=True):
+class AppliedBatch(msgspec.Struct, frozen=True):
     """What a partition's entries after offset ``begin`` came to."""
 
     part: Partition
     begin: str
-    work: Work
+    work: PreparedCommit
 
 
-class Commits:
+class Committer:
     """The writes of one stage. All raise what redis-py raises where another try cannot help, and once it is closed."""
 
     def __init__(
@@ -57,11 +57,11 @@ class Commits:
         """Nothing is tried again from now on."""
         self._closed = True
 
-    async def put_in(self, worked: Sequence[Worked]) -> list[list[Any]]:
+    async def submit(self, worked: Sequence[AppliedBatch]) -> list[list[Any]]:
         """Commit this; the reply to each, `refused` where the server takes the others but not that one."""
         for each in worked:
             for poison in each.work.poison:
-                await self._bury(each.part, poison)
+                await self._dead_letter(each.part, poison)
         calls = [
             self._call(
                 each.part,
@@ -77,7 +77,7 @@ class Commits:
         what = f"commit of {self._group}"
         try:
             return await retry_until_available(
-                self._server, lambda: send_many(self._server, calls), what=what, stop_if=self._is_closed
+                self._server, lambda: run_scripts(self._server, calls), what=what, stop_if=self._is_closed
             )
         except (RedisError, OSError):
             if self._closed:
@@ -89,7 +89,7 @@ class Commits:
                 replies.append(
                     await retry_until_available(
                         self._server,
-                        lambda call=call: send(self._server, call),
+                        lambda call=call: run_script(self._server, call),
                         what=what,
                         stop_if=self._is_closed,
                         tries=ISOLATED_TRIES,
@@ -101,14 +101,14 @@ class Commits:
                 replies.append([b"refused", str(e) or type(e).__name__])
         return replies
 
-    async def make_good(self, part: Partition, lease: Lease, commit: scripts.Commit) -> None:
+    async def recover_rollback(self, part: Partition, lease: Lease, commit: scripts.Commit) -> None:
         """Write what a fail-over took back, at the offset where the server stands."""
         call = self._call(
             part, commit, begin=lease.offset, end=lease.offset, watermark=lease.watermark, entries=0, size=0
         )
         reply = await retry_until_available(
             self._server,
-            lambda: send(self._server, call),
+            lambda: run_script(self._server, call),
             what=f"lost writes of {self._group}",
             stop_if=self._is_closed,
         )
@@ -119,7 +119,7 @@ class Commits:
         """Set a field of the partition's lease hash, which the next owner reads."""
         await retry_until_available(
             self._server,
-            lambda: send(self._server, scripts.note(part.lease_key, field, value)),
+            lambda: run_script(self._server, scripts.note(part.lease_key, field, value)),
             what=f"note of {self._group}",
             stop_if=self._is_closed,
         )
@@ -137,7 +137,7 @@ class Commits:
         watermark: str,
         entries: int,
         size: int,
-    ) -> scripts.Call:
+    ) -> scripts.ScriptCall:
         return commit.call(
             token=part.token,
             ttl_ms=round(self._lease_s * 1000),
@@ -151,9 +151,9 @@ class Commits:
             topic_entries=self._topic_entries,
         )
 
-    async def _bury(self, part: Partition, poison: Poison) -> None:
+    async def _dead_letter(self, part: Partition, poison: Poison) -> None:
         """Poison goes to the dead stream before the commit: a crash between may show it twice, never lose it."""
-        entry = DeadEntry(
+        entry = DeadLetter(
             reason=poison.reason,
             stage=self._group,
             stream=part.stream,
@@ -162,4 +162,4 @@ class Commits:
             run=poison.run,
             size=poison.size,
         )
-        await bury(self._server, self._keys, entry, most=self._dead_entries, stop_if=self._is_closed)
+        await dead_letter(self._server, self._keys, entry, most=self._dead_entries, stop_if=self._is_closed)

@@ -32,14 +32,14 @@ PIECES_TTL_MS = 7 * 86_400_000
 """Life of a checkpoint's pieces from the last on. They go with their run; this is for what nobody ends."""
 
 
-class Logic(Protocol):
+class StageLogic(Protocol):
     """What a stage does with one partition's entries: pure, deterministic, no clock.
 
     A replay may begin in the middle of a run that ended before the committed offset: what the rest of such a run
     opens, its last frame must close.
     """
 
-    def take(self, run: str, frame: bytes) -> None:
+    def apply(self, run: str, frame: bytes) -> None:
         """Work one frame of a run into the state and the outputs. May raise: then `fail` follows."""
         ...
 
@@ -59,7 +59,7 @@ class Logic(Protocol):
         """Put the outputs gathered since the last flush or `mute` into the commit."""
         ...
 
-    def mute(self) -> None:
+    def discard_outputs(self) -> None:
         """Forget the outputs gathered: they were committed by an earlier owner."""
         ...
 
@@ -77,15 +77,15 @@ class Logic(Protocol):
 
 
 @runtime_checkable
-class Settling(Protocol):
+class FinishesReplay(Protocol):
     """A logic whose outputs may wait for work outside of the bus (images to be stored, say)."""
 
     @property
-    def unsettled(self) -> bool:
+    def replay_unfinished(self) -> bool:
         """Whether frames taken since the last `flush` or `mute` ask for such work."""
         ...
 
-    async def settle(self) -> None:
+    async def finish_replay(self) -> None:
         """Do what they ask for; the stage calls it between `take` and `flush`, and never in a replay.
 
         A crash may do it again, so doing it twice must be the same as once; and the whole partition waits for it, so it
@@ -126,7 +126,7 @@ class InPieces(Protocol):
         ...
 
 
-class Standing(msgspec.Struct, frozen=True):
+class RunPosition(msgspec.Struct, frozen=True):
     """Where an open run stands, as its hash says."""
 
     turn: int
@@ -140,15 +140,15 @@ class LearnsFromLog(Protocol):
     """A logic that ends an unread run better if it knows what the run's log has."""
 
     def learn(self, run: str, event: bytes) -> None:
-        """One event of the log of a run that `EndsUnread.end_unread` is to end, in their order. Must not raise."""
+        """Take one event of the log of a run that `fail_unreadable` will end, in log order. Must not raise."""
         ...
 
 
 @runtime_checkable
-class EndsUnread(Protocol):
+class FailsUnreadable(Protocol):
     """A logic that can end a run of which it knows nothing else."""
 
-    def end_unread(self, run: str, error: ErrorInfo, standing: Standing) -> None:
+    def fail_unreadable(self, run: str, error: ErrorInfo, standing: RunPosition) -> None:
         """The state of this open run is lost, and what is here of it counts no more: say so in its name. Must not
         raise."""
         ...
@@ -180,7 +180,7 @@ class Poison(msgspec.Struct, frozen=True):
     """How many bytes the frame has, if it could not be read."""
 
 
-class Taken(msgspec.Struct, frozen=True):
+class AppliedEntries(msgspec.Struct, frozen=True):
     """A batch that the logic took in, whose outputs are still with it."""
 
     entries: Sequence[Entry]
@@ -193,7 +193,7 @@ class Taken(msgspec.Struct, frozen=True):
     """Runs that were ended for what could not be read."""
 
 
-class Work(msgspec.Struct, frozen=True):
+class PreparedCommit(msgspec.Struct, frozen=True):
     """What a batch came to: the commit's writes, and what of it was poison."""
 
     commit: Commit
@@ -203,7 +203,7 @@ class Work(msgspec.Struct, frozen=True):
     poison: list[Poison]
 
     @property
-    def held(self) -> int:
+    def memory_bytes(self) -> int:
         """About how many bytes it takes in memory."""
         return self.size + self.commit.held
 
@@ -211,7 +211,7 @@ class Work(msgspec.Struct, frozen=True):
 class Partition:
     """The partition of a lease. First `restore`, `replay` from the watermark on, and `settle`; then `work`."""
 
-    def __init__(self, lease: Lease, logic: Logic, *, keys: Keys, topic: InternalTopic, group: str) -> None:
+    def __init__(self, lease: Lease, logic: StageLogic, *, keys: Keys, topic: InternalTopic, group: str) -> None:
         self.number = lease.partition
         self.token = lease.token
         self.stream = keys.topic(self.number, topic)
@@ -227,7 +227,7 @@ class Partition:
         """How often the partition was loaded, this time included, since its last commit."""
         self.unreadable: Unreadable | None = None
         """The entry that follows on those in hand, and cannot be read."""
-        self.suspect: tuple[str, int] = ("", 0)
+        self.quarantined: tuple[str, int] = ("", 0)
         """The entry that earlier owners had in hand by itself and came to no commit, and how many."""
         self._keys = keys
         self._topic: InternalTopic = topic
@@ -244,7 +244,7 @@ class Partition:
         """Run -> the pieces of its checkpoint."""
         self._changed: set[str] = set()
         """Open runs that their checkpoint, if any, does not hold whole."""
-        self._told_open = -1
+        self._published_open = -1
         """How many runs are open as the lease hash has it, for those who watch."""
         self._void: dict[str, str] = {}
         """Run -> entry up to which nothing of it counts any more, for it was ended over the head of its input."""
@@ -254,21 +254,21 @@ class Partition:
         """No entry up to here is needed for a replay."""
         return next(iter(self._since.values()))[0] if self._since else self.offset
 
-    def work(self, entries: Sequence[Entry]) -> Work:
-        """`take` and `put_out` in one."""
-        return self.put_out(self.take(entries))
+    def apply_and_build(self, entries: Sequence[Entry]) -> PreparedCommit:
+        """`take` and `build_commit` in one."""
+        return self.build_commit(self.apply(entries))
 
-    def take(self, entries: Sequence[Entry]) -> Taken:
-        """Take the entries in; `put_out` must follow before the next."""
+    def apply(self, entries: Sequence[Entry]) -> AppliedEntries:
+        """Take the entries in; `build_commit` must follow before the next."""
         poison, ended, void, size = list[Poison](), set[str](), set[str](), 0
         for entry in entries:
-            size += self._take(entry, poison, ended)
+            size += self._apply(entry, poison, ended)
             if self.unreadable and self.unreadable.entry[0] == entry[0]:
-                size += self._take_unreadable(self.unreadable, poison, void)
+                size += self._apply_unreadable(self.unreadable, poison, void)
                 self.unreadable = None
-        return Taken(entries, size, poison, ended, void)
+        return AppliedEntries(entries, size, poison, ended, void)
 
-    def _take_unreadable(self, found: Unreadable, poison: list[Poison], void: set[str]) -> int:
+    def _apply_unreadable(self, found: Unreadable, poison: list[Poison], void: set[str]) -> int:
         """End the runs of those fields of an entry that cannot be read; their bytes."""
         entry_id = found.entry[0].decode()
         for name, size in found.sizes.items():
@@ -281,7 +281,7 @@ class Partition:
         self._consumed += size
         return size
 
-    def put_out(self, taken: Taken) -> Work:
+    def build_commit(self, taken: AppliedEntries) -> PreparedCommit:
         """The outputs. Should the logic's `flush` or `snapshot` raise, the partition must be loaded anew."""
         commit = Commit(self.lease_key, self.stream)
         self.logic.flush(commit)
@@ -293,7 +293,7 @@ class Partition:
         self._checkpoint(commit)
         return self._finished(commit, taken.entries, taken.size, taken.poison)
 
-    def give_up(self, entry: Entry, reason: str) -> Work:
+    def quarantine(self, entry: Entry, reason: str) -> PreparedCommit:
         """End the runs of an entry without a look into it: looking is what its workers died of.
 
         In a replay it is passed over too, so those runs are void up to it.
@@ -327,18 +327,18 @@ class Partition:
         self._drop_pieces(run, commit)
         commit.put(self.state_key, run, _Saved(self._void[run], None).encoded())
 
-    def _finished(self, commit: Commit, entries: Sequence[Entry], size: int, poison: list[Poison]) -> Work:
+    def _finished(self, commit: Commit, entries: Sequence[Entry], size: int, poison: list[Poison]) -> PreparedCommit:
         if self.loads:
             commit.put(self.lease_key, "loads", 0)
-        if len(self._since) != self._told_open:
-            self._told_open = len(self._since)
-            commit.put(self.lease_key, "open", self._told_open)
+        if len(self._since) != self._published_open:
+            self._published_open = len(self._since)
+            commit.put(self.lease_key, "open", self._published_open)
         for run in [run for run, until in self._void.items() if id_key(until) <= id_key(self.watermark)]:
             commit.drop(self.state_key, run)
             del self._void[run]
-        return Work(commit, entries, size, poison)
+        return PreparedCommit(commit, entries, size, poison)
 
-    def end_lost(self, lost: Sequence[Work], last: str, error: ErrorInfo) -> Commit | None:
+    def recover_rollback(self, lost: Sequence[PreparedCommit], last: str, error: ErrorInfo) -> Commit | None:
         """What a fail-over to this offset took back, made good; None where none of it was public.
 
         The commit moves no offset. Of each run of which something was lost it publishes that once more, so that the
@@ -408,7 +408,7 @@ class Partition:
         """Runs of which a checkpoint or an entry could not be read."""
         return [*self._unread, *self._lost]
 
-    def end_unread(self, standing: Mapping[str, Standing]) -> Commit | None:
+    def fail_unreadable(self, standing: Mapping[str, RunPosition]) -> Commit | None:
         """After `settle`: the end of runs whose checkpoint nobody can read, by where their hashes say that they stand;
         None where there is none. The commit moves no offset.
 
@@ -423,8 +423,8 @@ class Partition:
             problem = f"the state of the run cannot be read: {reason}"
             error = ErrorInfo(code="state_unreadable", kind="internal", message=problem)
             known = standing.get(run)
-            if known and not known.over and isinstance(self.logic, EndsUnread):
-                self.logic.end_unread(run, error, known)
+            if known and not known.over and isinstance(self.logic, FailsUnreadable):
+                self.logic.fail_unreadable(run, error, known)
             elif self.logic.is_open(run):
                 self.logic.fail(run, error)
             if run in self._lost:
@@ -440,10 +440,10 @@ class Partition:
     def replay(self, entries: Sequence[Entry]) -> None:
         """Take entries in that were committed by an earlier owner; their outputs are dropped."""
         for entry in entries:
-            self._take(entry, None, set())
-        self.logic.mute()
+            self._apply(entry, None, set())
+        self.logic.discard_outputs()
 
-    def pass_over(self, found: Unreadable) -> None:
+    def skip_unreadable(self, found: Unreadable) -> None:
         """In a replay: an entry that an earlier owner committed, and that cannot be read whole now. The state of the
         runs concerned is lost, but of those whose checkpoint holds it and those that were ended because of it."""
         self.replay([found.entry])
@@ -455,7 +455,7 @@ class Partition:
                 self._lost[run] = found.reason
         self._consumed += sum(found.sizes.values())
 
-    def settle(self, offset: str) -> list[str]:
+    def finish_replay(self, offset: str) -> list[str]:
         """All up to the committed offset is replayed. Returns the runs that are open."""
         self.offset = offset
         self._since = OrderedDict(sorted(self._since.items(), key=lambda item: id_key(item[1][0])))
@@ -463,7 +463,7 @@ class Partition:
 
     # --- one entry -------------------------------------------------------------------------------------------------
 
-    def _take(self, entry: Entry, poison: list[Poison] | None, ended: set[str]) -> int:
+    def _apply(self, entry: Entry, poison: list[Poison] | None, ended: set[str]) -> int:
         """Feed the logic; the bytes of the entry's frames. ``poison``: None in a replay, which knows it already.
 
         ``ended`` gets the runs whose checkpoint must go, even if they begin again in this batch.
@@ -481,7 +481,7 @@ class Partition:
             if (until := self._void.get(run)) and id_key(entry_id) <= id_key(until):
                 continue
             try:
-                self.logic.take(run, frame)
+                self.logic.apply(run, frame)
             except Exception as e:  # whatever a poison frame raises must not stop the partition
                 reason = f"{type(e).__name__}: {e}"
                 self.logic.fail(run, self._poisoned(entry_id, reason))

@@ -34,7 +34,7 @@ class _Read(msgspec.Struct):
     entries: deque[Entry]
 
 
-class InHand:
+class ReadBuffer:
     """Entries by stream, each stream's in order. Add with `keep`; take with `next_round`."""
 
     def __init__(self, *, most: int) -> None:
@@ -53,7 +53,7 @@ class InHand:
         """How many entries the next read should ask for of each stream."""
         return max(1, min(self._most, int(READ_BYTES / self._average))) if self._average else self._most
 
-    def keep(self, part: Partition, entries: Sequence[Entry]) -> None:
+    def add(self, part: Partition, entries: Sequence[Entry]) -> None:
         """These were read after the partition's offset."""
         self._reads[part.stream] = _Read(part, part.offset, deque(entries))
         average = sum(map(size_of, entries)) / len(entries)

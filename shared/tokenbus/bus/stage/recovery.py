@@ -13,10 +13,10 @@ from tokenbus.bus.keys import DATA_FIELD, Keys
 from tokenbus.bus.leases import Lease
 from tokenbus.bus.quarantine import may_be_an_entry, read_one_by_one
 from tokenbus.bus.run_record import ATTEMPT, ENDED, SEQ, STATUS, TURN, status_of
-from tokenbus.bus.server.run_scripts import send
+from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server, may_pass
 from tokenbus.bus.server.stream_reader import Entry, Unreadable
-from tokenbus.bus.stage.partition import LearnsFromLog, Partition, Standing
+from tokenbus.bus.stage.partition import LearnsFromLog, Partition, RunPosition
 
 log = logging.getLogger(__name__)
 
@@ -28,9 +28,9 @@ PIECES_READ = 8
 async def rebuild(server: Server, keys: Keys, part: Partition, lease: Lease) -> None:
     """Bring a new partition to where its last owner stood. Raises what redis-py raises: then begin with a new one."""
     client = server.client
-    part.loads = await send(server, scripts.count(part.lease_key, "loads"))
+    part.loads = await run_script(server, scripts.count(part.lease_key, "loads"))
     entry_id, _, tries = (await client.hget(part.lease_key, "suspect") or b"").decode().partition(" ")
-    part.suspect = entry_id, int(tries) if tries.isdecimal() else 0
+    part.quarantined = entry_id, int(tries) if tries.isdecimal() else 0
     checkpoints = await client.hgetall(part.state_key)
     pieces: dict[str, dict[int, bytes]] = {}
     for run, numbers in part.pieces_of(checkpoints):
@@ -55,10 +55,10 @@ async def rebuild(server: Server, keys: Keys, part: Partition, lease: Lease) -> 
         part.replay(page)
         if unreadable:
             log.error("%s: entry %s: %s", part.lease_key, unreadable.entry[0].decode(), unreadable.reason)
-            part.pass_over(unreadable)
+            part.skip_unreadable(unreadable)
         await asyncio.sleep(0)  # other partitions go on meanwhile
-    runs = part.settle(lease.offset)
-    for run, at in (await standings(server, keys, runs)).items():
+    runs = part.finish_replay(lease.offset)
+    for run, at in (await run_positions(server, keys, runs)).items():
         if at.seq:
             part.logic.recall(run, at.seq)
 
@@ -88,7 +88,7 @@ async def learn_from_logs(server: Server, keys: Keys, part: Partition, runs: Ite
             log.warning("run %s: its log cannot be read, so its open blocks are not completed: %s", run, e)
 
 
-async def standings(server: Server, keys: Keys, runs: Iterable[str]) -> dict[str, Standing]:
+async def run_positions(server: Server, keys: Keys, runs: Iterable[str]) -> dict[str, RunPosition]:
     """Where open runs stand by their hashes, without those that have none, or one that is no hash of a run."""
     runs = list(runs)
     if not runs:
@@ -96,7 +96,7 @@ async def standings(server: Server, keys: Keys, runs: Iterable[str]) -> dict[str
     pipe = server.client.pipeline(transaction=False)
     for run in runs:
         pipe.hmget(keys.run(run), [TURN, ATTEMPT, SEQ, STATUS])
-    found: dict[str, Standing] = {}
+    found: dict[str, RunPosition] = {}
     for run, reply in zip(runs, await pipe.execute(raise_on_error=False), strict=True):
         if isinstance(reply, ResponseError):
             log.error("run %s: its hash cannot be read: %s", run, reply)
@@ -106,13 +106,13 @@ async def standings(server: Server, keys: Keys, runs: Iterable[str]) -> dict[str
         try:
             if any(reply):
                 turn, attempt, seq = (int(number or 0) for number in reply[:3])
-                found[run] = Standing(turn, attempt, seq, over=status_of(reply[3]) in ENDED)
+                found[run] = RunPosition(turn, attempt, seq, over=status_of(reply[3]) in ENDED)
         except ValueError:
             log.error("run %s: its hash is none of a run: %s", run, reply)
     return found
 
 
-async def standing(server: Server, part: Partition) -> tuple[Lease, str]:
+async def run_position(server: Server, part: Partition) -> tuple[Lease, str]:
     """Where the server stands now, as a lease, and the last entry of the input. Raises what redis-py raises."""
     offset, watermark = await server.client.hmget(part.lease_key, ["offset", "watermark"])
     last: list[Entry] = await server.client.xrevrange(part.stream, count=1)

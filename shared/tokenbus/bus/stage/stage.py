@@ -23,16 +23,15 @@ from tokenbus.bus.liveness import Liveness, holding, slack
 from tokenbus.bus.quarantine import read_one_by_one
 from tokenbus.bus.server.retry import retry_until_available
 from tokenbus.bus.server.server import Server
-from tokenbus.bus.server.stream_reader import Reader
-from tokenbus.bus.stage.background_tasks import Asides
-from tokenbus.bus.stage.commit_journal import LOST_WRITES, Journal
-from tokenbus.bus.stage.committer import Commits, Worked
-from tokenbus.bus.stage.partition import Logic, Partition, Settling, Taken, Work
-from tokenbus.bus.stage.read_buffer import Batch, InHand
-from tokenbus.bus.stage.recovery import learn_from_logs, rebuild, standing, standings
+from tokenbus.bus.server.stream_reader import StreamReader
+from tokenbus.bus.stage.commit_journal import LOST_WRITES, CommitJournal
+from tokenbus.bus.stage.committer import AppliedBatch, Committer
+from tokenbus.bus.stage.partition import FinishesReplay, Partition
+from tokenbus.bus.stage.read_buffer import Batch, ReadBuffer
+from tokenbus.bus.stage.recovery import learn_from_logs, rebuild, run_position, run_positions
 from tokenbus.bus.stage_lag import read_lag
 
-__all__ = ["Batch", "Logic", "Stage"]
+__all__ = ["Batch", "Stage", "StageLogic"]
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +57,7 @@ class Stage:
         group: str,
         topic: InternalTopic,
         worker: str,
-        logic: Callable[[int], Logic],
+        logic: Callable[[int], StageLogic],
         downstream: str | None = None,
         lag_bytes: int = 8 * 2**20,
         lease_s: float = 3.0,
@@ -82,15 +81,15 @@ class Stage:
         self._lease_s = lease_s
         self._parts: dict[str, Partition] = {}
         """By stream: the partitions that are loaded."""
-        self._journals: dict[int, Journal] = {}
+        self._journals: dict[int, CommitJournal] = {}
         """By partition."""
         self._loading: dict[int, asyncio.Task[None]] = {}
         self._apart = server.topology == "cluster"
         """The partitions lie on different nodes, and one of those that fails shall not hold up the others."""
         self._locks: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
-        self._asides = Asides(group, liveness)
+        self._asides = LoggedTasks(group, liveness)
         """Of partitions that are apart, or settle."""
-        self._commits = Commits(
+        self._commits = Committer(
             server,
             keys,
             group=group,
@@ -100,17 +99,17 @@ class Stage:
             entries_read=entries_read,
         )
         self._closed = False
-        self._reader = Reader(server, count=max_records)
-        self._in_hand = InHand(most=max_records)
+        self._reader = StreamReader(server, count=max_records)
+        self._in_hand = ReadBuffer(most=max_records)
         self._leases = Leases(
             server,
             keys,
             group=group,
             topic=topic,
             worker=worker,
-            taken=self._taken,
-            gone=self._gone,
-            behind=self._behind,
+            on_acquired=self._on_acquired,
+            on_revoked=self._on_revoked,
+            on_rollback=self._on_rollback,
             ttl_s=lease_s,
             tick_s=tick_s,
             liveness=liveness,
@@ -123,7 +122,7 @@ class Stage:
 
     def token_of(self, partition: int) -> str | None:
         """What fences this worker's writes for the partition; None: it does not hold it."""
-        lease = self._leases.held.get(partition)
+        lease = self._leases.owned.get(partition)
         return lease.token if lease else None
 
     @property
@@ -162,7 +161,7 @@ class Stage:
             block_ms = min(block_ms, PAUSED_POLL_MS)
         for stream, part in self._parts.items():
             if part.unreadable and stream not in self._in_hand:
-                self._in_hand.keep(part, [part.unreadable.entry])
+                self._in_hand.add(part, [part.unreadable.entry])
         offsets = {
             stream: part.offset
             for stream, part in self._parts.items()
@@ -175,13 +174,13 @@ class Stage:
                     offsets, block_ms=0 if self._in_hand.has_any(self._is_ready) else block_ms
                 )
             finally:
-                for stream in self._reader.take_broken():
+                for stream in self._reader.pop_unreadable():
                     if (part := self._parts.get(stream)) and part.number not in self._asides:
                         task = self._asides.start(part.number, partial(self._look_for_unreadable, part))
                         task.add_done_callback(lambda _: self._reader.wake())
             for stream, entries in found:
                 if (part := self._parts.get(stream)) and part.offset == offsets.get(stream):
-                    self._in_hand.keep(part, entries)
+                    self._in_hand.add(part, entries)
         return self._in_hand.next_round(self._parts, self._is_ready)
 
     async def _look_for_unreadable(self, part: Partition) -> None:
@@ -192,7 +191,7 @@ class Stage:
         count = self._reader.count
         entries, found = await read_one_by_one(self._server, part.stream, after=part.offset, count=count)
         if entries:
-            self._in_hand.keep(part, entries)
+            self._in_hand.add(part, entries)
         if found:
             part.unreadable = found
             entry_id = found.entry[0].decode()
@@ -220,26 +219,26 @@ class Stage:
 
     async def _process(self, batches: Sequence[Batch]) -> None:
         async with holding(self._lock(batches[0].partition if batches else 0)):
-            worked: list[Worked] = []
+            worked: list[AppliedBatch] = []
             try:
                 for batch in batches:
                     part = self._parts.get(self._keys.topic(batch.partition, self._topic))
                     # The partition may have gone, and even come back, since the read.
                     if part is None or part.offset != batch.begin:
                         continue
-                    taken = await self._alone(part, batch) if part.loads > CAREFUL_LOADS else batch
+                    taken = await self._commit_alone(part, batch) if part.loads > CAREFUL_LOADS else batch
                     if work := await self._work(part, taken):
-                        worked.append(Worked(part, taken.begin, work))
+                        worked.append(AppliedBatch(part, taken.begin, work))
             except BaseException:
                 for each in worked:
                     self._drop(each.part)  # what it remembers is ahead of what is committed
                 raise
-            await self._put_in(worked)
+            await self._submit(worked)
 
-    async def _put_in(self, worked: list[Worked]) -> None:
+    async def _submit(self, worked: list[AppliedBatch]) -> None:
         """Commit what the batches came to."""
         try:
-            replies = await self._commits.put_in(worked)
+            replies = await self._commits.submit(worked)
         except BaseException:
             for each in worked:
                 self._drop(each.part)
@@ -253,24 +252,24 @@ class Stage:
 
     # --- one batch --------------------------------------------------------------------------------------------
 
-    async def _work(self, part: Partition, batch: Batch) -> Work | None:
+    async def _work(self, part: Partition, batch: Batch) -> PreparedCommit | None:
         first = batch.entries[0]
         try:
-            if part.suspect[0] == first[0].decode() and part.suspect[1] > MOST_ALONE:
-                return part.give_up(
+            if part.quarantined[0] == first[0].decode() and part.quarantined[1] > MOST_ALONE:
+                return part.quarantine(
                     first, f"{part.loads - 1} tries came to no commit: its workers died, or the stage raised"
                 )
-            if not isinstance(part.logic, Settling):
-                return part.work(batch.entries)
-            taken = part.take(batch.entries)
-            if part.logic.unsettled:
+            if not isinstance(part.logic, FinishesReplay):
+                return part.apply_and_build(batch.entries)
+            taken = part.apply(batch.entries)
+            if part.logic.replay_unfinished:
                 if not self._apart:
-                    task = self._asides.start(part.number, partial(self._settle, part, part.logic, batch, taken))
+                    task = self._asides.start(part.number, partial(self._finish, part, part.logic, batch, taken))
                     task.add_done_callback(lambda _: self._reader.wake())
                     return None
                 with slack(SETTLING_S):
-                    await part.logic.settle()
-            return part.put_out(taken)
+                    await part.logic.finish_replay()
+            return part.build_commit(taken)
         except Exception:
             log.exception("%s partition %d: the logic failed", self._group, part.number)
             self._drop(part, shun_s=2 * self._lease_s)
@@ -279,14 +278,14 @@ class Stage:
             self._drop(part)
             raise
 
-    async def _settle(self, part: Partition, logic: Settling, batch: Batch, taken: Taken) -> None:
+    async def _finish(self, part: Partition, logic: FinishesReplay, batch: Batch, taken: AppliedEntries) -> None:
         """Settle and commit one batch. The others go on meanwhile; this partition is not read, and may go."""
         try:
             with slack(SETTLING_S):
-                await logic.settle()
+                await logic.finish_replay()
             async with holding(self._lock(part.number)):
                 if self._parts.get(part.stream) is part:
-                    await self._put_in([Worked(part, batch.begin, part.put_out(taken))])
+                    await self._submit([AppliedBatch(part, batch.begin, part.build_commit(taken))])
         except (RedisError, OSError):
             raise
         except Exception:
@@ -296,16 +295,16 @@ class Stage:
             self._drop(part)
             raise
 
-    async def _alone(self, part: Partition, batch: Batch) -> Batch:
+    async def _commit_alone(self, part: Partition, batch: Batch) -> Batch:
         """The first entry by itself, noted as what this worker may die of."""
         first = batch.entries[:1]
         entry_id = first[0][0].decode()
-        before, tries = part.suspect
-        part.suspect = entry_id, (tries + 1 if entry_id == before else 1)
-        await self._commits.note(part, "suspect", f"{entry_id} {part.suspect[1]}")
+        before, tries = part.quarantined
+        part.quarantined = entry_id, (tries + 1 if entry_id == before else 1)
+        await self._commits.note(part, "suspect", f"{entry_id} {part.quarantined[1]}")
         return Batch(batch.partition, batch.begin, first)
 
-    async def _committed(self, part: Partition, work: Work, reply: list[Any]) -> None:
+    async def _committed(self, part: Partition, work: PreparedCommit, reply: list[Any]) -> None:
         if reply[0] in (b"ok", b"already"):
             self._journals[part.number].keep(part.offset, work, asyncio.get_running_loop().time())
             self._leases.committed(part.number, part.offset)
@@ -314,46 +313,46 @@ class Stage:
             return
         # Another owner wrote on, or the server went back, or nobody can: what this worker remembers is void.
         log.warning("%s partition %d: dropped: %s", self._group, part.number, reply)
-        given_up = part.suspect[1] > MOST_ALONE
+        given_up = part.quarantined[1] > MOST_ALONE
         try:
             if reply[0] == b"refused" and not given_up:
-                await self._set_apart(part)
+                await self._quarantine(part)
             if reply[0] == b"moved" and self._journals[part.number].is_ahead_of(reply[1].decode()):
-                await self._end_lost(part)
+                await self._recover_rollback(part)
         finally:
             self._drop(part, shun_s=2 * self._lease_s if reply[0] == b"refused" and given_up else 0)
 
-    async def _set_apart(self, part: Partition) -> None:
+    async def _quarantine(self, part: Partition) -> None:
         """What was made of these entries the server does not take: next they are worked one at a time; and a single one
         is given up, whose runs end, for the others' sake."""
         if part.loads > CAREFUL_LOADS:
-            await self._commits.note(part, "suspect", f"{part.suspect[0]} {MOST_ALONE + 1}")
+            await self._commits.note(part, "suspect", f"{part.quarantined[0]} {MOST_ALONE + 1}")
         else:
             await self._commits.note(part, "loads", CAREFUL_LOADS)
 
     # --- a fail-over that lost writes ---------------------------------------------------------------------------
 
-    async def _behind(self, partition: int, offset: str) -> None:
+    async def _on_rollback(self, partition: int, offset: str) -> None:
         async with holding(self._lock(partition)):
             part = self._parts.get(self._keys.topic(partition, self._topic))
             if part and self._journals[partition].is_ahead_of(offset):
                 try:
-                    await self._end_lost(part)
+                    await self._recover_rollback(part)
                 finally:
                     self._drop(part)
 
-    async def _end_lost(self, part: Partition) -> None:
+    async def _recover_rollback(self, part: Partition) -> None:
         """Runs of which others heard more than the server knows now are ended, under the numbers that were heard."""
         what, closed = f"lost writes of {self._group}", lambda: self._closed
         lease, last = await retry_until_available(
-            self._server, lambda: standing(self._server, part), what=what, stop_if=closed
+            self._server, lambda: run_position(self._server, part), what=what, stop_if=closed
         )
         log.error("%s partition %d: a fail-over lost what came after %s", self._group, part.number, lease.offset)
         if not (lost := self._journals[part.number].after(lease.offset)):
             return
         past = await retry_until_available(self._server, lambda: self._rebuilt(lease), what=what, stop_if=closed)
-        if commit := past.end_lost(lost, last, LOST_WRITES):
-            await self._commits.make_good(part, lease, commit)
+        if commit := past.recover_rollback(lost, last, LOST_WRITES):
+            await self._commits.recover_rollback(part, lease, commit)
 
     async def _look_at_lag(self, paused: list[Partition]) -> None:
         assert self._downstream
@@ -363,11 +362,11 @@ class Stage:
 
     # --- partitions come and go -------------------------------------------------------------------------------
 
-    def _taken(self, lease: Lease) -> None:
+    def _on_acquired(self, lease: Lease) -> None:
         task = self._liveness.start_passing(self._load(lease), name=f"replay {self._group} {lease.partition}")
         self._loading[lease.partition] = task
 
-    async def _gone(self, partition: int) -> None:
+    async def _on_revoked(self, partition: int) -> None:
         if task := self._loading.pop(partition, None):
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
@@ -393,16 +392,16 @@ class Stage:
         await rebuild(self._server, self._keys, part, lease)
         return part
 
-    async def _end_unread(self, part: Partition, lease: Lease) -> None:
+    async def _fail_unreadable(self, part: Partition, lease: Lease) -> None:
         """Runs whose state nobody can read end; the partition goes on."""
         if not part.unread:
             return
-        found = await standings(self._server, self._keys, part.unread)
+        found = await run_positions(self._server, self._keys, part.unread)
         await learn_from_logs(self._server, self._keys, part, [run for run, at in found.items() if not at.over])
-        commit = part.end_unread(found)
+        commit = part.fail_unreadable(found)
         if commit:
             try:
-                await self._commits.make_good(part, lease, commit)
+                await self._commits.recover_rollback(part, lease, commit)
             except (RedisError, OSError):
                 if self._closed:
                     raise
@@ -414,7 +413,7 @@ class Stage:
             part = await retry_until_available(
                 self._server, lambda: self._rebuilt(lease), what=f"replay of {self._group}"
             )
-            await self._end_unread(part, lease)
+            await self._fail_unreadable(part, lease)
         except Exception:
             # Nothing that is known to happen; another worker may fare better once the lease runs out.
             log.exception("replay of partition %d of %s failed", lease.partition, self._group)
@@ -423,5 +422,5 @@ class Stage:
         finally:
             self._loading.pop(lease.partition, None)
         self._parts[part.stream] = part
-        self._journals[part.number] = Journal(part.offset)
+        self._journals[part.number] = CommitJournal(part.offset)
         self._reader.wake()

@@ -8,7 +8,7 @@ from tokenbus.client.decode import TopicEvent, topic_event
 from tokenbus.client.subscriptions.event_filter import Selection
 
 
-class Progress:
+class OffsetTracker:
     """The position up to which all is done, and what was given out after it."""
 
     def __init__(self, position: str) -> None:
@@ -24,7 +24,7 @@ class Progress:
         """Entries after the position, in order; whether each is done."""
         self._gaps: set[str] = set()
 
-    def give(self, entry_id: str) -> None:
+    def delivered(self, entry_id: str) -> None:
         """The next entry is given out."""
         self._given[entry_id] = False
         self.open += 1
@@ -37,7 +37,7 @@ class Progress:
         self.open -= 1
         self._advance()
 
-    def pass_over(self, entry_id: str) -> None:
+    def skip(self, entry_id: str) -> None:
         """Entries up to this one were trimmed before they were read: once what was given out is done, the position
         is here."""
         self._given[entry_id] = True
@@ -54,17 +54,17 @@ class Progress:
             self._gaps.discard(self.position)
 
 
-class Hand:
+class AckTracker:
     """The events that were given out and are not done."""
 
     def __init__(self, topic: SubscribedTopic) -> None:
         self._topic: SubscribedTopic = topic
-        self._places: dict[tuple[str, int], tuple[Progress, str]] = {}
+        self._places: dict[tuple[str, int], tuple[OffsetTracker, str]] = {}
 
     def __len__(self) -> int:
         return len(self._places)
 
-    def give(self, event: TopicEvent, progress: Progress, entry_id: str) -> bool:
+    def delivered(self, event: TopicEvent, progress: OffsetTracker, entry_id: str) -> bool:
         """An event is given out, unless it is in hand already: what its end will be is then that of this entry."""
         held = self._places.get((event.run, event.seq))
         if held:
@@ -72,13 +72,13 @@ class Hand:
         self._places[event.run, event.seq] = progress, entry_id
         return held is None
 
-    def take(self, source: str, entry: Entry, progress: Progress, selection: Selection) -> TopicEvent | None:
+    def take(self, source: str, entry: Entry, progress: OffsetTracker, selection: Selection) -> TopicEvent | None:
         """The event of the next entry, given out; None where it is not wanted, or in hand already.
 
         Raises Malformed, naming ``source``, and what the selection raises; the entry is done then.
         """
         place = entry[0].decode()
-        progress.give(place)
+        progress.delivered(place)
         try:
             event = topic_event(self._topic, source, entry)
             wanted = selection.wants(event)
@@ -88,7 +88,7 @@ class Hand:
         if not wanted:
             progress.done(place)
             return None
-        return event if self.give(event, progress, place) else None
+        return event if self.delivered(event, progress, place) else None
 
     def done(self, event: TopicEvent) -> bool:
         """The event is done; False where it was not in hand."""

@@ -24,12 +24,12 @@ from tokenbus.bus.server.server import translated
 from tokenbus.bus.server.stream_reader import Entry
 from tokenbus.client.decode import TopicEvent
 from tokenbus.client.deployment import Deployment, Outage
-from tokenbus.client.subscriptions.ack_tracker import Hand
+from tokenbus.client.subscriptions.ack_tracker import AckTracker
 from tokenbus.client.subscriptions.async_iteration import until_left, until_stopped
 from tokenbus.client.subscriptions.cursor import OLDEST, just_before
 from tokenbus.client.subscriptions.event_filter import Selection
 from tokenbus.client.subscriptions.gaps import Gaps, OnTrimmed
-from tokenbus.client.subscriptions.offset_commit import ACK_S, Acknowledging, Part
+from tokenbus.client.subscriptions.offset_commit import ACK_S, OffsetCommitter, OwnedPartition
 from tokenbus.client.subscriptions.per_run_handlers import each
 from tokenbus.client.subscriptions.topic_reader import TopicReader
 from tokenbus.errors import CursorTrimmed, Malformed, ServerUnavailable
@@ -43,7 +43,7 @@ class _Opened(NamedTuple):
     keys: Keys
     reader: TopicReader
     leases: Leases
-    acknowledging: Acknowledging
+    acknowledging: OffsetCommitter
 
 
 class SharedSubscription(Generic[E]):
@@ -100,9 +100,9 @@ class SharedSubscription(Generic[E]):
         self._lease_s = lease_s
         self._outage = Outage(reconnect_s)
         self._opened: _Opened | None = None
-        self._parts: dict[int, Part] = {}
-        self._pending: deque[tuple[Part, Entry]] = deque()
-        self._hand = Hand(topic)
+        self._parts: dict[int, OwnedPartition] = {}
+        self._pending: deque[tuple[OwnedPartition, Entry]] = deque()
+        self._hand = AckTracker(topic)
         self._last: E | None = None
         """The event that the next one makes done."""
         self._acked = asyncio.Event()
@@ -226,14 +226,14 @@ class SharedSubscription(Generic[E]):
             group=self._group,
             topic=self._topic,
             worker=f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}",
-            taken=self._taken,
-            gone=self._gone,
+            on_acquired=self._on_acquired,
+            on_revoked=self._on_revoked,
             ttl_s=self._lease_s,
             tick_s=self._lease_s / 12,
             start="0-0" if self._from_oldest else "$",
         )
         counts = (await server.check()).entries_read
-        acknowledging = Acknowledging(
+        acknowledging = OffsetCommitter(
             server, keys, self._topic, group=self._group, lease_s=self._lease_s, entries_read=counts
         )
         self._opened = _Opened(keys, reader, leases, acknowledging)
@@ -255,7 +255,7 @@ class SharedSubscription(Generic[E]):
             for part in self._parts.values():
                 part.shown = False  # what was trimmed counts as read
             for partition, oldest in opened.reader.oldest_after(e):
-                self._parts[partition].pass_over(just_before(oldest))
+                self._parts[partition].skip(just_before(oldest))
             self.gaps.was_trimmed(e)
             return
         for partition, entries in found:
@@ -273,13 +273,13 @@ class SharedSubscription(Generic[E]):
 
     # --- partitions come and go -------------------------------------------------------------------------------
 
-    def _taken(self, lease: Lease) -> None:
+    def _on_acquired(self, lease: Lease) -> None:
         assert self._opened
-        self._parts[lease.partition] = Part(lease)
+        self._parts[lease.partition] = OwnedPartition(lease)
         fresh = self._from_oldest and lease.offset == "0-0"
         self._opened.reader.take(lease.partition, OLDEST if fresh else lease.offset)
 
-    async def _gone(self, partition: int) -> None:
+    async def _on_revoked(self, partition: int) -> None:
         part = self._parts.get(partition)
         if part is None:
             return
@@ -293,12 +293,12 @@ class SharedSubscription(Generic[E]):
         assert self._opened
         await self._opened.acknowledging.commit([part])
 
-    def _forget(self, part: Part) -> None:
+    def _forget(self, part: OwnedPartition) -> None:
         assert self._opened
         self._opened.leases.forget(part.lease.partition)
         self._remove(part)
 
-    def _remove(self, part: Part) -> None:
+    def _remove(self, part: OwnedPartition) -> None:
         assert self._opened
         del self._parts[part.lease.partition]
         self._opened.reader.drop(part.lease.partition)

@@ -8,17 +8,17 @@ from collections.abc import Sequence
 
 from tokenbus.bus.keys import Keys, SubscribedTopic
 from tokenbus.bus.leases import Lease
-from tokenbus.bus.scripts import Call, Commit
-from tokenbus.bus.server.run_scripts import send_many
+from tokenbus.bus.scripts import Commit, ScriptCall
+from tokenbus.bus.server.run_scripts import run_scripts
 from tokenbus.bus.server.server import Server
-from tokenbus.client.subscriptions.ack_tracker import Progress
+from tokenbus.client.subscriptions.ack_tracker import OffsetTracker
 from tokenbus.client.subscriptions.offset_mirror import show
 
 ACK_S = 1.0
 """Done events are told to the server at least this often while more are taken."""
 
 
-class Part(Progress):
+class OwnedPartition(OffsetTracker):
     """A partition in hand, and how far its events are done and told."""
 
     def __init__(self, lease: Lease) -> None:
@@ -29,7 +29,7 @@ class Part(Progress):
         """The consumer group that mirrors the offset has its count."""
 
 
-class Acknowledging:
+class OffsetCommitter:
     """Moves a group's offsets."""
 
     def __init__(
@@ -50,7 +50,7 @@ class Acknowledging:
         """Whether `tell` was last called so long ago that it is time, whatever else there is to do."""
         return time.monotonic() - self._told_at >= ACK_S
 
-    async def tell(self, parts: Sequence[Part]) -> list[Part]:
+    async def tell(self, parts: Sequence[OwnedPartition]) -> list[OwnedPartition]:
         """Move the offsets past what is done, and show them to ordinary tools.
 
         Returns the parts that another worker has by now, which gives their events out again. Raises what redis-py
@@ -61,7 +61,7 @@ class Acknowledging:
         self._told_at = time.monotonic()
         return refused
 
-    async def commit(self, parts: Sequence[Part]) -> list[Part]:
+    async def commit(self, parts: Sequence[OwnedPartition]) -> list[OwnedPartition]:
         """`tell` without the show."""
         async with self._telling:
             calls = [
@@ -69,8 +69,8 @@ class Acknowledging:
             ]
             if not calls:
                 return []
-            refused: list[Part] = []
-            replies = await send_many(self._server, [call for _, call, _, _ in calls])
+            refused: list[OwnedPartition] = []
+            replies = await run_scripts(self._server, [call for _, call, _, _ in calls])
             for (part, _, done, entries), reply in zip(calls, replies, strict=True):
                 if reply[0] in (b"ok", b"already"):
                     part.told = done
@@ -79,7 +79,7 @@ class Acknowledging:
                     refused.append(part)
             return refused
 
-    async def _show(self, new: list[Part]) -> None:
+    async def _show(self, new: list[OwnedPartition]) -> None:
         """Count for the mirrors of new partitions what lies before the group's offset."""
         if not new:
             return
@@ -92,11 +92,11 @@ class Acknowledging:
             )
             for part in new
         ]
-        await send_many(self._server, calls)
+        await run_scripts(self._server, calls)
         for part in new:
             part.shown = True
 
-    def _call(self, part: Part) -> Call:
+    def _call(self, part: OwnedPartition) -> ScriptCall:
         number = part.lease.partition
         return Commit(self._keys.lease(number, self._group), self._keys.topic(number, self._topic)).call(
             token=part.lease.token,

@@ -6,7 +6,7 @@ up, for a group need not begin where its stream does, and what was trimmed befor
 
 from __future__ import annotations
 
-from tokenbus.bus.scripts.script import Call, script
+from tokenbus.bus.scripts.script import ScriptCall, script
 
 _SHOW = script(
     "show",
@@ -31,7 +31,7 @@ return 1
 )
 
 
-def show(lease: str, stream: str, *, group: str, offset: str) -> Call:
+def show(lease: str, stream: str, *, group: str, offset: str) -> ScriptCall:
     """Set the group's count of entries up to ``offset``, and show both. Does nothing where the server (Redis 6.2) does
     not count entries."""
-    return Call(_SHOW, [lease, stream], [group, offset])
+    return ScriptCall(_SHOW, [lease, stream], [group, offset])

@@ -12,7 +12,7 @@ from tokenbus.bus.keys import Keys, SubscribedTopic
 from tokenbus.bus.server.stream_reader import Entry, id_key
 from tokenbus.client.decode import TopicEvent
 from tokenbus.client.deployment import Deployment, Outage
-from tokenbus.client.subscriptions.ack_tracker import Hand, Progress
+from tokenbus.client.subscriptions.ack_tracker import AckTracker, OffsetTracker
 from tokenbus.client.subscriptions.async_iteration import until_left, until_stopped
 from tokenbus.client.subscriptions.cursor import OLDEST, Cursor, just_before
 from tokenbus.client.subscriptions.event_filter import Selection
@@ -67,9 +67,9 @@ class OrderedSubscription(Generic[E]):
         self._outage = Outage(reconnect_s)
         self._keys: Keys | None = None
         self._reader: TopicReader | None = None
-        self._parts: dict[int, Progress] = {}
+        self._parts: dict[int, OffsetTracker] = {}
         self._pending: deque[tuple[int, Entry]] = deque()
-        self._hand = Hand(topic)
+        self._hand = AckTracker(topic)
         self._entered = False
         self._closed = False
         self.gaps = Gaps(on_trimmed)
@@ -151,7 +151,7 @@ class OrderedSubscription(Generic[E]):
             found = await reader.read()
         except CursorTrimmed as e:
             for partition, oldest in reader.oldest_after(e):
-                self._parts[partition].pass_over(just_before(oldest))
+                self._parts[partition].skip(just_before(oldest))
             self.gaps.was_trimmed(e)
             return
         for partition, entries in found:
@@ -160,7 +160,7 @@ class OrderedSubscription(Generic[E]):
     async def _open(self) -> TopicReader:
         keys = await self._deployment.keys()
         positions = await self._begin(keys)
-        self._parts = {partition: Progress(position) for partition, position in positions.items()}
+        self._parts = {partition: OffsetTracker(position) for partition, position in positions.items()}
         self._keys = keys
         self._reader = TopicReader(self._deployment.server, keys, self._topic, most=self._prefetch)
         for partition, position in positions.items():

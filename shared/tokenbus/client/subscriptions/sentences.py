@@ -90,7 +90,7 @@ class SentenceSubscription:
         self._hold_s = hold_s
         self._auto = ack == "auto"
         self._prefetch = prefetch
-        self._voices: dict[tuple[str, int], _Voice] = {}
+        self._voices: dict[tuple[str, int], _RunSentences] = {}
         self._ready: deque[tuple[Sentence, list[Chunk]]] = deque()
         self._given: dict[int, tuple[Sentence, list[Chunk]]] = {}
         """By identity: the chunks that are done with a sentence."""
@@ -187,7 +187,7 @@ class SentenceSubscription:
         if voice is None:
             if not self._voices:
                 self._look_at = now + LOOK_S
-            voice = self._voices[key] = _Voice(self._rules, chunk)
+            voice = self._voices[key] = _RunSentences(self._rules, chunk)
         if chunk.seq <= voice.seq:
             self._chunks.ack(chunk)  # comes again after it was done
             return
@@ -212,7 +212,7 @@ class SentenceSubscription:
                 self._chunks.ack(chunk)
             del self._voices[key]
 
-    async def _fate(self, keys: Keys, voice: _Voice) -> Fate:
+    async def _fate(self, keys: Keys, voice: _RunSentences) -> Fate:
         """What the run's log says of the block after the last chunk that came."""
         log = keys.log(voice.run)
         try:
@@ -224,10 +224,10 @@ class SentenceSubscription:
                     gone = not entries and not await self._deployment.server.client.exists(log)
         except ServerUnavailable:
             return "open"
-        return "complete" if gone else fate_of(voice.block, [public_event(log, entry) for entry in entries])
+        return "complete" if gone else run_outcome(voice.block, [public_event(log, entry) for entry in entries])
 
 
-def fate_of(block: int, events: list[PublicEvent]) -> Fate:
+def run_outcome(block: int, events: list[PublicEvent]) -> Fate:
     """What the events after a chunk of this block say of it, in order."""
     for event in events:
         match event:
@@ -244,7 +244,7 @@ def fate_of(block: int, events: list[PublicEvent]) -> Fate:
     return "open"
 
 
-class _Voice:
+class _RunSentences:
     """The text of one block that is not given out yet, and the chunks that brought it."""
 
     def __init__(self, rules: SentenceRules, chunk: Chunk) -> None:

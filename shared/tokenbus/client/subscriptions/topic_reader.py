@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tokenbus.bus.keys import Keys, SubscribedTopic
-from tokenbus.bus.scripts.script import Call, Script, script
-from tokenbus.bus.server.run_scripts import send_many
+from tokenbus.bus.scripts.script import Script, ScriptCall, script
+from tokenbus.bus.server.run_scripts import run_scripts
 from tokenbus.bus.server.server import Server, translated
-from tokenbus.bus.server.stream_reader import MAX_BLOCK_MS, Entry, Reader
+from tokenbus.bus.server.stream_reader import MAX_BLOCK_MS, Entry, StreamReader
 from tokenbus.client.subscriptions.cursor import OLDEST
 from tokenbus.errors import CursorTrimmed
 
@@ -90,7 +90,7 @@ class TopicReader:
         self._server = server
         self._count = max(1, min(COUNT, most // keys.partitions))
         self._stream: Callable[[int], str] = lambda partition: keys.topic(partition, topic)
-        self._reader = Reader(server, count=self._count)
+        self._reader = StreamReader(server, count=self._count)
         self._positions: dict[str, str] = {}
         self._partitions: dict[str, int] = {}
         self._doubtful: set[str] = set()
@@ -158,8 +158,8 @@ async def _ask(server: Server, script: Script, streams: dict[str, str]) -> dict[
         return {}
     groups = server.read_groups(list(streams))
     with translated(server):
-        replies: list[Any] = await send_many(
-            server, [Call(script, group, [streams[stream] for stream in group]) for group in groups]
+        replies: list[Any] = await run_scripts(
+            server, [ScriptCall(script, group, [streams[stream] for stream in group]) for group in groups]
         )
     return {
         stream: answer.decode()

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from tokenbus.core.run.opaque import HandedOn, check_size
+from tokenbus.core.run.opaque import OpaqueTracker, check_size
 from tokenbus.core.run.outbox import Outbox
 from tokenbus.core.run.public_blocks import call_heads, content_fields
 from tokenbus.errors import TooLarge
@@ -44,7 +44,7 @@ class OpenBlock(msgspec.Struct):
     tool_id: str | None = None
     tool_name: str | None = None
     opaque: dict[str, str] = {}
-    handed_on: HandedOn = msgspec.field(default_factory=HandedOn)
+    handed_on: OpaqueTracker = msgspec.field(default_factory=OpaqueTracker)
     """The same as the block's end tells it."""
     extras: list[dict[str, object]] = []
     image: ImageRef | None = None
@@ -216,7 +216,7 @@ class BlockTable(msgspec.Struct):
         for ordinal in list(self.open):
             self.complete(ordinal, out, cut=cut or self.open[ordinal].kind == "tool_call")
 
-    def can_go_on(self) -> bool:
+    def can_continue(self) -> bool:
         """Whether a next attempt could go on from this one's last text: nothing before it is lost to the model.
 
         A call or an image has no place in a message that is to be continued, nor has a second open text.

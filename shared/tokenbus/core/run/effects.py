@@ -52,7 +52,7 @@ class Decide(msgspec.Struct, frozen=True):
     decision: Decision
 
 
-class LetGo(msgspec.Struct, frozen=True):
+class ReleaseFromPolicies(msgspec.Struct, frozen=True):
     """Nobody judges the run any more: its attempt need not wait for the policy stage."""
 
 
@@ -62,4 +62,4 @@ class EndRun(msgspec.Struct, frozen=True):
     status: EndStatus
 
 
-Effect = NextTurn | CloseAttempt | RunTools | Draft | Decide | LetGo | EndRun
+Effect = NextTurn | CloseAttempt | RunTools | Draft | Decide | ReleaseFromPolicies | EndRun

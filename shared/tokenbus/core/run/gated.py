@@ -2,7 +2,7 @@
 
 ::
 
-    events ──> Run ──> drafts ──> policy stage ──> Ruled ──> HeldRun ──> what is heard
+    events ──> Run ──> drafts ──> policy stage ──> Ruled ──> GatedRun ──> what is heard
                 │                                               │
                 └─ next attempt: at once     tools, the end: once all before is judged
 
@@ -18,28 +18,28 @@ from __future__ import annotations
 
 import msgspec
 
-from tokenbus.core.run.effects import Decide, Draft, Effect, EndRun, LetGo
+from tokenbus.core.run.effects import Decide, Draft, Effect, EndRun, ReleaseFromPolicies
 from tokenbus.core.run.outbox import Outbox
 from tokenbus.core.run.output_limits import count_bytes
-from tokenbus.core.run.policy_gate import Gate
+from tokenbus.core.run.policy_gate import PolicyGate
 from tokenbus.core.run.provider_extra import without_places
 from tokenbus.core.run.public_blocks import fitting_finish
 from tokenbus.core.run.state import RunState
-from tokenbus.core.run.state_machine import Run
-from tokenbus.core.run.termination import STATUS, deadline_passed, end, nobody_works, terminated
+from tokenbus.core.run.state_machine import RunMachine
+from tokenbus.core.run.termination import STATUS, deadline_passed, end, terminated, workers_gone
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.frames import (
     CONTROL_ATTEMPT,
     Accepted,
     BusEvent,
-    CancelAsked,
+    CancelRequested,
+    DeadlinePassed,
     Decision,
     EventFrame,
-    Overdue,
-    Policing,
+    PolicyPlan,
+    PolicyVerdict,
+    PolicyVerdicts,
     Rejected,
-    Ruled,
-    Step,
 )
 from tokenbus.events.public import (
     TERMINAL,
@@ -58,21 +58,21 @@ UNJUDGED = "policy_silent"
 """Code of the error of a run for which no policy worker answered."""
 
 
-def accept(run: str, event: Accepted, at_ms: int) -> Run | HeldRun:
+def accept(run: str, event: Accepted, at_ms: int) -> RunMachine | GatedRun:
     """A run begins, with policies or without."""
-    return (HeldRun if event.policing else Run).accept(run, event, at_ms)
+    return (GatedRun if event.policing else RunMachine).accept(run, event, at_ms)
 
 
-class HeldRun:
+class GatedRun:
     """A `Run` and its gate. `handle` takes a frame; drafts of what is heard, and effects, wait to be collected."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: RunMachine) -> None:
         """``run`` has a gate in its state."""
         assert run.state.gate
         assert run.state.accepted.policing
         self._run = run
         self._gate = run.state.gate
-        self._policing: Policing = run.state.accepted.policing
+        self._policing: PolicyPlan = run.state.accepted.policing
         self._over = False
         self.out = Outbox(visible=run.state.accepted.visible)
         self.effects: list[Effect] = []
@@ -88,19 +88,19 @@ class HeldRun:
         return self._over
 
     @classmethod
-    def accept(cls, run: str, event: Accepted, at_ms: int) -> HeldRun:
+    def accept(cls, run: str, event: Accepted, at_ms: int) -> GatedRun:
         """A run begins, and that much is heard at once.
 
         Policies hear of it with the first thing that is said: a run that is held back until they have room leaves them
         nothing to do.
         """
-        inner = Run.accept(run, event, at_ms)
-        inner.state.gate = gate = Gate()
+        inner = RunMachine.accept(run, event, at_ms)
+        inner.state.gate = gate = PolicyGate()
         self = cls(inner)
         gate.beginning = inner.out.number(run, 0)
         gate.drafted = len(gate.beginning)
         for draft in gate.beginning:
-            gate.heard.tell(draft, self.out)
+            gate.heard.release(draft, self.out)
         return self
 
     def handle(self, frame: EventFrame, size: int = 0) -> None:
@@ -128,20 +128,20 @@ class HeldRun:
     def _control(self, event: BusEvent, frame: EventFrame) -> None:
         at_ms = frame.at_ms
         match event:
-            case Ruled():
-                self._ruled(event, at_ms)
-            case CancelAsked():
+            case PolicyVerdicts():
+                self._apply_verdicts(event, at_ms)
+            case CancelRequested():
                 heard = event.heard_through
                 self._stop(Cancelled, at_ms, "cancelled", finish="unknown", reason=event.reason, heard_through=heard)
-            case Overdue(what="policy"):
+            case DeadlinePassed(what="policy"):
                 if event.taken == self._gate.alive and not self._gate.passing:
                     self._unjudged(at_ms)
-            case Overdue(what="deadline"):
+            case DeadlinePassed(what="deadline"):
                 error = deadline_passed()
                 self._stop(RunFailedEvent, at_ms, error.message, finish="error", error=error)
-            case Overdue():
+            case DeadlinePassed():
                 if event.taken == self.state.taken:
-                    error = nobody_works()
+                    error = workers_gone()
                     reason = error.message
                     self._stop(Incomplete, at_ms, reason, finish="unknown", reason=reason, error=error)
             case Rejected():
@@ -166,7 +166,7 @@ class HeldRun:
         self._run.effects.clear()
         if gate.passing:
             self._pass(drafts)
-        self._settle(at_ms)
+        self._release_settled(at_ms)
 
     def _draft(self, at_ms: int) -> list[PublicEvent]:
         gate, s = self._gate, self.state
@@ -191,21 +191,21 @@ class HeldRun:
 
     # --- what is heard ----------------------------------------------------------------------------------------
 
-    def _ruled(self, event: Ruled, at_ms: int) -> None:
+    def _apply_verdicts(self, event: PolicyVerdicts, at_ms: int) -> None:
         gate = self._gate
         if gate.passing:
             return  # an answer that came too late
         if not event.steps:
-            gate.lives(at_ms)
+            gate.progressed(at_ms)
             return
-        gate.heard.begin(event.teller)
+        gate.heard.begin(event.numbered_by)
         for step in event.steps:
             fresh = gate.fresh(step)
             said = [e for e in step.events if not isinstance(e, (Started, *TERMINAL))]
-            gate.heard.step(msgspec.structs.replace(step, events=said), self.out, known=not fresh)
+            gate.heard.release_verdict(msgspec.structs.replace(step, events=said), self.out, known=not fresh)
             if not fresh:
                 continue
-            gate.lives(at_ms)
+            gate.progressed(at_ms)
             audible = self.state.accepted.visible and any(isinstance(e, Chunk) and e.visible for e in said)
             if gate.first_heard_ms is None and audible:
                 gate.first_heard_ms = at_ms - self.state.accepted_ms
@@ -215,7 +215,7 @@ class HeldRun:
             if step.ends is not None:
                 self._terminated(step, at_ms)
                 return
-        self._settle(at_ms)
+        self._release_settled(at_ms)
 
     def _decide(self, decisions: list[Decision]) -> None:
         gate = self._gate
@@ -225,7 +225,7 @@ class HeldRun:
             self.effects.append(Decide(gate.decided, self.state.turn, self.state.attempt, decision))
             gate.decided += 1
 
-    def _settle(self, at_ms: int) -> None:
+    def _release_settled(self, at_ms: int) -> None:
         """Where all is judged, what waited for that comes next: the tools, or the end."""
         gate, s = self._gate, self.state
         if self._over or not gate.idle:
@@ -248,7 +248,7 @@ class HeldRun:
             return last
         return msgspec.structs.replace(last, finish=fitting_finish(last.finish, calls=bool(calls)))
 
-    def _terminated(self, step: Step, at_ms: int) -> None:
+    def _terminated(self, step: PolicyVerdict, at_ms: int) -> None:
         error = terminated(step.ends or "")
         self._stop(Incomplete, at_ms, error.message, finish="content_filter", reason=error.message, error=error)
 
@@ -264,19 +264,19 @@ class HeldRun:
             return
         self._decide([Decision(names, "error", f"{problem}: it goes on without")])
         gate.passing, gate.beginning = True, []
-        self.effects.append(LetGo())
+        self.effects.append(ReleaseFromPolicies())
         gate.awaited = []
         gate.heard.begin("", gate.begun)
         waiting, gate.waiting = gate.waiting, []
         gate.ruled = gate.drafted
         self._pass(waiting)
-        self._settle(at_ms)
+        self._release_settled(at_ms)
 
     def _pass(self, drafts: list[PublicEvent]) -> None:
         """Tell drafts as they are. What policies had swallowed stays so: the rest of a block that did not begin too."""
         for draft in drafts:
             if not isinstance(draft, TERMINAL):
-                self._gate.heard.step(Step(draft.seq, events=[draft]), self.out, known=False)
+                self._gate.heard.release_verdict(PolicyVerdict(draft.seq, events=[draft]), self.out, known=False)
 
     # --- the end ----------------------------------------------------------------------------------------------
 
@@ -296,7 +296,7 @@ class HeldRun:
         gate.heard.close(self.out, why)
         timing = msgspec.structs.replace(last.timing, first_visible_ms=gate.first_heard_ms)
         extras = without_places(last.provider_extra)
-        gate.heard.tell(msgspec.structs.replace(last, timing=timing, provider_extra=extras), self.out)
+        gate.heard.release(msgspec.structs.replace(last, timing=timing, provider_extra=extras), self.out)
         self._over = True
         self._run.effects.clear()
         if not gate.beginning:

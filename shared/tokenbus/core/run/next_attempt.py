@@ -27,10 +27,10 @@ def next_turn(s: RunState, history: list[Message]) -> NextTurn:
     return NextTurn(_work(s), history)
 
 
-def again(s: RunState, out: Outbox, error: ErrorInfo, delay_ms: int, not_before_ms: int) -> NextTurn:
+def restart_turn(s: RunState, out: Outbox, error: ErrorInfo, delay_ms: int, not_before_ms: int) -> NextTurn:
     """The turn from its beginning: what it said so far is void."""
     s.blocks.complete_all(out, cut=True)
-    void(s, out, error, s.attempt + 1, delay_ms)
+    discard_blocks(s, out, error, s.attempt + 1, delay_ms)
     _begin(s)
     return NextTurn(_work(s, not_before_ms))
 
@@ -40,13 +40,17 @@ def fall_back(s: RunState, out: Outbox, error: ErrorInfo) -> NextTurn:
     s.blocks.complete_all(out, cut=True)
     s.choice += 1
     s.failures = s.losses = 0
-    void(s, out, error, s.attempt + 1, 0, fallback=ProviderModel(provider=s.asked.provider, model=s.asked.model))
+    discard_blocks(
+        s, out, error, s.attempt + 1, 0, fallback=ProviderModel(provider=s.asked.provider, model=s.asked.model)
+    )
     s.text = s.text and s.text.again(s.asked.reading)
     _begin(s)
     return NextTurn(_work(s))
 
 
-def void(s: RunState, out: Outbox, error: ErrorInfo, next_attempt: int, delay_ms: int, **fields: object) -> None:
+def discard_blocks(
+    s: RunState, out: Outbox, error: ErrorInfo, next_attempt: int, delay_ms: int, **fields: object
+) -> None:
     """Tell that the turn's blocks so far do not count; ``fields``: what else the event says."""
     out.event(
         s.turn,
@@ -64,17 +68,17 @@ def void(s: RunState, out: Outbox, error: ErrorInfo, next_attempt: int, delay_ms
     s.text = s.text and s.text.again()
 
 
-def can_go_on(s: RunState) -> bool:
+def can_continue(s: RunState) -> bool:
     """Whether the next attempt may go on from what was heard: provider and model can, and so can the text."""
-    return s.asked.continues and (s.text is not None or s.blocks.can_go_on())
+    return s.asked.continues and (s.text is not None or s.blocks.can_continue())
 
 
-def go_on(s: RunState, out: Outbox, error: ErrorInfo, delay_ms: int, not_before_ms: int) -> NextTurn:
+def continue_turn(s: RunState, out: Outbox, error: ErrorInfo, delay_ms: int, not_before_ms: int) -> NextTurn:
     """On from what was heard, none of which is dropped: the text that is open stays open."""
     told_by, table, void_from = s.attempt, s.blocks, s.blocks.next_number
     if s.text:
         so_far, seam = partial_text(s.text.reader.text)
-        end_beside(s.text, s.blocks, out, cut=True)
+        complete_other_blocks(s.text, s.blocks, out, cut=True)
     else:
         table, void_from, parts = s.blocks.going_on(out)
         so_far, seam = partial_message(parts)
@@ -101,7 +105,7 @@ def resume(s: RunState, out: Outbox, so_far: Message | None, not_before_ms: int 
     return NextTurn(_work(s, not_before_ms), so_far=so_far)
 
 
-def end_beside(text: TurnText, blocks: BlockTable, out: Outbox, *, cut: bool) -> None:
+def complete_other_blocks(text: TurnText, blocks: BlockTable, out: Outbox, *, cut: bool) -> None:
     """Prefill mode: the attempt ends, and with it the provider's own regions beside the text."""
     for ordinal in [ordinal for ordinal in blocks.open if ordinal < 0]:
         blocks.complete(ordinal, out, cut=cut)

@@ -25,7 +25,7 @@ def check_size(kept: Mapping[str, str], new: Opaque, number: int, limit: int) ->
         raise TooLarge(f"block {number}, what goes back with it", size, limit)
 
 
-class HandedOn(msgspec.Struct):
+class OpaqueTracker(msgspec.Struct):
     """Opaque data of one block as an event tells it."""
 
     opaque: dict[str, str] = {}

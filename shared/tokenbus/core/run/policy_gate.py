@@ -15,8 +15,7 @@ import msgspec
 from tokenbus.core.run.blocks import ToolCall
 from tokenbus.core.run.outbox import Outbox
 from tokenbus.core.run.public_blocks import changed_fields, content_fields, first_void, write_result
-from tokenbus.core.run.tool_verdicts import Judged
-from tokenbus.events.frames import Step
+from tokenbus.core.run.tool_verdicts import ToolVerdicts
 from tokenbus.events.public import (
     BlockComplete,
     BlockKind,
@@ -31,7 +30,7 @@ from tokenbus.events.public import (
 _ENVELOPE = ("run", "seq", "turn", "attempt")
 
 
-class HeardBlock(msgspec.Struct):
+class ReleasedBlock(msgspec.Struct):
     """A block that began and is not complete."""
 
     kind: BlockKind
@@ -40,32 +39,32 @@ class HeardBlock(msgspec.Struct):
     pieces: list[str] = []
 
 
-class Heard(msgspec.Struct):
+class ReleasedOutput(msgspec.Struct):
     """The blocks of the run as they are heard."""
 
     turn: int = 0
     attempt: int = 1
     next_number: int = 0
-    open: dict[int, HeardBlock] = {}
-    teller: str = ""
+    open: dict[int, ReleasedBlock] = {}
+    numbered_by: str = ""
     names: dict[int, int] = {}
     """The teller's number of a block to the one under which it is heard."""
     born: dict[str, int] = {}
     """The same by where it began: draft, part, and how many began there before it. So another teller's blocks are found
     again, whatever numbers it has for them."""
-    judged: Judged = msgspec.field(default_factory=Judged)
+    judged: ToolVerdicts = msgspec.field(default_factory=ToolVerdicts)
     """Of the present turn."""
     unanswered: list[ToolCall] = []
     """Calls without a result."""
 
     def begin(self, teller: str, begun: Mapping[int, int] | None = None) -> None:
         """This one tells from now on. ``begun``: by draft, the number that it has for the block which began there."""
-        if teller != self.teller:
+        if teller != self.numbered_by:
             places = {_place(draft, "", 0): name for draft, name in (begun or {}).items()}
-            self.teller = teller
+            self.numbered_by = teller
             self.names = {name: self.born[place] for place, name in places.items() if place in self.born}
 
-    def step(self, step: Step, out: Outbox, *, known: bool) -> None:
+    def release_verdict(self, step: PolicyVerdict, out: Outbox, *, known: bool) -> None:
         """Tell what a draft came to; ``known``: it is told already, and is looked at for the teller's numbers alone."""
         starts = 0
         for event in step.events:
@@ -77,9 +76,9 @@ class Heard(msgspec.Struct):
                 elif not known:
                     self.born[place] = self.names[event.block] = self._start(event, out)
             elif not known:
-                self.tell(event, out)
+                self.release(event, out)
 
-    def tell(self, event: PublicEvent, out: Outbox) -> None:
+    def release(self, event: PublicEvent, out: Outbox) -> None:
         """One event that begins no block."""
         self.turn, self.attempt = max(self.turn, event.turn), max(self.attempt, event.attempt)
         match event:
@@ -133,13 +132,13 @@ class Heard(msgspec.Struct):
     def _start(self, event: BlockStarted, out: Outbox) -> int:
         self.turn, self.attempt = max(self.turn, event.turn), max(self.attempt, event.attempt)
         number, self.next_number = self.next_number, self.next_number + 1
-        self.open[number] = HeardBlock(event.kind, event.tool_id, event.tool_name)
+        self.open[number] = ReleasedBlock(event.kind, event.tool_id, event.tool_name)
         out.event(self.turn, self.attempt, BlockStarted, **_fields(event) | {"block": number})
         if event.kind == "tool_result":
             self._answered(event.tool_id)
         return number
 
-    def _write(self, number: int, block: HeardBlock, event: Chunk, out: Outbox) -> None:
+    def _write(self, number: int, block: ReleasedBlock, event: Chunk, out: Outbox) -> None:
         if event.tool_call_part in (None, "input"):
             block.pieces.append(event.text)
         out.chunk(
@@ -154,7 +153,7 @@ class Heard(msgspec.Struct):
             tool_name=block.tool_name,
         )
 
-    def _complete(self, number: int, block: HeardBlock, event: BlockComplete, out: Outbox) -> None:
+    def _complete(self, number: int, block: ReleasedBlock, event: BlockComplete, out: Outbox) -> None:
         del self.open[number]
         content = "".join(block.pieces)
         fields = _fields(event) | {"block": number} | changed_fields(event, block.kind, content)
@@ -172,7 +171,7 @@ class Heard(msgspec.Struct):
                 return
 
 
-class Gate(msgspec.Struct):
+class PolicyGate(msgspec.Struct):
     """How far a run's drafts are judged."""
 
     drafted: int = 0
@@ -193,7 +192,7 @@ class Gate(msgspec.Struct):
     """Milliseconds from the run's acceptance to the first visible text that was heard."""
     passing: bool = False
     """Nobody ruled on them in time: everything is heard as it comes."""
-    heard: Heard = msgspec.field(default_factory=Heard)
+    heard: ReleasedOutput = msgspec.field(default_factory=ReleasedOutput)
     decided: int = 0
     """Decisions that were told."""
     last: TerminalEvent | None = None
@@ -206,7 +205,7 @@ class Gate(msgspec.Struct):
         """Whether nothing waits for a ruling."""
         return bool(self.beginning) or (self.ruled == self.drafted and not self.awaited)
 
-    def fresh(self, step: Step) -> bool:
+    def fresh(self, step: PolicyVerdict) -> bool:
         """Whether this part is told for the first time; from now on it is not."""
         if step.part:
             if (step.draft, step.part) not in self.awaited:
@@ -216,12 +215,12 @@ class Gate(msgspec.Struct):
             return False
         else:
             self.ruled += 1
-        self.awaited += [(step.draft, part) for part in step.later]
+        self.awaited += [(step.draft, part) for part in step.deferred]
         if self.waiting:
             self.waiting = self.waiting[-(self.drafted - self.ruled) :] if self.drafted > self.ruled else []
         return True
 
-    def lives(self, at_ms: int) -> None:
+    def progressed(self, at_ms: int) -> None:
         """Somebody has the run in hand."""
         self.alive += 1
         self.since_ms = at_ms

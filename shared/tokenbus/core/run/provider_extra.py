@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tokenbus.core.run.opaque import HandedOn
+from tokenbus.core.run.opaque import OpaqueTracker
 from tokenbus.core.run.state import RunState
 from tokenbus.events.normalized import Opaque
 
@@ -13,7 +13,7 @@ def keep(s: RunState, data: Opaque) -> None:
     """Keep it with its block; where that has ended, for the run's end. Raises TooLarge."""
     ended = s.blocks.keep(data)
     if ended is not None:
-        late = s.late.setdefault(ended, HandedOn(dict(s.blocks.origin)))
+        late = s.late.setdefault(ended, OpaqueTracker(dict(s.blocks.origin)))
         late.add(data.name, data.value, data.blob_id)
 
 

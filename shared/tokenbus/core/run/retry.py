@@ -5,7 +5,7 @@ from __future__ import annotations
 from zlib import crc32
 
 from tokenbus.events.error_info import ErrorInfo
-from tokenbus.events.frames import Rules
+from tokenbus.events.frames import RunLimits
 from tokenbus.events.requests import OnFailure
 
 WORKER_LOST = "worker_lost"
@@ -19,7 +19,7 @@ def decide(
     heard: bool,
     failures: int,
     losses: int,
-    rules: Rules,
+    rules: RunLimits,
     salt: str,
 ) -> int | None:
     """After how many ms to try the turn again; None: the run ends.

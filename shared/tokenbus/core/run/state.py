@@ -9,8 +9,8 @@ import msgspec
 from tokenbus.core.prefill.turn import TurnText
 from tokenbus.core.run.blocks import BlockTable, ToolCall
 from tokenbus.core.run.continuation import Seam
-from tokenbus.core.run.opaque import HandedOn
-from tokenbus.core.run.policy_gate import Gate
+from tokenbus.core.run.opaque import OpaqueTracker
+from tokenbus.core.run.policy_gate import PolicyGate
 from tokenbus.core.stop_scan import StopScan
 from tokenbus.events.frames import Accepted, FallbackPlan, ToolReturned
 from tokenbus.events.normalized import Start
@@ -73,7 +73,7 @@ class RunState(msgspec.Struct):
     first_byte_ms: int | None = None
     first_visible_ms: int | None = None
     extras: list[dict[str, object]] = []
-    late: dict[int, HandedOn] = {}
+    late: dict[int, OpaqueTracker] = {}
     """Opaque data that came after its block's end, by the block's number."""
     text: TurnText | None = None
     """Prefill mode: the present turn's text."""
@@ -83,7 +83,7 @@ class RunState(msgspec.Struct):
     """Chat mode, where the request has stop strings: looks for them in the present attempt's text."""
     seen_ms: int = 0
     """When something last happened, or when a retry was due to begin."""
-    gate: Gate | None = None
+    gate: PolicyGate | None = None
     """Of a run that has policies: what of it they have judged."""
     choice: int = 0
     """Who is asked: 0 the request's own provider and model, n its n-th fallback."""

@@ -8,7 +8,7 @@
        Failed, Cut:     │  └───┘ next attempt of the turn    │                     │
        tried again      │  ^                                 │                     │
                         │  └─────────── next turn ───────────┼─────────────────────┘
-                        │ Done, Failed, Cut, and ...         │ CancelAsked, Overdue
+                        │ Done, Failed, Cut, and ...         │ CancelRequested, Overdue
                         v                                    v
                       over: exactly one terminal event, and nothing after it
 
@@ -20,7 +20,7 @@ and a sound finish; results are told in the order of the calls, whatever order t
 same however its tools raced; every time comes from the events. So a replay of the same events ends in the same
 state and the same outputs.
 
-Where the run has policies, all that it says are drafts, and a `HeldRun` around it says what is heard of them
+Where the run has policies, all that it says are drafts, and a `GatedRun` around it says what is heard of them
 (`held_run`); between the end of a turn and its tools then lies the phase `judged`.
 
 In prefill mode the model's text is itself the blocks: `TurnText` reads it, and says what a chat decoder would say. Its
@@ -37,23 +37,29 @@ from tokenbus.core.run.block_deltas import add, remember
 from tokenbus.core.run.blocks import BlockTable
 from tokenbus.core.run.effects import CloseAttempt, Effect, RunTools
 from tokenbus.core.run.next_attempt import (
-    again,
-    can_go_on,
-    end_beside,
+    can_continue,
+    complete_other_blocks,
+    continue_turn,
+    discard_blocks,
     fall_back,
     fresh_table,
-    go_on,
     next_turn,
+    restart_turn,
     resume,
-    void,
 )
 from tokenbus.core.run.outbox import Outbox
 from tokenbus.core.run.output_limits import count_bytes
 from tokenbus.core.run.retry import WORKER_LOST, another_may_do_better, decide
 from tokenbus.core.run.state import RunState
-from tokenbus.core.run.termination import DEADLINE, close_blocks, deadline_passed, end, nobody_works, settle, stop
-from tokenbus.core.run.tool_calls import hand_out, results_message, take_result, tell_progress, tell_results
-from tokenbus.core.run.tool_verdicts import Judged
+from tokenbus.core.run.termination import DEADLINE, close_blocks, deadline_passed, end, settle, stop, workers_gone
+from tokenbus.core.run.tool_calls import (
+    accept_result,
+    dispatch_calls,
+    publish_progress,
+    publish_results,
+    results_message,
+)
+from tokenbus.core.run.tool_verdicts import ToolVerdicts
 from tokenbus.core.stop_scan import StopScan
 from tokenbus.errors import TooLarge
 from tokenbus.events import normalized as n
@@ -62,12 +68,12 @@ from tokenbus.events.frames import (
     CONTROL_ATTEMPT,
     Accepted,
     BusEvent,
-    CancelAsked,
+    CancelRequested,
+    DeadlinePassed,
     EventFrame,
     Noted,
-    Overdue,
+    PolicyVerdicts,
     Rejected,
-    Ruled,
     ToolReported,
     ToolReturned,
     is_known,
@@ -89,7 +95,7 @@ CANNOT_GO_ON = "on_failure is continue, but there is no way to go on from what w
 """Told at the end of a run that therefore ended as by default."""
 
 
-class Run:
+class RunMachine:
     """One run's state machine. `handle` takes a frame; drafts of public events and effects wait to be collected."""
 
     def __init__(self, state: RunState) -> None:
@@ -98,7 +104,7 @@ class Run:
         self.effects: list[Effect] = []
 
     @classmethod
-    def accept(cls, run: str, event: Accepted, at_ms: int) -> Run:
+    def accept(cls, run: str, event: Accepted, at_ms: int) -> RunMachine:
         """A run begins with turn 0, attempt 1, which intake has handed out."""
         blocks = BlockTable(turn=0, attempt=1, limit=event.rules.block_chars, next_number=0)
         self = cls(RunState(run, event, at_ms, blocks))
@@ -171,11 +177,11 @@ class Run:
             case ToolReturned():
                 self._returned(event)
             case ToolReported():
-                tell_progress(self.state, self.out, event)
-            case CancelAsked():
+                publish_progress(self.state, self.out, event)
+            case CancelRequested():
                 stop(self.state, self.out, "cancelled", at_ms)
                 self._end(Cancelled, at_ms, finish="unknown", reason=event.reason, heard_through=event.heard_through)
-            case Overdue():
+            case DeadlinePassed():
                 self._overdue(event, at_ms)
             case Rejected():
                 self.fail(event.error, at_ms)
@@ -183,14 +189,14 @@ class Run:
                 note: dict[str, object] = {"note": event.text}
                 if note not in self.state.extras:  # every attempt says again what its request had to mend
                     remember(self.state, note)
-            case Accepted() | Ruled():
-                pass  # a run is accepted once, intake's script sees to it; and rulings are for `HeldRun`
+            case Accepted() | PolicyVerdicts():
+                pass  # a run is accepted once, intake's script sees to it; and rulings are for `GatedRun`
             case n.Failed():
                 self._broke(event.error, at_ms, cut=None)
             case n.Cut():
                 self._broke(event.error or stream_cut(event.reason), at_ms, cut=event.reason)
             case _:
-                self._said_by_provider(event, at_ms)
+                self._provider_details(event, at_ms)
 
     def _text(self, event: n.TextDelta | n.RefusalDelta, at_ms: int) -> None:
         """A piece of text; where the attempt goes on from another, only what is new of it."""
@@ -199,9 +205,9 @@ class Run:
             if seam.closed:
                 self.state.seam = None
         if event.text:
-            self._said_by_provider(event, at_ms)
+            self._provider_details(event, at_ms)
 
-    def _said_by_provider(self, event: n.Normalized, at_ms: int) -> None:
+    def _provider_details(self, event: n.Normalized, at_ms: int) -> None:
         text, scan = self.state.text, self.state.scan
         if text and isinstance(event, n.Done):
             self._text_done(text, event, at_ms)
@@ -231,7 +237,7 @@ class Run:
                     s.first_byte_ms = at_ms - s.accepted_ms
                 s.start = event
                 if event.void_before:
-                    self._began_again(at_ms)
+                    self._restarted(at_ms)
                 origin = {"api": event.api, "provider": event.provider}
                 s.blocks.origin = {name: said for name, said in origin.items() if said}
             case n.Done():
@@ -254,13 +260,13 @@ class Run:
             return
         if event.finish == "pause" and s.pauses < MAX_PAUSES:
             s.pauses += 1
-            self.effects.append(next_turn(s, [self._said()]))
+            self.effects.append(next_turn(s, [self._content()]))
             return
         finish = event.finish
         if s.blocks.calls and finish in ("stop", "tool_use"):
             if s.tool_turns < s.accepted.max_tool_depth:
                 if s.accepted.policing:
-                    s.phase = "judged"  # `HeldRun` goes on from here
+                    s.phase = "judged"  # `GatedRun` goes on from here
                 else:
                     self.call_tools(at_ms)
                 return
@@ -275,7 +281,7 @@ class Run:
             self._read(text.put_back(event.stop_string), at_ms)
             if not text.reader.over and text.resumes():
                 s.usage = event.usage or s.usage
-                end_beside(text, s.blocks, self.out, cut=False)
+                complete_other_blocks(text, s.blocks, self.out, cut=False)
                 so_far = Message(role="assistant", content=text.reader.text)
                 self.effects.append(resume(s, self.out, so_far))
                 return
@@ -291,7 +297,7 @@ class Run:
         """The attempt failed, or was cut: the next attempt, or the end."""
         s = self.state
         if error.code == DEADLINE or 0 < s.accepted.deadline_ms <= at_ms:
-            self._overdue(Overdue("deadline"), at_ms)
+            self._overdue(DeadlinePassed("deadline"), at_ms)
             return
         if error.code == WORKER_LOST:
             s.losses += 1
@@ -300,7 +306,7 @@ class Run:
         if s.scan:
             self._read(s.scan.release(), at_ms)
         wanted = s.heard and s.accepted.on_failure == "continue"
-        goes_on = wanted and can_go_on(s)
+        goes_on = wanted and can_continue(s)
         delay_ms = decide(
             error,
             policy=s.accepted.on_failure,
@@ -313,7 +319,7 @@ class Run:
         if delay_ms is not None:
             not_before_ms = at_ms + delay_ms if delay_ms else 0
             s.seen_ms = max(s.seen_ms, not_before_ms)
-            next_attempt = go_on if goes_on else again
+            next_attempt = continue_turn if goes_on else restart_turn
             self.effects.append(next_attempt(s, self.out, error, delay_ms, not_before_ms))
             return
         if self._falls_back(error):
@@ -335,7 +341,7 @@ class Run:
         self.effects.append(fall_back(s, self.out, error))
         return True
 
-    def _began_again(self, at_ms: int) -> None:
+    def _restarted(self, at_ms: int) -> None:
         """The provider voided what it had said so far and began its message anew, within the attempt."""
         s = self.state
         reason = "the provider began its message again"
@@ -344,19 +350,19 @@ class Run:
             self._broke(error, at_ms, cut=reason)
             return
         s.blocks.complete_all(self.out, cut=True)
-        void(s, self.out, error, s.attempt, 0)
+        discard_blocks(s, self.out, error, s.attempt, 0)
         s.blocks = fresh_table(s)
 
     # --- the end of the run -----------------------------------------------------------------------------------
 
-    def _overdue(self, event: Overdue, at_ms: int) -> None:
+    def _overdue(self, event: DeadlinePassed, at_ms: int) -> None:
         s = self.state
         if event.what == "deadline":
             error = deadline_passed()
             stop(s, self.out, error.message, at_ms)
             self._end(RunFailedEvent, at_ms, finish="error", error=error)
         elif event.taken == s.taken:
-            error = nobody_works()
+            error = workers_gone()
             stop(s, self.out, error.message, at_ms)
             self._end(Incomplete, at_ms, finish="unknown", reason=error.message, error=error)
 
@@ -365,27 +371,27 @@ class Run:
 
     # --- turns and tools --------------------------------------------------------------------------------------
 
-    def call_tools(self, at_ms: int, judged: Judged | None = None) -> None:
+    def call_tools(self, at_ms: int, judged: ToolVerdicts | None = None) -> None:
         """The turn is said, and where the run has policies also judged: its calls run."""
         s = self.state
         s.seen_ms = max(s.seen_ms, at_ms)
-        s.history = [self._said()]
-        if work := hand_out(s, judged):
+        s.history = [self._content()]
+        if work := dispatch_calls(s, judged):
             self.effects.append(RunTools(work))
-        self._tell_results()
+        self._publish_results()
 
-    def _said(self) -> Message:
+    def _content(self) -> Message:
         """The turn as the next one sends it back; in prefill mode that is the model's own text, verbatim."""
         s = self.state
         return Message(role="assistant", content=s.text.reader.text if s.text else s.blocks.message_parts())
 
     def _returned(self, event: ToolReturned) -> None:
         if self.state.phase == "tools":
-            take_result(self.state, event)
-            self._tell_results()
+            accept_result(self.state, event)
+            self._publish_results()
 
-    def _tell_results(self) -> None:
+    def _publish_results(self) -> None:
         """Tell the results that are due; after the last one the next turn begins."""
         s = self.state
-        if tell_results(s, self.out):
+        if publish_results(s, self.out):
             self.effects.append(next_turn(s, [*s.history, results_message(s)]))

@@ -44,7 +44,7 @@ def deadline_passed() -> ErrorInfo:
     return ErrorInfo(code=DEADLINE, kind="timeout", message="the run's deadline has passed")
 
 
-def nobody_works() -> ErrorInfo:
+def workers_gone() -> ErrorInfo:
     """The error of a run that fell silent because its work was lost."""
     problem = "nothing was heard of the run for long, and no worker has it"
     return ErrorInfo(code=LOST, kind="internal", message=problem, retryable=True)

@@ -9,13 +9,13 @@ from tokenbus.core.run.blocks import ToolCall
 from tokenbus.core.run.outbox import Outbox
 from tokenbus.core.run.public_blocks import write_result
 from tokenbus.core.run.state import PendingCall, RunState
-from tokenbus.core.run.tool_verdicts import Judged
+from tokenbus.core.run.tool_verdicts import ToolVerdicts
 from tokenbus.events.frames import ResultImage, ToolReported, ToolReturned, ToolWork
 from tokenbus.events.public import ImageRef, ToolProgress
 from tokenbus.events.requests import Base64Source, BlobSource, ImagePart, Message, TextPart, ToolResultPart
 
 
-def hand_out(s: RunState, judged: Judged | None = None) -> list[ToolWork]:
+def dispatch_calls(s: RunState, judged: ToolVerdicts | None = None) -> list[ToolWork]:
     """The calls of the turn that are to run: all but malformed ones and those to unlisted tools, which have their
     answer at once. Of a run with policies those that were let through, in what shape they were.
 
@@ -39,14 +39,14 @@ def hand_out(s: RunState, judged: Judged | None = None) -> list[ToolWork]:
     ]
 
 
-def take_result(s: RunState, result: ToolReturned) -> None:
+def accept_result(s: RunState, result: ToolReturned) -> None:
     """Put a result to its call. A second one, or one without a call, changes nothing."""
     for pending in s.calls:
         if pending.call.block == result.block and pending.result is None:
             pending.result = result
 
 
-def tell_progress(s: RunState, out: Outbox, report: ToolReported) -> None:
+def publish_progress(s: RunState, out: Outbox, report: ToolReported) -> None:
     """Tell how far a call is that has no result yet. What is said of any other is too late, and dropped."""
     if s.phase != "tools":
         return
@@ -65,13 +65,13 @@ def tell_progress(s: RunState, out: Outbox, report: ToolReported) -> None:
             )
 
 
-def tell_results(s: RunState, out: Outbox) -> bool:
+def publish_results(s: RunState, out: Outbox) -> bool:
     """Tell the results that are due, in the order of the calls. True: that was the last of them."""
     for pending in s.calls:
         if pending.result is None:
             return False
         if not pending.told:
-            _tell(s, out, pending.runs, pending.result)
+            _publish(s, out, pending.runs, pending.result)
             pending.told = True
     return True
 
@@ -87,7 +87,7 @@ def answer_open_calls(s: RunState, out: Outbox, why: str) -> None:
     calls = s.calls if s.phase == "tools" else [PendingCall(c) for c in [*s.blocks.calls, *s.blocks.cut_calls]]
     for pending in calls:
         if not pending.told:
-            _tell(s, out, pending.runs, pending.result or ToolReturned(pending.call.block, why, is_error=True))
+            _publish(s, out, pending.runs, pending.result or ToolReturned(pending.call.block, why, is_error=True))
 
 
 def _result_part(call: ToolCall, result: ToolReturned) -> ToolResultPart:
@@ -115,7 +115,7 @@ def _refused(s: RunState, call: ToolCall) -> ToolReturned | None:
     return ToolReturned(call.block, f"there is no tool {call.name!r} here", is_error=True)
 
 
-def _tell(s: RunState, out: Outbox, call: ToolCall, result: ToolReturned) -> None:
+def _publish(s: RunState, out: Outbox, call: ToolCall, result: ToolReturned) -> None:
     block = s.blocks.next_number
     s.blocks.next_number += 1
     write_result(

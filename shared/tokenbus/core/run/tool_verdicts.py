@@ -10,7 +10,7 @@ BLOCKED = "the call was blocked by a policy"
 """What the model reads where the policy gave no reason."""
 
 
-class Judged(msgspec.Struct):
+class ToolVerdicts(msgspec.Struct):
     """The calls of one turn that were heard, and why others were not."""
 
     heard: list[ToolCall] = []

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from tokenbus.events.public import BlockKind
-from tokenbus.policy.builtin.stream_replace import Rewriter, Rule, Rules
+from tokenbus.policy.builtin.stream_replace import CompiledRules, Rewriter, Rule
 from tokenbus.policy.processor import StreamContext, StreamProcessor
 from tokenbus.policy.stream_state import StreamBlock, StreamState
 
@@ -27,7 +27,7 @@ class ReplaceText(StreamProcessor):
 
     def __init__(self, options: Any = None) -> None:
         super().__init__(options)
-        self._rules = Rules(self.rules())
+        self._rules = CompiledRules(self.rules())
         self._texts: dict[int, _Text] = {}
 
     def rules(self) -> list[Rule]:

@@ -73,7 +73,7 @@ class Rewriter:
     Of several rules that match at one place the first counts, and what was put in is not looked at again.
     """
 
-    def __init__(self, rules: Rules) -> None:
+    def __init__(self, rules: CompiledRules) -> None:
         self._rules = rules
         self._before: str = ""
         """The last character that was settled, as it came: what follows may be a word of its own, or not."""
@@ -109,7 +109,7 @@ class Rewriter:
         return "".join(out)
 
 
-class Rules:
+class CompiledRules:
     """Rules, ready to use for any number of texts. Raises ValueError, which names the rule, for one that is refused."""
 
     def __init__(self, rules: Sequence[Rule]) -> None:

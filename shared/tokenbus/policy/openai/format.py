@@ -22,8 +22,8 @@ class OpenAIChunks:
     """The dialect of Chat Completions streams. See `tokenbus.policy.stream_format.Dialect`."""
 
     @property
-    def words(self) -> OpenAIWords:
-        return OpenAIWords()
+    def words(self) -> OpenAIChunkAccess:
+        return OpenAIChunkAccess()
 
     def reader(self) -> OpenAIReader:
         return OpenAIReader()
@@ -32,7 +32,7 @@ class OpenAIChunks:
         return OpenAIWriter()
 
 
-class OpenAIWords:
+class OpenAIChunkAccess:
     """See `tokenbus.policy.processor.Words`."""
 
     def text(self, chunk: Any) -> str:
@@ -61,7 +61,7 @@ class OpenAIWords:
     def is_end(self, chunk: Any) -> bool:
         return bool(field(_choice(chunk), "finish_reason"))
 
-    def is_apart(self, chunk: Any) -> bool:
+    def is_metadata(self, chunk: Any) -> bool:
         delta = field(_choice(chunk), "delta")
         return not (field(delta, "content") or calls_of(delta))
 

@@ -22,18 +22,18 @@ class OpenAIWriter:
         """Of calls as they came: by index, their index here and their id."""
         self._finished = False
 
-    def heard(self, chunk: Any) -> None:
+    def before_chunk(self, chunk: Any) -> None:
         if self._last is None or field(chunk, "choices"):
             self._last = chunk
 
-    def put_off(self) -> None:
+    def defer(self) -> None:
         """Where it stands makes no difference here."""
 
-    def taken_up(self, mark: object) -> None:
-        """See `put_off`."""
+    def resume_deferred(self, mark: object) -> None:
+        """See `defer`."""
 
     def decided(self, decision: Decision) -> None:
-        """See `put_off`."""
+        """See `defer`."""
 
     def write(self, sent: Any) -> Sequence[Any]:
         match sent:

@@ -36,8 +36,8 @@ class PublicEvents:
         self._elapsed_ms = elapsed_ms
 
     @property
-    def words(self) -> PublicWords:
-        return PublicWords()
+    def words(self) -> PublicChunkAccess:
+        return PublicChunkAccess()
 
     def reader(self) -> PublicReader:
         return PublicReader()
@@ -46,7 +46,7 @@ class PublicEvents:
         return PublicWriter(self._elapsed_ms)
 
 
-class PublicWords:
+class PublicChunkAccess:
     """See `tokenbus.policy.processor.Words`."""
 
     def text(self, chunk: PublicEvent) -> str:
@@ -66,7 +66,7 @@ class PublicWords:
     def is_end(self, chunk: PublicEvent) -> bool:
         return isinstance(chunk, TERMINAL)
 
-    def is_apart(self, chunk: PublicEvent) -> bool:
+    def is_metadata(self, chunk: PublicEvent) -> bool:
         return False
 
 

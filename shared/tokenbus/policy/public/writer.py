@@ -70,7 +70,7 @@ class PublicWriter:
         self._usage: Usage | None = None
         self._over = False
 
-    def heard(self, chunk: PublicEvent) -> None:
+    def before_chunk(self, chunk: PublicEvent) -> None:
         if chunk.turn != self._turn:
             self._calls = 0
         self._run, self._turn, self._attempt = chunk.run, chunk.turn, chunk.attempt
@@ -86,14 +86,14 @@ class PublicWriter:
             case _:
                 pass
 
-    def put_off(self) -> None:
+    def defer(self) -> None:
         """Where it stands makes no difference here."""
 
-    def taken_up(self, mark: object) -> None:
-        """See `put_off`."""
+    def resume_deferred(self, mark: object) -> None:
+        """See `defer`."""
 
     def decided(self, decision: Decision) -> None:
-        """See `put_off`."""
+        """See `defer`."""
 
     def write(self, sent: PublicEvent | NewText | NewToolCall) -> Sequence[PublicEvent]:
         return [] if self._over else list(self._write(sent))

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from tokenbus.events.frames import ImagesAsked
+from tokenbus.events.frames import ImagesRequested
 from tokenbus.events.model_names import begins_with
 from tokenbus.events.requests import Generate, Mode
 from tokenbus.providers.api import ApiName, Decoder, Format, Provider, Quirks
@@ -57,7 +57,7 @@ class Gemini(ProviderBase):
         """See `Provider.continues`."""
         return begins_with(request.model, quirks.models_continuing)
 
-    def images_asked(self, request: Generate) -> ImagesAsked:
+    def images_asked(self, request: Generate) -> ImagesRequested:
         """See `Provider.images_asked`."""
         return images_asked(request, own_model=True)
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from tokenbus.events.frames import ImagesAsked
+from tokenbus.events.frames import ImagesRequested
 from tokenbus.events.requests import Generate, Mode
 from tokenbus.providers.api import ApiName, Decoder, Format, Provider, Quirks
 from tokenbus.providers.base import ProviderBase
@@ -39,7 +39,7 @@ class OpenAIImages(ProviderBase):
     )
     makes_images = True
 
-    def images_asked(self, request: Generate) -> ImagesAsked:
+    def images_asked(self, request: Generate) -> ImagesRequested:
         """See `Provider.images_asked`."""
         return images_asked(request, own_model=True, prompt=prompt_of(request))
 

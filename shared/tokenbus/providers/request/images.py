@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tokenbus.errors import RequestInvalid
-from tokenbus.events.frames import ImagesAsked
+from tokenbus.events.frames import ImagesRequested
 from tokenbus.events.requests import (
     BlobSource,
     FileSource,
@@ -54,13 +54,13 @@ def image_reference(where: str, image: ImagePart) -> dict[str, object]:
             return {"image_url": data_url(source)}
 
 
-def images_asked(request: Generate, *, own_model: bool = False, prompt: str = "") -> ImagesAsked:
+def images_asked(request: Generate, *, own_model: bool = False, prompt: str = "") -> ImagesRequested:
     """Return the image options that travel with the response bytes; the response does not repeat all of them.
 
     ``own_model``: the requested model generates the images itself. ``prompt``: the prompt of all images.
     """
     options = request.images or ImageOptions()
-    return ImagesAsked(
+    return ImagesRequested(
         inline=options.deliver == "base64",
         prompt=prompt,
         model=options.model or (request.model if own_model else ""),
