@@ -200,7 +200,7 @@ READS: dict[str, set[str]] = {
     "subscriber": {*TOPICS, "log"},
     "fetcher": {"requests", "turns", "control"},
     "normalizer": {"raw"},
-    "parser": {"events", "turns"},
+    "parser": {"events", "turns", "log"},
     "policy": {"drafts", "log"},
     "tools": {"tools", "control"},
     "recorder": {"records", "tape", "log"},

@@ -23,6 +23,12 @@ class StageMetrics:
         self.partitions = Gauge(
             "tokenbus_partitions", "Partitions owned by this worker.", ["stage"], registry=registry
         ).labels(**labels)
+        self.blocked = Gauge(
+            "tokenbus_partitions_blocked",
+            "Partitions that this worker found with a shared key of the wrong type; `tokenbus doctor` names it.",
+            ["stage"],
+            registry=registry,
+        ).labels(**labels)
         self.configured = Gauge(
             "tokenbus_partitions_configured", "Partitions of the deployment.", ["stage"], registry=registry
         ).labels(**labels)

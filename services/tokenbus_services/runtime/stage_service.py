@@ -99,6 +99,7 @@ class StageService:
             liveness=self.liveness,
         )
         self._metrics.partitions.set_function(lambda stage=self._stage: len(stage.owned))
+        self._metrics.blocked.set_function(lambda stage=self._stage: len(stage.blocked))
         self._metrics.configured.set(s.keys.partitions)
         await self._stage.open()
         if self._make_beside:

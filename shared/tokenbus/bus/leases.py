@@ -25,11 +25,15 @@ from tokenbus.bus import scripts
 from tokenbus.bus.keys import InternalTopic, Keys, SubscribedTopic
 from tokenbus.bus.liveness import Defects, Liveness, beat
 from tokenbus.bus.server.retry import retry_until_available
-from tokenbus.bus.server.run_scripts import run_script, run_scripts
+from tokenbus.bus.server.run_scripts import run_each, run_script, run_scripts
 from tokenbus.bus.server.server import Server
 from tokenbus.bus.server.stream_reader import id_key
 
 log = logging.getLogger(__name__)
+
+
+BLOCKED_S = 1.0
+"""A partition with a key of another type is looked at again so often."""
 
 
 class Lease(msgspec.Struct, frozen=True):
@@ -92,6 +96,8 @@ class Leases:
         self._committed: dict[int, str] = {}
         self._shunned: dict[int, float] = {}
         """Partitions that are left to others, until when."""
+        self.blocked: set[int] = set()
+        """Partitions whose lease hash, or whose stream, is of another type than it must be."""
         self._renew_at: dict[int, float] = {}
         self._asked: dict[int, asyncio.Task[Exception | None]] = {}
         """What is asked of the server about a partition, until it has answered."""
@@ -290,8 +296,12 @@ class Leases:
         ]
         committed = dict(self._committed)
         renew_at = self._next_renewal()
-        for lease, offset in zip(held, await run_scripts(self._server, calls), strict=True):
+        for lease, offset in zip(held, await run_each(self._server, calls), strict=True):
             if self._owned.get(lease.partition) is not lease:
+                continue
+            if isinstance(offset, Exception):
+                self._block(lease.partition, offset)
+                await self._on_revoked(lease.partition)
                 continue
             self._renew_at[lease.partition] = renew_at
             if not offset:
@@ -313,14 +323,32 @@ class Leases:
             for partition in partitions
         ]
         renew_at = self._next_renewal()
-        for partition, reply in zip(partitions, await run_scripts(self._server, calls), strict=True):
+        for partition, reply in zip(partitions, await run_each(self._server, calls), strict=True):
+            if isinstance(reply, Exception):
+                self._block(partition, reply)
+                continue
             token, offset, watermark = reply
             if token:
+                self.blocked.discard(partition)
                 lease = Lease(partition, token.decode(), offset.decode(), watermark.decode())
                 self._owned[partition] = lease
                 self._renew_at[partition] = renew_at
                 self._committed[partition] = lease.offset
                 self._on_acquired(lease)
+
+    def _block(self, partition: int, error: Exception) -> None:
+        """The lease hash or the stream is of another type: this partition waits until an operator mends it."""
+        self.forget(partition, shun_s=BLOCKED_S)
+        if partition not in self.blocked:
+            keys = f"{self._lease_key(partition)} or {self._stream(partition)}"
+            log.error(
+                "%s partition %d waits: %s is of another type, delete or rename it: %s",
+                self._group,
+                partition,
+                keys,
+                error,
+            )
+        self.blocked.add(partition)
 
     async def _revoke_expired(self, partitions: list[int]) -> None:
         await self._release(await self._release_surplus(partitions))

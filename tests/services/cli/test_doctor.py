@@ -108,3 +108,15 @@ async def test_providers_are_asked_only_on_request(server: Server, server_url: s
     assert [f["says"] for f in (await findings(config))["provider mine"]] == ["needs no key"]
     asked = (await findings(config, "--providers"))["provider mine"]
     assert "no answer from http://127.0.0.1:1" in asked[1]["says"]
+
+
+async def test_a_shared_key_of_the_wrong_type_is_named_with_what_mends_it(
+    server: Server, server_url: str, keys: Keys, tmp_path: Path
+):
+    config = await deployment(server, server_url, keys, tmp_path)
+    assert "keys" not in await findings(config)
+    stream = keys.topic(1, "blocks")
+    await server.client.set(stream, "somebody's own", px=60_000)
+    [wrong] = (await findings(config))["keys"]
+    assert (wrong["level"], stream in wrong["says"], "is a string" in wrong["says"]) == ("wrong", True, True)
+    assert f"DEL {stream}" in wrong["todo"]

@@ -53,6 +53,17 @@ def check_server(url: str, info: ServerInfo, *, persistent: bool | None) -> Iter
         )
 
 
+def check_types(found: Mapping[str, tuple[str, str]]) -> Iterator[Finding]:
+    """``found``: shared keys of another type than they must be, with the type they have and the one they must have."""
+    for key, (kind, meant) in found.items():
+        yield Finding(
+            level="wrong",
+            about="keys",
+            says=f"{key} is a {kind}, and must be a {meant}: what needs it waits, its whole partition for one",
+            todo=f"stop what wrote there, then `RENAME {key} {key}:wrong`, or `DEL {key}`; it is made anew",
+        )
+
+
 def check_node(node: NodeFacts, *, here_ms: int) -> Iterator[Finding]:
     """``here_ms``: Unix time by this machine's clock when the node was asked for its own."""
     if node.memory_limit and node.memory_bytes >= NEARLY * node.memory_limit:

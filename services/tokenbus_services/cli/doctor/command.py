@@ -14,7 +14,7 @@ import msgspec
 from redis.exceptions import NoPermissionError, ResponseError
 
 from tokenbus.bus.dead_letters import newest_dead_letters
-from tokenbus.bus.keys import Keys
+from tokenbus.bus.keys import TOPICS, InternalTopic, Keys
 from tokenbus.bus.server.server import Server, ServerInfo, translated
 from tokenbus.errors import ServerError, ServerUnavailable, SettingsError
 from tokenbus.providers import registry
@@ -93,6 +93,7 @@ async def _bus(server: Server, settings: Settings) -> AsyncIterator[Finding]:
     parts: tuple[tuple[str, Callable[[], AsyncIterator[Finding]]], ...] = (
         ("server", lambda: _server(server)),
         ("rights", lambda: _rights(server, keys)),
+        ("keys", lambda: _types(server, keys)),
         ("deployment", lambda: _deployment(server, settings)),
         ("work", lambda: _work(server, settings)),
         ("dead", lambda: _dead(server, keys)),
@@ -103,8 +104,8 @@ async def _bus(server: Server, settings: Settings) -> AsyncIterator[Finding]:
             return
         try:
             async for finding in part():
-                # With other partitions its keys are others than these settings say.
-                stop = stop or (about == "deployment" and finding.level == "wrong")
+                # With other partitions its keys are others than these settings say; other types nothing reads.
+                stop = stop or (about in ("deployment", "keys") and finding.level == "wrong")
                 yield finding
         except (NoPermissionError, ServerUnavailable) as e:
             refusal = e if isinstance(e, NoPermissionError) else e.__cause__
@@ -161,6 +162,36 @@ def _calls(keys: Keys) -> Iterator[tuple[str | int, ...]]:
     yield "HGETALL", keys.state(0, "parser")
     yield "ZREM", keys.members("parser"), "doctor"
     yield "XADD", keys.dead, "*", "field", "value"
+
+
+async def _types(server: Server, keys: Keys) -> AsyncIterator[Finding]:
+    meant = dict(_shared(keys))
+    pipe = server.client.pipeline(transaction=False)
+    for key in meant:
+        pipe.type(key)
+    types: list[bytes] = await pipe.execute()
+    found = {key: (kind.decode(), meant[key]) for key, kind in zip(meant, types, strict=True)}
+    wrong = {key: (kind, right) for key, (kind, right) in found.items() if kind not in ("none", right)}
+    for finding in checks.check_types(wrong):
+        yield finding
+
+
+def _shared(keys: Keys) -> Iterator[tuple[str, str]]:
+    """The keys that many runs share, and what type they must have."""
+    yield keys.meta, "hash"
+    yield keys.requests, "stream"
+    yield keys.dead, "stream"
+    yield keys.rejected, "list"
+    stages = ("normalizer", "parser", "policy")
+    for group in (*stages, *(name for name, _ in (*QUEUES, RECORDER)), INTAKE):
+        yield keys.members(group), "zset"
+    topics: tuple[InternalTopic, ...] = ("turns", "raw", "events", "drafts", "tools", "control", "records")
+    for partition in range(keys.partitions):
+        for topic in (*topics, *TOPICS):
+            yield keys.topic(partition, topic), "stream"
+        for group in stages:
+            yield keys.lease(partition, group), "hash"
+            yield keys.state(partition, group), "hash"
 
 
 async def _deployment(server: Server, settings: Settings) -> AsyncIterator[Finding]:

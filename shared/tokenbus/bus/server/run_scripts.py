@@ -6,9 +6,11 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+from redis.exceptions import ResponseError
+
 from tokenbus.bus.scripts import ScriptCall, joined
 from tokenbus.bus.server.run_script import evaluate
-from tokenbus.bus.server.server import Server
+from tokenbus.bus.server.server import Server, is_alien
 
 JOINED_BYTES = 2**20
 """Arguments that one command carries, so that no command holds up the server for long."""
@@ -17,6 +19,19 @@ JOINED_BYTES = 2**20
 async def run_script(server: Server, call: ScriptCall) -> Any:
     """Run one script. Raises what redis-py raises."""
     return await evaluate(server.client, call)
+
+
+async def run_each(server: Server, calls: Sequence[ScriptCall]) -> list[Any]:
+    """As `run_scripts`, but a call whose key is of another type does not keep back the replies to the others: it has
+    that error in place of its reply."""
+    try:
+        return await run_scripts(server, calls)
+    except ResponseError as e:
+        if not is_alien(e):
+            raise
+        if len(calls) == 1:
+            return [e]
+    return [reply for call in calls for reply in await run_each(server, [call])]
 
 
 async def run_scripts(server: Server, calls: Sequence[ScriptCall]) -> list[Any]:

@@ -294,6 +294,11 @@ def may_pass(error: RedisError | OSError) -> bool:
     return isinstance(error, (ClusterError, NoScriptError)) or _code(error) in _NOT_NOW | _NOT_YOU | {"OOM"}
 
 
+def is_alien(error: object) -> bool:
+    """Whether the server says that a key is of another type than it must be: somebody else wrote there."""
+    return isinstance(error, ResponseError) and _code(error) == "WRONGTYPE"
+
+
 def is_final(error: RedisError | OSError) -> bool:
     """Whether the server, or redis-py, has looked at this command and says what is wrong with it.
 

@@ -15,7 +15,7 @@ from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as NoReply
 
 from tokenbus.bus.server.retry import FIRST_PAUSE_S, LONGEST_PAUSE_S
-from tokenbus.bus.server.server import Server, is_final, may_pass
+from tokenbus.bus.server.server import Server, is_alien, is_final, may_pass
 
 Fields: TypeAlias = dict[bytes, bytes]
 Entry: TypeAlias = tuple[bytes, Fields]
@@ -72,7 +72,8 @@ class StreamReader:
 
     def _count(self, streams: Iterable[str], error: BaseException | None) -> None:
         """A read of these ended so."""
-        if isinstance(error, RedisError | OSError) and not may_pass(error) and not is_final(error):
+        of_itself = isinstance(error, RedisError | OSError) and not may_pass(error) and not is_final(error)
+        if of_itself or is_alien(error):
             for stream in streams:  # a wait for a reply takes seconds
                 self._broken[stream] = self._broken.get(stream, 0) + (BROKEN_READS if isinstance(error, NoReply) else 1)
         elif self._broken:

@@ -13,7 +13,7 @@ from tokenbus.bus.liveness import Liveness
 log = logging.getLogger(__name__)
 
 
-class LoggedTasks:
+class BackgroundTasks:
     """At most one task a partition; a partition that has one is not to be read."""
 
     def __init__(self, group: str, liveness: Liveness) -> None:

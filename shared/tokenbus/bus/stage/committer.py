@@ -98,7 +98,7 @@ class Committer:
             except (RedisError, OSError) as e:
                 if self._closed:
                     raise
-                replies.append([b"refused", str(e) or type(e).__name__])
+                replies.append([b"refused", e])
         return replies
 
     async def recover_rollback(self, part: Partition, lease: Lease, commit: scripts.Commit) -> None:

@@ -15,14 +15,14 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 
 from tokenbus.bus.keys import InternalTopic, Keys
 from tokenbus.bus.leases import Lease, Leases
 from tokenbus.bus.liveness import Liveness, holding, slack
 from tokenbus.bus.quarantine import read_one_by_one
 from tokenbus.bus.server.retry import retry_until_available
-from tokenbus.bus.server.server import Server
+from tokenbus.bus.server.server import Server, is_alien
 from tokenbus.bus.server.stream_reader import StreamReader
 from tokenbus.bus.stage.commit_journal import LOST_WRITES, CommitJournal
 from tokenbus.bus.stage.committer import AppliedBatch, Committer
@@ -35,6 +35,8 @@ __all__ = ["Batch", "Stage", "StageLogic"]
 
 log = logging.getLogger(__name__)
 
+BLOCKED_S = 1.0
+"""A partition with a shared key of another type is looked at again so often."""
 CAREFUL_LOADS = 3
 """A partition that was loaded more often since its last commit is worked one entry at a time, each noted before."""
 MOST_ALONE = 2
@@ -87,7 +89,7 @@ class Stage:
         self._apart = server.topology == "cluster"
         """The partitions lie on different nodes, and one of those that fails shall not hold up the others."""
         self._locks: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
-        self._asides = LoggedTasks(group, liveness)
+        self._asides = BackgroundTasks(group, liveness)
         """Of partitions that are apart, or settle."""
         self._commits = Committer(
             server,
@@ -99,6 +101,7 @@ class Stage:
             entries_read=entries_read,
         )
         self._closed = False
+        self._blocked: set[int] = set()
         self._reader = StreamReader(server, count=max_records)
         self._in_hand = ReadBuffer(most=max_records)
         self._leases = Leases(
@@ -119,6 +122,11 @@ class Stage:
     def owned(self) -> list[int]:
         """The partitions that this worker works on now."""
         return sorted(part.number for part in self._parts.values())
+
+    @property
+    def blocked(self) -> list[int]:
+        """Partitions that this worker found with a shared key of another type, and that wait until it is mended."""
+        return sorted(self._blocked | self._leases.blocked)
 
     def token_of(self, partition: int) -> str | None:
         """What fences this worker's writes for the partition; None: it does not hold it."""
@@ -189,13 +197,28 @@ class Stage:
         if not await self._server.answers():
             return
         count = self._reader.count
-        entries, found = await read_one_by_one(self._server, part.stream, after=part.offset, count=count)
+        try:
+            entries, found = await read_one_by_one(self._server, part.stream, after=part.offset, count=count)
+        except ResponseError as e:
+            if not is_alien(e):
+                raise
+            self._block(part, f"{part.stream}: {e}")
+            return
         if entries:
             self._in_hand.add(part, entries)
         if found:
             part.unreadable = found
             entry_id = found.entry[0].decode()
             log.error("%s partition %d: entry %s: %s", self._group, part.number, entry_id, found.reason)
+
+    def _block(self, part: Partition, why: str) -> None:
+        """A key that the whole partition shares is of another type: no entry is at fault, and the others go on."""
+        if part.number not in self._blocked:
+            log.error(
+                "%s partition %d waits until its key is mended (delete or rename it): %s", self._group, part.number, why
+            )
+        self._blocked.add(part.number)
+        self._drop(part, shun_s=BLOCKED_S)
 
     def _is_ready(self, part: Partition) -> bool:
         """Whether the partition can be worked now."""
@@ -309,7 +332,11 @@ class Stage:
             self._journals[part.number].keep(part.offset, work, asyncio.get_running_loop().time())
             self._leases.committed(part.number, part.offset)
             part.loads = 0
+            self._blocked.discard(part.number)
             part.paused = any(lag > self._lag_bytes for lag in reply[2:])
+            return
+        if reply[0] == b"refused" and is_alien(error := reply[1]):
+            self._block(part, str(error))
             return
         # Another owner wrote on, or the server went back, or nobody can: what this worker remembers is void.
         log.warning("%s partition %d: dropped: %s", self._group, part.number, reply)
