@@ -13,7 +13,7 @@ from tokenbus.bus import scripts
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.run_scripts import run_script as send_script
 from tokenbus.bus.server.server import Server
-from tokenbus.events.frames import CONTROL_ATTEMPT, Accepted, EventFrame, TurnWork, encode
+from tokenbus.events.frames import CONTROL_ATTEMPT, Accepted, EventFrame, RunLimits, TurnWork, encode
 from tokenbus_services.mock_provider import Delivery, ReplayServer, Reply, Script, Stall, ToolCall, Turn
 
 SAID = "One two three."
@@ -85,7 +85,8 @@ async def test_a_run_whose_turn_was_lost_ends_and_one_whose_turn_still_waits_doe
 
 
 async def accept(server: Server, keys: Keys, run: str, at_ms: int, work: bytes) -> None:
-    accepted = Accepted(provider="unknown", model="m", on_failure="continue", max_tool_depth=0, rules=Rules(), tools=[])
+    rules = RunLimits()
+    accepted = Accepted(provider="unknown", model="m", on_failure="continue", max_tool_depth=0, rules=rules, tools=[])
     partition = keys.partition_of(run)
     call = scripts.accept(
         keys.run(run),

@@ -11,6 +11,7 @@ from tokenbus.events.frames import (
     EventFrame,
     Opened,
     RawItem,
+    RunLimits,
     ToolReturned,
     TurnWork,
     encode,
@@ -46,7 +47,7 @@ TEXTS = ("turn 0 says this", "turn 1 says this")
 
 def accepted() -> bytes:
     """The first event of a run. Lost attempts are always tried again."""
-    rules = Rules(max_attempts=1000, max_losses=1000)
+    rules = RunLimits(max_attempts=1000, max_losses=1000)
     return encode(
         EventFrame(
             0,

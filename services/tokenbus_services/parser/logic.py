@@ -53,6 +53,7 @@ from tokenbus.events.frames import (
     Lost,
     RawFrame,
     Rejected,
+    RunLimits,
     TapedFrame,
     decode_events,
     encode,
@@ -136,7 +137,7 @@ class ParserLogic:
         self._runs.pop(run, None)
         self._checkpoints.pop(run, None)
         turn, attempt = standing.turn, max(1, standing.attempt)
-        nothing = Accepted(provider="", model="", on_failure="fail", max_tool_depth=0, rules=Rules(), tools=[])
+        nothing = Accepted(provider="", model="", on_failure="fail", max_tool_depth=0, rules=RunLimits(), tools=[])
         blocks = BlockTable(turn, attempt, 0, 0)
         if said := self._said.pop(run, None):
             blocks.open = said.by_number
@@ -204,10 +205,10 @@ class ParserLogic:
                     model=rejected.model,
                     on_failure="fail",
                     max_tool_depth=0,
-                    rules=Rules(),
+                    rules=RunLimits(),
                     tools=[],
                 )
-                machine = Run(RunState(run, nothing, frame.at_ms, BlockTable(0, 1, 0, 0)))
+                machine = RunMachine(RunState(run, nothing, frame.at_ms, BlockTable(0, 1, 0, 0)))
             case _:
                 return None
         self._runs[run] = machine

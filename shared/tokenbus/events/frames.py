@@ -99,7 +99,7 @@ class RawFrame(msgspec.Struct, frozen=True, array_like=True):
 # --- events: normalizer, intake and tools to parser -----------------------------------------------------------
 
 
-class Rules(msgspec.Struct, frozen=True, array_like=True):
+class RunLimits(msgspec.Struct, frozen=True, array_like=True):
     """The settings in force when the run was accepted, so that a replay decides the same way."""
 
     max_attempts: int = 4
@@ -262,7 +262,7 @@ class Decision(msgspec.Struct, frozen=True, array_like=True):
     final: str | None = None
 
 
-class Step(msgspec.Struct, frozen=True, array_like=True):
+class PolicyVerdict(msgspec.Struct, frozen=True, array_like=True):
     """The outcome of one draft: the unnamed part when its policies ran, and a named part for each deferred result.
 
     Each part takes effect once; a repetition under the same name changes nothing.
@@ -270,7 +270,7 @@ class Step(msgspec.Struct, frozen=True, array_like=True):
 
     draft: int
     part: str = ""
-    later: list[str] = []
+    deferred: list[str] = []
     """Names of the draft's further parts, still to come."""
     events: list[PublicEvent] = []
     """The released output. `seq` is not set, and `block` is numbered by the teller."""
@@ -282,9 +282,9 @@ class Step(msgspec.Struct, frozen=True, array_like=True):
 class PolicyVerdicts(_Item, frozen=True, tag="ruled"):
     """The policy stage has judged drafts of a run."""
 
-    teller: str
+    numbered_by: str
     """The policy worker that numbers the blocks; a different one starts numbering again."""
-    steps: list[Step]
+    steps: list[PolicyVerdict]
     """Empty: a heartbeat. The run is queued at a live policy worker."""
 
 
@@ -306,7 +306,7 @@ class EventFrame(msgspec.Struct, frozen=True, array_like=True):
     events: list[BusEvent]
 
 
-class Taken(msgspec.Struct, frozen=True, array_like=True):
+class TapedFrame(msgspec.Struct, frozen=True, array_like=True):
     """A tape entry of a recorded run: one frame that the parser applied."""
 
     frame: EventFrame
@@ -434,7 +434,7 @@ def decode_events(data: bytes | msgspec.Raw) -> EventFrame:
         return EventFrame(loose.turn, loose.attempt, loose.at_ms, events)
 
 
-def decode_taken(data: bytes) -> Taken:
+def decode_taken(data: bytes) -> TapedFrame:
     """Decode a tape entry; see `decode_events`."""
     loose = _loose_taken.decode(data)
     return TapedFrame(decode_events(loose.frame), loose.events)
@@ -458,6 +458,6 @@ def _known(item: msgspec.Raw, decoder: msgspec.msgpack.Decoder[Any], kinds: Any)
         return msgspec.Raw(bytes(item))
 
 
-def encode(frame: RawFrame | EventFrame | Taken | Drafts | TurnWork | ToolWork | Control | list[Message]) -> bytes:
+def encode(frame: RawFrame | EventFrame | TapedFrame | Drafts | TurnWork | ToolWork | Control | list[Message]) -> bytes:
     """Encode a frame as msgpack."""
     return _encode(frame)

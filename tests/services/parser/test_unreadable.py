@@ -13,7 +13,7 @@ from tokenbus.bus.server.server import Server
 from tokenbus.bus.stage.partition import RunPosition
 from tokenbus.bus.stage.stage import Stage
 from tokenbus.events.error_info import ErrorInfo
-from tokenbus.events.frames import Accepted, EventFrame, encode, event_decoder
+from tokenbus.events.frames import Accepted, EventFrame, RunLimits, encode, event_decoder
 from tokenbus.events.normalized import Cut
 from tokenbus_services.normalizer.logic import NormalizerLogic
 from tokenbus_services.parser.logic import ParserLogic
@@ -25,7 +25,8 @@ async def test_the_parser_ends_it_failed_under_the_number_that_comes_next(server
     await server.client.hset(keys.run(run), mapping={"status": "open", "turn": 0, "attempt": 2, "seq": 7})
     await server.client.hset(keys.state(0, "parser"), run, b"\xc1")
     await server.client.xadd(keys.log(run), {"__data__": "{}"}, id="2-6")
-    accepted = Accepted(provider="anthropic", model="m", on_failure="fail", max_tool_depth=0, rules=Rules(), tools=[])
+    rules = RunLimits()
+    accepted = Accepted(provider="anthropic", model="m", on_failure="fail", max_tool_depth=0, rules=rules, tools=[])
     await server.client.xadd(keys.topic(0, "events"), {beside: encode(EventFrame(0, 0, 5, [accepted]))})
 
     def logic(partition: int) -> ParserLogic:

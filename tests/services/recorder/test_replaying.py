@@ -20,6 +20,7 @@ from tokenbus.events.frames import (
     ImagesRequested,
     Opened,
     RawFrame,
+    RunLimits,
     TapedFrame,
     encode,
 )
@@ -28,7 +29,9 @@ from tokenbus.events.quirks import Quirks
 from tokenbus_services.recorder.record import Record, from_builtins, packed
 from tokenbus_services.recorder.replay import differences, replay
 
-ACCEPTED = Accepted(provider="p", model="m", on_failure="fail", max_tool_depth=0, rules=Rules(), tools=[], record=True)
+ACCEPTED = Accepted(
+    provider="p", model="m", on_failure="fail", max_tool_depth=0, rules=RunLimits(), tools=[], record=True
+)
 BODY = [
     b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":"Hello"}}]}\n\n',
     b'data: {"choices":[{"index":0,"delta":{"content":" there"}}]}\n\n',

@@ -43,7 +43,7 @@ class Store:
         return state
 
 
-def machine(**fields: object) -> Run | GatedRun:
+def machine(**fields: object) -> RunMachine | GatedRun:
     accepted = Accepted(provider="p", model="m", on_failure="fail", max_tool_depth=3, rules=HUGE, tools=["t"])
     return accept("r", msgspec.structs.replace(accepted, **fields), 0)
 

@@ -11,7 +11,7 @@ from tokenbus.core.run.blocks import BlockTable
 from tokenbus.core.run.outbox import Outbox
 from tokenbus.core.run.state import RunState
 from tokenbus.errors import TooLarge
-from tokenbus.events.frames import Accepted, Data, ImagesRequested, Opened, RawFrame
+from tokenbus.events.frames import Accepted, Data, ImagesRequested, Opened, RawFrame, RunLimits
 from tokenbus.events.normalized import BlockStart, BlockStop, Image, Normalized, Opaque
 from tokenbus.events.public import BlockComplete, BlockStarted, ImagePreview, ImageRef, PublicEvent
 from tokenbus.events.quirks import Quirks
@@ -24,7 +24,7 @@ def told(*events: Normalized, limit: int = 100) -> tuple[list[PublicEvent], RunS
     """The public events of an attempt that says this, and the run's state after it."""
     state = RunState(
         "r",
-        Accepted(provider="p", model="m", on_failure="fail", max_tool_depth=0, rules=Rules(), tools=[]),
+        Accepted(provider="p", model="m", on_failure="fail", max_tool_depth=0, rules=RunLimits(), tools=[]),
         0,
         BlockTable(0, 1, limit, 0),
     )

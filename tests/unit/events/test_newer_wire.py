@@ -5,11 +5,13 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from tokenbus.core.run.state_machine import RunMachine
 from tokenbus.events.frames import (
     CONTROL_ATTEMPT,
     Accepted,
     Data,
     EventFrame,
+    RunLimits,
     TapedFrame,
     decode_events,
     decode_raw,
@@ -27,8 +29,10 @@ def frame_of(*events: object, attempt: int = 1) -> bytes:
 
 
 def test_an_event_of_an_unknown_kind_is_passed_over_and_those_beside_it_count():
-    accepted = Accepted(provider="anthropic", model="m", on_failure="fail", max_tool_depth=0, rules=Rules(), tools=[])
-    run = Run.accept("r", accepted, 0)
+    accepted = Accepted(
+        provider="anthropic", model="m", on_failure="fail", max_tool_depth=0, rules=RunLimits(), tools=[]
+    )
+    run = RunMachine.accept("r", accepted, 0)
     data = frame_of(BlockStart(0, "text"), NEWER, TextDelta(0, "hello"), NEWER, Done("stop"))
     run.handle(decode_events(data))
     assert run.over

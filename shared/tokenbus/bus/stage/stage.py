@@ -24,9 +24,10 @@ from tokenbus.bus.quarantine import read_one_by_one
 from tokenbus.bus.server.retry import retry_until_available
 from tokenbus.bus.server.server import Server, is_alien
 from tokenbus.bus.server.stream_reader import StreamReader
+from tokenbus.bus.stage.background_tasks import BackgroundTasks
 from tokenbus.bus.stage.commit_journal import LOST_WRITES, CommitJournal
 from tokenbus.bus.stage.committer import AppliedBatch, Committer
-from tokenbus.bus.stage.partition import FinishesReplay, Partition
+from tokenbus.bus.stage.partition import AppliedEntries, FinishesReplay, Partition, PreparedCommit, StageLogic
 from tokenbus.bus.stage.read_buffer import Batch, ReadBuffer
 from tokenbus.bus.stage.recovery import learn_from_logs, rebuild, run_position, run_positions
 from tokenbus.bus.stage_lag import read_lag

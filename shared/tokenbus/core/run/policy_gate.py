@@ -16,6 +16,7 @@ from tokenbus.core.run.blocks import ToolCall
 from tokenbus.core.run.outbox import Outbox
 from tokenbus.core.run.public_blocks import changed_fields, content_fields, first_void, write_result
 from tokenbus.core.run.tool_verdicts import ToolVerdicts
+from tokenbus.events.frames import PolicyVerdict
 from tokenbus.events.public import (
     BlockComplete,
     BlockKind,
