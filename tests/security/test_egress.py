@@ -100,7 +100,7 @@ async def test_no_way_of_writing_a_loopback_address_gets_there(make_executor: Ma
         url = f"http://{host}:{server.sockets[0].getsockname()[1]}/"
         outcome = await make_executor({"t": HttpTool(url=url)}).execute(call("t"))
         assert outcome.is_error
-        assert "is at a loopback address, which may not be reached" in outcome.content
+        assert "resolves to a loopback address, which is not allowed" in outcome.content
     assert not connected.is_set()
 
 
@@ -110,9 +110,9 @@ async def test_no_way_of_writing_a_loopback_address_gets_there(make_executor: Ma
 def test_an_address_in_the_settings_that_may_not_be_reached_is_told_at_start(
     make_executor: MakeExecutor, url: str
 ) -> None:
-    with pytest.raises(SettingsError, match=r"tools\.t.*may not be reached: .*allow_"):
+    with pytest.raises(SettingsError, match=r"tools\.t.*is not allowed: .*allow_"):
         make_executor({"t": HttpTool(url=url)})
-    with pytest.raises(SettingsError, match=r"mcp\.m.*may not be reached: .*allow_"):
+    with pytest.raises(SettingsError, match=r"mcp\.m.*is not allowed: .*allow_"):
         McpServers({"m": McpHttp(url=url)}, env={}, message_bytes=1000)
 
 

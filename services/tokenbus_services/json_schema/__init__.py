@@ -1,4 +1,1 @@
-"""JSON Schemas that users give: checked, and bounded in size.
-
-Intake and the tool executor share it.
-"""
+"""Validation and size limits of JSON Schemas provided by users. Shared by intake and the tool executor."""

@@ -1,9 +1,8 @@
-"""JSON schemas of tools and answers: is it one, and do a tool's arguments meet it.
+"""JSON Schemas of tools and answers: validates the schema, and validates tool arguments against it.
 
-Schemas come from clients and arguments from models, so neither may cost more than it is worth: a schema has the bounds
-of `unfolding`, nothing is ever fetched for it, and its patterns run without backtracking, or with a bounded amount of
-it where they look around. What is left is work in proportion to the schema times the arguments, during which the
-validator holds the interpreter.
+Schemas come from clients and arguments from models, so both are bounded: schema size is limited by `size`, nothing is
+ever fetched, and patterns run without backtracking, or with a bounded amount of it if they use lookaround. The
+remaining work is proportional to schema size times argument size; the validator holds the GIL during it.
 """
 
 from __future__ import annotations
@@ -21,15 +20,15 @@ from tokenbus_services.json_schema.size import MAX_SCHEMA_DEPTH, Json, SchemaErr
 
 MAX_SCHEMA_BYTES = 256 * 2**10
 MAX_ARGUMENT_DEPTH = 100
-"""The validator may go down as far as this times a schema's depth, on the machine's stack; past that is a crash."""
+"""The validator may recurse this deep times the schema's depth on the native stack; beyond that it crashes."""
 MAX_PATTERNS = 256
-"""In the schemas of one request; compiling one may take a few milliseconds."""
+"""Maximum patterns in the schemas of one request; compiling one may take a few milliseconds."""
 
 _PATTERNS = FancyRegexOptions(backtrack_limit=100_000, size_limit=2 * 2**20)
 _MOST_PROBLEMS = 5
 _PROBLEM_CHARS = 300
 _MOST_TO_EXPLAIN = 50_000_000
-"""Parts of a schema times bytes of the arguments: each error holds a copy of what it is about."""
+"""Limit of schema parts times argument bytes for detailed errors: each error holds a copy of its data."""
 
 
 class Schema:
@@ -38,14 +37,17 @@ class Schema:
     def __init__(self, validator: Validator, explainer: Validator, *, size: int, patterns: int) -> None:
         self._validator = validator
         self._explainer = explainer
-        """The same without its loops: to name errors takes a time that doubles with each turn of a loop, where to
-        say yes or no does not."""
+        """The schema without its loops. Listing errors takes time exponential in the loop depth; a yes/no check does
+        not.
+        """
         self._size = size
         self.patterns = patterns
-        """How many patterns it holds."""
+        """Number of patterns in the schema."""
 
     def problems(self, arguments: dict[str, object]) -> list[str]:
-        """How the arguments break the schema: a few short sentences, each with its place; none if they meet it."""
+        """Return a few short sentences, each with a location, that say how the arguments violate the schema; empty if
+        valid.
+        """
         if deeper_than(MAX_ARGUMENT_DEPTH, arguments):
             return [f"arguments: nested deeper than {MAX_ARGUMENT_DEPTH} levels"]
         if self._validator.is_valid(arguments):
@@ -54,26 +56,26 @@ class Schema:
         if len(msgspec.json.encode(arguments)) * self._size <= _MOST_TO_EXPLAIN:
             errors = islice(self._explainer.iter_errors(arguments), _MOST_PROBLEMS)
             problems += (f"{_path('arguments', e.instance_path)}: {_short(e.message)}" for e in errors)
-        return problems or ["arguments: they do not meet the tool's schema"]
+        return problems or ["arguments: they do not match the tool's schema"]
 
 
 def check_tools(tools: Sequence[Tool]) -> None:
-    """Whether each tool's ``parameters`` is a JSON schema that calls can be checked against.
+    """Check that each tool's ``parameters`` is a usable JSON Schema.
 
-    Raises RequestInvalid, ``where`` being of the form ``tools[2].parameters``.
+    Raises RequestInvalid with ``where`` of the form ``tools[2].parameters``.
     """
     patterns = 0
     for i, tool in enumerate(tools):
         try:
             patterns += compile_schema(tool.parameters).patterns
             if patterns > MAX_PATTERNS:
-                raise SchemaError(f"the tools of a request may have {MAX_PATTERNS} patterns")
+                raise SchemaError(f"the tools of a request may have at most {MAX_PATTERNS} patterns")
         except SchemaError as e:
             raise RequestInvalid(f"tools[{i}].parameters", str(e)) from None
 
 
 def check_output(output: OutputSchema | None) -> None:
-    """Whether the ``schema`` of the answer is a JSON schema. Raises RequestInvalid at ``output_schema.schema``."""
+    """Check that the answer's ``schema`` is a JSON Schema. Raises RequestInvalid at ``output_schema.schema``."""
     try:
         if output:
             compile_schema(output.schema)
@@ -82,9 +84,9 @@ def check_output(output: OutputSchema | None) -> None:
 
 
 def compile_schema(parameters: dict[str, object]) -> Schema:
-    """The schema that ``parameters`` hold, of the draft that its ``$schema`` names, else 2020-12. Raises SchemaError.
+    """Compile a schema, using the draft named by its ``$schema``, else 2020-12. Raises SchemaError.
 
-    Each schema is compiled once and kept, so that to ask again costs little.
+    Compiled schemas are cached.
     """
     if deeper_than(MAX_SCHEMA_DEPTH, parameters):
         raise SchemaError(f"nested deeper than {MAX_SCHEMA_DEPTH} levels")
@@ -123,7 +125,7 @@ def _patterns(node: dict[str, Json]) -> int:
 
 
 def _path(root: str, steps: Sequence[str | int]) -> str:
-    """A place in JSON, as one would write it: ``arguments.items[2].name``."""
+    """A JSON location in readable form: ``arguments.items[2].name``."""
     return root + "".join(f"[{step}]" if isinstance(step, int) else f".{_short(step)}" for step in steps)
 
 

@@ -1,8 +1,8 @@
-"""How large a JSON schema is to a validator: what it unfolds to when each reference is followed.
+"""Measures the effective size of a JSON Schema: the number of parts after every reference is followed.
 
-A schema of a kilobyte can keep a validator busy for ever: references to references double the work with each step,
-and so does ``unevaluatedProperties`` inside itself. References that lead back do not: the validator remembers what it
-has answered. So all that is not such a loop is counted here, as often as a validator looks at it.
+A schema of one kilobyte can keep a validator busy forever: references to references double the work at each step, and
+so does nested ``unevaluatedProperties``. Recursive references do not, because the validator remembers its answers. So
+everything except such loops is counted as often as a validator visits it.
 """
 
 from __future__ import annotations
@@ -14,44 +14,44 @@ from urllib.parse import unquote
 Json: TypeAlias = "dict[str, Json] | list[Json] | str | int | float | bool | None"
 
 MAX_SCHEMA_DEPTH = 64
-"""As it stands, and with each reference followed."""
+"""Applies to the schema as written and with every reference followed."""
 MAX_PARTS = 10_000
-"""Objects and lists, counted as often as they are looked at."""
+"""Objects and lists, counted once per visit."""
 
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 _DEFINITIONS = ("$defs", "definitions")
 _ANCHORS = ("$anchor", "$dynamicAnchor")
 _LOOK_TWICE = ("unevaluatedProperties", "unevaluatedItems")
-"""They ask what is beside them again, for what it has evaluated."""
+"""Keywords that evaluate their siblings again."""
 
 
 class SchemaError(ValueError):
-    """What was given is no JSON schema, or one over a bound here."""
+    """The value is not a JSON Schema, or exceeds a limit of this module."""
 
 
 class Loop(NamedTuple):
-    """A reference that leads back into what it stands in."""
+    """A reference that leads back to one of its containers."""
 
     node: dict[str, Json]
     keyword: str
 
 
 def unfold(schema: dict[str, Json]) -> tuple[int, list[Loop]]:
-    """How many parts a validator has to look at, and the loops, which are not followed.
+    """Return the number of parts a validator visits, and the loops, which are not followed.
 
-    Raises SchemaError where the whole is too large or too deep, or a reference leads nowhere in the schema.
+    Raises SchemaError if the schema is too large or too deep, or a reference does not resolve within it.
     """
     if any(node is not schema and isinstance(node.get("$id"), str) for node in objects(schema)):
         raise SchemaError("`$id` below the top is not supported")
     unfolding = _Unfolding(schema)
     size = unfolding.measure(schema, above=0).size
     if size > MAX_PARTS:
-        raise SchemaError(f"over {MAX_PARTS} parts to look at when each reference is followed")
+        raise SchemaError(f"over {MAX_PARTS} parts when each reference is followed")
     return size, unfolding.loops
 
 
 def deeper_than(limit: int, value: dict[str, object]) -> bool:
-    """Whether objects and lists are nested over so many levels, the outermost one included."""
+    """Whether objects and lists are nested deeper than ``limit`` levels, including the outermost one."""
     level = [cast("Json", value)]
     for _ in range(limit):
         level = [child for node in level for child in _children(node)]
@@ -61,7 +61,7 @@ def deeper_than(limit: int, value: dict[str, object]) -> bool:
 
 
 def objects(schema: Json) -> Iterator[dict[str, Json]]:
-    """Every object in a schema, itself too."""
+    """Yield every object in a schema, including the schema itself."""
     waiting = [schema]
     while waiting:
         node = waiting.pop()
@@ -88,10 +88,10 @@ class _Unfolding:
             name: node for node in objects(schema) for key in _ANCHORS if isinstance(name := node.get(key), str)
         }
         self._measures: dict[int, _Measure] = {}
-        """By the ``id()`` of the part."""
+        """Keyed by the part's ``id()``."""
 
     def measure(self, node: Json, above: int) -> _Measure:
-        """A part that lies below so many others. Raises SchemaError."""
+        """Measure a part with ``above`` parts above it. Raises SchemaError."""
         known = self._measures.get(id(node))
         if above + (known.height if known else 1) > MAX_SCHEMA_DEPTH:
             raise SchemaError(f"deeper than {MAX_SCHEMA_DEPTH} levels when each reference is followed")
@@ -104,8 +104,8 @@ class _Unfolding:
         return known
 
     def _parts(self, node: Json) -> Iterator[Json]:
-        """What lies right below a part, by nesting or by reference."""
-        # What lies ready at the top to be referred to is no part yet.
+        """The direct children of a part, by nesting or by reference."""
+        # Top-level definitions count only when referenced.
         unused = {id(self._schema.get(key)) for key in _DEFINITIONS} if node is self._schema else set[int]()
         yield from (child for child in _children(node) if id(child) not in unused)
         if isinstance(node, dict):
@@ -118,9 +118,9 @@ class _Unfolding:
                         yield target
 
     def _target(self, reference: str) -> Json:
-        """What a reference names: ``#``, a JSON pointer ``#/…`` or an anchor ``#name``."""
+        """Resolve a reference: ``#``, a JSON pointer ``#/…`` or an anchor ``#name``."""
         if not reference.startswith("#"):
-            raise SchemaError(f"reference {reference[:80]!r} leads out of the schema")
+            raise SchemaError(f"reference {reference[:80]!r} points outside the schema")
         name = unquote(reference[1:])
         if name in self._anchors:
             return self._anchors[name]
@@ -132,7 +132,7 @@ class _Unfolding:
             for token in tokens:
                 node = _step(node, token.replace("~1", "/").replace("~0", "~"))
         except (LookupError, ValueError):
-            raise SchemaError(f"reference {reference[:80]!r} leads nowhere") from None
+            raise SchemaError(f"reference {reference[:80]!r} does not resolve") from None
         return node
 
 
@@ -148,7 +148,7 @@ def _step(node: Json, token: str) -> Json:
 
 
 def _children(node: Json) -> Iterator[Json]:
-    """The objects and lists right inside one."""
+    """The objects and lists directly inside a node."""
     match node:
         case dict():
             inside = list(node.values())

@@ -1,4 +1,4 @@
-"""Media of requests and results: where they stand in a body, placeholders, limits and a cache of blobs.
+"""Media in requests and results: locating it in a body, placeholders, limits, and a cache of blobs.
 
-No provider call and no upload here: those are the fetcher's.
+No provider calls and no uploads here; the fetcher makes those.
 """

@@ -1,6 +1,6 @@
-"""The blobs of running turns: found in the store, streamed from it, and kept in memory for a while where small.
+"""Blob access for running turns: look up, stream and briefly cache small blobs in memory.
 
-A run of several turns sends the same media with each: what was sent lately comes from here.
+A run with several turns sends the same media with each turn, so recently used blobs are served from here.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tokenbus.errors import BlobCorrupt, BlobError, BlobUnavailable
 
 _PIECE_BYTES = 64 * 2**10
 _LARGEST_PART = 4
-"""A blob that takes more than this part of the cache is not kept: it would drive out all others."""
+"""A blob larger than this fraction of the cache is not cached: it would evict all others."""
 
 _CHECKED = 4096
 
@@ -26,44 +26,44 @@ Pieces = Callable[[], AsyncGenerator[bytes]]
 
 
 class Found(msgspec.Struct, frozen=True):
-    """A blob that is there."""
+    """A blob that exists."""
 
     size: int
     """Bytes."""
     media_type: str | None
-    """As the store has it; None for a store that does not tell."""
+    """From the store; None if the store does not report it."""
     pieces: Pieces
-    """Its content from the beginning, checked; for each reading anew. Raises BlobError."""
+    """Starts reading the verified content from the beginning. Raises BlobError."""
 
 
 @runtime_checkable
 class _Checks(Protocol):
-    """A loader whose store compares content and id itself."""
+    """A loader whose store can verify content against the id itself."""
 
     async def check(self, blob_id: str) -> None: ...
 
 
 class RecentBlobs:
-    """Blobs by id: at most ``limit`` bytes of them in memory, the longest unused go first. For one event loop."""
+    """Caches blobs by id, up to ``limit`` bytes in memory, least recently used evicted first. For one event loop."""
 
     def __init__(self, loader: BlobLoader, limit: int) -> None:
-        """The loader is this object's to close."""
+        """Takes ownership of the loader and closes it."""
         self._loader = loader
         self._limit = limit
         self._kept: OrderedDict[str, tuple[bytes, str | None]] = OrderedDict()
         self._kept_bytes = 0
         self._coming_bytes = 0
-        """Of blobs that are being read, and will be kept."""
+        """Size of the blobs being read that will be cached."""
         self._checked: OrderedDict[str, None] = OrderedDict()
-        """Blobs whose content was found right."""
+        """Ids of verified blobs."""
 
     @property
     def held_bytes(self) -> int:
-        """What the cache takes, with what is on its way into it."""
+        """Size of the cached blobs, including those being read into the cache."""
         return self._kept_bytes + self._coming_bytes
 
     async def find(self, blob_id: str) -> Found:
-        """The blob, which from now on lives for as long as a run may be open. Raises BlobError."""
+        """Look up a blob and extend its life by the maximum duration of a run. Raises BlobError."""
         await self.lease(blob_id)
         if kept := self._recent(blob_id):
             return _whole(*kept)
@@ -79,10 +79,9 @@ class RecentBlobs:
         return _whole(content, None)
 
     async def check(self, blob_id: str, found: Found) -> None:
-        """See that the blob's content is what its id says, before anything is made of it. Raises BlobError.
+        """Verify the blob's content against its id before it is used. Raises BlobError.
 
-        A store that can look for itself does so; of another the content is read once for it. Asked again soon, it is
-        taken as it was.
+        Uses the store's own check if it has one; otherwise reads the content once. Recent results are remembered.
         """
         if blob_id in self._kept or blob_id in self._checked:
             return
@@ -101,15 +100,16 @@ class RecentBlobs:
             self._checked.popitem(last=False)
 
     async def lease(self, blob_id: str) -> None:
-        """Let the blob live for as long as a run may be open. A store without leases has its own rule. Raises
-        BlobError."""
+        """Extend the blob's life by the maximum duration of a run; no effect for stores without leases. Raises
+        BlobError.
+        """
         parse_blob_id(blob_id)
         if isinstance(self._loader, BlobStreams):
             with _blob_errors():
                 await self._loader.lease(blob_id)
 
     async def store(self, content: bytes | AsyncIterable[bytes], media_type: str) -> str:
-        """Store it, to live for as long as a run may be open; the blob's id. Raises BlobError."""
+        """Store content for at least the maximum duration of a run, and return its id. Raises BlobError."""
         with _blob_errors():
             ref = await self._loader.store(content, media_type)
         await self.lease(ref.blob_id)
@@ -129,7 +129,7 @@ class RecentBlobs:
 
     @contextmanager
     def _gathering(self, ref: BlobRef) -> Generator[Callable[[bytes], None]]:
-        """Takes the pieces of a blob that is worth keeping, and keeps it once they are all there."""
+        """Collect the pieces of a blob that is worth caching, and cache it once they are complete."""
         if not self._worth_keeping(ref.size) or self._coming_bytes + ref.size > self._limit:
             yield lambda piece: None
             return
@@ -165,7 +165,7 @@ class RecentBlobs:
 
 @contextmanager
 def _blob_errors() -> Generator[None]:
-    """A store of somebody's own may raise what it likes; what is no BlobError is taken for a store that is away."""
+    """Convert other exceptions of a custom store to BlobUnavailable."""
     try:
         yield
     except BlobError:

@@ -1,7 +1,6 @@
-"""The body of a provider request with blobs in it: JSON, then a blob in base64, then JSON again, and so on; or a form,
-which has them as they are.
+"""Provider request bodies with embedded blobs: JSON alternating with base64, or a form with raw blobs.
 
-It is sent as it is made: of a blob no more than a piece is in memory, and nowhere the whole of the body.
+The body is generated while it is sent. Only one piece of a blob is in memory at a time, never the whole body.
 """
 
 from __future__ import annotations
@@ -18,23 +17,23 @@ from tokenbus_services.media.errors import MediaFailed
 
 
 class Embedded(msgspec.Struct, frozen=True):
-    """A blob within a body."""
+    """A blob embedded in a body."""
 
     where: str
-    """Its place in the conversation."""
+    """Its location in the conversation."""
     blob_id: str
     found: Found
     raw: bool = False
-    """As it is, and not in base64."""
+    """Embed the raw bytes instead of base64."""
 
     @property
     def size(self) -> int:
-        """What it takes of the body, in bytes."""
+        """Bytes that it occupies in the body."""
         return self.found.size if self.raw else base64_size(self.found.size)
 
 
 class MediaBody:
-    """Iterate it once to send it. `size` is known beforehand, in bytes; `aclose` gives back what is still open."""
+    """Iterate over it once to send it. `size` is known in advance, in bytes; `aclose` releases open streams."""
 
     def __init__(self, pieces: Sequence[bytes | Embedded]) -> None:
         self._pieces = pieces
@@ -42,12 +41,12 @@ class MediaBody:
         self.size = sum(len(piece) if isinstance(piece, bytes) else piece.size for piece in pieces)
 
     def __aiter__(self) -> AsyncIterator[bytes]:
-        """Raises MediaFailed where a blob breaks off or is not what it was: the request is then cut short."""
+        """Raises MediaFailed if a blob breaks off or has changed; the request is then cut off."""
         self._sending = self._all()
         return self._sending
 
     async def aclose(self) -> None:
-        """Leave off sending."""
+        """Stop sending."""
         if self._sending is not None:
             await self._sending.aclose()
 
@@ -65,8 +64,9 @@ class MediaBody:
 
 
 async def _encoded(blob: Embedded) -> AsyncGenerator[bytes]:
-    """The blob as the body has it. Raises BlobError. Three bytes make four characters of base64: what is over waits for
-    the next piece."""
+    """Yield the blob in the encoding of the body. Raises BlobError. Base64 encodes three bytes at a time, so the
+    remainder waits for the next piece.
+    """
     size = 0
     over = b""
     async with aclosing(blob.found.pieces()) as pieces:
@@ -79,12 +79,12 @@ async def _encoded(blob: Embedded) -> AsyncGenerator[bytes]:
             over = data[len(data) - len(data) % 3 :]
             if whole := data[: len(data) - len(over)]:
                 yield b64encode(whole)
-    if size != blob.found.size:  # the length of the body is told already
-        raise BlobCorrupt(blob.blob_id, f"{size} bytes came where the store said {blob.found.size}")
+    if size != blob.found.size:  # the content length was already sent
+        raise BlobCorrupt(blob.blob_id, f"received {size} bytes, but the store reported {blob.found.size}")
     if over:
         yield b64encode(over)
 
 
 def base64_size(size: int) -> int:
-    """Characters of base64 for so many bytes."""
+    """Number of base64 characters for this many bytes."""
     return (size + 2) // 3 * 4

@@ -1,4 +1,4 @@
-"""Why the media of a turn could not be had."""
+"""Why the media of a turn could not be loaded."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from tokenbus.events.error_info import ErrorClass, ErrorInfo
 
 
 class MediaFailed(Exception):
-    """``error`` says which of the turn's media is at fault, and whether another try may help."""
+    """A media failure. ``error`` names the media at fault and says whether a retry may help."""
 
     def __init__(self, error: BlobError, where: str) -> None:
-        """``where``: the place of the media in the conversation."""
+        """``where``: the location of the media in the conversation."""
         super().__init__(f"{where}: {error}")
         self.error = ErrorInfo(
             code=error.code, kind=_kind(error), message=str(self), retryable=error.retryable, where=where

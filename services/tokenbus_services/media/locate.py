@@ -1,4 +1,4 @@
-"""Where a request has its media: each with its place, by which errors name it and a new source is put in."""
+"""Finds the media in a request. Each has a location, used in errors and to replace its source."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ P = TypeVar("P", bound=msgspec.Struct)
 
 
 def media_of(request: Generate) -> Iterator[tuple[str, Media]]:
-    """Each image and document of the request with its place."""
+    """Yield each image and document of the request with its location."""
     yield from media_in(request.messages, "messages")
     if request.images and request.images.mask:
         yield MASK, request.images.mask
 
 
 def request_with(request: Generate, sources: Mapping[str, Source]) -> Generate:
-    """The same request, with these sources at these places."""
+    """The request with these sources substituted at these locations."""
     images = request.images
     if images and images.mask and MASK in sources:
         images = msgspec.structs.replace(images, mask=_shown(images.mask, MASK, sources))
@@ -39,7 +39,7 @@ def request_with(request: Generate, sources: Mapping[str, Source]) -> Generate:
 
 
 def media_in(messages: Sequence[Message], root: str) -> Iterator[tuple[str, Media]]:
-    """Each image and document with its place, as ``messages[2].content[1]`` for the root ``messages``."""
+    """Yield each image and document with its location, such as ``messages[2].content[1]`` for the root ``messages``."""
     for i, message in enumerate(messages):
         if not isinstance(message.content, str):
             for j, part in enumerate(message.content):
@@ -47,7 +47,7 @@ def media_in(messages: Sequence[Message], root: str) -> Iterator[tuple[str, Medi
 
 
 def own_media(messages: Sequence[Message], root: str) -> set[str]:
-    """The places of media that the model made."""
+    """The locations of model-generated media."""
     return {
         where
         for i, message in enumerate(messages)
@@ -58,7 +58,7 @@ def own_media(messages: Sequence[Message], root: str) -> set[str]:
 
 
 def with_sources(messages: list[Message], root: str, sources: Mapping[str, Source]) -> list[Message]:
-    """The same messages, with these sources at these places."""
+    """The messages with these sources substituted at these locations."""
     touched = {where.partition(".")[0] for where in sources}
     return [
         _replaced(message, where, sources) if (where := f"{root}[{i}]") in touched else message

@@ -1,4 +1,4 @@
-"""What stands for blobs while a request is built, and is found again in the body that comes out of it."""
+"""Placeholders for blobs while a request is built, found again in the resulting body."""
 
 from __future__ import annotations
 
@@ -10,38 +10,39 @@ from collections.abc import Iterator
 import msgspec
 
 _DIGITS = 6
-"""Of a mark's number. With it a mark is a multiple of three bytes long, so that its base64 needs no padding."""
+"""Digits of a placeholder's number. They make its length a multiple of three bytes, so its base64 needs no padding."""
 
 
 class Mark(msgspec.Struct, frozen=True):
-    """The place of a blob in a body."""
+    """The position of a blob in a body."""
 
     number: int
     raw: bool
-    """The blob belongs there as it is, and not as base64."""
+    """Insert the raw bytes instead of base64."""
 
 
 class Marks:
-    """Marks of one request, told apart by number. Nobody who wrote a part of the request can know what they look like,
-    neither as base64 nor decoded."""
+    """The placeholders of one request, identified by number. They are unguessable to the request's authors, both as
+    base64 and decoded.
+    """
 
     def __init__(self) -> None:
         self._stem = f"blob-{secrets.token_hex(17)}".encode()  # 39 bytes
         in_base64 = b64encode(self._stem)
-        # Digits alone, so their base64 is of letters and digits alone.
+        # Digits only, so their base64 consists of letters and digits.
         coded = b"%b([0-9A-Za-z]{%d})" % (in_base64, _DIGITS * 4 // 3)
         self._either = re.compile(coded + b"|" + b"%b([0-9]{%d})" % (self._stem, _DIGITS))
         self._numbers: dict[bytes, int] = {}
-        """By what follows the stem, in either form."""
+        """By the characters after the stem, in either form."""
 
     def base64(self, number: int) -> str:
-        """The mark of this number, as what a source of base64 holds."""
+        """The placeholder of this number, for use as the data of a base64 source."""
         digits = b"%0*d" % (_DIGITS, number)
         self._numbers[digits] = self._numbers[b64encode(digits)] = number
         return b64encode(self._stem + digits).decode()
 
     def split(self, body: bytes) -> Iterator[bytes | Mark]:
-        """The body, cut at its marks."""
+        """Split the body at its placeholders."""
         done = 0
         for found in self._either.finditer(body):
             yield body[done : found.start()]

@@ -1,2 +1,3 @@
-"""What stands between a service and the network: bounds of its HTTP server, checks of requests, open files. It knows no
-service."""
+"""Network safety shared by the services: HTTP server limits, request checks, egress rules, open files. Independent of
+any service.
+"""

@@ -1,8 +1,8 @@
-"""Any number of connections to one place, in pools of few each.
+"""Any number of connections to one host, split into small pools.
 
-httpcore looks at every connection of a pool, and asks the system about each idle one, whenever a request begins or ends
-(httpcore/_async/connection_pool.py, `_assign_requests_to_connections`). With a thousand calls at once that is most of
-what a call costs.
+At the start and end of every request, httpcore scans all connections of a pool and makes a system call for each idle
+one (httpcore/_async/connection_pool.py, `_assign_requests_to_connections`). With a thousand concurrent calls this
+dominates the cost of a call.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from collections.abc import AsyncIterator, Callable
 import httpx
 
 AT_ONCE = 4
-"""Calls of one pool."""
+"""Maximum concurrent calls per pool."""
 KEPT_S = 5.0
-"""A pool without a call for so long is closed with its connections; httpcore keeps a single idle one as long."""
+"""A pool without calls for this long is closed; httpcore keeps a single idle connection as long."""
 
 
 class _Pool:
@@ -30,7 +30,7 @@ class _Pool:
 
 
 class _Answer(httpx.AsyncByteStream):
-    """The body of an answer, whose end its pool hears of."""
+    """A response body that tells its pool when it is closed."""
 
     def __init__(self, stream: httpx.AsyncByteStream, pool: _Pool) -> None:
         self._stream = stream
@@ -49,10 +49,10 @@ class _Answer(httpx.AsyncByteStream):
 
 
 class Pools(httpx.AsyncBaseTransport):
-    """As many transports as the calls of now need, `AT_ONCE` calls in each; the first with room takes the next call."""
+    """As many transports as the current calls need, `AT_ONCE` calls each; the first with room gets the next call."""
 
     def __init__(self, make: Callable[[], httpx.AsyncBaseTransport]) -> None:
-        """``make`` gives a transport with a pool of its own. Raises what it raises."""
+        """``make`` creates a transport with its own pool. Raises whatever it raises."""
         self._make = make
         self._pools = [_Pool(make())]
 

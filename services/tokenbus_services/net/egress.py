@@ -1,9 +1,9 @@
-"""Which addresses may be reached by a call whose target others can influence: an HTTP tool, an MCP server, a media URL.
+"""Controls which addresses a call may reach if others can influence its target: an HTTP tool, an MCP server, a media
+URL.
 
-A name is resolved here, every address it has is looked at, and the connection goes to an address that was looked at,
-never to the name: so a name that points elsewhere a moment later (DNS rebinding) changes nothing. Neither does a way of
-writing an address (``2130706433``, ``0177.0.0.1``, ``::ffff:127.0.0.1``), for only what it resolves to counts. The TLS
-handshake and the Host header still have the name. A redirect that is followed comes through here again.
+The name is resolved here, every address is checked, and the connection goes to a checked address, never to the name. So
+DNS rebinding has no effect, and neither do alternative spellings of an address (``2130706433``, ``0177.0.0.1``,
+``::ffff:127.0.0.1``). The TLS handshake and the Host header keep the name. Redirects are checked the same way.
 """
 
 from __future__ import annotations
@@ -25,21 +25,22 @@ Kind = Literal["loopback", "private", "link-local", "metadata", "reserved"]
 METADATA = frozenset(
     map(ip_address, ("169.254.169.254", "fd00:ec2::254", "100.100.100.200", "192.0.0.192", "168.63.129.16"))
 )
-"""Where clouds tell a machine its credentials: AWS, Google and Azure; AWS over IPv6; Alibaba; Oracle; Azure's host."""
+"""Metadata services with cloud credentials: AWS, Google and Azure; AWS over IPv6; Alibaba; Oracle; Azure's host."""
 _PRIVATE = [
     ip_network(text)
-    # RFC 1918; between a carrier and its customers, and within many clusters (RFC 6598); IPv6's own, old and new.
+    # RFC 1918; carrier-grade NAT, also used inside clusters (RFC 6598); IPv6 unique local and site-local.
     for text in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "fc00::/7", "fec0::/10")
 ]
 PORTS = {"http": 80, "https": 443}
 _NAT64 = ip_network("64:ff9b::/96")
 _UNICAST = ip_network("2000::/3")
-"""All of IPv6 that is given out as public. Outside it lie translated IPv4 addresses (::ffff:0:0:0/96, 64:ff9b:1::/48,
-::/96), segment routing (5f00::/16), and what nobody has."""
+"""All public unicast space of IPv6. Outside it are translated IPv4 addresses (::ffff:0:0:0/96, 64:ff9b:1::/48, ::/96),
+segment routing (5f00::/16) and unassigned space.
+"""
 _SPECIAL = [
     ip_network(text)
-    # Of the IANA special-purpose registries what Python, by its version, takes for public: protocols of their own, 6to4
-    # relays, AS112 and AMT; documentation, old and new; the former 6bone.
+    # Entries of the IANA special-purpose registries that some Python versions treat as public: protocol assignments,
+    # 6to4 relays, AS112 and AMT; documentation, old and new; the former 6bone.
     for text in (
         *("192.0.0.0/24", "192.88.99.0/24", "192.31.196.0/24", "192.52.193.0/24", "192.175.48.0/24"),
         *("2001::/23", "2001:db8::/32", "3fff::/20", "2620:4f:8000::/48", "3ffe::/16"),
@@ -50,27 +51,27 @@ _log = structlog.stdlib.get_logger()
 
 
 class AddressRefused(Exception):
-    """The host is at an address that this call may not reach. The address itself is only in the log."""
+    """The host resolves to an address that this call may not reach. The address itself appears only in the log."""
 
     def __init__(self, host: str, kind: Kind) -> None:
-        super().__init__(f"{host} is at a {kind} address, which may not be reached")
+        super().__init__(f"{host} resolves to a {kind} address, which is not allowed")
         self.host = host
         self.kind: Kind = kind
 
 
 class Egress:
-    """What may be reached: public addresses; with ``allow_private`` also loopback and private ones; and these networks.
+    """Egress rules: public addresses, with ``allow_private`` also loopback and private ones, and the listed networks.
 
-    Link-local addresses and those of cloud metadata are reached only by a network that names them.
+    Link-local and cloud metadata addresses are reachable only through a listed network.
     """
 
     def __init__(self, *, allow_private: bool = False, allow_networks: Iterable[str] = ()) -> None:
-        """Raises ValueError for what is no network in CIDR notation."""
+        """Raises ValueError for anything that is not a network in CIDR notation."""
         self._allow_private = allow_private
         self._networks = [ip_network(text) for text in allow_networks]
 
     def refused(self, address: str) -> Kind | None:
-        """Why this IP address may not be reached; None where it may. Raises ValueError for what is no address."""
+        """Return why this IP address is not allowed; None if it is. Raises ValueError if it is not an address."""
         ip = _inner(ip_address(address.partition("%")[0]))
         if any(ip in network for network in self._networks):
             return None
@@ -78,7 +79,7 @@ class Egress:
         return None if kind in {"loopback", "private"} and self._allow_private else kind
 
     def check_literal(self, host: str) -> None:
-        """Raises AddressRefused where the host is an IP address that may not be reached; names are looked up later."""
+        """Raise AddressRefused if the host is a forbidden IP address. Names are checked later."""
         try:
             kind = self.refused(host)
         except ValueError:
@@ -87,10 +88,9 @@ class Egress:
             raise AddressRefused(host, kind)
 
     async def addresses(self, host: str, port: int, *, timeout: float | None = None) -> list[str]:
-        """The IP addresses of the host that may be reached, in the resolver's order.
+        """Resolve the host and return its allowed IP addresses, in the resolver's order.
 
-        Raises AddressRefused where it has only others, OSError where it has none (TimeoutError after ``timeout``
-        seconds).
+        Raises AddressRefused if none is allowed, OSError if there are none (TimeoutError after ``timeout`` seconds).
         """
         async with asyncio.timeout(timeout):
             found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -108,18 +108,19 @@ class Egress:
 
 
 class GuardedTransport(httpx.AsyncBaseTransport):
-    """httpx's transport, held to an `Egress`. It keeps a pool for each host as long as it lives, and uses no proxy of
-    the environment, which would resolve names itself.
+    """httpx's transport, restricted by an `Egress`. Keeps one pool per host for its lifetime, and ignores proxies of
+    the environment, which would resolve names themselves.
 
-    Raises AddressRefused beside what httpx raises.
+    Raises AddressRefused in addition to httpx's exceptions.
     """
 
     def __init__(self, egress: Egress, *, limits: httpx.Limits | None = None) -> None:
         self._egress = egress
         self._limits = limits or httpx.Limits()
         self._by_host: dict[str, BoundedTransport] = {}
-        """One pool for all would send a request over a connection to the same address whose certificate was checked for
-        another name."""
+        """With one shared pool, a request could reuse a connection to the same address whose certificate was verified
+        for another name.
+        """
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         host = request.url.host
@@ -148,7 +149,7 @@ class GuardedTransport(httpx.AsyncBaseTransport):
 
 
 def _to(address: str, request: httpx.Request) -> httpx.Request:
-    """The same request, to be sent to this address under its own name."""
+    """The same request, sent to this address under its original host name."""
     return httpx.Request(
         request.method,
         request.url.copy_with(host=address),
@@ -159,7 +160,7 @@ def _to(address: str, request: httpx.Request) -> httpx.Request:
 
 
 def _inner(ip: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
-    """The IPv4 address that an IPv6 address stands for, where a gateway or the system would go there."""
+    """The embedded IPv4 address of an IPv6 address, if a gateway or the system would route to it."""
     if isinstance(ip, IPv4Address):
         return ip
     if ip in _NAT64:

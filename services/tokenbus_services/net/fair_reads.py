@@ -1,4 +1,4 @@
-"""Reads of somebody else's body that leave room for everything else of the process, however the body is cut."""
+"""Reads untrusted bodies without starving the rest of the process, whatever their chunk size."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from collections.abc import AsyncGenerator, AsyncIterable
 
 CRUMB_BYTES = 4
 MAX_CRUMBS = 20_000
-"""So many reads may bring less than `CRUMB_BYTES` each on average: each costs as much as a whole event."""
+"""After this many reads, an average below `CRUMB_BYTES` is an error: each read costs as much as a whole event."""
 FAIR_READS = 16
-"""After so many reads in a row the others get their turn: chunks of a byte come by the thousand in one packet."""
+"""Yield to other tasks after this many reads: one packet can hold thousands of one-byte chunks."""
 
 
 class TooManyCrumbs(Exception):
-    """The body comes in too many reads for what it says."""
+    """The body arrives in too many small reads."""
 
     def __init__(self, reads: int) -> None:
-        super().__init__(f"the answer came in {reads} chunks of less than {CRUMB_BYTES} bytes each")
+        super().__init__(f"the response came in {reads} chunks averaging less than {CRUMB_BYTES} bytes")
 
 
 async def fair_reads(reads: AsyncIterable[bytes]) -> AsyncGenerator[bytes]:
-    """These reads, with a pause after each few of them. Raises TooManyCrumbs, and what ``reads`` raises."""
+    """Pass on the reads, yielding to other tasks regularly. Raises TooManyCrumbs, and any exception of ``reads``."""
     size = count = 0
     async for read in reads:
         size += len(read)

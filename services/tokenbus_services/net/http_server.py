@@ -1,9 +1,9 @@
-"""uvicorn's HTTP protocol with bounds, so that no client holds a connection without doing anything with it.
+"""uvicorn's HTTP protocol with limits, so that no client can hold a connection without using it.
 
-uvicorn closes an idle keep-alive connection, and nothing else: one that sends half a request, or a byte an hour, or
-never reads its answer, stays for ever. Each costs a file descriptor, and a worker that has none left cannot reach its
-server. Here a head, a body and an answer each have a time; and when a service has as many connections as it may, the
-one that has waited longest without a whole request makes room for the next, so that health probes still get through.
+uvicorn closes only idle keep-alive connections. A client that sends half a request, or one byte per hour, or never
+reads its response, keeps its connection forever. Each costs a file descriptor, and a worker without descriptors cannot
+reach its Redis server. Here head, body and response each have a time limit. If a service is at its connection limit,
+the connection that has waited longest without a complete request is closed, so that health probes still get through.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ _TIMED_OUT = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-leng
 
 
 class HttpBounds(msgspec.Struct, frozen=True, kw_only=True):
-    """What one connection may take, and how many there may be."""
+    """Limits per connection, and the number of connections."""
 
     connections: int = 256
     head_s: float = 10.0
-    """From the connection, or the answer before, to the end of a request's head."""
+    """From the connection, or the previous response, to the end of the request head."""
     body_window_s: float = 60.0
     body_window_bytes: int = 64 * 2**10
-    """A body that is not complete brings so many bytes in each window of time."""
+    """An incomplete body must bring this many bytes per time window."""
     answer_s: float = 30.0
-    """Longest time in which a client takes nothing of an answer that waits for it."""
+    """Maximum time in which a client reads nothing of a waiting response."""
 
 
 class _Phase(Enum):
     HEAD = "head"
     BODY = "body"
     OURS = "ours"
-    """The request is complete: the service has to answer, and the client waits."""
+    """The request is complete: the service must respond, and the client waits."""
 
 
 class BoundedProtocol(H11Protocol):
-    """One connection, held to ``bounds``."""
+    """One connection, restricted by ``bounds``."""
 
     _say_full_at: ClassVar[float] = 0.0
-    """A flood of connections must not become one of log lines."""
+    """Rate limit of the log: a flood of connections must not become a flood of log lines."""
 
     def __init__(self, *, bounds: HttpBounds, **options: Any) -> None:
         super().__init__(**options)
@@ -92,11 +92,11 @@ class BoundedProtocol(H11Protocol):
 
     @property
     def waiting_since(self) -> float | None:
-        """Since when this connection waits for a request's head; None while it has a request in hand."""
+        """Time since which this connection has waited for a request head; None while it has a request."""
         return self._since if self._phase is _Phase.HEAD else None
 
     def _follow(self) -> None:
-        """Set the time for the phase in which the connection is now, if that is another than before."""
+        """Start the timer of the connection's current phase, if the phase has changed."""
         if self.transport.is_closing():
             return
         theirs: Any = self.conn.their_state
@@ -120,7 +120,7 @@ class BoundedProtocol(H11Protocol):
         self._timer = self.loop.call_later(self._bounds.body_window_s, self._next_window)
 
     def _cut(self) -> None:
-        """The client took too long. Tell it so where it has begun to ask and no answer has begun."""
+        """The client was too slow: close the connection, with a 408 if a request has begun and no response has."""
         _log.info("http_request_cut", phase=self._phase.value)
         asked = self._window_bytes > 0 or self._phase is _Phase.BODY
         answering = self._phase is _Phase.BODY and self.cycle.response_started
@@ -134,7 +134,7 @@ class BoundedProtocol(H11Protocol):
             self._unread = self.loop.call_later(self._bounds.answer_s, self.transport.abort)
 
     def _make_room(self) -> None:
-        """Close the connection that has waited longest for a whole request; this one where all others are at work."""
+        """Close the connection that has waited longest for a complete request; this one if all others are busy."""
         others = [c for c in self.connections if isinstance(c, BoundedProtocol) and c is not self]
         waiting = [(since, c) for c in others if (since := c.waiting_since) is not None]
         gone = min(waiting, key=lambda entry: entry[0])[1] if waiting else self
@@ -146,7 +146,7 @@ class BoundedProtocol(H11Protocol):
 
 
 def bounded(bounds: HttpBounds) -> type[asyncio.Protocol]:
-    """What uvicorn takes as ``http``."""
+    """Return the protocol factory for uvicorn's ``http`` option."""
 
     def protocol(**options: Any) -> BoundedProtocol:
         return BoundedProtocol(bounds=bounds, **options)

@@ -1,4 +1,4 @@
-"""Connections that are gone as soon as they are made."""
+"""Handles connections that are reset while they are being established."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import httpx
 
 @contextmanager
 def reset_as_made(request: httpx.Request) -> Generator[None]:
-    """While a request is sent over httpx. Raises httpx.ConnectError for a connection that was reset as it was made.
+    """Wrap the sending of a request over httpx. Raises httpx.ConnectError if the connection was reset while connecting.
 
-    uvloop has no socket of it any more, and anyio asks that whose peer it is: an AttributeError, which is no error of a
-    network to anybody (alike: MagicStack/uvloop#560).
+    uvloop has already dropped the socket when anyio asks for its peer name, which raises an AttributeError instead of a
+    network error (similar: MagicStack/uvloop#560).
     """
     try:
         yield
     except AttributeError as e:
         if e.name != "getpeername":
             raise
-        raise httpx.ConnectError("the connection was reset as it was made", request=request) from e
+        raise httpx.ConnectError("the connection was reset while connecting", request=request) from e

@@ -1,4 +1,4 @@
-"""How many files, and so sockets, a process may have open."""
+"""Raises the limit of open files, and so of sockets, of a process."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from contextlib import suppress
 import structlog
 
 MOST = 65_536
-"""More than any worker needs. Some systems call their bound infinite and refuse a number that is too large."""
+"""More than any worker needs. Some systems report an infinite limit but reject numbers that are too large."""
 
 _log = structlog.stdlib.get_logger()
 
 
 def raise_open_files(needed: int) -> int | None:
-    """Raise this process's soft limit of open files as far as it may. The limit that then holds; None: no limit.
+    """Raise this process's soft limit of open files as far as allowed. Return the resulting limit; None: unlimited.
 
-    Systems start programs with 1,024 for the sake of ``select``, which no worker uses. Where the limit stays below
-    ``needed`` the log says so.
+    Systems start programs with 1,024 for the sake of ``select``, which no worker uses. Logs a warning if the limit
+    stays below ``needed``.
     """
     try:
         import resource

@@ -1,9 +1,8 @@
-"""Keeps web pages of others away from a service that runs beside a browser.
+"""Protects a service that runs beside a browser from web pages of other sites.
 
-A page of any site can make the browser of whoever looks at it send requests to 127.0.0.1 or into the network behind it,
-and by a name that it points there (DNS rebinding) can read the answers too. A browser says where a request comes from:
-in ``Sec-Fetch-Site`` and ``Origin`` for what writes, and in ``Host`` by which name it was sent. Programs send no such
-headers but ``Host``, which is an address or a name that the deployment knows.
+Any web page can make its visitor's browser send requests to 127.0.0.1 or to the local network, and with DNS rebinding
+it can also read the responses. Browsers identify the origin of a request: ``Sec-Fetch-Site`` and ``Origin`` for writes,
+``Host`` for the name used. Other programs send only ``Host``, which is an address or a name known to the deployment.
 """
 
 from __future__ import annotations
@@ -28,18 +27,19 @@ _log = structlog.stdlib.get_logger()
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    """The body of the answer to a request that was turned away."""
+    """The response body for a rejected request."""
 
     code: str
     message: str
 
 
 class RequestGuard:
-    """An ASGI app in front of another: what writes must not come from a page of another site, nor by a foreign name."""
+    """ASGI middleware: rejects writes that come from a page of another site or under an unknown host name."""
 
     def __init__(self, app: AsgiApp, *, hosts: Iterable[str] = (), private: Sequence[str] = ()) -> None:
-        """``hosts``: names by which the service is reached beside addresses and ``localhost``. ``private``: paths
-        beneath which ``Host`` counts for reads too."""
+        """``hosts``: names of the service in addition to addresses and ``localhost``. ``private``: path prefixes for
+        which ``Host`` is checked on reads as well.
+        """
         self.app = app
         self._hosts = frozenset(host.lower().rstrip(".") for host in hosts)
         self._private = tuple(private)
@@ -67,16 +67,16 @@ class RequestGuard:
         host = given.get("host", [])
         if len(host) != 1 or not self._known(host[0]):
             return HTTPStatus.MISDIRECTED_REQUEST, Refusal(
-                "host_refused", "Host is no address and no name of this service; http.hosts in the settings adds names"
+                "host_refused", "Host is neither an address nor a known name of this service; http.hosts adds names"
             )
         if writes and any(site not in {"same-origin", "none"} for site in given.get("sec-fetch-site", [])):
             return HTTPStatus.FORBIDDEN, Refusal("cross_site", "the request comes from a page of another site")
         if writes and any(not _same(origin, host[0]) for origin in given.get("origin", [])):
-            return HTTPStatus.FORBIDDEN, Refusal("cross_site", "Origin is another than the service's own")
+            return HTTPStatus.FORBIDDEN, Refusal("cross_site", "Origin differs from the service's own")
         return None
 
     def _known(self, host: str) -> bool:
-        """A name that somebody else may point here is not known; an address points where it says."""
+        """Whether the host is safe: an address, or a name that nobody else can point here."""
         try:
             name = urlsplit(f"//{host}").hostname or ""
         except ValueError:

@@ -1,7 +1,7 @@
-"""Bounds the heads of answers before the HTTP library parses them: how many headers, and how many interim answers.
+"""Limits response heads before the HTTP library parses them: number of headers and of interim responses.
 
-The library bounds a head's bytes alone. 100 KB are 25,000 headers, and interim answers (1xx) may follow each other for
-ever: both are parsed without a pause, in which no other call of the process goes on.
+The library limits only a head's bytes. 100 KB hold 25,000 headers, and interim responses (1xx) may repeat without end.
+Parsing either blocks all other calls of the process.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import httpx
 from tokenbus_services.net.connection_pools import Pools
 
 MAX_HEADERS = 256
-"""Of one answer. Providers send 20 to 60."""
+"""Maximum headers of one response. Providers send 20 to 60."""
 MAX_INTERIM = 16
-"""Interim answers before the answer itself."""
+"""Maximum interim responses before the final one."""
 
 _END = re.compile(rb"\n\r?\n")
 _STATUS = len(b"HTTP/1.1 ")
@@ -28,23 +28,23 @@ _SocketOptions = Iterable[tuple[int, int, int] | tuple[int, int, bytes | bytearr
 
 
 class HeadRefused(httpcore.RemoteProtocolError):
-    """The head of an answer has too much in it."""
+    """A response head exceeds a limit."""
 
 
 class HeadBound:
-    """Looks at the heads of one connection's answers. `begin` with each request; `feed` it all that is read."""
+    """Checks the response heads of one connection. Call `begin` with each request and `feed` with all data read."""
 
     def __init__(self) -> None:
         self._head: bytearray | None = None
         self._interim = 0
 
     def begin(self) -> None:
-        """An answer is to come."""
+        """Expect a response."""
         self._head = bytearray()
         self._interim = 0
 
     def feed(self, data: bytes) -> None:
-        """Raises HeadRefused."""
+        """Check data that was read. Raises HeadRefused."""
         if self._head is None:
             return
         self._head += data
@@ -60,14 +60,14 @@ class HeadBound:
                 return
             self._interim += 1
             if self._interim > MAX_INTERIM:
-                raise HeadRefused(f"over {MAX_INTERIM} interim answers")
+                raise HeadRefused(f"over {MAX_INTERIM} interim responses")
             del self._head[: end.end()]
 
 
 class BoundedClient(httpx.AsyncClient):
-    """httpx's client, whose connections have bounded heads; but for those through a proxy that speaks SOCKS.
-
-    It is made for many calls at once (`Pools`)."""
+    """httpx's client with limited response heads, except through a SOCKS proxy. Designed for many concurrent calls
+    (`Pools`).
+    """
 
     def _init_transport(  # noqa: PLR0917 (the parameters are httpx's)
         self,
@@ -101,7 +101,9 @@ class BoundedClient(httpx.AsyncClient):
 
 
 class BoundedTransport(httpx.AsyncHTTPTransport):
-    """httpx's transport, whose answers have bounded heads: more is an httpx.RemoteProtocolError, from HeadRefused."""
+    """httpx's transport with limited response heads. Violations raise httpx.RemoteProtocolError, caused by
+    HeadRefused.
+    """
 
     def __init__(
         self, ssl_context: ssl.SSLContext | None = None, *, limits: httpx.Limits, proxy: httpx.Proxy | None = None

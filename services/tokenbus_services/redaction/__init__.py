@@ -1,7 +1,7 @@
-"""Keeps the secrets of a process out of all that leaves it: the bus, logs, blobs, and what a model is told.
+"""Keeps a process's secrets out of everything that leaves it: the bus, logs, blobs and model input.
 
-Only the process knows its secrets, so only it can look for them; once a provider has echoed a key onto the bus
-(``Incorrect API key provided: sk-…``) nobody downstream can tell it from text.
+Only the process knows its secrets, so only it can find them. Once a provider has echoed a key onto the bus (``Incorrect
+API key provided: sk-…``), nothing downstream can distinguish it from text.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from tokenbus_services.settings import HttpTool, McpHttp, McpStdio, Settings
 MARK = "[redacted]"
 _SECRET_NAME = re.compile(r"(^|_)(API_?KEY|KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)(_|$)", re.IGNORECASE)
 _SHORTEST = 6
-"""A shorter value is no secret, and would be found in any text."""
+"""Shorter values are not treated as secrets; they would match ordinary text."""
 _MOST_LEARNED = 16
-"""Of the keys and tokens that follow one another so many are remembered: an answer may tell one that was replaced."""
+"""How many rotated keys and tokens to remember: a response may contain one that was just replaced."""
 _TELLING_CHARS, _TELLING_PART = 12, 0.5
-"""The beginning of a secret that is so long is not let out either, where its rest does not come."""
+"""A prefix of at least this length and fraction is redacted too, even if the rest never comes."""
 
 
 class Redaction:
-    """Replaces these values with `MARK`, in every spelling in which JSON, an URL, HTML or base64 may hold them (see
+    """Replaces secrets with `MARK` in every spelling that JSON, URLs, HTML or base64 may use (see
     `redaction.spellings`).
 
-    Data without an escape of one of their characters costs a search for a few fixed texts.
+    Data without escapes of a secret's characters costs only a search for a few fixed strings.
     """
 
     def __init__(self, values: Iterable[str] = (), *, most_learned: int = _MOST_LEARNED) -> None:
@@ -42,7 +42,7 @@ class Redaction:
         self._look_for({*self._own})
 
     def learn(self, values: Iterable[str]) -> None:
-        """Look for these too, from now on; streams that are open as well. Of those learned the last ones count."""
+        """Add secrets, also for streams already open. Only the latest ones learned are kept."""
         if new := [value for value in _secrets_among(values) if value not in self._own and value not in self._learned]:
             self._learned.update(dict.fromkeys(new))
             while len(self._learned) > self._most_learned:
@@ -50,9 +50,10 @@ class Redaction:
             self._look_for({*self._own, *self._learned})
 
     def _look_for(self, secrets: set[str]) -> None:
-        # The longest first, so that one inside another leaves no rest.
+        # Longest first, so that a secret inside another leaves nothing behind.
         self._needles = sorted((n for secret in secrets for n in needles(secret)), key=len, reverse=True)
-        self._any = re.compile(b"|".join(map(re.escape, self._needles)) or b"(?!)")  # of none it would match everywhere
+        # an empty pattern would match everywhere
+        self._any = re.compile(b"|".join(map(re.escape, self._needles)) or b"(?!)")
         self._leads, self._marks = marks(self._needles)
         self._longest = max(map(len, self._needles), default=0)
         self.heads = heads_of(self._needles)
@@ -60,11 +61,11 @@ class Redaction:
         self._across_lines = any("\n" in secret for secret in secrets)
 
     def __bool__(self) -> bool:
-        """Whether there is anything to look for."""
+        """Whether there are any secrets."""
         return bool(self._needles)
 
     def __call__(self, text: str) -> str:
-        """The text without the secrets."""
+        """Remove the secrets from a text."""
         if not self._needles:
             return text
         errors = "surrogateescape"
@@ -77,9 +78,9 @@ class Redaction:
         return text if clean is data else clean.decode(errors=errors)
 
     def data(self, data: bytes) -> bytes:
-        """The bytes without the secrets."""
+        """Remove the secrets from bytes."""
         if not (self._needles and self._may_hold(data)):
-            return data  # as nearly always
+            return data  # the usual case
         clean = bytearray()
         done = 0
         for begin, end in self.found(data):
@@ -89,11 +90,11 @@ class Redaction:
         return bytes(clean) + data[done:] if done else data
 
     def stream(self) -> RedactedStream:
-        """For bytes that come in pieces, cut anywhere."""
+        """For bytes that arrive in arbitrary chunks."""
         return RedactedStream(self)
 
     async def chunks(self, chunks: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
-        """These chunks without the secrets. Raises what ``chunks`` raises."""
+        """Remove the secrets from chunks. Raises any exception of ``chunks``."""
         stream = self.stream()
         async for chunk in chunks:
             if clean := stream.feed(chunk):
@@ -102,8 +103,9 @@ class Redaction:
             yield rest
 
     def split(self, data: bytes) -> tuple[bytes, bytes]:
-        """What of ``data`` can go on, without the secrets; and its end as it came, where a secret may begin there that
-        it does not hold whole."""
+        """Return the redacted part of ``data`` that can be emitted, and the raw end that may be an incomplete
+        secret.
+        """
         if not self._needles or (data.endswith(b"\n") and not self._across_lines):
             return self.data(data), b""
         cut = self.open_at(data)
@@ -114,11 +116,13 @@ class Redaction:
         return self.data(data[:cut]), data[cut:]
 
     def open_at(self, data: bytes) -> int:
-        """Where the first secret begins that goes on beyond the end; the length of ``data`` where none does."""
+        """Offset of the first secret that continues beyond the end; the length of ``data`` if there is none."""
         return self.opened(data)[0]
 
     def opened(self, data: bytes) -> tuple[int, int, bool]:
-        """The same; how many characters of a secret are there at the most; and whether those alone must not be seen."""
+        """Like `open_at`; also the number of secret characters present, and whether that part alone must be
+        redacted.
+        """
         first, chars, part = self._begun(data)
         window = max(0, len(data) - self._longest * LONGEST_ESCAPE)
         if open_escape(data) < len(data) or self._marks.search(data, window):
@@ -129,11 +133,11 @@ class Redaction:
                 if begun < len(text):
                     first = min(first, window + layers.begin(begun))
                     chars, part = max(chars, chars_here), max(part, part_here)
-                layers.text = text[:whole]  # half an escape would be undone to something else
+                layers.text = text[:whole]  # half an escape would decode to something else
         return first, chars, chars >= _TELLING_CHARS and part >= _TELLING_PART
 
     def _begun(self, text: bytes) -> tuple[int, int, float]:
-        """For text without escapes: where it begins, and how much of it is there."""
+        """For text without escapes: offset and matched fraction of an incomplete secret at the end."""
         first = len(text)
         part = 0.0
         for needle in self._needles:
@@ -148,7 +152,7 @@ class Redaction:
         return first, len(text) - first, part
 
     def may_be_escaped(self, data: bytes, begin: int = 0, end: int | None = None) -> bool:
-        """Whether an escape is there that may stand for a character of a secret."""
+        """Whether there is an escape that may encode a character of a secret."""
         end = len(data) if end is None else end
         for lead in self._leads:
             if data.find(lead, begin, end) >= 0:
@@ -162,7 +166,7 @@ class Redaction:
         return self.may_be_escaped(data)
 
     def found(self, data: bytes) -> list[tuple[int, int]]:
-        """Where in the data the secrets are, in order, none inside another."""
+        """Spans of the secrets in the data, in order and without overlap."""
         layers = Layers(data)
         found: list[tuple[int, int]] = []
         for text in layers:
@@ -177,20 +181,22 @@ class Redaction:
 
 
 class RedactedStream:
-    """Holds back only what may be the beginning of a secret. No secret that a header carries has a line end in it, so
-    an event of a provider's stream, which ends in one, never waits."""
+    """Redacts a stream, holding back only a possible beginning of a secret.
+
+    Secrets sent in headers contain no line end, so a provider event, which ends in one, is never held back.
+    """
 
     def __init__(self, redaction: Redaction) -> None:
         self._redaction = redaction
         self._held = b""
 
     def feed(self, data: bytes) -> bytes:
-        """What of it, and of what was held back, can go on; it may be nothing."""
+        """Add data. Return what can be emitted, which may be empty."""
         clean, self._held = self._redaction.split(self._held + data if self._held else data)
         return clean
 
     def end(self) -> bytes:
-        """The rest, after which nothing comes."""
+        """Return the rest at the end of the stream."""
         held, self._held = self._held, b""
         at, _, telling = self._redaction.opened(held)
         return self._redaction.data(held[:at]) + MARK.encode() if telling else self._redaction.data(held)
@@ -201,8 +207,9 @@ def _secrets_among(values: Iterable[str]) -> list[str]:
 
 
 def secrets_of(settings: Settings, env: Mapping[str, str]) -> set[str]:
-    """All that a process with these settings must never let out: provider keys, what goes into headers of tools and MCP
-    servers, what variables are called secret, and the server's password."""
+    """All secrets of a process with these settings: provider keys, header values of tools and MCP servers, variables
+    with secret names, and the server's password.
+    """
     names = provider_key_variables(settings)
     for asked in (*settings.tools.values(), *settings.mcp.values()):
         if isinstance(asked, HttpTool | McpHttp):
@@ -212,13 +219,13 @@ def secrets_of(settings: Settings, env: Mapping[str, str]) -> set[str]:
         variable = registry.get(provider.api).default_key_env if provider.api_key_env is None else provider.api_key_env
         values.update(key_in_file(provider.api_key_file or (env.get(f"{variable}_FILE") if variable else None)))
     for url in filter(None, (settings.redis_url, env.get("TOKENBUS_REDIS_URL"))):
-        with suppress(SettingsError):  # whoever connects says what is wrong with it
+        with suppress(SettingsError):  # reported when connecting
             values.add(parse_url(url).password or "")
     return values
 
 
 def key_in_file(path: str | None) -> list[str]:
-    """The key in a file as it is now; whoever needs it says what is wrong with it."""
+    """The current key in a file; empty if unreadable, which is reported where the key is needed."""
     try:
         return [Path(path).read_text(encoding="utf-8").strip()] if path else []
     except (OSError, UnicodeDecodeError):
@@ -226,7 +233,7 @@ def key_in_file(path: str | None) -> list[str]:
 
 
 def provider_key_variables(settings: Settings) -> frozenset[str]:
-    """The variables that hold the keys of providers."""
+    """The environment variables that hold provider keys."""
     return frozenset(
         registry.get(p.api).default_key_env if p.api_key_env is None else p.api_key_env
         for p in settings.providers.values()
@@ -234,7 +241,7 @@ def provider_key_variables(settings: Settings) -> frozenset[str]:
 
 
 def tool_variables(settings: Settings) -> frozenset[str]:
-    """The variables that HTTP tools and MCP servers are given by name."""
+    """The environment variables passed by name to HTTP tools and MCP servers."""
     names: set[str] = set()
     for asked in (*settings.tools.values(), *settings.mcp.values()):
         match asked:
@@ -248,9 +255,9 @@ def tool_variables(settings: Settings) -> frozenset[str]:
 
 
 def named_secret(env: Mapping[str, str]) -> set[str]:
-    """The values of all variables whose name says secret."""
+    """The values of all variables with a secret-sounding name."""
     return {value for name, value in env.items() if _SECRET_NAME.search(name)}
 
 
 LEARNED = Redaction(most_learned=64)
-"""What this process learned after its start, of all its providers: for its logs."""
+"""Secrets learned by this process after its start, of all providers; used for its logs."""

@@ -1,9 +1,9 @@
-"""Finds a secret that a provider tells in pieces, each in an event of its own, as a model writes one token by token.
+"""Finds secrets that a provider spreads over several events, as when a model writes one token by token.
 
-Strings of one JSON key that follow one another are read as one text: `content` of a chat, `text`, `thinking` and
-`partial_json` of a block, `arguments` of a call. Where the end of one may begin a secret, its tail is remembered; once
-`HELD_CHARS` characters of a secret are there, its event waits for the next ones. Nothing else waits, and no event of a
-stream that holds no such tail is looked at twice.
+Consecutive strings under the same JSON key are treated as one text: `content` of a chat, `text`, `thinking` and
+`partial_json` of a block, `arguments` of a call. If a string may end in the beginning of a secret, that tail is
+remembered. Once it has `HELD_CHARS` characters of a secret, its event is held back for the next ones. Nothing else is
+delayed, and events of a stream without such a tail are scanned once.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from tokenbus_services.redaction import MARK, RedactedStream, Redaction
 from tokenbus_services.redaction.heads import HELD_CHARS, VALUE_ENDS
 
 MAX_HELD_LINES = 48
-"""About 16 events. A tail that this many follow goes on: what is said after it would wait for nothing."""
+"""About 16 events. A tail followed by this many lines is emitted, rather than delaying what follows."""
 MAX_HELD_BYTES = 2**20
 MAX_LINE_BYTES = 256 * 2**10
-"""A longer line is an image, not a delta; it goes on as it is read."""
+"""A longer line is an image, not a delta; it is passed on as it is read."""
 MAX_TAILS = 256
 
 _STRING = re.compile(rb'"([^"\\]*+(?:\\.[^"\\]*+)*+)"(\s*:)?')
@@ -35,16 +35,16 @@ _OPEN_ESCAPE = re.compile(
 class _Line(msgspec.Struct, eq=False):
     data: bytes
     edits: list[tuple[int, int, bytes]] = []
-    """What is put in place of which bytes."""
+    """Replacements: begin, end, new bytes."""
     out: bool = False
 
     def render(self) -> bytes:
-        """The line as it goes on."""
+        """The line with its replacements."""
         self.out = True
         clean = bytearray()
         done = 0
         for begin, end, instead in sorted(self.edits):
-            if begin >= done:  # two readings of one line find the same
+            if begin >= done:  # two readings of one line find the same secret
                 clean += self.data[done:begin] + instead
             done = max(done, end)
         rest, self.data = self.data[done:], b""
@@ -52,46 +52,46 @@ class _Line(msgspec.Struct, eq=False):
 
 
 class _Tail(msgspec.Struct, eq=False):
-    """The end of one text, with which a secret may begin."""
+    """The end of one text, which may be the beginning of a secret."""
 
     raw: bytes
     pieces: list[tuple[_Line, int, int]]
-    """Where it lies: line, first byte, and length."""
+    """Its location: line, first byte and length."""
     chars: int
-    """How many characters of a secret it is, at most."""
+    """Maximum number of secret characters in it."""
     telling: bool
-    """It is so much of a secret that it is not to be seen even if the rest never comes."""
+    """Long enough to be redacted even if the rest never comes."""
 
     @property
     def holds(self) -> bool:
-        """Whether its lines wait."""
+        """Whether its lines are held back."""
         return self.chars >= HELD_CHARS
 
 
 class RedactedEvents:
-    """A stream of server-sent events, or of lines of JSON, without the secrets: `feed` all that is read, then `end`."""
+    """Redacts a stream of server-sent events or JSON lines: call `feed` with all data read, then `end`."""
 
     def __init__(self, redaction: Redaction) -> None:
         self._redaction = redaction
         self._within: RedactedStream = redaction.stream()
-        """Finds the secrets that lie in one event."""
+        """Finds secrets within one event."""
         self._line = bytearray()
-        """The beginning of a line whose end has not come: nobody can read it without."""
+        """The beginning of an incomplete line, which readers cannot use yet."""
         self._giant = False
         self._held: list[_Line] = []
         self._tails: dict[tuple[bytes, ...], _Tail] = {}
 
     def feed(self, data: bytes) -> bytes:
-        """What of it, and of what was held back, can go on; it may be nothing."""
+        """Add data. Return what can be emitted, which may be empty."""
         data = self._within.feed(data)
         if not (data and self._redaction):
             return data
         if not (self._line or self._held or self._giant) and data.endswith(b"\n") and not self._concerns(data):
-            return data  # as nearly always
+            return data  # the usual case
         return self._take(data)
 
     def end(self) -> bytes:
-        """The rest, after which nothing comes."""
+        """Return the rest at the end of the stream."""
         data = self._within.end()
         out = self._take(data) if data else b""
         if self._line:
@@ -100,7 +100,7 @@ class RedactedEvents:
         return out + self._give_up()
 
     def _concerns(self, data: bytes) -> bool:
-        """Whether a text of it may end with the beginning of a secret, or go on with one."""
+        """Whether a text in it may end in the beginning of a secret, or continue one."""
         return self._begins(data, 0, len(data)) or any(channel[0] in data for channel in self._tails)
 
     def _begins(self, data: bytes, begin: int, end: int) -> bool:
@@ -143,7 +143,7 @@ class RedactedEvents:
             if string[2]:
                 key = data[string.start() : string.end(1) + 1]
                 continue
-            # Of calls that come side by side each has its index; but not every event of a text has one.
+            # Parallel calls are distinguished by index, but not every event of a text has one.
             for channel in ((key,), (key, *indices)) if indices else ((key,),):
                 self._value(channel, line, *string.span(1))
 
@@ -151,7 +151,7 @@ class RedactedEvents:
         tail = self._tails.pop(channel, None)
         if begin == end:
             if tail:
-                self._tails[channel] = tail  # an empty delta says nothing
+                self._tails[channel] = tail  # an empty delta changes nothing
             return
         if not (tail or self._begins(line.data, begin, end + 1)):
             return
@@ -171,13 +171,13 @@ class RedactedEvents:
             self._tails[channel] = _Tail(raw[done + at :], left, chars, telling)
 
     def _cut_out(self, pieces: Iterable[tuple[_Line, int, int]], first: int, last: int) -> None:
-        """Take these bytes of a text out of its lines; the mark goes where the last of them were."""
+        """Remove these bytes of a text from its lines; the mark replaces the last of them."""
         parts = list(_part(pieces, first, last))
         for n, (line, begin, size) in enumerate(parts, 1):
             line.edits = [*line.edits, (begin, begin + size, MARK.encode() if n == len(parts) else b"")]
 
     def _release(self) -> bytes:
-        """The lines before the first one that waits."""
+        """Emit the lines before the first one that is held back."""
         waiting = {id(line) for tail in self._tails.values() if tail.holds for line, _, _ in tail.pieces}
         places = [n for n, line in enumerate(self._held) if id(line) in waiting] if waiting else []
         here, last = (places[0], places[-1]) if places else (len(self._held), len(self._held))
@@ -188,7 +188,7 @@ class RedactedEvents:
         return out + self._give_up() if many else out
 
     def _give_up(self) -> bytes:
-        """All lines that wait, without what is nearly a secret."""
+        """Emit all held-back lines, without parts that are nearly a secret."""
         for tail in self._tails.values():
             if tail.telling:
                 self._cut_out([piece for piece in tail.pieces if not piece[0].out], 0, len(tail.raw))
@@ -198,7 +198,7 @@ class RedactedEvents:
 
 
 def _part(pieces: Iterable[tuple[_Line, int, int]], first: int, last: int) -> Iterable[tuple[_Line, int, int]]:
-    """The pieces of these bytes of their text."""
+    """The pieces that hold these bytes of their text."""
     at = 0
     for line, begin, size in pieces:
         low, high = max(first, at), min(last, at + size)

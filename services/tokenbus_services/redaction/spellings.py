@@ -1,9 +1,8 @@
-"""In which spellings a secret may come back: as it is, in JSON, an URL or HTML with any of its characters escaped, and
-inside of base64.
+"""Spellings of a secret: verbatim; in JSON, URLs or HTML with any of its characters escaped; and in base64.
 
-JSON may escape any character (System.Text.Json does so with `+`), an URL any byte, and HTML any character by its number
-or name; escapes meet escapes where JSON is put into JSON. So the escapes are undone, layer by layer, and each layer is
-searched. Base64, as in `Basic` authorization, hides a secret in one of three ways, by the number of bytes before it.
+JSON may escape any character (System.Text.Json escapes `+`), a URL any byte, and HTML any character by number or name.
+Escapes are nested if JSON is put into JSON. So escapes are decoded layer by layer, and every layer is searched. Base64,
+as in `Basic` authorization, has three variants of a secret, depending on the number of bytes before it.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from collections.abc import Collection, Iterator
 from html.entities import html5
 
 LAYERS = 6
-"""Escapes inside of escapes that are undone."""
+"""Maximum levels of nested escapes to decode."""
 LONGEST_ESCAPE = 40
 
 _ESCAPE = re.compile(
@@ -30,12 +29,12 @@ _SHORT = {b'"': b'"', b"/": b"/", b"b": b"\b", b"f": b"\f", b"n": b"\n", b"r": b
 
 
 def encode(text: str) -> bytes:
-    """As it is in the environment: what is no UTF-8 there comes as half surrogate pairs, and goes back as it was."""
+    """Encode as in the environment: bytes that are not UTF-8 appear there as lone surrogates and round-trip."""
     return text.encode(errors="surrogateescape")
 
 
 def needles(secret: str) -> set[bytes]:
-    """All that is to be looked for once escapes are undone: the secret, and what of its base64 is its own."""
+    """The byte strings to search for after decoding escapes: the secret, and the stable part of its base64."""
     raw = encode(secret)
     found = {raw}
     for before in range(3):
@@ -46,8 +45,7 @@ def needles(secret: str) -> set[bytes]:
 
 
 def marks(needles: Collection[bytes]) -> tuple[list[bytes], re.Pattern[bytes]]:
-    """What all data has that has one of these escaped, and most other data has not: fixed texts of which one is there,
-    and a pattern that says it for sure."""
+    """A quick test for escaped secrets: literals of which one must be present, and a pattern that decides."""
     chars = {byte for needle in needles for byte in needle} | set(b"&%\\#")
     digits: dict[str, str] = {}
     for byte in sorted(chars):
@@ -64,16 +62,17 @@ def marks(needles: Collection[bytes]) -> tuple[list[bytes], re.Pattern[bytes]]:
 
 
 class Layers:
-    """Data with its escapes undone, once and again. Each layer knows where in the data its bytes come from."""
+    """Data with its escapes decoded repeatedly. Each layer can map its offsets back to the original data."""
 
     def __init__(self, data: bytes) -> None:
         self.text = data
         self._escapes: list[tuple[list[int], list[tuple[int, int, int]]]] = []
-        """Of each layer: where its escapes' characters begin; and of each escape its beginning and end in the layer
-        below, and the end of its character."""
+        """For each layer: the offsets of its decoded characters; and for each escape its begin and end in the layer
+        below, and the end of its character.
+        """
 
     def __iter__(self) -> Iterator[bytes]:
-        """The data, then each layer, as long as there are escapes."""
+        """Yield the data, then each layer, while there are escapes."""
         for _ in range(LAYERS):
             yield self.text
             if not self._undo():
@@ -81,7 +80,7 @@ class Layers:
         yield self.text
 
     def begin(self, at: int) -> int:
-        """Where in the data this byte of the layer begins."""
+        """Map the begin of a byte in the current layer to an offset in the data."""
         for begins, escapes in reversed(self._escapes):
             if n := bisect_right(begins, at):
                 begin, end, end_here = escapes[n - 1]
@@ -89,7 +88,7 @@ class Layers:
         return at
 
     def end(self, at: int) -> int:
-        """Where in the data the byte before this place of the layer ends."""
+        """Map the end of the byte before this offset to an offset in the data."""
         for begins, escapes in reversed(self._escapes):
             if n := bisect_right(begins, at - 1):
                 _, end, end_here = escapes[n - 1]
@@ -117,14 +116,14 @@ class Layers:
 
 
 def open_escape(text: bytes) -> int:
-    """Where an escape begins that goes on beyond the end of the text; the text's length where none does."""
+    """Offset of an escape that continues beyond the end of the text; the text's length if there is none."""
     tail = max(0, len(text) - LONGEST_ESCAPE)
     found = _OPEN_ESCAPE.search(text, tail)
     return found.start() if found else len(text)
 
 
 def _undone(escape: re.Match[bytes]) -> bytes | None:
-    """What an escape stands for; None: it is none."""
+    """The bytes encoded by an escape; None if it is not a valid one."""
     said = escape[escape.lastgroup or 0]
     match escape.lastgroup:
         case "run":

@@ -123,7 +123,7 @@ def egress_of(settings: HttpTool | McpHttp) -> Egress:
         egress.check_literal(endpoint_url(settings.url).host)
     except AddressRefused as e:
         way = "allow_private = true" if e.kind in ("loopback", "private") else "a network in allow_networks"
-        raise ValueError(f"url: {e}: {way} would let it") from None
+        raise ValueError(f"url: {e}: {way} would allow it") from None
     return egress
 
 
