@@ -74,6 +74,8 @@ class GatedRun:
         self._gate = run.state.gate
         self._policing: PolicyPlan = run.state.accepted.policing
         self._over = False
+        self._now_ms = run.state.accepted_ms
+        """As in `RunMachine`."""
         self.out = Outbox(visible=run.state.accepted.visible)
         self.effects: list[Effect] = []
 
@@ -105,6 +107,23 @@ class GatedRun:
 
     def handle(self, frame: EventFrame, size: int = 0) -> None:
         """Work a frame of ``size`` bytes in. What comes after the end is dropped."""
+        self._now_ms = frame.at_ms
+        try:
+            self._handle(frame, size)
+        finally:
+            self._now_ms = self.state.accepted_ms
+
+    def fail(self, error: ErrorInfo) -> None:
+        """The run ends `failed`, whatever it was doing."""
+        self._stop(RunFailedEvent, None, finish="error", error=error)
+
+    def abandon(self, error: ErrorInfo) -> None:
+        """The run ends `incomplete`, whatever it was doing: it cannot go on from here."""
+        self._stop(Incomplete, None, finish="unknown", reason=error.message, error=error)
+
+    # --- what comes in ----------------------------------------------------------------------------------------
+
+    def _handle(self, frame: EventFrame, size: int) -> None:
         if not self._over and (error := count_bytes(self.state, frame, size)):
             self.fail(error)
         if frame.attempt != CONTROL_ATTEMPT:
@@ -114,38 +133,26 @@ class GatedRun:
             if not self._over:
                 self._control(event, frame)
 
-    def fail(self, error: ErrorInfo) -> None:
-        """The run ends `failed`, whatever it was doing."""
-        self._stop(RunFailedEvent, self.state.accepted_ms, None, finish="error", error=error)
-
-    def abandon(self, error: ErrorInfo) -> None:
-        """The run ends `incomplete`, whatever it was doing: it cannot go on from here."""
-        at_ms = self.state.accepted_ms
-        self._stop(Incomplete, at_ms, None, finish="unknown", reason=error.message, error=error)
-
-    # --- what comes in ----------------------------------------------------------------------------------------
-
     def _control(self, event: BusEvent, frame: EventFrame) -> None:
-        at_ms = frame.at_ms
         match event:
             case PolicyVerdicts():
-                self._apply_verdicts(event, at_ms)
+                self._apply_verdicts(event)
             case CancelRequested():
                 heard = event.heard_through
-                self._stop(Cancelled, at_ms, "cancelled", finish="unknown", reason=event.reason, heard_through=heard)
+                self._stop(Cancelled, "cancelled", finish="unknown", reason=event.reason, heard_through=heard)
             case DeadlinePassed(what="policy"):
                 if event.taken == self._gate.alive and not self._gate.passing:
-                    self._unjudged(at_ms)
+                    self._unjudged()
             case DeadlinePassed(what="deadline"):
                 error = deadline_passed()
-                self._stop(RunFailedEvent, at_ms, error.message, finish="error", error=error)
+                self._stop(RunFailedEvent, error.message, finish="error", error=error)
             case DeadlinePassed():
                 if event.taken == self.state.taken:
                     error = workers_gone()
                     reason = error.message
-                    self._stop(Incomplete, at_ms, reason, finish="unknown", reason=reason, error=error)
+                    self._stop(Incomplete, reason, finish="unknown", reason=reason, error=error)
             case Rejected():
-                self._stop(RunFailedEvent, at_ms, None, finish="error", error=event.error)
+                self._stop(RunFailedEvent, None, finish="error", error=event.error)
             case _:
                 self._pass_on(msgspec.structs.replace(frame, events=[event]))
 
@@ -154,27 +161,27 @@ class GatedRun:
         if self._over or self._run.over:
             return
         self._run.handle(frame)
-        self._collect(frame.at_ms)
+        self._collect()
 
-    def _collect(self, at_ms: int) -> None:
+    def _collect(self) -> None:
         """Take what the run inside says and does."""
         gate = self._gate
-        drafts = self._draft(at_ms)
+        drafts = self._draft()
         for effect in self._run.effects:
             if not isinstance(effect, EndRun):  # the run is over once its end is heard
                 self.effects.append(effect)
         self._run.effects.clear()
         if gate.passing:
             self._pass(drafts)
-        self._release_settled(at_ms)
+        self._release_settled()
 
-    def _draft(self, at_ms: int) -> list[PublicEvent]:
+    def _draft(self) -> list[PublicEvent]:
         gate, s = self._gate, self.state
         drafts = self._run.out.number(s.run, gate.drafted)
         if not drafts:
             return []
         if gate.idle:
-            gate.since_ms = at_ms
+            gate.since_ms = self._now_ms
         gate.drafted += len(drafts)
         for draft in drafts:
             if isinstance(draft, TERMINAL):
@@ -191,12 +198,12 @@ class GatedRun:
 
     # --- what is heard ----------------------------------------------------------------------------------------
 
-    def _apply_verdicts(self, event: PolicyVerdicts, at_ms: int) -> None:
+    def _apply_verdicts(self, event: PolicyVerdicts) -> None:
         gate = self._gate
         if gate.passing:
             return  # an answer that came too late
         if not event.steps:
-            gate.progressed(at_ms)
+            gate.progressed(self._now_ms)
             return
         gate.heard.begin(event.numbered_by)
         for step in event.steps:
@@ -205,17 +212,17 @@ class GatedRun:
             gate.heard.release_verdict(msgspec.structs.replace(step, events=said), self.out, known=not fresh)
             if not fresh:
                 continue
-            gate.progressed(at_ms)
+            gate.progressed(self._now_ms)
             audible = self.state.accepted.visible and any(isinstance(e, Chunk) and e.visible for e in said)
             if gate.first_heard_ms is None and audible:
-                gate.first_heard_ms = at_ms - self.state.accepted_ms
+                gate.first_heard_ms = self._now_ms - self.state.accepted_ms
             self._decide(step.decisions)
             if gate.last and (ends := [e for e in step.events if isinstance(e, TERMINAL)]):
                 gate.last = msgspec.structs.replace(gate.last, finish=ends[-1].finish)
             if step.ends is not None:
-                self._terminated(step, at_ms)
+                self._terminated(step)
                 return
-        self._release_settled(at_ms)
+        self._release_settled()
 
     def _decide(self, decisions: list[Decision]) -> None:
         gate = self._gate
@@ -225,7 +232,7 @@ class GatedRun:
             self.effects.append(Decide(gate.decided, self.state.turn, self.state.attempt, decision))
             gate.decided += 1
 
-    def _release_settled(self, at_ms: int) -> None:
+    def _release_settled(self) -> None:
         """Where all is judged, what waited for that comes next: the tools, or the end."""
         gate, s = self._gate, self.state
         if self._over or not gate.idle:
@@ -235,8 +242,8 @@ class GatedRun:
             self._end(last, None)
         elif s.phase == "judged":
             judged, gate.heard.judged = gate.heard.judged, type(gate.heard.judged)()
-            self._run.call_tools(at_ms, judged)
-            self._collect(at_ms)
+            self._run.call_tools(self._now_ms, judged)
+            self._collect()
 
     def _finished(self, last: TerminalEvent) -> TerminalEvent:
         """The end as it is right for what was heard: a turn that ends in calls which nobody heard of just ends."""
@@ -248,11 +255,11 @@ class GatedRun:
             return last
         return msgspec.structs.replace(last, finish=fitting_finish(last.finish, calls=bool(calls)))
 
-    def _terminated(self, step: PolicyVerdict, at_ms: int) -> None:
+    def _terminated(self, step: PolicyVerdict) -> None:
         error = terminated(step.ends or "")
-        self._stop(Incomplete, at_ms, error.message, finish="content_filter", reason=error.message, error=error)
+        self._stop(Incomplete, error.message, finish="content_filter", reason=error.message, error=error)
 
-    def _unjudged(self, at_ms: int) -> None:
+    def _unjudged(self) -> None:
         """Nobody rules on what was drafted, or not fast enough."""
         gate = self._gate
         problem = "no policy worker judged the run in time"
@@ -260,7 +267,7 @@ class GatedRun:
         if self._policing.on_error == "block":
             error = ErrorInfo(code=UNJUDGED, kind="timeout", message=problem, retryable=True, where=names)
             self._decide([Decision(names, "error", f"{problem}: it ends")])
-            self._stop(RunFailedEvent, at_ms, problem, finish="error", error=error)
+            self._stop(RunFailedEvent, problem, finish="error", error=error)
             return
         self._decide([Decision(names, "error", f"{problem}: it goes on without")])
         gate.passing, gate.beginning = True, []
@@ -270,7 +277,7 @@ class GatedRun:
         waiting, gate.waiting = gate.waiting, []
         gate.ruled = gate.drafted
         self._pass(waiting)
-        self._release_settled(at_ms)
+        self._release_settled()
 
     def _pass(self, drafts: list[PublicEvent]) -> None:
         """Tell drafts as they are. What policies had swallowed stays so: the rest of a block that did not begin too."""
@@ -280,13 +287,13 @@ class GatedRun:
 
     # --- the end ----------------------------------------------------------------------------------------------
 
-    def _stop(self, event: type[TerminalEvent], at_ms: int, why: str | None, **fields: object) -> None:
+    def _stop(self, event: type[TerminalEvent], why: str | None, **fields: object) -> None:
         """The run ends here and now. ``why``: what calls without a result are answered."""
         if self._over:
             return
         s = self.state
         self._run.out.clear()
-        end(s, self._run.out, event, at_ms, **fields)
+        end(s, self._run.out, event, self._now_ms, **fields)
         (last,) = self._run.out.number(s.run, 0)
         assert isinstance(last, TERMINAL)
         self._end(last, why)

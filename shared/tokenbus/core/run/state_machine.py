@@ -102,6 +102,8 @@ class RunMachine:
         self.state = state
         self.out = Outbox(visible=state.accepted.visible)
         self.effects: list[Effect] = []
+        self._now_ms = state.accepted_ms
+        """The time of the frame being handled; between frames the time of acceptance, the only one a replay knows."""
 
     @classmethod
     def accept(cls, run: str, event: Accepted, at_ms: int) -> RunMachine:
@@ -132,9 +134,31 @@ class RunMachine:
     def handle(self, frame: EventFrame, size: int = 0) -> None:
         """Work a frame of ``size`` bytes in. What a past attempt still says is dropped, and so is everything after the
         end."""
+        self._now_ms = frame.at_ms
+        try:
+            self._handle(frame, size)
+        finally:
+            self._now_ms = self.state.accepted_ms
+
+    def fail(self, error: ErrorInfo) -> None:
+        """The run ends `failed`, whatever it was doing."""
+        if not self.over:
+            s = self.state
+            s.blocks.complete_all(self.out, cut=True)
+            self._end(RunFailedEvent, finish="error", error=error)
+
+    def abandon(self, error: ErrorInfo) -> None:
+        """The run ends `incomplete`, whatever it was doing: it cannot go on from here."""
+        if not self.over:
+            self.state.blocks.complete_all(self.out, cut=True)
+            self._end(Incomplete, finish="unknown", reason=error.message, error=error)
+
+    # --- events ---------------------------------------------------------------------------------------------
+
+    def _handle(self, frame: EventFrame, size: int) -> None:
         s = self.state
         if error := count_bytes(s, frame, size):
-            self.fail(error, frame.at_ms)
+            self.fail(error)
         for event in frame.events:
             if self.over:
                 return
@@ -143,48 +167,32 @@ class RunMachine:
             if not is_known(event):
                 continue
             try:
-                self._event(event, frame.at_ms)
+                self._event(event)
             except TooLarge as e:
-                self.fail(ErrorInfo(code=e.code, kind="limit", message=str(e), where=e.where), frame.at_ms)
+                self.fail(ErrorInfo(code=e.code, kind="limit", message=str(e), where=e.where))
         # Counted as they come in: how many went out depends on what was joined, which a replay does not know.
         s.taken += len(frame.events)
-        s.seen_ms = max(s.seen_ms, frame.at_ms)
+        s.seen_ms = max(s.seen_ms, self._now_ms)
         limit = s.accepted.rules.run_events
         if not self.over and s.taken > limit:
             problem = f"the run has more than {limit} events"
-            self.fail(ErrorInfo(code="too_many_events", kind="limit", message=problem), frame.at_ms)
+            self.fail(ErrorInfo(code="too_many_events", kind="limit", message=problem))
 
-    def fail(self, error: ErrorInfo, at_ms: int | None = None) -> None:
-        """The run ends `failed`, whatever it was doing."""
-        if not self.over:
-            s = self.state
-            at_ms = s.accepted_ms if at_ms is None else at_ms
-            s.blocks.complete_all(self.out, cut=True)
-            self._end(RunFailedEvent, at_ms, finish="error", error=error)
-
-    def abandon(self, error: ErrorInfo) -> None:
-        """The run ends `incomplete`, whatever it was doing: it cannot go on from here."""
-        if not self.over:
-            self.state.blocks.complete_all(self.out, cut=True)
-            self._end(Incomplete, self.state.accepted_ms, finish="unknown", reason=error.message, error=error)
-
-    # --- events ---------------------------------------------------------------------------------------------
-
-    def _event(self, event: BusEvent, at_ms: int) -> None:
+    def _event(self, event: BusEvent) -> None:
         match event:
             case n.TextDelta() | n.RefusalDelta():
-                self._text(event, at_ms)
+                self._text(event)
             case ToolReturned():
                 self._returned(event)
             case ToolReported():
                 publish_progress(self.state, self.out, event)
             case CancelRequested():
-                stop(self.state, self.out, "cancelled", at_ms)
-                self._end(Cancelled, at_ms, finish="unknown", reason=event.reason, heard_through=event.heard_through)
+                stop(self.state, self.out, "cancelled", self._now_ms)
+                self._end(Cancelled, finish="unknown", reason=event.reason, heard_through=event.heard_through)
             case DeadlinePassed():
-                self._overdue(event, at_ms)
+                self._overdue(event)
             case Rejected():
-                self.fail(event.error, at_ms)
+                self.fail(event.error)
             case Noted():
                 note: dict[str, object] = {"note": event.text}
                 if note not in self.state.extras:  # every attempt says again what its request had to mend
@@ -192,62 +200,62 @@ class RunMachine:
             case Accepted() | PolicyVerdicts():
                 pass  # a run is accepted once, intake's script sees to it; and rulings are for `GatedRun`
             case n.Failed():
-                self._broke(event.error, at_ms, cut=None)
+                self._broke(event.error, cut=None)
             case n.Cut():
-                self._broke(event.error or stream_cut(event.reason), at_ms, cut=event.reason)
+                self._broke(event.error or stream_cut(event.reason), cut=event.reason)
             case _:
-                self._provider_details(event, at_ms)
+                self._provider_details(event)
 
-    def _text(self, event: n.TextDelta | n.RefusalDelta, at_ms: int) -> None:
+    def _text(self, event: n.TextDelta | n.RefusalDelta) -> None:
         """A piece of text; where the attempt goes on from another, only what is new of it."""
         if seam := self.state.seam:
             event = msgspec.structs.replace(event, text=seam.join(event.text))
             if seam.closed:
                 self.state.seam = None
         if event.text:
-            self._provider_details(event, at_ms)
+            self._provider_details(event)
 
-    def _provider_details(self, event: n.Normalized, at_ms: int) -> None:
+    def _provider_details(self, event: n.Normalized) -> None:
         text, scan = self.state.text, self.state.scan
         if text and isinstance(event, n.Done):
-            self._text_done(text, event, at_ms)
+            self._text_done(text, event)
         elif text:
-            self._read(text.read(event), at_ms)
+            self._read(text.read(event))
             if text.reader.over:
-                self._stopped(text.reader.stopped_on, at_ms)
+                self._stopped(text.reader.stopped_on)
         elif scan:
             meant, found = scan.read(event)
-            self._read(meant, at_ms)
+            self._read(meant)
             if found:
-                self._stopped(found, at_ms)
+                self._stopped(found)
         else:
-            self._apply(event, at_ms)
+            self._apply(event)
 
-    def _stopped(self, string: str, at_ms: int) -> None:
+    def _stopped(self, string: str) -> None:
         """The turn ended in the text, on a stop string or by itself, before the provider's answer did."""
-        self._done(n.Done("stop", stop_string=string), at_ms)
+        self._done(n.Done("stop", stop_string=string))
         if self.state.phase in ("judged", "tools"):
             self.effects.append(CloseAttempt(self.state.turn, self.state.attempt))
 
-    def _apply(self, event: n.Normalized, at_ms: int) -> None:
+    def _apply(self, event: n.Normalized) -> None:
         s = self.state
         match event:
             case n.Start():
                 if s.first_byte_ms is None:
-                    s.first_byte_ms = at_ms - s.accepted_ms
+                    s.first_byte_ms = self._now_ms - s.accepted_ms
                 s.start = event
                 if event.void_before:
-                    self._restarted(at_ms)
+                    self._restarted()
                 origin = {"api": event.api, "provider": event.provider}
                 s.blocks.origin = {name: said for name, said in origin.items() if said}
             case n.Done():
-                self._done(event, at_ms)
+                self._done(event)
             case _:
-                add(s, self.out, event, at_ms)
+                add(s, self.out, event, self._now_ms)
 
     # --- the end of an attempt --------------------------------------------------------------------------------
 
-    def _done(self, event: n.Done, at_ms: int) -> None:
+    def _done(self, event: n.Done) -> None:
         s = self.state
         s.blocks.complete_all(self.out, cut=False)
         settle(s, self.out, event.usage or s.usage)
@@ -256,7 +264,7 @@ class RunMachine:
             error = ErrorInfo(code="finish_error", kind="server", message=problem, raw=event.finish_raw or None)
             if self._falls_back(error):
                 return
-            self._end(RunFailedEvent, at_ms, finish="error", finish_raw=event.finish_raw or None, error=error)
+            self._end(RunFailedEvent, finish="error", finish_raw=event.finish_raw or None, error=error)
             return
         if event.finish == "pause" and s.pauses < MAX_PAUSES:
             s.pauses += 1
@@ -268,17 +276,17 @@ class RunMachine:
                 if s.accepted.policing:
                     s.phase = "judged"  # `GatedRun` goes on from here
                 else:
-                    self.call_tools(at_ms)
+                    self.call_tools(self._now_ms)
                 return
             finish = "tool_use"  # a result that no model would see is not worth a call
         stopped_on = event.stop_string if finish == "stop" else ""
-        self._end(Completed, at_ms, finish=finish, finish_raw=event.finish_raw or None, stop_string=stopped_on or None)
+        self._end(Completed, finish=finish, finish_raw=event.finish_raw or None, stop_string=stopped_on or None)
 
-    def _text_done(self, text: TurnText, event: n.Done, at_ms: int) -> None:
+    def _text_done(self, text: TurnText, event: n.Done) -> None:
         """The provider is done. Where it stopped on a string that does not count there, it is asked to go on."""
         s = self.state
         if event.finish == "stop" and text.reader.knows(event.stop_string):
-            self._read(text.put_back(event.stop_string), at_ms)
+            self._read(text.put_back(event.stop_string))
             if not text.reader.over and text.resumes():
                 s.usage = event.usage or s.usage
                 complete_other_blocks(text, s.blocks, self.out, cut=False)
@@ -286,25 +294,25 @@ class RunMachine:
                 self.effects.append(resume(s, self.out, so_far))
                 return
             event = msgspec.structs.replace(event, stop_string=text.reader.stopped_on)
-        self._read(text.reader.end(), at_ms)
-        self._done(event, at_ms)
+        self._read(text.reader.end())
+        self._done(event)
 
-    def _read(self, meant: list[n.Normalized], at_ms: int) -> None:
+    def _read(self, meant: list[n.Normalized]) -> None:
         for event in meant:
-            self._apply(event, at_ms)
+            self._apply(event)
 
-    def _broke(self, error: ErrorInfo, at_ms: int, cut: str | None) -> None:
+    def _broke(self, error: ErrorInfo, cut: str | None) -> None:
         """The attempt failed, or was cut: the next attempt, or the end."""
         s = self.state
-        if error.code == DEADLINE or 0 < s.accepted.deadline_ms <= at_ms:
-            self._overdue(DeadlinePassed("deadline"), at_ms)
+        if error.code == DEADLINE or 0 < s.accepted.deadline_ms <= self._now_ms:
+            self._overdue(DeadlinePassed("deadline"))
             return
         if error.code == WORKER_LOST:
             s.losses += 1
         else:
             s.failures += 1
         if s.scan:
-            self._read(s.scan.release(), at_ms)
+            self._read(s.scan.release())
         wanted = s.heard and s.accepted.on_failure == "continue"
         goes_on = wanted and can_continue(s)
         delay_ms = decide(
@@ -317,20 +325,20 @@ class RunMachine:
             salt=s.run,
         )
         if delay_ms is not None:
-            not_before_ms = at_ms + delay_ms if delay_ms else 0
+            not_before_ms = self._now_ms + delay_ms if delay_ms else 0
             s.seen_ms = max(s.seen_ms, not_before_ms)
             next_attempt = continue_turn if goes_on else restart_turn
             self.effects.append(next_attempt(s, self.out, error, delay_ms, not_before_ms))
             return
         if self._falls_back(error):
             return
-        close_blocks(s, self.out, at_ms)
+        close_blocks(s, self.out, self._now_ms)
         if wanted and not goes_on and error.retryable:
             remember(s, {"note": CANNOT_GO_ON})
         if cut is None:
-            self._end(RunFailedEvent, at_ms, finish="error", error=error)
+            self._end(RunFailedEvent, finish="error", error=error)
         else:
-            self._end(Incomplete, at_ms, finish="unknown", reason=cut, error=error)
+            self._end(Incomplete, finish="unknown", reason=cut, error=error)
 
     def _falls_back(self, error: ErrorInfo) -> bool:
         """Go on with the next provider and model, if there is one and nothing visible of the turn was emitted."""
@@ -341,13 +349,13 @@ class RunMachine:
         self.effects.append(fall_back(s, self.out, error))
         return True
 
-    def _restarted(self, at_ms: int) -> None:
+    def _restarted(self) -> None:
         """The provider voided what it had said so far and began its message anew, within the attempt."""
         s = self.state
         reason = "the provider began its message again"
         error = ErrorInfo(code="message_restarted", kind="protocol", message=reason, retryable=True)
         if s.heard and s.accepted.on_failure != "restart":
-            self._broke(error, at_ms, cut=reason)
+            self._broke(error, cut=reason)
             return
         s.blocks.complete_all(self.out, cut=True)
         discard_blocks(s, self.out, error, s.attempt, 0)
@@ -355,19 +363,19 @@ class RunMachine:
 
     # --- the end of the run -----------------------------------------------------------------------------------
 
-    def _overdue(self, event: DeadlinePassed, at_ms: int) -> None:
+    def _overdue(self, event: DeadlinePassed) -> None:
         s = self.state
         if event.what == "deadline":
             error = deadline_passed()
-            stop(s, self.out, error.message, at_ms)
-            self._end(RunFailedEvent, at_ms, finish="error", error=error)
+            stop(s, self.out, error.message, self._now_ms)
+            self._end(RunFailedEvent, finish="error", error=error)
         elif event.taken == s.taken:
             error = workers_gone()
-            stop(s, self.out, error.message, at_ms)
-            self._end(Incomplete, at_ms, finish="unknown", reason=error.message, error=error)
+            stop(s, self.out, error.message, self._now_ms)
+            self._end(Incomplete, finish="unknown", reason=error.message, error=error)
 
-    def _end(self, event: type[TerminalEvent], at_ms: int, **fields: object) -> None:
-        self.effects.append(end(self.state, self.out, event, at_ms, **fields))
+    def _end(self, event: type[TerminalEvent], **fields: object) -> None:
+        self.effects.append(end(self.state, self.out, event, self._now_ms, **fields))
 
     # --- turns and tools --------------------------------------------------------------------------------------
 
