@@ -1,2 +1,3 @@
-"""The blob store: media and large results by content address. The store, its HTTP routes, and the client that
-other services use. What a blob id is stands in `tokenbus.blobs`."""
+"""The blob store: content-addressed media and large results. Contains the store, its HTTP routes, and the client for
+other services. `tokenbus.blobs` defines blob ids.
+"""

@@ -20,13 +20,13 @@ from tokenbus_services.settings import Settings
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 SWEEPS_A_LIFE = 10
-"""How often in a blob's life the store looks for those that are over."""
+"""How many times in a blob's lifetime the store is swept."""
 SWEEPING_S = 3600.0
-"""What one sweep may take: a store may hold millions of blobs, or lie on a slow disk."""
+"""Maximum duration of one sweep: a store may hold millions of blobs, or be on a slow disk."""
 
 
 class BlobService:
-    """The store, and the sweep that removes what is over."""
+    """The store, and the periodic sweep that removes expired blobs."""
 
     name = "blobs"
 
@@ -56,13 +56,13 @@ class BlobService:
                     removed = await self._store.sweep()
                 if removed:
                     log.info("blobs_swept", removed=removed)
-            except Exception as e:  # of whatever kind: without the sweep the disk fills up
+            except Exception as e:  # any exception: without the sweep the disk fills up
                 log.warning("blob_sweep_failed", error=f"{type(e).__name__}: {e}")
             await rest(self._pause_s)
 
 
 def create(settings: Settings) -> AsgiApp:
-    """One blob store. Raises SettingsError."""
+    """Create a blob store. Raises SettingsError."""
     store = create_store(settings.blobs, Path(settings.data_dir) / "blobs", lease_s=settings.retention.open_run_s)
     registry = CollectorRegistry()
     app = make_app(

@@ -1,4 +1,4 @@
-"""The object store beneath the blob store: opened, listed, its errors in our words, its leftovers."""
+"""The object store underneath the blob store: opening, listing, error mapping, leftover files."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from obstore import ListStream, ObjectMeta
 
 _STAGED = re.compile(r".+#\d+")
-"""object_store writes a local file under its name with ``#1``, and renames it when it is whole."""
+"""object_store writes a local file as ``NAME#1`` and renames it once it is complete."""
 
 
 def opened(url: str | None, directory: Path) -> ObjectStore:
-    """The object store behind the url; without one, one in ``directory``. Raises SettingsError.
+    """Open the object store at the URL, or a local one in ``directory``. Raises SettingsError.
 
-    S3's credentials, region and endpoint come from the environment (``AWS_…``), as obstore reads them.
+    S3 credentials, region and endpoint come from the environment (``AWS_…``), as obstore reads them.
     """
     try:
         if url is None:
@@ -39,21 +39,21 @@ def opened(url: str | None, directory: Path) -> ObjectStore:
 
 
 def listed(objects: ObjectStore, prefix: str) -> ListStream[Sequence[ObjectMeta]]:
-    """What lies beneath the prefix."""
-    # obstore's other overload speaks of arro3, which is not installed.
+    """List the objects under a prefix."""
+    # obstore's other overload refers to arro3, which is not installed.
     return obstore.list(objects, prefix)  # pyright: ignore[reportUnknownMemberType]
 
 
 @contextmanager
 def store_errors(where: str) -> Generator[None]:
-    """Errors of obstore and of the disk, as BlobStoreFull and BlobUnavailable."""
+    """Convert errors of obstore and the disk to BlobStoreFull and BlobUnavailable."""
     try:
         yield
     except OSError as e:
         full = e.errno in {errno.ENOSPC, errno.EDQUOT}
         raise (BlobStoreFull if full else BlobUnavailable)(where, e.strerror or str(e)) from e
     except BaseError as e:
-        # object_store has no error of its own for a full disk; the kind of the I/O error stands in its text.
+        # object_store has no error type for a full disk; the kind of the I/O error is in its text.
         full = any(
             kind in str(e) for kind in ("kind: StorageFull", "kind: QuotaExceeded", "kind: FilesystemQuotaExceeded")
         )
@@ -61,7 +61,7 @@ def store_errors(where: str) -> Generator[None]:
 
 
 def remove_staged(root: Path, before: float) -> None:
-    """Remove local files that a killed process left half-written, last touched before this time (Unix seconds)."""
+    """Remove partial local files left by a killed process, if last modified before this time (Unix seconds)."""
     for folder, _, names in os.walk(root):
         for name in filter(_STAGED.fullmatch, names):
             path = Path(folder, name)

@@ -1,4 +1,4 @@
-"""How other services reach the blob store: over HTTP, by content address, checked on arrival."""
+"""HTTP client of the blob service for other services. Content is verified on arrival."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ class HttpBlobs:
     def __init__(self, base_url: str, *, max_bytes: int = BlobSettings().max_bytes, token: str = "") -> None:
         self._max_bytes = max_bytes
         headers = {"Accept-Encoding": "identity", **({"Authorization": f"Bearer {token}"} if token else {})}
-        # Unbounded: a blob that is read as slowly as a provider takes it must keep nobody else from the store.
+        # Unlimited: a blob read at the pace of a slow provider must not block others from the store.
         limits = httpx.Limits(max_connections=None)
         self._http = BoundedClient(base_url=base_url, timeout=_TIMEOUT, headers=headers, limits=limits)
 
     @classmethod
     def from_settings(cls, settings: BlobSettings, env: Mapping[str, str] = os.environ) -> HttpBlobs:
-        """The blob service of a deployment. Raises SettingsError for a token that no header can hold."""
+        """A client of the deployment's blob service. Raises SettingsError for an invalid token."""
         return cls(settings.service_url, max_bytes=settings.max_bytes, token=token_of(settings, env))
 
     async def __aenter__(self) -> Self:
@@ -67,9 +67,9 @@ class HttpBlobs:
         await self._http.aclose()
 
     async def store(self, content: bytes | AsyncIterable[bytes], media_type: str) -> BlobRef:
-        """Store content under its address, in one upload that leaves nothing behind if ``content`` breaks off.
+        """Store content in one upload. Nothing is stored if ``content`` breaks off.
 
-        Raises BlobTooLarge, BlobRefused, BlobStoreFull, BlobUnavailable, and what ``content`` raises.
+        Raises BlobTooLarge, BlobRefused, BlobStoreFull, BlobUnavailable, and any exception of ``content``.
         """
         request = self._http.build_request(
             "PUT", PATH, content=content, headers={"Content-Type": parse_media_type(media_type)}
@@ -80,10 +80,10 @@ class HttpBlobs:
         try:
             return msgspec.json.decode(answer, type=BlobRef)
         except msgspec.DecodeError as e:
-            raise BlobUnavailable(PATH, f"the answer is not from a blob service: {e}") from e
+            raise BlobUnavailable(PATH, f"the response is not from a blob service: {e}") from e
 
     async def lease(self, blob_id: str) -> None:
-        """Let the blob live for as long as a run may be open, from now on. Raises BlobNotFound, BlobUnavailable."""
+        """Extend the blob's life by the maximum duration of a run, from now. Raises BlobNotFound, BlobUnavailable."""
         parse_blob_id(blob_id)
         request = self._http.build_request("POST", f"{PATH}/{blob_id}/lease")
         status, answer = await self._send(request, limit=MAX_ANSWER_BYTES)
@@ -91,8 +91,7 @@ class HttpBlobs:
             raise blob_error(status, answer, blob_id)
 
     async def check(self, blob_id: str) -> None:
-        """Have the service compare content and id. Raises BlobCorrupt where they differ, BlobNotFound,
-        BlobUnavailable."""
+        """Have the service verify the content against its id. Raises BlobCorrupt, BlobNotFound, BlobUnavailable."""
         parse_blob_id(blob_id)
         request = self._http.build_request("POST", f"{PATH}/{blob_id}/check")
         status, answer = await self._send(request, limit=MAX_ANSWER_BYTES)
@@ -100,13 +99,13 @@ class HttpBlobs:
             raise blob_error(status, answer, blob_id)
 
     async def head(self, blob_id: str) -> BlobRef:
-        """What is stored under this id. Raises BlobNotFound, BlobRefused, BlobUnauthorized, BlobUnavailable."""
+        """Return the metadata of a blob. Raises BlobNotFound, BlobRefused, BlobUnauthorized, BlobUnavailable."""
         parse_blob_id(blob_id)
         try:
             response = await self._http.head(f"{PATH}/{blob_id}")
         except httpx.HTTPError as e:
             raise self._unavailable(e) from e
-        match response.status_code:  # the answer to a HEAD has no body that could tell more
+        match response.status_code:  # a HEAD response has no body with details
             case HTTPStatus.NOT_FOUND:
                 raise BlobNotFound(blob_id)
             case HTTPStatus.UNAUTHORIZED:
@@ -120,10 +119,11 @@ class HttpBlobs:
         return BlobRef(blob_id=blob_id, media_type=media_type, size=int(size))
 
     async def chunks(self, blob_id: str) -> AsyncIterator[bytes]:
-        """A blob's content as it comes, checked against its id before the last piece is given. From now on it lives for
-        as long as a run may be open.
+        """Stream a blob's content, verified before the last piece is yielded. Extends its life by the maximum duration
+        of a run.
 
-        Close the iterator, or read it to its end: until then it holds a connection. Raises as `load`, without a limit.
+        Close the iterator or read it to the end: until then it holds a connection. Raises the same errors as `load`,
+        but has no size limit.
         """
         digest = parse_blob_id(blob_id)
         hasher = sha256()
@@ -148,14 +148,14 @@ class HttpBlobs:
                 await self._check_cut(blob_id)
             raise self._unavailable(e) from e
         if hasher.hexdigest() != digest:
-            raise BlobCorrupt(blob_id, f"the content that came is {blob_id_from_digest(hasher.hexdigest())}")
+            raise BlobCorrupt(blob_id, f"the received content is {blob_id_from_digest(hasher.hexdigest())}")
         if held:
             yield held
 
     async def load(self, blob_id: str) -> bytes:
-        """A blob's whole content, checked against its id. From now on it lives for as long as a run may be open.
+        """Return a blob's content, verified against its id. Extends its life by the maximum duration of a run.
 
-        Raises BlobNotFound, BlobTooLarge where it is over ``max_bytes``, BlobCorrupt, BlobRefused, BlobUnavailable.
+        Raises BlobNotFound, BlobTooLarge if it exceeds ``max_bytes``, BlobCorrupt, BlobRefused, BlobUnavailable.
         """
         digest = parse_blob_id(blob_id)
         request = self._http.build_request("GET", f"{PATH}/{blob_id}")
@@ -168,11 +168,13 @@ class HttpBlobs:
             raise blob_error(status, content, blob_id)
         found = sha256(content).hexdigest()
         if found != digest:
-            raise BlobCorrupt(blob_id, f"the content that came is {blob_id_from_digest(found)}")
+            raise BlobCorrupt(blob_id, f"the received content is {blob_id_from_digest(found)}")
         return content
 
     async def _check_cut(self, blob_id: str) -> None:
-        """The service cuts a content short that is not its blob's. Raises BlobCorrupt where that was why."""
+        """Find out whether a truncated download means a corrupt blob: the service cuts those off. Raises BlobCorrupt if
+        so.
+        """
         try:
             await self.check(blob_id)
         except BlobCorrupt:
@@ -181,9 +183,9 @@ class HttpBlobs:
             return
 
     async def _send(self, request: httpx.Request, *, limit: int) -> tuple[int, bytes]:
-        """Status and body of the answer, of an error its beginning.
+        """Return status and body of the response; for an error, the beginning of the body.
 
-        Raises BlobTooLarge where the body of another is over the limit, BlobUnavailable.
+        Raises BlobTooLarge if a successful body exceeds the limit, and BlobUnavailable.
         """
         body = bytearray()
         try:
@@ -206,7 +208,7 @@ class HttpBlobs:
 
 
 async def _beginning(response: httpx.Response) -> bytes:
-    """Of an error's body no more than the service ever says: what is longer comes from something else."""
+    """Read at most as much of an error body as the service ever sends; anything longer comes from something else."""
     body = bytearray()
     async for chunk in response.aiter_raw():
         body += chunk

@@ -1,15 +1,15 @@
-"""The HTTP face of the blob store, as plain ASGI.
+"""HTTP routes of the blob store, as plain ASGI.
 
 ``PUT`` or ``POST /blobs``   store the body under the address of its content: 201 and a BlobRef as JSON
 ``PUT /blobs/{id}``          the same, if the content has this address
-``GET``, ``HEAD /blobs/{id}``  the content, with its media type, length and ETag; with ``Range`` a part of it, which no
-                             checksum guards. Reading it whole takes a lease
-``POST /blobs/{id}/lease``   let it live for as long as a run may be open: 204
-``POST /blobs/{id}/check``   compare the stored bytes with the address: 204, or 500 and `blob_corrupt`
-``GET /blobs/{id}/link``     an url of the backend's own for ``?seconds=`` (up to an hour) as JSON, where it has such
+``GET``, ``HEAD /blobs/{id}``  the content, with its media type, length and ETag; with ``Range`` a part, which is not
+                             verified. Reading it whole takes a lease
+``POST /blobs/{id}/lease``   extend its life by the maximum duration of a run: 204
+``POST /blobs/{id}/check``   verify the stored bytes against the address: 204, or 500 and `blob_corrupt`
+``GET /blobs/{id}/link``     a URL of the backend, valid for ``?seconds=`` (up to an hour), as JSON, if it has such URLs
 
-Where the service has a token, each needs ``Authorization: Bearer TOKEN``. An error is a `BlobProblem` as JSON.
-FastStream matches routes by their exact path, so `WithBlobs` puts these in front of its app.
+If the service has a token, every route requires ``Authorization: Bearer TOKEN``. Errors are a `BlobProblem` as JSON.
+FastStream matches routes by exact path, so `WithBlobs` puts these routes in front of its app.
 """
 
 from __future__ import annotations
@@ -50,23 +50,23 @@ Headers = list[tuple[bytes, bytes]]
 MAX_LINK_S = 3600
 _IDLE_S = 30.0
 _METHODS = {"": {"GET", "HEAD", "PUT"}, "lease": {"POST"}, "check": {"POST"}, "link": {"GET"}}
-"""By what stands behind the id."""
+"""Allowed methods by the path segment after the id."""
 
-# What a blob holds came from a model or a stranger: a browser shall neither guess its type nor run it.
+# Blob content comes from models or strangers: browsers must neither guess its type nor run it.
 _UNTRUSTED: Headers = [(b"x-content-type-options", b"nosniff"), (b"content-security-policy", b"sandbox")]
 
 _log = structlog.stdlib.get_logger()
 
 
 class BlobLink(msgspec.Struct, frozen=True, kw_only=True):
-    """An url that needs no token, for so many seconds."""
+    """A URL that needs no token, valid for this many seconds."""
 
     url: str
     seconds: float
 
 
 class _ClientGone(Exception):
-    """The client went away: nobody is there to answer."""
+    """The client disconnected, so there is nothing to respond to."""
 
 
 class WithBlobs:
@@ -83,13 +83,13 @@ class WithBlobs:
 
 
 class BlobRoutes:
-    """The ASGI app for ``/blobs`` and all below it."""
+    """The ASGI app for ``/blobs`` and everything below it."""
 
     def __init__(self, store: BlobStore, *, token: str = "", idle_s: float = _IDLE_S) -> None:
         self._store = store
         self._token = token
         self._idle_s = idle_s
-        """Longest silence inside an upload."""
+        """Maximum silence within an upload."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         method: str = scope["method"]
@@ -101,7 +101,7 @@ class BlobRoutes:
             if not admitted(dict[bytes, bytes](scope["headers"]).get(b"authorization", b""), self._token):
                 raise BlobUnauthorized(PATH)
             if method not in allowed:
-                problem = BlobProblem(code="method_not_allowed", message=f"{method} is not for this path")
+                problem = BlobProblem(code="method_not_allowed", message=f"{method} is not allowed for this path")
                 allow = (b"allow", ", ".join(sorted(allowed)).encode())
                 await _send_json(send, HTTPStatus.METHOD_NOT_ALLOWED, problem, [allow])
             elif what == "lease":
@@ -142,7 +142,7 @@ class BlobRoutes:
         return await self._store.put(self._body(receive, length), media_type, expected=blob_id)
 
     async def _body(self, receive: Receive, declared: int | None) -> AsyncIterator[bytes]:
-        """The request's body. Raises BlobRefused where it stalls or is not as long as declared."""
+        """Yield the request's body. Raises BlobRefused if it stalls or its length differs from the declared one."""
         size = 0
         more = True
         while more:
@@ -150,7 +150,7 @@ class BlobRoutes:
                 async with asyncio.timeout(self._idle_s):
                     message = await receive()
             except TimeoutError:
-                raise BlobRefused("upload", f"cut short: nothing came for {self._idle_s:g} s") from None
+                raise BlobRefused("upload", f"cut off: no data for {self._idle_s:g} s") from None
             if message["type"] == "http.disconnect":
                 raise _ClientGone
             chunk: bytes = message.get("body", b"")
@@ -159,7 +159,7 @@ class BlobRoutes:
             if chunk:
                 yield chunk
         if declared is not None and size != declared:
-            raise BlobRefused("upload", f"{size} bytes came where Content-Length says {declared}")
+            raise BlobRefused("upload", f"received {size} bytes, but Content-Length is {declared}")
 
     async def _get(self, scope: Scope, send: Send, blob_id: str) -> None:
         ref = await self._store.head(blob_id)
@@ -189,8 +189,8 @@ class BlobRoutes:
                 async for chunk in blob.chunks():
                     await send({"type": "http.response.body", "body": chunk, "more_body": True})
             except BlobError as e:
-                # The head is out. Leaving the body unfinished makes the server cut the connection, so that the
-                # client sees a short body and never wrong bytes as a whole blob.
+                # The head was already sent. An unfinished body makes the server close the connection, so that the
+                # client sees a truncated body rather than wrong bytes as a complete blob.
                 _log.error("blob_read_failed", blob_id=blob_id, code=e.code, problem=str(e))
                 return
         else:
@@ -199,8 +199,9 @@ class BlobRoutes:
 
 
 def _part(scope: Scope, etag: bytes, size: int) -> Part | None:
-    """The part that a GET asks for. Raises OutOfRange. A HEAD asks for none, and neither does who has another content
-    in mind (If-Range; RFC 9110, 13.1.5 and 14.2)."""
+    """The part that a GET requests. Raises OutOfRange. None for a HEAD, and if If-Range names other content (RFC 9110,
+    13.1.5 and 14.2).
+    """
     headers = dict[bytes, bytes](scope["headers"])
     if scope["method"] != "GET" or headers.get(b"if-range", etag) != etag:
         return None
@@ -208,7 +209,7 @@ def _part(scope: Scope, etag: bytes, size: int) -> Part | None:
 
 
 def _matches(scope: Scope, etag: bytes) -> bool:
-    """Whether If-None-Match names this ETag (RFC 9110, 13.1.2)."""
+    """Whether If-None-Match contains this ETag (RFC 9110, 13.1.2)."""
     given = b",".join(value for name, value in scope["headers"] if name == b"if-none-match")
     return any(tag.strip().removeprefix(b"W/") in {etag, b"*"} for tag in given.split(b","))
 

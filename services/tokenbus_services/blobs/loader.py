@@ -1,4 +1,4 @@
-"""The loader of a deployment: the blob service's client, or the one that the settings name."""
+"""The deployment's blob loader: the blob service's client, or the one named by the settings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _METHODS = ("store", "load", "aclose")
 
 
 def loader_of(settings: BlobSettings, env: Mapping[str, str] = os.environ) -> BlobLoader:
-    """A loader that is the caller's to close. Raises SettingsError where `blobs.loader` leads to none."""
+    """Create the loader; the caller must close it. Raises SettingsError if `blobs.loader` is invalid."""
     if settings.loader is None:
         return HttpBlobs.from_settings(settings, env)
     factory = _factory(settings.loader)
@@ -25,7 +25,7 @@ def loader_of(settings: BlobSettings, env: Mapping[str, str] = os.environ) -> Bl
     except Exception as e:
         raise _refused(f"{settings.loader!r} raised {type(e).__name__}: {e}") from e
     if missing := [name for name in _METHODS if not callable(getattr(made, name, None))]:
-        raise _refused(f"{settings.loader!r} gave a {type(made).__name__} without {', '.join(missing)}")
+        raise _refused(f"{settings.loader!r} returned a {type(made).__name__} without {', '.join(missing)}")
     return made
 
 
@@ -36,7 +36,7 @@ def _factory(path: str) -> Callable[[], Any]:
     except Exception as e:
         raise _refused(f"{path!r} cannot be imported: {type(e).__name__}: {e}") from e
     if not callable(found):
-        raise _refused(f"{path!r} cannot be called: it is of type {type(found).__name__}")
+        raise _refused(f"{path!r} is not callable: it is of type {type(found).__name__}")
     return found
 
 

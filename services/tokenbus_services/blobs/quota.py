@@ -1,4 +1,4 @@
-"""How many bytes all blobs may take: pure."""
+"""Quota of all blobs, in bytes. Pure."""
 
 from __future__ import annotations
 
@@ -6,45 +6,47 @@ from tokenbus.errors import BlobQuotaExceeded
 
 
 class Quota:
-    """Kept within a process to the byte; several processes together may be over it by what they stored since their last
-    counts."""
+    """A byte quota. Exact within one process; several processes may together exceed it by what they stored since their
+    last counts.
+    """
 
     def __init__(self, most: int | None) -> None:
-        """None: no bound."""
+        """``most``: the quota; None for none."""
         self._most = most
         self._held: int | None = None
-        """As the last count found it and this process changed it; None before the first."""
+        """Stored bytes: the last count plus this process's changes; None before the first count."""
         self._changes = 0
 
     @property
     def is_set(self) -> bool:
-        """Whether there is a bound."""
+        """Whether there is a quota."""
         return self._most is not None
 
     @property
     def wants_count(self) -> bool:
-        """Whether nothing can be reserved before what is stored was counted."""
+        """Whether the stored bytes must be counted before anything can be reserved."""
         return self.is_set and self._held is None
 
     def reserve(self, size: int) -> None:
-        """So many bytes are about to be stored. Raises BlobQuotaExceeded."""
+        """Reserve bytes that are about to be stored. Raises BlobQuotaExceeded."""
         held = self._held or 0
         if self._most is not None and held + size > self._most:
-            raise BlobQuotaExceeded("quota", f"{held} of {self._most} bytes are taken, {size} more were asked")
+            raise BlobQuotaExceeded("quota", f"{held} of {self._most} bytes are used, {size} more were requested")
         self._changes += 1
         self._add(size)
 
     def give_back(self, size: int) -> None:
-        """So many bytes are stored no more, or were not after all."""
+        """Release bytes that were removed, or not stored after all."""
         self._add(-size)
 
     def begin_count(self) -> int:
-        """A count of what is stored begins; to be handed to `counted`."""
+        """Start a count; pass the returned value to `counted`."""
         return self._changes
 
     def counted(self, begun: int, held: int) -> None:
-        """The count came to this, without what was given back meanwhile. Void where something was stored meanwhile,
-        which it may or may not have seen."""
+        """Finish a count, which excludes bytes released meanwhile. Ignored if anything was stored meanwhile, because
+        the count may or may not include it.
+        """
         if self._changes == begun:
             self._held = held
 

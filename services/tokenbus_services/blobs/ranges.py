@@ -1,4 +1,4 @@
-"""The part of a blob that a request asks for (RFC 9110, 14). One range; several are answered with the whole."""
+"""Range requests for blobs (RFC 9110, 14). A single range only; multiple ranges get the whole blob."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ _RANGE = re.compile(r"bytes=\s*([0-9]{0,18})-([0-9]{0,18})\s*")
 
 
 class Part(NamedTuple):
-    """Bytes ``start`` to ``end``, the last not included."""
+    """Bytes ``start`` to ``end``, exclusive."""
 
     start: int
     end: int
 
 
 class OutOfRange(Exception):
-    """No byte of the blob is in the range."""
+    """The range contains no byte of the blob."""
 
 
 def part_of(header: str, size: int) -> Part | None:
-    """What this Range header asks of so many bytes; None for the whole, and for a header that says nothing known.
+    """Parse a Range header for a blob of ``size`` bytes; None for the whole blob and for unsupported headers.
 
     Raises OutOfRange.
     """
     match = _RANGE.fullmatch(header)
     if match is None or match[1] == match[2] == "":
         return None
-    if match[1] == "":  # the last so many
+    if match[1] == "":  # the last N bytes
         last = int(match[2])
         if last == 0 or size == 0:
             raise OutOfRange

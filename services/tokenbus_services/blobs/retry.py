@@ -1,4 +1,4 @@
-"""Storing with a little patience: some tries, then a rest, so that a store that is away costs many images one wait."""
+"""Stores blobs with a few retries and a cool-down, so that an unavailable store delays many images only once."""
 
 from __future__ import annotations
 
@@ -10,29 +10,30 @@ from tokenbus.errors import BlobError, BlobUnavailable
 
 TRIES = 3
 PAUSE_S = 0.1
-"""Between two tries."""
+"""Pause between two tries."""
 REST_S = 5.0
-"""After a store that was away it is not tried again for so long."""
+"""Cool-down after a failure, during which the store is not tried."""
 
 T = TypeVar("T")
 
 
 class Patience(Generic[T]):
-    """In front of one store, for all that store there."""
+    """Retries and cool-down for one store, shared by all its users."""
 
     def __init__(self, store: Callable[[bytes | AsyncIterable[bytes], str], Awaitable[T]]) -> None:
-        """``store`` may raise what it likes: what is no BlobError is taken for a store that is away."""
+        """``store`` may raise anything: exceptions other than BlobError count as an unavailable store."""
         self._store = store
         self._rests_until = 0.0
 
     async def put(self, content: Callable[[], bytes | AsyncIterable[bytes]], media_type: str, *, until: float) -> T:
-        """What the store answers; ``content`` makes it for each try, ``until`` is in the event loop's time.
+        """Store content and return the store's answer. ``content`` is called for each try; ``until`` is in event loop
+        time.
 
-        Raises BlobError: BlobUnavailable also while the store is left alone, and where it takes longer.
+        Raises BlobError; BlobUnavailable also during the cool-down and on timeout.
         """
         clock = asyncio.get_running_loop().time
         if clock() < self._rests_until:
-            raise BlobUnavailable("blobs", "the blob store was away a moment ago")
+            raise BlobUnavailable("blobs", "the blob store was unavailable a moment ago")
         began = clock()
         try:
             async with asyncio.timeout_at(until):

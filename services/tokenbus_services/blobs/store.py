@@ -1,17 +1,17 @@
-"""Blobs in an object store: a local directory, memory, or anything S3-compatible, all through obstore.
+"""Blobs in an object store: a local directory, memory, or any S3-compatible store, all through obstore.
 
-One blob is one object, ``sha256/<first two digits>/<digest>/<media type>``. So a blob's address, media type, size
-and age are all in its listing: no backend needs attributes (local files have none) and no second object can get
-out of step with the first. The same content under two media types is two objects; the newest one answers.
+One blob is one object, ``sha256/<first two digits>/<digest>/<media type>``, so address, media type, size and age are
+all in its listing: no backend needs attributes (local files have none), and no second object can get out of sync. The
+same content under two media types is two objects; the newest one is served.
 
-An upload is written to an unnamed temporary file while it is hashed, and goes to the object store only when it is
-whole and its address known, in one atomic put. So nothing of a cut upload ever reaches the store, and the
-kernel frees the temporary file even after ``kill -9``. What a kill *during the put* can leave: on a local disk a
-staged file, which `sweep` removes; on S3 parts of a multipart upload, for which the bucket wants a lifecycle rule.
+An upload is written to an unnamed temporary file while it is hashed, and goes to the object store in one atomic put
+once it is complete and its address is known. So nothing of a truncated upload reaches the store, and the kernel frees
+the temporary file even after ``kill -9``. A kill *during the put* can leave a staged file on a local disk, which
+`sweep` removes, and parts of a multipart upload on S3, for which the bucket needs a lifecycle rule.
 
-A blob lives for ``ttl_s`` after it was last put, and longer while there is a lease on it (`leases`): whoever reads it
-whole takes one, for a run needs it. `sweep` may run in several processes. Within one process it never
-takes a blob that is being put again; across processes only one re-put between its last look and its delete.
+A blob lives for ``ttl_s`` after it was last put, and longer while it has a lease (`leases`). Reading it whole takes a
+lease, because a run needs it. `sweep` may run in several processes. Within one process it never removes a blob that is
+being put again; across processes only one that is put again between its last check and its delete.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _ROOT = "sha256"
 _KEY = re.compile(rf"{_ROOT}/([0-9a-f]{{2}})/(\1[0-9a-f]{{62}})/([^/]+/[^/]+)")
 _STAGED_STALE_S = 3600.0
 _SPOOL_BYTES = 2**20
-"""Uploads up to this stay in memory; larger ones are written to disk in pieces of this size."""
+"""Uploads up to this size stay in memory; larger ones are written to disk in pieces of this size."""
 _READ_BYTES = 256 * 2**10
 _PUTS_AT_ONCE = 8
 """A put holds a few parts of 5 MiB in memory."""
@@ -59,8 +59,9 @@ _KNOWN_LEASES = 10_000
 
 
 def create(settings: BlobSettings, directory: Path, *, lease_s: float = RetentionSettings().open_run_s) -> BlobStore:
-    """The store that the settings name, as `backend.opened` takes them. A lease is for ``lease_s``. Raises
-    SettingsError."""
+    """Create the store configured by the settings; see `backend.opened`. A lease lasts ``lease_s``. Raises
+    SettingsError.
+    """
     objects = backend.opened(settings.url, directory)
     return BlobStore(
         objects,
@@ -72,18 +73,18 @@ def create(settings: BlobSettings, directory: Path, *, lease_s: float = Retentio
 
 
 class OpenBlob:
-    """A blob found and opened for reading."""
+    """A blob opened for reading."""
 
     def __init__(self, ref: BlobRef, digest: str | None, read: AsyncIterator[bytes]) -> None:
-        """``digest``: None for a part, which nothing can be checked by."""
+        """``digest``: None for a part, which cannot be verified."""
         self.ref = ref
         self._digest = digest
         self._read = read
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """The content, once. The last chunk comes only after the checksum of the whole was found right.
+        """Yield the content, once. The last chunk is yielded only after the whole was verified.
 
-        Raises BlobCorrupt before it where the stored bytes are not the blob's, BlobUnavailable where the store fails.
+        Raises BlobCorrupt if the stored bytes do not match the id, BlobUnavailable if the store fails.
         """
         hasher = sha256()
         held = b""
@@ -100,7 +101,7 @@ class OpenBlob:
 
 
 class BlobStore:
-    """Puts, opens, leases and sweeps blobs. One object for a process; safe to use from many tasks."""
+    """Stores, reads, leases and sweeps blobs. One object per process; safe for concurrent use."""
 
     def __init__(
         self,
@@ -112,24 +113,24 @@ class BlobStore:
         quota_bytes: int | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """``quota_bytes``: of all blobs, see `Quota`."""
+        """``quota_bytes``: limit of all blobs, see `Quota`."""
         self.max_bytes = max_bytes
         self._objects = objects
         self._ttl_s = ttl_s
         self._lease_s = lease_s
         self._quota = Quota(quota_bytes)
         self._leased: dict[str, float] = {}
-        """Leases that this process knows to be there: digest to end. Forgotten when there are many."""
+        """Leases known to this process, by digest. Cleared when there are many."""
         self._clock = clock
         self._puts = asyncio.Semaphore(_PUTS_AT_ONCE)
         self._locks = WeakValueDictionary[str, asyncio.Lock]()
 
     async def put(self, body: AsyncIterable[bytes], media_type: str, *, expected: str | None = None) -> BlobRef:
-        """Store a body. The same content again is stored once and its lifetime begins anew.
+        """Store a body. Storing the same content again keeps one copy and restarts its lifetime.
 
         With ``expected``, a blob id, the content must have this address. Raises BlobTooLarge, BlobRefused,
-        BlobQuotaExceeded, BlobStoreFull, BlobUnavailable, and what ``body`` raises; in all these cases nothing new can
-        be read.
+        BlobQuotaExceeded, BlobStoreFull, BlobUnavailable, and any exception of ``body``; in all these cases nothing new
+        becomes readable.
         """
         media_type = parse_media_type(media_type)
         wanted = None if expected is None else parse_blob_id(expected)
@@ -140,7 +141,7 @@ class BlobStore:
             key = f"{_ROOT}/{digest[:2]}/{digest}/{media_type}"
             spool.seek(0)
             if self._quota.wants_count:
-                await self.sweep()  # here, for it takes the lock of each blob that it removes
+                await self.sweep()  # before taking locks, because it locks each blob that it removes
             async with self._puts, self._lock(key):
                 more = await self._reserve(key, size)
                 try:
@@ -152,12 +153,13 @@ class BlobStore:
         return BlobRef(blob_id=blob_id_from_digest(digest), media_type=media_type, size=size)
 
     async def head(self, blob_id: str) -> BlobRef:
-        """What is stored under this id. Raises BlobNotFound, BlobRefused for what is no id, BlobUnavailable."""
+        """Return the metadata of a blob. Raises BlobNotFound, BlobRefused for an invalid id, BlobUnavailable."""
         return (await self._find(blob_id))[1]
 
     async def open(self, blob_id: str, part: Part | None = None) -> OpenBlob:
-        """Open a blob, or a part of it, for reading. Raises BlobNotFound, BlobRefused for what is no id,
-        BlobUnavailable."""
+        """Open a blob, or a part of it, for reading. Raises BlobNotFound, BlobRefused for an invalid id,
+        BlobUnavailable.
+        """
         key, ref = await self._find(blob_id)
         options: GetOptions = {} if part is None else {"range": (part.start, part.end)}
         with store_errors("open"):
@@ -169,20 +171,22 @@ class BlobStore:
         return OpenBlob(ref, digest, found.stream(min_chunk_size=_READ_BYTES))
 
     async def verify(self, blob_id: str) -> None:
-        """Read the blob and compare it with its id. Raises BlobCorrupt, BlobNotFound, BlobRefused for what is no id,
-        BlobUnavailable."""
+        """Read the blob and verify it against its id. Raises BlobCorrupt, BlobNotFound, BlobRefused for an invalid id,
+        BlobUnavailable.
+        """
         async for _ in (await self.open(blob_id)).chunks():
             pass
 
     async def lease(self, blob_id: str) -> None:
-        """Let the blob live for ``lease_s`` at least. Costs nothing while a lease lasts for half of that.
+        """Keep the blob for at least half of ``lease_s``, normally all of it. Costs nothing while a lease lasts that
+        long.
 
-        Raises BlobNotFound, BlobRefused for what is no id, BlobUnavailable.
+        Raises BlobNotFound, BlobRefused for an invalid id, BlobUnavailable.
         """
         digest, now = parse_blob_id(blob_id), self._clock()
         if self._leased.get(digest, 0) >= now + self._lease_s / 2:
             return
-        async with self._lock(digest):  # no sweep comes between the look and the lease
+        async with self._lock(digest):  # no sweep between the check and the lease
             await self._find(blob_id)
             until = await self._leased_until(digest)
             if until < now + self._lease_s / 2:
@@ -194,21 +198,21 @@ class BlobStore:
         self._leased[digest] = until
 
     async def link(self, blob_id: str, *, seconds: float) -> str:
-        """An url under which anyone can read the blob for so long, straight from the backend.
+        """Return a URL under which anyone can read the blob for this long, directly from the backend.
 
-        Raises BlobNotFound, BlobRefused where the backend has no such urls, BlobUnavailable.
+        Raises BlobNotFound, BlobRefused if the backend has no such URLs, BlobUnavailable.
         """
         key, _ = await self._find(blob_id)
         if not isinstance(self._objects, S3Store | GCSStore | AzureStore):
-            raise BlobRefused("link", "only S3, Google Cloud Storage and Azure give out urls of their own")
+            raise BlobRefused("link", "only S3, Google Cloud Storage and Azure support links")
         with store_errors("link"):
             return await obstore.sign_async(self._objects, "GET", key, timedelta(seconds=seconds))
 
     async def sweep(self, now: float | None = None) -> int:
-        """Remove the blobs that expired by ``now`` (Unix seconds) and that nobody leased, leases that ended, and staged
-        files of killed writers; how many blobs.
+        """Remove blobs that expired by ``now`` (Unix seconds) and have no lease, ended leases, and staged files of
+        killed writers.
 
-        Raises BlobUnavailable.
+        Returns the number of removed blobs. Raises BlobUnavailable.
         """
         limit = self._clock() if now is None else now
         removed = 0
@@ -237,12 +241,12 @@ class BlobStore:
         return removed
 
     async def check(self) -> None:
-        """Returns if the store answers. Raises BlobUnavailable."""
+        """Check that the store responds. Raises BlobUnavailable."""
         with store_errors("check"):
             await listed(self._objects, f"{_ROOT}/none").collect_async()
 
     async def _receive(self, body: AsyncIterable[bytes], spool: IO[bytes]) -> tuple[str, int]:
-        """Write a body to the spool; its digest and size."""
+        """Write a body to the spool and return its digest and size."""
         hasher = sha256()
         pending = bytearray()
         size = 0
@@ -264,7 +268,7 @@ class BlobStore:
         return hasher.hexdigest(), size
 
     async def _stored(self, digest: str) -> list[tuple[str, BlobRef, float]]:
-        """Every object of this content, expired or not: its key, what it is, when it was last put."""
+        """Every object with this content, expired or not: key, metadata, time of the last put."""
         with store_errors("list"):
             found = await listed(self._objects, f"{_ROOT}/{digest[:2]}/{digest}").collect_async()
         stored: list[tuple[str, BlobRef, float]] = []
@@ -275,7 +279,7 @@ class BlobStore:
         return stored
 
     async def _find(self, blob_id: str) -> tuple[str, BlobRef]:
-        """Key and description of the newest object that has not expired."""
+        """Key and metadata of the newest object that has not expired."""
         stored = await self._stored(parse_blob_id(blob_id))
         key, ref, put_at = max(stored, key=lambda entry: entry[2], default=("", None, 0.0))
         now = self._clock()
@@ -287,11 +291,11 @@ class BlobStore:
         return put_at + self._ttl_s <= now
 
     def _lock(self, key: str) -> asyncio.Lock:
-        """Held while an object is put or removed, so that a sweep cannot take what was just renewed."""
+        """The lock for putting or removing an object, so that a sweep cannot remove what was just renewed."""
         return self._locks.setdefault(key, asyncio.Lock())
 
     async def _remove_if_expired(self, key: str, now: float) -> bool:
-        """Remove an object that a listing showed expired, unless it was put again since."""
+        """Remove an object that was listed as expired, unless it was put again since."""
         digest = key.split("/")[2]
         async with self._lock(digest), self._lock(key):
             try:
@@ -303,13 +307,13 @@ class BlobStore:
             return await self._remove(key)
 
     async def _leased_until(self, digest: str) -> int:
-        """The end of the longest lease on this content (Unix seconds); 0 where there is none."""
+        """The latest lease end of this content (Unix seconds); 0 if there is none."""
         with store_errors("lease"):
             found = await listed(self._objects, leases.prefix_of(digest)).collect_async()
         return leases.latest(entry["path"] for entry in found)
 
     async def _reserve(self, key: str, size: int) -> int:
-        """Count a blob that is about to be put; how many bytes more it makes. Raises BlobQuotaExceeded."""
+        """Reserve quota for a put and return the number of additional bytes. Raises BlobQuotaExceeded."""
         if not self._quota.is_set:
             return 0
         with store_errors("put"):

@@ -1,1 +1,3 @@
-"""The normalizer: raw provider bytes from `raw` become normalised events on `events`. The library decodes."""
+"""The normalizer: turns raw provider bytes from `raw` into normalized events on `events`, with the library's
+decoders.
+"""

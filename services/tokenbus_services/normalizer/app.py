@@ -13,7 +13,7 @@ from tokenbus_services.settings import Settings
 
 
 def create(settings: Settings) -> AsgiFastStream:
-    """One worker of the normalizer. Raises SettingsError for a blob store that cannot be used."""
+    """Create a normalizer worker. Raises SettingsError if the blob store is not usable."""
     keys, registry = settings.keys, CollectorRegistry()
     images = ImageKeeper(loader_of(settings.blobs), registry)
     return stage_app(
@@ -24,5 +24,5 @@ def create(settings: Settings) -> AsgiFastStream:
         downstream="parser",
         registry=registry,
         closing=images.aclose,
-        description="Raw provider bytes, as frames; normalised events go to `events`.",
+        description="Raw provider bytes, as frames; normalized events go to `events`.",
     )

@@ -1,8 +1,8 @@
-"""Images and large opaque data out of the stream and into the blob store, before their events are committed.
+"""Moves images and large opaque data to the blob store before their events are committed.
 
-By content address, so that an upload which is made again changes nothing. The partition waits for it: a store that is
-away costs a bounded time and then the blob, never the image, which stays in its event. Only a preview is left out then.
-Opaque data stay in their event in any case: the run's own next turn needs them at hand.
+Storage is content-addressed, so repeated uploads are harmless. The partition waits for uploads for a bounded time. If
+the store is unavailable, an image stays inline in its event; only previews are dropped. Opaque data always stays in its
+event too, because the run's next turn needs it.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from tokenbus_services.blobs.retry import Patience
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 PATIENCE_S = 10.0
-"""Longest that a batch waits for all of its images."""
+"""Maximum time a batch waits for all of its images."""
 LARGE_CHARS = 32 * 1024
-"""Opaque data of more go to the blob store as well, and public events name the blob."""
+"""Opaque data longer than this is also stored as a blob, which public events refer to."""
 AT_ONCE = 4
-"""Uploads side by side: each holds an image decoded."""
+"""Concurrent uploads: each holds a decoded image."""
 
 
 def belongs_in_blob(event: BusEvent, *, images: bool) -> bool:
-    """Whether the event is an image, where ``images`` belong into blobs, or large opaque data."""
+    """Whether the event is large opaque data, or an image if ``images`` are offloaded."""
     if isinstance(event, Opaque):
         return event.name != "signature" and len(event.value) > LARGE_CHARS
     return images and isinstance(event, Image)
@@ -47,16 +47,19 @@ class ImageKeeper:
         self._blobs = blobs
         self._patience = Patience(blobs.store)
         self._kept = Counter(
-            "tokenbus_images", "Generated images, previews included, by where they lie.", ["lies"], registry=registry
+            "tokenbus_images", "Generated images, including previews, by location.", ["lies"], registry=registry
         )
 
     async def aclose(self) -> None:
-        """Give up the connections."""
+        """Close the connections."""
         await self._blobs.aclose()
 
     async def keep(self, large: Sequence[Image | Opaque]) -> list[list[Normalized]]:
-        """For each what is told in its place: the same with its blob; an image else inline with a note that says why.
-        Does not raise; takes `PATIENCE_S` at the most."""
+        """Return the events to emit in place of each: the same with its blob, or an inline image and a note with the
+        reason.
+
+        Does not raise; takes at most `PATIENCE_S`.
+        """
         places = asyncio.Semaphore(AT_ONCE)
         until = asyncio.get_running_loop().time() + PATIENCE_S
         return await asyncio.gather(
@@ -76,7 +79,7 @@ class ImageKeeper:
         return [msgspec.structs.replace(data, blob_id=ref.blob_id)]
 
     async def _told(self, image: Image, places: asyncio.Semaphore, until: float) -> list[Normalized]:
-        if image.blob_id:  # its fetcher stored it
+        if image.blob_id:  # already stored by its fetcher
             self._kept.labels("blob").inc()
             return [image]
         try:
@@ -86,7 +89,7 @@ class ImageKeeper:
         except BlobError as e:
             problem = str(e)
         except binascii.Error as e:
-            problem = f"the image is no base64: {e}"
+            problem = f"the image is not valid base64: {e}"
         else:
             self._kept.labels("blob").inc()
             return [in_blob(image, content, ref.blob_id)]

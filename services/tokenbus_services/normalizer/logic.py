@@ -1,4 +1,4 @@
-"""What the normalizer does with one partition: an attempt reader for each run, its events into `events`."""
+"""The normalizer's logic for one partition: one attempt reader per run, whose events go to `events`."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tokenbus.events.normalized import Cut, Failed, Image, Opaque
 from tokenbus_services.normalizer.image_offload import ImageKeeper, belongs_in_blob
 
 RUNS_AN_ENTRY = 1000
-"""Most runs in one entry: a Lua script can unpack some thousand values."""
+"""Maximum runs in one entry: a Lua script can unpack a few thousand values."""
 
 
 class NormalizerLogic:
-    """`Logic` of the normalizer (see tokenbus.bus.stage.stage), whose images are stored before what tells of them."""
+    """The normalizer's stage logic. Images are stored before the events that refer to them are emitted."""
 
     def __init__(self, partition: int, keys: Keys, images: ImageKeeper | None = None) -> None:
         """``images``: None leaves all images in their events."""
@@ -29,13 +29,13 @@ class NormalizerLogic:
         self._frames: dict[str, list[EventFrame]] = {}
         self._keeper = images
         self._large: list[tuple[list[BusEvent], int]] = []
-        """What belongs into blobs among the events since the last flush, by their places."""
+        """Events since the last flush that need offloading, by list and index."""
 
     def apply(self, run: str, frame: bytes) -> None:
         raw = decode_raw(frame)
         reader = self._readers.get(run)
         if reader and raw.attempt < reader.attempt:
-            return  # a copy from before
+            return  # an outdated copy
         if reader is None or raw.attempt > reader.attempt:
             reader = self._readers[run] = AttemptReader(raw.attempt)
         if events := reader.read(raw):
@@ -53,24 +53,24 @@ class NormalizerLogic:
         return bool(self._keeper and self._large)
 
     async def finish_replay(self) -> None:
-        """The images and the large opaque data of the frames go to the blob store."""
+        """Move the frames' images and large opaque data to the blob store."""
         waiting, self._large = self._large, []
         if self._keeper and waiting:
             told = await self._keeper.keep([cast("Image | Opaque", events[place]) for events, place in waiting])
-            # From the end, so that the places before stay what they are.
+            # From the end, so that earlier indexes stay valid.
             for (events, place), instead in reversed(list(zip(waiting, told, strict=True))):
                 events[place : place + 1] = instead
 
     def fail(self, run: str, error: ErrorInfo) -> None:
-        # Told to the run and not to an attempt of it, for which attempt it was may be what could not be read.
+        # Addressed to the run rather than an attempt, because the attempt number may be unreadable.
         self._say(run, EventFrame(0, CONTROL_ATTEMPT, 0, [Failed(error)]))
         self._readers.pop(run, None)
 
     def abandon(self, run: str, error: ErrorInfo) -> None:
-        self._readers.pop(run, None)  # what the normalizer says is public nowhere
+        self._readers.pop(run, None)  # the normalizer publishes nothing itself
 
     def fail_unreadable(self, run: str, error: ErrorInfo, standing: RunPosition) -> None:
-        """What the attempt said cannot be read on: it is lost, and the parser decides on the next."""
+        """The attempt's stream cannot be read any further: report it as lost, and let the parser decide what to do."""
         self._readers.pop(run, None)
         cut = ErrorInfo(code=WORKER_LOST, kind="internal", message=error.message, retryable=True)
         self._say(run, EventFrame(standing.turn, standing.attempt, 0, [Cut(error.message, cut)]))
@@ -81,7 +81,7 @@ class NormalizerLogic:
     def flush(self, commit: Commit) -> None:
         size = 0
         self._large = []
-        # An entry has each run once; a second frame of a run (its next attempt began) goes into a second entry.
+        # An entry has each run once; a second frame of a run (its next attempt began) goes into another entry.
         while self._frames:
             fields: list[Arg] = []
             for run in list(self._frames)[:RUNS_AN_ENTRY]:
@@ -106,10 +106,10 @@ class NormalizerLogic:
         self._readers[run] = AttemptReader.load(state)
 
     def recall(self, run: str, seq: int) -> None:
-        """Nothing here depends on numbers."""
+        """The normalizer does not depend on event numbers."""
 
     def _say(self, run: str, frame: EventFrame) -> list[BusEvent]:
-        """The list that the frame's events are now the end of."""
+        """Add a frame and return the event list that now ends in its events."""
         frames = self._frames.setdefault(run, [])
         if frames and frames[-1].attempt == frame.attempt:
             frames[-1].events.extend(frame.events)

@@ -1,1 +1,1 @@
-"""Debug records: made of runs that were chosen, and read again. Intake chooses, and other runs cost nothing."""
+"""Debug records: created for selected runs, and replayed. Intake selects; other runs have no overhead."""

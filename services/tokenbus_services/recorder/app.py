@@ -15,9 +15,11 @@ from tokenbus_services.settings import Settings
 
 
 def create(settings: Settings) -> AsgiFastStream:
-    """One recorder. Raises SettingsError where the deployment records nothing."""
+    """Create a recorder. Raises SettingsError if the deployment records nothing."""
     if settings.records is None:
-        raise SettingsError("settings", "records", "no such table, so no run is recorded; an empty one will do")
+        raise SettingsError(
+            "settings", "records", "the table is missing, so nothing is recorded; an empty one is enough"
+        )
     registry = CollectorRegistry()
     broker = make_broker(settings, registry)
     service = RecordService(settings, settings.records, RecordMetrics(registry))

@@ -1,4 +1,4 @@
-"""What the server holds of a recorded run that is over, as a record."""
+"""Collects everything the server holds about a finished recorded run."""
 
 from __future__ import annotations
 
@@ -13,19 +13,18 @@ from tokenbus.events.frames import ANY_FRAME, history_decoder
 from tokenbus_services.recorder.record import Record, packed
 
 PAGE = 100
-"""Frames, or entries, that are read at once: each frame may have 256 KB."""
+"""Frames or entries to read at once; a frame may have 256 KB."""
 
 
 async def gather(server: Server, keys: Keys, run: str) -> Record | None:
-    """The record; None where nothing is kept any more: it was recorded before, or has expired. Raises what redis-py
-    raises."""
+    """Build the record; None if the data is gone (already recorded, or expired). Raises redis-py's exceptions."""
     client, key = server.client, keys.run(run)
     names = sorted((name.decode() for name in await client.hkeys(key)), key=_place)
     found = await _fields(server, key, [n for n in names if n.startswith(FRAME)])
     tape = await _entries(server, keys.tape(run), b"taken")
     events = await _entries(server, keys.log(run), DATA_FIELD.encode())
     told = await _fields(server, key, [n for n in names if n.startswith(HISTORY)])
-    # The last of all: while it stands, nothing of the above was dropped.
+    # Read last: while this field exists, nothing above was dropped.
     accepted, request, left = await client.hmget(key, [ACCEPTED, REQUEST, RECORD])
     if left is None or request is None:
         return None
@@ -44,7 +43,7 @@ async def gather(server: Server, keys: Keys, run: str) -> Record | None:
 
 
 def _place(name: str) -> tuple[float, ...]:
-    """Where a field comes. An end that another than the attempt's fetcher wrote is the last of its attempt."""
+    """Sort key of a field. An end frame not written by the attempt's fetcher is the last of its attempt."""
     if name.startswith(HISTORY):
         return (int(name.removeprefix(HISTORY)),)
     if name.startswith(FRAME):

@@ -1,4 +1,4 @@
-"""What a recorder shows of its records."""
+"""Recorder metrics."""
 
 from __future__ import annotations
 
@@ -8,15 +8,13 @@ from tokenbus.bus.records import RecordEntry
 
 
 class RecordMetrics:
-    """Records by the way their run ended, and the raw bytes in them."""
+    """Counts records by the outcome of the run, and their raw bytes."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._records = Counter(
-            "tokenbus_records", "Runs that were recorded, by how they ended.", ["status"], registry=registry
-        )
-        self._bytes = Counter("tokenbus_record_raw_bytes", "Raw stream in these records.", registry=registry)
+        self._records = Counter("tokenbus_records", "Recorded runs, by outcome.", ["status"], registry=registry)
+        self._bytes = Counter("tokenbus_record_raw_bytes", "Raw stream bytes in records.", registry=registry)
 
     def recorded(self, entry: RecordEntry) -> None:
-        """A record was made."""
+        """Count a new record."""
         self._records.labels(entry.status).inc()
         self._bytes.inc(entry.raw_bytes)

@@ -1,4 +1,4 @@
-"""A debug record: all that a run's outcome came from, and the outcome. Pure but for the blob store that it goes to."""
+"""A debug record: everything that determined a run's outcome, and the outcome. Pure, except for the blob store."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ T = TypeVar("T")
 
 MEDIA_TYPE = "application/json"
 _PATHS = ("/frames", "/tape")
-"""These go to the blob store whole, however small: nobody reads them in place."""
+"""Always stored as blobs, whatever their size: nothing reads them in place."""
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
-    """One recorded run. As JSON, ``frames`` and ``tape`` are base64."""
+    """One recorded run. In JSON, ``frames`` and ``tape`` are base64."""
 
     format: Literal[1] = 1
     run: str
     accepted_ms: int
     request: dict[str, Any]
-    """As it was accepted, with the tools that the deployment added."""
+    """As accepted, including the tools that the deployment added."""
     history: dict[str, list[dict[str, Any]]] = {}
-    """By turn, the messages that it added to the conversation."""
+    """By turn: the messages that it added to the conversation."""
     frames: bytes
-    """msgpack: a list of the raw frames as they lay on the bus, those of an attempt in their order."""
+    """msgpack: a list of the raw frames as on the bus; those of an attempt are in order."""
     tape: bytes
-    """msgpack: a list of what the parser took, in its order."""
+    """msgpack: a list of the frames that the parser applied, in order."""
     events: list[dict[str, Any]]
     """The run's log: its public events."""
     truncated: bool = False
-    """The raw stream was longer than what may be kept."""
+    """The raw stream exceeded its size limit."""
 
     def raw_frames(self) -> list[RawFrame]:
         """The raw stream. Raises Malformed."""
         return [_decoded(decode_raw, frame, "raw frame") for frame in _list_of_bytes(self.frames, "raw stream")]
 
     def taken(self) -> list[TapedFrame]:
-        """What the parser took. Raises Malformed."""
+        """The frames that the parser applied. Raises Malformed."""
         return [_decoded(decode_taken, piece, "tape") for piece in _list_of_bytes(self.tape, "tape")]
 
     def public_events(self) -> list[PublicEvent]:
@@ -56,12 +56,12 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
             raise Malformed(f"record of {self.run}", f"events: {e}") from None
 
     def media(self) -> set[str]:
-        """The ids of the blobs that request, history and events name: images, documents, long tool results."""
+        """Ids of the blobs referenced by request, history and events: images, documents, long tool results."""
         return set(_blob_ids([self.request, self.history, self.events]))
 
 
 def packed(pieces: list[bytes]) -> bytes:
-    """A list of encoded frames, as a record holds it."""
+    """Pack encoded frames into one list, as stored in a record."""
     return msgspec.msgpack.encode(pieces)
 
 
@@ -74,14 +74,14 @@ class Stored(msgspec.Struct, frozen=True):
 
 
 async def store(record: Record, blobs: BlobLoader) -> Stored:
-    """Put a record into the blob store; the same record is the same blobs. Raises NotStorable, BlobError."""
+    """Put a record into the blob store; the same record gives the same blobs. Raises NotStorable, BlobError."""
     kept = await sanitize_for_storage(msgspec.to_builtins(record), blobs, paths=_PATHS)
     ref = await blobs.store(msgspec.json.encode(kept), MEDIA_TYPE)
     return Stored(ref, refs(kept))
 
 
 async def load(blob_id: str, blobs: BlobLoader) -> Record:
-    """A record out of the blob store. Raises BlobError, NotStorable, Malformed."""
+    """Load a record from the blob store. Raises BlobError, NotStorable, Malformed."""
     try:
         kept = msgspec.json.decode(await blobs.load(blob_id))
     except msgspec.DecodeError as e:
@@ -90,11 +90,11 @@ async def load(blob_id: str, blobs: BlobLoader) -> Record:
 
 
 def from_builtins(value: object, where: str) -> Record:
-    """A record from plain JSON. Raises Malformed."""
+    """Convert plain JSON to a record. Raises Malformed."""
     try:
         return msgspec.convert(value, Record)
     except msgspec.ValidationError as e:
-        raise Malformed(where, f"this is no record: {e}") from None
+        raise Malformed(where, f"not a record: {e}") from None
 
 
 def _list_of_bytes(data: bytes, where: str) -> list[bytes]:
@@ -118,7 +118,7 @@ def _blob_ids(value: Any) -> Iterator[str]:
                 try:
                     parse_blob_id(item)
                 except BlobRefused:
-                    continue  # somebody's own member of that name
+                    continue  # a user's own field of that name
                 yield item
             else:
                 yield from _blob_ids(item)

@@ -1,4 +1,4 @@
-"""A record's raw stream through decoder and parser again, and whether the same comes out. Pure."""
+"""Replays a record's raw stream through decoder and parser, and compares the result. Pure."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from tokenbus_services.recorder.record import Record
 
 
 def replay(record: Record) -> list[PublicEvent]:
-    """The public events of the run, made once more from its raw stream.
+    """Compute the run's public events again from its raw stream.
 
-    The parser takes what stands on the tape, in its order: what came from outside as it was, and of an attempt as many
-    events as then, which the raw stream gives. Where that gives fewer it takes those. Raises Malformed.
+    The parser applies the tape in order: external events as recorded, and for an attempt the same number of events as
+    originally, decoded from the raw stream, or fewer if it has fewer. Raises Malformed.
     """
     said = _normalized(record.raw_frames())
     taken = record.taken()
@@ -45,17 +45,17 @@ def replay(record: Record) -> list[PublicEvent]:
 
 
 def differences(recorded: Iterable[PublicEvent], replayed: Iterable[PublicEvent]) -> list[str]:
-    """What differs, as the lines of a unified diff; none where both say the same.
+    """The differences as lines of a unified diff; empty if there are none.
 
-    How a block's text was cut into chunks depends on what met in one commit, and times are nobody's content: neither
-    counts, and so nor do the numbers of events.
+    Chunk boundaries depend on which frames shared a commit, and times are not content. So both are ignored, and with
+    them the event numbers.
     """
     diff = unified_diff(_lines(recorded), _lines(replayed), "recorded", "replayed", lineterm="", n=1)
     return list(diff)
 
 
 def _begun(run: str, taken: list[TapedFrame]) -> RunMachine | GatedRun:
-    """The parser's state machine at the run's acceptance, which is the first on its tape."""
+    """The parser's state machine after the run's acceptance, which must be first on the tape."""
     match taken[:1]:
         case [TapedFrame(EventFrame(events=[Accepted() as accepted, *_]) as frame)]:
             return accept(run, accepted, frame.at_ms)
@@ -64,7 +64,7 @@ def _begun(run: str, taken: list[TapedFrame]) -> RunMachine | GatedRun:
 
 
 def _normalized(frames: list[RawFrame]) -> defaultdict[int, deque[BusEvent]]:
-    """What the normalizer made of each attempt."""
+    """The normalizer's output of each attempt."""
     readers: dict[int, AttemptReader] = {}
     said: defaultdict[int, deque[BusEvent]] = defaultdict(deque)
     for frame in frames:
@@ -77,7 +77,7 @@ def _normalized(frames: list[RawFrame]) -> defaultdict[int, deque[BusEvent]]:
 
 
 def _in_blob(image: Image) -> Image:
-    """As the normalizer tells of it once it lies in the blob store."""
+    """The event that the normalizer emits once the image is in the blob store."""
     try:
         content = b64decode(image.base64, validate=True)
     except binascii.Error:
@@ -86,7 +86,7 @@ def _in_blob(image: Image) -> Image:
 
 
 def _lines(events: Iterable[PublicEvent]) -> list[str]:
-    """One a line, as JSON without what does not count, neighbouring chunks as one."""
+    """One event per line as JSON, without ignored fields, with adjacent chunks merged."""
     lines: list[dict[str, object]] = []
     for event in events:
         plain: dict[str, object] = msgspec.json.decode(encode(event))

@@ -1,7 +1,7 @@
-"""One recorder: takes runs that are over and were chosen off the queue, and makes a record of each, once.
+"""A recorder: takes selected finished runs from the queue and stores a record of each, once.
 
-All that it does may be done twice. A record's blobs have their content's address; the index has one entry a run; and
-once what the server kept of the run begins to be dropped, there is nothing more to record.
+Every step may be repeated safely. A record's blobs are content-addressed; the index has one entry per run; and once the
+server starts to drop a run's data, there is nothing more to record.
 """
 
 from __future__ import annotations
@@ -32,18 +32,19 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 GROUP = "recorder"
 AT_ONCE = 2
-"""Records in hand: each may take as much memory as several times `records.raw_bytes`."""
+"""Concurrent records: each may need several times `records.raw_bytes` of memory."""
 MOST_DELIVERIES = 3
-"""A run whose recorders died so often is not recorded: it may be what kills them."""
+"""A run whose recorders died this often is not recorded: it may be what kills them."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
 STORE_PATIENCE_S = 30.0
-"""So long a record waits in hand for a store that is away or full. Then others get its place, for the store may refuse
-this record alone."""
+"""How long a record waits for an unavailable or full store. Then others get its slot, because the store may reject only
+this record.
+"""
 STILL_S = 900.0
-"""A record without progress for so long is stuck; the store's own timeouts are far shorter."""
+"""A record without progress for this long is stuck; the store's own timeouts are much shorter."""
 RENEWALS_A_LEASE = 4
 LEASE_S = 40.0
-"""What the lease of one blob may take, by the timeouts of the store's client."""
+"""Maximum time to lease one blob, given the timeouts of the store's client."""
 
 
 class RecordService:
@@ -107,12 +108,12 @@ class RecordService:
         await self._server.aclose()
 
     async def read(self) -> QueueItem:
-        """The next run to record, once there is room for it."""
+        """Return the next run to record, once there is room for it."""
         await self._work_in_hand.room()
         return await self._queue.read()
 
     async def start(self, item: QueueItem) -> None:
-        """Record it."""
+        """Record the run."""
         await self._work_in_hand.start(item)
 
     async def _work(self, item: QueueItem) -> None:
@@ -126,7 +127,7 @@ class RecordService:
             self._server, lambda: gather(self._server, self._keys, run), what="look-up of a recorded run"
         )
         if kept is None:
-            await self._forget(run)  # the recorder before may have died while it did
+            await self._forget(run)  # the previous recorder may have died while doing this
             log.info("nothing_to_record", run=run)
             return
         entry = await self._stored(kept, status)
@@ -145,7 +146,7 @@ class RecordService:
         )
 
     async def _stored(self, kept: Record, status: str) -> RecordEntry:
-        """Put it into the blob store, and wait for one that is away or full. Raises Later where that lasts."""
+        """Store the record, waiting for a store that is unavailable or full. Raises Later if that lasts."""
         clock = asyncio.get_running_loop().time
         pause, until = FIRST_PAUSE_S, clock() + STORE_PATIENCE_S
         while True:
@@ -177,8 +178,9 @@ class RecordService:
         )
 
     async def _leased(self, blob_ids: set[str]) -> set[str]:
-        """Those that are there, from now on for as long as the record: a run's media may have expired before its end.
-        A store without leases has its own rule."""
+        """Lease the blobs that exist for as long as the record and return them: a run's media may have expired before
+        its end. Stores without leases have their own rules.
+        """
         if not isinstance(self._blobs, BlobStreams):
             return blob_ids
         there: set[str] = set()
@@ -193,7 +195,7 @@ class RecordService:
     # --- what is indexed stays --------------------------------------------------------------------------------
 
     async def _renew_all(self) -> None:
-        """Lease the blobs of all records again and again, until the index drops them."""
+        """Keep renewing the leases of all records' blobs, until the index drops the records."""
         while True:
             try:
                 await drop_old_records(self._server, self._keys, keep_ms=self._keep_ms, most=self._most)
@@ -202,7 +204,7 @@ class RecordService:
                     missing = wanted - await self._leased(wanted)
                     if missing:
                         log.warning("record_incomplete", run=entry.run, missing=sorted(missing))
-            except Exception as e:  # of whatever kind: the next look may fare better, long before a lease is over
+            except Exception as e:  # any exception: the next round may succeed, long before a lease ends
                 log.warning("renewal_failed", problem=f"{type(e).__name__}: {e}")
             await rest(self._settings.retention.open_run_s / RENEWALS_A_LEASE)
 
@@ -212,7 +214,7 @@ class RecordService:
         await self._queue.hand_back([item])
 
     async def _poisoned(self, item: QueueItem, error: Exception) -> None:
-        """The run is over and stays as it is; only its record cannot be made."""
+        """Dead-letter a run whose record cannot be made. The run itself is unaffected."""
         for name, data in item.fields.items():
             entry = DeadLetter(
                 reason=f"{type(error).__name__}: {error}",

@@ -1,6 +1,6 @@
-"""All settings as one typed object, read once at the edge: `tokenbus.toml`, then the environment.
+"""All settings as one typed object, read once at startup: `tokenbus.toml`, then the environment.
 
-The settings never hold a key of a provider: they name its variable (`api_key_env`) or its file (`api_key_file`).
+The settings never contain provider keys; they name the variable (`api_key_env`) or file (`api_key_file`).
 """
 
 from __future__ import annotations

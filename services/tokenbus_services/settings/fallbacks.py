@@ -1,4 +1,4 @@
-"""Who is asked when a provider fails."""
+"""Fallback providers."""
 
 from __future__ import annotations
 
@@ -10,25 +10,26 @@ from tokenbus_services.settings.types import Table
 
 
 class FallbackChoice(Table, frozen=True, kw_only=True):
-    """A provider and a model to ask."""
+    """A provider and model to try."""
 
     provider: str
-    """A name of `[providers.NAME]`."""
+    """A name from `[providers.NAME]`."""
     model: str
     extra: dict[str, object] | None = None
-    """What its requests hold in `extra`; a request's own goes to the request's provider alone."""
+    """The `extra` of its requests; a request's own `extra` goes only to the request's provider."""
 
 
 class FallbackRoute(Table, frozen=True, kw_only=True):
-    """Whom runs ask when a turn fails before anything visible of it was emitted. The first route that a request is on
-    counts. What is left out of a route, any request has."""
+    """Fallbacks to try if a turn fails before any of its visible text was emitted. The first route that matches a
+    request applies. Criteria left out match every request.
+    """
 
     fallback: Annotated[tuple[FallbackChoice, ...], Meta(min_length=1, max_length=8)]
-    """One after the other."""
+    """In order of preference."""
     providers: tuple[str, ...] = ()
     models: tuple[str, ...] = ()
-    """These, or those with a beginning and `*` after it (`gpt-5*`)."""
+    """Exact names, or prefixes followed by `*` (`gpt-5*`)."""
     tenants: tuple[str, ...] = ()
-    """Of `metadata.tenant`."""
+    """Values of `metadata.tenant`."""
     metadata: dict[str, str] = {}
-    """Texts that the request's metadata must have."""
+    """Text values that the request's metadata must contain."""

@@ -1,4 +1,4 @@
-"""The whole of `tokenbus.toml`, and how it is read."""
+"""The complete `tokenbus.toml`, and how it is loaded."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 
 
 class Settings(Table, frozen=True, kw_only=True):
-    """The whole of `tokenbus.toml`."""
+    """The complete `tokenbus.toml`."""
 
     redis_url: str | None = None
     """None: the embedded server of `tokenbus up` and `tokenbus demo`."""
     data_dir: str = ".tokenbus"
-    """Where the embedded server and the blob store keep their files (TOKENBUS_DATA)."""
+    """Directory of the embedded server and the blob store (TOKENBUS_DATA)."""
     prefix: str = DEFAULT_PREFIX
     partitions: Annotated[int, Meta(ge=1, le=MAX_PARTITIONS)] = DEFAULT_PARTITIONS
     topics: tuple[Literal["visible", "chunks", "blocks"], ...] = ("visible", "chunks", "blocks")
-    """Public topics that are written; `runs` and the logs always are."""
+    """Public topics to write; `runs` and the logs are always written."""
     log_level: LogLevel = "info"
-    """How much is logged (TOKENBUS_LOG_LEVEL)."""
+    """Log level (TOKENBUS_LOG_LEVEL)."""
     providers: dict[str, ProviderSettings] = {}
     tools: dict[str, ToolSettings] = {}
     mcp: dict[str, McpSettings] = {}
@@ -48,9 +48,9 @@ class Settings(Table, frozen=True, kw_only=True):
     retention: RetentionSettings = RetentionSettings()
     blobs: BlobSettings = BlobSettings()
     records: RecordSettings | None = None
-    """None: nothing is recorded, and a request that asks for it is refused."""
+    """None: nothing is recorded, and requests for recording are rejected."""
     policies: dict[str, PolicySettings] = {}
-    """With one of them there is a policy stage."""
+    """If there are any, the policy stage is enabled."""
     policy_routes: tuple[PolicyRoute, ...] = ()
     fallback_routes: tuple[FallbackRoute, ...] = ()
     stages: StageSettings = StageSettings()
@@ -63,7 +63,7 @@ class Settings(Table, frozen=True, kw_only=True):
 
     @property
     def tool_definitions(self) -> list[Tool]:
-        """The declared tools as a request would list them."""
+        """The declared tools in the form of a request."""
         return [
             Tool(name=name, description=tool.description or None, parameters=tool.parameters)
             for name, tool in self.tools.items()
@@ -71,14 +71,14 @@ class Settings(Table, frozen=True, kw_only=True):
 
     @property
     def mcp_prefixes(self) -> dict[str, str]:
-        """What the names of each MCP server's tools begin with."""
+        """The name prefix of each MCP server's tools."""
         return {name: f"{name}__" if server.prefix is None else server.prefix for name, server in self.mcp.items()}
 
 
 def load(env: Mapping[str, str] = os.environ) -> Settings:
-    """Settings from the file that TOKENBUS_CONFIG names (none: defaults) and the environment.
+    """Load settings from the file in TOKENBUS_CONFIG (if unset: defaults) and the environment.
 
-    Raises SettingsError with the file or variable and the key at fault.
+    Raises SettingsError with the file or variable, and the key.
     """
     path = env.get("TOKENBUS_CONFIG")
     settings = read_file(Path(path)) if path else Settings()
@@ -97,7 +97,7 @@ def load(env: Mapping[str, str] = os.environ) -> Settings:
             settings = msgspec.structs.replace(settings, log_level=msgspec.convert(level.lower(), LogLevel))
         except msgspec.ValidationError:
             known = ", ".join(get_args(LogLevel))
-            raise SettingsError("environment", "TOKENBUS_LOG_LEVEL", f"{level!r} is none of {known}") from None
+            raise SettingsError("environment", "TOKENBUS_LOG_LEVEL", f"{level!r} is not one of {known}") from None
     try:
         _ = settings.keys
     except ValueError as e:
@@ -105,22 +105,22 @@ def load(env: Mapping[str, str] = os.environ) -> Settings:
     settings = msgspec.structs.replace(settings, providers={**DEFAULT_PROVIDERS, **settings.providers})
     for name in settings.limits.providers:
         if name not in settings.providers:
-            raise SettingsError(path or "settings", f"limits.providers.{name}", "there is no provider of this name")
+            raise SettingsError(path or "settings", f"limits.providers.{name}", "unknown provider")
     for i, route in enumerate(settings.policy_routes):
         for name in route.policies:
             if name not in settings.policies:
                 where = f"policy_routes[{i}].policies"
-                raise SettingsError(path or "settings", where, f"there is no policy {name!r}")
+                raise SettingsError(path or "settings", where, f"unknown policy {name!r}")
     for i, route in enumerate(settings.fallback_routes):
         for j, choice in enumerate(route.fallback):
             if choice.provider not in settings.providers:
                 where = f"fallback_routes[{i}].fallback[{j}].provider"
-                raise SettingsError(path or "settings", where, f"there is no provider {choice.provider!r}")
+                raise SettingsError(path or "settings", where, f"unknown provider {choice.provider!r}")
     return settings
 
 
 def read_file(path: Path) -> Settings:
-    """One `tokenbus.toml`. Raises SettingsError."""
+    """Read one `tokenbus.toml`. Raises SettingsError."""
     try:
         return msgspec.toml.decode(path.read_bytes(), type=Settings)
     except OSError as e:

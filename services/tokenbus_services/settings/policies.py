@@ -1,4 +1,4 @@
-"""Policies, and which runs have them."""
+"""Policies, and the runs they apply to."""
 
 from __future__ import annotations
 
@@ -8,28 +8,29 @@ from tokenbus_services.settings.types import ImportPath, Seconds, Table
 
 
 class PolicySettings(Table, frozen=True, kw_only=True):
-    """One policy that a run may have. See docs/guides/policy-stage.md."""
+    """A policy that can apply to runs. See docs/guides/policy-stage.md."""
 
     use: ImportPath
     """Its class, `module:Class`: a `tokenbus.policy` StreamProcessor."""
     options: dict[str, object] = {}
-    """As the class declares them."""
+    """Options declared by the class."""
     on_error: Literal["block", "pass"] = "block"
-    """What becomes of a run whose policy fails: it ends, or it goes on without."""
+    """What happens to a run if its policy fails: it ends, or continues without the policy."""
     timeout_s: Seconds = 30.0
-    """Of each call of the policy."""
+    """Timeout of each policy call."""
 
 
 class PolicyRoute(Table, frozen=True, kw_only=True):
-    """Which runs have policies. What is left out, any run meets; one that meets several routes has the policies of all,
-    in this order."""
+    """Which runs have policies. Criteria left out match every run. A run that matches several routes gets the policies
+    of all, in this order.
+    """
 
     policies: tuple[str, ...]
-    """Names of `[policies.NAME]`, in the order in which they judge."""
+    """Names from `[policies.NAME]`, in the order in which they judge."""
     providers: tuple[str, ...] = ()
     models: tuple[str, ...] = ()
-    """These, or those with a beginning and `*` after it (`gpt-5*`)."""
+    """Exact names, or prefixes followed by `*` (`gpt-5*`)."""
     tenants: tuple[str, ...] = ()
-    """Of `metadata.tenant`."""
+    """Values of `metadata.tenant`."""
     metadata: dict[str, str] = {}
-    """Texts that the run's metadata must have."""
+    """Text values that the run's metadata must contain."""

@@ -1,4 +1,4 @@
-"""Providers, and what media they take."""
+"""Providers, and their media limits."""
 
 from __future__ import annotations
 
@@ -18,76 +18,80 @@ MediaTypes = tuple[Annotated[str, Meta(pattern=r"^(\*|[a-z]+/(\*|[a-z0-9.+-]+))$
 
 
 class MediaSettings(Table, frozen=True, kw_only=True):
-    """What media one request may hold; checked before the call. What is left out is as the API documents it."""
+    """Media limits of one request, checked before the call. Anything left out is as the API documents it."""
 
     image_types: MediaTypes | None = None
     document_types: MediaTypes | None = None
     image_bytes: Bytes | None = None
-    """Of one image, before base64."""
+    """Maximum size of one image, before base64."""
     document_bytes: Bytes | None = None
-    """Of one document, before base64."""
+    """Maximum size of one document, before base64."""
     pdf_bytes: Bytes | None = None
-    """Of one PDF, where that is less."""
+    """Maximum size of one PDF, if smaller."""
     images: Count | None = None
-    """How many images, those by url too."""
+    """Maximum number of images, including those given by URL."""
     request_bytes: Bytes | None = None
-    """Of the whole body."""
+    """Maximum size of the whole body."""
 
 
 class UploadSettings(Table, frozen=True, kw_only=True):
-    """With this table, even an empty one, blobs that are sent again and again go to the provider's own file store once,
-    and requests name them there. See docs/guides/media.md."""
+    """If this table exists, even empty, blobs used repeatedly are uploaded once to the provider's file store, and
+    requests refer to them there. See docs/guides/media.md.
+    """
 
     min_bytes: Bytes = 256 * 2**10
-    """Smaller ones are sent with each request."""
+    """Smaller media are sent with each request."""
     keep_s: Annotated[float, Meta(ge=3_600, le=30 * 86_400)] = 86_400.0
-    """So long a file is named; the provider deletes it a while after, where its API lets that be said."""
+    """How long a file is used; if its API supports expiry, the provider deletes it some time later."""
 
 
 class QuirkSettings(Quirks, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Quirks as the file has them: an unknown one is an error too."""
+    """Quirks as written in the file: an unknown one is an error."""
 
 
 class ProviderSettings(Table, frozen=True, kw_only=True):
-    """One configured provider: what a request's `provider` names. What is left out is as its API has it."""
+    """One configured provider, as named by a request's `provider`. Anything left out is as in its API."""
 
     api: ApiName
-    """One of tokenbus's own, or of a package that adds it."""
+    """A built-in API, or one added by a package."""
     base_url: HttpUrl | None = None
     path: str | None = None
-    """In place of the API's own, beneath `base_url`; `{model}` in it stands for the request's model, `{path}` for the
-    API's own path. Not for `gemini`, whose path says whether the answer streams."""
+    """Replaces the API's own path, below `base_url`; `{model}` stands for the request's model, `{path}` for the API's
+    own path. Not for `gemini`, whose path decides whether the response streams.
+    """
     query: dict[str, str] = {}
-    """Parameters of each call's URL. Not for secrets."""
+    """URL parameters of each call. Not for secrets."""
     api_key_env: str | None = None
-    """Environment variable that holds the key; empty text: the provider needs none. With `_FILE` behind its name, the
-    path of a file that does."""
+    """Environment variable with the key; empty: the provider needs none. With `_FILE` appended to its name: the path of
+    a file with the key.
+    """
     api_key_file: str | None = None
-    """File that holds the key, read again when it changes; in place of `api_key_env`."""
+    """File with the key, reread when it changes; replaces `api_key_env`."""
     auth: ImportPath | None = None
-    """In place of a key: what makes a `tokenbus.providers.auth.Auth`, for tokens that expire and for signatures."""
+    """Replaces a key: a factory of a `tokenbus.providers.auth.Auth`, for expiring tokens and request signatures."""
     auth_options: dict[str, object] = {}
-    """What it is called with. Not for secrets."""
+    """Arguments of the factory. Not for secrets."""
     key_header: HeaderName | None = None
     """Header that carries the key."""
     key_format: Annotated[str, Meta(pattern=r"^[ -z|~]*\{\}[ -z|~]*$(?!\n)")] | None = None
-    """What that header holds, with `{}` for the key. None: with `key_header` the key alone, else as the API has it."""
+    """Value of that header, with `{}` for the key. None: with `key_header` only the key, otherwise the API's format."""
     headers: dict[HeaderName, HeaderValue] = {}
     """Sent with each call. Not for secrets."""
     model_aliases: dict[str, str] = {}
-    """Other names that the provider has for a model, and the one that limits, routes and quirks know. A request for the
-    first becomes one for the second."""
+    """Maps a provider's alias of a model to the name used by limits, routes and quirks. Requests for the alias are
+    rewritten to that name.
+    """
     connect_timeout_s: Seconds = 10.0
     first_event_timeout_s: Seconds = 120.0
     idle_timeout_s: Seconds = 60.0
-    """Longest silence inside a stream."""
+    """Maximum silence within a stream."""
     media: MediaSettings = MediaSettings()
     uploads: UploadSettings | None = None
-    """None: no file of this provider's is ever made."""
+    """None: no files are uploaded to this provider."""
     quirks: QuirkSettings = QuirkSettings()
 
     def true_model(self, model: str) -> str:
-        """The name under which this deployment knows the model that a request asks for."""
+        """Resolve a requested model to the name by which this deployment knows it."""
         aliases = {model_key(alias): name for alias, name in self.model_aliases.items()}
         return aliases.get(model_key(model), model.strip())
 
@@ -97,10 +101,10 @@ class ProviderSettings(Table, frozen=True, kw_only=True):
         except SettingsError as e:
             raise ValueError(f"api: {e.problem}") from e
         if self.path is not None and not api.takes_path:
-            raise ValueError(f"{self.api} takes no path: it says whether the answer streams; base_url may have one")
+            raise ValueError(f"{self.api} supports no custom path, because its path selects streaming; use base_url")
         if self.uploads is not None and api.files is None:
-            raise ValueError(f"{self.api} has no requests that could name an uploaded file")
+            raise ValueError(f"requests of {self.api} cannot refer to uploaded files")
 
 
 DEFAULT_PROVIDERS = {api: ProviderSettings(api=api) for api in BUILT_IN}
-"""There without any file, each under the name of its API."""
+"""Available without a settings file, each under the name of its API."""

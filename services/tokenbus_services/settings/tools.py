@@ -7,7 +7,7 @@ from typing import Literal
 from tokenbus_services.settings.types import Seconds, Table
 
 DEFAULT_TOOL_TIMEOUT_S = 60.0
-"""Of a tool call, where neither the tool nor the request says."""
+"""Timeout of a tool call if neither the tool nor the request sets one."""
 
 
 class PythonTool(Table, frozen=True, kw_only=True, tag="python", tag_field="kind"):
@@ -20,22 +20,22 @@ class PythonTool(Table, frozen=True, kw_only=True, tag="python", tag_field="kind
 
 
 class _Reach(Table, frozen=True, kw_only=True):
-    """Which addresses may be called beside public ones."""
+    """Addresses that may be called in addition to public ones."""
 
     allow_private: bool = False
-    """Loopback and private ones too. A name that has only others is refused."""
+    """Also allow loopback and private addresses. A name that resolves only to other addresses is rejected."""
     allow_networks: tuple[str, ...] = ()
-    """These too, in CIDR notation; the only way to a link-local or cloud metadata address."""
+    """Also allow these networks, in CIDR notation; the only way to reach a link-local or cloud metadata address."""
 
 
 class HttpTool(_Reach, frozen=True, kw_only=True, tag="http", tag_field="kind"):
-    """An HTTP endpoint: the arguments are the JSON body, the answer is the result."""
+    """An HTTP endpoint: the arguments are the JSON body, the response is the result."""
 
     url: str
     method: Literal["POST", "PUT", "GET"] = "POST"
     headers: dict[str, str] = {}
     header_env: dict[str, str] = {}
-    """Header name to the environment variable that holds its value (a token, say)."""
+    """Header name to the environment variable with its value (a token, say)."""
     description: str = ""
     parameters: dict[str, object] = {}
     timeout_s: Seconds | None = None
@@ -45,33 +45,33 @@ ToolSettings = PythonTool | HttpTool
 
 
 class McpStdio(Table, frozen=True, kw_only=True, tag="stdio", tag_field="kind"):
-    """An MCP server that runs as a child of each tool executor."""
+    """An MCP server that runs as a child process of each tool executor."""
 
     command: str
     args: tuple[str, ...] = ()
     env_pass: tuple[str, ...] = ()
-    """Environment variables that it gets, beside PATH, HOME and their like."""
+    """Environment variables passed to it, in addition to PATH, HOME and the like."""
     prefix: str | None = None
-    """What its tools' names begin with; None: the table's name and `__`."""
+    """Prefix of its tools' names; None: the table's name and `__`."""
     connect_timeout_s: Seconds = 30.0
-    """To start and list its tools."""
+    """Timeout to start and list its tools."""
     timeout_s: Seconds | None = None
-    """For each call."""
+    """Timeout of each call."""
 
 
 class McpHttp(_Reach, frozen=True, kw_only=True, tag="http", tag_field="kind"):
-    """An MCP server behind Streamable HTTP."""
+    """An MCP server reached over Streamable HTTP."""
 
     url: str
     headers: dict[str, str] = {}
     header_env: dict[str, str] = {}
-    """Header name to the environment variable that holds its value (a token, say)."""
+    """Header name to the environment variable with its value (a token, say)."""
     prefix: str | None = None
-    """What its tools' names begin with; None: the table's name and `__`."""
+    """Prefix of its tools' names; None: the table's name and `__`."""
     connect_timeout_s: Seconds = 30.0
-    """To connect and list its tools."""
+    """Timeout to connect and list its tools."""
     timeout_s: Seconds | None = None
-    """For each call."""
+    """Timeout of each call."""
 
 
 McpSettings = McpStdio | McpHttp

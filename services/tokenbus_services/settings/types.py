@@ -1,4 +1,4 @@
-"""What all tables of the file have in common, and the kinds of values in them."""
+"""The base of all settings tables, and the types of their values."""
 
 from __future__ import annotations
 
@@ -18,4 +18,4 @@ ImportPath = Annotated[str, Meta(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$(?!\n)"
 
 
 class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A table of the file. An unknown key is an error, so that a typing mistake is heard."""
+    """A table of the file. Unknown keys are errors, so that typos are reported."""

@@ -1,4 +1,4 @@
-"""How the workers run: retries, stages and queues, ports."""
+"""Worker settings: retries, stages and queues, ports."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from tokenbus_services.settings.types import Count, Seconds, Table
 
 
 class RetrySettings(Table, frozen=True, kw_only=True):
-    """How often and how soon a turn is tried again."""
+    """How often and how soon a turn is retried."""
 
     max_attempts: Count = 4
-    """Tries of one turn that ended in a provider's error, the first included."""
+    """Maximum tries of one turn that end in a provider error, including the first."""
     max_losses: Count = 20
-    """Tries of one turn whose worker was lost; bounds a request that kills its workers."""
+    """Maximum tries of one turn whose worker was lost; bounds a request that kills its workers."""
     base_delay_s: Seconds = 0.5
     max_delay_s: Seconds = 30.0
 
@@ -24,23 +24,25 @@ class StageSettings(Table, frozen=True, kw_only=True):
     """How the ordered stages and work queues run."""
 
     lease_s: Seconds = 3.0
-    """Kill -9 is noticed within this; must be longer than any pause of a healthy worker."""
+    """A killed worker is noticed within this time; must be longer than any pause of a healthy worker."""
     tick_s: Seconds = 0.25
     max_records: Count = 256
     linger_ms: Annotated[float, Meta(ge=0, le=100)] = 3.0
-    """Longest that the source gathers under load; nothing waits while idle."""
+    """Maximum time the source batches under load; no delay while idle."""
     drain_s: Seconds = 6.0
-    """At shutdown, how long a fetcher lets its runs finish before it hands them over."""
+    """At shutdown, how long a fetcher lets its runs finish before handing them over."""
 
 
 class HttpSettings(Table, frozen=True, kw_only=True):
-    """Each service's HTTP server: health, readiness and metrics pages, and the blob store. Its ports, one a service."""
+    """HTTP server of each service: health, readiness and metrics pages, and the blob store. One port per service."""
 
     host: str = "127.0.0.1"
     hosts: tuple[str, ...] = ()
-    """Names by which the blob service is reached beside `localhost`, addresses and `blobs.service_url`."""
+    """Host names of the blob service in addition to `localhost`, addresses and `blobs.service_url`."""
     connections: Count = 256
-    """To one worker; beyond them, the one that has waited longest without a whole request is closed."""
+    """Maximum connections per worker; beyond it, the one that has waited longest without a complete request is
+    closed.
+    """
     fetcher: int = 8081
     normalizer: int = 8082
     parser: int = 8083

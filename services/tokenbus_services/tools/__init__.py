@@ -1,4 +1,4 @@
-"""The tool executor: tools that settings declare, checked and run; each call gives a result, whatever happens in it.
+"""The tool executor: runs the tools declared in the settings. Every call produces a result, whatever happens in it.
 
-What a model asked for and where its result goes is the parser's; how calls travel is the bus's.
+The parser decides which calls to run and what happens to their results; the bus transports them.
 """

@@ -19,9 +19,9 @@ from tokenbus_services.tools.service import ToolService
 
 
 def create(settings: Settings) -> AsgiFastStream:
-    """One tool executor. Raises SettingsError for a declared tool that is none.
+    """Create a tool executor. Raises SettingsError for an invalid tool.
 
-    Python tools may lie beside the settings file, or in the working directory.
+    Python tools may be next to the settings file or in the working directory.
     """
     config = os.environ.get("TOKENBUS_CONFIG")
     beside = str(Path(config).resolve().parent if config else Path.cwd())
@@ -30,7 +30,7 @@ def create(settings: Settings) -> AsgiFastStream:
     registry = CollectorRegistry()
     broker = make_broker(settings, registry)
     service = ToolService(settings, Executor.from_settings(settings), CallMetrics(registry))
-    Gauge("tokenbus_tool_calls_running", "Tool calls in hand.", registry=registry).set_function(
+    Gauge("tokenbus_tool_calls_running", "Tool calls running.", registry=registry).set_function(
         lambda: len(service.calls)
     )
     attach(

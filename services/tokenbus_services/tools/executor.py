@@ -1,4 +1,6 @@
-"""Runs tool calls. Whatever happens in a call, it gives an outcome that the model can read; only a cancel passes."""
+"""Runs tool calls. Whatever happens in a call, it returns an outcome that the model can read; only a cancel
+propagates.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["Executor", "ToolCall", "ToolOutcome"]
 
 _GRACE_S = 1.0
-"""How long a cancelled tool may take to clean up before it is left to itself."""
+"""How long a cancelled tool may take to clean up before it is abandoned."""
 _PROBLEM_CHARS = 4000
 
 T = TypeVar("T")
@@ -38,21 +40,21 @@ _log = structlog.stdlib.get_logger()
 
 
 class Executor:
-    """Runs any number of calls side by side, over one set of tools."""
+    """Runs any number of calls concurrently, over one set of tools."""
 
     def __init__(self, registry: ToolRegistry, limits: LimitSettings, blobs: BlobLoader | None) -> None:
-        """Both ``registry`` and ``blobs`` are the executor's from now on: `close` closes them."""
+        """Takes ownership of ``registry`` and ``blobs``; `close` closes them."""
         self._registry = registry
         self._blobs = blobs
         self._results = Results(
             limits.tool_result_bytes, blobs, registry.redact_result, image_bytes=limits.tool_image_bytes
         )
         self._left: set[asyncio.Task[object]] = set()
-        """Tasks that went on after they were cancelled."""
+        """Tasks that kept running after they were cancelled."""
 
     @classmethod
     def from_settings(cls, settings: Settings, env: Mapping[str, str] = os.environ) -> Executor:
-        """The executor of a deployment. Raises SettingsError for a declared tool that is none."""
+        """Create a deployment's executor. Raises SettingsError for an invalid tool."""
         limits, blobs = settings.limits, settings.blobs
         registry = ToolRegistry(
             settings.tools,
@@ -65,31 +67,31 @@ class Executor:
 
     @property
     def mcp(self) -> McpServers | None:
-        """The MCP servers, where there are any."""
+        """The MCP servers, if any."""
         return self._registry.mcp
 
     async def open(self, liveness: Liveness | None = None) -> None:
-        """Start the MCP servers and tell which tools are ready. An HTTP tool's first call connects."""
+        """Start the MCP servers and log the ready tools. HTTP tools connect on their first call."""
         await self._registry.open(liveness)
         _log.info("tools_ready", tools=self._registry.names)
 
     async def close(self) -> None:
-        """Close the connections. What still runs is left to itself."""
+        """Close the connections. Calls still running are abandoned."""
         await self._registry.aclose()
         if self._blobs is not None:
             await self._blobs.aclose()
 
     def timeout_of(self, tool: str, asked_s: float | None) -> float:
-        """How long a call of the tool may take, of which its run asks no more than this."""
+        """The timeout of a call: the smaller of the tool's own and the run's."""
         declared = self._registry.get(tool)
         own_s = declared.timeout_s if declared else None
         return min((s for s in (asked_s, own_s) if s is not None), default=DEFAULT_TOOL_TIMEOUT_S)
 
     async def execute(self, call: ToolCall, progress: Deliver | None = None) -> ToolOutcome:
-        """The outcome of a call, within its timeout and a little more. Raises CancelledError alone, when cancelled;
-        the tool is then cancelled too, or, being in a thread, left to end by itself.
+        """Run a call and return its outcome within its timeout plus a short grace period.
 
-        ``progress`` is given what the tool tells of its progress, until this returns.
+        Raises only CancelledError, if cancelled. The tool is then cancelled too, or, if it runs in a thread, left to
+        finish by itself. ``progress`` receives the tool's progress reports until this returns.
         """
         began = time.monotonic()
         try:
@@ -98,7 +100,7 @@ class Executor:
             kind, outcome = e.kind, self._failed(e.problem)
         except Exception as e:
             _log.error("tool_call_broke", run=call.run, tool=call.name, exc_info=e)
-            kind, outcome = "internal", self._failed(f"the call could not be carried out: {type(e).__name__}")
+            kind, outcome = "internal", self._failed(f"the call failed: {type(e).__name__}")
         else:
             kind = "error" if outcome.is_error else "ok"
         elapsed = round((time.monotonic() - began) * 1000)
@@ -108,7 +110,7 @@ class Executor:
     async def _run(self, call: ToolCall, progress: Deliver | None) -> ToolOutcome:
         declared = self._registry.get(call.name)
         if declared is None:
-            raise ToolFailure(call.name, "unknown_tool", f"there is no tool called {call.name[:80]!r}")
+            raise ToolFailure(call.name, "unknown_tool", f"unknown tool {call.name[:80]!r}")
         arguments = _arguments(call, declared)
         timeout = self.timeout_of(call.name, call.timeout_s)
         with Reporter(call.block, progress, self._registry.redact) as reporter:
@@ -125,9 +127,9 @@ class Executor:
         return await self._results.text(result) if isinstance(result, Text) else result
 
     async def _within(self, seconds: float, work: Coroutine[object, object, T], tool: str) -> T:
-        """What the work returns or raises. Raises ToolFailure where it takes longer, and it is cancelled.
+        """Return or raise the result of ``work``. Raises ToolFailure if it takes too long; it is then cancelled.
 
-        In a task of its own, since a tool may raise or swallow a CancelledError, which is then not ours.
+        Runs in its own task, because a tool may raise or swallow a CancelledError that is not ours.
         """
         task = asyncio.create_task(work, name=f"tool {tool}")
         try:
@@ -136,7 +138,7 @@ class Executor:
             if not task.done():
                 await self._stop(task)
         if not in_time:
-            raise ToolFailure(tool, "timeout", f"the tool gave no result within {seconds:g} s")
+            raise ToolFailure(tool, "timeout", f"the tool returned no result within {seconds:g} s")
         if task.cancelled():
             raise ToolFailure(tool, "exception", "the tool cancelled itself")
         return task.result()
@@ -151,7 +153,7 @@ class Executor:
     def _ended(self, task: asyncio.Task[object]) -> None:
         self._left.discard(task)
         if not task.cancelled():
-            task.exception()  # seen: nobody else is going to look
+            task.exception()  # retrieved here, because nothing else awaits the task
 
     def _failed(self, problem: str) -> ToolOutcome:
         text = self._registry.redact(problem)[:_PROBLEM_CHARS]
@@ -159,20 +161,20 @@ class Executor:
 
 
 def _arguments(call: ToolCall, declared: Declared) -> dict[str, object]:
-    """The arguments, once they are known to be what the tool takes. Raises ToolFailure."""
+    """Parse the arguments and validate them against the tool's schema. Raises ToolFailure."""
     try:
         parsed: object = msgspec.json.decode(call.arguments or "{}")
     except (msgspec.DecodeError, ValueError) as e:
         problem = str(e).removeprefix("JSON is malformed: ")
         if "truncated" in problem:
-            problem = f"they end too early (byte {len(call.arguments.encode(errors='replace'))})"
+            problem = f"they are truncated (byte {len(call.arguments.encode(errors='replace'))})"
         raise ToolFailure(call.name, "bad_arguments", f"the arguments are not valid JSON: {problem}") from None
     except RecursionError:
-        raise ToolFailure(call.name, "bad_arguments", "the arguments are nested too deep") from None
+        raise ToolFailure(call.name, "bad_arguments", "the arguments are nested too deeply") from None
     if not isinstance(parsed, dict):
         raise ToolFailure(call.name, "bad_arguments", "the arguments must be one JSON object")
     arguments = cast("dict[str, object]", parsed)
     problems = declared.schema.problems(arguments)
     if problems:
-        raise ToolFailure(call.name, "bad_arguments", "the arguments do not meet the schema: " + "; ".join(problems))
+        raise ToolFailure(call.name, "bad_arguments", "the arguments do not match the schema: " + "; ".join(problems))
     return arguments

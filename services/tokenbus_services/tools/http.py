@@ -1,4 +1,4 @@
-"""Tools that are HTTP endpoints: the arguments are the request, the answer's body is the result."""
+"""HTTP endpoint tools: the arguments form the request, the response body is the result."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _ERROR_BODY_BYTES = 2000
 
 
 class EndpointTool:
-    """Sends the arguments as a JSON body, or, for GET, as the query: text as it is, all else as JSON.
+    """Sends the arguments as a JSON body, or for GET as the query: strings verbatim, other values as JSON.
 
-    ``Idempotency-Key`` is the same whenever the same call is sent. Redirects are not followed: where the arguments and
-    the secrets in the headers go is what the settings say; which addresses that may be, `egress` says. Bodies are read
-    unencoded, so that their size is bounded.
+    ``Idempotency-Key`` is the same whenever a call is sent again. Redirects are not followed, so the settings alone
+    decide where the arguments and secret headers go; `egress` restricts the addresses. Bodies are read unencoded, so
+    that their size is bounded.
     """
 
     def __init__(self, name: str, settings: HttpTool, env: Mapping[str, str], *, connections: int) -> None:
-        """Raises ValueError, saying what is wrong with the settings."""
+        """Raises ValueError if the settings are invalid."""
         self._name = name
         self._method = settings.method
         self._url = endpoint_url(settings.url)
@@ -39,7 +39,7 @@ class EndpointTool:
                 egress_of(settings),
                 limits=httpx.Limits(max_connections=connections, max_keepalive_connections=connections),
             ),
-            # A call as a whole has a timeout of its own; only a connect shall not use it up.
+            # The whole call has its own timeout; this only keeps connecting from using it up.
             timeout=httpx.Timeout(None, connect=10.0),
         )
 
@@ -50,7 +50,7 @@ class EndpointTool:
     async def run(
         self, call: ToolCall, arguments: dict[str, object], context: ToolContext, results: Results
     ) -> ToolOutcome:
-        """What the endpoint answered. Raises ToolFailure."""
+        """Send the call and return the response. Raises ToolFailure."""
         try:
             response = await self._client.send(self._request(call, arguments), stream=True, follow_redirects=False)
         except AddressRefused as e:
@@ -59,7 +59,7 @@ class EndpointTool:
             raise self._network(e) from None
         try:
             if response.headers.get("content-encoding", "identity") != "identity":
-                raise ToolFailure(self._name, "bad_result", "the answer is compressed although that was not asked for")
+                raise ToolFailure(self._name, "bad_result", "the response is compressed, which was not requested")
             if not response.is_success:
                 raise ToolFailure(self._name, "http_status", await self._refusal(response))
             chunks = self._chunks(response)
@@ -103,18 +103,18 @@ class EndpointTool:
 
 
 def endpoint_url(text: str) -> httpx.URL:
-    """An url of the settings. Raises ValueError."""
+    """Parse a URL from the settings. Raises ValueError."""
     try:
         url = httpx.URL(text)
     except httpx.InvalidURL as e:
         raise ValueError(f"url: {e}") from None
     if url.scheme not in {"http", "https"} or not url.host:
-        raise ValueError("url: must begin with http:// or https:// and name a host")
+        raise ValueError("url: must start with http:// or https:// and include a host")
     return url
 
 
 def egress_of(settings: HttpTool | McpHttp) -> Egress:
-    """What a call may reach, where the url does not say already that it may not. Raises ValueError."""
+    """Build the egress rules of a tool. Raises ValueError, also if the URL itself violates them."""
     try:
         egress = Egress(allow_private=settings.allow_private, allow_networks=settings.allow_networks)
     except ValueError as e:
@@ -128,7 +128,7 @@ def egress_of(settings: HttpTool | McpHttp) -> Egress:
 
 
 def headers_of(settings: HttpTool | McpHttp, env: Mapping[str, str]) -> dict[str, str]:
-    """The headers that settings ask for, secrets included. Raises ValueError."""
+    """The configured headers, including secrets. Raises ValueError."""
     headers = dict(settings.headers)
     for header, variable in settings.header_env.items():
         if not (value := env.get(variable)):
@@ -137,9 +137,9 @@ def headers_of(settings: HttpTool | McpHttp, env: Mapping[str, str]) -> dict[str
     for header, value in headers.items():
         # The value may be a secret and is not shown.
         if not (header.isascii() and header.replace("-", "").replace("_", "").isalnum()):
-            raise ValueError(f"{header!r} is no name of a header")
+            raise ValueError(f"{header!r} is not a valid header name")
         if not (value.isascii() and value.isprintable()):
-            raise ValueError(f"header {header}: the value has characters that a header cannot hold")
+            raise ValueError(f"header {header}: the value contains characters that are not allowed in a header")
     return headers
 
 

@@ -1,4 +1,4 @@
-"""Images in the results of tools: which of them the model is shown, beside the note that stands in the text."""
+"""Images in tool results: decides which ones the model sees, in addition to the note in the text."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from tokenbus.blobs import plain_media_type
 from tokenbus.events.frames import ResultImage
 
 SHOWN_TYPES = ("image/png", "image/jpeg", "image/webp", "image/gif")
-"""What all provider APIs take."""
+"""The image types that all provider APIs accept."""
 
 
 def is_shown(media_type: str) -> bool:
-    """Whether models can see images of this type."""
+    """Whether models can view images of this type."""
     return plain_media_type(media_type) in SHOWN_TYPES
 
 
 def shown(content: bytes, media_type: str, blob_id: str | None) -> ResultImage:
-    """An image that the model is to see: by its blob, or with its bytes where it lies in none."""
+    """An image for the model: by its blob, or with its bytes if it is in none."""
     plain = plain_media_type(media_type)
     if blob_id:
         return ResultImage(plain, blob_id=blob_id, size_bytes=len(content))
@@ -26,8 +26,9 @@ def shown(content: bytes, media_type: str, blob_id: str | None) -> ResultImage:
 
 
 def within(images: Sequence[ResultImage], limit: int) -> tuple[ResultImage, ...]:
-    """The images, of which the model sees the first alone where all together have more than ``limit`` bytes. One that
-    lies in no blob and is not seen is none any more."""
+    """Limit the images that the model sees to ``limit`` bytes in total, in order. The others are kept only if they are
+    in a blob.
+    """
     kept: list[ResultImage] = []
     for image in images:
         size = image.size_bytes or len(image.base64) * 3 // 4

@@ -1,6 +1,6 @@
-"""A call's progress on its way to subscribers: what its tool reports, made fit for the bus, and not too often.
+"""Delivers a call's progress reports to subscribers, adapted to the bus and rate-limited.
 
-Progress is told for people who wait, so it never holds up a call and never fails one: what cannot be sent is lost.
+Progress is for people who wait, so it never delays or fails a call: reports that cannot be sent are dropped.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ import structlog
 from tokenbus.events.frames import ToolReported
 
 GAP_S = 0.5
-"""A call's progress is sent so often at the most; in between, only the latest counts."""
+"""Minimum interval between two reports of a call; in between, only the latest is kept."""
 MESSAGE_CHARS = 200
 
 Deliver: TypeAlias = Callable[[ToolReported], Awaitable[object]]
-"""Sends it, once. What it raises is logged."""
+"""Sends a report once. Exceptions are logged."""
 
 _log = structlog.stdlib.get_logger()
 
 
 class Reporter:
-    """Of one call. ``with Reporter(...) as reporter``: after the block nothing is sent any more."""
+    """Reports the progress of one call. Use as a context manager; after the block nothing more is sent."""
 
     def __init__(self, block: int, deliver: Deliver | None, redact: Callable[[str], str]) -> None:
         self._block = block
@@ -47,11 +47,11 @@ class Reporter:
             self._sending.cancel()
 
     def report(self, progress: float, total: float | None = None, message: str | None = None) -> None:
-        """Take what the tool says, from any thread, and return at once."""
+        """Record a report, from any thread, and return at once."""
         self._latest = progress, total, message
-        if not self._woken:  # a tool may report faster than the loop turns
+        if not self._woken:  # a tool may report faster than the loop runs
             self._woken = True
-            with suppress(RuntimeError):  # the loop has ended, and a thread that was left to itself has not
+            with suppress(RuntimeError):  # the loop has ended, but an abandoned thread has not
                 self._loop.call_soon_threadsafe(self._wake)
 
     def _wake(self) -> None:
@@ -60,7 +60,7 @@ class Reporter:
             self._sending = asyncio.create_task(self._send(self._deliver), name="tool progress")
 
     async def _send(self, deliver: Deliver) -> None:
-        """Until there is nothing new."""
+        """Send reports until there is nothing new."""
         while (latest := self._latest) is not None:
             self._latest = None
             try:
@@ -72,7 +72,7 @@ class Reporter:
         self._sending = None
 
     def _fit(self, progress: float, total: float | None, message: str | None) -> ToolReported | None:
-        """As the bus takes it; None where it is no progress, for JSON knows finite numbers alone."""
+        """Convert a report for the bus; None if it is not finite, because JSON has no such numbers."""
         if not math.isfinite(progress):
             return None
         whole = float(total) if total is not None and math.isfinite(total) else None

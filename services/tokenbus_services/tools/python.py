@@ -1,4 +1,4 @@
-"""Tools that are Python callables, `module:function`."""
+"""Python tools: callables given as `module:function`."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from tokenbus_services.tools.thread_pool import NoThread, Threads
 from tokenbus_services.tools.tool_call import Text, ToolCall, ToolOutcome
 
 CONTEXT = "context"
-"""A callable with a parameter of this name is given the `ToolContext`, unless the tool's schema has that name."""
+"""A callable with a parameter of this name gets the `ToolContext`, unless the tool's schema defines that name."""
 
 _log = structlog.stdlib.get_logger()
 
 
 class CallableTool:
-    """Calls with the arguments by name; a coroutine function in the event loop, any other in a thread.
+    """Calls a function with the arguments by name: coroutine functions in the event loop, others in a thread.
 
-    A coroutine that is given up is cancelled. It must not block: that would stop all calls of this worker.
+    A coroutine is cancelled on timeout. It must not block: that would stop all calls of this worker.
     """
 
     def __init__(self, name: str, path: str, parameters: dict[str, object], threads: Threads) -> None:
-        """Raises ValueError, saying what is wrong with the path or with what it leads to."""
+        """Raises ValueError if the path cannot be resolved or is not callable."""
         self._name = name
         self._threads = threads
         self._call = _resolve(path)
         self._in_loop = inspect.iscoroutinefunction(self._call) or inspect.iscoroutinefunction(
-            getattr(self._call, "__call__", None)  # noqa: B004 - an object whose method `__call__` is async
+            getattr(self._call, "__call__", None)  # noqa: B004 - an object whose `__call__` method is async
         )
         self._signature = _signature(self._call)
         self._wants_context = _wants_context(self._signature, parameters)
@@ -45,7 +45,7 @@ class CallableTool:
     async def run(
         self, call: ToolCall, arguments: dict[str, object], context: ToolContext, results: Results
     ) -> Text | ToolOutcome:
-        """What the callable returned. Raises ToolFailure."""
+        """Call the function and return its result. Raises ToolFailure."""
         given = {**arguments, CONTEXT: context} if self._wants_context else arguments
         try:
             if self._signature is not None:
@@ -60,8 +60,8 @@ class CallableTool:
             raise ToolFailure(self._name, e.kind, e.problem) from None
         except (asyncio.CancelledError, GeneratorExit):
             raise
-        except BaseException as e:  # a SystemExit or KeyboardInterrupt that a tool raises is not meant for the worker
-            # Its message may hold anything and does not go into the log.
+        except BaseException as e:  # a SystemExit or KeyboardInterrupt raised by a tool is not meant for the worker
+            # The message may hold anything, so it is not logged.
             _log.warning("tool_raised", run=call.run, tool=self._name, error=type(e).__name__, at=_place(e))
             raise ToolFailure(self._name, "exception", f"{type(e).__name__}: {e}") from None
         return await outcome_of(self._name, value, results)
@@ -70,7 +70,7 @@ class CallableTool:
         if self._in_loop:
             return await self._call(**given)
         value: object = await self._threads.run(partial(self._call, **given))
-        # A plain function may hand back a coroutine, as a wrapped one does.
+        # A plain function may return a coroutine, as a wrapped one does.
         return await value if inspect.isawaitable(value) else value
 
 
@@ -87,19 +87,21 @@ def _resolve(path: str) -> Callable[..., Any]:
             raise ValueError(f"module {module_name!r} has no {names!r}")
         found = getattr(found, name)
     if not callable(found):
-        raise ValueError(f"{path!r} cannot be called: it is of type {type(found).__name__}")
+        raise ValueError(f"{path!r} is not callable: it is of type {type(found).__name__}")
     return found
 
 
 def _signature(call: Callable[..., Any]) -> inspect.Signature | None:
-    """None where Python does not know it, as for some builtins. Raises ValueError for one that takes no names."""
+    """The signature, or None if Python does not know it, as for some builtins. Raises ValueError if it has a required
+    positional-only parameter.
+    """
     try:
         signature = inspect.signature(call)
     except (TypeError, ValueError):
         return None
     for parameter in signature.parameters.values():
         if parameter.kind is parameter.POSITIONAL_ONLY and parameter.default is parameter.empty:
-            raise ValueError(f"parameter {parameter.name!r} cannot be given by name")
+            raise ValueError(f"parameter {parameter.name!r} cannot be passed by name")
     return signature
 
 

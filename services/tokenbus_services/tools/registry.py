@@ -1,4 +1,4 @@
-"""The tools that the settings declare, ready to run: each resolved and checked once, at start."""
+"""The tools declared in the settings, resolved and validated once at startup."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class ToolRegistry:
-    """All tools by name, with what they share: threads, HTTP connections, secrets to keep."""
+    """All tools by name, with their shared resources: threads, HTTP connections, secrets to redact."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class ToolRegistry:
         message_bytes: int = LimitSettings().mcp_message_bytes,
         source: str = "settings",
     ) -> None:
-        """Raises SettingsError, naming the tool and what is wrong with it; ``source`` is where they are declared."""
+        """Raises SettingsError, naming the tool and the problem. ``source``: where the tools are declared."""
         servers = mcp or {}
         self.threads = Threads(calls_at_once)
         self._calls_at_once = calls_at_once
@@ -46,29 +46,30 @@ class ToolRegistry:
             elif isinstance(asked, McpStdio):
                 passed |= {env.get(name, "") for name in asked.env_pass}
         self.redact_result = Redaction(secret)
-        """Takes secrets out of what a tool gave."""
+        """Redacts secrets from tool results."""
         self.redact = Redaction(secret | passed)
-        """Takes them out of an error's text; and all that an MCP server was passed, which may be no secret and then has
-        its place in a result."""
+        """Redacts secrets from error texts, and also everything passed to MCP servers. The latter may not be secret and
+        so may appear in results.
+        """
         self._declared = {name: self._declare(name, tool, env, source) for name, tool in tools.items()}
         self.mcp = _mcp_servers(servers, env, message_bytes, source) if servers else None
 
     def get(self, name: str) -> Declared | None:
-        """The tool of this name; a declared one before one that a server lists."""
+        """Return the tool of this name. Declared tools take precedence over those listed by MCP servers."""
         return self._declared.get(name) or (self.mcp.get(name) if self.mcp else None)
 
     @property
     def names(self) -> list[str]:
-        """All of them."""
+        """The names of all tools."""
         return sorted({*self._declared, *(self.mcp.names if self.mcp else ())})
 
     async def open(self, liveness: Liveness | None = None) -> None:
-        """Start the MCP servers; returns when each has listed its tools, or could not."""
+        """Start the MCP servers. Returns once each has listed its tools or failed to."""
         if self.mcp:
             await self.mcp.open(liveness or Liveness())
 
     async def aclose(self) -> None:
-        """Close the connections, and end the servers that run as children."""
+        """Close the connections and stop the MCP servers that run as child processes."""
         if self.mcp:
             await self.mcp.aclose()
         for endpoint in self._endpoints:
@@ -77,7 +78,7 @@ class ToolRegistry:
     def _declare(self, name: str, settings: ToolSettings, env: Mapping[str, str], source: str) -> Declared:
         where = f"tools.{name}"
         if not NAME.fullmatch(name):
-            raise SettingsError(source, where, "a tool's name has 1 to 64 letters, digits, _ and -")
+            raise SettingsError(source, where, "a tool name must have 1 to 64 letters, digits, _ or -")
         try:
             schema = compile_schema(settings.parameters)
         except SchemaError as e:

@@ -1,6 +1,6 @@
-"""From what a tool gave to what the model sees: as it is while small; otherwise its beginning, and the whole as a blob.
+"""Turns tool results into what the model sees: verbatim if small, otherwise the beginning, with the whole in a blob.
 
-A blob store that fails costs the rest of a large result, never the call.
+If the blob store fails, the rest of a large result is lost, but the call still succeeds.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from tokenbus_services.tools.images import is_shown, shown, within
 from tokenbus_services.tools.tool_call import Text, ToolOutcome
 
 _STORE_S = 30.0
-"""Longest that a result waits for the blob store, beyond the time of the call itself."""
+"""Maximum time a result waits for the blob store, in addition to the call's own timeout."""
 
 _log = structlog.stdlib.get_logger()
 
 
 async def outcome_of(tool: str, value: object, results: Results) -> ToolOutcome | Text:
-    """What a Python tool returned: an image, or a list with images in it, is shown; anything else becomes text.
+    """Convert a Python tool's return value: images, alone or in a list, are shown; anything else becomes text.
 
     Raises ToolFailure.
     """
@@ -47,31 +47,32 @@ def _several(value: object) -> Sequence[object]:
 
 
 def as_text(tool: str, value: object) -> Text:
-    """Text as it is, None as empty text, all else as JSON. Raises ToolFailure."""
+    """Strings verbatim, None as empty text, other values as JSON. Raises ToolFailure."""
     if value is None or isinstance(value, str):
         return Text(value or "")
     try:
         return Text(msgspec.json.encode(value).decode(), "application/json")
     except (TypeError, ValueError, RecursionError) as e:
-        raise ToolFailure(tool, "bad_result", f"the tool returned what JSON cannot hold: {e}") from None
+        raise ToolFailure(tool, "bad_result", f"the tool returned a value that is not JSON-serializable: {e}") from None
 
 
 class Results:
-    """Makes outcomes of at most ``limit`` bytes, notes included where there is room for them; without secrets of this
-    process, which an endpoint or a careless tool may tell."""
+    """Builds outcomes of at most ``limit`` bytes, including notes if there is room, with this process's secrets
+    redacted.
+    """
 
     def __init__(
         self, limit: int, blobs: BlobLoader | None, redact: Redaction | None = None, *, image_bytes: int = 0
     ) -> None:
-        """``image_bytes``: most bytes of a result's images that the model is shown."""
+        """``image_bytes``: maximum bytes of a result's images that the model sees."""
         self._limit = limit
         self._image_bytes = image_bytes
         self._blobs = blobs
         self._redact = redact or Redaction()
 
     async def text(self, result: Text) -> ToolOutcome:
-        """The outcome for a result at hand."""
-        # What is no character (half of a surrogate pair) could not travel: it becomes a question mark.
+        """Build the outcome of a complete text result."""
+        # Lone surrogates cannot be encoded and become question marks.
         text = self._redact(result.text)
         content = text.encode(errors="replace")
         if len(content) <= self._limit:
@@ -79,8 +80,9 @@ class Results:
         return await self._cut(text, _once(content), result.media_type)
 
     async def blob(self, content: bytes, media_type: str) -> ToolOutcome:
-        """A note in place of what is no text; the content goes to the blob store whatever its size. An image of at most
-        ``image_bytes`` is shown to the model as well."""
+        """Store non-text content in the blob store, whatever its size, and return a note. Images up to ``image_bytes``
+        are also shown to the model.
+        """
         content = self._redact.data(content)
         outcome = await self._cut(None, _once(content), media_type)
         if not is_shown(media_type) or len(content) > self._image_bytes:
@@ -90,7 +92,7 @@ class Results:
         return ToolOutcome(note, blob_id=outcome.blob_id, images=(image,))
 
     async def joined(self, parts: Sequence[ToolOutcome]) -> ToolOutcome:
-        """Several as one result: their texts on lines of their own, and their images."""
+        """Join several outcomes into one: their texts on separate lines, and their images."""
         if len(parts) == 1 and (parts[0].blob_id or parts[0].images):
             return parts[0]
         outcome = await self.text(Text("\n".join(part.content for part in parts)))
@@ -98,9 +100,10 @@ class Results:
         return msgspec.structs.replace(outcome, images=within(images, self._image_bytes))
 
     async def stream(self, chunks: AsyncIterator[bytes], media_type: str, charset: str) -> ToolOutcome:
-        """The outcome for a result that still arrives; at most a little over the limit of it is held in memory.
+        """Build the outcome of a result that is still arriving, holding little more than the limit in memory.
 
-        Bytes that are no text in this charset go to the blob store whatever their size. Raises what ``chunks`` raises.
+        Bytes that are not text in this charset go to the blob store whatever their size. Raises any exception of
+        ``chunks``.
         """
         chunks = self._redact.chunks(chunks)
         image = is_shown(media_type)
@@ -120,17 +123,19 @@ class Results:
         return await self._cut(text, _chain(bytes(head), chunks), media_type)
 
     async def _cut(self, text: str | None, whole: AsyncIterator[bytes], media_type: str) -> ToolOutcome:
-        """Keep the whole, show the beginning; without one, only a note. Raises what ``whole`` raises."""
+        """Store the whole result and show its beginning, or only a note if it is not text. Raises any exception of
+        ``whole``.
+        """
         try:
             ref = await self._keep(whole, media_type)
         except BlobError as e:
             _log.warning("tool_result_not_kept", code=e.code, problem=str(e))
             if text is None:
-                return ToolOutcome(f"[{media_type}, not text, that could not be kept: {e.code}]", is_error=True)
-            return ToolOutcome(self._beginning(text, f"[cut here; the whole result could not be kept: {e.code}]"))
+                return ToolOutcome(f"[{media_type}, not text; it could not be stored: {e.code}]", is_error=True)
+            return ToolOutcome(self._beginning(text, f"[truncated; the whole result could not be stored: {e.code}]"))
         if text is None:
-            return ToolOutcome(f"[{ref.size} bytes of {media_type}, kept as blob {ref.blob_id}]", blob_id=ref.blob_id)
-        note = f"[cut here; the whole result has {ref.size} bytes and is kept as blob {ref.blob_id}]"
+            return ToolOutcome(f"[{ref.size} bytes of {media_type}, stored as blob {ref.blob_id}]", blob_id=ref.blob_id)
+        note = f"[truncated; the whole result has {ref.size} bytes and is stored as blob {ref.blob_id}]"
         return ToolOutcome(self._beginning(text, note), blob_id=ref.blob_id)
 
     async def _keep(self, whole: AsyncIterator[bytes], media_type: str) -> BlobRef:
@@ -144,14 +149,14 @@ class Results:
 
     def _beginning(self, text: str, note: str) -> str:
         room = max(0, self._limit - len(note.encode()) - 1)
-        # A character that the cut went through is dropped.
+        # A partial character at the cut is dropped.
         return f"{text.encode(errors='replace')[:room].decode(errors='ignore')}\n{note}"
 
 
 def _decode(content: bytes, charset: str, *, whole: bool) -> str | None:
-    """The text, without a last character that is not all there yet; None where this is no text."""
+    """Decode the text, without an incomplete last character; None if it is not text."""
     try:
-        "".encode(charset)  # LookupError for a codec that is not about text, such as zlib
+        "".encode(charset)  # LookupError for codecs that are not text encodings, such as zlib
         return codecs.getincrementaldecoder(charset)().decode(content, final=whole)
     except (LookupError, ValueError):
         return None

@@ -1,7 +1,7 @@
-"""One tool executor: takes calls off the queue, runs them side by side, hands each result in exactly once.
+"""A tool executor: takes calls from the queue, runs them concurrently, and delivers each result exactly once.
 
-A call may run twice, if its worker dies in the middle, but not once its result is in. That enters `events` once, for
-the script that takes it looks whether the call is still open.
+A call may run twice if its worker dies in the middle, but not after its result was delivered. The result enters
+`events` once, because the script that writes it checks whether the call is still open.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 GROUP = "tools"
 STILL_S = 120.0
-"""A call that makes no progress for so long past its timeout is stuck. Its run went on without it by then."""
+"""A call that makes no progress for this long after its timeout is stuck. By then its run has continued without it."""
 MOST_DELIVERIES = 3
-"""A call whose workers died so often is not tried again: it may be what kills them."""
+"""A call whose workers died this often is not retried: it may be what kills them."""
 
 
 class ToolService:
@@ -112,19 +112,19 @@ class ToolService:
         await self._server.aclose()
 
     async def read(self) -> QueueItem:
-        """The next call, once there is room for it."""
+        """Return the next call, once there is room for it."""
         await self.calls.room()
         return await self._queue.read()
 
     async def start(self, item: QueueItem) -> None:
-        """Run it."""
+        """Run the call."""
         await self.calls.start(item)
 
     async def _work(self, item: QueueItem) -> None:
         for data in item.fields.values():
             work = tool_decoder.decode(data)
             if item.deliveries > 1 and not await self._is_open(work):
-                continue  # its worker died after it had handed the result in, or nobody waits for one any more
+                continue  # its worker died after delivering the result, or nothing waits for it any more
             if item.deliveries > MOST_DELIVERIES:
                 problem = f"the tool's worker was lost {item.deliveries - 1} times"
                 outcome = ToolOutcome(problem, is_error=True)
@@ -149,7 +149,7 @@ class ToolService:
         try:
             calls = [tool_decoder.decode(data) for data in item.fields.values()]
         except msgspec.MsgspecError:
-            return STILL_S  # its work will say what is wrong with it
+            return STILL_S  # its work will report the problem
         return max((self._executor.timeout_of(work.name, work.timeout_s) for work in calls), default=0) + STILL_S
 
     async def _is_open(self, work: ToolWork) -> bool:

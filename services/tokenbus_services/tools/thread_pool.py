@@ -1,8 +1,8 @@
-"""Threads for synchronous tools: a bounded number, none of which can hold up the process.
+"""Threads for synchronous tools: a bounded number, none of which can keep the process from exiting.
 
-A thread cannot be stopped from outside. A call that is given up, by timeout or cancel, leaves its thread running to
-its end, and its place taken until then; when such calls hold every place, the next one is refused at once instead of
-waiting for what may never come. The threads are daemons: a hung one does not keep the process from exiting.
+A thread cannot be stopped from outside. A call that is abandoned, by timeout or cancel, keeps its thread and its slot
+until it ends. If abandoned calls hold all slots, the next call is rejected at once rather than queued. The threads are
+daemons, so a hung one does not keep the process from exiting.
 """
 
 from __future__ import annotations
@@ -18,30 +18,34 @@ T = TypeVar("T")
 
 
 class NoThread(Exception):
-    """Calls that were given up hold all threads."""
+    """Abandoned calls hold all threads."""
 
     def __init__(self, limit: int) -> None:
-        super().__init__(f"all {limit} threads are held by calls that did not end in time")
+        super().__init__(f"all {limit} threads are busy with calls that timed out")
 
 
 class _Ended(NamedTuple):
-    """How a call in a thread ended. Not the future's own result: that cannot be a StopIteration, nor a SystemExit."""
+    """How a call in a thread ended. Not stored as the future's result, which cannot be a StopIteration or
+    SystemExit.
+    """
 
     value: object
     error: BaseException | None
 
 
 class Threads:
-    """At most ``limit`` calls at once, each in a thread of its own."""
+    """Runs at most ``limit`` calls at once, each in its own thread."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._places = asyncio.Semaphore(limit)
         self.given_up = 0
-        """Calls that still run although nobody waits for them any more."""
+        """Abandoned calls that are still running."""
 
     async def run(self, call: Callable[[], T]) -> T:
-        """What the call returns or raises, once a thread is free; when cancelled, the call goes on. Raises NoThread."""
+        """Run the call in a thread once one is free, and return its result. If cancelled, the call continues. Raises
+        NoThread.
+        """
         if self.given_up >= self._limit:
             raise NoThread(self._limit)
         await self._places.acquire()

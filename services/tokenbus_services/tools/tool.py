@@ -1,4 +1,4 @@
-"""What a tool is to the executor, whatever carries it out."""
+"""The executor's view of a tool, however it is implemented."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tokenbus_services.tools.results import Results
 from tokenbus_services.tools.tool_call import Text, ToolCall, ToolOutcome
 
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-"""What every provider takes as the name of a tool."""
+"""The tool names that every provider accepts."""
 
 
 class Tool(Protocol):
@@ -20,12 +20,12 @@ class Tool(Protocol):
     async def run(
         self, call: ToolCall, arguments: dict[str, object], context: ToolContext, results: Results
     ) -> Text | ToolOutcome:
-        """The result: at hand, or handed to ``results`` while it arrived. Raises ToolFailure."""
+        """Return the result: complete, or passed through ``results`` while it arrives. Raises ToolFailure."""
         ...
 
 
 class Declared(NamedTuple):
-    """One tool that may be called."""
+    """One callable tool."""
 
     tool: Tool
     schema: Schema

@@ -1,4 +1,4 @@
-"""One tool call as the executor takes it, and what it gives back."""
+"""A tool call as the executor receives it, and its outcome."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tokenbus.events.frames import ResultImage
 
 
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
-    """A call that a model made; the provider completed it."""
+    """A call made by a model and completed by the provider."""
 
     run: str
     turn: int
@@ -16,13 +16,13 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
     tool_id: str
     name: str
     arguments: str
-    """The raw string, as the model wrote it; empty text means ``{}``."""
+    """The raw string, as the model wrote it; an empty string means ``{}``."""
     timeout_s: float | None = None
-    """What the request asks for. It can shorten the tool's own timeout, never lengthen it."""
+    """The timeout from the request. It can shorten the tool's own timeout but not extend it."""
 
     @property
     def key(self) -> str:
-        """The same for each delivery of this call, and for no other call."""
+        """Idempotency key: the same for each delivery of this call, different for every other call."""
         return f"{self.run}/{self.turn}/{self.block}"
 
 
@@ -32,13 +32,13 @@ class ToolOutcome(msgspec.Struct, frozen=True):
     content: str
     is_error: bool = False
     blob_id: str | None = None
-    """Where the whole result lies when ``content`` is only its beginning, or a note in its place."""
+    """The blob with the whole result, if ``content`` is only its beginning or a note."""
     images: tuple[ResultImage, ...] = ()
-    """Those that the model is shown, and those that only lie in a blob."""
+    """Images that the model sees, and images that are only in a blob."""
 
 
 class Text(msgspec.Struct, frozen=True):
-    """A result that is at hand, of any size."""
+    """A complete text result of any size."""
 
     text: str
     media_type: str = "text/plain;charset=utf-8"

@@ -62,7 +62,7 @@ def _limited(quota: int) -> BlobStore:
 async def test_a_full_quota_refuses_what_is_new_and_takes_what_it_has() -> None:
     store = _limited(100)
     first = await store.put(_once(b"a" * 60), "text/plain")
-    with pytest.raises(BlobQuotaExceeded, match="60 of 100 bytes are taken, 41 more"):
+    with pytest.raises(BlobQuotaExceeded, match="60 of 100 bytes are used, 41 more"):
         await store.put(_once(b"b" * 41), "text/plain")
     assert await store.put(_once(b"a" * 60), "text/plain") == first
     await store.put(_once(b"b" * 40), "text/plain")

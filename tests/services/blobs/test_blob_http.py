@@ -236,7 +236,7 @@ async def test_a_stalled_upload_is_given_up(shelf: Shelf, serve: Serve) -> None:
     service = await serve(BlobRoutes(shelf.store, idle_s=0.05))
     answer = await raw(service, head("PUT", "/blobs", "Content-Length: 10") + b"short")
     assert answer.startswith(b"HTTP/1.1 400 ")
-    assert b"nothing came for 0.05 s" in answer
+    assert b"no data for 0.05 s" in answer
     assert shelf.everything() == []
 
 

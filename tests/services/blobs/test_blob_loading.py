@@ -46,7 +46,7 @@ async def test_it_is_the_blob_service_unless_the_settings_name_another() -> None
     [
         ("no.such.module:create", "cannot be imported: ModuleNotFoundError"),
         (f"{HERE}:nothing", "cannot be imported: AttributeError"),
-        (f"{HERE}:number", "cannot be called"),
+        (f"{HERE}:number", "is not callable"),
         (f"{HERE}:broken", "LookupError: no bucket"),
         (f"{HERE}:half", "without store, load, aclose"),
     ],

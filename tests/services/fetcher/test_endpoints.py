@@ -202,7 +202,7 @@ async def test_the_key_is_where_and_as_the_settings_say(
         ('api = "openai-chat"\nheaders = { "a b" = "c" }', "headers"),
         ('api = "openai-chat"\nquirks = { max_token_field = "max_tokens" }', "quirks"),
         ('api = "openai-chat"\nquirks = { inline_thinking = ["<think>"] }', "inline_thinking"),
-        ('api = "gemini"\npath = "/x"', "gemini takes no path"),
+        ('api = "gemini"\npath = "/x"', "gemini supports no custom path"),
     ],
 )
 def test_a_provider_that_cannot_be_is_refused_with_its_place(toml: str, where: str) -> None:

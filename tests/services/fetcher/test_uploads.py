@@ -429,5 +429,5 @@ async def test_the_beta_of_files_does_not_take_the_place_of_betas_in_the_setting
 async def test_an_api_that_cannot_name_files_has_no_uploads_to_switch_on(tmp_path: Any) -> None:
     path = tmp_path / "tokenbus.toml"
     path.write_text('[providers.p]\napi = "openai-images"\nuploads = {}\n')
-    with pytest.raises(SettingsError, match="could name an uploaded file"):
+    with pytest.raises(SettingsError, match="cannot refer to uploaded files"):
         read_file(path)

@@ -150,7 +150,7 @@ async def test_what_is_no_base64_stays_as_it_came() -> None:
     store = Store()
     [[left, note]] = await kept(store, Image(0, "image/png", "no base64!", True))
     assert left == Image(0, "image/png", "no base64!", True)
-    assert "no base64" in why(note)
+    assert "not valid base64" in why(note)
     assert store.calls == 0
 
 

@@ -46,7 +46,7 @@ async def test_empty_arguments_are_an_empty_object(run: MakeExecutor) -> None:
     ("arguments", "problem"),
     [
         ('{"city": }', "not valid JSON: invalid character (byte 9)"),
-        ('{"city": "Oslo"', "not valid JSON: they end too early (byte 15)"),
+        ('{"city": "Oslo"', "not valid JSON: they are truncated (byte 15)"),
         ("   ", "not valid JSON"),
         ('{"city": "Oslo"} and more', "not valid JSON: trailing characters (byte 18)"),
         ('{"city": NaN}', "not valid JSON"),
@@ -78,7 +78,7 @@ async def test_arguments_that_the_callable_does_not_take_are_an_error(run: MakeE
 async def test_an_unknown_tool_is_an_error(run: MakeExecutor) -> None:
     outcome = await run("echo").execute(call("x" * 10_000))
     assert outcome.is_error
-    assert outcome.content.startswith("there is no tool called 'xxx")
+    assert outcome.content.startswith("unknown tool 'xxx")
     assert len(outcome.content) < 200
 
 
@@ -127,13 +127,13 @@ async def test_a_tool_may_have_an_argument_named_context(run: MakeExecutor) -> N
 @pytest.mark.parametrize(("ours", "theirs"), [(0.05, None), (None, 0.05), (0.05, 100.0), (100.0, 0.05)])
 async def test_the_shorter_timeout_counts(run: MakeExecutor, ours: float | None, theirs: float | None) -> None:
     outcome = await run("stall", timeout_s=ours).execute(call("stall", timeout_s=theirs))
-    assert outcome == ToolOutcome("the tool gave no result within 0.05 s", is_error=True)
+    assert outcome == ToolOutcome("the tool returned no result within 0.05 s", is_error=True)
     assert sample_tools.events == ["stalling", "cancelled"]
 
 
 async def test_a_thread_that_does_not_end_in_time_is_an_error(run: MakeExecutor) -> None:
     outcome = await run("hang", timeout_s=0.05).execute(call("hang"))
-    assert outcome == ToolOutcome("the tool gave no result within 0.05 s", is_error=True)
+    assert outcome == ToolOutcome("the tool returned no result within 0.05 s", is_error=True)
 
 
 async def test_threads_that_never_end_are_reported_and_do_not_stop_other_tools(make_executor: MakeExecutor) -> None:
@@ -143,7 +143,7 @@ async def test_threads_that_never_end_are_reported_and_do_not_stop_other_tools(m
     for _ in range(2):
         await executor.execute(call("hang"))
     refused = await executor.execute(call("greet", '{"name": "Ada"}'))
-    assert refused == ToolOutcome("all 2 threads are held by calls that did not end in time", is_error=True)
+    assert refused == ToolOutcome("all 2 threads are busy with calls that timed out", is_error=True)
     assert (await executor.execute(call("greet_later", '{"name": "Ada"}'))).content == "Later, Ada"
     sample_tools.release.set()
     await until(lambda: executor._registry.threads.given_up == 0)
@@ -156,7 +156,7 @@ async def test_a_coroutine_that_swallows_its_cancel_is_left_behind(
     monkeypatch.setattr("tokenbus_services.tools.executor._GRACE_S", 0.05)
     executor = run("ignore_cancel", timeout_s=0.05)
     outcome = await executor.execute(call("ignore_cancel"))
-    assert outcome == ToolOutcome("the tool gave no result within 0.05 s", is_error=True)
+    assert outcome == ToolOutcome("the tool returned no result within 0.05 s", is_error=True)
     assert len(executor._left) == 1
     sample_tools.release.set()
     await until(lambda: not executor._left)
@@ -186,7 +186,7 @@ async def test_a_fault_of_our_own_is_an_error_of_the_call_alone(
     executor = run("give")
     monkeypatch.setattr(executor._results, "text", None)
     outcome = await executor.execute(call("give", '{"size": 3}'))
-    assert outcome == ToolOutcome("the call could not be carried out: TypeError", is_error=True)
+    assert outcome == ToolOutcome("the call failed: TypeError", is_error=True)
 
 
 async def test_closing_closes_what_the_executor_was_given(run: MakeExecutor, blobs: MemoryBlobs) -> None:

@@ -224,7 +224,7 @@ async def test_a_media_type_that_is_none_is_not_passed_on(
 async def test_an_answer_compressed_against_our_word_is_refused(tool: MakeTool, endpoint: Endpoint) -> None:
     endpoint.respond = answer(200, gzip.compress(b"0" * 10_000_000), "Content-Encoding: gzip")
     outcome = await tool().execute(call("t"))
-    assert outcome == ToolOutcome("the answer is compressed although that was not asked for", is_error=True)
+    assert outcome == ToolOutcome("the response is compressed, which was not requested", is_error=True)
     assert endpoint.seen[0].headers["accept-encoding"] == "identity"
 
 
@@ -235,7 +235,7 @@ async def test_a_timeout_closes_the_connection(tool: MakeTool, endpoint: Endpoin
 
     endpoint.respond = stall
     outcome = await tool(timeout_s=0.1).execute(call("t"))
-    assert outcome == ToolOutcome("the tool gave no result within 0.1 s", is_error=True)
+    assert outcome == ToolOutcome("the tool returned no result within 0.1 s", is_error=True)
     await until(lambda: endpoint.open == 0)
 
 
@@ -285,5 +285,5 @@ async def test_an_answer_all_of_crumbs_is_left_off_and_keeps_nobody_else_waiting
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     assert outcome.is_error
-    assert "chunks of less than" in str(outcome.content)
+    assert "chunks averaging less than" in str(outcome.content)
     assert others > MAX_CRUMBS / 20

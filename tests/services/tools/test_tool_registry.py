@@ -29,8 +29,8 @@ def declare(name: str, tool: ToolSettings, env: dict[str, str] | None = None) ->
         ("no_such_module:f", "cannot be imported: ModuleNotFoundError"),
         (f"{SAMPLES}:nobody", "has no 'nobody'"),
         (f"{SAMPLES}:Counter.nobody", "has no 'Counter.nobody'"),
-        (f"{SAMPLES}:not_callable", "cannot be called: it is of type int"),
-        (f"{SAMPLES}:positional", "'value' cannot be given by name"),
+        (f"{SAMPLES}:not_callable", "is not callable: it is of type int"),
+        (f"{SAMPLES}:positional", "'value' cannot be passed by name"),
     ],
 )
 def test_a_callable_that_cannot_be_found_or_called_is_named(path: str, problem: str) -> None:
@@ -51,15 +51,15 @@ def test_a_module_that_breaks_on_import_is_named(tmp_path: Path, monkeypatch: py
 @pytest.mark.parametrize(
     ("tool", "problem"),
     [
-        (HttpTool(url="localhost:80/x"), "url: must begin with http"),
-        (HttpTool(url="ftp://host/x"), "url: must begin with http"),
-        (HttpTool(url="http:///x"), "url: must begin with http"),
+        (HttpTool(url="localhost:80/x"), "url: must start with http"),
+        (HttpTool(url="ftp://host/x"), "url: must start with http"),
+        (HttpTool(url="http:///x"), "url: must start with http"),
         (HttpTool(url="http://host:port/"), "url: "),
         (HttpTool(url="http://h", header_env={"Authorization": "NOT_SET"}), "the environment has no NOT_SET"),
-        (HttpTool(url="http://h", header_env={"Authorization": "BROKEN"}), "header Authorization: the value has"),
-        (HttpTool(url="http://h", headers={"X": "a\r\nY: b"}), "header X: the value has"),
-        (HttpTool(url="http://h", headers={"X\r\nY": "b"}), "is no name of a header"),
-        (HttpTool(url="http://h", headers={"": "b"}), "is no name of a header"),
+        (HttpTool(url="http://h", header_env={"Authorization": "BROKEN"}), "header Authorization: the value contains"),
+        (HttpTool(url="http://h", headers={"X": "a\r\nY: b"}), "header X: the value contains"),
+        (HttpTool(url="http://h", headers={"X\r\nY": "b"}), "is not a valid header name"),
+        (HttpTool(url="http://h", headers={"": "b"}), "is not a valid header name"),
     ],
 )
 def test_an_endpoint_that_cannot_be_called_is_named_and_no_secret_shown(tool: HttpTool, problem: str) -> None:
@@ -77,7 +77,7 @@ def test_a_schema_that_is_none_is_named() -> None:
 
 @pytest.mark.parametrize("name", ["", "with blank", "wetter-größe", "a.b", "x" * 65])
 def test_a_name_that_providers_do_not_take_is_refused(name: str) -> None:
-    with pytest.raises(SettingsError, match="a tool's name"):
+    with pytest.raises(SettingsError, match="a tool name must"):
         declare(name, PythonTool(call=f"{SAMPLES}:echo"))
 
 

@@ -42,7 +42,7 @@ async def test_each_kind_of_value_has_its_text(run: MakeExecutor, name: str, con
 async def test_a_value_that_json_cannot_hold_is_an_error(run: MakeExecutor, name: str) -> None:
     outcome = await run(name).execute(call(name))
     assert outcome.is_error
-    assert outcome.content.startswith("the tool returned what JSON cannot hold: ")
+    assert outcome.content.startswith("the tool returned a value that is not JSON-serializable: ")
 
 
 async def test_a_result_at_the_limit_stays_whole(run: MakeExecutor, blobs: MemoryBlobs) -> None:
@@ -60,7 +60,7 @@ async def test_a_result_over_the_limit_is_kept_whole_and_shown_in_part(run: Make
     assert not outcome.is_error
     beginning, _, note = outcome.content.partition("\n")
     assert set(beginning) == {"é"}
-    assert note == f"[cut here; the whole result has 502 bytes and is kept as blob {outcome.blob_id}]"
+    assert note == f"[truncated; the whole result has 502 bytes and is stored as blob {outcome.blob_id}]"
     assert 498 <= len(outcome.content.encode()) <= 500
 
 
@@ -78,7 +78,7 @@ async def test_a_blob_store_that_fails_costs_only_the_rest(
     outcome = await run("give", limit=500).execute(call("give", '{"size": 9999}'))
     assert (outcome.is_error, outcome.blob_id) == (False, None)
     assert outcome.content.startswith("xxx")
-    assert outcome.content.endswith(f"\n[cut here; the whole result could not be kept: {failure.code}]")
+    assert outcome.content.endswith(f"\n[truncated; the whole result could not be stored: {failure.code}]")
     assert len(outcome.content.encode()) <= 500
 
 
@@ -91,7 +91,7 @@ async def test_a_blob_store_that_does_not_answer_is_given_up(
     monkeypatch.setattr(results_module, "_STORE_S", 0.02)
     monkeypatch.setattr(blobs, "store", silent)
     outcome = await Results(100, blobs).text(Text("x" * 1000))
-    assert outcome.content.endswith("could not be kept: blob_unavailable]")
+    assert outcome.content.endswith("could not be stored: blob_unavailable]")
 
 
 async def test_without_a_blob_store_a_large_result_is_cut() -> None:
@@ -102,7 +102,7 @@ async def test_without_a_blob_store_a_large_result_is_cut() -> None:
 
 async def test_a_limit_smaller_than_the_note_leaves_the_note(blobs: MemoryBlobs) -> None:
     outcome = await Results(1, blobs).text(Text("xyz"))
-    assert outcome.content.startswith("\n[cut here; the whole result has 3 bytes")
+    assert outcome.content.startswith("\n[truncated; the whole result has 3 bytes")
 
 
 async def test_a_streamed_result_is_passed_on_without_being_held(blobs: MemoryBlobs) -> None:
@@ -138,14 +138,14 @@ async def test_what_is_no_text_is_kept_and_named(blobs: MemoryBlobs, size: int) 
     content = b"\x89PNG\xff" * size
     outcome = await Results(100, blobs).stream(chunks(content), "image/png", "utf-8")
     assert outcome.blob_id == blob_id_of(content)
-    assert outcome.content == f"[{len(content)} bytes of image/png, kept as blob {outcome.blob_id}]"
+    assert outcome.content == f"[{len(content)} bytes of image/png, stored as blob {outcome.blob_id}]"
     assert not outcome.is_error
 
 
 async def test_what_is_no_text_and_cannot_be_kept_is_an_error(blobs: MemoryBlobs) -> None:
     blobs.failure = BlobUnavailable("put", "down")
     outcome = await Results(100, blobs).stream(chunks(b"\x89PNG\xff"), "image/png", "utf-8")
-    assert outcome == ToolOutcome("[image/png, not text, that could not be kept: blob_unavailable]", is_error=True)
+    assert outcome == ToolOutcome("[image/png, not text; it could not be stored: blob_unavailable]", is_error=True)
 
 
 @given(text=st.text(max_size=300), limit=st.integers(150, 400))
@@ -167,7 +167,7 @@ async def test_an_image_within_the_limit_is_shown_and_kept(blobs: MemoryBlobs) -
     ):
         assert outcome.images == (SHOWN,)
         assert not outcome.is_error
-        assert "kept as blob" in outcome.content
+        assert "stored as blob" in outcome.content
 
 
 @pytest.mark.parametrize(("limit", "media_type"), [(7, "image/png"), (100, "image/tiff"), (100, "image/svg+xml")])
@@ -191,7 +191,7 @@ async def test_of_many_images_the_first_are_shown(blobs: MemoryBlobs) -> None:
     results = Results(1000, blobs, image_bytes=20)
     many = [await results.blob(PNG, "image/png") for _ in range(3)]
     outcome = await results.joined([ToolOutcome("three charts"), *many])
-    assert outcome.content.startswith("three charts\n[8 bytes of image/png, kept as blob ")
+    assert outcome.content.startswith("three charts\n[8 bytes of image/png, stored as blob ")
     assert outcome.images == (SHOWN, SHOWN, ResultImage("image/png", blob_id=SHOWN.blob_id))
 
 

@@ -1,5 +1,5 @@
-"""Tools of MCP servers (https://modelcontextprotocol.io): listed and called through one connection a server.
+"""Tools of MCP servers (https://modelcontextprotocol.io), listed and called through one connection per server.
 
-What the protocol says is the official `mcp` package's; how a server is started, bounded, lost and found again is ours.
-Nothing here is imported without `[mcp.NAME]` in the settings, for it needs the extra `mcp`.
+The official `mcp` package implements the protocol; this package starts, bounds, supervises and restarts servers. It
+needs the extra `mcp`, so nothing here is imported unless the settings have `[mcp.NAME]`.
 """

@@ -1,4 +1,4 @@
-"""Tells intake which tools the MCP servers list: at start, after each change, and often enough to be believed."""
+"""Publishes the MCP servers' tool lists for intake: at startup, after each change, and periodically."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tokenbus_services.tools.mcp.registry import McpServers
 
 AGAIN_S = 0.5
-"""After the server did not take it."""
+"""Retry delay after a failed write."""
 
 _log = structlog.stdlib.get_logger()
 
@@ -29,13 +29,13 @@ class McpLists:
         self._task: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
-        """Write what is listed by now, and go on."""
+        """Write the current lists and start refreshing them."""
         self._servers.listed.clear()
         await self._write()
         self._task = self._liveness.start(self._keep(), name="mcp lists")
 
     async def close(self) -> None:
-        """Write no more."""
+        """Stop writing."""
         if self._task:
             self._task.cancel()
             await asyncio.wait({self._task})
@@ -52,7 +52,7 @@ class McpLists:
         try:
             for name, tools in self._servers.definitions.items():
                 await self._lists.write(name, tools)
-        except Exception as e:  # of whatever kind: requests that name a tool need the lists
+        except Exception as e:  # any exception: requests that name a tool need the lists
             _log.warning("mcp_lists_not_written", problem=str(e) or type(e).__name__)
             return False
         return True

@@ -1,4 +1,4 @@
-"""From the result of an MCP call to what the model sees: texts as they are, all else as blobs with a note in place."""
+"""Converts MCP results into what the model sees: texts verbatim, other content as blobs with a note in their place."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tokenbus_services.tools.results import Results
 from tokenbus_services.tools.tool_call import ToolOutcome
 
 MAX_BLOBS = 16
-"""Of one result; what is beyond is only named."""
+"""Maximum blobs of one result; further content is only mentioned."""
 
 
 async def outcome_of(tool: str, result: types.CallToolResult, results: Results) -> ToolOutcome:
-    """The parts in their order, each on lines of its own. Raises ToolFailure for one that says it is an error."""
+    """Convert the parts in order, each on its own lines. Raises ToolFailure if the result is an error."""
     parts: list[ToolOutcome] = []
     kept = 0
     for part in result.content:
@@ -39,7 +39,7 @@ async def outcome_of(tool: str, result: types.CallToolResult, results: Results) 
         parts.append(ToolOutcome(msgspec.json.encode(result.structured_content).decode()))
     if result.is_error:
         whole = "\n".join(part.content for part in parts)
-        raise ToolFailure(tool, "tool_error", whole or "the tool ended in an error and does not say which")
+        raise ToolFailure(tool, "tool_error", whole or "the tool failed without an error message")
     return await results.joined(parts)
 
 
@@ -59,7 +59,7 @@ async def _blob(tool: str, data: str, media_type: str | None, results: Results) 
     try:
         content = b64decode(data, validate=True)
     except (binascii.Error, ValueError):
-        raise ToolFailure(tool, "bad_result", "the result holds what is not valid base64") from None
+        raise ToolFailure(tool, "bad_result", "the result contains invalid base64") from None
     try:
         known = parse_media_type(media_type or DEFAULT_MEDIA_TYPE)
     except BlobRefused:

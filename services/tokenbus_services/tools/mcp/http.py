@@ -1,4 +1,4 @@
-"""Streamable HTTP to an MCP server, with every answer bounded."""
+"""Streamable HTTP transport to an MCP server, with bounded responses."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mcp.client.streamable_http import streamable_http_client
 from tokenbus_services.net.egress import PORTS, Egress
 
 if TYPE_CHECKING:
-    # Not public, so never imported when this runs.
+    # Not public, so not imported at run time.
     from mcp.client._transport import TransportStreams
 
 CONNECT_S = 10.0
@@ -22,13 +22,14 @@ CONNECT_S = 10.0
 async def endpoint(
     url: str, headers: Mapping[str, str], egress: Egress, *, message_bytes: int
 ) -> AsyncGenerator[TransportStreams]:
-    """The transport. Redirects stay within the url's origin, and all within ``egress``; a longer message ends the
-    request that it answers."""
+    """Open the transport. Redirects must stay within the URL's origin and ``egress``. A message over the limit fails
+    the request that it answers.
+    """
 
     async def bound(response: httpx2.Response) -> None:
-        # Events are bounded by the package; an answer in one piece is not, nor is what a decoder makes of it.
+        # The package limits events, but not single responses or their decompressed size.
         if response.headers.get("content-encoding", "identity") != "identity":
-            raise httpx2.DecodingError("the answer is compressed although that was not asked for")
+            raise httpx2.DecodingError("the response is compressed, which was not requested")
         if not response.headers.get("content-type", "").lower().startswith("text/event-stream"):
             assert isinstance(response.stream, httpx2.AsyncByteStream)
             response.stream = _Bounded(response.stream, message_bytes)
@@ -37,7 +38,7 @@ async def endpoint(
         httpx2.AsyncClient(
             transport=_Guarded(egress),
             headers={**headers, "Accept-Encoding": "identity"},
-            # A call as a whole has a timeout of its own, and a stream of events may be silent for long.
+            # Each call has its own timeout, and an event stream may be silent for long.
             timeout=httpx2.Timeout(None, connect=CONNECT_S),
             event_hooks={"response": [bound]},
         ) as client,
@@ -47,7 +48,7 @@ async def endpoint(
 
 
 class _Guarded(httpx2.AsyncHTTPTransport):
-    """`GuardedTransport` for the package's HTTP client. Its one host needs one pool."""
+    """`GuardedTransport` for the package's HTTP client. It has one host, so one pool is enough."""
 
     def __init__(self, egress: Egress) -> None:
         super().__init__()
@@ -71,7 +72,7 @@ class _Guarded(httpx2.AsyncHTTPTransport):
 
 
 def _to(address: str, request: httpx2.Request) -> httpx2.Request:
-    """The same request, to be sent to this address under its own name."""
+    """The same request, sent to this address under its original host name."""
     return httpx2.Request(
         request.method,
         request.url.copy_with(host=address),
@@ -82,7 +83,7 @@ def _to(address: str, request: httpx2.Request) -> httpx2.Request:
 
 
 class _Bounded(httpx2.AsyncByteStream):
-    """A body that ends in an error when it goes on for longer."""
+    """A body that raises an error if it exceeds a limit."""
 
     def __init__(self, body: httpx2.AsyncByteStream, limit: int) -> None:
         self._body = body

@@ -1,4 +1,4 @@
-"""From what an MCP server lists to tools that a model may be told of. A server may list anything: all is bounded."""
+"""Converts an MCP server's tool list into tools for models. A server may list anything, so everything is bounded."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from tokenbus_services.json_schema.size import SchemaError
 from tokenbus_services.tools.tool import NAME
 
 MAX_TOOLS = 256
-"""Of one server."""
+"""Maximum tools of one server."""
 MAX_LISTED_BYTES = 2**20
-"""All definitions of one server, as JSON."""
+"""Maximum size of all definitions of one server, as JSON."""
 MAX_DESCRIPTION_CHARS = 8000
 
 _NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9_-]")
@@ -32,14 +32,14 @@ class Listed(NamedTuple):
     definition: Tool
     """As a request would list it."""
     remote_name: str
-    """What the server calls it."""
+    """The server's own name for the tool."""
     schema: Schema
 
 
 def usable(server: str, prefix: str, tools: Iterable[types.Tool]) -> dict[str, Listed]:
-    """The tools by the names that models see. One that cannot be told to a model is left out, and the log says why.
+    """Return the usable tools by the names that models see. Others are skipped and logged.
 
-    A name is the prefix and the server's own name, in which `_` stands for what providers take in no name.
+    A name is the prefix plus the server's own name, with `_` in place of characters that providers do not accept.
     """
     found: dict[str, Listed] = {}
     room = MAX_LISTED_BYTES
@@ -61,11 +61,11 @@ def usable(server: str, prefix: str, tools: Iterable[types.Tool]) -> dict[str, L
 
 
 def _check(definition: Tool, known: dict[str, Listed]) -> Schema:
-    """The schema of a tool that may be told. Raises ValueError."""
+    """Validate a tool and compile its schema. Raises ValueError."""
     if not NAME.fullmatch(definition.name):
-        raise ValueError("with its prefix, the name is not 1 to 64 letters, digits, _ and -")
+        raise ValueError("with its prefix, the name must have 1 to 64 letters, digits, _ or -")
     if definition.name in known:
-        raise ValueError("another tool of the server has the same name for models")
+        raise ValueError("another tool of the server maps to the same name")
     try:
         return compile_schema(definition.parameters)
     except SchemaError as e:

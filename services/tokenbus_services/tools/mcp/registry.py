@@ -23,14 +23,14 @@ from tokenbus_services.tools.tool import NAME, Declared
 from tokenbus_services.tools.tool_call import ToolCall, ToolOutcome
 
 START_S = 10.0
-"""How long the executor's own start waits for servers to list their tools; slower ones go on in the background."""
+"""How long the executor's start waits for servers to list their tools; slower ones continue in the background."""
 
 _ALWAYS_PASSED = ("HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "TZ", "USER")
 _SERVER_NAME = re.compile(r"[A-Za-z0-9_-]{1,32}")
 
 
 class McpServers:
-    """One connection each, kept by a task each."""
+    """Supervises the servers: one connection and one task each."""
 
     def __init__(
         self,
@@ -40,9 +40,9 @@ class McpServers:
         message_bytes: int,
         source: str = "settings",
     ) -> None:
-        """Raises SettingsError; ``source`` is where the servers are declared."""
+        """Raises SettingsError. ``source``: where the servers are declared."""
         self.listed = asyncio.Event()
-        """Set after each listing of any server; who waits for it clears it."""
+        """Set after each listing of any server; the waiting task clears it."""
         prefixes = Settings(mcp=dict(servers)).mcp_prefixes
         self._settings = servers
         self._servers: dict[str, McpServer] = {}
@@ -60,7 +60,7 @@ class McpServers:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def get(self, name: str) -> Declared | None:
-        """The tool that models know by this name."""
+        """Return the tool that models know by this name."""
         for server in self._servers.values():
             if server.tools and (listed := server.tools.get(name)):
                 tool = McpTool(server, listed.remote_name)
@@ -69,12 +69,12 @@ class McpServers:
 
     @property
     def names(self) -> list[str]:
-        """Of all tools, as models know them."""
+        """All tool names, as models know them."""
         return [name for server in self._servers.values() for name in server.tools or ()]
 
     @property
     def definitions(self) -> dict[str, list[Tool]]:
-        """What each server listed, as a request would list it; without servers that never did."""
+        """What each server listed, in the form of a request; without servers that have not listed anything yet."""
         return {
             server.name: [listed.definition for listed in server.tools.values()]
             for server in self._servers.values()
@@ -82,7 +82,7 @@ class McpServers:
         }
 
     async def open(self, liveness: Liveness) -> None:
-        """Start all; returns when each has listed its tools or failed to, within START_S."""
+        """Start all servers. Returns once each has listed its tools or failed to, within START_S."""
         self._tasks = {liveness.start(server.keep(), name=f"mcp {server.name}") for server in self._servers.values()}
         tried = [asyncio.create_task(server.tried.wait()) for server in self._servers.values()]
         _, late = await asyncio.wait(tried, timeout=START_S)
@@ -90,8 +90,8 @@ class McpServers:
             task.cancel()
 
     async def aclose(self) -> None:
-        """End all connections and children."""
-        for _ in range(2):  # the second time for one that waits for its server to say goodbye
+        """Close all connections and child processes."""
+        for _ in range(2):  # the second time for a connection that waits for its server to close
             for task in self._tasks:
                 task.cancel()
             if self._tasks:
@@ -108,7 +108,7 @@ class McpTool:
     async def run(
         self, call: ToolCall, arguments: dict[str, object], context: ToolContext, results: Results
     ) -> ToolOutcome:
-        """What the server answered. Raises ToolFailure."""
+        """Call the tool and return the result. Raises ToolFailure."""
 
         async def tell(progress: float, total: float | None, message: str | None) -> None:
             context.report(progress, total, message)
@@ -118,19 +118,19 @@ class McpTool:
 
 
 def _prefix(name: str, prefixes: Mapping[str, str]) -> str:
-    """Raises ValueError for names that cannot be, and for a prefix that another server has too."""
+    """Return the server's prefix. Raises ValueError for invalid names and for a prefix used by two servers."""
     if not _SERVER_NAME.fullmatch(name):
-        raise ValueError("a server's name has 1 to 32 letters, digits, _ and -")
+        raise ValueError("a server name must have 1 to 32 letters, digits, _ or -")
     prefix = prefixes[name]
     if prefix and not NAME.fullmatch(prefix):
-        raise ValueError("prefix: 1 to 64 letters, digits, _ and -, or empty")
+        raise ValueError("prefix: must have 1 to 64 letters, digits, _ or -, or be empty")
     if list(prefixes.values()).count(prefix) > 1:
-        raise ValueError(f"prefix: another server has {prefix!r} too")
+        raise ValueError(f"prefix: {prefix!r} is also used by another server")
     return prefix
 
 
 def _connector(name: str, settings: McpSettings, env: Mapping[str, str], message_bytes: int) -> Connect:
-    """Raises ValueError, saying what is wrong with the settings."""
+    """Raises ValueError if the settings are invalid."""
     match settings:
         case McpStdio():
             if missing := [variable for variable in settings.env_pass if variable not in env]:

@@ -1,8 +1,8 @@
-"""One MCP server, kept connected: started, listened to, and after a loss started again, later each time it fails.
+"""Keeps one MCP server connected: starts it, listens to it, and restarts it with backoff after a loss.
 
-A connection lives in one task of its own from beginning to end, for the package's task groups must be left by the task
-that entered them. Calls come from other tasks and only use it. One that hangs, also while it closes, holds up the next
-connection for a bounded time, and nothing else.
+A connection lives in one task from start to end, because the package's task groups must be exited by the task that
+entered them. Calls come from other tasks and only use it. A connection that hangs, even while closing, delays the next
+one for a bounded time and affects nothing else.
 """
 
 from __future__ import annotations
@@ -27,16 +27,18 @@ from tokenbus.errors import ToolFailure
 from tokenbus_services.tools.mcp.listing import Listed, usable
 
 RELIST_S = 60.0
-"""Listed again so often unasked: a server may change without a word, and one behind HTTP may be gone without one."""
+"""Interval of unsolicited listings: a server may change without notice, and one behind HTTP may disappear without
+notice.
+"""
 LIST_GAP_S = 1.0
-"""At least so long between two listings, however often the server says that they changed."""
+"""Minimum interval between two listings, however often the server announces changes."""
 FIRST_PAUSE_S = 0.25
 LONGEST_PAUSE_S = 30.0
 STEADY_S = 10.0
-"""A connection that held for so long was none that failed: the next pause is the first again."""
+"""A connection that lasted this long counts as successful: the restart delay is reset."""
 MOST_PAGES = 64
 CLOSE_S = 8.0
-"""How long a connection may take to end well. Then it is cut short, and where that does not end it, left to itself."""
+"""How long a connection may take to close properly. After that it is cancelled, and if that fails, abandoned."""
 CUT_S = 2.0
 
 _CALL_RESULT = TypeAdapter[types.CallToolResult | types.InputRequiredResult](
@@ -44,45 +46,45 @@ _CALL_RESULT = TypeAdapter[types.CallToolResult | types.InputRequiredResult](
 )
 
 Connect = Callable[[Callable[[str], None]], Transport]
-"""Makes the transport of one connection; it may tell that the connection is lost."""
+"""Creates the transport of one connection; the transport may report the connection as lost."""
 
 _log = structlog.stdlib.get_logger()
 
 
 class ConnectionLost(Exception):
-    """The server cannot be talked to any more."""
+    """The connection to the server is lost."""
 
 
 class McpServer:
-    """Its tools, and its calls. All methods are for one event loop."""
+    """One server's tools and calls. All methods must be called on one event loop."""
 
     def __init__(
         self, name: str, prefix: str, connect: Connect, *, connect_timeout_s: float, listed: Callable[[], None]
     ) -> None:
-        """``listed`` is told after each listing."""
+        """``listed`` is called after each listing."""
         self.name = name
         self.tools: dict[str, Listed] | None = None
-        """As last listed, kept while the server is away; None before the first listing."""
+        """The tools as last listed, kept while the server is away; None before the first listing."""
         self.tried = asyncio.Event()
-        """Set once the first attempt to connect has ended, well or not."""
+        """Set once the first connection attempt has finished, successfully or not."""
         self._prefix = prefix
         self._connect = connect
         self._connect_timeout_s = connect_timeout_s
         self._listed = listed
         self._client: Client | None = None
         self._connected_at: float | None = None
-        self._problem = "it has not been started"
+        self._problem = "it has not been started yet"
         self._wake = asyncio.Event()
-        """Set when one of the next two changes."""
+        """Set when one of the next two fields changes."""
         self._lost: str | None = None
         self._changed = False
         self._due = 0.0
-        """By then the connection has got on, in the event loop's time, or it hangs."""
+        """Deadline for the connection's current step, in event loop time; past it, the connection hangs."""
         self._left: set[asyncio.Task[None]] = set()
-        """Connections that did not end when they were cut short."""
+        """Connections that did not end when cancelled."""
 
     async def keep(self) -> None:
-        """Be connected until cancelled."""
+        """Stay connected until cancelled."""
         pause = FIRST_PAUSE_S
         clock = asyncio.get_running_loop().time
         while True:
@@ -101,14 +103,14 @@ class McpServer:
     async def call(
         self, tool: str, remote_name: str, arguments: dict[str, object], progress: ProgressFnT
     ) -> types.CallToolResult:
-        """The result. Raises ToolFailure; cancelled, it tells the server so."""
+        """Call a tool and return the result. Raises ToolFailure; if cancelled, notifies the server."""
         client = self._client
         if client is None:
             problem = f"the MCP server {self.name!r} is not running and will be started again: {self._problem}"
             raise ToolFailure(tool, "unavailable", problem)
         params = types.CallToolRequestParams(name=remote_name, arguments=arguments)
         try:
-            # Not `Client.call_tool`, which checks results with a validator whose patterns may backtrack for ever.
+            # Not `Client.call_tool`, whose result validator may backtrack indefinitely.
             result = await client.session.send_request(
                 types.CallToolRequest(params=params), _CALL_RESULT, progress_callback=progress
             )
@@ -116,18 +118,18 @@ class McpServer:
             if e.code == types.CONNECTION_CLOSED or e.message == "Session terminated":
                 self._doubt()
             raise ToolFailure(tool, "mcp_error", f"MCP error {e.code}: {e.message}") from None
-        except ValueError as e:  # pydantic's ValidationError is one; its text holds what the server sent
-            problem = f"the server's answer is no result of a call: {type(e).__name__}"
+        except ValueError as e:  # includes pydantic's ValidationError, whose text contains what the server sent
+            problem = f"the server's response is not a call result: {type(e).__name__}"
             raise ToolFailure(tool, "bad_result", problem) from None
         except Exception as e:
             self._doubt()
-            raise ToolFailure(tool, "unavailable", f"the MCP server was lost in the call: {_told(e)}") from None
+            raise ToolFailure(tool, "unavailable", f"the MCP server was lost during the call: {_told(e)}") from None
         if isinstance(result, types.InputRequiredResult):
-            raise ToolFailure(tool, "bad_result", "the tool asks for input that nobody can give it here")
+            raise ToolFailure(tool, "bad_result", "the tool requires user input, which is not supported")
         return result
 
     async def _connected(self) -> None:
-        """One connection, until it has ended or hangs. Raises what ended it."""
+        """Run one connection until it ends or hangs. Raises what ended it."""
         clock = asyncio.get_running_loop().time
         self._gets_on(self._connect_timeout_s)
         connection = asyncio.create_task(self._connection(), name=f"mcp connection {self.name}")
@@ -135,7 +137,7 @@ class McpServer:
             while not (await asyncio.wait({connection}, timeout=IDLE_S))[0]:
                 beat()
                 if clock() > self._due:
-                    raise ConnectionLost("its connection hangs")
+                    raise ConnectionLost("the connection hangs")
         finally:
             self._client = None
             if not connection.done():
@@ -143,7 +145,7 @@ class McpServer:
         connection.result()
 
     async def _end(self, connection: asyncio.Task[None]) -> None:
-        """End it well, or cut it short, or leave it."""
+        """Close the connection properly, or cancel it, or abandon it."""
         self._left.add(connection)
         connection.add_done_callback(self._has_ended)
         for patience_s in (CLOSE_S, CUT_S):
@@ -160,18 +162,18 @@ class McpServer:
     def _has_ended(self, connection: asyncio.Task[None]) -> None:
         self._left.discard(connection)
         if not connection.cancelled():
-            connection.exception()  # seen: nobody else is going to look
+            connection.exception()  # retrieved here, because nothing else awaits the task
 
     def _gets_on(self, step_s: float) -> None:
-        """The connection does something now that may take so long, and then may have to close."""
+        """Start a step of the connection that may take ``step_s``, after which it may have to close."""
         self._due = asyncio.get_running_loop().time() + step_s + CLOSE_S
 
     async def _connection(self) -> None:
-        """One connection from start to loss. Raises what ended it."""
+        """Run one connection from start to loss. Raises what ended it."""
         self._lost, self._changed = None, False
         self._wake.clear()
         async with AsyncExitStack() as stack:
-            # No scope of anyio here: the client's own would outlive it.
+            # No anyio scope here: the client's own would outlive it.
             async with asyncio.timeout(self._connect_timeout_s):
                 transport = self._connect(self._tell_lost)
                 client = await stack.enter_async_context(
@@ -191,7 +193,7 @@ class McpServer:
                 await asyncio.wait({listening})
 
     async def _watch(self, client: Client) -> None:
-        """List again when it is due. Raises ConnectionLost, or what a listing raises."""
+        """List the tools again when due. Raises ConnectionLost, or any exception of a listing."""
         clock = asyncio.get_running_loop().time
         last = clock()
         while True:
@@ -223,7 +225,9 @@ class McpServer:
         self._listed()
 
     async def _listen(self, client: Client) -> None:
-        """Hear of changes where the server tells them only to who asks (from protocol version 2026-07-28 on)."""
+        """Subscribe to changes, if the server sends them only to subscribers (protocol version 2026-07-28 and
+        later).
+        """
         capability = client.server_capabilities.tools
         if not (capability and capability.list_changed):
             return
@@ -232,7 +236,7 @@ class McpServer:
                 async for event in events:
                     if isinstance(event, ToolsListChanged):
                         self._tell_changed()
-        except Exception as e:  # of whatever kind: it is listed every RELIST_S as any other
+        except Exception as e:  # any exception: the periodic listing still works
             _log.info("mcp_server_not_heard", server=self.name, problem=_told(e))
 
     async def _told_something(self, message: IncomingMessage) -> None:
@@ -249,13 +253,12 @@ class McpServer:
         self._wake.set()
 
     def _doubt(self) -> None:
-        """A call failed as it would on a lost connection, or only with a code that servers use for that and for all
-        else: to list the tools again shows which."""
+        """Handle a call failure that may mean a lost connection: list the tools again to find out."""
         self._tell_changed()
 
 
 def _told(error: Exception) -> str:
-    """The first cause in words: the package wraps what broke in groups."""
+    """Describe the first cause: the package wraps errors in exception groups."""
     cause = error
     while isinstance(cause, ExceptionGroup):
         cause = cast("ExceptionGroup[Exception]", cause).exceptions[0]

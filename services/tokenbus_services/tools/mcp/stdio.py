@@ -1,7 +1,7 @@
-"""An MCP server as a child process: messages are lines on its stdin and stdout.
+"""Runs an MCP server as a child process: messages are lines on its stdin and stdout.
 
-The package's own transport holds a line of any length; here a line has a bound. The child leads a process group of its
-own, so that a Ctrl-C in the terminal does not end it before its calls are, and so that no process of it is left.
+The package's own transport accepts lines of any length; this one limits them. The child leads its own process group, so
+that Ctrl-C in the terminal does not kill it before its calls end, and so that none of its processes is left behind.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from mcp.shared.message import SessionMessage
 
 END_S = 2.0
-"""How long the child may take to end once its stdin is closed, and again after SIGTERM."""
+"""How long the child may take to exit after its stdin is closed, and again after SIGTERM."""
 MOST_BAD_LINES = 1000
-"""Lines that are no messages (a print that went astray, say) are passed over, up to so many a connection."""
+"""Maximum lines per connection that are not messages (a stray print, say); these are skipped."""
 _STDERR_CHARS = 2000
 
 Streams: TypeAlias = (
@@ -42,8 +42,10 @@ async def child(
     message_bytes: int,
     lost: Callable[[str], None],
 ) -> AsyncGenerator[Streams]:
-    """The transport; once it is left, no process of the server runs. ``lost`` is told when the child can no longer be
-    talked to. Raises OSError for a command that cannot be started."""
+    """Open the transport. Once it is closed, no process of the server is running.
+
+    ``lost`` is called when the child stops communicating. Raises OSError if the command cannot be started.
+    """
     process = await asyncio.create_subprocess_exec(
         *command, stdin=PIPE, stdout=PIPE, stderr=PIPE, env=env, limit=message_bytes, start_new_session=True
     )
@@ -64,10 +66,11 @@ async def child(
                     await _end(process)
                 tasks.cancel_scope.cancel()
     finally:
-        _signal(process, signal.SIGKILL)  # what the child left behind, or itself where its end was cut short
+        # kill what the child left behind, or the child itself if the shutdown was interrupted
+        _signal(process, signal.SIGKILL)
         for stream in (to_session, incoming, outgoing, from_session):
             stream.close()
-        # Nothing public closes the pipes while somebody else may hold their other ends.
+        # No public API closes the pipes while another process may hold their other ends.
         if transport := getattr(process, "_transport", None):
             transport.close()
 
@@ -80,7 +83,7 @@ async def _read(
 ) -> None:
     assert process.stdout
     bad = 0
-    problem = "it ended"
+    problem = "it exited"
     async with to_session:
         with suppress(anyio.ClosedResourceError, anyio.BrokenResourceError):  # the session is over
             while bad <= MOST_BAD_LINES:
@@ -100,7 +103,7 @@ async def _read(
                     continue
                 await to_session.send(SessionMessage(message))
             else:
-                problem = f"it wrote over {MOST_BAD_LINES} lines that are no messages"
+                problem = f"it wrote over {MOST_BAD_LINES} lines that are not messages"
         lost(problem)
 
 
@@ -115,7 +118,7 @@ async def _write(
                 process.stdin.write(text.encode() + b"\n")
                 await process.stdin.drain()
         except OSError:
-            lost("it takes no more input")
+            lost("it accepts no more input")
 
 
 async def _log_stderr(server: str, process: Process) -> None:
@@ -126,7 +129,7 @@ async def _log_stderr(server: str, process: Process) -> None:
 
 
 async def _end(process: Process) -> None:
-    """The order of https://modelcontextprotocol.io/specification/2025-11-25/basic/lifecycle#shutdown."""
+    """Shut down in the order of https://modelcontextprotocol.io/specification/2025-11-25/basic/lifecycle#shutdown."""
     assert process.stdin
     process.stdin.close()
     if await _ended(process):
@@ -139,7 +142,7 @@ async def _end(process: Process) -> None:
 
 
 async def _ended(process: Process) -> bool:
-    # `Process.wait` also waits for the ends of pipes, which a grandchild may hold.
+    # `Process.wait` also waits for the pipes to close, which a grandchild may hold open.
     with anyio.move_on_after(END_S):
         while process.returncode is None:  # noqa: ASYNC110
             await anyio.sleep(0.01)
@@ -147,6 +150,6 @@ async def _ended(process: Process) -> bool:
 
 
 def _signal(process: Process, number: signal.Signals) -> None:
-    """To the whole group, whose number is the child's."""
+    """Signal the whole group, whose id is the child's pid."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, number)

@@ -38,7 +38,7 @@ async def test_texts_and_resources_are_joined_by_lines(blobs: MemoryBlobs) -> No
 async def test_a_result_that_is_one_image_is_its_blob(blobs: MemoryBlobs) -> None:
     got = await outcome(blobs, image())
     assert got.blob_id in blobs.contents
-    assert got.content == f"[3 bytes of image/png, kept as blob {got.blob_id}]"
+    assert got.content == f"[3 bytes of image/png, stored as blob {got.blob_id}]"
 
 
 async def test_a_media_type_that_is_none_does_not_lose_the_content(blobs: MemoryBlobs) -> None:
@@ -59,7 +59,7 @@ async def test_only_so_many_blobs_are_kept(blobs: MemoryBlobs) -> None:
 
 async def test_an_image_without_a_blob_store_leaves_the_text() -> None:
     got = await outcome(None, text("here"), image())
-    assert got.content.startswith("here\n[image/png, not text, that could not be kept")
+    assert got.content.startswith("here\n[image/png, not text; it could not be stored")
 
 
 async def test_what_is_not_base64_is_a_bad_result(blobs: MemoryBlobs) -> None:
@@ -68,7 +68,7 @@ async def test_what_is_not_base64_is_a_bad_result(blobs: MemoryBlobs) -> None:
 
 
 async def test_an_error_without_a_text_is_still_told(blobs: MemoryBlobs) -> None:
-    with pytest.raises(ToolFailure, match="does not say which") as raised:
+    with pytest.raises(ToolFailure, match="without an error message") as raised:
         await outcome(blobs, is_error=True)
     assert raised.value.kind == "tool_error"
 

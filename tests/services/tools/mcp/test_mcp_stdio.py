@@ -49,7 +49,7 @@ async def test_arguments_are_checked_against_the_listed_schema(start: Start) -> 
 async def test_a_tool_that_nobody_lists_is_an_error(start: Start) -> None:
     executor = await start(here=stdio())
     outcome = await answer(executor, "here__nothing")
-    assert (outcome.is_error, "no tool" in outcome.content) == (True, True)
+    assert (outcome.is_error, "unknown tool" in outcome.content) == (True, True)
 
 
 async def test_an_error_of_the_tool_is_an_error_result_with_its_text_and_no_secret(start: Start) -> None:
@@ -78,7 +78,7 @@ async def test_an_image_goes_to_the_blob_store_and_its_note_stands_among_the_tex
     [blob_id] = blobs.contents
     assert blobs.contents[blob_id] == b"\x89PNG none"
     assert blobs.media_types[blob_id] == "image/png"
-    assert outcome.content == f"Look:\n[9 bytes of image/png, kept as blob {blob_id}]"
+    assert outcome.content == f"Look:\n[9 bytes of image/png, stored as blob {blob_id}]"
 
 
 async def test_a_long_text_is_cut_and_kept_whole(start: Start, blobs: MemoryBlobs) -> None:
