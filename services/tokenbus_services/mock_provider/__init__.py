@@ -1,7 +1,6 @@
-"""The replay provider: a local server that speaks the provider APIs from scripts, for tests, demo and bench.
+"""The mock provider: a local server that serves the provider APIs from scripts, for tests, demo and benchmarks.
 
-Scripts and the bytes they become live here, and the demo's conversation. What the services make of those bytes
-does not.
+Contains the scripts, their wire formats and the demo's conversation.
 """
 
 from tokenbus_services.mock_provider.files import load_scripts, recorded

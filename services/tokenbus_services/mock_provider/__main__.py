@@ -1,7 +1,7 @@
-"""`python -m tokenbus_services.mock_provider`: the replay provider as a process of its own.
+"""`python -m tokenbus_services.mock_provider`: runs the mock provider as a separate process.
 
-Its URL is the first line on stdout. SIGINT and SIGTERM end it, and with ``--with-parent`` the end of its stdin, which
-comes when the parent that holds the pipe is gone, however it went.
+Its URL is the first line on stdout. It exits on SIGINT and SIGTERM, and with ``--with-parent`` when stdin closes, which
+happens when the parent process exits for any reason.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from tokenbus_services.mock_provider.server import ReplayServer
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Serves until told to stop."""
+    """Serve until stopped."""
     parser = argparse.ArgumentParser(prog="python -m tokenbus_services.mock_provider", description=__doc__)
     parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=0, help="0: any free one")
-    parser.add_argument("--scripts", type=Path, help="directory of scripts; without it, the demo's")
-    parser.add_argument("--rate", type=float, help="reads a second, in place of each script's own; 0: no limit")
-    parser.add_argument("--any-model", action="store_true", help="every model answers, without scripts of its own")
-    parser.add_argument("--announce", metavar="NAME", help="the first line is `ready NAME URL`, as a service's")
-    parser.add_argument("--with-parent", action="store_true", help="end when stdin, a pipe, ends")
+    parser.add_argument("--port", type=int, default=0, help="0: any free port")
+    parser.add_argument("--scripts", type=Path, help="directory of scripts (default: the demo's)")
+    parser.add_argument("--rate", type=float, help="reads per second, overriding each script's own; 0: no limit")
+    parser.add_argument("--any-model", action="store_true", help="answer requests for any model, even without a script")
+    parser.add_argument("--announce", metavar="NAME", help="print `ready NAME URL` as the first line, like a service")
+    parser.add_argument("--with-parent", action="store_true", help="exit when stdin (a pipe) closes")
     options = parser.parse_args(arguments)
     try:
         scripts = load_scripts(options.scripts) if options.scripts else demo_scripts()

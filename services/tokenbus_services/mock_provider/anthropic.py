@@ -111,7 +111,7 @@ dialect = Anthropic()
 
 
 class _Composed(msgspec.Struct):
-    """One content block: as it opens a stream, its deltas, and whole."""
+    """One content block: as opened in a stream, its deltas, and complete."""
 
     opened: dict[str, object]
     deltas: list[dict[str, object]]
@@ -132,7 +132,7 @@ def _said(message: _Message) -> Iterator[Said]:
 
 
 def _text_of(content: Any) -> str:
-    """The text of a tool result: a string, or blocks of which those of text count."""
+    """The text of a tool result: a string, or the text blocks of a list."""
     if content is None or isinstance(content, str):
         return content or ""
     return joined(block.text for block in read_as(content, list[_Block]))
@@ -170,7 +170,7 @@ def _ending(reply: Reply) -> dict[str, object]:
 
 
 def _parsed(call: ToolCall) -> object:
-    """The arguments as the object that a body holds; a stream can carry broken JSON, a body cannot."""
+    """The arguments as an object for a body. A stream can carry broken JSON, a body cannot."""
     try:
         return msgspec.json.decode(call.raw)
     except msgspec.DecodeError:

@@ -1,4 +1,4 @@
-"""Where a body is cut into network reads. Pure: offsets in, pieces out."""
+"""Splits a body into network reads. Pure: offsets in, pieces out."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _EMPTY_LINE = re.compile(rb"(?>\r\n|\r|\n)(?>\r\n|\r|\n)")
 
 
 def event_ends(body: bytes) -> list[int]:
-    """Offsets where an event of the body is complete."""
+    """Offsets at which an event of the body is complete."""
     return [match.end() for match in _EMPTY_LINE.finditer(body)]
 
 
 def ends_of_reads(body: bytes, cuts: Cuts) -> list[int]:
-    """Offsets where a read ends, in order; the end of the body may be missing."""
+    """Offsets at which a read ends, in order; the end of the body may be missing."""
     match cuts:
         case Whole():
             return event_ends(body)[cuts.events - 1 :: cuts.events]
@@ -33,13 +33,13 @@ def ends_of_reads(body: bytes, cuts: Cuts) -> list[int]:
 
 
 def pieces(body: bytes, ends: Iterable[int]) -> list[bytes]:
-    """The body in pieces that end at these offsets and at its end; none is empty. Offsets outside of it cut nothing."""
+    """Split the body at these offsets; no piece is empty. Offsets outside the body are ignored."""
     places = sorted({0, len(body), *(end for end in ends if 0 < end < len(body))})
     return [body[start:end] for start, end in pairwise(places)]
 
 
 def place_of(body: bytes, fault: ErrorEvent | CutOff | Stall) -> int:
-    """The offset at which a fault strikes, the end of a shorter body. Raises ValueError where its text is missing."""
+    """The offset of a fault, at most the end of the body. Raises ValueError if its text is missing."""
     if fault.after_bytes is not None:
         return min(fault.after_bytes, len(body))
     ends = event_ends(body)

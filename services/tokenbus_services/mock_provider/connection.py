@@ -1,7 +1,6 @@
-"""One HTTP/1.1 connection on asyncio streams. h11 parses requests and writes heads; bodies are chunked by us.
+"""One HTTP/1.1 connection on asyncio streams. h11 parses requests and writes heads; bodies are chunked here.
 
-Each read that a client is to see is one HTTP chunk, one write and one drain to an empty buffer, on a socket
-without Nagle's delay.
+Each intended client read is one HTTP chunk, one write and one drain to an empty buffer, on a socket with TCP_NODELAY.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _PHRASES = {status.value: status.phrase for status in HTTPStatus}
 
 
 class BadRequest(Exception):
-    """Bytes that are no request that this server takes; the connection closes after the answer."""
+    """Invalid or unsupported request bytes; the connection closes after the response."""
 
     def __init__(self, status: HTTPStatus, problem: str) -> None:
         super().__init__(problem)
@@ -36,19 +35,20 @@ class BadRequest(Exception):
 
 
 class Connection:
-    """Requests in, responses out. Its methods raise OSError when the client is gone."""
+    """Receives requests and sends responses. Methods raise OSError if the client has disconnected."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
         self._http = h11.Connection(h11.SERVER)
-        # With the high-water mark at 0 a drain waits until the kernel has taken all: no two reads melt in our buffer.
+        # With a high-water mark of 0, drain waits until the kernel has taken everything, so reads are never merged
+        # here.
         writer.transport.set_write_buffer_limits(high=0)
         self._socket: socket.socket = writer.get_extra_info("socket")
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     async def receive(self) -> Received | None:
-        """The next request; None when the client closed before one began. Raises BadRequest."""
+        """Return the next request; None if the client closed before one began. Raises BadRequest."""
         if self._http.our_state is h11.DONE:
             self._http.start_next_cycle()
         request: h11.Request | None = None
@@ -79,7 +79,7 @@ class Connection:
         self._http.receive_data(await self._reader.read(_READ_BYTES))
 
     async def gone(self) -> None:
-        """Returns when the client has closed its side, or sends what nobody may send during an answer."""
+        """Return when the client has closed its side, or sends data that is not allowed during a response."""
         early = 0
         while data := await self._reader.read(_READ_BYTES):
             self._http.receive_data(data)
@@ -88,32 +88,33 @@ class Connection:
                 return
 
     async def send_head(self, status: int, headers: dict[str, str]) -> None:
-        """The response's head, in a read of its own."""
+        """Send the response head in a separate read."""
         fields = {"date": formatdate(usegmt=True), **headers}  # without a length, so h11 declares it chunked
         head = h11.Response(status_code=status, headers=list(fields.items()), reason=_PHRASES.get(status, ""))
         await self._write(self._http.send(head))
 
     async def send_reads(self, reads: Iterable[bytes], pace: float | None, sent: Callable[[int], None]) -> None:
-        """Body bytes, ``pace`` reads a second or as fast as they are taken; ``sent`` hears the size of each.
+        """Send body reads at ``pace`` per second, or as fast as they are taken; ``sent`` is called with the size of
+        each.
 
-        The pace is kept on average: a read that is late does not put off those after it.
+        The pace is kept on average: a late read does not delay later ones.
         """
         framed = [(len(read), b"%x\r\n%b\r\n" % (len(read), read), _STAMP in read) for read in reads]
         now = asyncio.get_running_loop().time
         start = now()
         for number, (size, chunk, stamped) in enumerate(framed):
-            # Sleeps at least once round the loop, so that no connection starves the others.
+            # Yields to the event loop at least once, so that no connection starves the others.
             await asyncio.sleep(max(0.0, start + number / pace - now()) if pace else 0)
             await self._write(chunk.replace(_STAMP, b"%019d" % time.monotonic_ns()) if stamped else chunk)
             sent(size)
 
     async def send_end(self) -> bool:
-        """The end of the body. False: the connection takes no further request."""
+        """End the body. Return False if the connection accepts no further request."""
         await self._write(self._http.send(h11.EndOfMessage()))
         return self._http.our_state is h11.DONE
 
     async def refuse(self, bad: BadRequest) -> None:
-        """A plain answer to what was no request; nothing may follow it."""
+        """Send a plain error response to an invalid request, as the last response."""
         if self._http.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             return
         body = str(bad).encode()
@@ -123,11 +124,11 @@ class Connection:
         await self._write(self._http.send(h11.EndOfMessage()))
 
     def reset(self) -> None:
-        """Makes the close that follows a TCP reset."""
+        """Make the following close a TCP reset."""
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
     async def close(self) -> None:
-        """Closes the connection as it stands. What was written is with the kernel already, so nothing is lost."""
+        """Close the connection immediately. Nothing is lost: written data is already in the kernel."""
         self._writer.transport.abort()
         with suppress(OSError):
             await self._writer.wait_closed()
@@ -135,7 +136,7 @@ class Connection:
     async def _write(self, data: bytes | None) -> None:
         try:
             self._writer.write(data or b"")
-        except RuntimeError as e:  # uvloop's way to say that the client has reset the connection
+        except RuntimeError as e:  # uvloop reports a reset by the client this way
             raise ConnectionResetError(str(e)) from e
         await self._writer.drain()
 

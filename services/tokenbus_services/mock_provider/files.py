@@ -1,7 +1,7 @@
-"""Scripts from a directory.
+"""Loads scripts from a directory.
 
-`NAME.json` is a `Script` in its JSON form, with paths relative to the directory; `NAME.sse` is a recording, a script of
-one turn; in a directory `NAME` each `*.sse`, in order of name, is a turn.
+`NAME.json` is a `Script` as JSON, with paths relative to the directory; `NAME.sse` is a recording, a script of one
+turn; in a directory `NAME`, each `*.sse` is a turn, in order of name.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tokenbus_services.mock_provider.script import Recording, Script, Source, Tu
 
 
 def load_scripts(directory: Path) -> list[Script]:
-    """All scripts of a directory, in order of name. Raises OSError, or ValueError naming the file at fault."""
+    """Load all scripts of a directory, in order of name. Raises OSError, or ValueError naming the file."""
     scripts = [script for path in sorted(directory.iterdir()) if (script := _load(path)) is not None]
     names = [script.name for script in scripts]
     if twice := sorted({name for name in names if names.count(name) > 1}):
@@ -23,7 +23,7 @@ def load_scripts(directory: Path) -> list[Script]:
 
 
 def recorded(name: str, *streams: Path) -> Script:
-    """A script of recordings, one a turn."""
+    """A script of recordings, one per turn."""
     return Script(name=name, turns=tuple(Turn(says=Recording(stream=str(stream))) for stream in streams))
 
 
@@ -47,7 +47,7 @@ def _read(path: Path) -> Script:
 
 
 def _located(says: Source, directory: Path) -> Source:
-    """A recording with its paths made independent of the working directory."""
+    """A recording with its paths resolved against the directory."""
     if not isinstance(says, Recording):
         return says
     body = None if says.body is None else str(directory / says.body)

@@ -1,4 +1,4 @@
-"""Gemini, with ids of calls, and a signature where there was thinking, as Gemini 3 has them.
+"""Gemini, with call ids and, after thinking, signatures, as in Gemini 3.
 
 Source: "Generating content", "Thought signatures" and "Errors" of the Gemini API reference.
 """
@@ -80,7 +80,7 @@ class Gemini:
         stream = route["method"] == "streamGenerateContent"
         if stream and query.get("alt") != "sse":
             # The real API answers with a JSON array then; nothing here asks for one.
-            raise Refused(400, "alt: the replay provider streams with alt=sse only")
+            raise Refused(400, "alt: the mock provider streams only with alt=sse only")
         request = read_as(body, _Request)
         return RequestOptions(
             model=unquote(route["model"]),
@@ -132,7 +132,7 @@ def _said(content: _Content) -> Iterator[Said]:
 
 
 def _text_of(response: Any) -> str:
-    """What a tool gave back: text under the name that the API has for it, or else the object as it is."""
+    """The text of a tool result: its usual text field, or else the object as JSON."""
     match response:
         case {"output": str(text)} | {"error": str(text)}:
             return text
@@ -153,7 +153,7 @@ def _chunk(asked: Asked, parts: list[Json], usage: Json, finish: str | None = No
 
 
 def _pictures(reply: Reply) -> list[Json]:
-    """Each whole, and signed as models sign what they will have to go on from; there are no previews here."""
+    """Images, each complete and signed, because the model must continue from them later. There are no previews."""
     return [
         {
             "inlineData": {"mimeType": picture.media_type, "data": b64encode(picture.data).decode()},
@@ -164,7 +164,7 @@ def _pictures(reply: Reply) -> list[Json]:
 
 
 def _calls(reply: Reply, asked: Asked) -> list[Json]:
-    """The calls, each whole. Of parallel ones the first alone has a signature."""
+    """The calls, each complete. Only the first of several parallel calls is signed."""
     calls: list[Json] = [
         {"functionCall": {"name": call.name, "args": _parsed(call), "id": call.id or f"{asked.key[:12]}{number:02d}"}}
         for number, call in enumerate(reply.tool_calls)
@@ -175,7 +175,7 @@ def _calls(reply: Reply, asked: Asked) -> list[Json]:
 
 
 def _parsed(call: ToolCall) -> object:
-    """The arguments as the object that the API has; it cannot carry broken JSON."""
+    """The arguments as an object; the API cannot carry broken JSON."""
     try:
         return msgspec.json.decode(call.raw, type=dict[str, object])
     except (msgspec.DecodeError, msgspec.ValidationError):
@@ -187,7 +187,7 @@ def _signature_of_text(reply: Reply) -> Json:
 
 
 def _usage(reply: Reply) -> Json:
-    """Thoughts are beside the candidates' tokens, so those are what is left of the output."""
+    """Thinking tokens are reported separately from candidate tokens, so they are subtracted from the output."""
     usage = reply.counted
     given, written, thoughts = usage.input or 0, usage.output or 0, usage.reasoning or 0
     counts: Json = {

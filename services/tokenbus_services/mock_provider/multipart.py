@@ -1,4 +1,4 @@
-"""The body of a request that is a form with files (multipart/form-data, RFC 7578)."""
+"""Parses multipart form bodies (multipart/form-data, RFC 7578)."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class StreamOptions(msgspec.Struct):
 
 
 class Request(msgspec.Struct, kw_only=True):
-    """What both completions APIs are asked."""
+    """Request fields shared by both completions APIs."""
 
     model: str
     stream: bool | None = False
@@ -109,7 +109,7 @@ class OpenAIChat:
             choice: dict[str, object] = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
             if finish and reply.stop_string:
                 choice["stop_reason"] = reply.stop_string  # as vLLM has it
-            # Asked for usage, the API has the field in every chunk, null in all but the last.
+            # If usage is requested, every chunk has the field, null in all but the last.
             return data_event({**head, "choices": [choice], **({"usage": None} if with_usage else {})})
 
         events = [chunk(delta) for delta in _deltas(reply, asked)]

@@ -1,6 +1,6 @@
-"""OpenAI's Completions, which go on with a text, as vLLM and others still have them.
+"""OpenAI's Completions API, which continues a text; still offered by vLLM and others.
 
-Source: "Completions" of the OpenAI API reference; vLLM's `stop_reason` beside it.
+Source: "Completions" of the OpenAI API reference; `stop_reason` is vLLM's.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ dialect = Completions()
 
 
 def _answer(asked: Asked, text: str, ended: Reply | None = None) -> dict[str, object]:
-    """The text, or a piece of it; ``ended``: with why it ends."""
+    """The text or a piece of it; ``ended``: include the finish reason."""
     choice: dict[str, object] = {"index": 0, "text": text, "logprobs": None, "finish_reason": None}
     if ended:
         choice["finish_reason"] = FINISH_REASONS[ended.ending]

@@ -89,9 +89,9 @@ def _edits(body: Mapping[str, Any]) -> str:
 
 
 def _form(reply: Reply, asked: Asked) -> Json:
-    """What every event repeats of the request."""
+    """Request fields that every event repeats."""
     if not reply.pictures or reply.text or reply.tool_calls:
-        raise Refused(501, "the Images API answers with pictures alone")
+        raise Refused(501, "the Images API answers only with images")
     request = _read(asked.body)
     return {
         "created_at": CREATED,

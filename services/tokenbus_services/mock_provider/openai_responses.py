@@ -67,7 +67,7 @@ class OpenAIResponses:
         self, route: re.Match[str], query: Mapping[str, str], headers: Mapping[str, str], body: Mapping[str, Any]
     ) -> RequestOptions:
         if body.get("previous_response_id"):
-            raise Refused(400, "previous_response_id: the replay provider keeps no responses; send the whole input")
+            raise Refused(400, "previous_response_id: the mock provider stores no responses; send the whole input")
         request = read_as(body, _Request)
         items = [_Item(role="user", content=request.input)] if isinstance(request.input, str) else request.input
         said = [_said(item) for item in items]

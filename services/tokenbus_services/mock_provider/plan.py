@@ -1,4 +1,4 @@
-"""What goes out for one request, worked out before its first byte. Pure but for reading a recording's file."""
+"""Plans the response to one request before its first byte is sent. Pure, except for reading recordings."""
 
 from __future__ import annotations
 
@@ -25,40 +25,40 @@ from tokenbus_services.mock_provider.script import (
 )
 
 Ending = Literal["complete", "stalled", "closed", "reset"]
-"""What follows the reads: the body's end; silence, then the rest if resumed; the connection closed; or reset."""
+"""What follows the reads: the end of the body; a stall, then the rest if resumed; a close; or a reset."""
 
 _JSON = "application/json"
 _EVENTS = "text/event-stream; charset=utf-8"
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """One response. ``status`` None: not even a head."""
+    """One response. ``status`` None: close without sending a head."""
 
     status: int | None
     headers: dict[str, str] = {}
     reads: list[bytes] = []
     ending: Ending = "complete"
     rest: list[bytes] = []
-    """After a stall that was resumed."""
+    """Sent after a resumed stall."""
     delay_s: float = 0.0
     pace: float | None = None
 
 
 def refusal(dialect: MockApi, refused: Refused) -> Plan:
-    """An error that the request brought on itself."""
+    """An error caused by the request."""
     return _error(dialect, Status(status=refused.status), refused.message)
 
 
 def failed(dialect: MockApi, fault: Status) -> Plan:
-    """An error of the script's."""
-    return _error(dialect, fault, f"HTTP {fault.status}, as the replay script says")
+    """An error from the script."""
+    return _error(dialect, fault, f"HTTP {fault.status}, as scripted")
 
 
 def plan(turn: Turn, asked: Asked, dialect: MockApi, attempt: int) -> Plan:
-    """The response to one try, counted from 0, at one turn.
+    """Plan the response to one try (counted from 0) of one turn.
 
-    Raises Refused where the API has no form for what the turn says, OSError where a recording cannot be read and
-    ValueError where a fault's place is not in the body.
+    Raises Refused if the API cannot express the turn, OSError if a recording is unreadable, and ValueError if a fault's
+    position is not in the body.
     """
     fault = turn.fault_of(attempt)
     match fault:
@@ -87,7 +87,7 @@ def _delivered(turn: Turn, asked: Asked, dialect: MockApi, fault: Fault | None) 
     match fault:
         case ErrorEvent():
             if not asked.stream:
-                raise Refused(501, "an answer that is not streamed has no error event; use a status")
+                raise Refused(501, "a non-streamed response has no error event; use a status")
             event = dialect.error_event(fault.status, "an error in mid-stream, as the replay script says")
             return Plan(status=200, headers=headers, reads=[*before, event])
         case CutOff():
@@ -120,6 +120,6 @@ def _body(says: Source, asked: Asked, dialect: MockApi) -> bytes:
 
 def _filled(reply: Reply, asked: Asked) -> Reply:
     if reply.pictures and asked.api in ("anthropic", "openai-chat"):
-        raise Refused(501, "this API makes no images")
+        raise Refused(501, "this API does not generate images")
     filled = reply.filled(token=asked.token, tool_results=asked.tool_results)
     return filled.continued(asked.prefilled, asked.stops) if asked.prefilled else filled

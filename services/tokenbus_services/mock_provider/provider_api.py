@@ -1,4 +1,4 @@
-"""What the server needs of each provider API: read its requests, write its errors and its replies."""
+"""The interface of a mocked provider API: read requests, write errors and replies."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from tokenbus_services.mock_provider.reply import Reply
 from tokenbus_services.mock_provider.request import Asked, RequestOptions
 
 CREATED = 1_750_000_000
-"""Unix time that composed replies claim for their creation: the same request gets the same bytes."""
+"""Fixed creation time (Unix) of composed replies, so that the same request gets the same bytes."""
 
 
 class Composer(Protocol):
-    """Writes a `Reply` in the wire form of an API."""
+    """Writes a `Reply` in the wire format of an API."""
 
     def stream(self, reply: Reply, asked: Asked) -> bytes:
         """The server-sent events of a streamed answer."""
@@ -27,7 +27,7 @@ class Composer(Protocol):
 
 
 class MockApi(Composer, Protocol):
-    """One provider API, as its module gives it (a module-level object named ``dialect``)."""
+    """One provider API; each module exports one as ``dialect``."""
 
     name: ApiName
     route: re.Pattern[str]
@@ -36,7 +36,7 @@ class MockApi(Composer, Protocol):
     def hear(
         self, route: re.Match[str], query: Mapping[str, str], headers: Mapping[str, str], body: Mapping[str, Any]
     ) -> RequestOptions:
-        """What the request asks for. Raises Refused for what the API itself would refuse."""
+        """Parse a request. Raises Refused for anything the real API would reject."""
         ...
 
     def error(self, status: int, message: str) -> bytes:

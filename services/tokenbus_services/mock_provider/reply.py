@@ -1,7 +1,7 @@
-"""What the model is to say, apart from any API: a `Reply`, which each API's module turns into its own wire form.
+"""What the model says, independent of any API. Each API's module converts a `Reply` to its wire format.
 
-The strings of a reply may hold marks, filled in from the request, so that many runs of one script differ and a
-test still knows what each must give: `filled` computes the expected reply.
+Strings in a reply may contain placeholders, filled from the request, so that runs of one script differ and a test can
+still compute the expected output with `filled`.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from msgspec import Meta
 from tokenbus.events.usage import Usage
 
 TOKEN = "{token}"
-"""Mark: the last word of the user's last message."""
+"""Placeholder: the last word of the user's last message."""
 TOOL_RESULT = "{tool_result}"
-"""Mark: what the tools gave back for this turn, joined by a blank."""
+"""Placeholder: this turn's tool results, joined by a space."""
 STAMP = "<monotonic-ns-here>"
-"""Mark: `time.monotonic_ns()` at the moment the read that holds it is written, in as many (19) digits."""
+"""Placeholder: `time.monotonic_ns()` when the read is written, with the same number (19) of digits."""
 
 Finish = Literal["stop", "length", "tool_use", "content_filter"]
 
 _WORD = re.compile(r"\s*\S+|\s+")
 _ARGUMENT_SIZE = 6
-"""Characters of a fragment of arguments where text goes by words: JSON has few blanks."""
+"""Characters per fragment of arguments if text is split by words: JSON has few spaces."""
 
 
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,9 +115,9 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="
         )
 
     def continued(self, before: str, stops: tuple[str, ...]) -> Reply:
-        """What a provider says that goes on from this text, of which the end may be the reply's beginning already.
+        """Continue this text as a provider would; its end may already be the beginning of the reply.
 
-        It stops at the first stop string, and keeps that to itself.
+        Stops at the first stop string, which is not included.
         """
         said = next(size for size in range(len(self.text), -1, -1) if before.endswith(self.text[:size]))
         rest = self.text[said:]

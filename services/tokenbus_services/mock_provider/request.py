@@ -1,7 +1,7 @@
-"""What a request asks for: which model, which turn of which conversation, streaming or not.
+"""Parses requests: model, turn of the conversation, streaming or not.
 
-The turn is counted from the history in the request's own body, so the server keeps no state of a conversation:
-runs in parallel do not disturb each other, and a retry gets the same turn.
+The turn is derived from the history in the request's body, so the server is stateless: parallel runs do not interfere,
+and a retry gets the same turn.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _RESULT = re.compile(r"<(?:result|error) [^>]*>(.*?)</(?:result|error)>", re.DOT
 
 
 class Refused(Exception):
-    """The request is answered with an error: ``status`` and a message in the API's own error body."""
+    """The request is rejected with ``status`` and a message in the API's own error format."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -46,7 +46,7 @@ class Said(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What an API's module reads from a request."""
+    """A request as parsed by an API's module."""
 
     model: str
     stream: bool
@@ -61,7 +61,7 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """One request, understood."""
+    """A request after interpretation."""
 
     api: ApiName
     headers: Mapping[str, str]
@@ -93,11 +93,11 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def understand(api: ApiName, heard: RequestOptions, headers: Mapping[str, str], body: Mapping[str, Any]) -> Asked:
-    """The request as the server sees it. Raises Refused where calls and results do not match."""
+    """Interpret a request. Raises Refused if calls and results do not match."""
     said = list(heard.said)
     begun = ""
     while said and said[-1] and all(one.by == "model" for one in said[-1]):
-        # A prefill: the turn that is asked for has begun already.
+        # A prefill: the requested turn has already begun.
         begun = joined(one.text for one in said.pop()) + begun
     history = list(chain.from_iterable(said))
     _check_results(history)
@@ -126,9 +126,9 @@ def _continuing(
     text: str,
     line: str,
 ) -> Asked:
-    """A request in which the whole conversation is the text to continue: its turns are told by the results in it.
+    """Interpret a request whose text to continue is the whole conversation. Its turn is the number of results in it.
 
-    ``sent``: headers, body, and the body without that text; ``line``: what the text's first line says.
+    ``sent``: headers, body, and the body without that text; ``line``: the content of the text's first line.
     """
     headers, body, asked_of = sent
     settled, results, _ = text.rpartition(_RESULTS_END)
@@ -164,9 +164,9 @@ def joined(texts: Iterable[str]) -> str:
 
 
 def _check_results(history: Sequence[Said]) -> None:
-    """Each call is answered before anything else is said, and each result answers such a call.
+    """Check that each call is answered before anything else, and that each result answers such a call.
 
-    Both Anthropic and OpenAI refuse anything else, so a client that passes here has not lost a call.
+    Anthropic and OpenAI both reject anything else, so a client that passes has not lost a call.
     """
     open_calls: set[str] = set()
     before = None

@@ -1,4 +1,4 @@
-"""The record of what came and what became of it, which tests look at and wait on."""
+"""A log of requests and their responses, which tests inspect and wait on."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ import msgspec
 from tokenbus_services.mock_provider.request import Asked
 
 State = Literal["received", "sending", "stalled", "sent", "cut", "disconnected"]
-"""`sent`: the whole answer went out; `cut`: this side closed before the end; `disconnected`: the client left before
-the end. These three are final."""
+"""`sent`: the whole response was sent; `cut`: this side closed early; `disconnected`: the client left early. These
+three are final.
+"""
 
 _FINAL = frozenset[State]({"sent", "cut", "disconnected"})
 
 
 class Received(msgspec.Struct, frozen=True, kw_only=True):
-    """One request as it came."""
+    """One request as received."""
 
     method: str
     path: str
@@ -30,14 +31,14 @@ class Received(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Exchange(msgspec.Struct, kw_only=True, eq=False):
-    """One request and its answer. Times are `time.monotonic()`, in seconds."""
+    """One request and its response. Times are `time.monotonic()`, in seconds."""
 
     received: Received
     received_at: float
     asked: Asked | None = None
-    """None: no request of a provider API, or one that it would refuse."""
+    """None: not a provider API request, or a rejected one."""
     attempt: int = 0
-    """How often the same turn of the same conversation was asked for before."""
+    """How often this turn of the conversation was requested before."""
     state: State = "received"
     status: int | None = None
     reads_sent: int = 0
@@ -48,17 +49,17 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
 
     @property
     def ended(self) -> bool:
-        """Nothing more happens here."""
+        """Whether the exchange is finished."""
         return self.state in _FINAL
 
 
 class Journal:
-    """The latest exchanges, oldest first, and a way to wait for a change of any. Bounded in number and in bytes."""
+    """The latest exchanges, oldest first, with change notification. Bounded in number and bytes."""
 
     def __init__(self, *, exchanges: int, body_bytes: int) -> None:
         self.exchanges: deque[Exchange] = deque()
         self.total = 0
-        """All requests so far, those forgotten included."""
+        """Number of all requests, including evicted ones."""
         self._exchanges = exchanges
         self._body_bytes = body_bytes
         self._held_bytes = 0
@@ -66,7 +67,7 @@ class Journal:
         self._waiting = 0
 
     def add(self, exchange: Exchange) -> None:
-        """A request came; the oldest are forgotten where there are too many."""
+        """Add a request, evicting the oldest if needed."""
         self.total += 1
         self.exchanges.append(exchange)
         self._held_bytes += len(exchange.received.body)
@@ -75,13 +76,13 @@ class Journal:
         self.changed()
 
     def changed(self) -> None:
-        """Wakes everybody who waits; costs nothing where nobody does."""
+        """Wake all waiting tasks; free if there are none."""
         if self._waiting:
             before, self._changed = self._changed, asyncio.Event()
             before.set()
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Returns when the condition holds; it is looked at after each change."""
+        """Return once the condition holds; it is checked after each change."""
         self._waiting += 1
         try:
             while not condition():
@@ -91,7 +92,7 @@ class Journal:
 
 
 class Attempts:
-    """How often each turn was tried, by its key. The longest unused of ``limit`` keys is forgotten."""
+    """Counts tries per turn key. The least recently used of ``limit`` keys is evicted."""
 
     def __init__(self, limit: int) -> None:
         self._counts: OrderedDict[str, int] = OrderedDict()

@@ -1,6 +1,6 @@
-"""What to serve, as data: scripts of turns, how each is delivered, and what goes wrong with it.
+"""What to serve, as data: scripts of turns, their delivery and their faults.
 
-All of it has a JSON form (tagged by ``type``), so a script may come from a file as well as from a test.
+Everything has a JSON form (tagged by ``type``), so scripts may come from files as well as from tests.
 """
 
 from __future__ import annotations

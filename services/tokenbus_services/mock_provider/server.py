@@ -1,4 +1,4 @@
-"""The replay provider: a local HTTP server that speaks the provider APIs from scripts."""
+"""The mock provider: a local HTTP server that serves the provider APIs from scripts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tokenbus_services.mock_provider.script import Script, Turn
 from tokenbus_services.mock_provider.uploads import FileStore
 
 Choose = Callable[[Asked], Script | Turn | None]
-"""Which script or turn a request gets; None: the script that its model names."""
+"""Chooses the script or turn for a request; None: the script named by its model."""
 
 _DIALECTS: tuple[MockApi, ...] = (
     anthropic.dialect,
@@ -79,7 +79,7 @@ class ReplayServer:
     def url(self) -> str:
         """Base URL, without a path. Only while the server runs."""
         if self._listener is None:
-            raise RuntimeError("the replay server does not run")
+            raise RuntimeError("the mock provider is not running")
         host, port = self._listener.sockets[0].getsockname()[:2]
         return f"http://{host}:{port}"
 
@@ -94,18 +94,18 @@ class ReplayServer:
         return len(self._serving)
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Waits until the condition holds; it is looked at whenever something happens to a request or connection."""
+        """Wait until the condition holds; it is checked whenever a request or connection changes."""
         await self._journal.until(condition)
 
     async def requested(self, count: int = 1) -> Exchange:
-        """Waits for the ``count``-th request since the start and gives the latest."""
+        """Wait for the ``count``-th request since the start and return the latest."""
         await self.until(lambda: self._journal.total >= count)
         return self._journal.exchanges[-1]
 
     async def disconnected(self, exchange: Exchange) -> float:
-        """Waits until the client has left before the end of its answer; gives when, as `time.monotonic()`.
+        """Wait until the client leaves before the end of its response; return the time (`time.monotonic()`).
 
-        Raises RuntimeError where the exchange ends in another way.
+        Raises RuntimeError if the exchange ends in another way.
         """
         await self.until(lambda: exchange.ended)
         if exchange.state != "disconnected" or exchange.ended_at is None:
@@ -113,7 +113,7 @@ class ReplayServer:
         return exchange.ended_at
 
     def resume(self, exchange: Exchange) -> None:
-        """Lets a stalled answer go on."""
+        """Resume a stalled response."""
         exchange.resumed.set()
 
     async def __aenter__(self) -> Self:
@@ -267,4 +267,4 @@ def _body(received: Received) -> dict[str, Any]:
     try:
         return msgspec.json.decode(received.body, type=dict[str, Any])
     except msgspec.DecodeError as e:
-        raise Refused(400, f"the body is no JSON object: {e}") from None
+        raise Refused(400, f"the body is not a JSON object: {e}") from None

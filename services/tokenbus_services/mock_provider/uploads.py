@@ -1,7 +1,7 @@
-"""The file APIs of three providers: what was uploaded, and whether a request names a file that is there.
+"""Mocks the file APIs of three providers: stores uploads and checks that requested files exist.
 
-Of a file only its size and digest are kept. Sources: "Files API" of the Claude API documentation, "Files" of the OpenAI
-API reference, "Files API" of the Gemini API documentation.
+Only size and digest of a file are kept. Sources: "Files API" of the Claude API documentation, "Files" of the OpenAI API
+reference, "Files API" of the Gemini API documentation.
 """
 
 from __future__ import annotations
@@ -67,27 +67,27 @@ class _Begun(msgspec.Struct):
 
 
 class FileStore:
-    """The files of one server. Tests look at `files`, let some vanish, and let uploads fail."""
+    """The files of one server. Tests can inspect `files`, expire them, and make uploads fail."""
 
     def __init__(self) -> None:
         self.files: dict[str, StoredFile] = {}
         self.processing = 0
-        """How often a file of Gemini's is told to be in process, before it can be named."""
+        """How often a Gemini file is reported as processing before it can be used."""
         self._failing: deque[Status] = deque()
         self._begun: dict[str, _Begun] = {}
         self._looks: dict[str, int] = {}
         self._made = 0
 
     def vanish(self, file_id: str) -> None:
-        """The file expires now."""
+        """Expire the file now."""
         del self.files[file_id]
 
     def fail(self, *faults: Status) -> None:
-        """The next uploads end so, one each."""
+        """Make the next uploads fail with these errors, one each."""
         self._failing.extend(faults)
 
     def plan(self, received: Received) -> Plan | None:
-        """The answer to a call of a file API; None for any other."""
+        """Plan the response to a file API call; None for any other call."""
         dialect = _dialect(received)
         if dialect is None:
             return None
@@ -101,7 +101,7 @@ class FileStore:
             return refusal(dialect, refused)
 
     def check(self, api: ApiName, headers: Mapping[str, str], body: Mapping[str, Any]) -> None:
-        """Raises Refused for a request that names a file which is not there."""
+        """Raise Refused if a request refers to a missing file."""
         for name in _named(body):
             if api == "anthropic" and BETA not in headers.get("anthropic-beta", ""):
                 raise Refused(400, "messages: a source of type file needs the beta header of the Files API")
@@ -124,7 +124,7 @@ class FileStore:
             raise Refused(400, "anthropic-beta: the header of the Files API is required")
         file, fields = _parts(received)
         if dialect is openai_chat.dialect and fields.get("purpose") not in ("user_data", "vision", "assistants"):
-            raise Refused(400, f"purpose: {fields.get('purpose')!r} is none of a file that a request can name")
+            raise Refused(400, f"purpose: {fields.get('purpose')!r} is not a purpose of files that requests can use")
         self._made += 1
         content: bytes = file["data"]
         anthropics = dialect is anthropic.dialect
@@ -154,7 +154,7 @@ class FileStore:
         if command != "upload, finalize" or begun is None:
             raise Refused(400, "an upload begins with `start` and ends with `upload, finalize`")
         if len(received.body) != begun.size:
-            raise Refused(400, f"{len(received.body)} bytes came where {begun.size} were told")
+            raise Refused(400, f"received {len(received.body)} bytes instead of the declared {begun.size}")
         self._made += 1
         uri = f"{_origin(received)}/v1beta/files/f{self._made:011d}"
         self.files[uri] = stored = StoredFile(

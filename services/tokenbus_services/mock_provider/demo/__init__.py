@@ -1,7 +1,7 @@
-"""The demo's conversation: thinking, a word to the user, a tool call, and an answer that uses the tool's result.
+"""The demo's conversation: thinking, a short text, a tool call, and an answer that uses the tool's result.
 
-One script serves every API that the replay provider can compose; the tool that it calls lives beside it. `answer` is
-what the mock provider of `tokenbus up --mock` says: this conversation to a request with the tool, else a text.
+One script serves every API; its tool is defined here too. `answer` is used by `tokenbus up --mock`: it plays this
+conversation if the request has the tool, otherwise it returns a text.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ DEMO_MODEL = "demo"
 """The model to ask for: the script's name."""
 WEATHER_TOOL = "weather"
 PACE = 40.0
-"""Reads a second, as a person reads a model that writes."""
+"""Reads per second, at a person's reading speed."""
 _QUOTED_CHARACTERS = 200
 DEMO_PROMPT = "Do I need an umbrella in Zürich this afternoon?"
 
@@ -39,7 +39,7 @@ def demo_scripts() -> list[Script]:
 
 
 def answer(asked: Asked) -> Turn:
-    """What the mock provider says to a request for any model: no key, and the same answer to the same request."""
+    """The mock provider's answer for any model: deterministic, no key needed."""
     tools = msgspec.json.encode(asked.body.get("tools"))
     if f'"{WEATHER_TOOL}"'.encode() in tools:
         turns = _conversation().turns
@@ -55,5 +55,5 @@ def _conversation() -> Script:
 
 
 def weather(city: str) -> dict[str, object]:
-    """The demo's tool. It knows one kind of weather, that of the conversation."""
+    """The demo's tool, with fixed weather."""
     return {"city": city, "sky": "light rain", "celsius": 14, "wind_kmh": 11, "dry_from": "18:00"}
