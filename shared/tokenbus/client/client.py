@@ -23,7 +23,16 @@ from tokenbus.client.run import PUBLISHED_WAIT_S, Run
 from tokenbus.client.run_id import new_run_id
 from tokenbus.client.run_log import follow
 from tokenbus.client.subscriptions.event_filter import Classes, K, Kinds, Runs
-from tokenbus.client.subscriptions.factory import Ack, Begin, Delivery, GroupBegin, Reading, Subscription, subscription
+from tokenbus.client.subscriptions.factory import (
+    Ack,
+    Begin,
+    Delivery,
+    GroupBegin,
+    Reading,
+    SubscribeOptions,
+    Subscription,
+    subscription,
+)
 from tokenbus.client.subscriptions.gaps import OnTrimmed
 from tokenbus.client.subscriptions.group import SharedSubscription
 from tokenbus.client.subscriptions.ordered import PREFETCH, OrderedSubscription
@@ -332,16 +341,10 @@ class Client:
         - ``on_trimmed``: called with the `CursorTrimmed` of each partition in which unread events were trimmed, once;
           then reading continues at the oldest that is kept. None: iterating raises it, and `each` logs it.
         """
-        return self._subscribe(
-            topic,
-            group,
-            kinds=kinds,
-            runs=runs,
-            from_=from_,
-            ack=ack,
-            prefetch=prefetch,
-            on_trimmed=on_trimmed,
+        options = SubscribeOptions(
+            kinds=kinds, runs=runs, from_=from_, ack=ack, prefetch=prefetch, on_trimmed=on_trimmed
         )
+        return self._subscribe(topic, group, options)
 
     def sentences(
         self,
@@ -360,9 +363,7 @@ class Client:
         ``rules``: the language, the shortest and the longest sentence. ``hold_s``: seconds after which the words of a
         sentence that is not whole are given out. Raises ValueError for what cannot be.
         """
-        chunks = self._subscribe(
-            "visible",
-            group,
+        options = SubscribeOptions(
             runs=runs,
             from_=from_,
             ack="explicit",
@@ -370,36 +371,13 @@ class Client:
             on_trimmed=on_trimmed,
             most_in_hand=IN_HAND,  # of many texts at once a part may be held, which no sentence has acknowledged yet
         )
+        chunks = self._subscribe("visible", group, options)
         return SentenceSubscription(
             self._deployment, chunks, rules=rules or SentenceRules(), hold_s=hold_s, ack=ack, prefetch=prefetch
         )
 
-    def _subscribe(
-        self,
-        topic: SubscribedTopic,
-        group: str | None,
-        *,
-        kinds: Kinds[Any] = None,
-        runs: Runs | None,
-        from_: Begin,
-        ack: Ack,
-        prefetch: int,
-        on_trimmed: OnTrimmed | None,
-        most_in_hand: int | None = None,
-    ) -> Subscription:
-        made = subscription(
-            self._deployment,
-            topic,
-            group,
-            kinds=kinds,
-            runs=runs,
-            from_=from_,
-            ack=ack,
-            prefetch=prefetch,
-            on_trimmed=on_trimmed,
-            most_in_hand=most_in_hand,
-            reconnect_s=self._reconnect_s,
-        )
+    def _subscribe(self, topic: SubscribedTopic, group: str | None, options: SubscribeOptions) -> Subscription:
+        made = subscription(self._deployment, topic, group, options, reconnect_s=self._reconnect_s)
         self._subscriptions.add(made)
         return made
 

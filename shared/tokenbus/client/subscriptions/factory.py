@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any, Literal, TypeAlias, TypedDict, get_args
 
+import msgspec
+
 from tokenbus.bus.keys import TOPICS, SubscribedTopic
 from tokenbus.client.deployment import Deployment
 from tokenbus.client.subscriptions.cursor import Cursor
@@ -35,28 +37,36 @@ class Reading(Delivery, total=False):
     kinds: Kind | Collection[Kind] | None
 
 
+class SubscribeOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How a subscription begins, what it gives and how that is acknowledged; see `tokenbus.Client.subscribe`."""
+
+    kinds: Kinds[Any] = None
+    runs: Runs | None
+    from_: Begin
+    ack: Ack
+    prefetch: int
+    on_trimmed: OnTrimmed | None
+    most_in_hand: int | None = None
+    """Of a group's worker: how many events may be unacknowledged; None: as many as ``prefetch``."""
+
+
 def subscription(
     deployment: Deployment,
     topic: SubscribedTopic,
     group: str | None,
+    options: SubscribeOptions,
     *,
-    kinds: Kinds[Any] = None,
-    runs: Runs | None,
-    from_: Begin,
-    ack: Ack,
-    prefetch: int,
     reconnect_s: float,
-    on_trimmed: OnTrimmed | None = None,
-    most_in_hand: int | None = None,
 ) -> Subscription:
     """A subscription that has not begun: with a group a shared one. Raises ValueError for what cannot be."""
     if topic not in TOPICS:
         raise ValueError(f"topic: {unknown_name(topic, TOPICS)}")
-    selection = Selection(topic, kinds, runs)
-    if prefetch < 1:
+    selection = Selection(topic, options.kinds, options.runs)
+    if options.prefetch < 1:
         raise ValueError("prefetch: at least 1")
-    if ack not in get_args(Ack):
-        raise ValueError(f"ack: {unknown_name(ack, get_args(Ack))}")
+    if options.ack not in get_args(Ack):
+        raise ValueError(f"ack: {unknown_name(options.ack, get_args(Ack))}")
+    from_ = options.from_
     if isinstance(from_, Cursor):
         if group is not None or from_.topic != topic:
             raise ValueError(f"from_: a cursor of {from_.topic}; a group keeps its own, another topic has another")
@@ -69,10 +79,10 @@ def subscription(
             topic,
             begin=from_,
             selection=selection,
-            ack=ack,
-            prefetch=prefetch,
+            ack=options.ack,
+            prefetch=options.prefetch,
             reconnect_s=reconnect_s,
-            on_trimmed=on_trimmed,
+            on_trimmed=options.on_trimmed,
         )
     return SharedSubscription(
         deployment,
@@ -80,9 +90,9 @@ def subscription(
         group=group,
         begin="start" if from_ == "start" else "now",
         selection=selection,
-        ack=ack,
-        prefetch=prefetch,
-        most_in_hand=most_in_hand,
+        ack=options.ack,
+        prefetch=options.prefetch,
+        most_in_hand=options.most_in_hand,
         reconnect_s=reconnect_s,
-        on_trimmed=on_trimmed,
+        on_trimmed=options.on_trimmed,
     )
