@@ -305,6 +305,6 @@ async def test_limits_hold_for_blobs_as_for_base64() -> None:
         with pytest.raises(RequestInvalid, match=f"{len(PNG)} bytes") as e:
             await sent(shelf, endpoint_of("anthropic", image_bytes=len(PNG) - 3), hello(shows(source)))
         assert e.value.where == "messages[1].content[1]"
-        with pytest.raises(RequestInvalid, match="with its media the request has"):
+        with pytest.raises(RequestInvalid, match="the request with its media has"):
             await sent(shelf, endpoint_of("anthropic", request_bytes=len(PNG)), hello(shows(source)))
     assert shelf.read == []
