@@ -43,7 +43,7 @@ def told_stops(stops: list[str], limit: int | None, *, blanks: bool = True) -> l
     """Return the stop strings to send: deduplicated, at most ``limit``, and without whitespace-only ones if ``blanks``
     is False.
 
-    `tokenbus.core.prefill` finds the remaining ones in the text.
+    `tokenbus.core.stop_strings` finds the remaining ones in the text.
     """
     return [stop for stop in dict.fromkeys(stops) if blanks or stop.strip()][:limit]
 
