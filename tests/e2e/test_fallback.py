@@ -186,7 +186,7 @@ async def test_an_image_that_was_moved_out_of_the_request_reaches_the_next_as_we
     first = Script(name="first", turns=(Turn(says=BROKEN, fault=Status(status=401)),))
     async with (
         ReplayServer([first, SPEAKS]) as provider,
-        fleet(tmp_path, server_url, keys, provider.url, PIPELINE, QUICK + "\n[blobs]\ninline_bytes = 1\n"),
+        fleet(tmp_path, server_url, keys, provider.url, PIPELINE, QUICK + "\n[blobs]\ninline_characters = 1\n"),
     ):
         messages = picture("image/png", PNG)
         run = await send("first", messages=messages, fallback=[to(api) for api in ("openai-chat", "gemini")])

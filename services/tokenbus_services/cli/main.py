@@ -266,13 +266,24 @@ def dead_retry(entries: tuple[str, ...], everything: bool, as_json: bool) -> int
 
 @dead.command("drop")
 @click.argument("entries", nargs=-1, callback=_entries, metavar="[ENTRY]…")
-@click.option("--all", "everything", is_flag=True, help="All entries.")
+@click.option("--all", "everything", is_flag=True, help="All entries; asks first.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
 @_lines
-def dead_drop(entries: tuple[str, ...], everything: bool, as_json: bool) -> None:
+def dead_drop(entries: tuple[str, ...], everything: bool, yes: bool, as_json: bool) -> None:
     """Delete each ENTRY."""
-    from tokenbus_services.cli.dead.command import drop
+    from tokenbus_services.cli.dead.command import count, drop
 
-    asyncio.run(drop(_some_or_all(entries, everything), as_json=as_json))
+    chosen = _some_or_all(entries, everything)
+    if everything and not yes and not _agreed(f"Delete {asyncio.run(count())} dead entries for good?"):
+        return
+    asyncio.run(drop(chosen, as_json=as_json))
+
+
+def _agreed(question: str) -> bool:
+    """What the person at the terminal says. Raises UsageError if nobody is there to ask."""
+    if not sys.stdin.isatty():
+        raise click.UsageError("--all needs --yes if there is no terminal to ask at.", click.get_current_context())
+    return click.confirm(question, err=True)
 
 
 @tokenbus.group(invoke_without_command=True)

@@ -35,8 +35,12 @@ async def listing(*, as_json: bool) -> None:
     """Show all records, the newest first."""
     async with _reached() as (server, keys, _):
         with translated(server):
+            some = False
             async for entry in newest_records(server, keys):
+                some = True
                 print(msgspec.json.encode(entry).decode() if as_json else terminal.safe(_line(entry)))
+    if not some and not as_json:
+        print("no recorded runs; [records] in the settings turns recording on", file=sys.stderr)
 
 
 def show(run: str, *, as_json: bool) -> None:

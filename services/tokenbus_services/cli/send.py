@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, BinaryIO
@@ -44,8 +45,12 @@ async def send(
             return 0
         if not as_json:
             print(run.id, file=sys.stderr, flush=True)
-        with showing(as_json=as_json) as show:
-            return await show_run(bus, run.id, show, wait_s=60)
+        try:
+            with showing(as_json=as_json) as show:
+                return await show_run(bus, run.id, show, wait_s=60)
+        except asyncio.CancelledError:  # Ctrl-C
+            print(f"the run goes on, and costs: `tokenbus cancel {run.id}` stops it", file=sys.stderr, flush=True)
+            raise
 
 
 def from_file(name: str, data: bytes) -> Request:

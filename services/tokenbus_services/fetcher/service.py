@@ -115,7 +115,7 @@ class FetcherService:
             self._cancels,
             providers=self._providers.get,
             tools=tools,
-            media=IntakeMedia(self._blobs, inline_bytes=settings.blobs.inline_bytes),
+            media=IntakeMedia(self._blobs, inline_characters=settings.blobs.inline_characters),
         )
         turns = AttemptRunner(
             server,

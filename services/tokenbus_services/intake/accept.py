@@ -102,8 +102,8 @@ class Intake:
             retry.max_losses,
             round(retry.base_delay_s * 1000),
             round(retry.max_delay_s * 1000),
-            limits.block_bytes,
-            limits.run_events,
+            limits.block_characters,
+            limits.run_input_events,
             limits.turn_bytes,
             limits.run_bytes,
         )

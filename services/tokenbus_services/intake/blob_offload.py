@@ -42,10 +42,12 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 class IntakeMedia:
     """Moves the large media of requests to the blob store."""
 
-    def __init__(self, blobs: RecentBlobs, *, inline_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
-        """``inline_bytes``: characters of base64 up to which media stay in the request."""
+    def __init__(
+        self, blobs: RecentBlobs, *, inline_characters: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """``inline_characters``: characters of base64 up to which media stay in the request."""
         self._blobs = blobs
-        self._inline_bytes = inline_bytes
+        self._inline_characters = inline_characters
         self._clock = clock
         self._at_once = asyncio.Semaphore(AT_ONCE)
         self._away_until = 0.0
@@ -61,7 +63,7 @@ class IntakeMedia:
             raise RequestInvalid("messages", f"over {MOST_BLOBS} blobs in one request")
         for where, part in media_of(request):
             match part.source:
-                case Base64Source() as source if len(source.data) > self._inline_bytes:
+                case Base64Source() as source if len(source.data) > self._inline_characters:
                     sources[where] = await self._moved(where, source)
                 case BlobSource() as source:
                     named.add(source.blob_id)

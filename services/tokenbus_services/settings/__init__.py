@@ -6,7 +6,7 @@ The settings never contain provider keys; they name the variable (`api_key_env`)
 from __future__ import annotations
 
 from tokenbus_services.settings.fallbacks import FallbackChoice, FallbackRoute
-from tokenbus_services.settings.file import Settings, load, read_file
+from tokenbus_services.settings.file import Settings, load, old_names_in, read_file
 from tokenbus_services.settings.limits import LimitSettings, ProviderRates, RateSettings
 from tokenbus_services.settings.policies import PolicyRoute, PolicySettings
 from tokenbus_services.settings.providers import (
@@ -56,5 +56,6 @@ __all__ = [
     "ToolSettings",
     "UploadSettings",
     "load",
+    "old_names_in",
     "read_file",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Any, Literal, cast, get_args
 
 import msgspec
 from msgspec import Meta
@@ -14,10 +14,12 @@ from tokenbus.bus.keys import DEFAULT_PARTITIONS, DEFAULT_PREFIX, MAX_PARTITIONS
 from tokenbus.bus.server.url import with_password
 from tokenbus.errors import SettingsError
 from tokenbus.events.requests import Tool
+from tokenbus_services.settings.errors import explained
 from tokenbus_services.settings.fallbacks import FallbackRoute
 from tokenbus_services.settings.limits import LimitSettings
 from tokenbus_services.settings.policies import PolicyRoute, PolicySettings
 from tokenbus_services.settings.providers import DEFAULT_PROVIDERS, ProviderSettings
+from tokenbus_services.settings.renamed import old_names, with_new_names
 from tokenbus_services.settings.retention import BlobSettings, RecordSettings, RetentionSettings
 from tokenbus_services.settings.tools import McpSettings, ToolSettings
 from tokenbus_services.settings.types import Table
@@ -121,12 +123,39 @@ def load(env: Mapping[str, str] = os.environ) -> Settings:
 
 def read_file(path: Path) -> Settings:
     """Read one `tokenbus.toml`. Raises SettingsError."""
+    raw = _read(path)
     try:
-        return msgspec.toml.decode(path.read_bytes(), type=Settings)
+        raw = with_new_names(raw)
+    except ValueError as e:
+        raise SettingsError(str(path), "$", str(e)) from None
+    if isinstance(raw.get("providers"), dict):
+        providers: dict[str, Any] = raw["providers"]
+        raw["providers"] = {name: _with_api(name, table) for name, table in providers.items()}
+    try:
+        return msgspec.convert(raw, Settings)
+    except msgspec.ValidationError as e:
+        where, problem = explained(e, raw, Settings)
+        raise SettingsError(str(path), where, problem) from None
+
+
+def old_names_in(env: Mapping[str, str] = os.environ) -> list[tuple[str, str]]:
+    """The old names of settings that the file has, each with the new one. Raises SettingsError."""
+    path = env.get("TOKENBUS_CONFIG")
+    return old_names(_read(Path(path))) if path else []
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return msgspec.toml.decode(path.read_bytes(), type=dict[str, Any])
     except OSError as e:
         raise SettingsError(str(path), "file", e.strerror or str(e)) from None
-    except msgspec.ValidationError as e:
-        problem, _, where = str(e).partition(" - at `")
-        raise SettingsError(str(path), where.rstrip("`") or "$", problem) from None
     except msgspec.DecodeError as e:
         raise SettingsError(str(path), "syntax", str(e)) from None
+
+
+def _with_api(name: str, table: Any) -> object:
+    """A table of a provider that is there by default may leave out the API that it has."""
+    default = DEFAULT_PROVIDERS.get(name)
+    if default is None or not isinstance(table, dict):
+        return cast("object", table)
+    return {"api": default.api, **cast("dict[str, Any]", table)}

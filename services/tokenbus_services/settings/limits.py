@@ -36,8 +36,10 @@ class LimitSettings(Table, frozen=True, kw_only=True):
     inbound_entries: Count = 100_000
     answer_bytes: Bytes = 256 * 2**20
     """Maximum size of one provider response, decoded; images count as base64."""
-    block_bytes: Bytes = 16 * 2**20
-    run_events: Count = 500_000
+    block_characters: Count = 16 * 2**20
+    """Maximum characters of one block; beyond it the run fails."""
+    run_input_events: Count = 500_000
+    """Maximum events that the parser reads of one run, from its provider and its tools; beyond it the run fails."""
     turn_bytes: Bytes = 64 * 2**20
     """Maximum events of a turn's attempts; beyond it the run fails with `turn_too_large`. The parser keeps a turn in
     memory.

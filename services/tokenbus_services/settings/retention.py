@@ -43,7 +43,7 @@ class BlobSettings(Table, frozen=True, kw_only=True):
     """`module:factory`: your own store in place of the blob service; the factory returns a
     `tokenbus.blobs.BlobLoader`.
     """
-    inline_bytes: Bytes = 64 * 2**10
+    inline_characters: Count = 64 * 2**10
     """Base64 media in a request with more characters than this moves to the store when the request is accepted."""
     cache_bytes: Annotated[int, Meta(ge=0)] = 32 * 2**20
     """Recent blobs that each fetcher caches in memory; blobs larger than a quarter of this are never cached."""

@@ -83,8 +83,9 @@ async def test_the_list_has_the_newest_first_with_origin_and_reason(morgue: Morg
     assert "bytes" not in entry
 
 
-async def test_an_empty_dead_stream_lists_nothing(config: str):
-    assert await run("dead", "list", TOKENBUS_CONFIG=config) == (0, "", "")
+async def test_an_empty_dead_stream_lists_nothing_and_says_so(config: str):
+    assert await run("dead", "list", TOKENBUS_CONFIG=config) == (0, "", "no dead entries\n")
+    assert await run("dead", "list", "--json", TOKENBUS_CONFIG=config) == (0, "", "")
 
 
 async def test_an_entry_is_shown_whole_and_its_bytes_never_reach_the_terminal_as_they_are(morgue: Morgue, config: str):
@@ -170,7 +171,10 @@ async def test_entries_are_dropped_one_by_one_or_all(morgue: Morgue, config: str
     assert first not in await morgue.left()
     gone = await run("dead", "drop", first, TOKENBUS_CONFIG=config)
     assert (gone.code, gone.error) == (1, f"error: no dead entry {first}")
-    assert (await run("dead", "drop", "--all", TOKENBUS_CONFIG=config)).code == 0
+    unasked = await run("dead", "drop", "--all", TOKENBUS_CONFIG=config)
+    assert unasked.code == 2
+    assert "--yes" in unasked.error
+    assert (await run("dead", "drop", "--all", "--yes", TOKENBUS_CONFIG=config)).code == 0
     assert await morgue.left() == []
 
 

@@ -55,7 +55,7 @@ def make_intake(server: Server, keys: Keys, queue: Finished, **tables: Any) -> I
     vendors = {name: ProviderSettings(api="anthropic") for name in ("good", "broken")}
     settings = Settings(prefix=keys.prefix, partitions=keys.partitions, providers=vendors, **tables)
     stand_in: Any = queue
-    media = IntakeMedia(RecentBlobs(Shelf(), 0), inline_bytes=1)
+    media = IntakeMedia(RecentBlobs(Shelf(), 0), inline_characters=1)
     cancels = Cancels(server, keys, stand_in)
     return Intake(server, settings, stand_in, cancels, providers=providers, tools=(), media=media)
 

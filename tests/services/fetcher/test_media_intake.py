@@ -54,7 +54,7 @@ class Clock:
 
 
 def intake(shelf: Shelf, clock: Clock | None = None) -> IntakeMedia:
-    return IntakeMedia(RecentBlobs(shelf, 0), inline_bytes=len(b64encode(LARGE)) - 1, clock=clock or Clock())
+    return IntakeMedia(RecentBlobs(shelf, 0), inline_characters=len(b64encode(LARGE)) - 1, clock=clock or Clock())
 
 
 def inline(content: bytes, media_type: str = "image/png") -> Base64Source:

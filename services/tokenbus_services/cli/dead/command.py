@@ -40,6 +40,8 @@ async def listing(*, most: int, as_json: bool) -> None:
     if as_json:
         for dead in found:
             _print_json({**_facts(dead), "size": _size(dead)})
+    elif not found:
+        print("no dead entries", file=sys.stderr)
     elif console := terminal.console():
         console.print(_table(found))
     else:
@@ -82,6 +84,12 @@ async def retry(entry_ids: Sequence[str], *, as_json: bool) -> int:
             await drop_dead_letter(server, keys, [dead.id])
             _tell(dead, as_json, f"sent again as run {run.id}", run=run.id)
     return ending.OTHER if kept else 0
+
+
+async def count() -> int:
+    """How many entries there are."""
+    async with _reached() as (server, keys):
+        return await server.client.xlen(keys.dead)
 
 
 async def drop(entry_ids: Sequence[str], *, as_json: bool) -> None:

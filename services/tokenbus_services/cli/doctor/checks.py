@@ -9,9 +9,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
 import msgspec
+from redis.exceptions import AuthenticationError
 
 from tokenbus.bus.keys import WIRE_VERSION
 from tokenbus.bus.server.server import ServerInfo
+from tokenbus.errors import ServerError, ServerTooOld, ServerUnavailable, SettingsError
 from tokenbus_services.cli.inspect.snapshot import NodeFacts
 from tokenbus_services.cli.render.event_text import size
 from tokenbus_services.settings import Settings
@@ -142,3 +144,17 @@ def check_deployment(settings: Settings, meta: Mapping[str, str]) -> Iterator[Fi
 def all_well(findings: Iterable[Finding]) -> bool:
     """Whether nothing is wrong."""
     return all(finding.level != "wrong" for finding in findings)
+
+
+def server_todo(error: ServerError | SettingsError) -> str:
+    """What to do about a server that cannot be used, by what is wrong with it."""
+    if isinstance(error, SettingsError):
+        return "mend the url: redis://, rediss:// or unix://, +sentinel or +cluster behind the scheme if it is one"
+    if isinstance(error, ServerTooOld):
+        return f"run {error.minimum} or newer of the server"
+    cause = error.__cause__
+    if isinstance(cause, AuthenticationError) or str(cause).startswith(("NOAUTH", "WRONGPASS", "Authentication")):
+        return "mend user and password, in the url or in TOKENBUS_REDIS_PASSWORD; the server itself is there"
+    if isinstance(error, ServerUnavailable) and error.server.startswith(("rediss", "valkeys")):
+        return "start it, or mend its url; if this port speaks no TLS, the scheme is redis://"
+    return "start it, or mend its url; if this port speaks TLS, the scheme is rediss://"

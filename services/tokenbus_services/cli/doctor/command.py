@@ -64,7 +64,7 @@ async def examine(*, ask_providers: bool = False) -> list[Finding]:
             with translated(server):
                 found += [finding async for finding in _bus(server, settings)]
     except (ServerError, SettingsError) as e:
-        found.append(Finding(level="wrong", about="server", says=str(e), todo="start it, or mend its url"))
+        found.append(Finding(level="wrong", about="server", says=str(e), todo=checks.server_todo(e)))
     found += checks_outside.check_providers(settings, os.environ)
     if ask_providers:
         found += await asyncio.gather(*(_reach(name, url) for name, url in _addresses(settings)))

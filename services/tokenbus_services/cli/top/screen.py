@@ -18,6 +18,8 @@ from tokenbus_services.cli.render.event_text import per_second, size
 from tokenbus_services.cli.render.terminal import safe
 from tokenbus_services.cli.top.figures import Look, behind, totals
 
+NARROW = 90
+"""Columns of a terminal below which names of workers have no room."""
 AROUND = 17
 """Lines of the screen beside partitions: totals, server, queues, heads."""
 
@@ -46,7 +48,8 @@ class TopScreen:
             self._last = found
         parts = [self._heading(found)]
         if look := self._last:
-            parts += _whole(look, rows=max(3, self._console.height - AROUND - len(look.now.nodes)))
+            rows = max(3, self._console.height - AROUND - len(look.now.nodes))
+            parts += screen_parts(look, rows=rows, narrow=self._console.width < NARROW)
         self._live.update(Group(*parts), refresh=True)
 
     def _heading(self, found: Look | ServerUnavailable) -> Text | Table:
@@ -56,9 +59,13 @@ class TopScreen:
         return heading
 
 
-def _whole(look: Look, *, rows: int) -> list[Text | Table]:
+def screen_parts(look: Look, *, rows: int, narrow: bool) -> list[Text | Table]:
+    """What stands below the heading; ``narrow``: without the names of workers, so that all else is whole."""
     figures = Table.grid(padding=(0, 3))
-    figures.add_row(*(Text.assemble((f"{name} ", "dim"), value) for name, value in totals(look).items()))
+    cells = [Text.assemble((f"{name} ", "dim"), value) for name, value in totals(look).items()]
+    per_row = 3 if narrow else len(cells)
+    for i in range(0, len(cells), per_row):
+        figures.add_row(*cells[i : i + per_row])
     nodes = Table.grid(padding=(0, 2))
     for node in look.now.nodes:
         limit = f" of {size(node.memory_limit)}" if node.memory_limit else ""
@@ -68,15 +75,17 @@ def _whole(look: Look, *, rows: int) -> list[Text | Table]:
             f"{node.commands_per_s} commands/s",
             f"{node.clients} clients",
         )
-    return [figures, nodes, _groups(look), *_partitions(look.now.stages, rows)]
+    return [figures, nodes, _groups(look, narrow), *_partitions(look.now.stages, rows, narrow)]
 
 
-def _groups(look: Look) -> Table:
-    table = Table("group", "workers", "waiting or behind", "in hand", "works", "who", box=SIMPLE_HEAD, expand=True)
+def _groups(look: Look, narrow: bool) -> Table:
+    waiting = "waiting" if narrow else "waiting or behind"
+    who = [] if narrow else ["who"]
+    table = Table("group", "workers", waiting, "in hand", "works", *who, box=SIMPLE_HEAD, expand=True)
+    for column in table.columns:
+        column.no_wrap = True
     for column in table.columns[1:5]:
         column.justify = "right"
-        column.no_wrap = True
-    table.columns[5].no_wrap = True
     for queue in look.now.queues:
         table.add_row(
             queue.name,
@@ -84,22 +93,24 @@ def _groups(look: Look) -> Table:
             str(queue.waiting),
             str(queue.held),
             _coming(look, queue.name),
-            _who(queue.workers),
+            *([] if narrow else [_who(queue.workers)]),
         )
     for stage in look.now.stages:
         rate = per_second(look.rates.stage_bytes[stage.name], size)
-        table.add_row(
-            stage.name, _count(stage), behind(stage.lag_entries, stage.lag_bytes), "", rate, _who(stage.workers)
-        )
+        lag = behind(stage.lag_entries, stage.lag_bytes)
+        table.add_row(stage.name, _count(stage), lag, "", rate, *([] if narrow else [_who(stage.workers)]))
     return table
 
 
-def _partitions(stages: Sequence[StageFacts], rows: int) -> list[Text | Table]:
+def _partitions(stages: Sequence[StageFacts], rows: int, narrow: bool) -> list[Text | Table]:
     """Those that nobody owns first, then those that are furthest behind, as many as there is room for."""
     table = Table("partition", box=SIMPLE_HEAD)
     for stage in stages:
-        table.add_column(f"{stage.name} of")
-        table.add_column("behind", justify="right")
+        if narrow:
+            table.add_column(stage.name, justify="right", no_wrap=True)
+        else:
+            table.add_column(f"{stage.name} of")
+            table.add_column("behind", justify="right")
     table.add_column("open runs", justify="right")
     across = list(zip(*(stage.partitions for stage in stages), strict=True))
     order = sorted(
@@ -110,10 +121,9 @@ def _partitions(stages: Sequence[StageFacts], rows: int) -> list[Text | Table]:
     for n in shown:
         cells = [Text(str(n))]
         for p in across[n]:
-            cells += [
-                Text(safe(p.owner)) if p.owner else Text("nobody", style="bold red"),
-                Text(behind(p.lag_entries, p.lag_bytes)),
-            ]
+            owner = Text(safe(p.owner)) if p.owner else Text("nobody", style="bold red")
+            lag = Text(behind(p.lag_entries, p.lag_bytes))
+            cells += [owner, lag] if not narrow else [lag if p.owner else owner]
         table.add_row(*cells, Text(str(across[n][parser].open)))
     rest = len(across) - len(shown)
     return [table, Text(f"and {rest} more, none further behind", style="dim")] if rest else [table]

@@ -10,6 +10,7 @@ import socket
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
+import structlog
 import uvicorn
 from redis.exceptions import RedisError
 
@@ -30,6 +31,8 @@ from tokenbus_services.redaction import secrets_of
 from tokenbus_services.runtime import logs
 from tokenbus_services.settings import Settings
 
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
 _HTTP_GRACE_S = 3
 """How long requests in hand may still take at the stop."""
 _FILES_BESIDE = 256
@@ -44,6 +47,8 @@ def run(service: ServiceName, *, host: str | None = None, port: int | None = Non
         settings = with_mock(settings, mock_url)
     secrets = secrets_of(settings, os.environ) | {token_of(settings.blobs, os.environ)}
     logs.configure(settings.log_level, service=service, secrets=secrets)
+    for old, new in configuration.old_names_in():
+        log.warning("setting_renamed", old=old, new=new)
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # below that it writes sentences, not events
     assert settings.redis_url
     asked = getattr(settings.http, service) if port is None else port

@@ -1,0 +1,58 @@
+"""What `top` draws on a narrow terminal, and what `doctor` advises about a server."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from redis.exceptions import AuthenticationError
+from rich.console import Console, Group
+
+from tokenbus.errors import ServerError, ServerTooOld, ServerUnavailable, SettingsError
+from tokenbus_services.cli.doctor.checks import server_todo
+from tokenbus_services.cli.inspect.snapshot import PartitionFacts, QueueFacts, Rates, Snapshot, StageFacts
+from tokenbus_services.cli.top.command import Look
+from tokenbus_services.cli.top.screen import screen_parts
+
+
+def refused(url: str, cause: Exception | None = None) -> ServerUnavailable:
+    error = ServerUnavailable(url, "no")
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "advice"),
+    [
+        (refused("redis://h:1", AuthenticationError("WRONGPASS x")), "TOKENBUS_REDIS_PASSWORD"),
+        (ServerTooOld("redis://h:1", "5.0", "6.2"), "6.2 or newer"),
+        (SettingsError("redis_url", "scheme", "must be redis"), "mend the url"),
+        (refused("rediss://h:1", TimeoutError()), "speaks no TLS"),
+        (refused("redis://h:1", ConnectionError()), "speaks TLS"),
+    ],
+)
+def test_the_advice_about_a_server_is_by_what_is_wrong(error: ServerError | SettingsError, advice: str) -> None:
+    assert advice in server_todo(error)
+
+
+def test_top_is_whole_on_a_terminal_of_60_columns() -> None:
+    stages = [
+        StageFacts(
+            name=name,
+            workers=["a-very-long-host-name:1234"],
+            partitions=[PartitionFacts(owner="a-very-long-host-name:1234", lag_bytes=7_777)] * 8,
+        )
+        for name in ("normalizer", "parser", "policy")
+    ]
+    queues = [QueueFacts(name=name, workers=["a-very-long-host-name:1"]) for name in ("intake", "fetcher", "tools")]
+    rates = Rates(
+        requests=1.0, attempts=1.0, tool_calls=1.0, chunks=1.0, stage_bytes={stage.name: 1e6 for stage in stages}
+    )
+    now = Snapshot(at_ms=0, stages=stages, queues=queues, nodes=[], chunks=1, dead=0)
+    console = Console(width=60, file=io.StringIO(), record=True)
+    console.print(Group(*screen_parts(Look(now, rates), rows=8, narrow=True)))
+    shown = console.export_text()
+    for word in ("normalizer", "parser", "policy", "intake", "fetcher", "tools", "open runs", "in hand"):
+        assert word in shown
+    assert "…" not in shown
+    assert [line.split()[0] for line in shown.splitlines()[-9:] if line.strip()] == [str(n) for n in range(8)]

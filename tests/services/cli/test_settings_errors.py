@@ -1,0 +1,68 @@
+"""A wrong setting is named with its table, a choice with its values; old names of settings still work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tokenbus.errors import SettingsError
+from tokenbus_services.settings import Settings, load, old_names_in
+
+
+def loaded(directory: Path, text: str) -> Settings:
+    path = directory / "tokenbus.toml"
+    path.write_text(text)
+    return load({"TOKENBUS_CONFIG": str(path)})
+
+
+@pytest.mark.parametrize(
+    ("text", "where", "problem"),
+    [
+        ('[providers.fine]\napi = "gemini"\n[providers.x]\napi = "nope"', "$.providers.x", "'nope' is not known"),
+        ('[providers.x]\napi = "gemini"\n[providers.x.quirks]\ny = 1', "$.providers.x.quirks", "unknown field `y`"),
+        ('[limits.tenants.acme]\nconcurrency = "x"', "$.limits.tenants.acme.concurrency", "got `str`"),
+        (
+            '[limits.providers.gemini.models."a.b"]\nconcurrency = "x"',
+            "$.limits.providers.gemini.models.a.b.concurrency",
+            "got `str`",
+        ),
+        ('[policies.p]\nuse = "a:b"\non_error = "maybe"', "$.policies.p.on_error", "it may be block, pass"),
+        ('topics = ["visble"]', "$.topics[0]", "it may be blocks, chunks, visible"),
+        ('[tools.a]\nkind = "x"', "$.tools.a.kind", "it may be python, http"),
+    ],
+)
+def test_a_wrong_value_is_named_with_its_table_and_a_choice_with_its_values(
+    tmp_path: Path, text: str, where: str, problem: str
+) -> None:
+    with pytest.raises(SettingsError) as caught:
+        loaded(tmp_path, text)
+    assert caught.value.where == where
+    assert problem in caught.value.problem
+
+
+def test_a_default_provider_with_one_override_needs_no_api(tmp_path: Path) -> None:
+    provider = loaded(tmp_path, '[providers.anthropic]\nbase_url = "https://a.example"').providers["anthropic"]
+    assert (provider.api, provider.base_url) == ("anthropic", "https://a.example")
+    with pytest.raises(SettingsError, match=r"providers\.mine: .*`api`"):
+        loaded(tmp_path, '[providers.mine]\nbase_url = "https://a.example"')
+
+
+OLD = "[limits]\nblock_bytes = 1\nrun_events = 2\n[blobs]\ninline_bytes = 3\n"
+
+
+def test_old_names_of_settings_work_and_are_told(tmp_path: Path) -> None:
+    settings = loaded(tmp_path, OLD)
+    assert (settings.limits.block_characters, settings.limits.run_input_events) == (1, 2)
+    assert settings.blobs.inline_characters == 3
+    assert old_names_in({"TOKENBUS_CONFIG": str(tmp_path / "tokenbus.toml")}) == [
+        ("limits.block_bytes", "limits.block_characters"),
+        ("limits.run_events", "limits.run_input_events"),
+        ("blobs.inline_bytes", "blobs.inline_characters"),
+    ]
+    assert old_names_in({}) == []
+
+
+def test_both_names_of_one_setting_are_an_error(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="leave one of them"):
+        loaded(tmp_path, "[limits]\nblock_bytes = 1\nblock_characters = 2\n")
