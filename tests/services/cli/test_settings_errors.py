@@ -19,7 +19,7 @@ def loaded(directory: Path, text: str) -> Settings:
 @pytest.mark.parametrize(
     ("text", "where", "problem"),
     [
-        ('[providers.fine]\napi = "gemini"\n[providers.x]\napi = "nope"', "$.providers.x", "'nope' is not known"),
+        ('[providers.fine]\napi = "gemini"\n[providers.x]\napi = "nope"', "$.providers.x", "unknown API 'nope'"),
         ('[providers.x]\napi = "gemini"\n[providers.x.quirks]\ny = 1', "$.providers.x.quirks", "unknown field `y`"),
         ('[limits.tenants.acme]\nconcurrency = "x"', "$.limits.tenants.acme.concurrency", "got `str`"),
         (

@@ -232,7 +232,7 @@ async def test_a_writer_that_a_defect_ended_says_so(
     await writer.open()
     try:
         assert writer.healthy
-        monkeypatch.setattr("tokenbus_services.fetcher.raw_writer.send_many", broken)
+        monkeypatch.setattr("tokenbus_services.fetcher.raw_writer.run_scripts", broken)
         await writer.attempt(run, 0, 1, lambda reason: None).write(Data(b"a"), urgent=True)
         await eventually(lambda: not writer.healthy)
     finally:
