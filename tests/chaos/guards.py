@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from tests.chaos import rogue
 from tests.chaos.record import Guarded, Piece
 from tokenbus.events.public import PublicEvent
 from tokenbus.policy.builtin.tool_call_gate import Block, Replace, ToolCallGate, Verdict
@@ -23,6 +24,8 @@ CHAINS: dict[str, tuple[str, ...]] = {
     "stop": ("mask", "stop"),
     "all": ("hold", "mask", "gate"),
     "gate and stop": ("gate", "stop"),
+    "rogue": ("rogue",),
+    "rogue in a chain": ("mask", "rogue", "gate"),
 }
 """What a run's ``metadata.guard`` may be, and the policies that it has then."""
 MASKED, MASK = "wörd7", "wörd[7]"
@@ -95,6 +98,9 @@ def settings() -> str:
         f'use = "tokenbus.policy:ReplaceText"\noptions = {{ rules = [{rule}], kinds = ["text", "thinking"] }}'
     )
     tables = [f"[policies.{name}]\ntimeout_s = {TIMEOUT_S}\n{use}\n" for name, use in uses.items()]
+    tables.append(
+        f'[policies.rogue]\nuse = "{rogue.__name__}:Rogue"\ntimeout_s = {rogue.TIMEOUT_S}\non_error = "pass"\n'
+    )
     for guard, chain in CHAINS.items():
         tables.append(f'[[policy_routes]]\npolicies = {json.dumps(chain)}\nmetadata = {{ guard = "{guard}" }}\n')
     return "\n".join(tables)
@@ -131,6 +137,7 @@ def heard(pieces: Sequence[Piece], guard: str) -> tuple[list[Piece], Guarded]:
         reason=REASON,
         unheard=tuple(unheard),
         stopped="stop" in chain,
+        may_fail=tuple(policy for policy in chain if policy == "rogue"),
     )
     return left, guarded
 

@@ -34,6 +34,8 @@ class Guarded(msgspec.Struct, frozen=True, kw_only=True):
     """What no listener hears, wherever it is cut."""
     stopped: bool
     """A policy ends the run before its end."""
+    may_fail: tuple[str, ...] = ()
+    """Policies whose errors are no surprise, and change nothing that is heard."""
 
 
 class Story(msgspec.Struct, frozen=True, kw_only=True):

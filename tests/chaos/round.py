@@ -14,7 +14,7 @@ from zlib import crc32
 import msgspec
 from redis.exceptions import RedisClusterException, RedisError
 
-from tests.chaos import guards, hostile, ledger, observer
+from tests.chaos import guards, hostile, ledger, observer, rogue
 from tests.chaos.faults import Chaos, Rates
 from tests.chaos.inside import LEFT_BEHIND
 from tests.chaos.proxy import Proxy
@@ -278,4 +278,5 @@ topic_entries = 10000000
 tool_slack_s = {TOOL_SLACK_S if server.lossy else 120.0}
 silent_run_s = {SILENT_S if server.lossy else 900.0}
 policy_slack_s = {POLICY_SLACK_S if server.lossy else 120.0}
+policy_memory_bytes = {rogue.MEMORY_BYTES}
 """

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from tests.chaos import hostile
+from tests.chaos import hostile, rogue
 from tests.chaos.guards import CHAINS, STOP, heard
 from tests.chaos.record import Fate, Piece, Story
 from tests.e2e.fleet import BASE_PATHS
@@ -159,6 +159,7 @@ def _scene(run: str, chance: random.Random, guard: str | None) -> Scene:
     cancel = chance.uniform(0, 4) if fate == "cancelled" else None
     waits = _MOST_WAIT_S * sum(len(reply.tool_calls) for reply in replies)
     longest_s = sum(map(_longest_s, turns)) + (waits or _WRITTEN_S if prefill else waits)
+    longest_s += rogue.LONGEST_S * (guarded is not None and bool(guarded.may_fail))
     return Scene(story, request, Script(name=run, turns=turns), cancel, longest_s + _FAULT_S * (fate != "plain"))
 
 

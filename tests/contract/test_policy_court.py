@@ -14,12 +14,14 @@ from tests.unit.core.held import HeldStory
 from tests.unit.core.script import RUN, text
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
+from tokenbus.bus.liveness import Liveness
 from tokenbus.bus.server.server import Server
 from tokenbus.bus.stage.stage import Stage
 from tokenbus.events import normalized as n
 from tokenbus.events.frames import Drafts, PolicyVerdicts, encode, event_decoder
 from tokenbus.events.public import PublicEvent
-from tokenbus_services.policy_stage.service import GROUP, Court
+from tokenbus_services.policy_stage.record import GROUP
+from tokenbus_services.policy_stage.service import PolicyService
 from tokenbus_services.settings import PolicySettings, Settings
 
 PASSES = PolicySettings(use="tokenbus.policy:StreamProcessor")
@@ -54,14 +56,18 @@ class Bench:
 
     @asynccontextmanager
     async def worker(self, name: str) -> AsyncGenerator[Stage]:
-        court = Court(self.settings, CollectorRegistry())
-        stage = Stage(self.server, self.keys, group=GROUP, topic="drafts", worker=name, logic=court.logic, tick_s=0.05)
-        async with working(stage):
-            await court.open(self.server, stage)
-            try:
+        service = PolicyService(self.settings, CollectorRegistry())
+        stage = Stage(
+            self.server, self.keys, group=GROUP, topic="drafts", worker=name, logic=service.logic, tick_s=0.05
+        )
+        liveness = Liveness()
+        await service.start(liveness)
+        try:
+            async with working(stage):
+                await service.open(self.server, stage, liveness)
                 yield stage
-            finally:
-                await court.close()
+        finally:
+            await service.close()
 
 
 async def test_what_a_second_worker_tells_again_is_heard_once(server: Server, server_url: str, keys: Keys) -> None:

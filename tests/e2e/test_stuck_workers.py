@@ -30,7 +30,7 @@ TASKS: dict[Kind, set[str]] = {
     "normalizer": {"leases normalizer", "deployment", "subscriber normalizer"},
     "parser": {"leases parser", "clock", "deployment", "subscriber parser"},
     "tools": {"queue tools", "heartbeat tools", "sign-on tools", "control", "deployment", "subscriber tools"},
-    "policy": {"leases policy", "partitions", "deployment", "subscriber policy"},
+    "policy": {"leases policy", "partitions", "executors", "deployment", "subscriber policy"},
     "recorder": {
         *("queue recorder", "heartbeat recorder", "sign-on recorder"),
         *("leases of records", "deployment", "subscriber recorder"),

@@ -23,6 +23,36 @@ class PolicyTimeouts(msgspec.Struct, frozen=True):
     """When the last one that it has read was drafted."""
 
 
+MOST_LOSSES = 5
+"""So often a stage may be lost before it has read anything more, and be given time to come back."""
+
+
+class JudgesSeen:
+    """The policy stage in one partition, look by look."""
+
+    def __init__(self) -> None:
+        self._alive_ms: int | None = None
+        self._read = ""
+        self._here = False
+        self._losses = 0
+
+    def look(self, *, alive: bool, lag_bytes: int, read: str, read_ms: int, now_ms: int) -> PolicyTimeouts:
+        """Whether a worker has it now, and the last entry that any has read, which was drafted then.
+
+        A stage that is lost again and again and reads nothing in between is as good as away: patience does not begin
+        anew with each of its workers.
+        """
+        if read != self._read or lag_bytes == 0:
+            self._read, self._losses = read, 0
+        if self._here and not alive:
+            self._losses += 1
+        self._here = alive
+        # One that is away at the first look was there once. When it was lost was not seen: then it was just now.
+        if (alive and self._losses < MOST_LOSSES) or (self._alive_ms is None and read != "0-0"):
+            self._alive_ms = now_ms
+        return PolicyTimeouts(self._alive_ms or 0, alive, lag_bytes, read_ms)
+
+
 class Timeouts(msgspec.Struct, frozen=True):
     """How long the parser waits."""
 

@@ -25,7 +25,7 @@ from tokenbus.bus.stage_lag import read_lag
 from tokenbus.core.run.state import PendingCall, RunState
 from tokenbus.events.frames import CONTROL_ATTEMPT, BusEvent, Control, DeadlinePassed, EventFrame, ToolReturned, encode
 from tokenbus_services.parser.logic import ParserLogic
-from tokenbus_services.parser.overdue import PolicyTimeouts, Timeouts
+from tokenbus_services.parser.overdue import JudgesSeen, PolicyTimeouts, Timeouts
 from tokenbus_services.settings import Settings
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -57,8 +57,8 @@ class TimeoutClock:
         self._tick_s = settings.stages.tick_s
         self._look_s = settings.limits.silent_run_s / LOOKS
         self._look_at = 0.0
-        self._judges_ms: dict[int, int] = {}
-        """By partition: when a policy worker was last seen to have it."""
+        self._judges_seen: dict[int, JudgesSeen] = {}
+        """By partition."""
         self._task: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
@@ -121,18 +121,16 @@ class TimeoutClock:
     async def _judges(self) -> dict[int, PolicyTimeouts]:
         """The policy stage in the partitions with runs that have policies."""
         owned = self._stage.owned
-        self._judges_ms = {p: at_ms for p, at_ms in self._judges_ms.items() if p in owned}
+        self._judges_seen = {p: seen for p, seen in self._judges_seen.items() if p in owned}
         partitions = [p for p in owned if any(s.gate for s in self._logics[p].states())]
         calls = [judges(self._keys.lease(p, "policy")) for p in partitions]
         replies = await run_scripts(self._server, calls) if calls else []
         now_ms, found = self._server.clock.now_ms(), dict[int, PolicyTimeouts]()
-        for partition, (alive, lag, offset) in zip(partitions, replies, strict=True):
-            at = offset.decode()
-            if alive or (at != "0-0" and partition not in self._judges_ms):
-                # There was one, and when it was lost was not seen: then it was just now.
-                self._judges_ms[partition] = now_ms
-            alive_ms = self._judges_ms.get(partition, 0)
-            found[partition] = PolicyTimeouts(alive_ms, bool(alive), lag, self._server.clock.ms_of(id_key(at)[0]))
+        for partition, (alive, lag, read) in zip(partitions, replies, strict=True):
+            seen = self._judges_seen.setdefault(partition, JudgesSeen())
+            at = read.decode()
+            read_ms = self._server.clock.ms_of(id_key(at)[0])
+            found[partition] = seen.look(alive=bool(alive), lag_bytes=lag, read=at, read_ms=read_ms, now_ms=now_ms)
         return found
 
     async def _without_worker(self, partition: int, silent: list[RunState]) -> list[RunState]:

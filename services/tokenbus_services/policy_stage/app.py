@@ -8,36 +8,38 @@ from prometheus_client import CollectorRegistry
 from tokenbus.bus.liveness import Liveness
 from tokenbus.bus.server.server import Server
 from tokenbus.bus.stage.stage import Stage
-from tokenbus_services.policy_stage.service import GROUP, Court
+from tokenbus_services.policy_stage.record import GROUP
+from tokenbus_services.policy_stage.service import PolicyService
 from tokenbus_services.runtime.stage_service import stage_app
 from tokenbus_services.settings import Settings
 
 
 def create(settings: Settings) -> AsgiFastStream:
-    """One worker of the policy stage. Raises SettingsError, where a policy cannot be had."""
+    """One worker of the policy stage. Raises SettingsError at its start where a policy cannot be had."""
     registry = CollectorRegistry()
-    court = Court(settings, registry)
+    service = PolicyService(settings, registry)
 
     return stage_app(
         settings,
         name=GROUP,
         topic="drafts",
-        logic=court.logic,
-        beside=lambda server, stage, liveness: _Sitting(court, server, stage, liveness),
-        room=court.room,
+        logic=service.logic,
+        beside=lambda server, stage, liveness: _Judging(service, server, stage, liveness),
+        opening=service.start,
+        room=service.room,
         registry=registry,
         description="Events of runs that have policies, before anybody hears of them; rulings go to `events`.",
     )
 
 
-class _Sitting:
-    """The court, once there is a stage to judge for."""
+class _Judging:
+    """The service, once there is a stage to judge for."""
 
-    def __init__(self, court: Court, server: Server, stage: Stage, liveness: Liveness) -> None:
-        self._court, self._server, self._stage, self._liveness = court, server, stage, liveness
+    def __init__(self, service: PolicyService, server: Server, stage: Stage, liveness: Liveness) -> None:
+        self._service, self._server, self._stage, self._liveness = service, server, stage, liveness
 
     async def open(self) -> None:
-        await self._court.open(self._server, self._stage, self._liveness)
+        await self._service.open(self._server, self._stage, self._liveness)
 
     async def close(self) -> None:
-        await self._court.close()
+        await self._service.close()

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from tokenbus.bus.keys import Keys
 from tokenbus.bus.scripts.runs import ask
 from tokenbus.bus.server.retry import retry_until_available
 from tokenbus.bus.server.run_scripts import run_script
@@ -22,23 +23,20 @@ from tokenbus.client.run import Run
 from tokenbus.client.run_id import new_run_id
 from tokenbus.errors import RequestInvalid
 from tokenbus.events.requests import Generate
-from tokenbus_services.settings import Settings
 
 
 class AskingClient(Client):
     """A client whose runs no policy judges and nobody hears."""
 
-    def __init__(self, settings: Settings) -> None:
-        """Does no IO. Raises SettingsError."""
-        super().__init__(settings.redis_url, prefix=settings.prefix, partitions=settings.partitions)
-        self._keys = settings.keys
-        self._ttl_ms = round(settings.retention.open_run_s * 1000)
-        self.server: Server | None = None
-        """Where it notes what it asks; to be set before the first."""
+    def __init__(self, redis_url: str, keys: Keys, *, run_ttl_ms: int) -> None:
+        """Does no IO: it connects with the first question. Raises SettingsError."""
+        super().__init__(redis_url, prefix=keys.prefix, partitions=keys.partitions)
+        self._keys = keys
+        self._run_ttl_ms = run_ttl_ms
+        self._server = Server(redis_url)
 
     async def publish(self, request: Generate | Mapping[str, object], *, wait: bool = True) -> Run:
         """See `Client.publish`. Raises RequestInvalid also for a request that names policies."""
-        assert self.server
         with publishing.carrying(request):
             run, request = publishing.with_id(request, new_run_id)
             named = request.policies if isinstance(request, Generate) else request.get("policies")
@@ -48,6 +46,13 @@ class AskingClient(Client):
                 request = msgspec.structs.replace(request, visible=False)
             else:
                 request = {**request, "visible": False}
-        server, note = self.server, ask(self._keys.run(run), ttl_ms=self._ttl_ms)
+        server, note = self._server, ask(self._keys.run(run), ttl_ms=self._run_ttl_ms)
         await retry_until_available(server, lambda: run_script(server, note), what="note of a policy's question")
         return await super().publish(request, wait=wait)
+
+    async def aclose(self) -> None:
+        """See `Client.aclose`."""
+        try:
+            await super().aclose()
+        finally:
+            await self._server.aclose()

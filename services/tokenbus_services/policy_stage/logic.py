@@ -13,20 +13,19 @@ import msgspec
 from tokenbus.bus.scripts import Commit
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.frames import drafts_decoder
-from tokenbus_services.policy_stage.run_task import Judging
+from tokenbus_services.policy_stage.run_task import PolicyRunTask
 
-MakeJudging = Callable[[str, tuple[str, ...]], Judging]
+MakeRunTask = Callable[[str, tuple[str, ...]], PolicyRunTask]
 """For a run and the names of its policies."""
 
 
 class PolicyLogic:
     """`Logic` of the policy stage (see tokenbus.bus.stage.stage)."""
 
-    def __init__(self, judging: MakeJudging) -> None:
-        self._make = judging
-        self._frames: dict[str, list[bytes]] = {}
-        """All that was drafted of the open runs."""
-        self._judging: dict[str, Judging] = {}
+    def __init__(self, make: MakeRunTask) -> None:
+        self._make = make
+        self._tasks: dict[str, PolicyRunTask] = {}
+        """Of the open runs."""
         self._closed = False
 
     def apply(self, run: str, frame: bytes) -> None:
@@ -34,12 +33,11 @@ class PolicyLogic:
         if drafts.over:
             self._end(run)
             return
-        if run not in self._judging:
+        if run not in self._tasks:
             if not drafts.events or drafts.events[0].seq != 0:
                 return  # the rest of a run that ended: its beginning was trimmed
-            self._judging[run] = self._make(run, drafts.policies)
-        self._frames.setdefault(run, []).append(frame)
-        self._judging[run].add(drafts.events)
+            self._tasks[run] = self._make(run, drafts.policies)
+        self._tasks[run].add(frame, len(drafts.events))
 
     def fail(self, run: str, error: ErrorInfo) -> None:
         self._end(run)  # the parser's patience says what becomes of the run
@@ -48,7 +46,7 @@ class PolicyLogic:
         self._end(run)
 
     def is_open(self, run: str) -> bool:
-        return run in self._judging
+        return run in self._tasks
 
     def flush(self, commit: Commit) -> None:
         self._start()
@@ -57,7 +55,7 @@ class PolicyLogic:
         self._start()
 
     def snapshot(self, run: str) -> bytes:
-        return msgspec.msgpack.encode(self._frames[run])
+        return msgspec.msgpack.encode(self._tasks[run].frames)
 
     def restore(self, run: str, state: bytes) -> None:
         for frame in msgspec.msgpack.decode(state, type=list[bytes]):
@@ -66,19 +64,18 @@ class PolicyLogic:
     def recall(self, run: str, seq: int) -> None:
         """Nothing here depends on numbers."""
 
-    def close(self) -> list[Judging]:
+    def close(self) -> list[PolicyRunTask]:
         """The partition is another's: nothing more is called. What is still under way."""
         self._closed = True
-        for judging in self._judging.values():
-            judging.close()
-        return list(self._judging.values())
+        for task in self._tasks.values():
+            task.close()
+        return list(self._tasks.values())
 
     def _start(self) -> None:
         if not self._closed:
-            for judging in self._judging.values():
-                judging.start()
+            for task in self._tasks.values():
+                task.start()
 
     def _end(self, run: str) -> None:
-        self._frames.pop(run, None)
-        if judging := self._judging.pop(run, None):
-            judging.close()
+        if task := self._tasks.pop(run, None):
+            task.close()

@@ -34,6 +34,7 @@ class Companion(Protocol):
 
 
 MakeBeside = Callable[[Server, Stage, Liveness], Companion]
+Open = Callable[[Liveness], Awaitable[None]]
 Close = Callable[[], Awaitable[None]]
 Room = Callable[[], Awaitable[None]]
 """Waits until there is room for more."""
@@ -53,6 +54,7 @@ class StageService:
         metrics: StageMetrics,
         gauges: PartitionGauges,
         beside: MakeBeside | None = None,
+        opening: Open | None = None,
         closing: Close | None = None,
         room: Room | None = None,
     ) -> None:
@@ -70,6 +72,7 @@ class StageService:
         self._stage: Stage | None = None
         self._make_beside = beside
         self._beside: Companion | None = None
+        self._opening = opening
         self._closing = closing
         self._room = room
 
@@ -81,6 +84,8 @@ class StageService:
         info = await self._server.check()
         s = self._settings
         await self._deployment.open()
+        if self._opening:
+            await self._opening(self.liveness)
         self._stage = Stage(
             self._server,
             s.keys,
@@ -148,10 +153,12 @@ def stage_app(
     fills: Sequence[InternalTopic] = (),
     publishes: Sequence[PublicTopic] = (),
     beside: MakeBeside | None = None,
+    opening: Open | None = None,
     closing: Close | None = None,
     room: Room | None = None,
 ) -> AsgiFastStream:
     """The FastStream app of an ordered stage's worker. ``fills``: the work queues that the stage writes to;
+    ``opening``: what starts what the logic works with, before the worker takes a partition;
     ``closing``: what gives up what the logic works with, once nothing works any more; ``room`` is awaited before each
     read."""
     broker = make_broker(settings, registry)
@@ -164,6 +171,7 @@ def stage_app(
         metrics=StageMetrics(registry, name),
         gauges=PartitionGauges(registry, settings.keys, stage=name, queues=fills),
         beside=beside,
+        opening=opening,
         closing=closing,
         room=room,
     )

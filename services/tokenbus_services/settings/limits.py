@@ -78,6 +78,16 @@ class LimitSettings(Table, frozen=True, kw_only=True):
     """How long beyond its policies' timeouts a run may wait for a policy worker, which may have to restart."""
     policy_calls_per_worker: Count = 64
     """Concurrent policy calls per worker, including deferred work; runs take turns."""
+    policy_executors: Annotated[int, Meta(ge=0, le=64)] = 2
+    """Processes per worker that run policies, so that one that blocks or dies costs other runs nothing. 0: policies run
+    in the worker itself, and a policy that blocks it costs them all.
+    """
+    policy_starts: Count = 3
+    """How often a policy may block or end its process in one run before its `on_error` decides."""
+    policy_memory_bytes: Bytes = 512 * 2**20
+    """Memory that such a process may use beyond what it has at its start. Beyond it, it ends at the cost of the run at
+    fault.
+    """
     policy_waiting_events: Count = 50_000
     """Maximum events waiting in one policy worker; beyond it, reading pauses."""
     lag_bytes: Bytes = 8 * 2**20

@@ -42,7 +42,7 @@ class LocalBus:
 
     def __init__(self, settings: str = "") -> None:
         """``settings``: more of a `tokenbus.toml`: tools, policies, limits. A callable that it names
-        (``call = "tests.my_tools:weather"``) runs in this process."""
+        (``call = "tests.my_tools:weather"``) runs in this process, and so do policies."""
         self._settings_text = settings
         self._scripts: dict[str, Script] = {}
         self._unknown: list[str] = []
@@ -179,7 +179,9 @@ class LocalBus:
         path = Path(self._directory.name, "tokenbus.toml")
         top = f'redis_url = "{self.url}"\ndata_dir = "{self._directory.name}"\nlog_level = "warning"\n'
         path.write_text(f'{top}[blobs]\nservice_url = "{blobs_url}"\n{tables}\n{self._settings_text}', encoding="utf-8")
-        return load({"TOKENBUS_CONFIG": str(path)})
+        settings = load({"TOKENBUS_CONFIG": str(path)})
+        limits = msgspec.structs.replace(settings.limits, policy_executors=0)  # policies may be the test's own
+        return msgspec.structs.replace(settings, limits=limits)
 
 
 def _reply(said: str | Reply) -> Reply:

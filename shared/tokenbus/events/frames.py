@@ -262,6 +262,10 @@ class Decision(msgspec.Struct, frozen=True, array_like=True):
     final: str | None = None
 
 
+WHOLE_RUN = -1
+"""In place of a draft's number: the step is of the run as it stands, whatever of it is told already."""
+
+
 class PolicyVerdict(msgspec.Struct, frozen=True, array_like=True):
     """The outcome of one draft: the unnamed part when its policies ran, and a named part for each deferred result.
 

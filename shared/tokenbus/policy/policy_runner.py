@@ -6,6 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar, cast
 
 import msgspec
@@ -26,10 +27,11 @@ if TYPE_CHECKING:
     from tokenbus.client.client import Client
 
 C = TypeVar("C")
+T = TypeVar("T")
 
 OnError = Literal["block", "pass"]
-Seat: TypeAlias = Callable[[], AbstractAsyncContextManager[None]]
-"""What a call of a policy enters: its time counts from then on."""
+Seat: TypeAlias = Callable[[str], AbstractAsyncContextManager[object]]
+"""What a call of a policy, which it is told by its name, enters: its time counts from then on."""
 
 REASON_CHARS = 500
 """Most characters of an error that are told."""
@@ -101,14 +103,16 @@ class PolicyRunner(Generic[C]):
             if self._handling.on_error == "pass":
                 self._held[self._words.key(piece.chunk)] = piece.block, piece.chunk
             state = self._assembler.state
-            out += await self._call(self._policy.on_chunk(piece.chunk, state, self._context), waits=piece.waits)
+            call = partial(self._policy.on_chunk, piece.chunk, state, self._context)
+            out += await self._call(call, waits=piece.waits)
         return out
 
     async def end(self) -> list[C]:
         out = await self.finish_deferred()
         if not self.terminated and not self._out_of_work:
             self._assembler.fold([])
-            out += await self._call(self._policy.on_end(self._assembler.state, self._context), waits=True)
+            call = partial(self._policy.on_end, self._assembler.state, self._context)
+            out += await self._call(call, waits=True)
         if not self.terminated:
             ending, self._ending = self._ending, []
             out += [written for chunk in ending for written in self._writer.write(chunk)]
@@ -146,16 +150,14 @@ class PolicyRunner(Generic[C]):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _call(self, call: Awaitable[None], *, waits: bool) -> list[C]:
+    async def _call(self, call: Callable[[], Awaitable[None]], *, waits: bool) -> list[C]:
         """Call the policy, and give what goes out for it: after all that was put off, where that must come first."""
         error: Exception | None = None
         try:
-            async with self._seat(), asyncio.timeout(self._handling.timeout_s):
-                await call
+            async with self._seat(self._name):
+                await _in_time(call, self._handling.timeout_s)
         except Exception as e:
             error = e
-        finally:
-            _unused(call)
         sent = self._take()
         out = await self.finish_deferred() if waits else []
         return [*out, *self._out(sent), *(self._failed(error) if error else ())]
@@ -166,8 +168,8 @@ class PolicyRunner(Generic[C]):
         decisions = [*decided, *taken.decisions]
         if self._held:
             self._let_go(taken.dealt_with, decisions)
-        timeout_s, context = self._handling.timeout_s, self._context
-        self._works.extend(_Work(work, timeout_s, self._writer.defer(), context, self._seat) for work in taken.later)
+        timeout_s, context, seat = self._handling.timeout_s, self._context, partial(self._seat, self._name)
+        self._works.extend(_Work(work, timeout_s, self._writer.defer(), context, seat) for work in taken.later)
         for decision in decisions:
             self._decide(decision)
         return taken.sent
@@ -227,7 +229,12 @@ class _Work(Generic[C]):
     """Something that a policy put off, under way."""
 
     def __init__(
-        self, later: Deferred[C], timeout_s: float, mark: object, context: StreamContext[C], seat: Seat
+        self,
+        later: Deferred[C],
+        timeout_s: float,
+        mark: object,
+        context: StreamContext[C],
+        seat: Callable[[], AbstractAsyncContextManager[object]],
     ) -> None:
         self.mark = mark
         self.holding: list[C | NewText | NewToolCall] = [*later.holding]
@@ -241,14 +248,23 @@ class _Work(Generic[C]):
         work: Awaitable[Iterable[C | NewText | NewToolCall | str]],
         timeout_s: float,
         context: StreamContext[C],
-        seat: Seat,
+        seat: Callable[[], AbstractAsyncContextManager[object]],
     ) -> list[C | NewText | NewToolCall | str]:
         try:
             with context.putting_off(self.decisions):
-                async with seat(), asyncio.timeout(timeout_s):
-                    return list(await work)
+                async with seat():
+                    return list(await _in_time(lambda: work, timeout_s))
         finally:
             _unused(work)
+
+
+async def _in_time(call: Callable[[], Awaitable[T]], timeout_s: float) -> T:
+    """What the call gives. Raises TimeoutError too where it came to an end only later, though it was cancelled."""
+    async with asyncio.timeout(timeout_s) as limit:
+        given = await call()
+    if limit.expired():
+        raise TimeoutError
+    return given
 
 
 def _unused(call: object) -> None:

@@ -10,7 +10,7 @@ from tests.unit.core.script import START_MS, Story, call, text
 from tokenbus.events import normalized as n
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.frames import ToolReturned
-from tokenbus_services.parser.overdue import PolicyTimeouts, Timeouts
+from tokenbus_services.parser.overdue import MOST_LOSSES, JudgesSeen, PolicyTimeouts, Timeouts
 from tokenbus_services.settings import LimitSettings, McpStdio, ProviderSettings, PythonTool, Settings
 
 SETTINGS = Settings(
@@ -115,6 +115,28 @@ def test_a_stage_that_was_just_lost_has_the_time_to_come_back() -> None:
     lost = msgspec.structs.replace(NOBODY, alive_ms=told.at_ms + 3_600_000)
     assert not unjudged(told, 3_601_000, lost)
     assert unjudged(told, 3_601_001, lost)
+
+
+def test_a_stage_that_comes_and_goes_and_reads_nothing_is_away() -> None:
+    told, seen = drafted(), JudgesSeen()
+    for loss in range(MOST_LOSSES):
+        assert not unjudged(
+            told, 0, seen.look(alive=True, lag_bytes=9, read="5-0", read_ms=0, now_ms=told.at_ms + loss * 500)
+        )
+        away = seen.look(alive=False, lag_bytes=9, read="5-0", read_ms=0, now_ms=told.at_ms + loss * 500 + 250)
+        assert not unjudged(told, loss * 500 + 250, away)
+    lost_ms = (MOST_LOSSES - 1) * 500
+    seen.look(alive=True, lag_bytes=9, read="5-0", read_ms=0, now_ms=told.at_ms + lost_ms + 500)
+    away = seen.look(alive=False, lag_bytes=9, read="5-0", read_ms=0, now_ms=told.at_ms + lost_ms + 1_001)
+    assert unjudged(told, lost_ms + 1_001, away)
+
+
+def test_a_stage_that_reads_on_between_its_losses_has_the_time_to_come_back() -> None:
+    told, seen = drafted(), JudgesSeen()
+    for loss in range(3 * MOST_LOSSES):
+        seen.look(alive=True, lag_bytes=9, read=f"{loss}-0", read_ms=0, now_ms=told.at_ms + loss * 500)
+        away = seen.look(alive=False, lag_bytes=9, read=f"{loss}-0", read_ms=0, now_ms=told.at_ms + loss * 500 + 250)
+        assert not unjudged(told, loss * 500 + 250, away)
 
 
 def test_a_run_that_is_held_back_for_others_drafts_waits_no_longer_than_they() -> None:

@@ -11,9 +11,11 @@ from tests.e2e import judge
 from tests.unit.core.held import JUDGED, HeldStory
 from tests.unit.core.script import call, of_type, text
 from tokenbus.core.run.effects import Draft, EndRun, NextTurn, ReleaseFromPolicies, RunTools
+from tokenbus.core.run.policy_gate import MOST_TELLERS
 from tokenbus.events import normalized as n
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.frames import (
+    WHOLE_RUN,
     CancelRequested,
     DeadlinePassed,
     Decision,
@@ -304,6 +306,48 @@ async def test_a_run_whose_turn_will_come_is_in_good_hands() -> None:
     story.pass_all()
     assert said(story) == "Hello"
     assert isinstance(end_of(story), Completed)
+
+
+async def test_who_tells_again_what_is_told_has_the_run_in_hand() -> None:
+    story = HeldStory()
+    story.provider(n.Start("m"), *text(0, "Hello"))
+    story.rule(PolicyVerdict(0, events=[story.drafts[0]]))
+    assert story.run.state.gate
+    since_ms = story.run.state.gate.since_ms
+    story.rule(PolicyVerdict(0, events=[story.drafts[0]]), teller="second")
+    assert story.run.state.gate.since_ms > since_ms
+
+
+async def test_patience_does_not_begin_anew_with_each_of_many_who_come_to_nothing_new() -> None:
+    story = HeldStory()
+    story.provider(n.Start("m"), *text(0, "Hello"))
+    story.rule(PolicyVerdict(0, events=[story.drafts[0]]))
+    for number in range(MOST_TELLERS):
+        story.rule(PolicyVerdict(0, events=[story.drafts[0]]), teller=f"other {number}")
+    story.reborn()
+    assert story.run.state.gate
+    alive = story.run.state.gate.alive
+    story.control(PolicyVerdicts("one more", []))
+    story.rule(PolicyVerdict(0, events=[story.drafts[0]]), teller="one more")
+    assert story.run.state.gate.alive == alive
+    story.rule(PolicyVerdict(1, events=[story.drafts[1]]), teller="one more")
+    story.control(PolicyVerdicts("another", []))
+    assert story.run.state.gate.alive > alive + 1
+
+
+async def test_a_policy_that_is_called_no_more_ends_the_run_wherever_it_stands() -> None:
+    story = HeldStory()
+    story.provider(n.Start("m"), n.BlockStart(0, "text"), n.TextDelta(0, "Hello"))
+    story.pass_all()
+    story.provider(n.TextDelta(0, " secret"))
+    story.rule(
+        PolicyVerdict(WHOLE_RUN, decisions=[Decision("guard", "error", "it blocked")], ends="guard: failed: it blocked")
+    )
+    assert said(story) == "Hello"
+    end = end_of(story)
+    assert isinstance(end, Incomplete)
+    assert (end.error and end.error.code, end.finish) == ("policy_terminated", "content_filter")
+    assert story.decisions == ["error"]
 
 
 @pytest.mark.parametrize("may_pass", [True, False])

@@ -30,6 +30,7 @@ from tokenbus.core.run.termination import STATUS, deadline_passed, end, terminat
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.frames import (
     CONTROL_ATTEMPT,
+    WHOLE_RUN,
     Accepted,
     BusEvent,
     CancelRequested,
@@ -202,17 +203,17 @@ class GatedRun:
         gate = self._gate
         if gate.passing:
             return  # an answer that came too late
-        if not event.steps:
+        if gate.in_hand(event.numbered_by):
             gate.progressed(self._now_ms)
-            return
-        gate.heard.begin(event.numbered_by)
+        if event.steps:
+            gate.heard.begin(event.numbered_by)
         for step in event.steps:
-            fresh = gate.fresh(step)
+            fresh = step.draft == WHOLE_RUN or gate.fresh(step)
             said = [e for e in step.events if not isinstance(e, (Started, *TERMINAL))]
             gate.heard.release_verdict(msgspec.structs.replace(step, events=said), self.out, known=not fresh)
             if not fresh:
                 continue
-            gate.progressed(self._now_ms)
+            gate.goes_on(self._now_ms)
             audible = self.state.accepted.visible and any(isinstance(e, Chunk) and e.visible for e in said)
             if gate.first_heard_ms is None and audible:
                 gate.first_heard_ms = self._now_ms - self.state.accepted_ms

@@ -28,6 +28,8 @@ from tokenbus.events.public import (
     TerminalEvent,
 )
 
+MOST_TELLERS = 8
+"""Maximum owners in a row that may begin with a run, release nothing new, and still keep it from counting as silent."""
 _ENVELOPE = ("run", "seq", "turn", "attempt")
 
 
@@ -196,6 +198,10 @@ class PolicyGate(msgspec.Struct):
     heard: ReleasedOutput = msgspec.field(default_factory=ReleasedOutput)
     decided: int = 0
     """Decisions that were told."""
+    teller: str = ""
+    """Who gave the last sign of life."""
+    tellers: int = 0
+    """How many have given some since something new was told."""
     last: TerminalEvent | None = None
     """The run's end, which waits until all before it is judged."""
     beginning: list[PublicEvent] = []
@@ -221,10 +227,26 @@ class PolicyGate(msgspec.Struct):
             self.waiting = self.waiting[-(self.drafted - self.ruled) :] if self.drafted > self.ruled else []
         return True
 
+    def in_hand(self, teller: str) -> bool:
+        """Whether it counts that this one has the run in hand, and has come to nothing new yet.
+
+        It tells first what others told before it, which may take long. But a run of which one after the other begins
+        and none comes further is as good as in nobody's hands: its patience does not begin anew with each of them.
+        """
+        if teller != self.teller:
+            self.teller = teller
+            self.tellers += 1
+        return self.tellers <= MOST_TELLERS
+
     def progressed(self, at_ms: int) -> None:
         """Somebody has the run in hand."""
         self.alive += 1
         self.since_ms = at_ms
+
+    def goes_on(self, at_ms: int) -> None:
+        """Something new was told."""
+        self.progressed(at_ms)
+        self.tellers = 0
 
 
 def _place(draft: int, part: str, nth: int) -> str:

@@ -1,0 +1,268 @@
+"""Where policies are called: the runs of one executor, each under its policies.
+
+To its worker an executor is messages in, messages out (`messages`), whether it is a process of its own or a part of the
+worker. It keeps nothing that the worker could not give to another one: a run begins anew there, with its first draft.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from contextvars import ContextVar
+
+import msgspec
+import structlog
+
+from tokenbus.client.client import Client
+from tokenbus.events.frames import Decision, PolicyVerdict, drafts_decoder
+from tokenbus.events.public import TERMINAL, PublicEvent
+from tokenbus.policy.loading import PolicySpec, load
+from tokenbus.policy.policy_chain import PolicyStream
+from tokenbus.policy.policy_runner import BoundPolicy
+from tokenbus.policy.processor import Decision as Said
+from tokenbus.policy.public.format import PublicEvents
+from tokenbus_services.policy_stage import messages
+from tokenbus_services.policy_stage.call_slots import Seats
+from tokenbus_services.policy_stage.marking import Marking, current_call
+from tokenbus_services.policy_stage.marks import Call, place_of
+from tokenbus_services.policy_stage.messages import ToExecutor
+from tokenbus_services.policy_stage.provenance import Trace, TracedEvents
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+OVERRUN_S = 2.0
+"""So long past its timeout a call may take to end, once it was cancelled."""
+LOOK_S = 0.5
+
+Links = Mapping[str, Callable[[], BoundPolicy]]
+Send = Callable[[messages.FromExecutor], None]
+
+_draft: ContextVar[int] = ContextVar("draft", default=0)
+"""With which the policies of a run are called; of a work that was put off, that under which it was."""
+
+
+class PolicyStopped(Exception):
+    """In place of a call of a policy that is called no more."""
+
+
+def load_policies(policies: Mapping[str, PolicySpec]) -> Links:
+    """Imports the policies. Raises SettingsError, where one cannot be had or its options are wrong."""
+    return {name: load(spec, f"policies.{name}") for name, spec in policies.items()}
+
+
+class _Underway(msgspec.Struct, eq=False):
+    """A call that has not ended."""
+
+    task: int
+    policy: str
+    place: int
+    until: float
+
+
+class PolicyExecutor:
+    """Judges the runs that it is given. `handle` what comes; `close` it at the end."""
+
+    def __init__(
+        self,
+        links: Links,
+        client: Client,
+        *,
+        timeouts: Mapping[str, float],
+        calls: int,
+        reassure_s: float,
+        send: Send,
+        marking: Marking | None = None,
+        out_of_memory: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``timeouts``: of the policies' calls. ``calls``: how many at once. ``out_of_memory``: called within one that
+        was refused memory."""
+        self._links = links
+        self._policies = {name: n for n, name in enumerate(links)}
+        self._client = client
+        self._timeouts = timeouts
+        self._seats = Seats(calls, reassure_s=reassure_s)
+        self.send = send
+        self._marking = marking
+        self._out_of_memory = out_of_memory
+        self._runs: dict[int, _RunInExecutor] = {}
+        self._underway: set[_Underway] = set()
+        self._watching: asyncio.Task[None] | None = None
+
+    @property
+    def waiting(self) -> int:
+        """Calls that wait for their turn."""
+        return self._seats.waiting
+
+    def handle(self, message: ToExecutor) -> None:
+        """Do what the worker says."""
+        match message:
+            case messages.Open():
+                self._runs[message.task] = _RunInExecutor(self, message)
+            case messages.Feed():
+                if run := self._runs.get(message.task):
+                    run.add([draft for frame in message.frames for draft in drafts_decoder.decode(frame).events])
+            case messages.Close():
+                if run := self._runs.pop(message.task, None):
+                    run.close()
+        if self._watching is None:
+            self._watching = asyncio.create_task(self._watch())
+
+    async def close(self) -> None:
+        """End what is under way."""
+        tasks = [run.task for run in self._runs.values()]
+        for run in self._runs.values():
+            run.close()
+        self._runs.clear()
+        if self._watching:
+            self._watching.cancel()
+            tasks.append(self._watching)
+        if tasks:
+            await asyncio.wait(tasks)
+
+    def stream(self, opened: messages.Open, trace: Trace) -> PolicyStream[PublicEvent]:
+        """A run under its policies, which begin anew."""
+        return PolicyStream(
+            [self._links[name]() for name in opened.policies],
+            TracedEvents(PublicEvents(lambda: 0), trace),
+            run=opened.run,
+            client=self._client,
+            seat=lambda policy: self._slot(opened, policy),
+        )
+
+    @asynccontextmanager
+    async def _slot(self, opened: messages.Open, policy: str) -> AsyncGenerator[None]:
+        """Entered by each call of a policy, and by each work that it put off, in the task in which that runs."""
+        run = self._runs.get(opened.task)
+        put_off = run is None or asyncio.current_task() is not run.task
+        place = place_of(_draft.get(), put_off=put_off)
+        failing = opened.failing.get(policy)
+        if failing and place >= failing.since:
+            raise PolicyStopped(failing.reason)
+        async with self._seats.seat(opened.run, lambda: self.send(messages.Waits(opened.task))):
+            call = Call(opened.task, self._policies[policy], place)
+            until = asyncio.get_running_loop().time() + self._timeouts[policy] + OVERRUN_S
+            underway = _Underway(opened.task, policy, place, until)
+            self._underway.add(underway)
+            token = current_call.set(call)
+            if self._marking:
+                self._marking.page.waiting(self.waiting)
+                self._marking.begin(call)
+            try:
+                yield
+            except MemoryError:
+                self._out_of_memory()
+                raise
+            finally:
+                if self._marking:
+                    self._marking.end(call)
+                current_call.reset(token)
+                self._underway.discard(underway)
+
+    def ended(self, run: _RunInExecutor) -> None:
+        """All of it is judged."""
+        if self._runs.get(run.opened.task) is run:
+            del self._runs[run.opened.task]
+
+    async def _watch(self) -> None:
+        """Tell of calls that go on though they were cancelled, and that the event loop turns."""
+        clock = asyncio.get_running_loop().time
+        while True:
+            await asyncio.sleep(LOOK_S)
+            now = clock()
+            if self._marking:
+                self._marking.page.beat()
+                self._marking.page.waiting(self.waiting)
+            for each in [each for each in self._underway if each.until < now]:
+                self._underway.discard(each)
+                self.send(messages.Overran(each.task, each.policy, each.place))
+
+
+class _RunInExecutor:
+    """One run: drafts in, in order; steps out, as soon as they are known."""
+
+    def __init__(self, executor: PolicyExecutor, opened: messages.Open) -> None:
+        self.opened = opened
+        self._executor = executor
+        self._drafts: deque[PublicEvent] = deque()
+        self._more = asyncio.Event()
+        self._seen = 0
+        self.task = asyncio.create_task(self._work(), name=f"policies of {opened.run}")
+
+    def add(self, drafts: Sequence[PublicEvent]) -> None:
+        """These come next."""
+        self._drafts.extend(drafts)
+        self._more.set()
+
+    def close(self) -> None:
+        """It needs no judgement any more."""
+        self.task.cancel()
+
+    async def _work(self) -> None:
+        task, send = self.opened.task, self._executor.send
+        try:
+            await self._judge()
+            send(messages.Finished(task))
+        except Exception as e:
+            # Nothing that a policy does: that is an error of the policy. The parser's patience ends the run.
+            log.exception("judging_failed", run=self.opened.run)
+            send(messages.Defect(task, f"{type(e).__name__}: {e}"))
+        finally:
+            self._executor.ended(self)
+
+    async def _judge(self) -> None:
+        trace = Trace()
+        stream = self._executor.stream(self.opened, trace)
+        try:
+            while True:
+                if stream.pending and not self._drafts:
+                    await self._until_known(stream.pending)
+                    self._say(trace, await stream.collect(), stream)
+                if not self._drafts:
+                    if not stream.pending:
+                        self._more.clear()
+                        await self._more.wait()
+                    continue
+                draft = self._drafts.popleft()
+                self._seen += 1
+                _draft.set(draft.seq)
+                trace.draft(draft)
+                out = await stream.feed(draft)
+                if isinstance(draft, TERMINAL):
+                    out += await stream.end()
+                self._say(trace, out, stream)
+                if isinstance(draft, TERMINAL) or stream.terminated:
+                    return
+        finally:
+            await stream.close()
+
+    async def _until_known(self, pending: Sequence[asyncio.Future[object]]) -> None:
+        """Something that was put off is known, or there are more drafts."""
+        self._more.clear()
+        more = asyncio.create_task(self._more.wait())
+        try:
+            await asyncio.wait({more, *pending}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            more.cancel()
+            with suppress(asyncio.CancelledError):
+                await more
+
+    def _say(self, trace: Trace, out: Sequence[PublicEvent], stream: PolicyStream[PublicEvent]) -> None:
+        stream.decisions()  # the trace has them, each where it belongs
+        ends: str | None = None
+        if ended := stream.terminated:
+            reason = ended.reason if ended.action == "terminate" else f"failed: {ended.reason}"
+            ends = f"{ended.policy}: {reason}" if reason else ended.policy
+        steps: list[PolicyVerdict] = []
+        for known in trace.take(out):
+            decisions = [_decision(decision) for decision in known.decisions]
+            step = PolicyVerdict(known.origin.draft, known.origin.part, known.later, known.events, decisions)
+            steps.append(msgspec.structs.replace(step, ends=ends) if known.ends else step)
+        self._executor.send(messages.Said(self.opened.task, self._seen, steps))
+
+
+def _decision(said: Said) -> Decision:
+    return Decision(
+        said.policy, said.action, said.reason, said.block, said.tool_id, said.tool_name, said.original, said.final
+    )

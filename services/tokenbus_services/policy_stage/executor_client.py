@@ -1,0 +1,125 @@
+"""A policy worker's end of one executor that is a process."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Mapping
+from typing import cast
+
+import msgspec
+import structlog
+
+from tokenbus_services.policy_stage import messages
+from tokenbus_services.policy_stage.blame import End
+from tokenbus_services.policy_stage.executors import RunInExecutor, deliver
+from tokenbus_services.policy_stage.fork_server import ForkServer
+from tokenbus_services.policy_stage.marks import MarksPage
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+
+class ExecutorProcess(asyncio.Protocol):
+    """See `Executor`. `start` it; it says when it has ended."""
+
+    def __init__(
+        self,
+        *,
+        separate: bool,
+        next_task: Callable[[], int],
+        on_end: Callable[[ExecutorProcess], None],
+        on_overrun: Callable[[ExecutorProcess, messages.Overran], None],
+    ) -> None:
+        """``separate``: it is for one run."""
+        self.separate = separate
+        self.left = False
+        """It was shared, and is left to a run that blocks it."""
+        self.emptied = False
+        """The run that it was for needs it no more."""
+        self.runs: dict[int, RunInExecutor] = {}
+        """By task."""
+        self.page = MarksPage()
+        self.pid = 0
+        self.base_bytes = 0
+        """What memory it had at its start."""
+        self.step, self.still_s = 0, 0.0
+        """The step that was under way at the last look, and for how long it was."""
+        self.beats, self.silent_s = 0, 0.0
+        """The same of its event loop, while there is something for it to do."""
+        self.killed_for: End | None = None
+        self.overran: messages.Overran | None = None
+        self._next_task = next_task
+        self._on_end = on_end
+        self._on_overrun = on_overrun
+        self._transport: asyncio.Transport | None = None
+        self._frames = messages.Frames(messages.from_executor)
+        self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done once its end was told."""
+
+    async def start(self, server: ForkServer, memory_of: Callable[[int], int]) -> None:
+        """Fork it. Raises OSError."""
+        ours, its = socket.socketpair()
+        try:
+            with its:
+                self.pid = await server.fork(its, self.page.fd)
+            self.base_bytes = memory_of(self.pid)
+            await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=ours)
+        except BaseException:
+            ours.close()
+            self.page.close()
+            raise
+
+    def open(
+        self, run: str, policies: tuple[str, ...], failing: Mapping[str, messages.Failing], to: RunInExecutor
+    ) -> int:
+        task = self._next_task()
+        self.runs[task] = to
+        self._send(messages.Open(task, run, policies, dict(failing)))
+        return task
+
+    def feed(self, task: int, frames: list[bytes]) -> None:
+        self._send(messages.Feed(task, frames))
+
+    def close(self, task: int) -> None:
+        if self.runs.pop(task, None):
+            self._send(messages.Close(task))
+            self._end_if_empty()
+
+    def half_close(self) -> None:
+        """It is to end what is under way, and then itself."""
+        if self._transport and not self._transport.is_closing():
+            self._transport.write_eof()
+
+    def _end_if_empty(self) -> None:
+        if self.separate and not self.runs:
+            self.emptied = True
+            self.half_close()
+
+    def _send(self, message: msgspec.Struct) -> None:
+        if self._transport and not self._transport.is_closing():
+            self._transport.write(messages.framed(message))
+
+    # --- asyncio.Protocol -----------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's are no subclass
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for message in self._frames.feed(data):
+                self._heard(message)
+        except msgspec.DecodeError as e:  # a policy wrote to what is not its own
+            log.warning("policy_executor_unreadable", pid=self.pid, problem=str(e))
+            assert self._transport
+            self._transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._on_end(self)
+        self.gone.set_result(None)
+
+    def _heard(self, message: messages.FromExecutor) -> None:
+        if isinstance(message, messages.Overran):
+            self._on_overrun(self, message)
+        elif (run := self.runs.get(message.task)) and deliver(message, run):
+            self.runs.pop(message.task, None)
+            self._end_if_empty()

@@ -1,0 +1,254 @@
+"""The executors of a policy worker that are processes: which there are, and what becomes of one that stands still.
+
+A few are shared by all runs. A run that may end its executor has one for itself: one whose policy ended one before, and
+for a while each run of a policy that did so to any. A shared executor that stands still in a call is left to the run
+whose call it is, and all others begin anew in another one; if the call does not return within its timeout, the process
+is killed. So a policy costs other runs a moment, and nothing more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import sys
+import time
+from collections.abc import Callable
+
+import structlog
+
+from tokenbus.bus.liveness import Defects, Liveness, beat, rest
+from tokenbus_services.policy_stage.blame import End, Fault, culprit
+from tokenbus_services.policy_stage.executor_client import ExecutorProcess
+from tokenbus_services.policy_stage.executors import Executor
+from tokenbus_services.policy_stage.fork_server import ForkServer
+from tokenbus_services.policy_stage.marks import Call
+from tokenbus_services.policy_stage.messages import Overran, Setup
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+LOOK_S = 0.1
+BLOCKED_S = 1.0
+"""A shared executor that is at one step of a call for so long is left to the run of that call."""
+MOST_SEPARATE = 4
+"""Executors for one run each, at once."""
+SEPARATE_S = 60.0
+"""So long all runs of a policy that ended or blocked an executor have one for themselves."""
+SILENT_S = 10.0
+"""An executor whose event loop did not turn for so long, though no call was at work, does not turn again."""
+CLOSE_S = 4.0
+FORK_PAUSE_S = 0.5
+
+
+class ExecutorPool:
+    """See `Executors`."""
+
+    def __init__(self, setup: Setup, *, most: int, on_end: Callable[[End], None]) -> None:
+        """``most``: executors that are shared. ``on_end``: called for each that ended and was not to."""
+        self._setup = setup
+        self._names = list(setup.policies)
+        self._timeouts = [policy.timeout_s for policy in setup.policies.values()]
+        self._most = most
+        self._on_end = on_end
+        self._server: ForkServer | None = None
+        self._forking = asyncio.Lock()
+        self._processes: set[ExecutorProcess] = set()
+        self._separate = asyncio.Semaphore(MOST_SEPARATE)
+        self._changed = asyncio.Event()
+        """There is another shared executor."""
+        self._blocks_until: dict[str, float] = {}
+        """By policy that ended or blocked an executor."""
+        self._tasks = 0
+        self._watching: asyncio.Task[None] | None = None
+        self._closed = False
+
+    @property
+    def count(self) -> int:
+        return len(self._processes)
+
+    @property
+    def waiting_calls(self) -> int:
+        return sum(each.page.read().waiting_calls for each in self._processes)
+
+    async def start(self, liveness: Liveness) -> None:
+        """See `Executors.start`. Raises OSError too."""
+        self._server = ForkServer(self._setup)
+        await self._server.open()
+        for _ in range(self._most):
+            await self._fork(separate=False)
+        self._watching = liveness.start(self._watch(), name="executors")
+
+    async def stop(self) -> None:
+        self._closed = True
+        if self._watching:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
+        running = [*self._processes]
+        for each in running:
+            each.half_close()
+        if running:
+            await asyncio.wait([each.gone for each in running], timeout=CLOSE_S)
+        if self._server:
+            await self._server.close()
+        if running:
+            await asyncio.wait([each.gone for each in running])
+
+    def may_block(self, policies: tuple[str, ...]) -> bool:
+        now = time.monotonic()
+        return any(self._blocks_until.get(policy, 0.0) > now for policy in policies)
+
+    async def shared(self) -> Executor:
+        """The one with the fewest runs; waits where there is none."""
+        while not (shared := self._shared):
+            self._changed.clear()
+            await self._changed.wait()
+        return min(shared, key=lambda each: len(each.runs))
+
+    async def separate(self, waits: Callable[[], None], *, each_s: float) -> Executor:
+        acquiring = asyncio.create_task(self._separate.acquire())
+        try:
+            while not (await asyncio.wait({acquiring}, timeout=each_s))[0]:
+                waits()
+            while True:
+                try:
+                    return await self._fork(separate=True)
+                except OSError as e:
+                    log.warning("policy_executor_not_started", problem=str(e))
+                    await asyncio.sleep(FORK_PAUSE_S)
+        except BaseException:
+            if acquiring.done():
+                self._separate.release()
+            acquiring.cancel()
+            raise
+
+    @property
+    def _shared(self) -> list[ExecutorProcess]:
+        return [each for each in self._processes if not each.separate]
+
+    async def _fork(self, *, separate: bool) -> ExecutorProcess:
+        async with self._forking:
+            assert self._server
+            process = ExecutorProcess(
+                separate=separate, next_task=self._next_task, on_end=self._ended, on_overrun=self._overran
+            )
+            try:
+                await process.start(self._server, rss_bytes)
+            except (OSError, TimeoutError):
+                if not self._closed:
+                    await self._server.close()
+                    self._server = ForkServer(self._setup)
+                    await self._server.open()
+                raise
+            self._processes.add(process)
+            if not separate:
+                self._changed.set()
+            return process
+
+    def _next_task(self) -> int:
+        self._tasks += 1
+        return self._tasks
+
+    # --- what becomes of them -------------------------------------------------------------------------------------
+
+    async def _watch(self) -> None:
+        defects, before = Defects(), time.monotonic()
+        while True:
+            await rest(LOOK_S)
+            now = time.monotonic()
+            # A worker that was stopped, or had no processor, has not seen whether its executors got on.
+            passed_s, before = min(now - before, 2 * LOOK_S), now
+            try:
+                for process in [*self._processes]:
+                    self._look_at(process, passed_s)
+                while len(self._shared) < self._most:
+                    beat()
+                    await self._fork(separate=False)
+                defects.none()
+            except Exception as e:
+                log.warning("policy_executors_failed", problem=f"{type(e).__name__}: {e}")
+                defects.count(e)
+
+    def _look_at(self, process: ExecutorProcess, passed_s: float) -> None:
+        marks = process.page.read()
+        if marks.call and marks.step == process.step:
+            process.still_s += passed_s
+            timeout_s = self._timeouts[marks.call.policy]
+            if process.still_s > timeout_s:
+                self._kill(process, "blocked")
+                return
+            if process.still_s > BLOCKED_S and not process.separate:
+                self._leave_to(process, marks.call)
+        else:
+            process.step, process.still_s = marks.step, 0.0
+        if marks.call or marks.beats != process.beats or not (process.runs or process.emptied):
+            process.beats, process.silent_s = marks.beats, 0.0
+        else:
+            process.silent_s += passed_s
+            if process.silent_s > SILENT_S:
+                self._kill(process, "blocked")
+                return
+        if rss_bytes(process.pid) - process.base_bytes > self._setup.memory_bytes:
+            self._kill(process, "memory")
+
+    def _kill(self, process: ExecutorProcess, end: End) -> None:
+        assert self._server
+        process.killed_for = process.killed_for or end
+        self._server.kill(process.pid)
+
+    def _leave_to(self, process: ExecutorProcess, call: Call) -> None:
+        """All other runs begin anew elsewhere; the executor is that run's alone, and ends with it."""
+        policy = self._names[call.policy]
+        log.warning("policy_blocks", policy=policy, pid=process.pid, runs=len(process.runs))
+        self._note(policy)
+        process.separate = process.left = True
+        others = {task: run for task, run in process.runs.items() if task != call.task}
+        for task, run in others.items():
+            process.close(task)
+            run.lost(None, suspect=False)
+        if not process.runs:  # the run has ended meanwhile; its call goes on
+            self._kill(process, "blocked")
+
+    def _overran(self, process: ExecutorProcess, message: Overran) -> None:
+        process.overran = message
+        self._kill(process, "overran")
+
+    def _ended(self, process: ExecutorProcess) -> None:
+        """The process is gone, or not to be used any more."""
+        self._processes.discard(process)
+        if process.separate and not process.left:
+            self._separate.release()
+        runs, process.runs = process.runs, {}
+        marks = process.page.read()
+        process.page.close()
+        if self._server:
+            self._server.kill(process.pid)  # it may have closed its connection only
+        if self._closed or (process.emptied and not runs):
+            return
+        end: End = "memory" if marks.out_of_memory else process.killed_for or "exited"
+        if (over := process.overran) and end == "overran":
+            call = Call(over.task, self._names.index(over.policy), over.place)
+        else:
+            alone = next(iter(runs)) if process.separate and len(runs) == 1 else None
+            call = culprit(marks, end, memory_bytes=self._setup.memory_bytes, alone=alone)
+        policy = self._names[call.policy] if call else None
+        log.warning("policy_executor_ended", how=end, policy=policy, pid=process.pid, runs=len(runs))
+        self._on_end(end)
+        if policy:
+            self._note(policy)
+        for task, run in runs.items():
+            at_fault = call is not None and call.task == task
+            fault = Fault(self._names[call.policy], call.place, end) if call and at_fault else None
+            run.lost(fault, suspect=call is None)
+
+    def _note(self, policy: str) -> None:
+        self._blocks_until[policy] = time.monotonic() + SEPARATE_S
+
+
+def rss_bytes(pid: int) -> int:
+    """What memory of its own and what shared memory the process has; 0 where it is gone, or the system does not say."""
+    if sys.platform != "linux":
+        return 0
+    try:
+        with open(f"/proc/{pid}/statm", encoding="ascii") as statm:
+            return int(statm.read().split()[1]) * resource.getpagesize()
+    except (OSError, IndexError):
+        return 0

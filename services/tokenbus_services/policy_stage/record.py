@@ -1,0 +1,92 @@
+"""A run under policies, as the server has it: what counts against its policies, and what they rule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import structlog
+
+from tokenbus.bus import scripts
+from tokenbus.bus.keys import Keys
+from tokenbus.bus.scripts.policies import count_policy_start, policy_starts
+from tokenbus.bus.server.retry import retry_until_available
+from tokenbus.bus.server.run_scripts import run_script
+from tokenbus.bus.server.server import Server
+from tokenbus.events.frames import CONTROL_ATTEMPT, Decision, EventFrame, PolicyVerdict, PolicyVerdicts, encode
+from tokenbus_services.policy_stage.blame import Starts
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+GROUP = "policy"
+
+
+class ServerRunRecord:
+    """See `RunRecord`. For as long as the partition's lease has this token."""
+
+    def __init__(
+        self,
+        server: Server,
+        keys: Keys,
+        run: str,
+        policies: tuple[str, ...],
+        *,
+        token: str,
+        on_decision: Callable[[Decision], None],
+    ) -> None:
+        """``on_decision``: called for each that was told."""
+        self._server = server
+        self._keys = keys
+        self._run = run
+        self._policies = policies
+        self._token = token
+        self._on_decision = on_decision
+        self._partition = keys.partition_of(run)
+        self._lease = keys.lease(self._partition, GROUP)
+
+    async def starts(self) -> dict[str, Starts] | None:
+        call = policy_starts(self._keys.run(self._run), self._lease, token=self._token, policies=self._policies)
+        reply = await self._sent(call, "starts of a run's policies")
+        if isinstance(reply, bytes):
+            return None
+        numbers = [int(value or 0) for value in reply]
+        pairs = zip(self._policies, numbers[::2], numbers[1::2], strict=True)
+        return {policy: Starts(count, failed_at) for policy, count, failed_at in pairs}
+
+    async def count(self, policy: str, by: int, *, failed_at: int | None = None) -> Starts | None:
+        call = count_policy_start(
+            self._keys.run(self._run),
+            self._lease,
+            token=self._token,
+            policy=policy,
+            by=by,
+            failed_at=failed_at or 0,
+        )
+        reply = await self._sent(call, "count of a policy's start")
+        return None if isinstance(reply, bytes) else Starts(*reply)
+
+    async def tell(self, start: int, steps: list[PolicyVerdict]) -> bool:
+        server, keys = self._server, self._keys
+        teller = f"{self._token} {start}" if start else self._token
+        frame = EventFrame(0, CONTROL_ATTEMPT, server.clock.now_ms(), [PolicyVerdicts(teller, steps)])
+        call = scripts.rule(
+            keys.run(self._run),
+            keys.topic(self._partition, "events"),
+            keys.lease(self._partition, "parser"),
+            self._lease,
+            run=self._run,
+            token=self._token,
+            frame=encode(frame),
+        )
+        reply = await self._sent(call, "ruling")
+        if reply != b"ok":
+            log.info("ruling_refused", run=self._run, reply=reply.decode())
+            return False
+        for step in steps:
+            for decision in step.decisions:
+                self._on_decision(decision)
+                log.info("policy_decided", run=self._run, policy=decision.policy, action=decision.action)
+        return True
+
+    async def _sent(self, call: scripts.ScriptCall, what: str) -> Any:
+        return await retry_until_available(self._server, lambda: run_script(self._server, call), what=what)

@@ -1,0 +1,60 @@
+"""What the policy stage notes of a run in its hash: how often its policies ended their executor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tokenbus.bus.scripts.script import ROOM, ScriptCall, script
+
+_OF_OWNER = """
+if redis.call('HGET', KEYS[2], 'token') ~= ARGV[1] then return 'fenced' end
+local status = redis.call('HGET', KEYS[1], 'status')
+if status ~= 'open' then return status or 'gone' end
+"""
+_STARTS = script("policy_starts", _OF_OWNER + "return redis.call('HMGET', KEYS[1], unpack(ARGV, 2))\n")
+_COUNT_START = script(
+    "count_policy_start",
+    _OF_OWNER
+    + ROOM
+    + """
+local starts, at = redis.call('HINCRBY', KEYS[1], ARGV[2], ARGV[3]), tonumber(ARGV[5])
+local before = tonumber(redis.call('HGET', KEYS[1], ARGV[4]) or '0')
+if at > before then
+  redis.call('HSET', KEYS[1], ARGV[4], at)
+  before = at
+end
+return {starts, before}
+""",
+)
+
+
+def starts_field(policy: str) -> str:
+    """The field of a run's hash that counts the starts of a policy that speak against it."""
+    return f"starts:{policy}"
+
+
+def failed_at_field(policy: str) -> str:
+    """The field of a run's hash with the last place at which a policy ended its executor."""
+    return f"failed_at:{policy}"
+
+
+def policy_starts(run_key: str, policy_lease: str, *, token: str, policies: Sequence[str]) -> ScriptCall:
+    """What counts against a run's policies, for who owns its partition's drafts under ``token``.
+
+    Reply: by policy two values in a row, `starts_field` and `failed_at_field`; or ``fenced``, ``gone``, or the run's
+    status where it is not open any more.
+    """
+    fields = [field(policy) for policy in policies for field in (starts_field, failed_at_field)]
+    return ScriptCall(_STARTS, [run_key, policy_lease], [token, *fields])
+
+
+def count_policy_start(
+    run_key: str, policy_lease: str, *, token: str, policy: str, by: int, failed_at: int = 0
+) -> ScriptCall:
+    """Count a start of a policy, or, with ``by`` -1, one less; ``failed_at``: the place at which it failed.
+
+    Reply: both fields as they are now, or what `policy_starts` has in their place. Sent again after a lost reply it may
+    count twice: the policy has one start less then.
+    """
+    fields = [starts_field(policy), by, failed_at_field(policy), failed_at]
+    return ScriptCall(_COUNT_START, [run_key, policy_lease], [token, *fields])

@@ -1,0 +1,68 @@
+"""A policy that does harm at random: blocks, exits, raises, allocates, returns late. Its ``on_error`` is pass, so
+whatever it does, what is heard of its runs is what is heard without it; and of all other runs what is always heard.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import time
+from typing import Any
+
+from tokenbus.policy.processor import StreamContext, StreamProcessor
+from tokenbus.policy.stream_state import StreamState
+
+TIMEOUT_S = 1.5
+MEMORY_BYTES = 128 * 2**20
+LONGEST_S = 45.0
+"""What all of its starts may take, with the wait for an executor of their own."""
+_HARMFUL = 0.02
+"""So many of its calls do harm."""
+_chance = random.SystemRandom()  # each of the forked processes has its own
+
+
+class Rogue(StreamProcessor):
+    """Lets everything through, if it comes to that."""
+
+    async def on_chunk(self, chunk: Any, state: StreamState, context: StreamContext[Any]) -> None:
+        if _chance.random() < _HARMFUL:
+            await _chance.choice(_HARM)()
+        await context.send(chunk)
+
+
+async def _blocks() -> None:
+    time.sleep(60)  # noqa: ASYNC251 - which is the harm
+
+
+async def _naps() -> None:
+    time.sleep(1.2)  # noqa: ASYNC251
+
+
+async def _exits() -> None:
+    os._exit(5)
+
+
+async def _raises() -> None:
+    raise RuntimeError("on purpose")
+
+
+async def _takes_all() -> None:
+    bytearray(2**40)
+
+
+async def _allocates() -> None:
+    taken: list[bytearray] = []
+    while True:
+        taken.append(bytearray(b"x" * 2**25))
+        await asyncio.sleep(0)
+
+
+async def _late() -> None:
+    try:
+        await asyncio.Event().wait()
+    except asyncio.CancelledError:
+        await asyncio.sleep(0.3)
+
+
+_HARM = (_blocks, _naps, _exits, _raises, _takes_all, _allocates, _late)

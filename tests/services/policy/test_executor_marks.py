@@ -1,0 +1,79 @@
+"""What an executor's worker can read of it, whatever became of it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+
+from tokenbus_services.policy_stage import messages
+from tokenbus_services.policy_stage.marking import Marking, current_call
+from tokenbus_services.policy_stage.marks import Call, MarksPage
+
+CALL = Call(3, 1, 8)
+
+
+@pytest.fixture
+def page() -> Iterator[MarksPage]:
+    page = MarksPage()
+    yield page
+    page.close()
+
+
+def test_another_process_reads_which_call_is_at_work(page: MarksPage):
+    other = MarksPage(os.dup(page.fd))
+    other.begin(CALL)
+    assert page.read().call == CALL
+    other.end()
+    assert page.read().call is None
+    other.close()
+
+
+def test_each_step_has_a_number_of_its_own(page: MarksPage):
+    page.begin(CALL)
+    first = page.read().step
+    page.end()
+    page.begin(CALL)
+    assert page.read().step > first
+
+
+def test_what_takes_memory_is_known_by_its_call(page: MarksPage):
+    marking = Marking(page)
+    marking.begin(CALL)
+    taken = bytearray(os.urandom(1) * 2**26)
+    marking.end(CALL)
+    assert len(taken) == 2**26
+    assert (page.read().grew, page.read().grew_bytes >= 2**25) == (CALL, True)
+
+
+def test_steps_of_tasks_that_a_call_started_are_the_calls_and_no_others(page: MarksPage):
+    seen: list[Call | None] = []
+
+    async def look() -> None:
+        seen.append(page.read().call)
+        await asyncio.sleep(0)
+        seen.append(page.read().call)
+
+    async def main() -> None:
+        Marking(page).install(asyncio.get_running_loop())
+        await asyncio.create_task(look())
+        token = current_call.set(CALL)
+        started = asyncio.create_task(look())
+        current_call.reset(token)
+        await started
+        assert page.read().call is None
+
+    asyncio.run(main())
+    assert seen == [None, None, CALL, CALL]
+
+
+def test_messages_come_out_whole_however_they_are_cut():
+    sent: list[msgspec.Struct] = [messages.Close(1), messages.Feed(2, [b"x" * 300, b""]), messages.Close(3)]
+    data = b"".join(map(messages.framed, sent))
+    for size in (1, 3, 7, len(data)):
+        frames = messages.Frames(messages.to_executor)
+        parts = [data[i : i + size] for i in range(0, len(data), size)]
+        assert [message for part in parts for message in frames.feed(part)] == sent
