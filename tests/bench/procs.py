@@ -25,7 +25,13 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def cpu_s(pid: int) -> float:
-    """User and system time of a process so far (proc(5), fields 14 and 15 of stat)."""
+    """User and system time so far of a process and of its children that still run, as policy executors do."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
+    return _own_cpu_s(pid) + sum(cpu_s(int(child)) for child in children)
+
+
+def _own_cpu_s(pid: int) -> float:
+    """See proc(5), fields 14 and 15 of stat."""
     stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
     after_name = stat.rpartition(")")[2].split()
     return (int(after_name[11]) + int(after_name[12])) / _TICKS

@@ -61,7 +61,7 @@ def test_the_size_of_base64_is_known_before_it_is_made(content: bytes) -> None:
 @pytest.mark.parametrize("raw", [False, True])
 @pytest.mark.parametrize("told", [5, 7])
 async def test_a_blob_of_another_size_than_told_ends_the_body_with_an_error(told: int, raw: bool) -> None:
-    with pytest.raises(MediaFailed, match=r"messages\[3\].*6 bytes came"):
+    with pytest.raises(MediaFailed, match=r"messages\[3\].*received 6 bytes"):
         await whole(MediaBody([msgspec.structs.replace(embedded([b"abc", b"def"], size=told), raw=raw)]))
 
 
