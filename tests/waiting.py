@@ -11,11 +11,17 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, TypeVar
 
+from redis.exceptions import TimeoutError as NoAnswer
+
 T = TypeVar("T")
 
 
 async def eventually(condition: Callable[[], T | Awaitable[T]], *, timeout: float = 60.0) -> T:
-    """Ask until the answer is truthy, and return it. An AssertionError inside the condition is a "not yet"."""
+    """Ask until the answer is truthy, and return it.
+
+    An AssertionError inside the condition is a "not yet"; so is a server that gave no answer in time, as on a loaded
+    machine.
+    """
     attempts = _Attempts(timeout)
     for pause in attempts:
         try:
@@ -25,7 +31,7 @@ async def eventually(condition: Callable[[], T | Awaitable[T]], *, timeout: floa
             if answer:
                 return answer
             attempts.last = repr(answer)
-        except AssertionError as e:
+        except (AssertionError, NoAnswer) as e:
             attempts.last = str(e)
         await asyncio.sleep(pause)
     raise attempts.failure(condition)

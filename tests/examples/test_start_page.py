@@ -56,7 +56,7 @@ def test_the_tutorial_works_as_it_is_written(tmp_path: Path) -> None:
         (tmp_path / name).write_text(code)
     up, spoken = tmp_path / "up.log", tmp_path / "speak.log"
     with running(command("tokenbus up --mock"), tmp_path, up):
-        eventually_sync(lambda: "\nready" in up.read_text(), timeout=90)
+        eventually_sync(lambda: "\nready\n" in up.read_text(), timeout=90)
         assert "Yes, take it along." in run(command("python ask.py"), tmp_path)
         assert "weather" in run(command("tokenbus send"), tmp_path)
         with running(command("python speak.py"), tmp_path, spoken):
