@@ -1,4 +1,4 @@
-"""One stage over its partitions: owned by a lease, read in order, committed exactly once.
+"""Ordered stage: a worker owns partitions by lease, reads each in order and commits exactly once.
 
-The logic that a stage applies is the service's own.
+The logic that a stage applies belongs to the service that runs it.
 """

@@ -1,4 +1,4 @@
-"""Work on one partition of a stage that goes on while the others are read."""
+"""Background work on one partition of a stage while the stage reads the others."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 
 class BackgroundTasks:
-    """At most one task a partition; a partition that has one is not to be read."""
+    """At most one task per partition. Do not read a partition while its task runs."""
 
     def __init__(self, group: str, liveness: Liveness) -> None:
         self._group = group
@@ -23,11 +23,11 @@ class BackgroundTasks:
         self._closed = False
 
     def __contains__(self, partition: int) -> bool:
-        """Whether something is done with the partition."""
+        """Whether a task is running for the partition."""
         return partition in self._tasks
 
     def start(self, partition: int, doing: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
-        """Do this with a partition. The task raises nothing: what goes wrong is logged."""
+        """Start `doing` for a partition. The task never raises; it logs failures."""
 
         async def do() -> None:
             try:
@@ -45,7 +45,7 @@ class BackgroundTasks:
         return task
 
     async def close(self) -> None:
-        """Cancel all that is done, and wait for its end."""
+        """Cancel all tasks and wait until they have ended."""
         self._closed = True
         tasks = [*self._tasks.values()]
         for task in tasks:

@@ -1,7 +1,7 @@
-"""The last commits of a partition, in its owner's memory: what an asynchronous fail-over may have lost of them.
+"""The last commits of a partition, kept in its owner's memory to repair an asynchronous fail-over.
 
-A replica that is promoted serves a past state of its master. So its offset is one at which some commit ended, and what
-it lost of this partition is exactly the commits after that one.
+A promoted replica serves a past state of its master. Its offset is therefore the end of some commit, and the commits
+after that offset are exactly what this partition lost.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from tokenbus.bus.stage.partition import PreparedCommit
 from tokenbus.events.error_info import ErrorInfo
 
 KEPT_S = 5.0
-"""A replica whose link works is behind by a fraction of a second. One whose link broke may be promoted too, but it was
-out of sight for as long already, and whoever can lose minutes is not helped by a few more seconds."""
+"""How long a commit is kept. A replica with a working link lags by a fraction of a second. A replica whose link broke
+may be promoted too, but its lag can be minutes, and a few more seconds here would not cover that.
+"""
 MAX_BYTES = 2**19
-"""What is held of a partition, about: so a worker that owns many stays within a few MB however busy they are."""
+"""Approximate memory limit per partition, so that a worker with many busy partitions stays within a few MB."""
 LOST_WRITES = ErrorInfo(
     code="server_lost_writes",
     kind="internal",
@@ -25,21 +26,21 @@ LOST_WRITES = ErrorInfo(
 
 
 class CommitJournal:
-    """What was committed from ``offset`` on, the last of it: a few seconds, or as much as ``MAX_BYTES`` allow."""
+    """The most recent commits, starting at ``offset``: those of the last few seconds, up to ``MAX_BYTES``."""
 
     def __init__(self, offset: str) -> None:
         self.offset = offset
-        """The last that was committed."""
+        """End of the last commit."""
         self._begin = offset
-        """Where the first commit that is kept began."""
+        """Start of the oldest commit that is kept."""
         self._commits: deque[tuple[str, PreparedCommit, int, float]] = deque()
-        """Of each its end, itself, its bytes and the time."""
+        """For each commit: its end, the commit, its size in bytes, and its time."""
         self._held = 0
 
     def keep(self, offset: str, work: PreparedCommit, now: float) -> None:
-        """This work led to the offset: the server had all up to there at ``now``, in seconds of any steady clock.
+        """Add a commit that ended at ``offset``. The server had it at ``now`` (seconds of a monotonic clock).
 
-        Only here does time pass for older commits. So however long the server is away, what it knew last is kept.
+        Older commits expire only in this call, so an outage of any length drops nothing.
         """
         self.offset = offset
         size = work.memory_bytes
@@ -50,11 +51,11 @@ class CommitJournal:
             self._held -= size
 
     def is_ahead_of(self, offset: str) -> bool:
-        """Whether the server, which stands at ``offset``, has forgotten a commit."""
+        """Whether the server, now at ``offset``, lost a commit."""
         return id_key(offset) < id_key(self.offset)
 
     def after(self, offset: str) -> list[PreparedCommit]:
-        """What was committed after the offset; nothing where not all of that is here, for a log shall have no gap."""
+        """The commits after ``offset``; empty if some of them are no longer kept, because a log must have no gap."""
         if id_key(offset) < id_key(self._begin):
             return []
         return [work for end, work, _, _ in self._commits if id_key(end) > id_key(offset)]

@@ -1,4 +1,4 @@
-"""What a stage writes to its partitions: commits, poison and notes on the lease, each tried until the server has it."""
+"""Writes of a stage to its partitions (commits, dead letters, lease fields), retried until the server accepts them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 class AppliedBatch(msgspec.Struct, frozen=True):
-    """What a partition's entries after offset ``begin`` came to."""
+    """A batch after offset ``begin`` that the partition applied, ready to commit."""
 
     part: Partition
     begin: str
@@ -30,7 +30,7 @@ class AppliedBatch(msgspec.Struct, frozen=True):
 
 
 class Committer:
-    """The writes of one stage. All raise what redis-py raises where another try cannot help, and once it is closed."""
+    """Writes of one stage. Methods raise redis-py's errors if a retry cannot help, and after `close`."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class Committer:
         dead_entries: int,
         entries_read: bool,
     ) -> None:
-        """``entries_read``: the server knows XGROUP SETID … ENTRIESREAD (Redis 7)."""
+        """``entries_read``: the server supports XGROUP SETID … ENTRIESREAD (Redis 7)."""
         self._server = server
         self._keys = keys
         self._group = group
@@ -54,11 +54,13 @@ class Committer:
         self._closed = False
 
     def close(self) -> None:
-        """Nothing is tried again from now on."""
+        """Stop retrying."""
         self._closed = True
 
     async def submit(self, worked: Sequence[AppliedBatch]) -> list[list[Any]]:
-        """Commit this; the reply to each, `refused` where the server takes the others but not that one."""
+        """Commit the batches and return one reply for each: `refused` if the server accepts the others but not that
+        one.
+        """
         for each in worked:
             for poison in each.work.poison:
                 await self._dead_letter(each.part, poison)
@@ -82,7 +84,8 @@ class Committer:
         except (RedisError, OSError):
             if self._closed:
                 raise
-        # One of them is at fault, and the others shall not suffer: those that are in already say so.
+        # At least one call fails. Send each alone so that the others go through; those already committed reply
+        # `already`.
         replies: list[list[Any]] = []
         for call in calls:
             try:
@@ -102,7 +105,7 @@ class Committer:
         return replies
 
     async def recover_rollback(self, part: Partition, lease: Lease, commit: scripts.Commit) -> None:
-        """Write what a fail-over took back, at the offset where the server stands."""
+        """Commit the events that a fail-over lost, at the server's current offset."""
         call = self._call(
             part, commit, begin=lease.offset, end=lease.offset, watermark=lease.watermark, entries=0, size=0
         )
@@ -116,7 +119,7 @@ class Committer:
             log.error("%s partition %d: runs that lost events go on: %s", self._group, part.number, reply)
 
     async def note(self, part: Partition, field: str, value: str | int) -> None:
-        """Set a field of the partition's lease hash, which the next owner reads."""
+        """Set a field of the partition's lease hash. The next owner reads it."""
         await retry_until_available(
             self._server,
             lambda: run_script(self._server, scripts.note(part.lease_key, field, value)),
@@ -152,7 +155,9 @@ class Committer:
         )
 
     async def _dead_letter(self, part: Partition, poison: Poison) -> None:
-        """Poison goes to the dead stream before the commit: a crash between may show it twice, never lose it."""
+        """Write the poison frame to the dead stream before the commit: a crash in between may duplicate it but never
+        lose it.
+        """
         entry = DeadLetter(
             reason=poison.reason,
             stage=self._group,

@@ -1,8 +1,8 @@
-"""One partition in a worker's hands: its logic, and from where on each open run would have to be replayed. No IO.
+"""An owned partition: its logic, and the offset from which each open run must be replayed. No IO.
 
-What the logic holds in memory is a function of the entries after the low watermark, together with the checkpoints of
-runs that began before it. `work` takes new entries in, with their outputs; `restore` and `replay` rebuild what a
-predecessor had, without.
+The logic's state in memory is a function of the entries after the low watermark and the checkpoints of runs that began
+before it. `apply` processes new entries and keeps their outputs. `restore` and `replay` rebuild the previous owner's
+state without outputs.
 """
 
 from __future__ import annotations
@@ -23,111 +23,113 @@ from tokenbus.events.error_info import ErrorInfo
 log = logging.getLogger(__name__)
 
 CHECKPOINT_SPAN = 2 * 2**20
-"""Bytes of input after which an open run is checkpointed."""
+"""Checkpoint an open run after this many bytes of input."""
 MAX_CHECKPOINT_SPAN = 8 * 2**20
-"""The same where there is more than that to checkpoint; keeps a replay under a second."""
+"""Upper limit of that span if there is more state to checkpoint; keeps a replay under a second."""
 CHECKPOINT_BYTES = 2**20
-"""Of checkpoints in one commit, about: further runs wait for the next one."""
+"""Approximate limit of checkpoint bytes in one commit; further runs wait for the next commit."""
 PIECES_TTL_MS = 7 * 86_400_000
-"""Life of a checkpoint's pieces from the last on. They go with their run; this is for what nobody ends."""
+"""TTL of a checkpoint's pieces, renewed by each checkpoint. The end of the run deletes them; the TTL covers runs that
+never end.
+"""
 
 
 class StageLogic(Protocol):
-    """What a stage does with one partition's entries: pure, deterministic, no clock.
+    """Processes the entries of one partition: pure, deterministic, no clock.
 
-    A replay may begin in the middle of a run that ended before the committed offset: what the rest of such a run
-    opens, its last frame must close.
+    A replay may start in the middle of a run that ended before the committed offset. If the remaining frames of such a
+    run open it again, its last frame must close it.
     """
 
     def apply(self, run: str, frame: bytes) -> None:
-        """Work one frame of a run into the state and the outputs. May raise: then `fail` follows."""
+        """Apply one frame of a run to the state and the outputs. If it raises, `fail` follows."""
         ...
 
     def fail(self, run: str, error: ErrorInfo) -> None:
-        """The run's frame was poison: end it, within the state. Must not raise."""
+        """End the run because its frame was poison. Must not raise."""
         ...
 
     def abandon(self, run: str, error: ErrorInfo) -> None:
-        """The server lost outputs of this open run that others may have seen: end it. Must not raise."""
+        """End this open run: the server lost outputs of it that others may have seen. Must not raise."""
         ...
 
     def is_open(self, run: str) -> bool:
-        """Whether anything is remembered of the run, so that a replay must begin before it."""
+        """Whether the logic holds state of the run, so that a replay must start before it."""
         ...
 
     def flush(self, commit: Commit) -> None:
-        """Put the outputs gathered since the last flush or `mute` into the commit."""
+        """Add the outputs since the last `flush` or `discard_outputs` to the commit."""
         ...
 
     def discard_outputs(self) -> None:
-        """Forget the outputs gathered: they were committed by an earlier owner."""
+        """Drop the pending outputs: an earlier owner committed them."""
         ...
 
     def snapshot(self, run: str) -> bytes:
-        """The state of an open run."""
+        """Serialize the state of an open run."""
         ...
 
     def restore(self, run: str, state: bytes) -> None:
-        """The opposite of `snapshot`."""
+        """Restore the state that `snapshot` returned."""
         ...
 
     def recall(self, run: str, seq: int) -> None:
-        """What the run's hash says was the next ``seq`` at the committed offset: a replay cannot know it."""
+        """Set the run's next ``seq`` at the committed offset, as read from its hash; a replay cannot derive it."""
         ...
 
 
 @runtime_checkable
 class FinishesReplay(Protocol):
-    """A logic whose outputs may wait for work outside of the bus (images to be stored, say)."""
+    """Logic whose outputs may depend on work outside the bus, such as storing images."""
 
     @property
     def replay_unfinished(self) -> bool:
-        """Whether frames taken since the last `flush` or `mute` ask for such work."""
+        """Whether frames applied since the last `flush` or `discard_outputs` need such work."""
         ...
 
     async def finish_replay(self) -> None:
-        """Do what they ask for; the stage calls it between `take` and `flush`, and never in a replay.
+        """Do that work. The stage calls it between `apply` and `flush`, and never in a replay.
 
-        A crash may do it again, so doing it twice must be the same as once; and the whole partition waits for it, so it
-        takes bounded time, and what fails is part of the outputs. Must not raise.
+        It must be idempotent, because a crash may repeat it, and take bounded time, because the whole partition waits
+        for it. A failure becomes part of the outputs. Must not raise.
         """
         ...
 
 
 class Snapshot(Protocol):
-    """A checkpoint in pieces."""
+    """Checkpoint that is split into pieces."""
 
     @property
     def head(self) -> bytes:
-        """What is written anew each time."""
+        """The part that is rewritten by every checkpoint."""
         ...
 
     @property
     def needs(self) -> list[int]:
-        """The pieces that belong to it."""
+        """Numbers of all pieces of this checkpoint."""
         ...
 
     @property
     def new(self) -> Mapping[int, bytes]:
-        """Those of them that no checkpoint before had."""
+        """Pieces that earlier checkpoints did not write, by number."""
         ...
 
 
 @runtime_checkable
 class InPieces(Protocol):
-    """A logic whose runs may grow large: a checkpoint adds what is new, in numbered pieces."""
+    """Logic whose runs may grow large: each checkpoint writes only the new pieces, by number."""
 
     def snapshot_in_pieces(self, run: str) -> Snapshot | None:
-        """The state of an open run, with what the last call did not have; None: it is small, and `snapshot` has it."""
+        """Checkpoint of an open run with the pieces added since the last call; None if it is small: use `snapshot`."""
         ...
 
     def restore_from_pieces(self, run: str, head: bytes, pieces: Mapping[int, bytes]) -> None:
-        """The opposite."""
+        """Restore the state from `snapshot_in_pieces`."""
         ...
 
 
 class RunPosition(msgspec.Struct, frozen=True):
-    """Where an open run stands, as its hash says."""
+    """Position of an open run, read from its hash."""
 
     turn: int
     attempt: int
@@ -137,32 +139,33 @@ class RunPosition(msgspec.Struct, frozen=True):
 
 @runtime_checkable
 class LearnsFromLog(Protocol):
-    """A logic that ends an unread run better if it knows what the run's log has."""
+    """Logic that uses the run's log to end an unreadable run more cleanly."""
 
     def learn(self, run: str, event: bytes) -> None:
-        """Take one event of the log of a run that `fail_unreadable` will end, in log order. Must not raise."""
+        """Process one event from the log of a run that `fail_unreadable` will end, in log order. Must not raise."""
         ...
 
 
 @runtime_checkable
 class FailsUnreadable(Protocol):
-    """A logic that can end a run of which it knows nothing else."""
+    """Logic that can end a run without having its state."""
 
     def fail_unreadable(self, run: str, error: ErrorInfo, standing: RunPosition) -> None:
-        """The state of this open run is lost, and what is here of it counts no more: say so in its name. Must not
-        raise."""
+        """End this open run, whose state is lost, in ``error``. Any state still held for it is invalid. Must not
+        raise.
+        """
         ...
 
 
 class _Saved(msgspec.Struct, frozen=True, array_like=True):
-    """A checkpoint as it lies in the state hash."""
+    """A checkpoint as stored in the state hash."""
 
     at: str
-    """The entry up to which it holds."""
+    """The last entry that the checkpoint covers."""
     state: bytes | None
-    """None: nothing of the run up to there counts any more."""
+    """None: ignore the run's entries up to ``at``."""
     pieces: list[int] | None = None
-    """The numbers of its pieces. Where it has some, a version that knows none cannot read it, and shall not."""
+    """Numbers of its pieces, if any. A version without support for pieces must fail to decode this field."""
 
     def encoded(self) -> bytes:
         fields = (self.at, self.state) if self.pieces is None else (self.at, self.state, self.pieces)
@@ -170,46 +173,48 @@ class _Saved(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Poison(msgspec.Struct, frozen=True):
-    """A frame that could not be taken."""
+    """A frame that could not be applied."""
 
     run: str
     entry_id: str
     frame: bytes
     reason: str
     size: int | None = None
-    """How many bytes the frame has, if it could not be read."""
+    """Size of the frame in bytes, if it could not be read."""
 
 
 class AppliedEntries(msgspec.Struct, frozen=True):
-    """A batch that the logic took in, whose outputs are still with it."""
+    """A batch that the logic has applied; its outputs are still pending in the logic."""
 
     entries: Sequence[Entry]
     size: int
-    """Bytes of frames."""
+    """Total bytes of frames."""
     poison: list[Poison]
     ended: set[str]
-    """Runs whose checkpoint must go."""
+    """Runs whose checkpoint must be deleted."""
     void: set[str]
-    """Runs that were ended for what could not be read."""
+    """Runs that ended because an entry could not be read."""
 
 
 class PreparedCommit(msgspec.Struct, frozen=True):
-    """What a batch came to: the commit's writes, and what of it was poison."""
+    """The commit of a batch and its poison frames."""
 
     commit: Commit
     entries: Sequence[Entry]
     size: int
-    """Bytes of frames."""
+    """Total bytes of frames."""
     poison: list[Poison]
 
     @property
     def memory_bytes(self) -> int:
-        """About how many bytes it takes in memory."""
+        """Approximate memory use in bytes."""
         return self.size + self.commit.held
 
 
 class Partition:
-    """The partition of a lease. First `restore`, `replay` from the watermark on, and `settle`; then `work`."""
+    """The partition of a lease. Call `restore`, `replay` from the watermark, `finish_replay`, then
+    `apply_and_build`.
+    """
 
     def __init__(self, lease: Lease, logic: StageLogic, *, keys: Keys, topic: InternalTopic, group: str) -> None:
         self.number = lease.partition
@@ -220,46 +225,46 @@ class Partition:
         self.group = group
         self.logic = logic
         self.offset = lease.watermark
-        """The last entry that was taken in."""
+        """The last entry that was applied."""
         self.paused = False
-        """The next stage is too far behind."""
+        """Whether reading is paused because the next stage lags too far behind."""
         self.loads = 0
-        """How often the partition was loaded, this time included, since its last commit."""
+        """How often the partition was loaded since its last commit, including this time."""
         self.unreadable: Unreadable | None = None
-        """The entry that follows on those in hand, and cannot be read."""
+        """The entry after those in hand, if it cannot be read."""
         self.quarantined: tuple[str, int] = ("", 0)
-        """The entry that earlier owners had in hand by itself and came to no commit, and how many."""
+        """The entry that earlier owners processed alone without reaching a commit, and how many tries it had."""
         self._keys = keys
         self._topic: InternalTopic = topic
         self._consumed = 0
         self._since: OrderedDict[str, tuple[str, int]] = OrderedDict()
         """Open run -> (offset after which its entries must be replayed, bytes consumed by then), oldest first."""
         self._saved: dict[str, int] = {}
-        """Run -> size of its checkpoint, without pieces."""
+        """Run -> size of its checkpoint in bytes, without pieces."""
         self._unread: dict[str, str] = {}
-        """Open runs whose checkpoint could not be read, and why."""
+        """Open run whose checkpoint could not be read -> reason."""
         self._lost: dict[str, str] = {}
-        """Runs of which an entry could not be read in the replay, and why."""
+        """Run with an entry that the replay could not read -> reason."""
         self._pieces: dict[str, set[int]] = {}
-        """Run -> the pieces of its checkpoint."""
+        """Run -> numbers of its checkpoint's pieces."""
         self._changed: set[str] = set()
-        """Open runs that their checkpoint, if any, does not hold whole."""
+        """Open runs that changed since their last checkpoint."""
         self._published_open = -1
-        """How many runs are open as the lease hash has it, for those who watch."""
+        """Number of open runs last written to the lease hash, for monitoring."""
         self._void: dict[str, str] = {}
-        """Run -> entry up to which nothing of it counts any more, for it was ended over the head of its input."""
+        """Run -> entry up to which its input is ignored, because the run was ended without applying it."""
 
     @property
     def watermark(self) -> str:
-        """No entry up to here is needed for a replay."""
+        """No entry up to this id is needed for a replay."""
         return next(iter(self._since.values()))[0] if self._since else self.offset
 
     def apply_and_build(self, entries: Sequence[Entry]) -> PreparedCommit:
-        """`take` and `build_commit` in one."""
+        """`apply`, then `build_commit`."""
         return self.build_commit(self.apply(entries))
 
     def apply(self, entries: Sequence[Entry]) -> AppliedEntries:
-        """Take the entries in; `build_commit` must follow before the next."""
+        """Apply the entries; call `build_commit` before the next `apply`."""
         poison, ended, void, size = list[Poison](), set[str](), set[str](), 0
         for entry in entries:
             size += self._apply(entry, poison, ended)
@@ -269,7 +274,7 @@ class Partition:
         return AppliedEntries(entries, size, poison, ended, void)
 
     def _apply_unreadable(self, found: Unreadable, poison: list[Poison], void: set[str]) -> int:
-        """End the runs of those fields of an entry that cannot be read; their bytes."""
+        """End the runs of the entry's unreadable fields; return the size of those fields in bytes."""
         entry_id = found.entry[0].decode()
         for name, size in found.sizes.items():
             run = name.decode(errors="replace")
@@ -282,7 +287,7 @@ class Partition:
         return size
 
     def build_commit(self, taken: AppliedEntries) -> PreparedCommit:
-        """The outputs. Should the logic's `flush` or `snapshot` raise, the partition must be loaded anew."""
+        """Build the commit of an applied batch. If the logic's `flush` or `snapshot` raises, reload the partition."""
         commit = Commit(self.lease_key, self.stream)
         self.logic.flush(commit)
         for run in taken.ended:
@@ -294,9 +299,9 @@ class Partition:
         return self._finished(commit, taken.entries, taken.size, taken.poison)
 
     def quarantine(self, entry: Entry, reason: str) -> PreparedCommit:
-        """End the runs of an entry without a look into it: looking is what its workers died of.
+        """Fail every run in this entry without decoding it; decoding it crashed earlier workers.
 
-        In a replay it is passed over too, so those runs are void up to it.
+        A replay skips the entry too, so these runs are void up to it.
         """
         entry_id, size, poison = entry[0].decode(), 0, list[Poison]()
         commit = Commit(self.lease_key, self.stream)
@@ -313,7 +318,7 @@ class Partition:
         return self._finished(commit, [entry], size, poison)
 
     def _void_run(self, run: str, entry_id: str, reason: str) -> None:
-        """The run ends here, and nothing of it up to this entry counts in a replay."""
+        """Fail the run; a replay ignores its input up to this entry."""
         self.logic.fail(run, self._poisoned(entry_id, reason))
         self._forget(run, entry_id)
 
@@ -339,11 +344,11 @@ class Partition:
         return PreparedCommit(commit, entries, size, poison)
 
     def recover_rollback(self, lost: Sequence[PreparedCommit], last: str, error: ErrorInfo) -> Commit | None:
-        """What a fail-over to this offset took back, made good; None where none of it was public.
+        """Repair a fail-over that rolled the server back to this offset; None if no public event was lost.
 
-        The commit moves no offset. Of each run of which something was lost it publishes that once more, so that the
-        log has no gap, and then the run's end in ``error``, if its end was not among it. What the input up to its
-        ``last`` entry still holds of the run counts no more. The partition must be loaded anew after that.
+        The commit moves no offset. For each affected run it publishes the lost events again, so that the log has no
+        gap, and then ends the run in ``error`` unless its end was among them. Input of the run up to entry ``last`` is
+        ignored. Reload the partition afterwards.
         """
         commit = Commit(self.lease_key, self.stream)
         numbers: dict[str, int] = {}
@@ -364,27 +369,27 @@ class Partition:
         self.logic.flush(commit)
         return commit if numbers else None
 
-    # --- what a predecessor had ----------------------------------------------------------------------------------
+    # --- state of the previous owner -----------------------------------------------------------------------------
 
     def pieces_of(self, checkpoints: Mapping[bytes, bytes]) -> Iterator[tuple[str, list[int]]]:
-        """The pieces that `restore` needs beside the state hash, by run."""
+        """The pieces that `restore` needs in addition to the state hash, by run."""
         for name, data in checkpoints.items():
             try:
                 pieces = _saved_decoder.decode(data).pieces
             except msgspec.DecodeError:
-                continue  # `restore` tells
+                continue  # `restore` reports it
             if pieces:
                 yield name.decode(), pieces
 
     def restore(
         self, checkpoints: Mapping[bytes, bytes], pieces: Mapping[str, Mapping[int, bytes]] | None = None
     ) -> None:
-        """The state hash as it lies on the server, with the pieces of runs that have some."""
+        """Restore from the state hash on the server and the pieces of runs that have some."""
         for name, data in checkpoints.items():
             run = name.decode(errors="replace")
             try:
                 self._restore(run, data, (pieces or {}).get(run, {}))
-            except Exception as e:  # another version wrote it, say: of this run alone
+            except Exception as e:  # written by another version, for example: affects this run only
                 self._unread[run] = f"{type(e).__name__}: {e}"
 
     def _restore(self, run: str, data: bytes, pieces: Mapping[int, bytes]) -> None:
@@ -399,20 +404,20 @@ class Partition:
             assert isinstance(self.logic, InPieces)
             self.logic.restore_from_pieces(run, saved.state, pieces)
             self._pieces[run] = set(saved.pieces)
-        # A run that did not change since its checkpoint may have let the watermark pass it.
+        # The watermark may have passed a run that did not change since its checkpoint.
         self._since[run] = at, 0
         self._saved[run] = len(data)
 
     @property
     def unread(self) -> list[str]:
-        """Runs of which a checkpoint or an entry could not be read."""
+        """Runs with an unreadable checkpoint or entry."""
         return [*self._unread, *self._lost]
 
     def fail_unreadable(self, standing: Mapping[str, RunPosition]) -> Commit | None:
-        """After `settle`: the end of runs whose checkpoint nobody can read, by where their hashes say that they stand;
-        None where there is none. The commit moves no offset.
+        """Call after `finish_replay`: end the runs whose state is unreadable, using the positions from their hashes.
 
-        What a replay from the watermark brought back whole goes on.
+        None if there is no such run. The commit moves no offset. A run that the replay from the watermark restored
+        completely continues.
         """
         unread = {run: reason for run, reason in self._unread.items() if not self.logic.is_open(run)}
         if not unread and not self._lost:
@@ -438,14 +443,17 @@ class Partition:
         return commit
 
     def replay(self, entries: Sequence[Entry]) -> None:
-        """Take entries in that were committed by an earlier owner; their outputs are dropped."""
+        """Apply entries that an earlier owner committed; drop their outputs."""
         for entry in entries:
             self._apply(entry, None, set())
         self.logic.discard_outputs()
 
     def skip_unreadable(self, found: Unreadable) -> None:
-        """In a replay: an entry that an earlier owner committed, and that cannot be read whole now. The state of the
-        runs concerned is lost, but of those whose checkpoint holds it and those that were ended because of it."""
+        """In a replay: skip an entry that an earlier owner committed and that is not fully readable now.
+
+        The runs concerned lose their state, unless their checkpoint covers the entry or the entry had already ended
+        them.
+        """
         self.replay([found.entry])
         entry_id = found.entry[0].decode()
         for name in found.sizes:
@@ -456,7 +464,7 @@ class Partition:
         self._consumed += sum(found.sizes.values())
 
     def finish_replay(self, offset: str) -> list[str]:
-        """All up to the committed offset is replayed. Returns the runs that are open."""
+        """End the replay at the committed offset. Returns the open runs."""
         self.offset = offset
         self._since = OrderedDict(sorted(self._since.items(), key=lambda item: id_key(item[1][0])))
         return list(self._since)
@@ -464,25 +472,26 @@ class Partition:
     # --- one entry -------------------------------------------------------------------------------------------------
 
     def _apply(self, entry: Entry, poison: list[Poison] | None, ended: set[str]) -> int:
-        """Feed the logic; the bytes of the entry's frames. ``poison``: None in a replay, which knows it already.
+        """Apply one entry; return the size of its frames in bytes. ``poison``: None in a replay, where it is known
+        already.
 
-        ``ended`` gets the runs whose checkpoint must go, even if they begin again in this batch.
+        ``ended`` collects the runs whose checkpoint must be deleted, even if they begin again in this batch.
         """
         entry_id, size = entry[0].decode(), 0
         for name, frame in entry[1].items():
             run = name.decode(errors="replace")
             size += len(frame)
-            if self._keys.partition_of(run) != self.number:  # its keys would be of another slot
+            if self._keys.partition_of(run) != self.number:  # its keys lie in another slot
                 if poison is not None:
                     poison.append(Poison(run, entry_id, frame, "the run is not of this partition"))
                 continue
             if poison is None and (kept := self._since.get(run)) and id_key(entry_id) <= id_key(kept[0]):
-                continue  # in a replay: the run's checkpoint holds this entry
+                continue  # in a replay: the run's checkpoint covers this entry
             if (until := self._void.get(run)) and id_key(entry_id) <= id_key(until):
                 continue
             try:
                 self.logic.apply(run, frame)
-            except Exception as e:  # whatever a poison frame raises must not stop the partition
+            except Exception as e:  # no exception from a poison frame may stop the partition
                 reason = f"{type(e).__name__}: {e}"
                 self.logic.fail(run, self._poisoned(entry_id, reason))
                 if poison is not None:
@@ -503,10 +512,10 @@ class Partition:
         return ErrorInfo(code="poison", kind="internal", message=reason, where=f"{self._topic} {entry_id}")
 
     def _checkpoint(self, commit: Commit) -> None:
-        """Move the watermark on where a replay would grow long, oldest runs first.
+        """Checkpoint the oldest runs, and so advance the watermark, if a replay would grow too long.
 
-        The span between checkpoints grows with the state there is to write, so that the writing stays linear in the
-        input: up to a cap for all runs together, and without one for what a single run's checkpoint writes anew.
+        The span between checkpoints grows with the size of the state, so that checkpoint writes stay linear in the
+        input. The total over all runs is capped; the part that a single run's checkpoint rewrites is not.
         """
         written = 0
         while self._since and written < CHECKPOINT_BYTES:
@@ -522,7 +531,7 @@ class Partition:
             self._since.move_to_end(run)
 
     def _save(self, run: str, commit: Commit) -> int:
-        """Checkpoint a run; the bytes that are written."""
+        """Checkpoint a run; return the bytes written."""
         snapshot = self.logic.snapshot_in_pieces(run) if isinstance(self.logic, InPieces) else None
         if snapshot is None:
             self._drop_pieces(run, commit)
@@ -542,7 +551,7 @@ class Partition:
 
     def _drop_pieces(self, run: str, commit: Commit) -> None:
         if self._pieces.pop(run, None):
-            commit.expire(self._pieces_key(run), 0)  # which deletes it
+            commit.expire(self._pieces_key(run), 0)  # deletes the key
 
     def _pieces_key(self, run: str) -> str:
         return self._keys.pieces(self.number, self.group, run)

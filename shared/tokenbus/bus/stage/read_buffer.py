@@ -1,7 +1,7 @@
-"""Entries that a stage has read and not yet worked in, handed out a bounded round at a time.
+"""Entries that a stage has read but not applied, handed out in rounds of bounded size.
 
-One round becomes one commit. Its size is bounded, and the partitions share it in equal parts: a partition with
-megabytes waiting delays the others by a round, not by its whole backlog.
+One round becomes one commit. Partitions share a round equally, so a partition with a backlog of megabytes delays the
+others by one round only.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from tokenbus.bus.server.stream_reader import Entry
 from tokenbus.bus.stage.partition import Partition
 
 ROUND_BYTES = 256 * 1024
-"""Input of one round over all partitions, about: each partition gives at least one entry."""
+"""Approximate input of one round over all partitions; each partition contributes at least one entry."""
 READ_BYTES = 512 * 1024
-"""Input that one read should give of one stream."""
+"""Target input of one read per stream."""
 
 
 class Batch(msgspec.Struct, frozen=True):
-    """Entries of one partition that follow on offset ``begin``."""
+    """Consecutive entries of one partition after offset ``begin``."""
 
     partition: int
     begin: str
@@ -35,38 +35,38 @@ class _Read(msgspec.Struct):
 
 
 class ReadBuffer:
-    """Entries by stream, each stream's in order. Add with `keep`; take with `next_round`."""
+    """Buffered entries by stream, each stream in order. Add with `add`; take with `next_round`."""
 
     def __init__(self, *, most: int) -> None:
-        """``most``: entries that one read may give of one stream."""
+        """``most``: maximum entries of one read per stream."""
         self._most = most
         self._reads: dict[str, _Read] = {}
         self._average = 0.0
-        """Bytes of an entry, lately."""
+        """Recent average size of an entry in bytes."""
 
     def __contains__(self, stream: str) -> bool:
-        """Whether the stream has entries here, so that it need not be read."""
+        """Whether the stream has buffered entries and need not be read."""
         return stream in self._reads
 
     @property
     def count(self) -> int:
-        """How many entries the next read should ask for of each stream."""
+        """Number of entries that the next read should request per stream."""
         return max(1, min(self._most, int(READ_BYTES / self._average))) if self._average else self._most
 
     def add(self, part: Partition, entries: Sequence[Entry]) -> None:
-        """These were read after the partition's offset."""
+        """Add entries read after the partition's current offset."""
         self._reads[part.stream] = _Read(part, part.offset, deque(entries))
         average = sum(map(size_of, entries)) / len(entries)
         self._average = max(average, (self._average + average) / 2)
 
     def has_any(self, ready: Callable[[Partition], bool]) -> bool:
-        """Whether a partition that is ``ready`` has entries here."""
+        """Whether any ``ready`` partition has buffered entries."""
         return any(ready(read.part) for read in self._reads.values())
 
     def next_round(self, parts: Mapping[str, Partition], ready: Callable[[Partition], bool]) -> list[Batch]:
-        """The next entries of all partitions that are ``ready``. ``parts``: those that are owned, by stream.
+        """The next entries of all ``ready`` partitions. ``parts``: the owned partitions by stream.
 
-        A partition that was dropped or stands elsewhere by now is read again: what is here of it is forgotten.
+        Discards the entries of a partition that was dropped or whose offset changed since; they are read again.
         """
         for stream, read in list(self._reads.items()):
             if parts.get(stream) is not read.part or read.part.offset != read.begin:
@@ -87,5 +87,5 @@ class ReadBuffer:
 
 
 def size_of(entry: Entry) -> int:
-    """Bytes of an entry's frames."""
+    """Size of an entry's frames in bytes."""
     return sum(map(len, entry[1].values()))

@@ -1,4 +1,4 @@
-"""A partition's state from what lies on the server: checkpoints, and the entries from the watermark to the offset."""
+"""Rebuild a partition's state from its checkpoints and the entries between watermark and offset."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ log = logging.getLogger(__name__)
 
 REPLAY_PAGE = 200
 PIECES_READ = 8
-"""Pieces of a checkpoint that one command reads: about a MB, so that no reply holds up the server for long."""
+"""Pieces of a checkpoint per command: about 1 MB, so that no reply blocks the server for long."""
 
 
 async def rebuild(server: Server, keys: Keys, part: Partition, lease: Lease) -> None:
-    """Bring a new partition to where its last owner stood. Raises what redis-py raises: then begin with a new one."""
+    """Bring a new partition to its last owner's state. If it raises (redis-py's errors), start over with a new one."""
     client = server.client
     part.loads = await run_script(server, scripts.count(part.lease_key, "loads"))
     entry_id, _, tries = (await client.hget(part.lease_key, "suspect") or b"").decode().partition(" ")
@@ -42,7 +42,7 @@ async def rebuild(server: Server, keys: Keys, part: Partition, lease: Lease) -> 
             except ResponseError as e:
                 if may_pass(e):
                     raise
-                break  # no pieces, so nobody can read the run
+                break  # without its pieces the run is unreadable
             pieces[run] |= {number: piece for number, piece in zip(group, found, strict=True) if piece is not None}
     part.restore(checkpoints, pieces)
     while part.offset != lease.offset:
@@ -51,12 +51,12 @@ async def rebuild(server: Server, keys: Keys, part: Partition, lease: Lease) -> 
             token = await client.hget(part.lease_key, "token")
             if token is None or token.decode() == part.token:
                 log.error("%s: entries are gone that a replay needs", part.lease_key)
-            break  # else another has the partition by now, and trimmed what it does not need: nothing of this counts
+            break  # else another owner has trimmed the entries; this rebuild is obsolete
         part.replay(page)
         if unreadable:
             log.error("%s: entry %s: %s", part.lease_key, unreadable.entry[0].decode(), unreadable.reason)
             part.skip_unreadable(unreadable)
-        await asyncio.sleep(0)  # other partitions go on meanwhile
+        await asyncio.sleep(0)  # let other partitions run
     runs = part.finish_replay(lease.offset)
     for run, at in (await run_positions(server, keys, runs)).items():
         if at.seq:
@@ -64,7 +64,7 @@ async def rebuild(server: Server, keys: Keys, part: Partition, lease: Lease) -> 
 
 
 async def _page(server: Server, part: Partition, last: str) -> tuple[list[Entry], Unreadable | None]:
-    """The next entries of a replay, and the one behind them, if that is one that cannot be read."""
+    """The next entries of a replay, and the unreadable entry that follows them, if any."""
     try:
         return await server.client.xrange(part.stream, f"({part.offset}", last, count=REPLAY_PAGE), None
     except (RedisError, OSError) as e:
@@ -74,7 +74,7 @@ async def _page(server: Server, part: Partition, last: str) -> tuple[list[Entry]
 
 
 async def learn_from_logs(server: Server, keys: Keys, part: Partition, runs: Iterable[str]) -> None:
-    """Tell the logic what these runs' logs have, if it wants to know. A log that cannot be read is left out."""
+    """Pass the events of these runs' logs to the logic if it implements `LearnsFromLog`. Skips unreadable logs."""
     if not isinstance(part.logic, LearnsFromLog):
         return
     for run in runs:
@@ -84,12 +84,12 @@ async def learn_from_logs(server: Server, keys: Keys, part: Partition, runs: Ite
                 for _, fields in page:
                     part.logic.learn(run, fields.get(DATA_FIELD.encode(), b""))
                 begin = f"({page[-1][0].decode()}"
-        except ResponseError as e:  # a connection that breaks begins all of this anew
+        except ResponseError as e:  # a connection error restarts the whole rebuild
             log.warning("run %s: its log cannot be read, so its open blocks are not completed: %s", run, e)
 
 
 async def run_positions(server: Server, keys: Keys, runs: Iterable[str]) -> dict[str, RunPosition]:
-    """Where open runs stand by their hashes, without those that have none, or one that is no hash of a run."""
+    """Positions of open runs from their hashes; omits runs without a valid hash."""
     runs = list(runs)
     if not runs:
         return {}
@@ -113,7 +113,7 @@ async def run_positions(server: Server, keys: Keys, runs: Iterable[str]) -> dict
 
 
 async def run_position(server: Server, part: Partition) -> tuple[Lease, str]:
-    """Where the server stands now, as a lease, and the last entry of the input. Raises what redis-py raises."""
+    """The server's current position as a lease, and the last entry of the input. Raises redis-py's errors."""
     offset, watermark = await server.client.hmget(part.lease_key, ["offset", "watermark"])
     last: list[Entry] = await server.client.xrevrange(part.stream, count=1)
     at = offset.decode()

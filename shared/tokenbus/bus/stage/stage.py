@@ -1,9 +1,9 @@
-"""The ordered stage: one live owner a partition, exactly-once commits, state by replay.
+"""Ordered stage: one live owner per partition, exactly-once commits, state rebuilt by replay.
 
-A stage reads each partition it owns with plain XREAD from the committed offset, feeds the entries to the
-partition's pure `Logic`, and commits outputs and offset with one script. What the logic holds in memory is a
-function of the entries from the low watermark on, so a new owner re-reads them with output off and goes on where
-its predecessor stood. Long open runs are checkpointed with a commit now and then, so that a replay stays short.
+A stage reads each partition it owns with plain XREAD from the committed offset, applies the entries to the partition's
+pure `StageLogic`, and commits outputs and offset with one script. The logic's state is a function of the entries after
+the low watermark, so a new owner replays them without output and continues where the previous owner stopped. Long open
+runs are checkpointed with a commit from time to time, which keeps replays short.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ __all__ = ["Batch", "Stage", "StageLogic"]
 log = logging.getLogger(__name__)
 
 BLOCKED_S = 1.0
-"""A partition with a shared key of another type is looked at again so often."""
+"""Retry interval for a partition with a shared key of the wrong type."""
 CAREFUL_LOADS = 3
-"""A partition that was loaded more often since its last commit is worked one entry at a time, each noted before."""
+"""After more loads than this without a commit, process one entry at a time and record it before trying."""
 MOST_ALONE = 2
-"""An entry that was worked so often in this way without a commit is given up: a look into it ends its workers."""
+"""Quarantine an entry after more isolated tries than this without a commit: processing it crashes its workers."""
 PAUSED_POLL_MS = 20
 SETTLING_S = 20.0
-"""What `Settling` may take at the most, and something for the loop."""
+"""Maximum duration of `finish_replay`, plus a margin for the event loop."""
 STRAGGLING_S = 0.05
-"""How long the partitions of a Cluster wait for each other, so that as a rule their batches are of the same reads."""
+"""How long the partitions of a Cluster wait for each other, so that their batches usually come from the same reads."""
 
 
 class Stage:
-    """One worker's part of an ordered stage. Call `open`, then `read` and `process` in turn, then `close`."""
+    """One worker's share of an ordered stage. Call `open`, then `read` and `process` in a loop, then `close`."""
 
     def __init__(
         self,
@@ -71,8 +71,9 @@ class Stage:
         entries_read: bool = True,
         liveness: Liveness | None = None,
     ) -> None:
-        """``downstream`` names the group that reads the outputs: while it lags by more than ``lag_bytes``, its
-        partition is not read. ``entries_read``: the server knows XGROUP SETID … ENTRIESREAD (Redis 7)."""
+        """``downstream``: the group that reads the outputs. A partition is not read while ``downstream`` lags by more
+        than ``lag_bytes`` in it. ``entries_read``: the server supports XGROUP SETID … ENTRIESREAD (Redis 7).
+        """
         self._server = server
         self._keys = keys
         self._group = group
@@ -83,15 +84,15 @@ class Stage:
         self._lag_bytes = lag_bytes
         self._lease_s = lease_s
         self._parts: dict[str, Partition] = {}
-        """By stream: the partitions that are loaded."""
+        """Loaded partitions by stream."""
         self._journals: dict[int, CommitJournal] = {}
-        """By partition."""
+        """Journal by partition."""
         self._loading: dict[int, asyncio.Task[None]] = {}
         self._apart = server.topology == "cluster"
-        """The partitions lie on different nodes, and one of those that fails shall not hold up the others."""
+        """Partitions lie on different nodes (Cluster); a failing node must not block the others."""
         self._locks: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._asides = BackgroundTasks(group, liveness)
-        """Of partitions that are apart, or settle."""
+        """Tasks of partitions that are processed apart (Cluster) or are in `finish_replay`."""
         self._commits = Committer(
             server,
             keys,
@@ -121,32 +122,32 @@ class Stage:
 
     @property
     def owned(self) -> list[int]:
-        """The partitions that this worker works on now."""
+        """The partitions that this worker is processing."""
         return sorted(part.number for part in self._parts.values())
 
     @property
     def blocked(self) -> list[int]:
-        """Partitions that this worker found with a shared key of another type, and that wait until it is mended."""
+        """Partitions of this worker that wait because a shared key has the wrong type."""
         return sorted(self._blocked | self._leases.blocked)
 
     def token_of(self, partition: int) -> str | None:
-        """What fences this worker's writes for the partition; None: it does not hold it."""
+        """Fencing token of this worker's writes to the partition; None if it does not own the partition."""
         lease = self._leases.owned.get(partition)
         return lease.token if lease else None
 
     @property
     def healthy(self) -> bool:
-        """Whether the worker reaches the server."""
+        """Whether the worker can reach the server."""
         return self._leases.healthy
 
     async def open(self) -> None:
-        """Sign on and take a first share of the partitions. Raises what redis-py raises."""
+        """Sign on and acquire a first share of the partitions. Raises redis-py's errors."""
         await self._leases.open()
 
     async def close(self) -> None:
-        """Commit what is in hand, give the partitions up at once, stop reading.
+        """Commit pending work, release the partitions at once, and stop reading.
 
-        Takes no longer than a lease lasts: what cannot be committed by then, another worker does.
+        Takes no longer than a lease lasts; another worker processes what could not be committed by then.
         """
         await self._leases.close()
         self._closed = True
@@ -159,8 +160,10 @@ class Stage:
         await self._reader.close()
 
     async def read(self, *, block_ms: int = 2000) -> list[Batch]:
-        """A bounded round of new entries by partition, shared fairly among them; empty after ``block_ms`` or a change
-        of partitions. Raises what redis-py raises."""
+        """Read a bounded round of new entries, shared fairly among partitions.
+
+        Returns an empty list after ``block_ms`` or if the set of partitions changed. Raises redis-py's errors.
+        """
         if paused := [part for part in self._parts.values() if part.paused and part.number not in self._asides]:
             if self._apart:
                 for part in paused:
@@ -193,8 +196,9 @@ class Stage:
         return self._in_hand.next_round(self._parts, self._is_ready)
 
     async def _look_for_unreadable(self, part: Partition) -> None:
-        """Read the partition by itself, entry by entry, for one of them may be what broke the reading, each time. The
-        others are read meanwhile."""
+        """Read this partition alone, entry by entry, because one of its entries may be what breaks each read. The
+        others are read meanwhile.
+        """
         if not await self._server.answers():
             return
         count = self._reader.count
@@ -213,7 +217,9 @@ class Stage:
             log.error("%s partition %d: entry %s: %s", self._group, part.number, entry_id, found.reason)
 
     def _block(self, part: Partition, why: str) -> None:
-        """A key that the whole partition shares is of another type: no entry is at fault, and the others go on."""
+        """Pause a partition whose shared key has the wrong type. No entry is at fault, and the other partitions
+        continue.
+        """
         if part.number not in self._blocked:
             log.error(
                 "%s partition %d waits until its key is mended (delete or rename it): %s", self._group, part.number, why
@@ -222,14 +228,14 @@ class Stage:
         self._drop(part, shun_s=BLOCKED_S)
 
     def _is_ready(self, part: Partition) -> bool:
-        """Whether the partition can be worked now."""
+        """Whether the partition can be processed now."""
         return not part.paused and part.number not in self._asides
 
     async def process(self, batches: Sequence[Batch]) -> None:
-        """Work the batches of `read` in and commit it; returns when it is committed or its lease is lost.
+        """Process and commit the batches of `read`; returns once they are committed or their leases are lost.
 
-        While the server is away the same commit is tried again: it writes once, whatever was lost. In a Cluster a
-        partition whose node is away is left to that behind the scenes, and not read before it is committed.
+        The same commit is retried while the server is away and takes effect once, even if replies are lost. In a
+        Cluster, a partition whose node is away retries in the background and is not read until it has committed.
         """
         if self._apart:
             tasks = [self._asides.start(batch.partition, partial(self._process, [batch])) for batch in batches]
@@ -247,7 +253,7 @@ class Stage:
             try:
                 for batch in batches:
                     part = self._parts.get(self._keys.topic(batch.partition, self._topic))
-                    # The partition may have gone, and even come back, since the read.
+                    # The partition may have been dropped, and even reloaded, since the read.
                     if part is None or part.offset != batch.begin:
                         continue
                     taken = await self._commit_alone(part, batch) if part.loads > CAREFUL_LOADS else batch
@@ -255,12 +261,12 @@ class Stage:
                         worked.append(AppliedBatch(part, taken.begin, work))
             except BaseException:
                 for each in worked:
-                    self._drop(each.part)  # what it remembers is ahead of what is committed
+                    self._drop(each.part)  # its state is ahead of the last commit
                 raise
             await self._submit(worked)
 
     async def _submit(self, worked: list[AppliedBatch]) -> None:
-        """Commit what the batches came to."""
+        """Commit the applied batches."""
         try:
             replies = await self._commits.submit(worked)
         except BaseException:
@@ -271,7 +277,7 @@ class Stage:
             await self._committed(each.part, each.work, reply)
 
     def _lock(self, partition: int) -> asyncio.Lock:
-        """Held by whoever works on the partition: one for all, or in a Cluster one for each."""
+        """Serializes work on the partition: one lock for all, or in a Cluster one per partition."""
         return self._locks[partition if self._apart else 0]
 
     # --- one batch --------------------------------------------------------------------------------------------
@@ -298,12 +304,14 @@ class Stage:
             log.exception("%s partition %d: the logic failed", self._group, part.number)
             self._drop(part, shun_s=2 * self._lease_s)
             return None
-        except BaseException:  # stopped while it settled: it took entries in that are not committed
+        except BaseException:  # cancelled in finish_replay: it has applied entries that are not committed
             self._drop(part)
             raise
 
     async def _finish(self, part: Partition, logic: FinishesReplay, batch: Batch, taken: AppliedEntries) -> None:
-        """Settle and commit one batch. The others go on meanwhile; this partition is not read, and may go."""
+        """Run `finish_replay` and commit one batch in the background. The partition is not read meanwhile and may be
+        revoked.
+        """
         try:
             with slack(SETTLING_S):
                 await logic.finish_replay()
@@ -320,7 +328,7 @@ class Stage:
             raise
 
     async def _commit_alone(self, part: Partition, batch: Batch) -> Batch:
-        """The first entry by itself, noted as what this worker may die of."""
+        """Take the first entry alone, and record it before trying in case it crashes this worker."""
         first = batch.entries[:1]
         entry_id = first[0][0].decode()
         before, tries = part.quarantined
@@ -339,7 +347,7 @@ class Stage:
         if reply[0] == b"refused" and is_alien(error := reply[1]):
             self._block(part, str(error))
             return
-        # Another owner wrote on, or the server went back, or nobody can: what this worker remembers is void.
+        # Another owner committed, the server rolled back, or the commit cannot succeed: this worker's state is invalid.
         log.warning("%s partition %d: dropped: %s", self._group, part.number, reply)
         given_up = part.quarantined[1] > MOST_ALONE
         try:
@@ -351,8 +359,9 @@ class Stage:
             self._drop(part, shun_s=2 * self._lease_s if reply[0] == b"refused" and given_up else 0)
 
     async def _quarantine(self, part: Partition) -> None:
-        """What was made of these entries the server does not take: next they are worked one at a time; and a single one
-        is given up, whose runs end, for the others' sake."""
+        """The server refuses this commit. Process the entries one at a time next; if it was a single entry already,
+        quarantine it and end its runs so that the others continue.
+        """
         if part.loads > CAREFUL_LOADS:
             await self._commits.note(part, "suspect", f"{part.quarantined[0]} {MOST_ALONE + 1}")
         else:
@@ -370,7 +379,9 @@ class Stage:
                     self._drop(part)
 
     async def _recover_rollback(self, part: Partition) -> None:
-        """Runs of which others heard more than the server knows now are ended, under the numbers that were heard."""
+        """End the runs whose readers saw more events than the server has now; publish those events with their old
+        numbers.
+        """
         what, closed = f"lost writes of {self._group}", lambda: self._closed
         lease, last = await retry_until_available(
             self._server, lambda: run_position(self._server, part), what=what, stop_if=closed
@@ -388,7 +399,7 @@ class Stage:
             lease = self._keys.lease(part.number, self._downstream)
             part.paused = await read_lag(self._server.client, lease) > self._lag_bytes // 2
 
-    # --- partitions come and go -------------------------------------------------------------------------------
+    # --- acquired and revoked partitions ------------------------------------------------------------------------
 
     def _on_acquired(self, lease: Lease) -> None:
         task = self._liveness.start_passing(self._load(lease), name=f"replay {self._group} {lease.partition}")
@@ -402,7 +413,7 @@ class Stage:
             self._remove(partition)
 
     def _drop(self, part: Partition, *, shun_s: float = 0.0) -> None:
-        """Forget the partition, so that it is loaded anew, here or elsewhere. No harm where that happened already."""
+        """Forget the partition so that it is reloaded, here or elsewhere. No effect if that has happened already."""
         if self._parts.get(part.stream) is not part:
             return
         self._leases.forget(part.number, shun_s=shun_s)
@@ -414,14 +425,14 @@ class Stage:
             self._reader.wake()
 
     async def _rebuilt(self, lease: Lease) -> Partition:
-        """The partition as its last owner had it."""
+        """The partition in its last owner's state."""
         logic = self._logic(lease.partition)
         part = Partition(lease, logic, keys=self._keys, topic=self._topic, group=self._group)
         await rebuild(self._server, self._keys, part, lease)
         return part
 
     async def _fail_unreadable(self, part: Partition, lease: Lease) -> None:
-        """Runs whose state nobody can read end; the partition goes on."""
+        """End runs whose state is unreadable; the partition continues."""
         if not part.unread:
             return
         found = await run_positions(self._server, self._keys, part.unread)
@@ -436,14 +447,14 @@ class Stage:
                 log.exception("%s partition %d: runs that nobody can read go on", self._group, part.number)
 
     async def _load(self, lease: Lease) -> None:
-        """Rebuild the partition's state, then begin to read it."""
+        """Rebuild the partition's state, then start reading it."""
         try:
             part = await retry_until_available(
                 self._server, lambda: self._rebuilt(lease), what=f"replay of {self._group}"
             )
             await self._fail_unreadable(part, lease)
         except Exception:
-            # Nothing that is known to happen; another worker may fare better once the lease runs out.
+            # No known cause; another worker may succeed once the lease has expired.
             log.exception("replay of partition %d of %s failed", lease.partition, self._group)
             self._leases.forget(lease.partition, shun_s=2 * self._lease_s)
             return
