@@ -1,13 +1,12 @@
-"""Who owns which partition of a group: leases with fencing tokens, shared out fairly among the live workers.
+"""Partition ownership in a group: leases with fencing tokens, shared fairly among the live workers.
 
-Each worker signs on in the group's member set and counts who else did. Ranked by name, the first ``P mod M``
-of M workers are due ``P div M + 1`` partitions, the others ``P div M``. A worker gives up what it holds beyond
-its share and takes free leases below it; nobody takes a lease that is held. A dead worker's sign of life and
-its leases run out together after ``ttl_ms``, so that it is followed within that and one tick.
+Each worker signs on in the group's member set and reads who else has. With P partitions and M workers ranked by name,
+the first ``P mod M`` workers are due ``P div M + 1`` partitions, the others ``P div M``. A worker releases leases
+beyond its share and acquires free ones below it; it never acquires a lease that is held. A dead worker's membership and
+its leases both expire after ``ttl_ms``, so its partitions are acquired within that time and one tick.
 
-Nothing here waits for a node of a Cluster that does not answer, but what is asked of that node: leases on the others
-are kept and taken meanwhile. Only who is there is known to one node alone; while that is away, no partition changes
-hands.
+A Cluster node that does not answer blocks only the requests to that node; leases on other nodes are renewed and
+acquired meanwhile. The member set lies on one node. While that node is away, no partition changes hands.
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ log = logging.getLogger(__name__)
 
 
 BLOCKED_S = 1.0
-"""A partition with a key of another type is looked at again so often."""
+"""Retry interval for a partition with a key of the wrong type."""
 
 
 class Lease(msgspec.Struct, frozen=True):
-    """One partition held: the token that fences its writes, and where its predecessor got to."""
+    """An owned partition: the token that fences its writes, and the previous owner's offset and watermark."""
 
     partition: int
     token: str
@@ -46,7 +45,7 @@ class Lease(msgspec.Struct, frozen=True):
 
 
 def fair_share(worker: str, workers: list[str], partitions: int) -> int:
-    """How many partitions this worker is due; a worker that is not in the list is due none."""
+    """Number of partitions that this worker is due; 0 if the worker is not in the list."""
     ranked = sorted(workers)
     if worker not in ranked:
         return 0
@@ -55,12 +54,12 @@ def fair_share(worker: str, workers: list[str], partitions: int) -> int:
 
 
 class Leases:
-    """Holds a fair share of a group's partitions for one worker, until `close`.
+    """Keeps a fair share of a group's partitions for one worker until `close`.
 
-    ``taken`` is called with each new lease and must not wait: what takes long (a replay) it starts. ``gone`` is
-    awaited with each partition that was lost or is about to be given up, before it is released, so that a
-    batch in hand is committed first. ``behind`` is awaited where the server's offset, its second argument, stands
-    before one that was told with `committed`: it lost writes in a fail-over.
+    ``on_acquired`` is called with each new lease. It must not block; it starts long work, such as a replay, as a task.
+    ``on_revoked`` is awaited with each partition that was lost or is about to be released, before the release, so that
+    the batch in hand is committed first. ``on_rollback`` is awaited with a partition and the server's offset if that
+    offset is before one reported with `committed`: the server lost writes in a fail-over.
     """
 
     def __init__(
@@ -95,33 +94,33 @@ class Leases:
         self._owned: dict[int, Lease] = {}
         self._committed: dict[int, str] = {}
         self._shunned: dict[int, float] = {}
-        """Partitions that are left to others, until when."""
+        """Partition -> time until which this worker does not acquire it."""
         self.blocked: set[int] = set()
-        """Partitions whose lease hash, or whose stream, is of another type than it must be."""
+        """Partitions whose lease hash or stream has the wrong type."""
         self._renew_at: dict[int, float] = {}
         self._asked: dict[int, asyncio.Task[Exception | None]] = {}
-        """What is asked of the server about a partition, until it has answered."""
+        """Pending request per partition."""
         self._counted: asyncio.Task[list[str]] | None = None
-        """The members, when the server has answered."""
+        """Pending request for the members."""
         self._troubled: set[int] = set()
-        """Partitions whose server failed to answer, the last time."""
+        """Partitions whose server failed to answer the last request."""
         self._healthy = False
         self._closing = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     @property
     def owned(self) -> dict[int, Lease]:
-        """The leases held now, by partition."""
+        """Leases owned now, by partition."""
         return self._owned
 
     @property
     def healthy(self) -> bool:
-        """Whether the last tick reached the server, and nothing that is held has run out."""
+        """Whether the last tick reached the server and no owned lease has expired."""
         now = asyncio.get_running_loop().time()
         return self._healthy and all(self._renew_at[p] + self._ttl_s * 2 / 3 > now for p in self._owned)
 
     async def open(self) -> None:
-        """Start to take part; returns with leases, where any were free. Raises what redis-py raises."""
+        """Start taking part; returns once it has asked for its share. Raises redis-py's errors."""
         error = await self._share(await self._count(), patience_s=self._ttl_s)
         if error and not self._owned:
             await self._await_answers()
@@ -130,9 +129,9 @@ class Leases:
         self._task = self._liveness.start(self._run(), name=f"leases {self._group}")
 
     async def close(self) -> None:
-        """Give up all leases at once and sign off, so that others need not wait for an expiry.
+        """Release all leases and sign off, so that other workers need not wait for them to expire.
 
-        Takes no longer than a lease lasts: where the server is away they run out by themselves.
+        Takes no longer than a lease lasts; if the server is away, the leases expire.
         """
         self._closing.set()
         try:
@@ -140,7 +139,7 @@ class Leases:
                 if self._task:
                     await asyncio.wait({self._task})
                 await self._await_answers()
-                # Tried again: a connection that broke unnoticed would cost the others the time of a lease.
+                # Retry: if a broken connection loses the sign-off, the other workers wait for the leases to expire.
                 members, what = self._keys.members(self._group), f"sign-off from {self._group}"
                 await retry_until_available(
                     self._server, lambda: self._server.client.zrem(members, self._worker), what=what
@@ -152,8 +151,9 @@ class Leases:
             self._owned.clear()
 
     async def _await_answers(self) -> None:
-        """Wait for what is asked, for cut off it might have acquired what it does not know of. Not for good, though:
-        what other nodes of a Cluster gave is to be given back to them."""
+        """Wait for pending requests; a cancelled one might acquire leases unnoticed. The wait is bounded so that leases
+        on the other nodes of a Cluster can still be released.
+        """
         asked: set[asyncio.Task[Any]] = set(self._asked.values())
         if self._counted:
             asked.add(self._counted)
@@ -164,12 +164,13 @@ class Leases:
             await asyncio.gather(*asked, return_exceptions=True)
 
     def committed(self, partition: int, offset: str) -> None:
-        """The owner's commit moved the offset here."""
+        """Record the offset of the owner's last commit."""
         self._committed[partition] = offset
 
     def forget(self, partition: int, *, shun_s: float = 0.0) -> None:
-        """The lease is of no use any more: another has it, or the partition cannot be worked on. It may be taken again,
-        by this worker after ``shun_s``."""
+        """Drop a lease that is lost or whose partition cannot be processed. This worker may acquire it again after
+        ``shun_s``.
+        """
         self._owned.pop(partition, None)
         if shun_s:
             self._shunned[partition] = asyncio.get_running_loop().time() + shun_s
@@ -195,15 +196,18 @@ class Leases:
                 defects.count(e)
 
     def _back_off(self, partitions: Iterable[int]) -> None:
-        """The server was away, so everybody's leases there ran out: each owner shall have the time to renew its own
-        before others take it."""
+        """The leases on this server may have expired while it was away; give each owner time to renew before acquiring
+        any.
+        """
         until = asyncio.get_running_loop().time() + 3 * self._tick_s
         for partition in partitions:
             self._shunned[partition] = max(until, self._shunned.get(partition, 0.0))
             self._renew_at[partition] = 0.0
 
     async def _wait_for_tick(self) -> bool:
-        """True: there is none any more. The jitter keeps workers that started together from asking together."""
+        """True: closing, no further tick. The jitter keeps workers that started together from asking at the same
+        time.
+        """
         try:
             async with asyncio.timeout(self._tick_s * random.uniform(0.8, 1.2)):
                 return await self._closing.wait()
@@ -224,7 +228,7 @@ class Leases:
             await self._share(counted.result(), patience_s=self._tick_s)
 
     async def _count(self) -> list[str]:
-        """Sign on; who else did."""
+        """Sign on; return all members."""
         clock = asyncio.get_running_loop().time
         asked_at = clock()
         present = scripts.present(self._keys.members(self._group), member=self._worker, ttl_ms=self._ttl_ms)
@@ -234,7 +238,7 @@ class Leases:
         return [member.decode() for member in found]
 
     async def _share(self, members: list[str], *, patience_s: float) -> Exception | None:
-        """Give up or take what is needed for a fair share; what failed, of what was answered in time."""
+        """Release or acquire leases to reach the fair share; return the first error among the timely replies."""
         due = fair_share(self._worker, members, self._keys.partitions)
         if len(self._owned) > due:
             asked = [self._ask(group, self._revoke_expired) for group in self._groups(sorted(self._owned)[due:])]
@@ -242,7 +246,7 @@ class Leases:
         now = asyncio.get_running_loop().time()
         self._shunned = {p: until for p, until in self._shunned.items() if until > now}
         free = [p for p in range(self._keys.partitions) if p not in self._owned and p not in self._shunned]
-        random.shuffle(free)  # so that several newcomers do not all ask for the same ones
+        random.shuffle(free)  # so that several new workers do not all ask for the same ones
         error = None
         while (wanted := due - len(self._owned)) > 0 and free and not error:
             asked = [self._ask(group, self._acquire) for group in self._groups(free[:wanted])]
@@ -250,10 +254,10 @@ class Leases:
             error = await self._answers(asked, patience_s)
         return error
 
-    # --- what is asked about partitions -----------------------------------------------------------------------
+    # --- requests about partitions -----------------------------------------------------------------------------
 
     def _groups(self, partitions: Iterable[int]) -> list[list[int]]:
-        """Those about which nothing is asked yet, together where they lie on one node for sure."""
+        """The partitions without a pending request, grouped if they are known to lie on one node."""
         free = [p for p in partitions if p not in self._asked]
         return [[p] for p in free] if self._server.topology == "cluster" else [free] if free else []
 
@@ -282,7 +286,9 @@ class Leases:
 
     @staticmethod
     async def _answers(asked: list[asyncio.Task[Exception | None]], patience_s: float) -> Exception | None:
-        """Wait so long for the answers; the first error, TimeoutError where some are still to come."""
+        """Wait up to ``patience_s`` for the answers; return the first error, or TimeoutError if some are still
+        pending.
+        """
         if not asked:
             return None
         done, late = await asyncio.wait(asked, timeout=patience_s)
@@ -337,7 +343,7 @@ class Leases:
                 self._on_acquired(lease)
 
     def _block(self, partition: int, error: Exception) -> None:
-        """The lease hash or the stream is of another type: this partition waits until an operator mends it."""
+        """Stop using a partition whose lease hash or stream has the wrong type, until an operator repairs it."""
         self.forget(partition, shun_s=BLOCKED_S)
         if partition not in self.blocked:
             keys = f"{self._lease_key(partition)} or {self._stream(partition)}"
@@ -364,7 +370,7 @@ class Leases:
         await run_scripts(self._server, calls)
 
     def _next_renewal(self) -> float:
-        """When what is asked for now is to be renewed."""
+        """When a lease that is requested now must be renewed."""
         return asyncio.get_running_loop().time() + self._ttl_s / 3
 
     def _lease_key(self, partition: int) -> str:

@@ -1,8 +1,8 @@
-"""The work queue: competing consumers on long, independent items, at least once.
+"""Work queue: competing consumers for long, independent items, at-least-once delivery.
 
-A worker reads with its own consumer name, keeps what it holds alive by claiming it again every ``beat_s``, and
-takes over what nobody kept alive for ``idle_s``. An item that came by such a claim is marked: its first worker may
-be a zombie that still runs, so whatever the item does must be fenced (guarantee 4 of design.md).
+Each worker reads under its own consumer name. It claims its items again every ``beat_s`` to keep them alive, and claims
+items that no worker has kept alive for ``idle_s``. The earlier worker of a claimed item may be a zombie that still
+runs, so the effects of an item must be fenced (guarantee 4 of design.md).
 """
 
 from __future__ import annotations
@@ -31,28 +31,29 @@ from tokenbus.bus.server.stream_reader import Fields
 log = logging.getLogger(__name__)
 
 BLOCK_MS = 500
-"""How long a read waits. It is never cancelled, for the server may have given it an item by then; so a
-shutdown waits this long at the most."""
+"""Block time of a read. A read is never cancelled, because the server may already have assigned an item to it; a
+shutdown waits at most this long.
+"""
 LOOK_S = 0.1
-"""How often a worker looks that takes only what nobody else wants."""
+"""Poll interval of a worker that takes only what no other worker wants."""
 LOOK_AHEAD_S = 0.02
-"""How often a worker that takes nothing now looks for urgent items."""
+"""Poll interval for urgent items while the worker takes no others."""
 SWEEP_S = 60.0
 DEAD_CONSUMER_MS = 600_000
 
 
 class QueueItem(msgspec.Struct, frozen=True, eq=False):
-    """One entry in this worker's hands."""
+    """One entry that this worker holds."""
 
     stream: str
     entry_id: str
     fields: Fields
     deliveries: int
-    """How often it was handed out, this time included; above 1 its earlier worker was lost when it had begun."""
+    """Number of deliveries, including this one; above 1 an earlier worker was lost after it had begun the item."""
 
 
 class WorkQueue:
-    """One worker's part of a group's work queues. Call `open`, `read` in a loop, `finish` each item, `close`."""
+    """One worker's share of a group's work queues. Call `open`, `read` in a loop, `finish` each item, `close`."""
 
     def __init__(
         self,
@@ -72,16 +73,16 @@ class WorkQueue:
         unreadable: Callable[[QueueItem, Exception], Awaitable[None]] | None = None,
         liveness: Liveness | None = None,
     ) -> None:
-        """``lost`` is called with an item that another worker took: work on it must stop. ``count``: a read's most
-        items of each stream. ``members``: the sorted set that shows who is there, also while there is nothing to do.
-        ``patient``: while it says so, only such items are taken as no other worker has taken at once.
-
-        ``fair``: tenants take turns where items wait (scripts/order.py); None: all items go in the order of their
-        streams. ``urgent`` is called with each new item of a fair queue as it is read, also while nobody waits in
-        `read`: True if the item is dealt with, and must not wait for its turn.
-
-        ``unreadable`` is awaited with an item that breaks each connection on which it comes, without the contents of
-        its fields; then it is finished. It may be awaited again for one item."""
+        """- ``on_claimed_away`` is called with an item that another worker claimed: work on it must stop.
+        - ``count``: maximum items per read and stream.
+        - ``members``: sorted set in which the worker signs on, even while the queue is empty.
+        - ``idle_only``: while it returns True, take only items that no other worker takes at once.
+        - ``fair``: tenants take turns while items wait (scripts/order.py); None: items come in stream order.
+        - ``urgent`` is called with each new item of a fair queue when it is read, even if no caller waits in `read`. It
+          returns True if it has handled the item, which then does not wait for its turn.
+        - ``unreadable`` is awaited with an item that breaks every connection on which it is read. The values of its
+          fields are empty. The item is finished afterwards. It may be awaited more than once for the same item.
+        """
         self._server = server
         self._group = group
         self._streams = list(streams)
@@ -99,13 +100,13 @@ class WorkQueue:
         self._claimed: dict[tuple[str, str], QueueItem] = {}
         self._ready: asyncio.Queue[QueueItem] = asyncio.Queue()
         self._wanted = 0
-        """How many wait in `read`."""
+        """Callers waiting in `read`."""
         self._demand = asyncio.Event()
-        """More wait in `read` than items are ready; or the end."""
+        """Set if more callers wait in `read` than items are ready, or on shutdown."""
         self._cursors = dict.fromkeys(self._streams, "-" if fair else "0-0")
         self._readers: list[asyncio.Task[None]] = []
         self._beats: list[asyncio.Task[None]] = []
-        """Of each group of streams one, for in a Cluster they lie on different nodes."""
+        """One heartbeat per group of streams, because in a Cluster the groups lie on different nodes."""
         self._closing = False
         self._healthy = False
 
@@ -116,11 +117,11 @@ class WorkQueue:
 
     @property
     def claimed(self) -> int:
-        """How many items are in this worker's hands."""
+        """Number of items that this worker holds."""
         return len(self._claimed)
 
     async def open(self) -> None:
-        """Make the groups where they are missing, and begin. Raises what redis-py raises."""
+        """Create missing consumer groups and start reading. Raises redis-py's errors."""
         await self._declare()
         await self._sign_on()
         self._healthy = True
@@ -131,7 +132,7 @@ class WorkQueue:
         self._beats.append(start(self._at_each_beat(self._sign_on), name=f"sign-on {group}"))
 
     async def read(self) -> QueueItem:
-        """The next item. While nobody waits here no more than one read's worth is taken from the server."""
+        """Wait for the next item. While no caller waits, at most one read's worth of items is taken from the server."""
         self._wanted += 1
         self._look_at_demand()
         try:
@@ -146,17 +147,17 @@ class WorkQueue:
             self._look_at_demand()
 
     async def read_ready(self) -> list[QueueItem]:
-        """The next item, and all others that are here already."""
+        """Wait for the next item; return it and all others that are ready."""
         items = [await self.read()]
         while not self._ready.empty():
             items.append(self._ready.get_nowait())
         return items
 
     async def finish(self, items: Sequence[QueueItem], *, again: Callable[[], Awaitable[None]] | None = None) -> None:
-        """The items are done: acknowledge and delete those that are still ours. Tries until the server has it.
+        """Acknowledge and delete the items that this worker still owns. Retries until the server accepts it.
 
-        ``again`` says once more what they came to, and is awaited before each further try: where the server failed over
-        meanwhile, it may have forgotten that, and yet have the items.
+        ``again`` writes the items' results once more and is awaited before each retry: after a fail-over the server may
+        have lost the results and still have the items.
         """
         calls = [
             scripts.finish(stream, group=self._group, consumer=self._worker, ids=ids)
@@ -174,19 +175,22 @@ class WorkQueue:
         await retry_until_available(self._server, once, what=f"finish of {self._group}")
 
     def release(self, items: Sequence[QueueItem]) -> None:
-        """Keep these alive no longer: another worker claims them once they are idle for long enough."""
+        """Stop keeping these items alive; another worker claims them once they have been idle for ``idle_s``."""
         self._release(items)
 
     async def hand_back(self, items: Sequence[QueueItem]) -> None:
-        """Leave items that were not begun to another worker, who takes them within a beat. Tries until the server has
-        it."""
+        """Return items that were not begun, for another worker to take within one beat. Retries until the server
+        accepts it.
+        """
         await retry_until_available(self._server, lambda: self._hand_back(items), what=f"hand-back of {self._group}")
 
     async def _hand_back(self, items: Sequence[QueueItem]) -> None:
         await self._put_back(items, in_front=True)
 
     async def discard(self, items: Sequence[QueueItem]) -> None:
-        """Leave items of a fair queue that were not begun to their turn. Tries until the server has it."""
+        """Return items of a fair queue that were not begun to wait for their turn. Retries until the server accepts
+        it.
+        """
         await retry_until_available(
             self._server, lambda: self._put_back(items, in_front=False), what=f"items passed over in {self._group}"
         )
@@ -202,7 +206,7 @@ class WorkQueue:
         await run_scripts(self._server, calls)
 
     async def requeue(self, items: Sequence[QueueItem]) -> None:
-        """Put items that were not begun at the end of their queues. Tries until the server has it."""
+        """Move items that were not begun to the end of their queues. Retries until the server accepts it."""
         calls = [
             scripts.requeue(stream, group=self._group, consumer=self._worker, ids=ids)
             for stream, ids in self._release(items).items()
@@ -212,8 +216,10 @@ class WorkQueue:
         )
 
     async def mark(self, item: QueueItem, *, begun: bool) -> bool:
-        """Say whether the item's work has begun, as it counts to have from the start. Should this worker die before,
-        the next one has the item as if never delivered. False: it is another worker's. Tries until the server has it.
+        """Record whether work on the item has begun; initially it counts as begun.
+
+        If this worker dies before the work has begun, the next worker gets the item as if it was never delivered.
+        Returns False if another worker owns the item. Retries until the server accepts it.
         """
         call = scripts.mark(item.stream, group=self._group, consumer=self._worker, entry=item.entry_id, begun=begun)
         return bool(
@@ -223,7 +229,7 @@ class WorkQueue:
         )
 
     async def stop_reading(self) -> None:
-        """Take nothing more; what was taken and not yet given out by `read` goes back. Held items stay alive."""
+        """Stop taking items; return those that `read` has not handed out. Held items stay alive."""
         self._closing = True
         self._demand.set()
         await asyncio.gather(*self._readers, return_exceptions=True)
@@ -236,9 +242,10 @@ class WorkQueue:
             log.warning("queue %s: %d items left to be claimed: %s", self._group, len(waiting), e)
 
     async def close(self, *, begun: Callable[[QueueItem], bool] = lambda item: True) -> None:
-        """Stop all. Items still held go back where they were not ``begun``; the others are left to be claimed.
+        """Stop completely. Held items that are not ``begun`` are returned; the others are left for another worker to
+        claim.
 
-        The consumer goes when it holds nothing.
+        Removes the consumer if it holds nothing.
         """
         if not self._closing:
             await self.stop_reading()
@@ -262,7 +269,7 @@ class WorkQueue:
             by_stream[item.stream].append(item.entry_id)
         return by_stream
 
-    # --- taking: only what somebody waits for -------------------------------------------------------------------
+    # --- reading: only on demand --------------------------------------------------------------------------------
 
     def _look_at_demand(self) -> None:
         if self._closing or self._wanted > self._ready.qsize():
@@ -273,7 +280,7 @@ class WorkQueue:
     async def _read_loop(self, streams: list[str]) -> None:
         clock = asyncio.get_running_loop().time
         claim_at, pause = 0.0, FIRST_PAUSE_S
-        trust_at = 0.0  # from then on, an idle item means a dead worker
+        trust_at = 0.0  # from then on an idle item means a dead worker
         backlog = Backlog()
         defects = Defects()
         while True:
@@ -293,10 +300,10 @@ class WorkQueue:
                     backlog.read(await self._read_new(streams))
                 self._healthy, pause = True, FIRST_PAUSE_S
                 defects.none()
-                if clock() - began > BLOCK_MS / 1000 + self._idle_s / 2:  # the server stood still, or this worker
+                if clock() - began > BLOCK_MS / 1000 + self._idle_s / 2:  # the server or this worker stalled
                     trust_at = clock() + self._idle_s
-            except Exception as e:  # of another kind it is a defect, which must not end the reading unheard
-                # Nobody's heartbeat arrived meanwhile: each shall have the time for one before it counts as dead.
+            except Exception as e:  # any other kind is a defect and must not end the loop silently
+                # No heartbeat got through during the outage; give every worker time for one before treating it as dead.
                 trust_at = clock() + self._idle_s
                 await self._recover(e, pause)
                 await self._quarantine(streams, e)
@@ -304,7 +311,7 @@ class WorkQueue:
                 pause = min(pause * 2, LONGEST_PAUSE_S)
 
     async def _quarantine(self, streams: list[str], error: Exception) -> None:
-        """An entry may be what broke the reading, each time: it goes, and what came with it begins anew."""
+        """Finish entries that break each read, and return the entries of the same reads to the queue."""
         try:
             if not await may_be_an_entry(self._server, error):
                 return
@@ -326,14 +333,14 @@ class WorkQueue:
             log.warning("queue %s: %s", self._group, e)
 
     async def _until_wanted(self) -> bool:
-        """Until an item is wanted, or this is closed: True. False: time to look ahead for what is urgent."""
+        """Wait until an item is wanted or the queue closes: True. False: time to look for urgent items."""
         while not await wait_briefly(self._demand, timeout_s=LOOK_AHEAD_S if self._urgent else IDLE_S):
             if self._urgent:
                 return False
         return True
 
     async def _claim_by_turn(self, streams: list[str], backlog: Backlog, *, count: int) -> int:
-        """Put all new items in order, and take those whose turn it is; how many."""
+        """Put all new items in order and take those whose turn it is; return how many were taken."""
         waiting = dict.fromkeys(streams, 0)
         taken, unread = 0, streams
         while unread and not self._closing:
@@ -359,7 +366,7 @@ class WorkQueue:
         return taken
 
     async def _read_new(self, streams: list[str]) -> float:
-        """Read what is new; how many ms the oldest of it had waited before."""
+        """Read new items; return how many ms the oldest of them had waited."""
         patient = self._idle_only()
         block = None if patient else BLOCK_MS
         now_ms = self._server.clock.now_ms()
@@ -376,7 +383,7 @@ class WorkQueue:
         return now_ms - oldest_ms
 
     async def _claim(self, streams: list[str], backlog: Backlog, *, trusted: bool) -> bool:
-        """Take over what was handed back, or, where ``trusted``, idle. False: there was none."""
+        """Claim items that were handed back or, if ``trusted``, idle. False if there were none."""
         group, consumer, fair = self._group, self._worker, self._fair
         idle_ms = round(self._idle_s * 1000) if trusted else HANDED_BACK_MS
         calls: list[scripts.ScriptCall] = []
@@ -393,7 +400,7 @@ class WorkQueue:
             waiting += sum(left)
             for each in entries:
                 item = _queue_item(stream, *each)
-                if (item.stream, item.entry_id) not in self._claimed:  # else our own, after a long pause
+                if (item.stream, item.entry_id) not in self._claimed:  # else it is our own, after a long pause
                     self._claim_items(item)
                     taken += 1
         if waiting:
@@ -464,7 +471,7 @@ class WorkQueue:
             dead = [c["name"].decode() for c in consumers if not c["pending"] and c["idle"] > DEAD_CONSUMER_MS]
             await run_scripts(self._server, [scripts.retire(stream, group=self._group, consumer=name) for name in dead])
 
-    # --- the server away ----------------------------------------------------------------------------------------
+    # --- errors of the server -----------------------------------------------------------------------------------
 
     async def _declare(self) -> None:
         for stream in self._streams:
@@ -479,7 +486,7 @@ class WorkQueue:
             defect = None if isinstance(error, RedisError | OSError) else error
             log.log(logging.ERROR if defect else logging.WARNING, "queue %s: %s", self._group, error, exc_info=defect)
         self._healthy = False
-        if "NOGROUP" in str(error):  # the stream was deleted, or the server came back empty
+        if "NOGROUP" in str(error):  # the stream was deleted, or the server restarted empty
             with suppress(RedisError, OSError):
                 await self._declare()
         else:

@@ -1,12 +1,15 @@
-"""The Lua scripts that make the bus exact, each with its contract of KEYS and ARGV as a Python signature.
+"""Lua scripts of the bus, each with its contract of KEYS and ARGV as a Python signature.
 
-Rules for all of them. Every check comes before the first write, and nothing after the first write can fail, because
-a script that fails midway keeps what it wrote (https://redis.io/docs/latest/develop/programmability/eval-intro/).
-Every key of a call lies in one slot. Time is the server's (`TIME`), so that no worker's clock decides who owns what.
-Each may be sent again after a lost reply (a tool's progress is then told twice).
+Rules for all scripts:
 
-Counters ``arrived`` and ``done`` in a lease hash are bytes of frames written to and consumed from the group's input:
-their difference is the lag that back-pressure goes by.
+- Every check comes before the first write, and nothing after the first write can fail, because a script that fails
+  midway keeps what it wrote (https://redis.io/docs/latest/develop/programmability/eval-intro/).
+- All keys of a call lie in one slot.
+- Time is the server's (`TIME`), so that no worker's clock decides ownership.
+- A script may be sent again after a lost reply (a tool's progress is then published twice).
+
+The counters ``arrived`` and ``done`` in a lease hash are bytes of frames written to and consumed from the group's
+input. Their difference is the lag that drives backpressure.
 """
 
 from tokenbus.bus.scripts.commit import Commit

@@ -1,4 +1,4 @@
-"""The commit of an ordered stage: outputs, offset and watermark of one batch in one step."""
+"""Commit of an ordered stage: outputs, offset and watermark of one batch in one atomic step."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from tokenbus.bus.scripts.script import MAX_VALUES, NOW, ROOM, Arg, ScriptCall, 
 
 
 class Operation(NamedTuple):
-    """One write of a commit: its letter, the key it writes to, then its arguments."""
+    """One write of a commit, encoded as its letter, the key it writes to, and its arguments."""
 
     letter: str
     arguments: int = 1
-    """How many follow its key."""
+    """Number of arguments after the key."""
     counts_more: bool = False
-    """The last of them says how many more follow."""
+    """The last argument is the number of further arguments."""
     keys: slice = slice(0, 0)
-    """Which of all that follow its key are keys too."""
+    """Which of the arguments after the key are keys too."""
 
 
 PUBLISH = Operation("d", 3, counts_more=True, keys=slice(3, None))  # entry id, data; the topics
@@ -137,26 +137,26 @@ return lag
 )
 
 HELD_PER_ARG = 24
-"""Bytes of memory that an argument takes beside its payload: a place in the list, and now and then a short text."""
+"""Approximate memory per argument in addition to its payload: a list slot, and sometimes a short string."""
 
 
 class Commit:
-    """One atomic commit of a partition: gathers the writes, then becomes a `Call`.
+    """One atomic commit of a partition: collects the writes, then becomes a `ScriptCall`.
 
-    The server checks the lease token, then that the offset stands where the batch began and that a stage's input is
-    still there, then the type of each key, and then writes all or nothing: it would not undo what a script wrote before
-    it failed. What goes to a key of a single run that is of another type (somebody wrote there) is left out, for the
-    others' sake; a shared key of another type fails the commit.
+    The server checks the lease token, then that the offset is where the batch began and the stage's input still exists,
+    then the type of each key. Only then does it write, because Redis does not undo the writes of a script that fails.
+    If a key of a single run has the wrong type, its writes are skipped so that other runs are not affected. If a shared
+    key has the wrong type, the whole commit fails.
 
-    Reply: ``['ok', offset, lag bytes of each output counted with `arrived`…]``, ``['already', …]`` (this very commit is
-    in: a lost reply), ``['fenced', token]``, ``['moved', offset]`` or ``['gone', end]`` (a fail-over lost the batch
-    after it was read); these four write nothing.
+    Reply: ``['ok', offset, lag in bytes of each output counted with `arrived`…]``, ``['already', …]`` (this commit was
+    applied and its reply was lost), ``['fenced', token]``, ``['moved', offset]`` or ``['gone', end]`` (a fail-over lost
+    the batch after it was read). The last four write nothing.
     """
 
     def __init__(self, lease: str, stream: str) -> None:
         self._keys: list[str] = [lease, stream]
         self._kinds: list[str] = ["h", "s"]
-        """What each key is: a hash or a stream, in capitals where it is a single run's; ``?``: whatever it is."""
+        """Type of each key: ``h`` hash, ``s`` stream, upper case if it belongs to a single run; ``?``: any type."""
         self._index: dict[str, int] = {lease: 1, stream: 2}
         self._ops: list[Arg] = []
         self._logs: dict[str, str] = {}
@@ -164,7 +164,7 @@ class Commit:
 
     @property
     def held(self) -> int:
-        """About how many bytes it takes in memory."""
+        """Approximate memory use in bytes."""
         return self._data + HELD_PER_ARG * len(self._ops)
 
     def _key(self, key: str, kind: str) -> int:
@@ -178,29 +178,30 @@ class Commit:
         return found
 
     def publish(self, log: str, entry_id: str, data: bytes, topics: Sequence[str]) -> None:
-        """One public event: to the run's log under ``entry_id``, and to each topic stream."""
+        """Publish one public event: to the run's log under ``entry_id``, and to each topic stream."""
         self._logs[log] = entry_id
         self._data += len(data)
         places = [self._key(topic, "s") for topic in topics]
         self._ops += (PUBLISH.letter, self._key(log, "S"), entry_id, data, len(topics), *places)
 
     def tell(self, topic: str, data: bytes) -> None:
-        """One event that is of no run's log, to a topic stream."""
+        """Publish one event to a topic stream only, not to a run's log."""
         self._ops += (TELL.letter, self._key(topic, "s"), data)
 
     def count(self, lease: str, size: int) -> None:
-        """Count ``size`` bytes as arrived at the group whose lease hash this is. Its lag holds no writer up."""
+        """Count ``size`` bytes as arrived at the group with this lease hash. Its lag does not slow down writers."""
         self._ops += (COUNT.letter, self._key(lease, "h"), size)
 
     def append(self, stream: str, fields: Sequence[Arg], *, of_run: bool = False) -> None:
-        """One internal entry; ``fields`` are names and values in turn, MAX_VALUES at the most. ``of_run``: the stream
-        is a single run's."""
+        """Append one internal entry. ``fields``: alternating names and values, at most MAX_VALUES. ``of_run``: the
+        stream belongs to a single run.
+        """
         assert len(fields) <= MAX_VALUES
         self._data += _bytes(fields)
         self._ops += (APPEND.letter, self._key(stream, "S" if of_run else "s"), len(fields), *fields)
 
     def put(self, key: str, *fields: Arg) -> None:
-        """Set fields of a hash; ``fields`` are names and values in turn."""
+        """Set fields of a hash; ``fields`` alternates names and values."""
         self._data += _bytes(fields)
         self._ops += (SET.letter, self._key(key, "H"), len(fields), *fields)
 
@@ -209,7 +210,7 @@ class Commit:
         self._ops += (DELETE.letter, self._key(key, "H"), field)
 
     def expire(self, key: str, ttl_ms: int) -> None:
-        """Set a key's time to live."""
+        """Set the TTL of a key."""
         self._ops += (EXPIRE.letter, self._key(key, "?"), ttl_ms)
 
     def close_attempt(
@@ -224,17 +225,20 @@ class Commit:
         lost: bytes,
         control_frame: bytes,
     ) -> None:
-        """Unless the attempt is closed: end it in `raw` with the frame ``lost``, refuse what it still writes, and tell
-        its fetcher, which would not hear of it while its provider is silent."""
+        """Close the attempt unless it is closed: end it in `raw` with the frame ``lost``, refuse its further writes,
+        and notify its fetcher, which would not learn of it while its provider is silent.
+        """
         places = (self._key(raw, "s"), self._key(normalizer_lease, "h"), self._key(control, "s"))
         self._ops += (CLOSE_ATTEMPT.letter, self._key(run_key, "H"), attempt, *places, run, lost, control_frame)
 
     def arrived(self, lease: str, size: int) -> None:
-        """Count ``size`` bytes as arrived at the group whose lease hash this is; the reply tells its lag."""
+        """Count ``size`` bytes as arrived at the group with this lease hash; the reply includes the group's lag."""
         self._ops += (ARRIVED.letter, self._key(lease, "h"), size)
 
     def repeat(self, other: Commit, keys: Collection[str]) -> None:
-        """The writes of ``other`` to these keys once more, with what those put on topics; each writes once."""
+        """Add the writes of ``other`` to ``keys`` again, including their publications to topics; nothing is written
+        twice.
+        """
         ops: list[Any] = list(other._ops)
         at = 0
         while at < len(ops):
@@ -247,7 +251,7 @@ class Commit:
             at = end
 
     def _renumbered(self, operation: Operation, rest: list[Any], other: Commit) -> list[Any]:
-        """What follows an operation's first key, its further keys numbered as here."""
+        """The arguments after an operation's first key, with further keys renumbered for this commit."""
         keys = range(*operation.keys.indices(len(rest)))
 
         def renumbered(arg: Any) -> int:
@@ -256,7 +260,7 @@ class Commit:
         return [renumbered(arg) if i in keys else arg for i, arg in enumerate(rest)]
 
     def last_of(self, log: str) -> str | None:
-        """The id of the last event that goes to this log."""
+        """Id of the last event for this log, if any."""
         return self._logs.get(log)
 
     def call(
@@ -273,10 +277,11 @@ class Commit:
         entries_read: bool,
         topic_entries: int,
     ) -> ScriptCall:
-        """The commit of the batch after offset ``begin`` up to ``end``, of ``entries`` entries and ``size`` bytes.
+        """Build the call that commits the batch after offset ``begin`` up to ``end``: ``entries`` entries of ``size``
+        bytes.
 
-        ``mirror`` names the consumer group that shows the offset (with ENTRIESREAD from Redis 7 on); with it
-        the input is trimmed to the watermark.
+        ``mirror`` names the consumer group that shows the offset (with ENTRIESREAD from Redis 7). If it is set, the
+        input is trimmed to the watermark.
         """
         head: list[Arg] = [token, ttl_ms, begin, end, watermark, entries, size]
         head += [("7" if entries_read else "6") + mirror, topic_entries, "".join(self._kinds)]
@@ -284,11 +289,11 @@ class Commit:
 
 
 def _bytes(fields: Sequence[Arg]) -> int:
-    """Of the payloads among them."""
+    """Total size of the payloads in ``fields``."""
     return sum([len(field) for field in fields if isinstance(field, bytes)])
 
 
 def _length(operation: Operation, ops: Sequence[Any], at: int) -> int:
-    """How many values the operation that begins here is, its letter and its key included."""
+    """Number of values of the operation at ``at``, including its letter and key."""
     length = 2 + operation.arguments
     return length + ops[at + length - 1] if operation.counts_more else length

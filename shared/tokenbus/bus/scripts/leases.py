@@ -1,4 +1,4 @@
-"""Who owns a partition, and who is there to own one."""
+"""Partition leases and group membership."""
 
 from __future__ import annotations
 
@@ -30,12 +30,13 @@ return {token, offset, watermark}
 
 
 def acquire(lease: str, stream: str, *, owner: str, ttl_ms: int, start: str = "0-0", mirror: str = "") -> ScriptCall:
-    """Take the lease if it is free, expired or already ours. Reply: [token, offset, watermark]; empty token: held.
+    """Acquire the lease if it is free, expired or already ours. Reply: [token, offset, watermark]; an empty token if it
+    is held by another worker.
 
-    A token is a number and its owner's name. The number grows with the server's clock and not by one: so a server that
-    lost writes, in a fail-over or a FLUSHALL, gives none of them a second time; and should the clock of the server that
-    follows be behind, then not to another owner. A group's first owner starts at ``start``: an id, or ``$`` for the
-    stream's end. ``mirror`` names the consumer group that shows the offset to ordinary tools; empty: none.
+    A token is a number and its owner's name. The number follows the server's clock instead of a counter, so a server
+    that lost writes in a fail-over or a FLUSHALL does not issue a token twice. If the new server's clock is behind, a
+    number may repeat, but only for the same owner. A group's first owner starts at ``start``: an id, or ``$`` for the
+    end of the stream. ``mirror`` names the consumer group that shows the offset to standard tools; empty: none.
     """
     return ScriptCall(_ACQUIRE, [lease, stream], [owner, ttl_ms, start, mirror])
 
@@ -57,10 +58,10 @@ return h[2]
 
 
 def renew(lease: str, stream: str, *, token: str, ttl_ms: int) -> ScriptCall:
-    """Keep the lease. Reply: the committed offset; empty where another token holds it.
+    """Renew the lease. Reply: the committed offset; empty if another token holds it.
 
-    An offset before one that was committed shows a fail-over that lost writes. Also mends the lag counters where the
-    input is consumed to its end but they disagree, as after such a fail-over.
+    If the offset is before one that was committed, a fail-over lost writes. Also repairs the lag counters if the input
+    is fully consumed and they disagree, as they do after such a fail-over.
     """
     return ScriptCall(_RENEW, [lease, stream], [token, ttl_ms])
 
@@ -76,7 +77,7 @@ return 1
 
 
 def release(lease: str, *, token: str) -> ScriptCall:
-    """Give the lease up at once; 0 where it was no longer ours."""
+    """Release the lease; 0 if it was no longer ours."""
     return ScriptCall(_RELEASE, [lease], [token])
 
 
@@ -93,7 +94,7 @@ return redis.call('ZRANGE', KEYS[1], 0, -1)
 
 
 def present(members: str, *, member: str, ttl_ms: int) -> ScriptCall:
-    """Sign of life of one worker; reply: the names of all that gave one within ``ttl_ms``, in no useful order."""
+    """Heartbeat of one worker. Reply: the names of all workers with one within ``ttl_ms``, unordered."""
     return ScriptCall(_PRESENT, [members], [member, ttl_ms])
 
 
@@ -102,10 +103,10 @@ _COUNT = script("count", ROOM + "return redis.call('HINCRBY', KEYS[1], ARGV[1], 
 
 
 def note(lease: str, field: str, value: Arg) -> ScriptCall:
-    """Set a field of the lease hash, which the next owner reads."""
+    """Set a field of the lease hash. The next owner reads it."""
     return ScriptCall(_NOTE, [lease], [field, value])
 
 
 def count(lease: str, field: str) -> ScriptCall:
-    """Add one to a field of the lease hash. Reply: what it is then."""
+    """Increment a field of the lease hash. Reply: the new value."""
     return ScriptCall(_COUNT, [lease], [field])

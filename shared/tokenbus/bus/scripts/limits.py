@@ -1,16 +1,16 @@
-"""Limits that all fetchers share: what a call may take of each of its scopes is decided for all of them in one step.
+"""Rate limits that all fetchers share: one atomic step reserves a call's capacity in all of its scopes.
 
-A scope (a provider, a model, a tenant) is two keys: a hash, whose fields are
+A scope (a provider, a model, a tenant) has two keys. The first is a hash with the fields
 
-- ``requests`` and ``tokens``: the times, in µs, up to which what was taken is paid for. That is GCRA, the generic cell
-  rate algorithm (ITU-T I.371): a bucket that fills steadily, kept as one number;
-- ``paused``: the time before which nobody may call, for the provider said so;
-- ``wait:<worker>``: since when a worker waits here, until when that counts, and for how many tokens. Who was refused is
-  before those who ask later, so a large request is not starved by small ones, nor one fetcher by another;
+- ``requests`` and ``tokens``: times in µs up to which reserved capacity is paid for. This is GCRA, the generic cell
+  rate algorithm (ITU-T I.371): a token bucket that refills steadily, stored as one number;
+- ``paused``: the time before which no call may start, because the provider said so;
+- ``wait:<worker>``: since when a worker waits here, when its place expires, and for how many tokens. A refused worker
+  goes before later ones, so that small requests do not starve a large one, nor one fetcher another.
 
-and ``…:held``, a sorted set of the calls that run now by the time at which each counts as dead.
+The second, ``…:held``, is a sorted set of the running calls, scored by the time at which each counts as dead.
 
-All keys of a deployment lie in one slot, and each lives only while it says something.
+All keys of a deployment lie in one slot and expire once they hold no information.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ from tokenbus.bus.scripts.script import ROOM, Arg, ScriptCall, script
 
 _NOW_US = "local t = redis.call('TIME') local now = t[1] * 1000000 + t[2]\n"
 _WHOLE = "local function whole(x) return string.format('%.0f', x) end\n"
-"""A number as text without an exponent, which Lua would give it."""
+"""Format a number as text without the exponent that Lua would use."""
 
 Kind = Literal["model", "provider", "tenant"]
 
 MINUTE_US = 60_000_000
 POLL_MS = 50
-"""When to ask again where nobody can know: a call that runs ends when it likes."""
+"""When to ask again if the time cannot be known, because a running call may end at any time."""
 TICKET_MS = 1_000
-"""So long a place in the queue is kept for a worker that does not ask again."""
+"""How long the queue keeps the place of a worker that does not ask again."""
 
 
 class Scope(msgspec.Struct, frozen=True):
-    """One thing that is limited, as its keys and its limits; 0: no limit of this kind."""
+    """A limited resource: its keys and its limits. 0: no limit of this kind."""
 
     kind: Kind
     key: str
     requests_per_second: float = 0.0
-    """A second's worth, and at least one request, may come at once."""
+    """The burst is one second's worth, and at least one request."""
     tokens_per_minute: int = 0
-    """A minute's worth may come at once."""
+    """The burst is one minute's worth."""
     concurrency: int = 0
 
     @property
     def held(self) -> str:
-        """The sorted set of its running calls."""
+        """Key of the sorted set of its running calls."""
         return f"{self.key}:held"
 
 
@@ -137,13 +137,13 @@ return reply
 
 
 def reserve(scopes: Sequence[Scope], *, member: str, worker: str, tokens: int, lease_ms: int) -> ScriptCall:
-    """Take one request, ``tokens`` and a place among the running calls of every scope, or nothing of any.
+    """Reserve one request, ``tokens`` and a slot among the running calls in every scope, or nothing at all.
 
-    ``member`` names the call, and holds its place for ``lease_ms`` unless `keep` says that it still runs.
+    ``member`` names the call. It holds its slot for ``lease_ms`` unless `renew` extends it.
 
-    Reply: ``['ok', up to when the tokens of each scope are taken…]`` (for `settle`); ``['wait', n, ms]``: the ``n``-th
-    scope refused, and there is no use in asking again before so many ms; ``['already']``: this call has its place (a
-    lost reply). Where no scope bounds concurrency, a second call after a lost reply takes its part a second time.
+    Reply: ``['ok', time up to which the tokens of each scope are taken…]`` (for `refund`); ``['wait', n, ms]``: the
+    ``n``-th scope refused, retry after ``ms``; ``['already']``: this call has its slot (its reply was lost). If no
+    scope limits concurrency, sending it again after a lost reply reserves a second time.
     """
     args: list[Arg] = [member, worker, tokens, lease_ms]
     for scope in scopes:
@@ -165,7 +165,7 @@ return #ARGV - 1
 
 
 def renew(scope: Scope, members: Sequence[str], *, lease_ms: int) -> ScriptCall:
-    """These calls still run: their places are theirs for ``lease_ms`` from now."""
+    """Extend the slots of these running calls to ``lease_ms`` from now."""
     return ScriptCall(_KEEP, [scope.held], [lease_ms, *members])
 
 
@@ -194,8 +194,9 @@ return 1
 
 
 def refund(scopes: Sequence[Scope], *, member: str, left: int, taken: Sequence[int]) -> ScriptCall:
-    """The call is over: its places are free, and ``left`` of the tokens that it had reserved were not used (below 0: it
-    used more). ``taken`` is what `reserve` replied. To be sent once: sent twice it would give back twice."""
+    """End the call: free its slots and return ``left`` unused tokens of its reservation (negative: it used more).
+    ``taken`` is the reply of `reserve`. Not idempotent: send it once only.
+    """
     args: list[Arg] = [member, left]
     for scope, until in zip(scopes, taken, strict=True):
         args += [scope.tokens_per_minute, until]
@@ -218,5 +219,5 @@ return 1
 
 
 def pause(scope: Scope, *, ms: int) -> ScriptCall:
-    """Nobody may call in this scope for ``ms``; a longer pause that is there already stays."""
+    """Block calls in this scope for ``ms``. A longer pause that is already set stays."""
     return ScriptCall(_PAUSE, [scope.key], [ms])

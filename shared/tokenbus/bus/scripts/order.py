@@ -1,12 +1,12 @@
-"""Whose entry of a work queue is next: the tenants take turns, however many entries one of them has waiting.
+"""Fair order of a work queue: tenants take turns, however many entries one of them has waiting.
 
 The order is start-time fair queueing (Goyal, Vin and Cheng, 1996). An entry's tag is the larger of its tenant's next
-tag and the smallest tag that waits; its tenant's next tag is that plus the entry's cost. The smallest tag goes first.
+tag and the smallest waiting tag. The tenant's next tag is that plus the entry's cost. The smallest tag goes first.
 
-Entries stay in their stream until they are finished. Beside it, in the same slot, lie a sorted set (entry ids by tag)
-and a hash (each tenant's next tag). Both vanish with the last entry that waits. They are only an index: an entry in it
-is pending with `NOBODY`, as one that was handed back, so a worker of a version that knows no order takes it over too,
-and `reclaim` puts into the index what is missing there.
+Entries stay in their stream until they are finished. Beside the stream, in the same slot, are a sorted set (entry ids
+by tag) and a hash (each tenant's next tag). Both are deleted with the last waiting entry. They are only an index: an
+indexed entry is pending with `NOBODY`, like one that was handed back. A worker of an older version without fair order
+therefore claims it too, and `reclaim` adds entries that are missing from the index.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from tokenbus.bus.scripts.script import Script, ScriptCall, script
 from tokenbus.bus.scripts.work_queue import HANDED_BACK_MS, NOBODY
 
 Entries = Literal["requests", "turns"]
-"""What the entries of the stream are, which says how their tenant is found."""
+"""What the stream's entries are, which determines how their tenant is found."""
 
 SORTED_ENTRIES = 500
-"""Entries that one call puts in order: some 7 ms of the server's time."""
+"""Maximum entries that one call sorts: about 7 ms of the server's time."""
 SORTED_BYTES = 4 * 2**20
-"""Once it has seen so many bytes it leaves the rest to the next call."""
+"""A call stops sorting after this many bytes and leaves the rest to the next call."""
 NEWEST_ENTRIES = 64
-"""Where more are unread than one call puts in order, it looks for urgent ones among so many that came last."""
+"""If more are unread than one call sorts, it looks for urgent entries among this many of the newest."""
 COST_BYTES = 64 * 1024
-"""So many bytes cost as much as one entry."""
+"""This many bytes cost as much as one entry."""
 URGENT_BYTES = 16 * 1024
-"""A larger request is no cancel: that has an id and a reason."""
+"""Maximum size of an urgent request. A cancel has only an id and a reason, so a larger request is no cancel."""
 URGENT = r'"type\\?"%s*:%s*\\?"cancel\\?"'
-"""Lua pattern: a request that says so at its top or further inside. Decoding it decides."""
+"""Lua pattern of a cancel, at the top level or nested. Decoding the request decides."""
 
 _TENANT_CHARS = 256
 SPARE_TENANTS = 1_000
-"""So many tenants more than twice the entries that wait, and those that have none waiting are forgotten."""
+"""Margin: with more tenants than twice the waiting entries plus this, tenants without waiting entries are removed."""
 
 _LOOK = {
     "requests": f"""
@@ -242,11 +242,11 @@ _PUT_BACK_OF = _of_each("put_back", _PUT_BACK)
 
 
 def take(stream: str, entries: Entries, *, group: str, consumer: str, count: int) -> ScriptCall:
-    """Put entries that nobody has read in order, then take the next ``count``.
+    """Put unread entries in order, then take the next ``count``.
 
-    Reply: how many wait; 1 if more are unread, else 0; the urgent ones among those that were unread, which the consumer
-    now has too; and those taken; each of them as [id, 1, fields]. Entries are left unread where the server has no room
-    for more of the order.
+    Reply: the number of waiting entries; 1 if more are unread, else 0; the urgent ones among the unread, which the
+    consumer now holds too; the entries taken. Each entry is [id, 1, fields]. Entries stay unread if the server has no
+    memory for a larger index.
     """
     return ScriptCall(_TAKE_OF[entries], [stream, *order_keys(stream)], [group, consumer, count])
 
@@ -254,10 +254,10 @@ def take(stream: str, entries: Entries, *, group: str, consumer: str, count: int
 def reclaim(
     stream: str, entries: Entries, *, group: str, consumer: str, idle_ms: int, start: str, count: int
 ) -> ScriptCall:
-    """Take over up to ``count`` entries that their worker did not keep alive for ``idle_ms``, and mend the order.
+    """Claim up to ``count`` entries that their worker has not kept alive for ``idle_ms``, and repair the index.
 
-    ``start``: where the mending goes on. Reply: where it goes on next, how many wait, and [id, deliveries, fields] of
-    each entry.
+    ``start``: cursor of the repair. Reply: its next cursor, the number of waiting entries, and [id, deliveries, fields]
+    of each claimed entry.
     """
     args = [group, consumer, idle_ms, count, start]
     return ScriptCall(_RECLAIM_OF[entries], [stream, *order_keys(stream)], args)
@@ -266,10 +266,10 @@ def reclaim(
 def put_back(
     stream: str, entries: Entries, *, group: str, consumer: str, ids: Sequence[str], in_front: bool = True
 ) -> ScriptCall:
-    """Leave one's own entries to the worker that takes next, as if never delivered.
+    """Return the consumer's own entries to the queue, as if never delivered.
 
-    ``in_front``: they had their turn, and are next; False: behind their tenants' other entries. They keep their id,
-    which is the name of a request that has none of its own. Reply: how many were ours.
+    ``in_front``: they have had their turn and go first; False: they go behind their tenants' other entries. They keep
+    their ids, because the id names a request without a name of its own. Reply: how many were ours.
     """
     args = [group, consumer, 1 if in_front else 0, *ids]
     return ScriptCall(_PUT_BACK_OF[entries], [stream, *order_keys(stream)], args)

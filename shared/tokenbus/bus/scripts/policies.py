@@ -1,4 +1,4 @@
-"""What the policy stage notes of a run in its hash: how often its policies ended their executor."""
+"""Counters of the policy stage in a run's hash: how often a policy crashed its executor."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ return {starts, before}
 
 
 def starts_field(policy: str) -> str:
-    """The field of a run's hash that counts the starts of a policy that speak against it."""
+    """Field of a run's hash that counts the starts held against a policy."""
     return f"starts:{policy}"
 
 
 def failed_at_field(policy: str) -> str:
-    """The field of a run's hash with the last place at which a policy ended its executor."""
+    """Field of a run's hash with the last position at which a policy crashed its executor."""
     return f"failed_at:{policy}"
 
 
 def policy_starts(run_key: str, policy_lease: str, *, token: str, policies: Sequence[str]) -> ScriptCall:
-    """What counts against a run's policies, for who owns its partition's drafts under ``token``.
+    """Read the failure counters of a run's policies, for the owner of the policy lease with ``token``.
 
-    Reply: by policy two values in a row, `starts_field` and `failed_at_field`; or ``fenced``, ``gone``, or the run's
-    status where it is not open any more.
+    Reply: two values per policy, `starts_field` and `failed_at_field`; or ``fenced``, ``gone``, or the run's status if
+    it is no longer open.
     """
     fields = [field(policy) for policy in policies for field in (starts_field, failed_at_field)]
     return ScriptCall(_STARTS, [run_key, policy_lease], [token, *fields])
@@ -51,10 +51,10 @@ def policy_starts(run_key: str, policy_lease: str, *, token: str, policies: Sequ
 def count_policy_start(
     run_key: str, policy_lease: str, *, token: str, policy: str, by: int, failed_at: int = 0
 ) -> ScriptCall:
-    """Count a start of a policy, or, with ``by`` -1, one less; ``failed_at``: the place at which it failed.
+    """Count a start of a policy or, with ``by`` -1, take one back. ``failed_at``: the position at which it failed.
 
-    Reply: both fields as they are now, or what `policy_starts` has in their place. Sent again after a lost reply it may
-    count twice: the policy has one start less then.
+    Reply: the new values of both fields, or the refusals of `policy_starts`. May count twice if it is sent again after
+    a lost reply; the policy then has one start less.
     """
     fields = [starts_field(policy), by, failed_at_field(policy), failed_at]
     return ScriptCall(_COUNT_START, [run_key, policy_lease], [token, *fields])

@@ -1,4 +1,4 @@
-"""Debug records on the server: the index of what was recorded."""
+"""Index of debug records on the server."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ return #gone
 def index_record(
     index: str, entries: str, *, keep_ms: int, most: int, run: str = "", at_ms: int = 0, entry: bytes = b""
 ) -> ScriptCall:
-    """Put a recorded run into the index, in place of an earlier record of it, and drop what is too old or too many.
+    """Add a run's record to the index, replacing an earlier one of the run, and drop records that are too old or too
+    many.
 
-    Without a ``run`` it only drops. Reply: how many were dropped.
+    Without ``run`` it only drops. Reply: how many were dropped.
     """
     return ScriptCall(_INDEX, [index, entries], [keep_ms, most, run, at_ms, entry])

@@ -1,4 +1,4 @@
-"""The gates of a run: what may enter `turns`, `raw` and `events` from outside an ordered stage."""
+"""Guarded writes to `turns`, `raw` and `events` from outside an ordered stage."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from tokenbus.bus.run_record import call_field
 from tokenbus.bus.scripts.script import MAX_VALUES, ROOM, Arg, ScriptCall, script
 
 RUNS_SHARE = 0.9
-"""So much of the server's ``maxmemory`` may be in use when a further run is taken in. The rest is for the open runs."""
+"""Accept a new run only while less than this share of the server's ``maxmemory`` is in use; the rest is for open
+runs.
+"""
 
 _ACCEPT = script(
     "accept",
@@ -57,12 +59,12 @@ def accept(
     work: bytes,
     fields: Sequence[Arg],
 ) -> ScriptCall:
-    """Make the run, with its first event and, unless ``work`` is empty, its first turn: all or nothing.
+    """Create the run with its first event and, unless ``work`` is empty, its first turn: all or nothing.
 
-    Reply: ``new``, or the status of the run that has this id already (nothing is written then). A cancel that
-    came before its run (status ``awaited``) takes effect at once: no turn is handed out. A log left from an
-    expired run of the same id is deleted, for its entry ids would stand in the way. An error that begins with ``OOM``
-    where more than `RUNS_SHARE` of the server's memory is in use.
+    Reply: ``new``, or the status of the existing run with this id (nothing is written then). If a cancel came before
+    its run (status ``awaited``), it takes effect at once and no turn is handed out. Deletes the log of an expired run
+    with the same id, because its entry ids would conflict. Error beginning with ``OOM`` if more than `RUNS_SHARE` of
+    the server's memory is in use.
     """
     return ScriptCall(_ACCEPT, [run_key, events, turns, parser_lease, log], [run, ttl_ms, frame, work, *fields])
 
@@ -81,9 +83,10 @@ local function stop(h, told, why, status)
   return status
 end
 """
-"""Lua: an open run may write no more, and its workers are told. ``h``: its status, attempt, closed and turn.
+"""Lua: stop the writes of an open run and notify its workers. ``h``: its status, attempt, closed and turn.
 
-KEYS: run, events, raw, control, lease of the parser, lease of the normalizer; ARGV begins with the run."""
+KEYS: run, events, raw, control, lease of the parser, lease of the normalizer; ARGV begins with the run.
+"""
 
 _CANCEL = script(
     "cancel",
@@ -118,10 +121,10 @@ def cancel(
     frame: bytes,
     control_frame: bytes,
 ) -> ScriptCall:
-    """Cancel an open run: from now on its attempt may write nothing, its workers are told, the parser ends it.
+    """Cancel an open run: refuse further writes of its attempt, notify its workers, and let the parser end it.
 
-    Reply: ``cancelling``; the run's status where it is not open any more; ``awaited`` where the run is not
-    known yet: then the cancel waits ``awaited_ms`` for it, from the last time it was sent.
+    Reply: ``cancelling``; the run's status if it is no longer open; ``awaited`` if the run is not known yet: the cancel
+    then waits ``awaited_ms`` for it, counted from the last time it was sent.
     """
     return ScriptCall(
         _CANCEL,
@@ -197,7 +200,7 @@ return out
 
 
 class RawPart(msgspec.Struct, frozen=True):
-    """One run's part of a raw append: its frame ``n`` (or ANY_FRAME), and whether it is the attempt's last."""
+    """One run's part of a raw append: frame ``n`` (or ANY_FRAME), and whether it is the attempt's last."""
 
     run: str
     run_key: str
@@ -206,22 +209,22 @@ class RawPart(msgspec.Struct, frozen=True):
     final: bool
     data: bytes
     writer: str = ""
-    """Who writes the attempt's frames: a name that no other writer has. Not looked at for ANY_FRAME."""
+    """Unique name of the writer of the attempt's frames. Ignored for ANY_FRAME."""
 
 
 def append_raw(
     raw: str, normalizer_lease: str, parts: Sequence[RawPart], *, policy_lease: str | None = None
 ) -> ScriptCall:
-    """Write frames of several runs of one partition as one entry; each run is judged for itself.
+    """Write frames of several runs of one partition as one entry; each run is checked on its own.
 
-    Each run may stand in ``parts`` once. Reply: for each part ``ok``, ``already`` (this frame is in: a lost reply),
-    ``full`` (the server has no memory left but for what ends attempts: to be sent again), or why it is refused
-    (``gone``, a status, ``attempt N``, ``closed``, ``frame N``, ``writer W``); then the normalizer's lag in bytes; and
-    with a ``policy_lease`` that of the policy stage. The writer of frame 0 writes them all. So a server that
-    forgot that it had handed the attempt out, and gave it to a second worker, never mixes the frames of the two.
+    ``parts`` holds each run at most once. Reply, for each part: ``ok``, ``already`` (this frame is in; its reply was
+    lost), ``full`` (the server has memory only for frames that end attempts: retry), or why it is refused (``gone``, a
+    status, ``attempt N``, ``closed``, ``frame N``, ``writer W``). Then the normalizer's lag in bytes and, with
+    ``policy_lease``, the policy stage's. The writer of frame 0 must write all frames of the attempt. If a server loses
+    the fact that it handed out the attempt and gives it to a second worker, the frames of the two therefore never mix.
 
-    A run whose hash has the field ``record`` is recorded: its frames stay in the hash too, as ``frame:<attempt>:<n>``,
-    for as long as the bytes last that this field counts down.
+    A run whose hash has the field ``record`` is recorded: its frames are also kept in the hash as
+    ``frame:<attempt>:<n>`` until the byte budget in that field is used up.
     """
     args: list[Arg] = []
     for p in parts:
@@ -253,21 +256,21 @@ return 1
 
 
 def ask(run_key: str, *, ttl_ms: int) -> ScriptCall:
-    """Note of a run that is to be published that a policy asks for it: 1, or 0 where the run is known already."""
+    """Record that a policy asks for this run, which is about to be published: 1, or 0 if the run is known already."""
     return ScriptCall(_ASK, [run_key], [ttl_ms])
 
 
 def tool_result(
     run_key: str, events: str, parser_lease: str, *, run: str, block: int, attempt: int, frame: bytes
 ) -> ScriptCall:
-    """Hand in a tool's result: 1, or 0 where the call is not open: a second result, a cancel, a newer attempt."""
+    """Submit a tool's result: 1, or 0 if the call is not open (a second result, a cancel, a newer attempt)."""
     return ScriptCall(_TOOL_RESULT, [run_key, events, parser_lease], [run, call_field(block), attempt, frame])
 
 
 def tool_progress(
     run_key: str, events: str, parser_lease: str, *, run: str, block: int, attempt: int, frame: bytes
 ) -> ScriptCall:
-    """Hand in how far a call is, which stays open: 1, or 0 where it is not. Sent again, it is told again."""
+    """Submit progress of a call, which stays open: 1, or 0 if it is not open. Sent again, it is published again."""
     return ScriptCall(_TOOL_PROGRESS, [run_key, events, parser_lease], [run, call_field(block), attempt, frame])
 
 
@@ -288,9 +291,9 @@ return 'ok'
 def rule(
     run_key: str, events: str, parser_lease: str, policy_lease: str, *, run: str, token: str, frame: bytes
 ) -> ScriptCall:
-    """Tell what a run's policies say, by who owns its partition's drafts under ``token``.
+    """Submit policy verdicts of a run, as the owner of the policy lease with ``token``.
 
-    Reply: ``ok``; ``fenced``, the run's status where it is not open any more, or ``gone``: these write nothing. Sent
-    again after a lost reply it may come twice, and its parser takes each part of it once.
+    Reply: ``ok``; or ``fenced``, ``gone``, or the run's status if it is no longer open: these write nothing. A retry
+    after a lost reply may append it twice; the parser applies each part once.
     """
     return ScriptCall(_RULE, [run_key, events, parser_lease, policy_lease], [run, token, frame])

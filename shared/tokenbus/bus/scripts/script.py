@@ -1,4 +1,4 @@
-"""A script, and a call of it that is ready to be sent, alone or with others."""
+"""A Lua script, and a call of it that can be sent alone or with others."""
 
 from __future__ import annotations
 
@@ -15,15 +15,17 @@ NOW = "local t = redis.call('TIME') local now = t[1] * 1000 + math.floor(t[2] / 
 """The server's Unix time in ms, as ``now``."""
 
 ROOM = "redis.call('HDEL', KEYS[1], '')\n"
-"""Before the first write of what ends runs, frees memory or keeps a worker its work: it goes through on a full server.
+"""Precedes the first write of scripts that end runs, free memory or keep a worker's claim: lets them run on a full
+server.
 
-A server beyond its ``maxmemory`` refuses what may take memory, unless the script wrote already (every version does:
-https://github.com/redis/redis/issues/8478). Redis 7 has a flag for this, and 6.2 has not; deleting nothing does it in
-both. ``KEYS[1]`` is a hash, or there is none."""
+A server above its ``maxmemory`` refuses commands that may take memory, unless the script has written already (every
+version does: https://github.com/redis/redis/issues/8478). Redis 7 has a flag for this, 6.2 has not; a HDEL that deletes
+nothing works in both. ``KEYS[1]`` must be a hash or missing.
+"""
 
 _MANY = " of many"
 MAX_VALUES = 4000
-"""Most values that Lua's ``unpack`` may push at once; its stack ends at some 8000."""
+"""Maximum values per call of Lua's ``unpack``; Lua's stack ends at about 8000."""
 
 
 class Script(msgspec.Struct, frozen=True):
@@ -35,25 +37,25 @@ class Script(msgspec.Struct, frozen=True):
 
 
 def script(name: str, text: str) -> Script:
-    """The script of this text."""
+    """Create and register the script with this text."""
     made = Script(name, text, sha1(text.encode(), usedforsecurity=False).hexdigest())
     _made[made.sha] = made
     return made
 
 
 _made: dict[str, Script] = {}
-"""Each script by its SHA-1, as the modules that have been imported made them."""
+"""All scripts of the imported modules by SHA-1."""
 
 
 def known_scripts() -> list[Script]:
-    """The scripts of all modules that have been imported, and what `joined` makes of each."""
+    """The scripts of all imported modules, and the `joined` version of each."""
     for one in [one for one in _made.values() if not one.name.endswith(_MANY)]:
         _of_many(one)
     return list(_made.values())
 
 
 class ScriptCall(msgspec.Struct, frozen=True):
-    """One script with its keys and arguments, to be sent alone or with others."""
+    """One script with its keys and arguments."""
 
     script: Script
     keys: Sequence[str]
@@ -61,9 +63,10 @@ class ScriptCall(msgspec.Struct, frozen=True):
 
 
 def joined(calls: Sequence[ScriptCall]) -> ScriptCall:
-    """Several calls of one script as one, which runs them in this order; not in a Cluster, for their slots may differ.
+    """Join several calls of one script into one call that runs them in order. Not for a Cluster: their slots may
+    differ.
 
-    Reply: the reply of each, in place. The error of one is its reply, and the others run all the same.
+    Reply: the reply of each call, in order. If a call fails, its error is its reply, and the others still run.
     """
     keys: list[str] = []
     args: list[Arg] = []

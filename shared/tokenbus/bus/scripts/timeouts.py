@@ -1,4 +1,4 @@
-"""What the parser's clock tells a run: that its time is over, or that nobody works on it any more."""
+"""Timeouts that the parser's clock sends to a run: its deadline has passed, or no worker processes it any more."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def expire(
     frame: bytes,
     control_frame: bytes,
 ) -> ScriptCall:
-    """End an open run whose deadline has passed: from now on its attempt may write nothing, its workers are told, the
-    parser ends it.
+    """Expire an open run whose deadline has passed: refuse further writes of its attempt, notify its workers, and let
+    the parser end it.
 
-    Reply: ``expiring``; the run's status where it is not open any more, and nothing is written then; ``gone`` where
-    its keys are: the parser still has the run, and is told.
+    Reply: ``expiring``; the run's status if it is no longer open (nothing is written then); ``gone`` if its keys have
+    expired: the parser may still have the run and is notified.
     """
     keys = [run_key, events, raw, control, parser_lease, normalizer_lease]
     return ScriptCall(_EXPIRE, keys, [run, frame, control_frame])
@@ -56,8 +56,9 @@ return 1
 
 
 def tell(run_key: str, events: str, parser_lease: str, *, run: str, frame: bytes) -> ScriptCall:
-    """Put an event of the clock's into `events`: 1, or 0 where the run is not open any more. Nothing is fenced by it:
-    the parser may find that it does not hold."""
+    """Append a timeout event to `events`: 1, or 0 if the run is no longer open. Fences nothing; the parser may find
+    that the timeout does not apply.
+    """
     return ScriptCall(_TELL, [run_key, events, parser_lease], [run, frame])
 
 
@@ -73,6 +74,7 @@ return {alive, tonumber(h[3] or '0') - tonumber(h[4] or '0'), h[5] or '0-0'}
 
 
 def judges(policy_lease: str) -> ScriptCall:
-    """How the policy stage stands in a partition: whether a worker has it (1 or 0), the bytes that it has not read, and
-    the last entry that it has."""
+    """State of the policy stage in a partition: whether a worker owns it (1 or 0), its unread bytes, and its committed
+    offset.
+    """
     return ScriptCall(_JUDGES, [policy_lease], [])

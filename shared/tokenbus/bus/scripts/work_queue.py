@@ -1,4 +1,4 @@
-"""Work queues: one entry is in one worker's hands, and only there can it be kept, finished or handed back."""
+"""Work queues: each entry has one owner, and only the owner can keep, finish or return it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tokenbus.bus.scripts.script import Script, ScriptCall, script
 
-# A group that is gone (NOGROUP) holds nothing: so the checks use pcall, whose error has no first element.
+# If the group is missing (NOGROUP), nothing is pending. The checks use pcall, whose error has no first element.
 
 _HEARTBEAT = script(
     "heartbeat",
@@ -23,9 +23,9 @@ return lost
 
 
 def heartbeat(stream: str, *, group: str, consumer: str, ids: Sequence[str]) -> ScriptCall:
-    """Claim one's own entries again, which sets their idle time back. Reply: those that are not ours any more.
+    """Claim the consumer's own entries again, which resets their idle time. Reply: the ids that are no longer ours.
 
-    Without the check a woken zombie would take its entry back from the worker that has it.
+    Without the ownership check, a zombie that wakes up would take its entry back from the new owner.
     """
     return ScriptCall(_HEARTBEAT, [stream], [group, consumer, *ids])
 
@@ -52,9 +52,9 @@ return {cursor, out}
 
 
 def claim(stream: str, *, group: str, consumer: str, idle_ms: int, start: str, count: int) -> ScriptCall:
-    """Take over up to ``count`` entries that nobody kept alive for ``idle_ms``, looking from ``start`` on.
+    """Claim up to ``count`` entries that have been idle for ``idle_ms``, scanning from ``start``.
 
-    Reply: where to look next (``0-0``: from the beginning), and [id, deliveries, fields] of each.
+    Reply: the next cursor (``0-0``: start again), and [id, deliveries, fields] of each entry.
     """
     return ScriptCall(_CLAIM, [stream], [group, consumer, idle_ms, start, count])
 
@@ -70,15 +70,15 @@ return 1
 
 
 def mark(stream: str, *, group: str, consumer: str, entry: str, begun: bool) -> ScriptCall:
-    """Say of one's own entry whether its work has begun: 1, or 0 where it is not ours any more.
+    """Record whether work on one of the consumer's entries has begun: 1, or 0 if it is no longer ours.
 
-    What has not begun is claimed from a dead worker as if never delivered.
+    An entry that was not begun is claimed from a dead worker as if never delivered.
     """
     return ScriptCall(_MARK, [stream], [group, consumer, entry, 1 if begun else 0])
 
 
 def _with_ours(name: str, deed: str) -> Script:
-    """What is done with each entry ``id`` that is the consumer's own. Reply: how many were."""
+    """Script that runs ``deed`` for each entry ``id`` that the consumer owns. Reply: how many were ours."""
     return script(
         name,
         f"""
@@ -101,17 +101,18 @@ _FINISH = _with_ours("finish", _REMOVE)
 
 
 def finish(stream: str, *, group: str, consumer: str, ids: Sequence[str]) -> ScriptCall:
-    """Acknowledge and delete one's own entries: a work queue holds only what is not done. Reply: how many were ours.
+    """Acknowledge and delete the consumer's own entries; a work queue holds only unfinished ones. Reply: how many were
+    ours.
 
-    Without the check a zombie would take away what its new worker has not done yet.
+    Without the ownership check, a zombie would delete an entry that its new owner has not finished.
     """
     return ScriptCall(_FINISH, [stream], [group, consumer, *ids])
 
 
 HANDED_BACK_MS = 86_400_000
-"""The idle time of an entry that was handed back: no worker is that long without a heartbeat, and lives."""
+"""Idle time of an entry that was handed back; no live worker goes this long without a heartbeat."""
 NOBODY = "-"
-"""The consumer who has what was handed back."""
+"""Name of the consumer that holds returned entries."""
 
 _HAND_BACK = _with_ours(
     "hand_back",
@@ -120,9 +121,9 @@ _HAND_BACK = _with_ours(
 
 
 def hand_back(stream: str, *, group: str, consumer: str, ids: Sequence[str]) -> ScriptCall:
-    """Leave one's own entries to whoever claims next, as if never delivered. Reply: how many were ours.
+    """Return the consumer's own entries for the next claim, as if never delivered. Reply: how many were ours.
 
-    They keep their place and their id, which is the name of a request that has none of its own.
+    They keep their place and their id, because the id names a request without a name of its own.
     """
     return ScriptCall(_HAND_BACK, [stream], [group, consumer, *ids])
 
@@ -136,7 +137,7 @@ _REQUEUE = _with_ours(
 
 
 def requeue(stream: str, *, group: str, consumer: str, ids: Sequence[str]) -> ScriptCall:
-    """Put one's own entries at the end of the queue, with new ids, as if never delivered. Reply: how many were ours."""
+    """Move the consumer's own entries to the end, with new ids, as if never delivered. Reply: how many were ours."""
     return ScriptCall(_REQUEUE, [stream], [group, consumer, *ids])
 
 
@@ -152,8 +153,8 @@ return 1
 
 
 def retire(stream: str, *, group: str, consumer: str) -> ScriptCall:
-    """Remove a consumer that has nothing: 1, else 0.
+    """Remove a consumer that holds nothing: 1, else 0.
 
-    Without the check entries would be lost for ever that the server gave it but whose reply never arrived.
+    Without the check, entries would be lost if the server assigned them to the consumer and the reply never arrived.
     """
     return ScriptCall(_RETIRE, [stream], [group, consumer])
