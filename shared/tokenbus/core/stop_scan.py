@@ -1,7 +1,8 @@
-"""Stop strings in the text of a chat answer, found here whether its provider was told of them or not.
+"""Find stop strings in the text of a chat answer, whether or not the provider was given them.
 
-A provider takes only so many, or none, and does not always say which one it stopped on. Each text block is looked
-through by itself; what may still become a stop string is held back, so that nothing of one is ever heard.
+A provider accepts a limited number of stop strings, or none, and does not always report which one it stopped on. Each
+text block is scanned on its own. Text that may still become a stop string is held back, so that no part of one is
+emitted.
 """
 
 from __future__ import annotations
@@ -16,20 +17,20 @@ class _Text(msgspec.Struct):
     """An open text block."""
 
     state: int = 0
-    """How much of a stop string is held back."""
+    """Automaton state: the part of a stop string that is held back."""
     begun: bool = False
-    """Its start was told, for it has content."""
+    """Whether its start was emitted; it is emitted with the first content."""
 
 
 class StopScan(msgspec.Struct):
-    """One attempt's events in, the same without what a stop string ends. Its fields are its whole state."""
+    """Filters one attempt's events and cuts the text at a stop string. Its fields are its complete state."""
 
     strings: tuple[str, ...]
     texts: dict[int, _Text] = {}
     """Open text blocks by the decoder's ordinal."""
 
     def read(self, event: n.Normalized) -> tuple[list[n.Normalized], str]:
-        """What the event means, and the stop string that was found: with one the turn is over."""
+        """Return the filtered events and the stop string that was found, which ends the turn."""
         out: list[n.Normalized] = []
         match event:
             case n.TextDelta():
@@ -63,7 +64,7 @@ class StopScan(msgspec.Struct):
         return out, ""
 
     def release(self) -> list[n.Normalized]:
-        """No more comes of the attempt: what is held back is text."""
+        """The attempt has ended: emit held-back text."""
         out: list[n.Normalized] = []
         for block, text in self.texts.items():
             self._release(block, text, out)

@@ -1,7 +1,7 @@
-"""Stop strings in text that comes in pieces: the first to complete wins, at the same end the longest.
+"""Match stop strings in streamed text: the first to complete wins; of those that end at the same place, the longest.
 
-An automaton (Aho and Corasick, 1975), so that a text costs the same however many strings there are. Its state is a
-number, and says what is held back: the longest beginning of a stop string at the text's end.
+An Aho-Corasick automaton (1975), so that the cost does not depend on the number of strings. A state is a number that
+stands for the held-back text: the longest prefix of a stop string at the end of the text.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from functools import lru_cache
 
 
 class Stops:
-    """A set of stop strings, none of them empty."""
+    """A set of non-empty stop strings."""
 
     def __init__(self, strings: tuple[str, ...]) -> None:
         self._next: list[dict[str, int]] = [{}]
         self._of: list[tuple[str, int]] = [("", 0)]
-        """Of each state: a string whose beginning it is, and how long that is."""
+        """For each state: a string with this prefix, and the length of the prefix."""
         self._hit = [""]
         for string in strings:
             node = 0
@@ -34,12 +34,14 @@ class Stops:
         self._first = re.compile("[" + "".join(re.escape(char) for char in self._next[0]) + "]")
 
     def held(self, state: int) -> str:
-        """What this state holds back."""
+        """The text that this state holds back."""
         string, size = self._of[state]
         return string[:size]
 
     def take(self, state: int, text: str) -> tuple[str, int, str]:
-        """What of the text may go on, the new state, and the stop string that was found: after one, all is over."""
+        """Consume text: return the text to emit, the new state, and the stop string that was found, which ends the
+        matching.
+        """
         at = 0 if state else self._candidate(text, 0)
         if at == len(text):
             return text, 0, ""
@@ -62,7 +64,7 @@ class Stops:
         return found.start() if found else len(text)
 
     def _link(self) -> None:
-        """From where no further character fits, to the longest beginning that the same text also ends in."""
+        """Link each state to the state of its longest proper suffix that is also a prefix."""
         queue = deque(self._next[0].values())
         while queue:
             node = queue.popleft()
@@ -77,5 +79,5 @@ class Stops:
 
 @lru_cache(64)
 def stops(strings: tuple[str, ...]) -> Stops:
-    """The automaton of these strings."""
+    """The automaton of these strings (cached)."""
     return Stops(strings)

@@ -1,4 +1,4 @@
-"""The life of one run: attempts, blocks, tool turns, retries, policies, its end. A state machine without IO.
+"""State machine of one run, without IO: attempts, blocks, tool turns, retries, policies, termination.
 
-Decoding a provider's stream is `tokenbus.core.attempt_decoder`.
+`tokenbus.core.attempt_decoder` decodes a provider's stream.
 """

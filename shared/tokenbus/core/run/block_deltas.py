@@ -1,4 +1,4 @@
-"""What a provider's events add to the blocks of a run: everything of an attempt but its beginning and its end."""
+"""Apply a provider's events to the blocks of a run, except the start and the end of an attempt."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tokenbus.events.public import ImageRef
 
 
 def add(s: RunState, out: Outbox, event: n.Normalized, at_ms: int) -> None:
-    """Work one event in. Raises TooLarge where a block grows beyond its limit."""
+    """Apply one event. Raises TooLarge if a block exceeds its limit."""
     match event:
         case n.TextDelta() | n.RefusalDelta():
             if s.accepted.visible:
@@ -41,17 +41,19 @@ def add(s: RunState, out: Outbox, event: n.Normalized, at_ms: int) -> None:
         case n.UsageSeen():
             s.usage = event.usage
         case n.Start() | n.Done() | n.Failed() | n.Cut():
-            pass  # what an attempt's beginning and end mean is the run's to say
+            pass  # the run handles the start and the end of an attempt
 
 
 def remember(s: RunState, extra: dict[str, object]) -> None:
-    """Keep it for the run's end, as `provider_extra`."""
+    """Keep an entry for the run's `provider_extra`; dropped if there are MAX_EXTRAS already."""
     if len(s.extras) < MAX_EXTRAS:
         s.extras.append(extra)
 
 
 def _id_of(event: n.ToolCallStart, s: RunState) -> str:
-    """The call's id: the provider's own, or one that no other call of the run has, for block numbers are used once."""
+    """The provider's id of the call, or a derived one that is unique in the run because block numbers are never
+    reused.
+    """
     return call_id(s.run, s.blocks.next_number) if event.derived else event.tool_id
 
 
@@ -76,7 +78,7 @@ def _extra(s: RunState, event: n.Extra) -> None:
     if event.ordinal >= 0:
         s.blocks.keep_item(event.ordinal, event.name, event.json)
     shown: dict[str, object] = {"name": event.name, "json": event.json}
-    if event.ordinal >= 0:  # it goes back, after this block of the turn
+    if event.ordinal >= 0:  # the next turn sends it back after this block
         shown |= {"turn": s.turn, "after": s.blocks.number_before(event.ordinal)}
     if event.block is None or not s.blocks.note(event.block, shown):
         remember(s, shown)

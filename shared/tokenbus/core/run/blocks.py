@@ -1,7 +1,7 @@
-"""The blocks of one attempt: a provider's interleaved regions become numbered public blocks.
+"""Blocks of one attempt: maps a provider's interleaved regions to numbered public blocks.
 
-Every block gives `block_start`, its chunks, `block_complete`, in this order; the chunks concatenate to exactly
-the content. The table also keeps what the next turn must send back to the provider, each part at its place.
+Every block emits `block_start`, its chunks and `block_complete`, in this order; the chunks concatenate to exactly its
+content. The table also keeps the parts that the next turn sends back to the provider, in order.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from tokenbus.events.requests import (
 )
 
 CARRIED = -(2**62)
-"""Ordinal of a text that an earlier attempt left open, until this attempt goes on with it; below all others."""
+"""Ordinal of a text that an earlier attempt left open, until this attempt continues it; sorts before all others."""
 
 MAX_EXTRAS = 100
-"""Provider extras kept of one block, and of one run; more are dropped, for they are an account and no content."""
+"""Maximum provider extras kept per block and per run. Extras are informational, so the rest is dropped."""
 
 
 class OpenBlock(msgspec.Struct):
-    """A block that is being written."""
+    """A block that is not complete yet."""
 
     number: int
     kind: BlockKind
@@ -45,41 +45,43 @@ class OpenBlock(msgspec.Struct):
     tool_name: str | None = None
     opaque: dict[str, str] = {}
     handed_on: OpaqueTracker = msgspec.field(default_factory=OpaqueTracker)
-    """The same as the block's end tells it."""
+    """Opaque data as `block_complete` publishes it."""
     extras: list[dict[str, object]] = []
     image: ImageRef | None = None
     previews: int = 0
 
 
 class ToolCall(msgspec.Struct):
-    """A tool call that the provider completed."""
+    """A complete tool call."""
 
     block: int
     tool_id: str
     name: str
     arguments: str
     problem: str = ""
-    """What is wrong with the call's form: then it has its error result already, and never runs."""
+    """Why the call is malformed, if it is: it gets an error result at once and never runs."""
 
 
 class BlockTable(msgspec.Struct):
-    """The open and the finished blocks of one attempt; `Outbox` takes their public events."""
+    """Open and finished blocks of one attempt; writes their public events to an `Outbox`."""
 
     turn: int
     attempt: int
     limit: int
     next_number: int
     open: dict[int, OpenBlock] = {}
-    """By the decoder's ordinal."""
+    """Keyed by the decoder's ordinal."""
     parts: dict[int, ContentPart] = {}
-    """What the next turn sends back, by the decoder's ordinal; below 0 what earlier attempts of the turn brought."""
+    """Parts that the next turn sends back, by the decoder's ordinal; below 0: parts from earlier attempts of the
+    turn.
+    """
     begun: dict[int, tuple[int, BlockKind]] = {}
     """Number and kind of every block, by the decoder's ordinal."""
     calls: list[ToolCall] = []
     cut_calls: list[ToolCall] = []
-    """Calls that broke off: they never run."""
+    """Calls that were cut off; they never run."""
     origin: dict[str, str] = {}
-    """Whose opaque data it is: ``api`` and ``provider``; empty where that is not known."""
+    """Origin of the opaque data: ``api`` and ``provider``; empty if unknown."""
 
     def start(
         self,
@@ -91,9 +93,9 @@ class BlockTable(msgspec.Struct):
         *,
         prompt: str | None = None,
     ) -> None:
-        """A block begins. A tool call's id and name are its first chunks.
+        """Start a block. The first chunks of a tool call are its name and its id.
 
-        The first text of an attempt that goes on from another is no block of its own: it goes on with the open one.
+        The first text of an attempt that continues another starts no block; it continues the open one.
         """
         if CARRIED in self.open and kind == "text":
             self.open[ordinal] = self.open.pop(CARRIED)
@@ -121,7 +123,7 @@ class BlockTable(msgspec.Struct):
                 )
 
     def write(self, ordinal: int, text: str, out: Outbox) -> None:
-        """A piece of an open block. Raises TooLarge where the block grows beyond its limit, in characters."""
+        """Append to an open block. Raises TooLarge if the block exceeds its limit in characters."""
         block = self.open[ordinal]
         block.size += len(text)
         if block.size > self.limit:
@@ -140,8 +142,9 @@ class BlockTable(msgspec.Struct):
         )
 
     def show(self, ordinal: int, image: ImageRef, out: Outbox, *, final: bool) -> None:
-        """An image of an open block: the one that its end tells, or a preview, told at once. Raises TooLarge where its
-        bytes are inline and more characters than the limit."""
+        """Set the final image of an open block, or publish a preview at once. Raises TooLarge if the inline base64 has
+        more characters than the limit.
+        """
         block = self.open.get(ordinal)
         if block is None:
             return
@@ -155,19 +158,22 @@ class BlockTable(msgspec.Struct):
         block.previews += 1
 
     def note(self, ordinal: int, extra: dict[str, object]) -> bool:
-        """Provider data shown with an open block; False where no such block is open."""
+        """Attach provider data to an open block; False if the block is not open."""
         block = self.open.get(ordinal)
         if block and len(block.extras) < MAX_EXTRAS:
             block.extras.append(extra)
         return block is not None
 
     def keep(self, data: Opaque) -> int | None:
-        """Opaque data that goes back to the provider with its block; the block's number where that has ended already.
-        Raises TooLarge."""
+        """Keep opaque data that goes back to the provider with its block. Returns the block's number if the block has
+        ended.
+
+        Raises TooLarge.
+        """
         if block := self.open.get(data.block):
             check_size(block.opaque, data, block.number, self.limit)
             block.opaque[data.name] = data.value
-            if (data.name, block.kind) != ("signature", "thinking"):  # it has a field of its own
+            if (data.name, block.kind) != ("signature", "thinking"):  # the signature has a field of its own
                 block.handed_on.add(data.name, data.value, data.blob_id)
             return None
         part = self.parts.get(data.block)
@@ -180,11 +186,11 @@ class BlockTable(msgspec.Struct):
         return number
 
     def keep_item(self, ordinal: int, name: str, json: str) -> None:
-        """A content item of the provider's own that goes back at its place."""
+        """Keep a provider-specific content item, to be sent back at its position."""
         self.parts[ordinal] = ExtraPart(name=name, json=json)
 
     def complete(self, ordinal: int, out: Outbox, *, cut: bool = False, problem: str = "") -> None:
-        """The block ends; ``cut``: it broke off, and a tool call in it never runs, nor one with a ``problem``."""
+        """Complete a block. A tool call that is ``cut`` or has a ``problem`` never runs."""
         block = self.open.pop(ordinal)
         content = "".join(block.pieces)
         fields: dict[str, Any] = {"block": block.number, "kind": block.kind}
@@ -199,7 +205,7 @@ class BlockTable(msgspec.Struct):
             fields["cut"] = True
         if signature := block.opaque.get("signature"):
             fields["signature"] = signature
-        if block.opaque or block.kind == "image":  # an image goes back as the model's own to its origin alone
+        if block.opaque or block.kind == "image":  # only its origin gets an image back as the model's own
             block.opaque |= self.origin
             block.handed_on.opaque |= self.origin
         if not cut:
@@ -212,14 +218,14 @@ class BlockTable(msgspec.Struct):
             self.parts[ordinal] = part
 
     def complete_all(self, out: Outbox, *, cut: bool) -> None:
-        """The attempt ends: whatever is open ends with it. A call that its provider never completed is cut anyway."""
+        """Complete all open blocks at the end of an attempt. Tool calls that the provider did not complete are cut."""
         for ordinal in list(self.open):
             self.complete(ordinal, out, cut=cut or self.open[ordinal].kind == "tool_call")
 
     def can_continue(self) -> bool:
-        """Whether a next attempt could go on from this one's last text: nothing before it is lost to the model.
+        """Whether another attempt can continue from the last text without losing earlier content for the model.
 
-        A call or an image has no place in a message that is to be continued, nor has a second open text.
+        A message to be continued cannot contain a call, an image, or a second open text.
         """
         last = self._last_text()
         if last is None:
@@ -282,7 +288,7 @@ def _part_of(block: OpenBlock, content: str) -> ContentPart | None:
 
 
 def _image_part(image: ImageRef, opaque: dict[str, str] | None) -> ImagePart | None:
-    """An image as the next turn sends it back. A draft is only for people to see."""
+    """The image as the next turn sends it back. Drafts are not sent back."""
     if image.draft:
         return None
     if image.blob_id:

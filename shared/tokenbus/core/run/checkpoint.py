@@ -1,8 +1,7 @@
-"""A run's state as a checkpoint: a small head, and its long texts as numbered pieces that are written once.
+"""Checkpoint of a run's state: a small head, and its long texts as numbered pieces that are written once.
 
-What makes a state large is text that only grows: the open block, finished blocks that the next turn sends back. Each
-checkpoint adds the pieces that are new since the one before. So all checkpoints of a run together cost about what its
-input does, however long it is.
+State grows by text that is only appended to: the open block, and finished blocks that the next turn sends back. Each
+checkpoint writes only the new pieces, so all checkpoints of a run together cost about as much as its input.
 """
 
 from __future__ import annotations
@@ -15,16 +14,16 @@ import msgspec
 from tokenbus.core.run.state import RunState
 
 LONG = 1024
-"""Characters from which on a text is kept in pieces."""
+"""Texts longer than this many characters are stored in pieces."""
 PIECE = 128 * 1024
-"""Most characters of one piece."""
+"""Maximum characters of one piece."""
 
 Path: TypeAlias = tuple[str | int, ...]
-"""Where in the state a text stands: fields, keys and places in lists."""
+"""Path of a text in the state: fields, keys and list indexes."""
 
 _HOLDERS: tuple[type, ...] = (str, list, dict, msgspec.Struct)
 _GROWING = frozenset({"pieces", "raw"})
-"""Fields that hold one text as a list of its parts, which is added to at its end alone."""
+"""Fields that hold one text as an append-only list of parts."""
 
 
 class Snapshot(msgspec.Struct, frozen=True):
@@ -32,9 +31,9 @@ class Snapshot(msgspec.Struct, frozen=True):
 
     head: bytes
     needs: list[int]
-    """The pieces that belong to it."""
+    """Numbers of all its pieces."""
     new: dict[int, bytes]
-    """Those of them that no checkpoint before this one had."""
+    """The pieces that earlier checkpoints did not write."""
 
 
 class _Head(msgspec.Struct, array_like=True):
@@ -44,7 +43,7 @@ class _Head(msgspec.Struct, array_like=True):
 
 
 class _Text(msgspec.Struct):
-    """A text that is kept."""
+    """A text that is stored in pieces."""
 
     segments: list[str]
     size: int
@@ -52,22 +51,23 @@ class _Text(msgspec.Struct):
 
 
 class Checkpoints:
-    """The checkpoints of one run, from `save` to `save`."""
+    """Successive checkpoints of one run."""
 
     def __init__(self) -> None:
         self._next = 0
         self._kept: dict[Path, _Text] = {}
-        """By where it stood at the last checkpoint."""
+        """By path at the last checkpoint."""
         self._by_id: dict[int, _Text] = {}
-        """The same where the text is one string, by that string's identity."""
+        """The texts that are a single string, by the identity of that string."""
         self._growing: list[_Text] = []
-        """Those that are added to: a block that ended since begins with one of them."""
+        """Texts that are still appended to. A block that has ended since starts with one of them."""
         self._found: dict[Path, _Text] = {}
         self._new: dict[int, bytes] = {}
 
     def save(self, state: RunState) -> Snapshot | None:
-        """A checkpoint of the state; None where it holds no long text, and is small as it is. Parts of growing texts
-        are joined in it; nothing else of it is changed."""
+        """Checkpoint the state; None if it has no long text. Joins parts of growing texts; changes nothing else in the
+        state.
+        """
         self._found, self._new = {}, {}
         light = self._light(state, ())
         self._keep(self._found)
@@ -80,8 +80,10 @@ class Checkpoints:
 
     @classmethod
     def load(cls, head: bytes, pieces: Mapping[int, bytes]) -> tuple[RunState, Checkpoints]:
-        """The state that was saved, and how to go on. Raises KeyError for a piece that is missing, MsgspecError for a
-        head that is none."""
+        """Restore a saved state and the checkpoints to continue with.
+
+        Raises KeyError if a piece is missing, MsgspecError if the head is invalid.
+        """
         saved = msgspec.msgpack.decode(head, type=_Head)
         self = cls()
         self._next = saved.next
@@ -98,7 +100,7 @@ class Checkpoints:
         self._by_id = {id(text.segments[0]): text for text in found.values() if len(text.segments) == 1}
         self._growing = [text for path, text in found.items() if len(path) > 1 and path[-2] in _GROWING]
 
-    # --- a state without its long texts ---------------------------------------------------------------------------
+    # --- the state without its long texts -------------------------------------------------------------------------
 
     def _light(self, value: Any, path: Path) -> Any:
         if isinstance(value, str):
@@ -123,7 +125,7 @@ class Checkpoints:
         return [changed.get(i, inner) for i, inner in enumerate(value)]
 
     def _light_parts(self, parts: list[str], path: Path) -> list[str]:
-        """The long parts of a growing text are kept as one; what is after them stays."""
+        """Store the long parts at the start of a growing text as one text; keep the later parts in place."""
         long = next((i for i, part in enumerate(parts) if len(part) <= LONG), len(parts))
         rest = "".join(parts[long:])
         if len(rest) > LONG:
@@ -159,7 +161,7 @@ class Checkpoints:
 
 
 def _inside(value: Any) -> Iterable[tuple[str | int, Any]]:
-    """What of the value may hold text, under its field, key or place."""
+    """The members of the value that may hold text, by field, key or index."""
     if isinstance(value, msgspec.Struct):
         inside: Iterable[tuple[Any, Any]] = [(name, getattr(value, name)) for name in value.__struct_fields__]
     elif isinstance(value, dict):
@@ -185,7 +187,7 @@ def _begins(text: str, segments: Sequence[str]) -> bool:
 
 
 def _put(state: Any, path: Path, text: str) -> None:
-    """Set what stands at this place."""
+    """Set the text at this path."""
     *way, last = path
     for key in way:
         state = getattr(state, cast("str", key)) if isinstance(state, msgspec.Struct) else state[key]

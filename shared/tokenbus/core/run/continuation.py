@@ -1,8 +1,9 @@
-"""Going on after a break (`on_failure` continue): what the next attempt is given, and how it joins what was heard.
+"""Continue after a break (`on_failure` continue): build the next attempt's request and join its text to the emitted
+text.
 
-The partial text of a broken attempt is the beginning of the model's message in the next one's request, and the model
-writes the rest. What is sent never ends in blank space, for providers refuse that; what was cut off there was heard
-already, and a model often says it again.
+The next request ends with the partial text of the broken attempt as an assistant message, and the model writes the
+rest. The sent text never ends in whitespace, because providers reject that. The stripped whitespace has been emitted
+already, and a model often repeats it.
 """
 
 from __future__ import annotations
@@ -13,21 +14,22 @@ from tokenbus.events.requests import ContentPart, Message, TextPart
 
 
 class Seam(msgspec.Struct):
-    """Where the text of one attempt ends and that of the next begins: blank space that stands there is heard once."""
+    """Joins the text of one attempt to the next, so that whitespace at the boundary is emitted once."""
 
     blank: str
-    """Heard, and not sent: what the continuation may begin with once more."""
+    """Whitespace that was emitted but not sent; the continuation may repeat it."""
     begun: bool = False
 
     @property
     def closed(self) -> bool:
-        """Whatever comes now is new."""
+        """Whether all further text is new."""
         return self.begun and not self.blank
 
     def join(self, text: str) -> str:
-        """What of this piece of the continuation, which is not empty, was not heard yet; the same however it is cut.
+        """The part of this non-empty piece of the continuation that has not been emitted; independent of how it is
+        split.
 
-        The continuation may repeat the blank space from any place of it on.
+        The continuation may repeat the whitespace starting at any position in it.
         """
         if not self.begun:
             self.begun = True
@@ -41,14 +43,13 @@ class Seam(msgspec.Struct):
 
 
 def partial_text(text: str) -> tuple[Message, Seam]:
-    """Prefill mode: the model's text so far, as the next attempt goes on from it."""
+    """Prefill mode: the model's text so far, for the next attempt to continue."""
     sent = text.rstrip()
     return Message(role="assistant", content=sent), Seam(text[len(sent) :])
 
 
 def partial_message(parts: list[ContentPart]) -> tuple[Message | None, Seam]:
-    """Chat mode: the same for the parts of an answer of which the last is a text; None: there is nothing to go on from
-    but blank space."""
+    """Chat mode: the partial answer for the next attempt to continue; None if it has no text but whitespace."""
     seam = Seam("")
     kept = list(parts)
     if kept and isinstance(last := kept[-1], TextPart):

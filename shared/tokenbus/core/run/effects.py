@@ -1,4 +1,4 @@
-"""What a run hands out, beside its public events: to fetchers, to tool executors, and its own end."""
+"""Effects of a run besides its public events: work for fetchers and tool executors, and its end."""
 
 from __future__ import annotations
 
@@ -14,37 +14,37 @@ EndStatus = Literal["completed", "incomplete", "failed", "cancelled"]
 
 
 class NextTurn(msgspec.Struct, frozen=True):
-    """Hand out one attempt. ``history``: what the turn just ended appends to the conversation, None for a retry."""
+    """Hand out one attempt. ``history``: messages that the last turn appends to the conversation; None for a retry."""
 
     work: TurnWork
     history: list[Message] | None = None
     so_far: Message | None = None
-    """What of the turn an earlier attempt brought, and this one goes on from."""
+    """The partial answer of an earlier attempt that this one continues."""
 
 
 class CloseAttempt(msgspec.Struct, frozen=True):
-    """The turn ended in the provider's text before the provider did: it need not go on."""
+    """Stop an attempt whose turn ended in the text before the provider's answer did."""
 
     turn: int
     attempt: int
 
 
 class RunTools(msgspec.Struct, frozen=True):
-    """Hand out the calls of a turn; each stays open until its result or the run's end."""
+    """Hand out the calls of a turn; each stays open until its result or the end of the run."""
 
     work: list[ToolWork]
 
 
 class Draft(msgspec.Struct, frozen=True):
-    """Events for the policy stage to judge; `seq` is the number of the draft."""
+    """Events for the policy stage to judge; `seq` is the draft number."""
 
     events: list[PublicEvent]
     over: bool = False
-    """The run has ended: nothing of it is to be judged any more."""
+    """The run has ended; nothing of it is judged any more."""
 
 
 class Decide(msgspec.Struct, frozen=True):
-    """Tell what a policy did, under this number among the run's decisions."""
+    """Publish a policy's decision; ``number`` counts the decisions of the run."""
 
     number: int
     turn: int
@@ -53,11 +53,11 @@ class Decide(msgspec.Struct, frozen=True):
 
 
 class ReleaseFromPolicies(msgspec.Struct, frozen=True):
-    """Nobody judges the run any more: its attempt need not wait for the policy stage."""
+    """Policies no longer judge the run, so its attempt need not wait for the policy stage."""
 
 
 class EndRun(msgspec.Struct, frozen=True):
-    """The run is over; its attempt may write nothing more."""
+    """End the run; its attempt may not write any more."""
 
     status: EndStatus
 

@@ -1,4 +1,4 @@
-"""How a run comes to its next attempt: for the next turn, for the same turn from its beginning, or on from its text."""
+"""Next attempt of a run: the next turn, the same turn from its start, or the same turn continued from its text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tokenbus.events.requests import Message
 
 
 def next_turn(s: RunState, history: list[Message]) -> NextTurn:
-    """The next turn's first attempt; ``history`` is what the turn just ended appends to the conversation."""
+    """Start the next turn. ``history``: messages that the last turn appends to the conversation."""
     s.turn += 1
     s.heard = False
     s.failures = s.losses = s.turn_bytes = 0
@@ -28,7 +28,7 @@ def next_turn(s: RunState, history: list[Message]) -> NextTurn:
 
 
 def restart_turn(s: RunState, out: Outbox, error: ErrorInfo, delay_ms: int, not_before_ms: int) -> NextTurn:
-    """The turn from its beginning: what it said so far is void."""
+    """Restart the turn; its output so far is void."""
     s.blocks.complete_all(out, cut=True)
     discard_blocks(s, out, error, s.attempt + 1, delay_ms)
     _begin(s)
@@ -36,7 +36,7 @@ def restart_turn(s: RunState, out: Outbox, error: ErrorInfo, delay_ms: int, not_
 
 
 def fall_back(s: RunState, out: Outbox, error: ErrorInfo) -> NextTurn:
-    """The turn from its beginning, with the next provider and model that the run may ask; later turns stay with it."""
+    """Restart the turn with the next fallback provider and model; later turns stay with it."""
     s.blocks.complete_all(out, cut=True)
     s.choice += 1
     s.failures = s.losses = 0
@@ -51,7 +51,7 @@ def fall_back(s: RunState, out: Outbox, error: ErrorInfo) -> NextTurn:
 def discard_blocks(
     s: RunState, out: Outbox, error: ErrorInfo, next_attempt: int, delay_ms: int, **fields: object
 ) -> None:
-    """Tell that the turn's blocks so far do not count; ``fields``: what else the event says."""
+    """Publish that the turn's blocks so far are void; ``fields``: additional fields of the event."""
     out.event(
         s.turn,
         s.attempt,
@@ -69,12 +69,14 @@ def discard_blocks(
 
 
 def can_continue(s: RunState) -> bool:
-    """Whether the next attempt may go on from what was heard: provider and model can, and so can the text."""
+    """Whether the next attempt can continue the visible text: supported by provider and model, and by the blocks so
+    far.
+    """
     return s.asked.continues and (s.text is not None or s.blocks.can_continue())
 
 
 def continue_turn(s: RunState, out: Outbox, error: ErrorInfo, delay_ms: int, not_before_ms: int) -> NextTurn:
-    """On from what was heard, none of which is dropped: the text that is open stays open."""
+    """Continue the turn from its visible text without dropping it; the open text stays open."""
     told_by, table, void_from = s.attempt, s.blocks, s.blocks.next_number
     if s.text:
         so_far, seam = partial_text(s.text.reader.text)
@@ -98,7 +100,7 @@ def continue_turn(s: RunState, out: Outbox, error: ErrorInfo, delay_ms: int, not
 
 
 def resume(s: RunState, out: Outbox, so_far: Message | None, not_before_ms: int = 0) -> NextTurn:
-    """A further attempt of the turn, with the blocks that are open. The usage of the one before counts."""
+    """Start another attempt of the turn with the open blocks. The usage of the last attempt counts."""
     settle(s, out, s.usage)
     s.attempt += 1
     s.blocks.attempt = s.attempt
@@ -106,14 +108,14 @@ def resume(s: RunState, out: Outbox, so_far: Message | None, not_before_ms: int 
 
 
 def complete_other_blocks(text: TurnText, blocks: BlockTable, out: Outbox, *, cut: bool) -> None:
-    """Prefill mode: the attempt ends, and with it the provider's own regions beside the text."""
+    """Prefill mode: at the end of an attempt, complete the provider's own blocks beside the text."""
     for ordinal in [ordinal for ordinal in blocks.open if ordinal < 0]:
         blocks.complete(ordinal, out, cut=cut)
     text.beside = []
 
 
 def fresh_table(s: RunState) -> BlockTable:
-    """For blocks of this attempt; numbers go on."""
+    """Empty block table for the current attempt; block numbers continue."""
     return BlockTable(
         turn=s.turn, attempt=s.attempt, limit=s.accepted.rules.block_chars, next_number=s.blocks.next_number
     )

@@ -1,8 +1,8 @@
-"""Opaque data of blocks: what a provider wants back with them, as public events hand it on.
+"""Opaque block data that a provider wants back, as public events carry it.
 
-It is told with the end of its block (`block_complete`), without the signature, which has a field of its own. A provider
-may send some of it later; that is told with the run's end, as entries of `provider_extra` that name their block. Large
-values lie in the blob store, and events name the blobs.
+`block_complete` carries it, except for the signature, which has a field of its own. If a provider sends some of it
+after the block's end, the run's terminal event carries it as `provider_extra` entries that name their block. Large
+values are stored as blobs, and events name the blobs.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from tokenbus.errors import TooLarge
 from tokenbus.events.normalized import Opaque
 
 MAX_INLINE_CHARS = 256 * 1024
-"""Of one value in a public event. Only a value that the blob store did not take is ever that large."""
+"""Maximum size of one inline value in a public event. Larger values occur only if the blob store did not take them."""
 
 
 def check_size(kept: Mapping[str, str], new: Opaque, number: int, limit: int) -> None:
-    """Raises TooLarge where a block would have more than ``limit`` characters of it."""
+    """Raise TooLarge if a block would have more than ``limit`` characters of opaque data."""
     size = len(new.value) + sum(len(value) for name, value in kept.items() if name != new.name)
     if size > limit:
         raise TooLarge(f"block {number}, what goes back with it", size, limit)
 
 
 class OpaqueTracker(msgspec.Struct):
-    """Opaque data of one block as an event tells it."""
+    """Collects one block's opaque data in the form that events carry."""
 
     opaque: dict[str, str] = {}
     opaque_blobs: dict[str, str] = {}
     too_large: list[str] = []
-    """Names of values that neither an event nor the blob store takes."""
+    """Names of values that are too large for an event and not in the blob store."""
 
     def add(self, name: str, value: str, blob_id: str) -> None:
-        """One value; a newer one of the same name takes its place."""
+        """Add one value, replacing an earlier one of the same name."""
         self.opaque.pop(name, None)
         self.opaque_blobs.pop(name, None)
         if blob_id:
@@ -46,11 +46,11 @@ class OpaqueTracker(msgspec.Struct):
 
     @property
     def notes(self) -> list[dict[str, object]]:
-        """What is missing, for a `provider_extra`."""
+        """What is missing, as `provider_extra` entries."""
         return [{"note": f"{name!r} is too large to be handed on without a blob store"} for name in self.too_large]
 
     @property
     def fields(self) -> dict[str, dict[str, str]]:
-        """The fields of an event, empty ones left out."""
+        """The non-empty fields for an event."""
         fields = {"opaque": self.opaque, "opaque_blobs": self.opaque_blobs}
         return {name: value for name, value in fields.items() if value}

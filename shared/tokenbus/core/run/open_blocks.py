@@ -1,4 +1,4 @@
-"""Which blocks of a run are open, as its own log tells: for a run whose state nobody can read."""
+"""Open blocks of a run, read from its log; used if the run's state is unreadable."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from tokenbus.events.public import BlockComplete, BlockStarted, Chunk, decode
 
 
 class OpenBlocks:
-    """Give it a log's events in their order with `read`."""
+    """Collects open blocks. Pass a log's events to `read` in order."""
 
     def __init__(self) -> None:
         self.by_number: dict[int, OpenBlock] = {}
 
     def read(self, event: bytes) -> None:
-        """One event. What is none, or is of a kind that this version does not know, says nothing of blocks."""
+        """Process one event. Undecodable events and unknown kinds are ignored."""
         try:
             said = decode(event)
         except msgspec.MsgspecError:

@@ -1,8 +1,7 @@
-"""Public events on their way out: neighbouring chunks joined, then numbered.
+"""Outgoing public events: adjacent chunks are joined, then events are numbered.
 
-Events wait here as drafts without a number until their commit. Chunks of one block that stand side by side become
-one; nothing is joined across a block's boundary or another event. A draft is numbered only when it leaves, so
-that ``seq`` has no gap.
+Events stay here as drafts without a number until the commit. Adjacent chunks of one block become one chunk; nothing is
+joined across a block boundary or another event. A draft is numbered only when it leaves, so that ``seq`` has no gap.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import msgspec
 from tokenbus.events.public import BlockKind, Chunk, PublicEvent, ToolCallPart
 
 JOIN_LIMIT = 16 * 1024
-"""Characters up to which chunks are joined: a subscriber's buffer need not hold more at once."""
+"""Maximum characters of a joined chunk, so that a subscriber never has to buffer more at once."""
 
 
 class _ChunkDraft(msgspec.Struct):
@@ -38,10 +37,10 @@ class _EventDraft(msgspec.Struct):
 
 
 class Outbox:
-    """The drafts of one run since its last commit."""
+    """Drafts of one run since its last commit."""
 
     def __init__(self, *, visible: bool = True) -> None:
-        """``visible``: chunks may be; False: none is, whatever it says."""
+        """``visible``: whether chunks may be visible; False overrides each chunk's own flag."""
         self._visible = visible
         self._drafts: list[_ChunkDraft | _EventDraft] = []
 
@@ -61,7 +60,7 @@ class Outbox:
         tool_id: str | None = None,
         tool_name: str | None = None,
     ) -> None:
-        """A piece of a block's content; joined to the piece before it where that is of the same block and part."""
+        """Add a piece of a block's content; joined to the last chunk if that is of the same block and part."""
         last = self._drafts[-1] if self._drafts else None
         if (
             isinstance(last, _ChunkDraft)
@@ -79,16 +78,16 @@ class Outbox:
         )
 
     def event(self, turn: int, attempt: int, event: type[PublicEvent], **fields: Any) -> None:
-        """Any other public event, with its own fields."""
+        """Add any other public event with its own fields."""
         self._drafts.append(_EventDraft(turn, attempt, event, fields))
 
     def number(self, run: str, seq: int) -> list[PublicEvent]:
-        """The events in order, numbered from ``seq`` on. The outbox is empty afterwards."""
+        """Return the events in order, numbered from ``seq``, and empty the outbox."""
         drafts, self._drafts = self._drafts, []
         return [self._finish(run, n, draft) for n, draft in enumerate(drafts, seq)]
 
     def clear(self) -> None:
-        """Forget the drafts: an earlier owner committed them."""
+        """Drop the drafts."""
         self._drafts = []
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""How much a run and a turn may say in all: what the bounds of each event and each block leave open."""
+"""Total output limits of a run and of a turn, in addition to the limits per event and per block."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from tokenbus.events.frames import CONTROL_ATTEMPT, EventFrame
 
 
 def count_bytes(s: RunState, frame: EventFrame, size: int) -> ErrorInfo | None:
-    """Count a frame of ``size`` bytes that is about to be worked in; the error where that is too much.
+    """Count a frame of ``size`` bytes before it is applied; return an error if a limit is exceeded.
 
-    What past attempts still say counts too, for it had to be read. A replay reads the same frames, and counts the same.
+    Frames of past attempts count too, because they had to be read. A replay reads the same frames, so its counts are
+    equal.
     """
     rules = s.accepted.rules
     s.run_bytes += size

@@ -1,4 +1,4 @@
-"""The run's `provider_extra`: what a provider says beside its answer, and opaque data that comes after its block."""
+"""The run's `provider_extra`: extra data of a provider, and opaque data that arrives after its block's end."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tokenbus.events.normalized import Opaque
 
 
 def keep(s: RunState, data: Opaque) -> None:
-    """Keep it with its block; where that has ended, for the run's end. Raises TooLarge."""
+    """Keep opaque data with its block or, if the block has ended, for the end of the run. Raises TooLarge."""
     ended = s.blocks.keep(data)
     if ended is not None:
         late = s.late.setdefault(ended, OpaqueTracker(dict(s.blocks.origin)))
@@ -18,7 +18,7 @@ def keep(s: RunState, data: Opaque) -> None:
 
 
 def drop_void(s: RunState, drop_from: int) -> None:
-    """Blocks of the turn from this number on are void, and so is what was to go back with them or after them."""
+    """Drop data that would go back with or after the turn's void blocks (those numbered ``drop_from`` and up)."""
     s.late = {number: late for number, late in s.late.items() if number < drop_from}
     first_void = -1 if drop_from <= s.first_block else drop_from - 1
     s.extras = [
@@ -36,7 +36,9 @@ def extras_of(s: RunState) -> list[dict[str, object]]:
 
 
 def without_places(extras: list[dict[str, object]] | None) -> list[dict[str, object]] | None:
-    """The same for a run whose blocks others number or change: nothing in it goes back to the provider."""
+    """`provider_extra` without block references, for runs whose blocks policies renumber or change; nothing is sent
+    back.
+    """
     return [_unplaced(extra) for extra in extras if "block" not in extra] or None if extras else extras
 
 

@@ -1,7 +1,7 @@
-"""The rules of a public block, for all who write one: the run, what its policies let out, and the policies' own writer.
+"""Rules for public blocks, shared by all their writers: the run, its policy gate, and the policies' own writer.
 
-What a block's beginning and its end say, also if it was cut or if policies changed it; from which number on blocks are
-void; and the finish reason that fits the calls. Numbers have no gap, and each writer counts its own.
+They cover the fields of a block's start and end (including cut and policy-changed blocks), which blocks are void, and
+which finish reason fits the calls. Block numbers have no gap, and each writer counts its own.
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ from tokenbus.events.public import BlockComplete, BlockKind, BlockStarted, Image
 ToolCallHead = Literal["name", "id"]
 
 CALL_CUT = "the call was cut off"
-"""The `input_error` of a call that broke off; it never runs."""
+"""`input_error` of a call that was cut off; it never runs."""
 _OF_OTHER_CONTENT: dict[str, Any] = {"signature": None, "opaque": None, "opaque_blobs": None}
-"""Fields of a block's end that speak of what the model wrote, and are left out if policies changed that."""
+"""Fields of `block_complete` that describe the model's own content; cleared if policies changed it."""
 
 
 def parse_arguments(arguments: str) -> tuple[dict[str, object] | None, str | None]:
-    """The arguments as an object, or what is wrong with them. Empty means no arguments; nothing is repaired."""
+    """Parse arguments as a JSON object; return the object or an error text. Empty means no arguments; nothing is
+    repaired.
+    """
     if not arguments:
         return {}, None
     try:
@@ -34,12 +36,12 @@ def parse_arguments(arguments: str) -> tuple[dict[str, object] | None, str | Non
 
 
 def call_heads(name: str | None, tool_id: str | None) -> Sequence[tuple[ToolCallHead, str]]:
-    """The first chunks of a tool call: its name, then its id."""
+    """First chunks of a tool call: its name, then its id."""
     return ("name", name or ""), ("id", tool_id or "")
 
 
 def content_fields(kind: BlockKind, content: str, *, cut: bool = False, problem: str = "") -> dict[str, Any]:
-    """Fields of the end of a block with this content; an image's has none. ``problem``: what is wrong with a call."""
+    """Content fields of `block_complete`; none for an image. ``problem``: why a call is malformed."""
     if kind == "image":
         return {}
     if kind != "tool_call":
@@ -50,7 +52,7 @@ def content_fields(kind: BlockKind, content: str, *, cut: bool = False, problem:
 
 
 def changed_fields(end: BlockComplete, kind: BlockKind, content: str) -> dict[str, Any]:
-    """What is different at a block's end if ``content`` is what went out of it: nothing, if that is what it says."""
+    """Fields of `block_complete` to replace because the published content is ``content``; empty if it is unchanged."""
     if kind == "image" or content == (end.arguments if kind == "tool_call" else end.content):
         return {}
     if kind == "tool_call" and end.cut:
@@ -59,14 +61,17 @@ def changed_fields(end: BlockComplete, kind: BlockKind, content: str) -> dict[st
 
 
 def first_void(numbers: Iterable[tuple[int, int]], drop_from: int, next_number: int) -> int:
-    """From which number on a writer's blocks are void, if those before it are void from ``drop_from`` on.
+    """First void block number after a writer's renumbering, given ``drop_from`` before it.
 
-    ``numbers``: of each block its number before the writer, and after it."""
+    ``numbers``: for each block its number before and after the writer.
+    """
     return min((after for before, after in numbers if before >= drop_from), default=next_number)
 
 
 def fitting_finish(finish: FinishReason, *, calls: bool) -> FinishReason:
-    """The finish reason of a turn with these calls, or none: one that ends in no call just ends."""
+    """The finish reason that fits: `tool_use` becomes `stop` without calls, and `stop` becomes `tool_use` with
+    calls.
+    """
     return ("tool_use" if calls else "stop") if finish in ("stop", "tool_use") else finish
 
 
@@ -83,7 +88,7 @@ def write_result(
     blob_id: str | None = None,
     images: list[ImageRef] | None = None,
 ) -> None:
-    """A tool's result as a block of its own, from its beginning to its end."""
+    """Write a tool result as a complete block of its own."""
     about = {"block": number, "kind": "tool_result", "tool_id": tool_id, "tool_name": tool_name}
     out.event(turn, attempt, BlockStarted, **about)
     if content:

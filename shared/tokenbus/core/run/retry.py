@@ -1,4 +1,4 @@
-"""What follows when an attempt did not finish: pure, and the same on every replay."""
+"""Retry decision after an unfinished attempt: pure, and equal in every replay."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tokenbus.events.frames import RunLimits
 from tokenbus.events.requests import OnFailure
 
 WORKER_LOST = "worker_lost"
-"""Code of the error of an attempt whose worker died, was frozen or shut down."""
+"""Error code of an attempt whose worker died, froze or shut down."""
 
 
 def decide(
@@ -22,12 +22,12 @@ def decide(
     rules: RunLimits,
     salt: str,
 ) -> int | None:
-    """After how many ms to try the turn again; None: the run ends.
+    """Delay in ms before the turn is retried; None: the run ends.
 
-    ``heard``: something visible of this turn left the bus, and the next attempt cannot go on from it. ``failures``
-    and ``losses`` count this turn's attempts so far, the present one included. ``salt`` spreads the delays of runs
-    that failed together. A provider's wish (Retry-After) is the least delay; where it is longer than the longest
-    delay, waiting would only look like a hang, and the run ends.
+    ``heard``: visible output of this turn has left the bus, and the next attempt cannot continue it. ``failures`` and
+    ``losses`` count this turn's attempts so far, including this one. ``salt`` spreads the delays of runs that failed
+    together. A provider's Retry-After is the minimum delay. If it exceeds the maximum delay, the run ends, because such
+    a wait would look like a hang.
     """
     if policy == "fail" or not error.retryable or (heard and policy != "restart"):
         return None
@@ -39,12 +39,13 @@ def decide(
     if asked_ms > rules.max_delay_ms:
         return None
     ceiling = min(rules.base_delay_ms * 2 ** min(failures - 1, 20), rules.max_delay_ms)
-    # Half fixed, half spread, as "equal jitter" (AWS, Exponential Backoff And Jitter); from a hash, not from chance.
+    # Half fixed, half random: "equal jitter" (AWS, Exponential Backoff And Jitter), from a hash so that replays agree.
     spread = crc32(f"{salt}:{failures}".encode()) % (ceiling // 2 + 1)
     return max(asked_ms, ceiling // 2 + spread)
 
 
 def another_may_do_better(error: ErrorInfo) -> bool:
-    """Whether to ask another provider after this error of an attempt: not for a fault of the bus itself, nor for media
-    that nobody can load."""
+    """Whether another provider may succeed after this error: not for faults of the bus itself, nor for unloadable
+    media.
+    """
     return error.kind not in ("internal", "tool") and not error.code.startswith("blob_")

@@ -1,4 +1,4 @@
-"""All that is remembered of an open run: plain data, so that msgpack can checkpoint it."""
+"""State of an open run: plain data, so that msgpack can checkpoint it."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from tokenbus.events.usage import Usage
 
 
 class PendingCall(msgspec.Struct):
-    """A tool call that was handed out, and its result once it came."""
+    """A tool call that was handed out, and its result once it has arrived."""
 
     call: ToolCall
     result: ToolReturned | None = None
     told: bool = False
     ruled: ToolCall | None = None
-    """What policies made of the call."""
+    """The call as policies changed it, if they did."""
 
     @property
     def runs(self) -> ToolCall:
-        """The call as its tool gets it, and as others hear of it."""
+        """The call as executed and published."""
         return self.ruled or self.call
 
 
 class RunState(msgspec.Struct):
-    """One open run. `Run` alone changes it."""
+    """State of one open run. Only `RunMachine` and its modules change it."""
 
     run: str
     accepted: Accepted
@@ -44,53 +44,53 @@ class RunState(msgspec.Struct):
     attempt: int = 1
     seq: int = 0
     taken: int = 0
-    """Events worked in."""
+    """Number of events applied."""
     turn_bytes: int = 0
-    """Of the events of this turn's attempts."""
+    """Bytes of events of this turn's attempts."""
     run_bytes: int = 0
-    """Of all its events."""
+    """Bytes of all events of the run."""
     phase: Literal["streaming", "judged", "tools", "over"] = "streaming"
-    """`judged`: the turn is said, and its calls run once its policies have judged it all."""
+    """`judged`: the turn is complete; its calls run once the policies have judged all of it."""
     first_block: int = 0
-    """The turn's first block that still counts: what a retry makes void begins here."""
+    """First block of the turn that is not void; a retry voids the blocks from here on."""
     heard: bool = False
-    """Something visible of this turn went out."""
+    """Whether visible output of this turn was emitted."""
     failures: int = 0
     losses: int = 0
     pauses: int = 0
     tool_turns: int = 0
     calls: list[PendingCall] = []
     history: list[Message] = []
-    """What the present turn will append, once its results are in."""
+    """Messages of the current turn, appended to the conversation once its results are in."""
     usage: Usage | None = None
-    """Of the present attempt."""
+    """Of the current attempt."""
     start: Start | None = None
-    """Of the present attempt's answer."""
+    """Of the current attempt's answer."""
     answered: Start | None = None
-    """Of the last attempt before it that had an answer."""
+    """Of the last earlier attempt that had an answer."""
     total: Usage | None = None
-    """Of the turns that ended."""
+    """Total usage of finished attempts."""
     first_byte_ms: int | None = None
     first_visible_ms: int | None = None
     extras: list[dict[str, object]] = []
     late: dict[int, OpaqueTracker] = {}
-    """Opaque data that came after its block's end, by the block's number."""
+    """Opaque data that arrived after its block's end, by block number."""
     text: TurnText | None = None
-    """Prefill mode: the present turn's text."""
+    """Prefill mode: the current turn's text."""
     seam: Seam | None = None
-    """The present attempt goes on from an earlier one's text, and has said nothing new yet."""
+    """Set while the current attempt, which continues an earlier one's text, may still repeat emitted whitespace."""
     scan: StopScan | None = None
-    """Chat mode, where the request has stop strings: looks for them in the present attempt's text."""
+    """Chat mode with stop strings: scans the current attempt's text."""
     seen_ms: int = 0
-    """When something last happened, or when a retry was due to begin."""
+    """Time of the last event, or the time at which a retry was due to start."""
     gate: PolicyGate | None = None
-    """Of a run that has policies: what of it they have judged."""
+    """Progress of the policies, for a run that has policies."""
     choice: int = 0
-    """Who is asked: 0 the request's own provider and model, n its n-th fallback."""
+    """Provider and model in use: 0 the request's own, n its n-th fallback."""
 
     @property
     def asked(self) -> FallbackPlan:
-        """The provider and the model of the present attempt."""
+        """Provider and model of the current attempt."""
         own = self.accepted
         if self.choice:
             return own.fallback[self.choice - 1]

@@ -1,4 +1,4 @@
-"""How a turn's usage is told, and how a run ends: exactly one terminal event, with what is known at its moment."""
+"""Usage reports and the end of a run: exactly one terminal event, with the data known at that time."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from tokenbus.events.public import (
 from tokenbus.events.usage import Usage
 
 DEADLINE = "deadline"
-"""Code of the error of a run, or of an attempt, that the run's deadline ended."""
+"""Error code of a run or an attempt that the run's deadline ended."""
 TERMINATED = "policy_terminated"
-"""Code of the error of a run that a policy ended."""
+"""Error code of a run that a policy ended."""
 LOST = "lost"
-"""Code of the error of a run on which nobody works any more."""
+"""Error code of a run that no worker processes any more."""
 
 STATUS: dict[type[TerminalEvent], EndStatus] = {
     Completed: "completed",
@@ -45,20 +45,21 @@ def deadline_passed() -> ErrorInfo:
 
 
 def workers_gone() -> ErrorInfo:
-    """The error of a run that fell silent because its work was lost."""
+    """The error of a run that stalled because its work was lost."""
     problem = "nothing was heard of the run for long, and no worker has it"
     return ErrorInfo(code=LOST, kind="internal", message=problem, retryable=True)
 
 
 def terminated(by: str) -> ErrorInfo:
-    """The error of a run that a policy ended; ``by``: its name, and its reason."""
+    """The error of a run that a policy ended; ``by``: the policy's name and reason."""
     message = f"a policy ended the run: {by}" if by else "a policy ended the run"
     return ErrorInfo(code=TERMINATED, kind="content_filter", message=message)
 
 
 def close_blocks(s: RunState, out: Outbox, at_ms: int) -> None:
-    """No more comes of the attempt: what is open is cut. Text that might still have become a tag or a stop string is
-    none."""
+    """Cut all open blocks because the attempt ended. Text held back as a possible tag or stop string is released
+    first.
+    """
     if s.phase == "streaming":
         held = s.text.reader.release() if s.text else s.scan.release() if s.scan else []
         for event in held:
@@ -67,13 +68,13 @@ def close_blocks(s: RunState, out: Outbox, at_ms: int) -> None:
 
 
 def stop(s: RunState, out: Outbox, why: str, at_ms: int) -> None:
-    """Open blocks end as they are, and every call without a result gets an error that says why."""
+    """Cut open blocks, and answer every call without a result with the error ``why``."""
     close_blocks(s, out, at_ms)
     answer_open_calls(s, out, why)
 
 
 def settle(s: RunState, out: Outbox, usage: Usage | None) -> None:
-    """Tell the usage of the turn, or of an attempt that another goes on from, and add it to the run's."""
+    """Publish the usage of a turn, or of an attempt that another continues, and add it to the run's total."""
     s.usage = usage
     count(s)
     if usage:
@@ -84,14 +85,14 @@ def settle(s: RunState, out: Outbox, usage: Usage | None) -> None:
 
 
 def count(s: RunState) -> None:
-    """Add the usage of the present attempt to the run's: its tokens are spent, even if what it said is void."""
+    """Add the current attempt's usage to the run's total: its tokens are spent even if its output is void."""
     if s.usage:
         s.total = s.total.plus(s.usage) if s.total else msgspec.structs.replace(s.usage, raw=None)
     s.usage = None
 
 
 def end(s: RunState, out: Outbox, event: type[TerminalEvent], at_ms: int, **fields: object) -> EndRun:
-    """The run's last event. Usage of an attempt that did not finish counts too."""
+    """Publish the run's terminal event. Usage of an unfinished attempt counts too."""
     count(s)
     fields = {**_answered_by(s.start or s.answered), **fields}
     if s.accepted.fallback:
@@ -105,7 +106,7 @@ def end(s: RunState, out: Outbox, event: type[TerminalEvent], at_ms: int, **fiel
 
 
 def _answered_by(start: Start | None) -> dict[str, object]:
-    """The model and the id of the provider's answer, as the provider named them."""
+    """Model and response id of the answer, as named by the provider."""
     if start is None:
         return {}
     return {

@@ -1,6 +1,6 @@
-"""The tools of one turn: its calls handed out, their results told in the order of the calls, however they come in.
+"""Tool calls of one turn: handed out together; results are published in call order, whatever order they arrive in.
 
-A run so reads the same however its tools raced.
+A run's output is therefore the same however its tools race.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from tokenbus.events.requests import Base64Source, BlobSource, ImagePart, Messag
 
 
 def dispatch_calls(s: RunState, judged: ToolVerdicts | None = None) -> list[ToolWork]:
-    """The calls of the turn that are to run: all but malformed ones and those to unlisted tools, which have their
-    answer at once. Of a run with policies those that were let through, in what shape they were.
+    """Start the turn's calls and return the work to hand out.
 
-    What was held back has an answer too, for the model alone: nobody else ever heard of the call.
+    Malformed calls and calls of unlisted tools are answered at once. In a run with policies, only released calls run,
+    as the policies changed them. A call that was held back gets an answer for the model only, because it was never
+    published.
     """
     s.phase = "tools"
     s.tool_turns += 1
@@ -40,14 +41,14 @@ def dispatch_calls(s: RunState, judged: ToolVerdicts | None = None) -> list[Tool
 
 
 def accept_result(s: RunState, result: ToolReturned) -> None:
-    """Put a result to its call. A second one, or one without a call, changes nothing."""
+    """Store the result of a call. A second result, or one without a call, is ignored."""
     for pending in s.calls:
         if pending.call.block == result.block and pending.result is None:
             pending.result = result
 
 
 def publish_progress(s: RunState, out: Outbox, report: ToolReported) -> None:
-    """Tell how far a call is that has no result yet. What is said of any other is too late, and dropped."""
+    """Publish progress of a call that has no result yet; ignored for any other call."""
     if s.phase != "tools":
         return
     for pending in s.calls:
@@ -66,7 +67,7 @@ def publish_progress(s: RunState, out: Outbox, report: ToolReported) -> None:
 
 
 def publish_results(s: RunState, out: Outbox) -> bool:
-    """Tell the results that are due, in the order of the calls. True: that was the last of them."""
+    """Publish the results that are due, in call order. True: all are published."""
     for pending in s.calls:
         if pending.result is None:
             return False
@@ -77,13 +78,15 @@ def publish_results(s: RunState, out: Outbox) -> bool:
 
 
 def results_message(s: RunState) -> Message:
-    """The results as the next turn reads them."""
+    """The results as a message for the next turn."""
     return Message(role="tool", content=[_result_part(p.call, p.result) for p in s.calls if p.result])
 
 
 def answer_open_calls(s: RunState, out: Outbox, why: str) -> None:
-    """Give every call that has no result an error that says why, so that none stays open; those of a turn that is
-    still being written have none."""
+    """Publish an error for every call without a published result, so that none stays open.
+
+    Calls of a turn that is still streaming have no results yet.
+    """
     calls = s.calls if s.phase == "tools" else [PendingCall(c) for c in [*s.blocks.calls, *s.blocks.cut_calls]]
     for pending in calls:
         if not pending.told:
@@ -91,7 +94,7 @@ def answer_open_calls(s: RunState, out: Outbox, why: str) -> None:
 
 
 def _result_part(call: ToolCall, result: ToolReturned) -> ToolResultPart:
-    """A result with the images that the model is to see."""
+    """The result for the model, with the images that the model can see."""
     images = [ImagePart(source=source) for image in result.images if (source := _source(image))]
     text = [TextPart(text=result.content)] if result.content else []
     content = [*text, *images] if images else result.content
@@ -99,7 +102,7 @@ def _result_part(call: ToolCall, result: ToolReturned) -> ToolResultPart:
 
 
 def _source(image: ResultImage) -> Base64Source | BlobSource | None:
-    """How the model gets to see the image; None where it does not."""
+    """The image as the model gets it; None if the model cannot see it."""
     if image.base64:
         return Base64Source(media_type=image.media_type, data=image.base64)
     if image.blob_id and image.size_bytes:
@@ -133,7 +136,7 @@ def _publish(s: RunState, out: Outbox, call: ToolCall, result: ToolReturned) -> 
 
 
 def _shown(image: ResultImage) -> ImageRef:
-    """Bytes that lie in a blob are not sent to subscribers as well. Of a blob that the model sees its size is told."""
+    """The image for subscribers: inline bytes only if there is no blob. The size is set if the model sees the blob."""
     return ImageRef(
         media_type=image.media_type,
         blob_id=image.blob_id,

@@ -1,4 +1,4 @@
-"""Which of a turn's calls its policies let through, and as what."""
+"""The tool calls of a turn that its policies released, and in which form."""
 
 from __future__ import annotations
 
@@ -7,20 +7,21 @@ import msgspec
 from tokenbus.core.run.blocks import ToolCall
 
 BLOCKED = "the call was blocked by a policy"
-"""What the model reads where the policy gave no reason."""
+"""What the model reads if the policy gave no reason."""
 
 
 class ToolVerdicts(msgspec.Struct):
-    """The calls of one turn that were heard, and why others were not."""
+    """The published calls of one turn, and the reasons for blocking others."""
 
     heard: list[ToolCall] = []
     reasons: dict[str, str] = {}
-    """By the id of the call."""
+    """Reason by call id."""
 
     def take(self, call: ToolCall) -> ToolCall | None:
-        """What became of this call of the model; None: it was held back. Two calls of one id are told apart by order.
+        """Remove and return the published form of a model's call; None: it was held back.
 
-        Calls that a policy made up have no place in what the model said: they are heard, and never run.
+        Calls with the same id match in order. Calls that a policy invented match no call of the model: they are
+        published but never run.
         """
         for i, heard in enumerate(self.heard):
             if heard.tool_id == call.tool_id:
@@ -30,6 +31,6 @@ class ToolVerdicts(msgspec.Struct):
         return None
 
     def reason(self, call: ToolCall) -> str:
-        """What the model reads in place of a result."""
+        """Text for the model instead of a result."""
         reason = self.reasons.get(call.tool_id)
         return f"{BLOCKED}: {reason}" if reason else BLOCKED
