@@ -237,8 +237,11 @@ class BlockTable(msgspec.Struct):
         return all(ordinal == last for ordinal, block in self.open.items() if block.kind == "text")
 
     def going_on(self, out: Outbox) -> tuple[BlockTable, int, list[ContentPart]]:
-        """A table to go on with from this one's last text; the number from which on blocks are void;
-        and the answer so far, the text the last of it. All open blocks end as cut, but for that text."""
+        """Prepare to continue from the last text: complete the other open blocks as cut.
+
+        Returns the next attempt's table, the number from which blocks are void, and the answer so far, which ends in
+        that text.
+        """
         last = self._last_text()
         assert last is not None
         for ordinal in list(self.open):
@@ -255,7 +258,7 @@ class BlockTable(msgspec.Struct):
         return table, self._first_after(last), so_far
 
     def number_before(self, ordinal: int) -> int:
-        """The highest number of this attempt's blocks that stand before an ordinal; -1 where none does."""
+        """Highest block number of this attempt before an ordinal; -1 if there is none."""
         return max((number for begun, (number, _) in self.begun.items() if begun < ordinal), default=-1)
 
     def _last_text(self) -> int | None:
@@ -264,7 +267,7 @@ class BlockTable(msgspec.Struct):
         return max(texts, default=None)
 
     def _first_after(self, last: int) -> int:
-        """The lowest number of a block that began after the one of this ordinal."""
+        """Lowest block number after this ordinal."""
         numbers = [number for ordinal, (number, _) in self.begun.items() if ordinal > last]
         return min(numbers, default=self.next_number)
 

@@ -1,17 +1,17 @@
-"""A run that policies judge before anybody hears of it.
+"""A run whose output policies judge before it is released.
 
 ::
 
-    events ──> Run ──> drafts ──> policy stage ──> Ruled ──> GatedRun ──> what is heard
-                │                                               │
-                └─ next attempt: at once     tools, the end: once all before is judged
+    events ──> RunMachine ──> drafts ──> policy stage ──> PolicyVerdicts ──> GatedRun ──> released output
+                │                                                             │
+                └─ next attempt: at once      tools, the end: once everything before is judged
 
-The run inside lives as any other; what it says are drafts, numbered from 0. They are handed to the policy stage, whose
-rulings come back through `events`, like everything that changes what is heard: so a replay of the same events comes to
-the same again. Of each draft the first ruling counts, whoever sends another, and however often.
+The inner run works like any other, but its events are drafts, numbered from 0. The policy stage gets the drafts, and
+its verdicts come back through `events`, like everything else that changes the output, so a replay of the same events
+produces the same output. Only the first verdict on a draft counts, whichever worker sends another, and however often.
 
-What others decide over the heads of the policies, a cancel or a deadline, holds at once: what is open is closed as it
-was heard, nothing that waits is told, and the run ends.
+A cancel, a deadline or a lost run bypasses the policies and takes effect at once: open blocks end with the content that
+was released, pending drafts are dropped, and the run ends.
 """
 
 from __future__ import annotations
@@ -56,19 +56,21 @@ from tokenbus.events.public import (
 )
 
 UNJUDGED = "policy_silent"
-"""Code of the error of a run for which no policy worker answered."""
+"""Error code of a run that no policy worker judged in time."""
 
 
 def accept(run: str, event: Accepted, at_ms: int) -> RunMachine | GatedRun:
-    """A run begins, with policies or without."""
+    """Start a run, with policies or without."""
     return (GatedRun if event.policing else RunMachine).accept(run, event, at_ms)
 
 
 class GatedRun:
-    """A `Run` and its gate. `handle` takes a frame; drafts of what is heard, and effects, wait to be collected."""
+    """A `RunMachine` behind a policy gate. `handle` applies a frame; released events and effects accumulate for
+    collection.
+    """
 
     def __init__(self, run: RunMachine) -> None:
-        """``run`` has a gate in its state."""
+        """``run`` must have a gate in its state."""
         assert run.state.gate
         assert run.state.accepted.policing
         self._run = run
@@ -82,20 +84,20 @@ class GatedRun:
 
     @property
     def state(self) -> RunState:
-        """What is remembered of the run."""
+        """State of the inner run."""
         return self._run.state
 
     @property
     def over(self) -> bool:
-        """Whether the terminal event is out, or among what is heard."""
+        """Whether the terminal event was released."""
         return self._over
 
     @classmethod
     def accept(cls, run: str, event: Accepted, at_ms: int) -> GatedRun:
-        """A run begins, and that much is heard at once.
+        """Start a run and release its first events at once.
 
-        Policies hear of it with the first thing that is said: a run that is held back until they have room leaves them
-        nothing to do.
+        Policies get these with the first further drafts. A run that has to wait for the policy stage therefore costs
+        the policies nothing.
         """
         inner = RunMachine.accept(run, event, at_ms)
         inner.state.gate = gate = PolicyGate()
@@ -107,7 +109,7 @@ class GatedRun:
         return self
 
     def handle(self, frame: EventFrame, size: int = 0) -> None:
-        """Work a frame of ``size`` bytes in. What comes after the end is dropped."""
+        """Apply a frame of ``size`` bytes. Frames after the end are dropped."""
         self._now_ms = frame.at_ms
         try:
             self._handle(frame, size)
@@ -115,14 +117,14 @@ class GatedRun:
             self._now_ms = self.state.accepted_ms
 
     def fail(self, error: ErrorInfo) -> None:
-        """The run ends `failed`, whatever it was doing."""
+        """End the run as `failed` in any phase."""
         self._stop(RunFailedEvent, None, finish="error", error=error)
 
     def abandon(self, error: ErrorInfo) -> None:
-        """The run ends `incomplete`, whatever it was doing: it cannot go on from here."""
+        """End the run as `incomplete` in any phase, because it cannot continue."""
         self._stop(Incomplete, None, finish="unknown", reason=error.message, error=error)
 
-    # --- what comes in ----------------------------------------------------------------------------------------
+    # --- input ------------------------------------------------------------------------------------------------
 
     def _handle(self, frame: EventFrame, size: int) -> None:
         if not self._over and (error := count_bytes(self.state, frame, size)):
@@ -158,18 +160,18 @@ class GatedRun:
                 self._pass_on(msgspec.structs.replace(frame, events=[event]))
 
     def _pass_on(self, frame: EventFrame) -> None:
-        """To the run inside, and what it says of it to the policy stage."""
+        """Pass the frame to the inner run, and its new drafts to the policy stage."""
         if self._over or self._run.over:
             return
         self._run.handle(frame)
         self._collect()
 
     def _collect(self) -> None:
-        """Take what the run inside says and does."""
+        """Collect the drafts and effects of the inner run."""
         gate = self._gate
         drafts = self._draft()
         for effect in self._run.effects:
-            if not isinstance(effect, EndRun):  # the run is over once its end is heard
+            if not isinstance(effect, EndRun):  # the run is over once its end is released
                 self.effects.append(effect)
         self._run.effects.clear()
         if gate.passing:
@@ -197,12 +199,12 @@ class GatedRun:
                 gate.begun |= {d.seq: d.block for d in drafts if isinstance(d, BlockStarted)}
         return drafts
 
-    # --- what is heard ----------------------------------------------------------------------------------------
+    # --- released output ----------------------------------------------------------------------------------------
 
     def _apply_verdicts(self, event: PolicyVerdicts) -> None:
         gate = self._gate
         if gate.passing:
-            return  # an answer that came too late
+            return  # too late: the run passes without policies
         if gate.in_hand(event.numbered_by):
             gate.progressed(self._now_ms)
         if event.steps:
@@ -234,7 +236,7 @@ class GatedRun:
             gate.decided += 1
 
     def _release_settled(self) -> None:
-        """Where all is judged, what waited for that comes next: the tools, or the end."""
+        """Once everything is judged, continue with what waited for that: the tools or the end."""
         gate, s = self._gate, self.state
         if self._over or not gate.idle:
             return
@@ -247,7 +249,7 @@ class GatedRun:
             self._collect()
 
     def _finished(self, last: TerminalEvent) -> TerminalEvent:
-        """The end as it is right for what was heard: a turn that ends in calls which nobody heard of just ends."""
+        """Adjust the terminal event to the released output: a turn none of whose calls was released ends normally."""
         if not isinstance(last, Completed):
             return last
         calls = self._gate.heard.judged.heard
@@ -261,7 +263,7 @@ class GatedRun:
         self._stop(Incomplete, error.message, finish="content_filter", reason=error.message, error=error)
 
     def _unjudged(self) -> None:
-        """Nobody rules on what was drafted, or not fast enough."""
+        """Handle a run whose drafts are not judged, or not fast enough."""
         gate = self._gate
         problem = "no policy worker judged the run in time"
         names = ", ".join(self._policing.names)
@@ -281,7 +283,7 @@ class GatedRun:
         self._release_settled()
 
     def _pass(self, drafts: list[PublicEvent]) -> None:
-        """Tell drafts as they are. What policies had swallowed stays so: the rest of a block that did not begin too."""
+        """Release drafts unchanged. Blocks whose start a policy removed stay removed as a whole."""
         for draft in drafts:
             if not isinstance(draft, TERMINAL):
                 self._gate.heard.release_verdict(PolicyVerdict(draft.seq, events=[draft]), self.out, known=False)
@@ -289,7 +291,7 @@ class GatedRun:
     # --- the end ----------------------------------------------------------------------------------------------
 
     def _stop(self, event: type[TerminalEvent], why: str | None, **fields: object) -> None:
-        """The run ends here and now. ``why``: what calls without a result are answered."""
+        """End the run now. ``why``: error text for calls without a result."""
         if self._over:
             return
         s = self.state

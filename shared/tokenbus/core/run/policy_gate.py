@@ -1,8 +1,9 @@
-"""What a run's policies have judged so far, and what of the run is heard: plain data, so that it can be checkpointed.
+"""Progress of the policies on a run, and the run's released output: plain data, so that it can be checkpointed.
 
-`Gate` counts the drafts and their rulings; `Heard` keeps what is heard whole, whoever says it: blocks are numbered
-without a gap, nothing is added to what is complete, and the chunks of a block concatenate to its content. So a policy
-worker that died in mid-block, and another that judges otherwise, cannot break the stream for those who listen.
+`PolicyGate` counts the drafts and their verdicts. `ReleasedOutput` keeps the released output consistent whichever
+policy worker produces it: block numbers have no gap, complete blocks do not change, and the chunks of a block
+concatenate to its content. A policy worker that dies in mid-block, or another that judges differently, therefore cannot
+break the stream for subscribers.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ from tokenbus.events.public import (
 )
 
 MOST_TELLERS = 8
-"""Maximum owners in a row that may begin with a run, release nothing new, and still keep it from counting as silent."""
+"""Maximum workers in a row whose signs of life count although none of them released anything new."""
 _ENVELOPE = ("run", "seq", "turn", "attempt")
 
 
 class ReleasedBlock(msgspec.Struct):
-    """A block that began and is not complete."""
+    """A released block that is not complete."""
 
     kind: BlockKind
     tool_id: str | None = None
@@ -43,7 +44,7 @@ class ReleasedBlock(msgspec.Struct):
 
 
 class ReleasedOutput(msgspec.Struct):
-    """The blocks of the run as they are heard."""
+    """The run's blocks as released to subscribers."""
 
     turn: int = 0
     attempt: int = 1
@@ -51,24 +52,29 @@ class ReleasedOutput(msgspec.Struct):
     open: dict[int, ReleasedBlock] = {}
     numbered_by: str = ""
     names: dict[int, int] = {}
-    """The teller's number of a block to the one under which it is heard."""
+    """Maps the current policy worker's block numbers to the released numbers."""
     born: dict[str, int] = {}
-    """The same by where it began: draft, part, and how many began there before it. So another teller's blocks are found
-    again, whatever numbers it has for them."""
+    """Maps a block's origin (draft, part, and how many blocks began there before it) to its released number. This
+    identifies the blocks of another policy worker, whatever numbers it uses.
+    """
     judged: ToolVerdicts = msgspec.field(default_factory=ToolVerdicts)
-    """Of the present turn."""
+    """Of the current turn."""
     unanswered: list[ToolCall] = []
     """Calls without a result."""
 
     def begin(self, teller: str, begun: Mapping[int, int] | None = None) -> None:
-        """This one tells from now on. ``begun``: by draft, the number that it has for the block which began there."""
+        """Switch to the block numbers of policy worker ``teller``. ``begun``: draft -> its number for the block that
+        began there.
+        """
         if teller != self.numbered_by:
             places = {_place(draft, "", 0): name for draft, name in (begun or {}).items()}
             self.numbered_by = teller
             self.names = {name: self.born[place] for place, name in places.items() if place in self.born}
 
     def release_verdict(self, step: PolicyVerdict, out: Outbox, *, known: bool) -> None:
-        """Tell what a draft came to; ``known``: it is told already, and is looked at for the teller's numbers alone."""
+        """Release a verdict's events. ``known``: they were released already; only read the worker's block numbers from
+        them.
+        """
         starts = 0
         for event in step.events:
             if isinstance(event, BlockStarted):
@@ -82,7 +88,7 @@ class ReleasedOutput(msgspec.Struct):
                 self.release(event, out)
 
     def release(self, event: PublicEvent, out: Outbox) -> None:
-        """One event that begins no block."""
+        """Release one event that starts no block."""
         self.turn, self.attempt = max(self.turn, event.turn), max(self.attempt, event.attempt)
         match event:
             case Chunk():
@@ -100,14 +106,16 @@ class ReleasedOutput(msgspec.Struct):
                 out.event(self.turn, self.attempt, type(event), **_fields(event) | {"drop_from": drop_from})
             case _:
                 fields = _fields(event)
-                if "block" in fields:  # it tells of a block, and is heard where that was
+                if "block" in fields:  # the event belongs to a block; release it only if the block was
                     if fields["block"] not in self.names:
                         return
                     fields["block"] = self.names[fields["block"]]
                 out.event(self.turn, self.attempt, type(event), **fields)
 
     def close(self, out: Outbox, why: str | None) -> None:
-        """Nothing more will be said: what is open is cut. ``why``: what calls without a result are answered."""
+        """Complete all open blocks as cut. ``why``: error text for calls without a result; None: leave them
+        unanswered.
+        """
         for number, block in list(self.open.items()):
             fields: dict[str, Any] = {"block": number, "kind": block.kind, "cut": True}
             fields |= content_fields(block.kind, "".join(block.pieces), cut=True)
@@ -178,42 +186,42 @@ class PolicyGate(msgspec.Struct):
     """How far a run's drafts are judged."""
 
     drafted: int = 0
-    """Drafts so far: the number of the next."""
+    """Number of drafts so far, which is the number of the next one."""
     ruled: int = 0
-    """Below this every draft's policies were called, and what they said then is told."""
+    """Every draft below this number has been judged, and the immediate verdicts on it were applied."""
     awaited: list[tuple[int, str]] = []
-    """Draft and part of what they put off and did not tell yet."""
+    """Draft and part of verdicts that were deferred and have not arrived."""
     alive: int = 0
-    """Signs of life that the policy stage gave of this run: parts that were told, and that its turn will come."""
+    """Signs of life of the policy stage on this run: verdicts applied, and reports that the run's turn will come."""
     since_ms: int = 0
-    """When the last of them was given, or when the first draft after a time without any came."""
+    """Time of the last sign of life, or of the first draft after an idle period."""
     waiting: list[PublicEvent] = []
-    """Drafts that are not ruled, where they are to pass should nobody rule on them."""
+    """Drafts without a verdict; kept only if they are to pass in case no verdict comes."""
     begun: dict[int, int] = {}
-    """In that case too: the drafts that begin blocks, and the numbers of those."""
+    """Likewise: draft -> number of the block that it begins."""
     first_heard_ms: int | None = None
-    """Milliseconds from the run's acceptance to the first visible text that was heard."""
+    """Milliseconds from the run's acceptance to the first visible text that was released."""
     passing: bool = False
-    """Nobody ruled on them in time: everything is heard as it comes."""
+    """No verdict came in time: everything is released as it comes."""
     heard: ReleasedOutput = msgspec.field(default_factory=ReleasedOutput)
     decided: int = 0
-    """Decisions that were told."""
+    """Number of decisions published."""
     teller: str = ""
-    """Who gave the last sign of life."""
+    """Policy worker that gave the last sign of life."""
     tellers: int = 0
-    """How many have given some since something new was told."""
+    """Number of different workers that gave one since something new was released."""
     last: TerminalEvent | None = None
-    """The run's end, which waits until all before it is judged."""
+    """The run's terminal event, which waits until everything before it is judged."""
     beginning: list[PublicEvent] = []
-    """Drafts that the policies are told with the next one."""
+    """Drafts that go to the policies with the next ones."""
 
     @property
     def idle(self) -> bool:
-        """Whether nothing waits for a ruling."""
+        """Whether no verdict is pending."""
         return bool(self.beginning) or (self.ruled == self.drafted and not self.awaited)
 
     def fresh(self, step: PolicyVerdict) -> bool:
-        """Whether this part is told for the first time; from now on it is not."""
+        """Whether this verdict or part is new; marks it as applied."""
         if step.part:
             if (step.draft, step.part) not in self.awaited:
                 return False
@@ -228,10 +236,10 @@ class PolicyGate(msgspec.Struct):
         return True
 
     def in_hand(self, teller: str) -> bool:
-        """Whether it counts that this one has the run in hand, and has come to nothing new yet.
+        """Whether a sign of life of this worker counts although it released nothing new yet.
 
-        It tells first what others told before it, which may take long. But a run of which one after the other begins
-        and none comes further is as good as in nobody's hands: its patience does not begin anew with each of them.
+        A worker first repeats the verdicts of earlier workers, which may take long. But if worker after worker starts
+        on a run and none makes progress, the run counts as unattended: a new worker no longer restarts its timeout.
         """
         if teller != self.teller:
             self.teller = teller
@@ -239,12 +247,12 @@ class PolicyGate(msgspec.Struct):
         return self.tellers <= MOST_TELLERS
 
     def progressed(self, at_ms: int) -> None:
-        """Somebody has the run in hand."""
+        """Record a sign of life."""
         self.alive += 1
         self.since_ms = at_ms
 
     def goes_on(self, at_ms: int) -> None:
-        """Something new was told."""
+        """Record that something new was released."""
         self.progressed(at_ms)
         self.tellers = 0
 

@@ -1,4 +1,4 @@
-"""The life of a run: what comes in through `events`, what it changes, what goes out.
+"""State machine of a run: applies the frames of `events` to the state and produces public events and effects.
 
 ::
 
@@ -6,26 +6,28 @@
     (nothing) ────────> streaming ───────────────────────> tools ─────────────────┐
                         │  ^   ^                             │                     │
        Failed, Cut:     │  └───┘ next attempt of the turn    │                     │
-       tried again      │  ^                                 │                     │
+       retried          │  ^                                 │                     │
                         │  └─────────── next turn ───────────┼─────────────────────┘
-                        │ Done, Failed, Cut, and ...         │ CancelRequested, Overdue
+                        │ Done, Failed, Cut, and ...         │ CancelRequested, DeadlinePassed
                         v                                    v
                       over: exactly one terminal event, and nothing after it
 
-Every step is decided here. How it is taken stands in modules of its own: `content` (what a provider says), `tool_turn`,
-`next_attempt` (again, on from a partial text, the next turn) and `endings`; `state` and `effects` are the data.
+This module decides every step. The steps are in their own modules: `block_deltas` (a provider's events), `tool_calls`,
+`next_attempt` (restart, continue, next turn) and `termination`. The data is in `state` and `effects`.
 
-The rules: events of any attempt but the present one are dropped; a call runs only after its own completion
-and a sound finish; results are told in the order of the calls, whatever order they come in, so that a run reads the
-same however its tools raced; every time comes from the events. So a replay of the same events ends in the same
-state and the same outputs.
+Rules:
 
-Where the run has policies, all that it says are drafts, and a `GatedRun` around it says what is heard of them
-(`held_run`); between the end of a turn and its tools then lies the phase `judged`.
+- Events of any attempt but the current one are dropped.
+- A call runs only if the call is complete and the attempt finished cleanly.
+- Results are published in the order of the calls, so that the output does not depend on how the tools race.
+- All times come from the events, so a replay of the same events produces the same state and the same outputs.
 
-In prefill mode the model's text is itself the blocks: `TurnText` reads it, and says what a chat decoder would say. Its
-turn may end before the provider's does, or go on in a further attempt where the provider stopped too early. In chat
-mode a turn ends before its provider's answer on a stop string that `StopScan` finds.
+If the run has policies, its output is drafts, and a `GatedRun` around it decides what is released (`gated`). The phase
+`judged` then lies between the end of a turn and its tools.
+
+In prefill mode the model's text contains the blocks: `TurnText` parses it into the events of a chat decoder. The turn
+may end before the provider's answer does, or continue in another attempt if the provider stopped too early. In chat
+mode a turn may end early too, on a stop string that `StopScan` finds.
 """
 
 from __future__ import annotations
@@ -90,24 +92,26 @@ from tokenbus.events.public import (
 from tokenbus.events.requests import Message
 
 MAX_PAUSES = 8
-"""How often a provider may pause a turn (`pause_turn`) and be asked to go on."""
+"""Maximum number of times a provider may pause a turn (`pause_turn`) and be asked to continue."""
 CANNOT_GO_ON = "on_failure is continue, but there is no way to go on from what was heard with this provider and model"
-"""Told at the end of a run that therefore ended as by default."""
+"""Note at the end of a run that failed as by default because it could not be continued."""
 
 
 class RunMachine:
-    """One run's state machine. `handle` takes a frame; drafts of public events and effects wait to be collected."""
+    """One run's state machine. `handle` applies a frame; drafts of public events and effects accumulate for
+    collection.
+    """
 
     def __init__(self, state: RunState) -> None:
         self.state = state
         self.out = Outbox(visible=state.accepted.visible)
         self.effects: list[Effect] = []
         self._now_ms = state.accepted_ms
-        """The time of the frame being handled; between frames the time of acceptance, the only one a replay knows."""
+        """Time of the current frame. Between frames it is the time of acceptance, because a replay knows no other."""
 
     @classmethod
     def accept(cls, run: str, event: Accepted, at_ms: int) -> RunMachine:
-        """A run begins with turn 0, attempt 1, which intake has handed out."""
+        """Start a run with turn 0, attempt 1, which intake has handed out."""
         blocks = BlockTable(turn=0, attempt=1, limit=event.rules.block_chars, next_number=0)
         self = cls(RunState(run, event, at_ms, blocks))
         if setting := event.reading:
@@ -128,12 +132,11 @@ class RunMachine:
 
     @property
     def over(self) -> bool:
-        """Whether the terminal event is out, or among the drafts."""
+        """Whether the terminal event was emitted or is among the drafts."""
         return self.state.phase == "over"
 
     def handle(self, frame: EventFrame, size: int = 0) -> None:
-        """Work a frame of ``size`` bytes in. What a past attempt still says is dropped, and so is everything after the
-        end."""
+        """Apply a frame of ``size`` bytes. Events of past attempts and events after the end are dropped."""
         self._now_ms = frame.at_ms
         try:
             self._handle(frame, size)
@@ -141,14 +144,14 @@ class RunMachine:
             self._now_ms = self.state.accepted_ms
 
     def fail(self, error: ErrorInfo) -> None:
-        """The run ends `failed`, whatever it was doing."""
+        """End the run as `failed` in any phase."""
         if not self.over:
             s = self.state
             s.blocks.complete_all(self.out, cut=True)
             self._end(RunFailedEvent, finish="error", error=error)
 
     def abandon(self, error: ErrorInfo) -> None:
-        """The run ends `incomplete`, whatever it was doing: it cannot go on from here."""
+        """End the run as `incomplete` in any phase, because it cannot continue."""
         if not self.over:
             self.state.blocks.complete_all(self.out, cut=True)
             self._end(Incomplete, finish="unknown", reason=error.message, error=error)
@@ -170,7 +173,7 @@ class RunMachine:
                 self._event(event)
             except TooLarge as e:
                 self.fail(ErrorInfo(code=e.code, kind="limit", message=str(e), where=e.where))
-        # Counted as they come in: how many went out depends on what was joined, which a replay does not know.
+        # Count input events: the number of output events depends on chunk joining, which a replay cannot reproduce.
         s.taken += len(frame.events)
         s.seen_ms = max(s.seen_ms, self._now_ms)
         limit = s.accepted.rules.run_events
@@ -195,10 +198,10 @@ class RunMachine:
                 self.fail(event.error)
             case Noted():
                 note: dict[str, object] = {"note": event.text}
-                if note not in self.state.extras:  # every attempt says again what its request had to mend
+                if note not in self.state.extras:  # every attempt repeats the notes on its request
                     remember(self.state, note)
             case Accepted() | PolicyVerdicts():
-                pass  # a run is accepted once, intake's script sees to it; and rulings are for `GatedRun`
+                pass  # intake's script accepts a run only once; `GatedRun` handles verdicts
             case n.Failed():
                 self._broke(event.error, cut=None)
             case n.Cut():
@@ -207,7 +210,7 @@ class RunMachine:
                 self._provider_details(event)
 
     def _text(self, event: n.TextDelta | n.RefusalDelta) -> None:
-        """A piece of text; where the attempt goes on from another, only what is new of it."""
+        """Process text; if the attempt continues another, only the part that is new."""
         if seam := self.state.seam:
             event = msgspec.structs.replace(event, text=seam.join(event.text))
             if seam.closed:
@@ -232,7 +235,7 @@ class RunMachine:
             self._apply(event)
 
     def _stopped(self, string: str) -> None:
-        """The turn ended in the text, on a stop string or by itself, before the provider's answer did."""
+        """End the turn early: the text reached a stop string or its own end before the provider's answer ended."""
         self._done(n.Done("stop", stop_string=string))
         if self.state.phase in ("judged", "tools"):
             self.effects.append(CloseAttempt(self.state.turn, self.state.attempt))
@@ -274,16 +277,18 @@ class RunMachine:
         if s.blocks.calls and finish in ("stop", "tool_use"):
             if s.tool_turns < s.accepted.max_tool_depth:
                 if s.accepted.policing:
-                    s.phase = "judged"  # `GatedRun` goes on from here
+                    s.phase = "judged"  # `GatedRun` continues from here
                 else:
                     self.call_tools(self._now_ms)
                 return
-            finish = "tool_use"  # a result that no model would see is not worth a call
+            finish = "tool_use"  # do not run a call whose result no model would see
         stopped_on = event.stop_string if finish == "stop" else ""
         self._end(Completed, finish=finish, finish_raw=event.finish_raw or None, stop_string=stopped_on or None)
 
     def _text_done(self, text: TurnText, event: n.Done) -> None:
-        """The provider is done. Where it stopped on a string that does not count there, it is asked to go on."""
+        """Handle the provider's `Done`. If it stopped on a string that does not count at that place, resume the
+        turn.
+        """
         s = self.state
         if event.finish == "stop" and text.reader.knows(event.stop_string):
             self._read(text.put_back(event.stop_string))
@@ -302,7 +307,7 @@ class RunMachine:
             self._apply(event)
 
     def _broke(self, error: ErrorInfo, cut: str | None) -> None:
-        """The attempt failed, or was cut: the next attempt, or the end."""
+        """Handle a failed or cut attempt: start the next attempt or end the run."""
         s = self.state
         if error.code == DEADLINE or 0 < s.accepted.deadline_ms <= self._now_ms:
             self._overdue(DeadlinePassed("deadline"))
@@ -341,7 +346,7 @@ class RunMachine:
             self._end(Incomplete, finish="unknown", reason=cut, error=error)
 
     def _falls_back(self, error: ErrorInfo) -> bool:
-        """Go on with the next provider and model, if there is one and nothing visible of the turn was emitted."""
+        """Fall back to the next provider and model, if there is one and nothing visible of the turn was emitted."""
         s = self.state
         left = s.choice < len(s.accepted.fallback) and s.accepted.on_failure != "fail"
         if not left or s.heard or not another_may_do_better(error):
@@ -350,7 +355,7 @@ class RunMachine:
         return True
 
     def _restarted(self) -> None:
-        """The provider voided what it had said so far and began its message anew, within the attempt."""
+        """Handle a provider that voided its output and restarted its message within the attempt."""
         s = self.state
         reason = "the provider began its message again"
         error = ErrorInfo(code="message_restarted", kind="protocol", message=reason, retryable=True)
@@ -380,7 +385,7 @@ class RunMachine:
     # --- turns and tools --------------------------------------------------------------------------------------
 
     def call_tools(self, at_ms: int, judged: ToolVerdicts | None = None) -> None:
-        """The turn is said, and where the run has policies also judged: its calls run."""
+        """Run the turn's calls; the turn is complete and, if the run has policies, judged."""
         s = self.state
         s.seen_ms = max(s.seen_ms, at_ms)
         s.history = [self._content()]
@@ -389,7 +394,7 @@ class RunMachine:
         self._publish_results()
 
     def _content(self) -> Message:
-        """The turn as the next one sends it back; in prefill mode that is the model's own text, verbatim."""
+        """The turn as the next one sends it back; in prefill mode the model's own text, verbatim."""
         s = self.state
         return Message(role="assistant", content=s.text.reader.text if s.text else s.blocks.message_parts())
 
@@ -399,7 +404,7 @@ class RunMachine:
             self._publish_results()
 
     def _publish_results(self) -> None:
-        """Tell the results that are due; after the last one the next turn begins."""
+        """Publish the results that are due; after the last one, start the next turn."""
         s = self.state
         if publish_results(s, self.out):
             self.effects.append(next_turn(s, [*s.history, results_message(s)]))
