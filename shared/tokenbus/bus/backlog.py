@@ -1,26 +1,26 @@
-"""Whether items of a fair queue wait, so that they are taken by turn and not as they came."""
+"""Decide whether items of a fair queue must be taken by turn instead of in arrival order."""
 
 from __future__ import annotations
 
 LONG_MS = 20
-"""An item that lay unread for so long when its read began: more come than are worked on at once."""
+"""If an item waited this long before its read began, items arrive faster than they are processed."""
 
 
 class Backlog:
-    """What a worker's own reads tell of the queue.
+    """Estimates from a worker's own reads whether items wait in the queue.
 
-    While nothing waits, a blocking read is the cheapest way to an item, and the first to come is the first to go. How
-    long a read takes says nothing: on a busy event loop its reply waits too.
+    While nothing waits, a blocking read is the cheapest way to get an item, and arrival order is fair. The duration of
+    a read says nothing, because on a busy event loop the reply waits too.
     """
 
     def __init__(self) -> None:
         self.deep = False
-        """Items wait, or may do so."""
+        """Whether items wait, or may wait."""
 
     def read(self, waited_ms: float) -> None:
-        """The oldest item of a read in the order of arrival had waited so long when the read began."""
+        """Record a read in arrival order whose oldest item had waited ``waited_ms`` when the read began."""
         self.deep = waited_ms >= LONG_MS
 
     def left(self, waiting: int) -> None:
-        """So many wait for their turn."""
+        """Record the number of items that wait for their turn."""
         self.deep = waiting > 0

@@ -1,4 +1,4 @@
-"""Listens to what all workers must hear at once: each reads `control` for itself, none competes."""
+"""Broadcast listener: every worker reads all of `control` itself, without a consumer group."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COUNT = 500
 
 
 class ControlListener:
-    """Calls ``told`` with every control message that comes after `open`; misses none over a lost connection."""
+    """Calls ``told`` with every control message after `open`; misses none if the connection is lost."""
 
     def __init__(
         self, server: Server, keys: Keys, told: Callable[[Control], None], *, liveness: Liveness | None = None
@@ -33,14 +33,14 @@ class ControlListener:
         self._task: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
-        """Begin where the streams end now. Raises what redis-py raises."""
+        """Start at the current end of the streams. Raises redis-py's errors."""
         for stream in self._streams:
             last = await self._server.client.xrevrange(stream, count=1)
             self._offsets[stream] = last[0][0].decode() if last else "0-0"
         self._task = self._liveness.start(self._run(), name="control")
 
     async def close(self) -> None:
-        """Stop to listen."""
+        """Stop listening."""
         if self._task:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -54,7 +54,7 @@ class ControlListener:
                 found = await self._reader.read(self._offsets)
                 pause = FIRST_PAUSE_S
                 defects.none()
-            except Exception as e:  # of whatever kind: a worker that is deaf would hold sockets of runs that are over
+            except Exception as e:  # of any kind: a worker that misses messages would keep sockets of ended runs open
                 if pause == FIRST_PAUSE_S:
                     log.warning("control is not read: %s", str(e) or type(e).__name__)
                 defects.count(e)
@@ -70,5 +70,5 @@ class ControlListener:
     def _notify(self, stream: str, frame: bytes) -> None:
         try:
             self._told(control_decoder.decode(frame))
-        except Exception:  # one bad message must not make this worker deaf to the rest
+        except Exception:  # one bad message must not stop the listener
             log.exception("control message of %s", stream)

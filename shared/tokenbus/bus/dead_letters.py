@@ -1,4 +1,4 @@
-"""Where poison goes: the dead stream keeps each entry's bytes with the reason and where it came from."""
+"""Dead letters: the dead stream keeps each poison entry's bytes, the reason and the origin."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tokenbus.errors import DeadNotFound
 log = logging.getLogger(__name__)
 
 KEPT_BYTES = 256 * 1024
-"""So much of an entry is kept: `retention.dead_entries` of them shall not fill a server."""
+"""Maximum bytes kept per entry, so that `retention.dead_entries` of them do not fill a server."""
 
 
 class DeadLetter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -28,19 +28,19 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     reason: str
     stage: str
-    """Who could not take it: a stage, or ``intake``, ``fetcher``, ``tools``."""
+    """What failed to process it: a stage, or ``intake``, ``fetcher``, ``tools``."""
     stream: str
     entry: str
     """The entry's id in ``stream``."""
     bytes: builtins.bytes
-    """What the entry held of the run. Of a request without ``__data__`` it is all fields, as a msgpack map."""
+    """The run's data in the entry. For a request without ``__data__``: all fields, as a msgpack map."""
     run: str | None = None
     size: int | None = None
-    """How many bytes they were, where not all are kept."""
+    """Original size in bytes, if not all of them are kept."""
 
 
 REJECTED_SHARE = 4
-"""Requests that were refused have one part in so many of the dead stream: the rest is kept for poison."""
+"""Rejected requests get one part in this many of the dead stream; the rest is reserved for poison."""
 
 _BURY_REJECTED = script(
     "bury_rejected",
@@ -65,13 +65,13 @@ async def dead_letter(
     rejected: bool = False,
     stop_if: Callable[[], bool] | None = None,
 ) -> None:
-    """Keep the entry, among the last ``most``. Tries until the server has it, so it may show twice.
+    """Add an entry to the dead stream, which keeps the last ``most``. Retries until the server accepts it, so it may
+    appear twice.
 
-    ``rejected``: it is a request that was refused for what it says. However many of those come, they push only each
-    other out.
+    ``rejected``: the entry is a request that was rejected for its content. Such entries displace only each other.
 
-    Where the server takes it never, a log line is all that is left of it: poison holds nothing up. Raises what redis-py
-    raises once ``stop_if`` says that nobody waits any more.
+    If the server never accepts the entry, it is only logged; poison must not block its caller. Raises redis-py's errors
+    once ``stop_if`` returns True.
     """
     if (size := len(entry.bytes)) > KEPT_BYTES:
         entry = msgspec.structs.replace(entry, bytes=entry.bytes[:KEPT_BYTES], size=size)
@@ -98,18 +98,18 @@ async def dead_letter(
 
 
 class StoredDeadLetter(msgspec.Struct, frozen=True):
-    """An entry of the dead stream with its id there, which tells when it was buried."""
+    """An entry of the dead stream with its stream id, which contains the time."""
 
     id: str
     entry: DeadLetter
 
 
 PAGE = 32
-"""Entries of one read; they may have `KEPT_BYTES` each."""
+"""Entries per read; each may have `KEPT_BYTES`."""
 
 
 async def newest_dead_letters(server: Server, keys: Keys, *, most: int) -> AsyncIterator[StoredDeadLetter]:
-    """Up to ``most`` entries, the newest first. Raises what redis-py raises."""
+    """Up to ``most`` entries, newest first. Raises redis-py's errors."""
     end = "+"
     while most > 0:
         page: Any = await server.client.xrevrange(keys.dead, max=end, count=min(most, PAGE))
@@ -122,9 +122,9 @@ async def newest_dead_letters(server: Server, keys: Keys, *, most: int) -> Async
 
 
 async def all_dead_letters(server: Server, keys: Keys) -> AsyncIterator[StoredDeadLetter]:
-    """What is there when this begins, the oldest first; entries may be dropped on the way.
+    """All entries that exist at the start, oldest first; entries may be dropped meanwhile.
 
-    Raises what redis-py raises.
+    Raises redis-py's errors.
     """
     newest: Any = await server.client.xrevrange(keys.dead, count=1)
     if not newest:
@@ -137,7 +137,7 @@ async def all_dead_letters(server: Server, keys: Keys) -> AsyncIterator[StoredDe
 
 
 async def find_dead_letter(server: Server, keys: Keys, entry_id: str) -> StoredDeadLetter:
-    """One entry. Raises DeadNotFound, and what redis-py raises."""
+    """One entry. Raises DeadNotFound and redis-py's errors."""
     found: Any = await server.client.xrange(keys.dead, min=entry_id, max=entry_id)
     if not found:
         raise DeadNotFound(entry_id)
@@ -145,7 +145,7 @@ async def find_dead_letter(server: Server, keys: Keys, entry_id: str) -> StoredD
 
 
 async def drop_dead_letter(server: Server, keys: Keys, entry_ids: Sequence[str]) -> int:
-    """Delete entries; how many there were. Raises what redis-py raises."""
+    """Delete entries; return how many existed. Raises redis-py's errors."""
     return await server.client.xdel(keys.dead, *entry_ids)
 
 
@@ -153,7 +153,7 @@ def _stored(keys: Keys, entry_id: bytes, fields: dict[bytes, bytes]) -> StoredDe
     data = fields.get(DATA_FIELD.encode(), b"")
     try:
         entry = msgspec.json.decode(data, type=DeadLetter)
-    except msgspec.DecodeError as e:  # somebody else wrote it; it shall be seen, and can be dropped
+    except msgspec.DecodeError as e:  # not written by tokenbus; show it so that it can be dropped
         reason = f"no entry of tokenbus: {e}"
         entry = DeadLetter(reason=reason, stage="", stream=keys.dead, entry=entry_id.decode(), bytes=data)
     return StoredDeadLetter(entry_id.decode(), entry)

@@ -1,4 +1,4 @@
-"""The names of all keys. A run's keys and its partition's streams share the hash tag ``{n}``: one Cluster slot."""
+"""Key names. A run's keys and its partition's streams share the hash tag ``{n}``, and so one Cluster slot."""
 
 from __future__ import annotations
 
@@ -15,20 +15,22 @@ MAX_PARTITIONS = 4096
 InternalTopic = Literal["turns", "raw", "events", "drafts", "tools", "control", "records"]
 PublicTopic = Literal["visible", "chunks", "blocks", "runs"]
 RecordTopic = Literal["decisions"]
-"""Told to those who keep watch: in no run's log."""
+"""Topics for monitoring; their events are in no run's log."""
 SubscribedTopic = PublicTopic | RecordTopic
 PUBLIC_TOPICS: tuple[PublicTopic, ...] = ("visible", "chunks", "blocks", "runs")
 TOPICS: tuple[SubscribedTopic, ...] = (*PUBLIC_TOPICS, "decisions")
-"""All that may be subscribed to."""
+"""All topics that clients can subscribe to."""
 DATA_FIELD = "__data__"
 TENANT_FIELD = "tenant"
-"""Of an entry of the inbound stream, and optional: whose request it is, as its ``metadata.tenant`` says. By it the
-tenants take turns; without it the server looks into the request."""
+"""Optional field of inbound entries: the request's tenant, equal to ``metadata.tenant``. Tenants take turns by it. If
+it is missing, the server searches the request for it.
+"""
 
 
 def order_keys(stream: str) -> tuple[str, str]:
-    """Of a work queue's stream, in its slot: the sorted set of what waits by whose turn it is, and the hash of its
-    tenants."""
+    """Keys of a work queue's order, in the stream's slot: the sorted set of waiting entries and the hash of its
+    tenants.
+    """
     prefix = stream.rpartition(":")[0]
     base = stream if "{" in stream else f"{prefix}:{{{stream}}}"
     return f"{base}:order", f"{base}:tenants"
@@ -47,12 +49,12 @@ class Keys(msgspec.Struct, frozen=True):
             raise ValueError(f"partitions {self.partitions}: must be 1 to {MAX_PARTITIONS}")
 
     def partition_of(self, run: str) -> int:
-        """``crc32(run) mod P``: all of a run's events are in this partition."""
+        """``crc32(run) mod P``: the partition of all events of the run."""
         return crc32(run.encode()) % self.partitions
 
     @property
     def requests(self) -> str:
-        """The inbound stream."""
+        """Inbound stream."""
         return f"{self.prefix}:requests"
 
     @property
@@ -62,12 +64,12 @@ class Keys(msgspec.Struct, frozen=True):
 
     @property
     def dead(self) -> str:
-        """Stream of poison entries."""
+        """Stream of dead letters."""
         return f"{self.prefix}:dead"
 
     @property
     def rejected(self) -> str:
-        """List: which entries of `dead` are requests that were refused, the oldest first. In its slot."""
+        """List: ids of the entries of `dead` that are rejected requests, oldest first; in the same slot."""
         return f"{self.prefix}:{{{self.dead}}}:rejected"
 
     def mcp(self, server: str) -> str:
@@ -76,25 +78,24 @@ class Keys(msgspec.Struct, frozen=True):
 
     @property
     def records(self) -> str:
-        """Sorted set: the recorded runs by the time at which they were accepted, in ms. Its slot is that of
-        `record_entries`."""
+        """Sorted set: recorded runs by the time of acceptance in ms; in the slot of `record_entries`."""
         return f"{self.prefix}:{{records}}:index"
 
     @property
     def record_entries(self) -> str:
-        """Hash: what the index says of each recorded run, as JSON."""
+        """Hash: index entry of each recorded run, as JSON."""
         return f"{self.prefix}:{{records}}:entries"
 
     def limit(self, scope: str) -> str:
-        """Hash: what is taken of one limit, all of them in one slot; `:held` after it: the calls that run now."""
+        """Hash: usage of one limit; all limits share a slot. With the suffix `:held`: its running calls."""
         return f"{self.prefix}:{{limits}}:{scope}"
 
     def file(self, name: str) -> str:
-        """Text: the id of a provider's file with one blob's content; empty: the blob was sent, and not as a file."""
+        """Text: id of the provider file with a blob's content; empty: the blob was sent, but not as a file."""
         return f"{self.prefix}:files:{name}"
 
     def members(self, group: str) -> str:
-        """Sorted set: live workers of a group by the server time of their last sign of life, in ms."""
+        """Sorted set: live workers of a group by the server time of their last heartbeat in ms."""
         return f"{self.prefix}:members:{group}"
 
     def topic(self, partition: int, topic: InternalTopic | PublicTopic | RecordTopic) -> str:
@@ -110,7 +111,7 @@ class Keys(msgspec.Struct, frozen=True):
         return f"{self.prefix}:{{{partition}}}:state:{group}"
 
     def pieces(self, partition: int, group: str, run: str) -> str:
-        """Hash: what is large of an open run's checkpoint, in pieces by number; goes with the run."""
+        """Hash: the large part of an open run's checkpoint, in numbered pieces; deleted with the run."""
         return f"{self.prefix}:{{{partition}}}:pieces:{group}:{run}"
 
     def run(self, run: str) -> str:
@@ -122,5 +123,5 @@ class Keys(msgspec.Struct, frozen=True):
         return f"{self.prefix}:{{{self.partition_of(run)}}}:log:{run}"
 
     def tape(self, run: str) -> str:
-        """Stream: what the parser took of a recorded run, in its order."""
+        """Stream: the parser's input of a recorded run, in order."""
         return f"{self.prefix}:{{{self.partition_of(run)}}}:tape:{run}"

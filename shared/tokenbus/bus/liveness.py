@@ -1,10 +1,9 @@
-"""The long-lived tasks of one worker: which there are, and when each last made progress.
+"""Long-lived tasks of one worker: which exist, and when each last made progress.
 
-A worker whose task ended, or waits for what never comes, must not go on claiming and renewing: nobody would take over
-what it does not do. So each loop that a worker lives by is started here, and says `beat` at every turn, idle or not: no
-loop waits longer than `IDLE_S` without looking again. Whoever watches (in a worker the supervisor of
-`tokenbus_services.runtime`) learns of a task that ended and of one that stands still; without a watcher nothing is ever
-overdue, and these are plain tasks.
+A worker with a task that has ended or hangs must not keep claiming and renewing: no other worker would take over its
+work. So every loop that the worker depends on is started here and calls `beat` on every iteration, idle or not; no loop
+waits longer than `IDLE_S` per iteration. A watcher (in a worker, the supervisor of `tokenbus_services.runtime`) detects
+tasks that ended or are stuck. Without a watcher nothing is ever overdue, and these are plain tasks.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ from redis.exceptions import RedisError
 T = TypeVar("T")
 
 IDLE_S = 1.0
-"""Longest wait of a loop between two beats while it has nothing to do."""
+"""Maximum time between two beats of an idle loop."""
 STUCK_S = 6.0
-"""A task without a beat for so long is stuck. A command takes 5 s at the most (`REPLY_TIMEOUT_S`), each is a beat."""
+"""A task without a beat for this long is stuck. Every command is a beat and takes at most 5 s (`REPLY_TIMEOUT_S`)."""
 MAX_DEFECTS = 10
-"""A loop that failed so often in a row, without a turn that went well, will fail again."""
+"""After this many failures in a row a loop is considered broken."""
 STUCK_OF_MANY_NODES_S = 15.0
-"""The same where a command may have to ask several nodes who has the key (Sentinel, Cluster)."""
+"""`STUCK_S` for topologies where a command may have to ask several nodes for a key (Sentinel, Cluster)."""
 
 
 class LongTask:
@@ -36,35 +35,35 @@ class LongTask:
         self.name = name
         self.task = task
         self.slack_s = 0.0
-        """What the step that it is at may take beside what any may."""
+        """Extra time that the current step may take."""
         self._liveness = liveness
         self._beaten_at = liveness.elapsed_s
 
     def beat(self) -> None:
-        """It made progress."""
+        """Record progress."""
         self._beaten_at = self._liveness.elapsed_s
 
     @property
     def still_s(self) -> float:
-        """Seconds since its last beat, of those in which the event loop turned."""
+        """Seconds since the last beat, counting only time in which the event loop ran."""
         return self._liveness.elapsed_s - self._beaten_at
 
 
 class Defects:
-    """Of one loop: turns in a row that failed, and not because of the server.
+    """Counts consecutive failed iterations of a loop that were not caused by the server.
 
-    A loop that only fails does no work, however often it turns.
+    A loop that only fails does no work, although it keeps running.
     """
 
     def __init__(self) -> None:
         self._in_a_row = 0
 
     def none(self) -> None:
-        """A turn went well."""
+        """Record a successful iteration."""
         self._in_a_row = 0
 
     def count(self, error: Exception) -> None:
-        """A turn failed. Raises the error where too many did, which ends the loop's task."""
+        """Record a failed iteration. Raises the error after `MAX_DEFECTS` in a row, which ends the loop's task."""
         if isinstance(error, RedisError | OSError):
             return
         self._in_a_row += 1
@@ -73,25 +72,25 @@ class Defects:
 
 
 class ItemWork:
-    """The work on one item that a worker has in hand, which is no long-lived task: whether it gets on.
+    """Progress of the work on one item, which is not a long-lived task.
 
-    It does with each `beat` of the tasks that it consists of. Make it in the context in which they are made.
+    Each `beat` of the tasks that work on the item counts. Create it in the context in which those tasks are created.
     """
 
     def __init__(self, liveness: Liveness) -> None:
         self._liveness = liveness
         self._beaten_at = liveness.elapsed_s
         self.slack_s = 0.0
-        """What the step that it is at may take beside what any may."""
+        """Extra time that the current step may take."""
         _of_work.set(self)
 
     def beat(self) -> None:
-        """It made progress."""
+        """Record progress."""
         self._beaten_at = self._liveness.elapsed_s
 
     @property
     def still_s(self) -> float:
-        """Seconds since its last progress, of those in which the event loop turned."""
+        """Seconds since the last progress, counting only time in which the event loop ran."""
         return self._liveness.elapsed_s - self._beaten_at
 
 
@@ -100,51 +99,51 @@ _of_work: ContextVar[ItemWork | None] = ContextVar("item in hand", default=None)
 
 
 class Liveness:
-    """Starts long-lived tasks and knows them. One a worker."""
+    """Starts and tracks long-lived tasks. One per worker."""
 
     def __init__(self) -> None:
         self.elapsed_s = 0.0
-        """A clock that its watcher moves: it stands while the event loop does, for then no task can beat."""
+        """Clock advanced by the watcher; it stops while the event loop is blocked, because no task can beat then."""
         self.ended: Callable[[LongTask], None] = lambda long_task: None
-        """Called with each task that ended, well or not, until `close`."""
+        """Called with each task that ended, successfully or not, until `close`."""
         self.failed = False
-        """The worker goes: it claims and renews nothing more, and hands over what it has."""
+        """The worker is shutting down after a failure: it claims and renews nothing more and hands over its work."""
         self.expected: set[str] = set()
-        """Tasks that somebody else starts (`enter`), and without which the worker does nothing."""
+        """Names of tasks that are started elsewhere (`enter`) and that the worker cannot do without."""
         self._tasks: list[LongTask] = []
         self._closed = False
 
     @property
     def tasks(self) -> list[LongTask]:
-        """Those that run."""
+        """Running tasks."""
         return list(self._tasks)
 
     @property
     def names(self) -> set[str]:
-        """Of those that run."""
+        """Names of the running tasks."""
         return {long_task.name for long_task in self._tasks}
 
     @property
     def complete(self) -> bool:
-        """Whether all that are expected run."""
+        """Whether all expected tasks run."""
         return self.expected <= self.names
 
     def start(self, work: Coroutine[Any, Any, None], *, name: str) -> asyncio.Task[None]:
-        """Run this for as long as the worker lives."""
+        """Start a task that runs for the worker's whole life."""
         return self._add(name, asyncio.create_task(work, name=name), passing=False)
 
     def start_passing(self, work: Coroutine[Any, Any, T], *, name: str) -> asyncio.Task[T]:
-        """As `start`, but it may end by itself, once it has done what it is for."""
+        """Like `start`, but the task may end once its work is done."""
         return self._add(name, asyncio.create_task(work, name=name), passing=True)
 
     def enter(self, name: str) -> None:
-        """The task that calls this is a long-lived one, from now on to its end; somebody else started it."""
+        """Register the calling task, which was started elsewhere, as long-lived until it ends."""
         task = asyncio.current_task()
         assert task
         self._add(name, task, passing=False)
 
     def close(self) -> None:
-        """The worker stops: that its tasks end is as it should be."""
+        """The worker is stopping: tasks may end from now on."""
         self._closed = True
 
     def _add(self, name: str, task: asyncio.Task[Any], *, passing: bool) -> asyncio.Task[Any]:
@@ -162,8 +161,10 @@ class Liveness:
 
 
 def beat() -> None:
-    """The task that calls this made progress: something is done, or there is nothing to do. No effect where the task is
-    no long-lived one, and does not work on an item in hand."""
+    """Record progress of the calling task: it did something, or had nothing to do.
+
+    No effect if the task is neither long-lived nor working on an item.
+    """
     task = asyncio.current_task()
     if task and (long_task := _of_task.get(task)):
         long_task.beat()
@@ -173,8 +174,7 @@ def beat() -> None:
 
 @contextmanager
 def slack(seconds: float) -> Generator[None]:
-    """What the current task, or the work on an item in hand, does inside of this block may take so much longer than any
-    step may: work outside of the bus that has a bound of its own."""
+    """Allow the current task or item this much extra time in the block, for work outside the bus with its own limit."""
     task = asyncio.current_task()
     work = (_of_task.get(task) if task else None) or _of_work.get()
     if work is None:
@@ -190,7 +190,7 @@ def slack(seconds: float) -> Generator[None]:
 
 
 async def beating(work: Coroutine[Any, Any, T], *, most_s: float) -> T:
-    """The work's result; while it is under way, in a task of its own, its caller beats, for ``most_s`` at the most."""
+    """Run ``work`` in a separate task and return its result. The caller beats meanwhile, for at most ``most_s``."""
     loop = asyncio.get_running_loop()
     until = loop.time() + most_s
     task = asyncio.create_task(work)
@@ -207,7 +207,7 @@ async def beating(work: Coroutine[Any, Any, T], *, most_s: float) -> T:
 
 
 async def acquire(places: asyncio.Semaphore | asyncio.Lock) -> None:
-    """Take a place, however long that lasts, with a beat each `IDLE_S`. Whoever holds it must beat, too."""
+    """Acquire without a time limit, with a beat every `IDLE_S`. The holder must beat, too."""
     while places.locked():
         try:
             async with asyncio.timeout(IDLE_S):
@@ -220,7 +220,7 @@ async def acquire(places: asyncio.Semaphore | asyncio.Lock) -> None:
 
 @asynccontextmanager
 async def holding(lock: asyncio.Semaphore | asyncio.Lock) -> AsyncGenerator[None]:
-    """Hold the lock, or one place of a semaphore, inside of this block; see `acquire`."""
+    """Hold the lock, or one slot of a semaphore, inside the block; see `acquire`."""
     await acquire(lock)
     try:
         yield
@@ -229,7 +229,7 @@ async def holding(lock: asyncio.Semaphore | asyncio.Lock) -> AsyncGenerator[None
 
 
 async def wait_briefly(event: asyncio.Event, *, timeout_s: float = IDLE_S) -> bool:
-    """Wait for the event, `IDLE_S` at the most, and `beat`: for loops that look again then. Whether it is set."""
+    """Wait for the event for at most `IDLE_S`, then `beat`; for polling loops. Returns whether it is set."""
     try:
         async with asyncio.timeout(min(max(timeout_s, 0.0), IDLE_S)):
             await event.wait()
@@ -240,7 +240,7 @@ async def wait_briefly(event: asyncio.Event, *, timeout_s: float = IDLE_S) -> bo
 
 
 async def rest(seconds: float) -> None:
-    """Sleep, however long, with a beat each `IDLE_S`."""
+    """Sleep for any duration, with a beat every `IDLE_S`."""
     loop = asyncio.get_running_loop()
     until = loop.time() + seconds
     while (left := until - loop.time()) > 0:

@@ -1,8 +1,8 @@
-"""Entries that break the connection of whoever reads them, or get an error reply: set apart by their id.
+"""Isolate entries that break the connection of every reader, or whose read gets an error reply.
 
-An entry of a work queue is given out all the same, and counted: so it comes back to one worker after the other. What
-else was in the reply that it broke was given out too, and its deliveries say wrongly that its workers died. An entry of
-a stage's input is not given out, but nothing after it can be read either.
+The server counts such an entry of a work queue as delivered, so it comes back to one worker after the other. Other
+entries in the broken reply are counted as delivered too, which wrongly suggests that their workers died. An entry of a
+stage's input is not counted, but nothing after it can be read.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from tokenbus.bus.server.server import Server, is_final, may_pass
 from tokenbus.bus.server.stream_reader import Entry, Unreadable
 
 BROKEN_DELIVERIES = 3
-"""An entry that was given out so often, the last time to a worker that never saw it, is looked at by itself."""
+"""Check an entry separately after this many deliveries, the last of them to a worker that never received it."""
 MOST_LOOKED_AT = 32
 _NAME_BYTES = 1024
 MOST_STEPS = 100_000
-"""So far the server looks for a request's id: some hundredths of a second."""
+"""Limit of the server's search for a request's id: some hundredths of a second."""
 
 MOST_BAD_FIELDS = 3
-"""Fields of one entry that are tried until they are given up; then the rest of it counts as unreadable too."""
+"""Fields of one entry that may fail; after that, the rest of the entry counts as unreadable too."""
 READ_BYTES = 512 * 1024
-"""Of entries that are read one by one; what follows them is for the next time."""
+"""Bytes of entries that one call of `read_one_by_one` reads; the rest is left to the next call."""
 
 _NAMES = script(
     "names",
@@ -96,7 +96,7 @@ return ids
 
 
 async def may_be_an_entry(server: Server, error: Exception) -> bool:
-    """Whether what broke the reading may be an entry: the server answers others."""
+    """Whether an entry may have caused this read error: the server answers other commands."""
     return (
         isinstance(error, RedisError | OSError)
         and not may_pass(error)
@@ -108,7 +108,9 @@ async def may_be_an_entry(server: Server, error: Exception) -> bool:
 async def never_arrived(
     server: Server, stream: str, *, group: str, consumer: str, held: Collection[tuple[str, str]]
 ) -> list[tuple[str, int]]:
-    """The ids of entries that this worker was given, and others before it, and does not have; how often each was."""
+    """Ids and delivery counts of entries that were delivered to this worker, and others before it, but never
+    arrived.
+    """
     client: Any = server.client
     pending = await client.xpending_range(
         stream, group, min="-", max="+", count=len(held) + MOST_LOOKED_AT, consumername=consumer
@@ -118,22 +120,23 @@ async def never_arrived(
 
 
 async def why_unreadable(server: Server, stream: str, entry_id: str) -> Exception | None:
-    """What breaks when this entry alone is read; None: nothing does."""
+    """The error of reading this entry alone; None if it can be read."""
     found = await _read_alone(server, stream, entry_id)
     return found if isinstance(found, Exception) else None
 
 
 async def names_in(server: Server, stream: str, entry_id: str) -> dict[bytes, int]:
-    """The names of an entry's fields and how many bytes each has, of which the server tells without the rest."""
+    """Names and sizes in bytes of an entry's fields, read without their values."""
     call = ScriptCall(_NAMES, [stream], [entry_id])
     flat: list[Any] = await retry_until_available(server, lambda: run_script(server, call), what="names in an entry")
     return dict(zip(flat[::2], flat[1::2], strict=True))
 
 
 async def asked_in(server: Server, stream: str, entry_id: str) -> tuple[str, str]:
-    """The type and the id that a request has at its top, as they stand there; empty where it has none.
+    """Type and id at the top level of a request, unparsed; empty if there is none.
 
-    The server looks for them, in JSON with or without FastStream's binary head, and tells nothing else of the entry.
+    The server searches for them, in JSON with or without FastStream's binary header, and returns nothing else of the
+    entry.
     """
     call = ScriptCall(_ASKED, [stream], [entry_id])
     kind, run = await retry_until_available(
@@ -145,8 +148,10 @@ async def asked_in(server: Server, stream: str, entry_id: str) -> tuple[str, str
 async def read_one_by_one(
     server: Server, stream: str, *, after: str, count: int, last: str = "+"
 ) -> tuple[list[Entry], Unreadable | None]:
-    """Entries that follow ``after``, up to ``last``, ``count`` at the most, each read by itself; and the one behind
-    them, if that is the first that cannot be read. Raises what redis-py raises."""
+    """Read up to ``count`` entries after ``after`` and up to ``last``, one at a time.
+
+    Returns the entries before the first unreadable one, and that one, if any. Raises redis-py's errors.
+    """
     call = ScriptCall(_IDS, [stream], [after, last, count])
     ids: list[bytes] = await retry_until_available(server, lambda: run_script(server, call), what=f"ids in {stream}")
     entries: list[Entry] = []
@@ -163,7 +168,7 @@ async def read_one_by_one(
 
 
 async def _read_fields(server: Server, stream: str, entry_id: bytes, error: Exception) -> Unreadable:
-    """An entry that cannot be read whole, each field by itself: a frame at fault harms its own run alone."""
+    """Read each field of an unreadable entry separately, so that a bad frame affects only its own run."""
     sizes = await names_in(server, stream, entry_id.decode())
     fields: dict[bytes, bytes] = {}
     bad: dict[bytes, int] = {}
@@ -188,7 +193,7 @@ async def _isolated(server: Server, call: ScriptCall) -> bytes | Exception:
 
 
 async def _read_alone(server: Server, stream: str, entry_id: str) -> list[Entry] | Exception:
-    """The entry, none if it is gone by now, or what breaks when it alone is read."""
+    """The entry (none if it has been deleted), or the error of reading it alone."""
     try:
         return await retry_until_available(
             server,

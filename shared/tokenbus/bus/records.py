@@ -1,4 +1,4 @@
-"""Debug records on the server: what a run keeps for its recorder, and the index of what was recorded.
+"""Debug records on the server: the data that a run keeps for its recorder, and the index of the records.
 
 The records themselves are blobs.
 """
@@ -18,39 +18,39 @@ from tokenbus.errors import RecordNotFound
 
 PAGE = 100
 FORGET_PAGE = 500
-"""Frames that are dropped in one step: each may have 256 KB, and a run tens of thousands of them."""
+"""Frames deleted per command: each may have 256 KB, and a run may have tens of thousands."""
 
 
 class RecordEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the index says of one recorded run: one JSON object."""
+    """Index entry of one recorded run: one JSON object."""
 
     run: str
     at_ms: int
     """Unix time at which the run was accepted."""
     status: str
-    """How it ended: ``completed``, ``incomplete``, ``failed`` or ``cancelled``."""
+    """Final status: ``completed``, ``incomplete``, ``failed`` or ``cancelled``."""
     provider: str
     model: str
     attempts: int
     raw_bytes: int
-    """Of the raw stream that was kept."""
+    """Bytes of the raw stream that were kept."""
     blob_id: str
-    """The record itself, as `sanitize_for_storage` leaves it."""
+    """The record itself, in the form that `sanitize_for_storage` returns."""
     size: int
-    """Bytes of that blob."""
+    """Size of that blob in bytes."""
     parts: tuple[str, ...] = ()
-    """The blobs that it refers to."""
+    """Blobs that the record refers to."""
     truncated: bool = False
-    """The raw stream was longer than what may be kept, so its end is missing."""
+    """Whether the end of the raw stream is missing because it exceeded the limit."""
 
 
 _decode = msgspec.json.Decoder(RecordEntry).decode
 
 
 async def forget_recorded(server: Server, keys: Keys, run: str) -> None:
-    """Drop what a run kept for its recorder. Raises what redis-py raises; may be called again.
+    """Delete what a run kept for its recorder. Raises redis-py's errors; idempotent.
 
-    The field ``record`` goes first: whoever still finds it after reading the rest has read all of it.
+    Deletes the field ``record`` first: a reader that still finds it after reading the rest has read everything.
     """
     client, key = server.client, keys.run(run)
     await client.hdel(key, RECORD)
@@ -61,7 +61,7 @@ async def forget_recorded(server: Server, keys: Keys, run: str) -> None:
 
 
 async def put_record(server: Server, keys: Keys, entry: RecordEntry, *, keep_ms: int, most: int) -> None:
-    """Put an entry into the index, once however often. Raises what redis-py raises."""
+    """Add an entry to the index; idempotent. Raises redis-py's errors."""
     call = index_record(
         keys.records,
         keys.record_entries,
@@ -75,22 +75,22 @@ async def put_record(server: Server, keys: Keys, entry: RecordEntry, *, keep_ms:
 
 
 async def drop_old_records(server: Server, keys: Keys, *, keep_ms: int, most: int) -> int:
-    """Drop from the index what is too old or too many; how many. Raises what redis-py raises."""
+    """Remove index entries that are too old or too many; return how many. Raises redis-py's errors."""
     return await run_script(server, index_record(keys.records, keys.record_entries, keep_ms=keep_ms, most=most))
 
 
 async def newest_records(server: Server, keys: Keys) -> AsyncIterator[RecordEntry]:
-    """All entries, the newest first. Raises what redis-py raises."""
+    """All entries, newest first. Raises redis-py's errors."""
     at = 0
     while runs := await server.client.zrange(keys.records, at, at + PAGE - 1, desc=True):
         for found in await server.client.hmget(keys.record_entries, runs):
-            if found is not None:  # dropped meanwhile
+            if found is not None:  # None: dropped meanwhile
                 yield _decode(found)
         at += len(runs)
 
 
 async def find_record(server: Server, keys: Keys, run: str) -> RecordEntry:
-    """The entry of a run. Raises RecordNotFound, and what redis-py raises."""
+    """The entry of a run. Raises RecordNotFound and redis-py's errors."""
     found = await server.client.hget(keys.record_entries, run)
     if found is None:
         raise RecordNotFound(run)

@@ -1,6 +1,6 @@
-"""A run's hash (`Keys.run`): the names of its fields, its statuses, and whether an attempt may still write.
+"""Hash of a run (`Keys.run`): field names, statuses, and whether an attempt may still write.
 
-The scripts in `bus/scripts` are Lua, and have these names as literals; `is_open` is what `append` checks too.
+The Lua scripts in `bus/scripts` contain these names as literals; `append` checks the same condition as `is_open`.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ import msgspec
 RunStatus: TypeAlias = Literal[
     "awaited", "open", "cancelling", "expiring", "completed", "incomplete", "failed", "cancelled"
 ]
-"""``awaited``: a cancel came before its run. ``cancelling``, ``expiring``: the run may write no more, and its parser is
-about to end it."""
+"""``awaited``: a cancel arrived before its run. ``cancelling``, ``expiring``: the run may not write any more, and its
+parser is about to end it.
+"""
 UNENDED: tuple[RunStatus, ...] = ("open", "cancelling", "expiring")
 """Statuses of a run that was accepted and has not ended."""
 ENDED: tuple[RunStatus, ...] = ("completed", "incomplete", "failed", "cancelled")
@@ -23,67 +24,67 @@ STATUS = "status"
 TURN = "turn"
 ATTEMPT = "attempt"
 CLOSED = "closed"
-"""The newest attempt that may write no more, though the run may be open."""
+"""The newest attempt that may not write any more, although the run may be open."""
 RAW = "raw"
-"""How many frames of the present attempt there are."""
+"""Number of frames of the current attempt."""
 SEQ = "seq"
-"""How many public events there are."""
+"""Number of public events."""
 ACCEPTED = "accepted"
-"""When the run was accepted, in ms of the server's clock."""
+"""Time of acceptance, in ms of the server's clock."""
 DEADLINE = "deadline"
-"""When the run ends at the latest, in ms of the server's clock; no field without a deadline."""
+"""Deadline, in ms of the server's clock; the field is missing without a deadline."""
 REQUEST = "request"
 RESULT = "result"
 """The terminal event."""
 RECORD = "record"
-"""Of a run that is recorded: how many bytes of raw frames may still be kept."""
+"""Recorded runs only: bytes of raw frames that may still be kept."""
 ASKED = "asked"
-"""A policy asks for the run: no policy judges it."""
+"""A policy requested this run, so no policy judges it."""
 LET_GO = "let_go"
-"""No policy judges the run any more, though it had some."""
+"""Policies no longer judge the run, although it has some."""
 CHOICE = "choice"
-"""Which of the request's providers and models is asked now: 0, or no field, for its own, n for its n-th fallback."""
+"""Provider and model in use: 0 or missing for the request's own, n for its n-th fallback."""
 CONTINUES = "continues"
-"""For each of them, its own first: 1 if a partial answer of this request can be continued there, or 0."""
+"""For each provider and model, the request's own first: 1 if a partial answer can be continued there, else 0."""
 FRAME = "frame:"
 """Prefix of the fields with the raw frames of a recorded run: ``frame:<attempt>:<n>``."""
 HISTORY = "history:"
-"""Prefix of the fields with what a turn appended to the history, as messages: ``history:<turn>``."""
+"""Prefix of the fields with the messages that a turn appended to the history: ``history:<turn>``."""
 
 
 def history_field(turn: int) -> str:
-    """The field with what this turn began with beyond the one before it."""
+    """The field with the messages that were appended at the start of this turn."""
     return f"{HISTORY}{turn}"
 
 
 def history_fields(turn: int) -> list[str]:
-    """All that the turn began with beyond the request."""
+    """All fields with messages that the turn has in addition to the request."""
     return [history_field(n) for n in range(1, turn + 1)]
 
 
 def call_field(block: int) -> str:
-    """The field that stands while the call of this block is open; its value is the attempt."""
+    """Field that exists while the call of this block is open; its value is the attempt."""
     return f"call:{block}"
 
 
 def so_far_field(attempt: int) -> str:
-    """The field that holds what of its turn this attempt goes on from: messages, as the history has."""
+    """Field with the partial answer that this attempt continues, as messages."""
     return f"so_far:{attempt}"
 
 
 class AttemptRecord(msgspec.Struct, frozen=True):
-    """What the hash says of one attempt."""
+    """State of one attempt, from the run's hash."""
 
     is_open: bool
-    """Whether the attempt may write: its run is open, no newer attempt began, and nobody closed this one."""
+    """Whether the attempt may write: its run is open, no newer attempt has begun, and the attempt is not closed."""
     let_go: bool
     """See `LET_GO`."""
     more: Sequence[bytes | None] = ()
-    """The further fields that were asked for."""
+    """Values of the additional fields."""
 
 
 async def read_attempt(client: Any, run_key: str, attempt: int, more: Sequence[str] = ()) -> AttemptRecord:
-    """Read the hash of the attempt's run, and ``more`` fields of it. Raises what redis-py raises."""
+    """Read the hash of the attempt's run, and ``more`` fields of it. Raises redis-py's errors."""
     values: list[bytes | None] = await client.hmget(run_key, [STATUS, ATTEMPT, CLOSED, LET_GO, *more])
     status, newest, closed, let_go, *rest = values
     this = b"%d" % attempt
@@ -91,10 +92,10 @@ async def read_attempt(client: Any, run_key: str, attempt: int, more: Sequence[s
 
 
 def status_of(found: bytes | None) -> RunStatus | None:
-    """The field `STATUS` as it was read; None if the run is not known, or its records have expired."""
+    """Parse the field `STATUS`; None if the run is unknown or its records have expired."""
     return cast(RunStatus, found.decode()) if found is not None else None
 
 
 async def read_status(client: Any, run_key: str) -> RunStatus | None:
-    """The status of the run with this hash, see `status_of`. Raises what redis-py raises."""
+    """The status of the run with this hash, see `status_of`. Raises redis-py's errors."""
     return status_of(await client.hget(run_key, STATUS))

@@ -1,4 +1,4 @@
-"""The connection to Redis or Valkey: URLs, clients, scripts run by their SHA-1, retries, stream reads.
+"""Connection to Redis or Valkey: URLs, clients, scripts run by SHA-1, retries, stream reads.
 
-What the scripts mean lives in `tokenbus.bus.scripts`.
+The scripts are in `tokenbus.bus.scripts`.
 """

@@ -1,14 +1,13 @@
-"""The time of the server, which all workers share, whatever the clocks of their hosts say.
+"""The server's clock, shared by all workers whatever their hosts' clocks say.
 
-Stamps that one host writes and another reads (deadlines, the time of a retry, when a run was last heard) are of this
-clock. Between two looks at the server it runs on the host's steady clock, so a host whose clock is set anew changes
-nothing.
+Timestamps that one host writes and another reads (deadlines, retry times, a run's last event) use this clock. Between
+two queries it advances with the host's monotonic clock, so changes of a host's wall clock have no effect.
 
-The server's own clock may jump, too, or another server may take over whose clock differs. A look that finds more than
-`STEP_S` of a difference moves the time here slowly: it runs up to `SLEW` faster or slower than the steady clock until
-it agrees again. So a duration that spans a jump is wrong by that part of it at the most, and a jump that is taken back
-costs next to nothing. A process that starts after a jump takes the server's time as it is: until the others agree, what
-it makes of their stamps is off by the rest of the jump.
+The server's clock may jump too, or another server with a different clock may take over. If a query finds a difference
+of more than `STEP_S`, this clock is slewed: it runs up to `SLEW` faster or slower until it agrees again. A duration
+that spans a jump is therefore wrong by at most the part slewed in it, and a jump that is reverted costs almost nothing.
+A process that starts after a jump uses the server's time at once. Until the other processes agree, it reads their
+timestamps with an error of the remaining difference.
 """
 
 from __future__ import annotations
@@ -23,32 +22,32 @@ from redis.exceptions import RedisError
 log = logging.getLogger(__name__)
 
 LOOK_S = 5.0
-"""A time that is older than this is looked at again."""
+"""Maximum age of a query before the next one."""
 LONGEST_LOOK_S = 1.0
-"""A reply that took longer says too little; the clock stays as it was."""
+"""A reply that took longer is too inaccurate and is ignored."""
 STEP_S = 1.0
-"""A smaller difference is taken over at once."""
+"""A smaller difference is corrected at once."""
 SLEW = 0.1
-"""Part of each second by which the time here is moved towards a server whose clock jumped."""
+"""Fraction of each second by which this clock moves towards a server clock that jumped."""
 
 
 class ServerClock:
-    """Tells the server's Unix time. Before its first `look` it tells the host's."""
+    """Estimates the server's Unix time. Returns the host's before the first `look`."""
 
     def __init__(self, ask: Callable[[], Awaitable[int]]) -> None:
-        """``ask`` gives the server's Unix time in µs; it raises what redis-py raises."""
+        """``ask`` returns the server's Unix time in µs; it raises redis-py's errors."""
         self._ask = ask
         self._ahead_s: float | None = None
-        """The time that is told, less the host's steady clock."""
+        """This clock minus the host's monotonic clock."""
         self._server_ahead_s = 0.0
-        """The server's time, as the last look found it, less the host's steady clock."""
+        """The server's clock at the last query minus the host's monotonic clock."""
         self._moved_at = 0.0
-        """When the time that is told was last moved towards the server's."""
+        """When this clock was last moved towards the server's."""
         self._looked_at = -LOOK_S
         self._looking: asyncio.Task[None] | None = None
 
     def now_ms(self) -> int:
-        """Milliseconds. Where it was not looked at for `LOOK_S`, that is done behind the scenes."""
+        """Time in ms. Starts a query in the background if the last one is older than `LOOK_S`."""
         now = time.monotonic()
         if now - self._looked_at > LOOK_S and (self._looking is None or self._looking.done()):
             self._looked_at = now
@@ -60,7 +59,7 @@ class ServerClock:
         return round((now + self._ahead_s) * 1000)
 
     def ms_of(self, server_ms: int) -> int:
-        """A time that the server itself stamped (a stream entry's id, say) as `now_ms` would have told it."""
+        """Convert a timestamp of the server itself (such as a stream entry's id) to the time scale of `now_ms`."""
         return server_ms if self._ahead_s is None else server_ms - round((self._server_ahead_s - self._ahead_s) * 1000)
 
     def _moved(self, ahead_s: float, now: float) -> float:
@@ -69,7 +68,7 @@ class ServerClock:
         return ahead_s + max(-most, min(most, self._server_ahead_s - ahead_s))
 
     async def look(self) -> None:
-        """Ask the server. Raises what redis-py raises."""
+        """Query the server. Raises redis-py's errors."""
         asked_at = time.monotonic()
         at_us = await self._ask()
         answered_at = self._looked_at = time.monotonic()
@@ -85,7 +84,7 @@ class ServerClock:
             self._ahead_s = found
 
     async def close(self) -> None:
-        """Look no more."""
+        """Stop the queries."""
         if self._looking:
             self._looking.cancel()
             await asyncio.gather(self._looking, return_exceptions=True)
@@ -93,5 +92,5 @@ class ServerClock:
     async def _look_again(self) -> None:
         try:
             await self.look()
-        except (RedisError, OSError) as e:  # the steady clock runs on
+        except (RedisError, OSError) as e:  # the monotonic clock continues
             log.info("the server's time: %s", e)

@@ -1,12 +1,12 @@
-"""Two ways of redis-py's and uvloop's that no worker can live with.
+"""Fixes for two behaviours of redis-py and uvloop that break workers.
 
-On Python 3.11 redis-py may swallow the cancellation of a task. It writes each command under `asyncio.wait_for`. Before
-Python 3.12 that returns the result, and forgets the cancellation, where both come at once
-(https://github.com/python/cpython/issues/86296): the task then goes on for ever. It also starts a task a command, on
-the hot path. `asyncio.timeout` does neither.
+On Python 3.11 redis-py may swallow the cancellation of a task. It writes each command under `asyncio.wait_for`, which
+before Python 3.12 returns the result and drops the cancellation if both occur at once
+(https://github.com/python/cpython/issues/86296); the task then runs forever. `wait_for` also creates a task per
+command, on the hot path. `asyncio.timeout` does neither.
 
-And uvloop raises a plain RuntimeError for a write to a transport that the other side has reset by then, where asyncio
-drops the bytes in silence. Here it is what it means: a lost connection.
+uvloop raises a plain RuntimeError for a write to a transport that the peer has reset, while asyncio silently drops the
+bytes. Here it becomes a ConnectionError.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from redis.exceptions import TimeoutError as NoReply
 
 @cache
 def prompt(kind: Any) -> type[Any]:
-    """redis-py's connection class of this kind, with the limit on its writes kept in another way."""
+    """redis-py's connection class ``kind``, with its write timeout implemented by `asyncio.timeout`."""
 
     class Prompt(kind):
         socket_timeout: float | None
@@ -32,9 +32,9 @@ def prompt(kind: Any) -> type[Any]:
             try:
                 async with asyncio.timeout(limit):
                     await kind.send_packed_command(self, command, check_health)
-            except TimeoutError as e:  # with redis-py's name, by which its Cluster client knows a failing node
+            except TimeoutError as e:  # redis-py's own type, by which its Cluster client recognises a failing node
                 raise NoReply("the server takes nothing") from e
-            except RuntimeError as e:  # redis-py has closed the connection on its way here
+            except RuntimeError as e:  # redis-py has closed the connection by now
                 raise ConnectionLost(str(e)) from e
             finally:
                 self.socket_timeout = limit

@@ -1,8 +1,8 @@
-"""How workers live through a server that is away, restarting, failing over or full: they try again until it answers.
+"""Retries for a server that is away, restarting, failing over or full: repeat the command until the server answers.
 
-But never without end at the head of a line. What breaks because of this very command (it is too large, say, and breaks
-the connection each time, or something between here and the server answers with an error that nobody knows) breaks while
-the server answers others. So it is tried a bounded number of times, and then its caller sets it apart.
+A command that itself causes the failure must not block its queue forever. It may be too large and break every
+connection, or something between here and the server may answer with an unknown error. Such a command fails while the
+server answers others, so it is tried a bounded number of times, and then its caller isolates it.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ T = TypeVar("T")
 
 FIRST_PAUSE_S = 0.02
 LONGEST_PAUSE_S = 0.5
-"""Short enough that a worker is back within a second of its server."""
+"""Short enough that a worker continues within a second of its server's return."""
 MAX_TRIES = 12
-"""Tries of a command that breaks while the server answers others: some 4 s. The more, the longer it holds up its line;
-the fewer, the sooner a network that breaks many connections is taken for a fault of the command."""
+"""Tries of a command that fails while the server answers others: about 4 s. More tries block the queue longer; with
+fewer, a network that breaks many connections is sooner mistaken for a fault of the command.
+"""
 ISOLATED_TRIES = 6
-"""The same for a part of what was tried so often already."""
+"""The same for a part of a command that has been tried that often already."""
 A_SILENCE = 3
-"""A command without a reply counts as so many tries: each takes seconds."""
+"""A try without a reply takes seconds and counts as this many tries."""
 SAY_AGAIN_S = 30.0
 
 
@@ -45,9 +46,9 @@ async def retry_until_available(
 ) -> T:
     """Retry ``attempt`` until the server accepts it. Use only for idempotent calls.
 
-    Raises what redis-py raises: at once where another try cannot help; after ``tries`` failures while the server
-    answered others, for then the call itself is at fault; and once ``stop_if`` says that nobody waits any more. The
-    first error of each outage is logged with ``what``, and one each `SAY_AGAIN_S`.
+    Raises redis-py's errors: at once if a retry cannot help; after ``tries`` failures while the server answered other
+    commands, because the call itself is at fault then; and once ``stop_if`` returns True. Logs the first error of each
+    outage with ``what``, then one every `SAY_AGAIN_S`.
     """
     loop = asyncio.get_running_loop()
     pause, at_fault, say_at = FIRST_PAUSE_S, 0, 0.0

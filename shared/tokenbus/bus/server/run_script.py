@@ -1,4 +1,4 @@
-"""Runs one script on a connection: by its SHA-1, and by its text where the server does not know it."""
+"""Run one script on a connection: by SHA-1, or by text if the server does not have it cached."""
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ from tokenbus.bus.scripts.script import ScriptCall
 
 
 class ScriptsMissing(NoScriptError):
-    """The server does not know the script, and this user may run only what an administrator has loaded.
+    """The server does not have the script cached, and this user may not load scripts.
 
-    It passes: `tokenbus scripts` loads them, and again after a restart of the server.
+    Retryable: an administrator loads them with `tokenbus scripts`, and again after a restart of the server.
     """
 
 
 async def evaluate(client: Any, call: ScriptCall) -> Any:
-    """The script's reply. Raises ScriptsMissing, and what redis-py raises."""
+    """Run the script and return its reply. Raises ScriptsMissing and redis-py's errors."""
     try:
         return await client.execute_command("EVALSHA", call.script.sha, len(call.keys), *call.keys, *call.args)
     except NoScriptError:
         try:
             return await client.execute_command("EVAL", call.script.text, len(call.keys), *call.keys, *call.args)
         except NoPermissionError as e:
-            # What the script itself may not do is refused in words of its own, and is not for want of loading.
+            # Only EVAL itself being refused means a missing script; a command refused inside the script has another
+            # text.
             if "'eval'" not in str(e):
                 raise
             problem = f"the server does not know the script {call.script.name!r} and this user may load none"

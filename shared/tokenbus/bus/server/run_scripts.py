@@ -1,4 +1,4 @@
-"""Sends script calls: one alone, or many in as few commands as the server allows."""
+"""Run script calls: one alone, or many in as few commands as the server allows."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from tokenbus.bus.server.run_script import evaluate
 from tokenbus.bus.server.server import Server, is_alien
 
 JOINED_BYTES = 2**20
-"""Arguments that one command carries, so that no command holds up the server for long."""
+"""Maximum bytes of arguments per command, so that no command blocks the server for long."""
 
 
 async def run_script(server: Server, call: ScriptCall) -> Any:
-    """Run one script. Raises what redis-py raises."""
+    """Run one script. Raises redis-py's errors."""
     return await evaluate(server.client, call)
 
 
 async def run_each(server: Server, calls: Sequence[ScriptCall]) -> list[Any]:
-    """As `run_scripts`, but a call whose key is of another type does not keep back the replies to the others: it has
-    that error in place of its reply."""
+    """Like `run_scripts`, but a call whose key has the wrong type gets that error as its reply, and the others get
+    theirs.
+    """
     try:
         return await run_scripts(server, calls)
     except ResponseError as e:
@@ -35,11 +36,11 @@ async def run_each(server: Server, calls: Sequence[ScriptCall]) -> list[Any]:
 
 
 async def run_scripts(server: Server, calls: Sequence[ScriptCall]) -> list[Any]:
-    """Run scripts, in no order that could be relied on; the replies are in the order of the calls.
+    """Run scripts in no guaranteed order; the replies are in the order of the calls.
 
-    Calls of one script are one command, so that whoever waits for what they write wakes up once, and finds all of it.
-    In a Cluster, where that cannot be, all go side by side. Raises the first error, once all have ended; any of the
-    calls may have run, so each must bear being sent again.
+    Calls of the same script become one command, so that a blocked reader wakes up once and finds all of their writes.
+    In a Cluster that is not possible, and all calls run in parallel. Raises the first error after all calls have ended;
+    any call may have run, so each must be idempotent.
     """
     groups = [[i] for i in range(len(calls))] if server.topology == "cluster" else _together(calls)
     sending = [_run_group(server, [calls[i] for i in group]) for group in groups]
@@ -57,7 +58,7 @@ async def _run_group(server: Server, calls: list[ScriptCall]) -> list[Any]:
 
 
 def _together(calls: Sequence[ScriptCall]) -> list[list[int]]:
-    """The places of the calls that go in one command."""
+    """Indexes of the calls, grouped by command."""
     groups: list[list[int]] = []
     open_groups: dict[str, tuple[list[int], int]] = {}
     for i, call in enumerate(calls):

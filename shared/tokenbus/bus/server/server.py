@@ -1,10 +1,10 @@
-"""The connection to the Redis or Valkey server: one object for a single server, a Sentinel group and a Cluster.
+"""Connection to the Redis or Valkey server: one object for a single server, a Sentinel group or a Cluster.
 
-Nothing is tried again in secret: redis-py's own retries (10 by default) would send a lost XADD twice. A
-command either has its reply or raises; who sends it knows whether it may be sent again.
+Nothing is retried implicitly: redis-py's own retries (10 by default) could send a lost XADD twice. A command returns
+its reply or raises; only the caller knows whether it can be repeated.
 
-Replies have the shape of protocol 2 whatever the server could do: a read of streams is a list of ``[name,
-[(id, {field: value}), …]]`` in bytes, ``[]`` when nothing came in time.
+Replies have the shape of protocol 2 whatever the server supports: a stream read is a list of ``[name, [(id, {field:
+value}), …]]`` in bytes, ``[]`` if nothing arrived in time.
 """
 
 from __future__ import annotations
@@ -47,47 +47,49 @@ __all__ = ["Server", "ServerInfo", "ServerUrl", "Topology", "join_deployment", "
 
 OLDEST = (6, 2)
 CLOCK_KEY = "tokenbus"
-"""Cluster: the master of this key's slot tells the time."""
+"""Cluster: the master of this key's slot provides the time."""
 CONNECT_TIMEOUT_S = 2.0
 REPLY_TIMEOUT_S = 5.0
-"""Longest wait for a reply. A blocking read asks the server for 2 s at most, so that this never ends it."""
+"""Maximum wait for a reply. A blocking read asks the server for at most 2 s, so it never reaches this."""
 MAX_CONNECTIONS = 10_000
-"""Each blocking read holds one. High, for the server has its own bound; redis-py's default is 100."""
+"""Each blocking read holds one connection. High, because the server has its own limit; redis-py's default is 100."""
 
 
 class ServerInfo(msgspec.Struct, frozen=True):
-    """What runs at the other end; in a Cluster, of its oldest node."""
+    """Properties of the server; in a Cluster, of the oldest node."""
 
     name: str
     """``redis`` or ``valkey``."""
     version: tuple[int, ...]
     eviction: str
-    """``maxmemory-policy``. Anything but ``noeviction`` lets the server drop entries that nobody has read."""
+    """``maxmemory-policy``. Anything but ``noeviction`` lets the server drop unread entries."""
 
     @property
     def entries_read(self) -> bool:
-        """Whether XGROUP takes ENTRIESREAD, which makes a group's lag exact (Redis 7 on)."""
+        """Whether XGROUP supports ENTRIESREAD, which makes a group's lag exact (Redis 7 and later)."""
         return self.version >= (7, 0)
 
 
 class Server:
-    """A lazy connection pool: made without IO, connects with the first command. Belongs to one event loop.
+    """Lazy connection pool: created without IO, connects with the first command. Belongs to one event loop.
 
-    Use as ``async with Server(url) as server``, or call `aclose`. Raises SettingsError for a bad url.
+    Use as ``async with Server(url) as server``, or call `aclose`. Raises SettingsError for an invalid url.
     """
 
     def __init__(self, url: str | ServerUrl) -> None:
         self.url = parse_url(url) if isinstance(url, str) else url
         self._sentinel: Sentinel | None = None
         self.clock = ServerClock(self._time_us)
-        """The time that all workers share; `join_deployment` looks at it first."""
+        """Clock shared by all workers; `join_deployment` queries it first."""
         self.client: Any = self._connect()
-        """redis-py's client: of the server, of the Sentinel group's current master, or of the Cluster. Any, because its
-        annotations are in part unknown and the two classes have no common type: a reply is checked where it is read."""
+        """redis-py's client of the server, of the Sentinel group's current master, or of the Cluster. Typed Any,
+        because redis-py is only partly annotated and the two classes have no common type. Replies are checked where
+        they are read.
+        """
 
     @property
     def topology(self) -> Topology:
-        """How many servers stand behind the url, and who knows them."""
+        """Kind of deployment behind the url: single server, Sentinel or Cluster."""
         return self.url.topology
 
     def __repr__(self) -> str:
@@ -102,22 +104,25 @@ class Server:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Close all connections. A command after this opens new ones."""
+        """Close all connections. A later command opens new ones."""
         await self.clock.close()
         await self.client.aclose()
         if self._sentinel:
             await self._sentinel.aclose()
 
     async def check(self) -> ServerInfo:
-        """What the server is. Raises ServerUnavailable, ServerTooOld, or SettingsError for a node of a Cluster that is
-        addressed as a single server."""
+        """Return the server's properties.
+
+        Raises ServerUnavailable, ServerTooOld, or SettingsError for a Cluster node that is addressed as a single
+        server.
+        """
         with translated(self):
             if self.topology == "cluster":
                 replies: dict[str, dict[str, Any]] = await self.client.info(target_nodes=RedisCluster.PRIMARIES)
             else:
                 replies = {self.url.safe: await self.client.info()}
         reply = min(replies.values(), key=lambda node: _version(node["redis_version"]))
-        if _version(reply["redis_version"]) < OLDEST:  # a Valkey tells here with which Redis it is compatible
+        if _version(reply["redis_version"]) < OLDEST:  # Valkey reports the compatible Redis version here
             raise ServerTooOld(self.url.safe, reply["redis_version"], ".".join(map(str, OLDEST)))
         if self.topology != "cluster" and reply.get("cluster_enabled"):
             raise SettingsError("redis_url", "scheme", "the server is a node of a cluster: use redis+cluster://")
@@ -129,7 +134,7 @@ class Server:
         )
 
     async def answers(self) -> bool:
-        """Whether it takes commands now; of a Cluster, each master. Raises nothing of redis-py's."""
+        """Whether the server (in a Cluster, every master) accepts commands now. Does not raise redis-py's errors."""
         try:
             if self.topology == "cluster":
                 await self.client.ping(target_nodes=RedisCluster.PRIMARIES)
@@ -140,7 +145,7 @@ class Server:
         return True
 
     async def _time_us(self) -> int:
-        """The server's Unix time; in a Cluster that of one node for all, until it is away for good."""
+        """The server's Unix time in µs; in a Cluster that of one node, until that node is gone for good."""
         node: dict[str, Any] = {}
         if self.topology == "cluster":
             try:
@@ -152,7 +157,7 @@ class Server:
         return int(seconds) * 1_000_000 + int(micros)
 
     def read_groups(self, keys: Sequence[str]) -> list[list[str]]:
-        """The keys in groups of which each can be one read: all together, or in a Cluster one for each hash tag."""
+        """Group the keys by read command: all together, or in a Cluster one group per hash tag."""
         if self.topology != "cluster":
             return [list(keys)] if keys else []
         groups: defaultdict[str, list[str]] = defaultdict(list)
@@ -196,19 +201,21 @@ def _prompt(client: Any) -> Redis:
 
 def _prompt_cluster(client: Any) -> RedisCluster:
     kind = prompt(client.connection_kwargs["connection_class"])
-    client.connection_kwargs["connection_class"] = kind  # of the nodes that it will find
+    client.connection_kwargs["connection_class"] = kind  # for nodes found later
     for node in client.startup_nodes:
         node.connection_class = kind
     return client
 
 
 class _Cluster(RedisCluster):
-    """redis-py's Cluster client without three of its ways.
+    """redis-py's Cluster client with three changes.
 
-    It asks the server with COMMAND GETKEYS for the keys of every XREAD and XREADGROUP, a round trip each; here
-    the node comes from the key behind STREAMS. The errors that it raises while the Cluster is out of shape are
-    no RedisError; here they are a lost connection, which is what they mean. And after a command that a node did not
-    answer, all others wait until it has asked, maybe that very node, who has which slots now; here they go on.
+    - redis-py asks the server with COMMAND GETKEYS for the keys of every XREAD and XREADGROUP, one round trip each.
+      Here the node comes from the key after STREAMS.
+    - The errors that redis-py raises while the Cluster is degraded are not RedisError. Here they become
+      ConnectionError.
+    - After a node fails to answer, redis-py blocks all other commands while it reloads the slots, possibly from that
+      very node. Here the other commands continue.
     """
 
     _asking: asyncio.Task[None] | None = None
@@ -237,19 +244,21 @@ class _Cluster(RedisCluster):
             raise
 
     async def _ask_for_slots(self, failed: str) -> None:
-        """Of another node, if there is one. Where none answers, the next command that fails asks again."""
+        """Reload the slots from another node, if there is one. If none answers, the next failing command tries
+        again.
+        """
         with suppress(RedisError, RedisClusterException, OSError):
             await self.nodes_manager.initialize(last_failed_node_name=failed)
 
 
 def _streams_at(command: Sequence[Any]) -> int:
-    """The place of the first key. A group or consumer may be called STREAMS too: the search begins behind them."""
+    """Index of the first key. A group or consumer may be named STREAMS too, so the search begins after them."""
     start = 4 if command[0] == "XREADGROUP" else 1
     return next(i for i in range(start, len(command)) if command[i] in (b"STREAMS", "STREAMS")) + 1
 
 
 def _hash_tag(key: str) -> str:
-    """The part of a key that decides its Cluster slot (https://valkey.io/topics/cluster-spec/#hash-tags)."""
+    """The part of a key that determines its Cluster slot (https://valkey.io/topics/cluster-spec/#hash-tags)."""
     match = re.search(r"\{([^}]*)\}", key)
     return match[1] if match and match[1] else key
 
@@ -259,7 +268,7 @@ def _version(text: str) -> tuple[int, ...]:
 
 
 _WRAPPED = re.compile(r"-([A-Z]+) ")
-"""Redis 6.2 wraps the error of a command inside a script in a text of its own: ``… -OOM command not allowed …``."""
+"""Redis 6.2 wraps the error of a command inside a script in its own text: ``… -OOM command not allowed …``."""
 _NOT_NOW = frozenset({"BUSY", "CLUSTERDOWN", "LOADING", "MASTERDOWN", "MISCONF", "NOREPLICAS", "READONLY", "UNBLOCKED"})
 _NOT_YOU = frozenset({"NOAUTH", "NOPERM", "WRONGPASS"})
 _YOUR_FAULT = frozenset(
@@ -270,14 +279,14 @@ _FAULT = re.compile(
     r"|ID specified in XADD|Invalid stream ID|out of range|script: |user_script|running script|compiling script",
     re.IGNORECASE,
 )
-"""In what the server says of a command that began with ERR, or of one that failed inside of a script."""
+"""Final errors among those that begin with ERR, or that a script raised."""
 
 
 @contextmanager
 def translated(server: Server, key: str = "") -> Generator[None]:
-    """Around calls of redis-py: turns its errors into ServerUnavailable, or ServerFull for an entry of ``key``.
+    """Wrap calls of redis-py: converts its errors to ServerUnavailable, or ServerFull for an entry of ``key``.
 
-    What is a fault of the call itself (a wrong type, a bad argument) goes through as it is.
+    Faults of the call itself (a wrong type, a bad argument) pass through unchanged.
     """
     try:
         yield
@@ -290,29 +299,29 @@ def translated(server: Server, key: str = "") -> Generator[None]:
 
 
 def may_pass(error: RedisError | OSError) -> bool:
-    """Whether the server says that its state is at fault, so that the same command may be taken later."""
+    """Whether the server reports a temporary state, so that the same command may succeed later."""
     return isinstance(error, (ClusterError, NoScriptError)) or _code(error) in _NOT_NOW | _NOT_YOU | {"OOM"}
 
 
 def is_alien(error: object) -> bool:
-    """Whether the server says that a key is of another type than it must be: somebody else wrote there."""
+    """Whether the server reports a key of the wrong type, which means that another program wrote it."""
     return isinstance(error, ResponseError) and _code(error) == "WRONGTYPE"
 
 
 def is_final(error: RedisError | OSError) -> bool:
-    """Whether the server, or redis-py, has looked at this command and says what is wrong with it.
+    """Whether the server or redis-py rejected this command itself.
 
-    All else may pass or not: a connection that broke, a reply that nobody knows, a proxy's own error.
+    Any other error may be temporary or not: a broken connection, an unknown reply, a proxy's own error.
     """
     if isinstance(error, DataError):
         return True
-    if may_pass(error):  # it may come out of a script
+    if may_pass(error):  # a script may have raised it
         return False
     return _code(error) in _YOUR_FAULT or (isinstance(error, ResponseError) and bool(_FAULT.search(str(error))))
 
 
 def _code(error: Exception) -> str:
-    """The code with which the server's error reply began; redis-py cuts it off the codes that it knows."""
+    """The error code of the server's reply; redis-py strips the codes that it knows."""
     if not isinstance(error, ResponseError):
         return ""
     if wrapped := _WRAPPED.search(str(error)):
@@ -332,9 +341,9 @@ return redis.call('HMGET', KEYS[1], 'partitions', 'wire_version')
 
 
 async def join_deployment(server: Server, keys: Keys) -> None:
-    """Agree with all other processes on what must be the same: the first one writes it, each later one compares.
+    """Agree with all other processes on the deployment's fixed settings: the first one writes them, the others compare.
 
-    Raises DeploymentMismatch, or ServerUnavailable and ServerFull.
+    Raises DeploymentMismatch, ServerUnavailable or ServerFull.
     """
     ours = {"partitions": keys.partitions, "wire_version": WIRE_VERSION}
     with translated(server, keys.meta):

@@ -1,7 +1,7 @@
-"""Plain blocking reads of several streams at once, the same for a single server and a Cluster.
+"""Blocking reads of several streams at once, for a single server and for a Cluster.
 
-A single server answers one XREAD for all streams; in a Cluster each slot needs its own, so those run side by
-side and the first to answer is handed out while the others go on waiting.
+A single server answers one XREAD for all streams. In a Cluster each slot needs its own read; these run in parallel, and
+the first result is returned while the others keep waiting.
 """
 
 from __future__ import annotations
@@ -22,83 +22,83 @@ Entry: TypeAlias = tuple[bytes, Fields]
 Found: TypeAlias = list[tuple[str, list[Entry]]]
 
 MAX_BLOCK_MS = 2000
-"""redis-py gives a socket 5 s to answer; a read must come back well before."""
+"""redis-py allows a socket 5 s for a reply; a read must return well before that."""
 BROKEN_READS = 3
-"""A read that failed so often in a row may fail because of an entry."""
+"""After this many failures in a row an entry may be the cause."""
 
 
 class Unreadable(msgspec.Struct, frozen=True):
-    """An entry of a stage's input that cannot be read whole."""
+    """An entry of a stage's input that cannot be read completely."""
 
     entry: Entry
-    """Its id, and those of its fields that can be read by themselves."""
+    """Its id and its readable fields."""
     sizes: dict[bytes, int]
-    """Of each other field: how many bytes it has."""
+    """Size in bytes of each unreadable field."""
     reason: str
 
 
 def id_key(entry_id: str) -> tuple[int, int]:
-    """A stream entry id as something that sorts."""
+    """Sort key of a stream entry id."""
     ms, _, seq = entry_id.partition("-")
     return int(ms), int(seq or 0)
 
 
 class StreamReader:
-    """Reads new entries of a changing set of streams, each after its own offset; bounded by ``count`` a stream.
+    """Reads new entries of a changing set of streams, each after its own offset; at most ``count`` per stream.
 
-    One caller at a time. A `wake` from elsewhere ends a waiting `read` early, empty-handed.
+    One caller at a time. `wake` ends a waiting `read` early, without entries.
     """
 
     def __init__(self, server: Server, *, count: int) -> None:
         self._server = server
         self.count = count
-        """Most entries of a stream that one read gives; may be changed between two."""
+        """Maximum entries per stream and read; may change between reads."""
         self._scope: asyncio.Timeout | None = None
-        """Around the read that waits."""
+        """Timeout scope of the waiting read."""
         self._woken = False
         self._apart: dict[tuple[str, ...], tuple[dict[str, str], asyncio.Task[Any]]] = {}
-        """Cluster: by slot, the offsets asked for and the read that waits for what follows them."""
+        """Cluster: by slot, the requested offsets and the read that is waiting for entries after them."""
         self._pauses: dict[tuple[str, ...], float] = {}
-        """Cluster: by slot whose last read failed, the seconds before the next."""
+        """Cluster: by slot whose last read failed, the pause in seconds before the next."""
         self._broken: dict[str, int] = {}
-        """By stream: how often in a row its reading failed, and not because of the server's state."""
+        """By stream: failed reads in a row that the server's state does not explain."""
 
     def pop_unreadable(self) -> list[str]:
-        """Streams whose reading failed `BROKEN_READS` times in a row. Each failure counts for one call of this."""
+        """Return the streams with `BROKEN_READS` failures in a row, and reset their counts."""
         broken = [stream for stream, times in self._broken.items() if times >= BROKEN_READS]
         for stream in broken:
             del self._broken[stream]
         return broken
 
     def _count(self, streams: Iterable[str], error: BaseException | None) -> None:
-        """A read of these ended so."""
+        """Count the result of a read of these streams."""
         of_itself = isinstance(error, RedisError | OSError) and not may_pass(error) and not is_final(error)
         if of_itself or is_alien(error):
-            for stream in streams:  # a wait for a reply takes seconds
+            for stream in streams:  # waiting for a reply takes seconds
                 self._broken[stream] = self._broken.get(stream, 0) + (BROKEN_READS if isinstance(error, NoReply) else 1)
         elif self._broken:
             for stream in streams:
                 self._broken.pop(stream, None)
 
     def wake(self) -> None:
-        """End the read that waits now, or else the next one, at once."""
+        """End the waiting read at once, or else the next one."""
         if self._scope and not self._woken:
-            # A plain read may be cut off: the server keeps no state of it, and redis-py drops the connection.
+            # A plain read may be cut off: the server keeps no state for it, and redis-py drops the connection.
             self._scope.reschedule(0)
         self._woken = True
 
     async def read(self, offsets: Mapping[str, str], *, block_ms: int = MAX_BLOCK_MS) -> Found:
-        """Entries after each stream's offset; waits up to ``block_ms`` for some, with 0 not at all.
+        """Return entries after each stream's offset; waits up to ``block_ms`` for some, 0: does not wait.
 
-        Raises what redis-py raises, in a Cluster only where nothing can be read: streams whose node is away are read
-        again by and by.
+        Raises redis-py's errors; in a Cluster only if nothing can be read: streams on a node that is away are retried
+        with pauses.
         """
         if self._woken:
             self._woken = False
             return []
         block_ms = min(block_ms, MAX_BLOCK_MS)
         try:
-            async with asyncio.timeout(None) as self._scope:  # in the hot path, and cheaper than a task to cancel
+            async with asyncio.timeout(None) as self._scope:  # cheaper on the hot path than a task to cancel
                 if not offsets:
                     await asyncio.sleep(block_ms / 1000)
                     return []
@@ -119,12 +119,12 @@ class StreamReader:
             self._scope, self._woken = None, False
 
     async def close(self) -> None:
-        """Give up the reads that wait, and their connections."""
+        """Abandon the waiting reads and their connections."""
         self.wake()
         await self._cancel(list(self._apart))
 
     async def _read_separately(self, offsets: Mapping[str, str], block_ms: int) -> Found:
-        """Keep one read waiting for each slot; hand out those that came back."""
+        """Keep one read waiting for each slot; return the results that have arrived."""
         groups = {tuple(group): {k: offsets[k] for k in group} for group in self._server.read_groups(list(offsets))}
         await self._cancel([g for g, (asked, _) in self._apart.items() if groups.get(g) != asked])
         for group, asked in groups.items():
@@ -148,7 +148,7 @@ class StreamReader:
                 self._pauses.pop(group, None)
                 found += _named(task.result())
         if failed and groups.keys() <= self._pauses.keys():
-            self._pauses.clear()  # from here on it is the caller who pauses
+            self._pauses.clear()  # the caller pauses from here on
             raise failed
         return found
 

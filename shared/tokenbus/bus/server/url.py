@@ -1,4 +1,4 @@
-"""The server's address as one text: what `TOKENBUS_REDIS_URL` may hold.
+"""Server address as one string: the format of `TOKENBUS_REDIS_URL`.
 
 ::
 
@@ -7,13 +7,13 @@
     redis+cluster://[user:password@]host[:port],…
     unix://[user:password@]/path/of/socket[?db=1]
 
-User, password and socket path are percent-decoded. With TLS the server's certificate must be good for the host's name
-or address; ``?`` adds, with ``&`` between, what is the same for all nodes and sentinels:
+User, password and socket path are percent-decoded. With TLS the server's certificate must match the host name or
+address. Options follow ``?``, separated by ``&``, and apply to all nodes and sentinels:
 
-- ``ssl_ca_certs=/path``: the authorities that may have signed it, in place of the system's;
-- ``ssl_certfile=/path&ssl_keyfile=/path``: the certificate by which the server knows this client;
-- ``ssl_check_hostname=false``: any certificate of those authorities will do;
-- ``ssl_cert_reqs=none``: any certificate at all. Whoever stands between can read and change everything.
+- ``ssl_ca_certs=/path``: certificate authorities to trust instead of the system's;
+- ``ssl_certfile=/path&ssl_keyfile=/path``: client certificate;
+- ``ssl_check_hostname=false``: accept any certificate of those authorities;
+- ``ssl_cert_reqs=none``: accept any certificate. An attacker on the path can then read and change everything.
 """
 
 from __future__ import annotations
@@ -43,25 +43,25 @@ _MAX_PORT = 65_535
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerUrl:
-    """One server, or the nodes through which a Sentinel group or a Cluster is found. Never prints the password."""
+    """One server, or the entry nodes of a Sentinel group or a Cluster. Never prints the password."""
 
     topology: Topology = "single"
     nodes: tuple[tuple[str, int], ...] = ()
     """Host and port of the server, the sentinels or some cluster nodes; empty for a socket."""
     path: str | None = None
-    """The Unix socket."""
+    """Path of the Unix socket."""
     db: int = 0
     username: str | None = None
     password: str | None = field(default=None, repr=False)
     tls: bool = False
     tls_options: tuple[tuple[str, str | bool], ...] = ()
-    """Names and values as redis-py takes them."""
+    """Names and values as redis-py expects them."""
     master: str = ""
-    """sentinel: the name of the monitored master."""
+    """Sentinel: name of the monitored master."""
 
     @property
     def safe(self) -> str:
-        """The same address without password and options, for logs and errors."""
+        """The address without password and options, for logs and errors."""
         user = f"{self.username}@" if self.username else ""
         if self.path is not None:
             return f"unix://{user}{self.path}" + (f"?db={self.db}" if self.db else "")
@@ -72,8 +72,7 @@ class ServerUrl:
 
 
 def parse_url(url: str) -> ServerUrl:
-    """The address that the text names. Raises SettingsError, which says what is wrong but repeats no part of the url
-    that may be a secret."""
+    """Parse an address. Raises SettingsError, whose text contains no part of the url that may be secret."""
     scheme, separator, _ = url.partition("://")
     known = _SCHEME.fullmatch(scheme)
     if not separator or not (known or scheme == "unix"):
@@ -113,10 +112,10 @@ def parse_url(url: str) -> ServerUrl:
 
 
 def with_password(url: str, env: Mapping[str, str]) -> str:
-    """The address with the password that the environment has apart from it, where it names none itself.
+    """Add the password from the environment if the address has none.
 
-    `PASSWORD_ENV` holds the password, or `PASSWORD_FILE_ENV` the path of a file with nothing else in it (a line end
-    behind it does not count). Raises SettingsError for both at once, a file that cannot be read or is empty.
+    `PASSWORD_ENV` holds the password, or `PASSWORD_FILE_ENV` the path of a file that contains only the password (a
+    trailing newline is ignored). Raises SettingsError if both are set, or if the file is unreadable or empty.
     """
     password, path = env.get(PASSWORD_ENV), env.get(PASSWORD_FILE_ENV)
     if path:
