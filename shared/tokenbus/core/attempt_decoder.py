@@ -1,4 +1,4 @@
-"""One attempt's raw frames in, normalised events out: frames in order, the right decoder, exactly one end."""
+"""Decode one attempt's raw frames into normalised events: frames in order, the right decoder, exactly one end."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class _Saved(msgspec.Struct, array_like=True):
 
 
 class AttemptReader:
-    """Reads one attempt. ``over`` once its last frame came; until then it is remembered."""
+    """Decodes one attempt. ``over`` is set by its last frame."""
 
     def __init__(self, attempt: int) -> None:
         self.attempt = attempt
@@ -56,7 +56,7 @@ class AttemptReader:
         self._decoder: Decoder | None = None
 
     def read(self, frame: RawFrame) -> list[BusEvent]:
-        """The events that this frame completes. A copy of a frame gives nothing; a gap ends the attempt as cut."""
+        """The events that this frame completes. A duplicate frame has none; a gap ends the attempt as cut."""
         events: list[BusEvent] = []
         if frame.n != ANY_FRAME:
             if frame.n < self._next:
@@ -94,10 +94,10 @@ class AttemptReader:
                 self.over = True
 
     def _end(self, error: ErrorInfo | None) -> Sequence[BusEvent]:
-        """The call is over.
+        """End the call.
 
-        The provider's own terminal event came before this, if at all. What a decoder makes of the body's end holds
-        only where the body did end: a connection that broke after a finish reason may have taken a call with it.
+        If the provider sent a terminal event, it came before this. The decoder's events for the end of the body are
+        valid only if the body did end: a connection that broke after a finish reason may have lost a call.
         """
         if self._decoder is None:
             return [Failed(error)] if error else [Cut("the call ended without an answer")]
@@ -108,7 +108,7 @@ class AttemptReader:
         return [
             Cut(error.message, error) if isinstance(event, Cut | Done) else event
             for event in self._decoder.end()
-            if not isinstance(event, BlockStop | ToolCallDone)  # nothing is whole that ends only now
+            if not isinstance(event, BlockStop | ToolCallDone)  # a block that only ends here is incomplete
         ]
 
     def _say(self, new: Sequence[BusEvent], events: list[BusEvent]) -> None:
@@ -127,7 +127,7 @@ class AttemptReader:
             self._terminal = isinstance(event, Done | Failed | Cut)
 
     def _named(self, event: Failed | Cut) -> Failed | Cut:
-        """The event with the provider's id of the call, which its body does not tell."""
+        """Add the provider's request id, which the body does not contain."""
         if not self._request_id:
             return event
         error = event.error or stream_cut(event.reason) if isinstance(event, Cut) else event.error
@@ -135,7 +135,7 @@ class AttemptReader:
         return msgspec.structs.replace(event, error=error)
 
     def _as_asked(self, event: BlockStart | Image) -> BlockStart | Image:
-        """The event with what the request said of the image, where the answer does not."""
+        """Add the request's image settings where the answer has none."""
         asked = self.images
         if isinstance(event, BlockStart):
             start = event.kind == "image" and asked.prompt and not event.prompt
@@ -149,7 +149,7 @@ class AttemptReader:
         )
 
     def save(self) -> bytes:
-        """The state, for `load`."""
+        """Serialize the state for `load`."""
         decoder = msgspec.msgpack.encode(self._decoder) if self._decoder else b""
         about = (self._api, decoder, self.images, self._provider, self._request_id)
         saved = _Saved(self.attempt, self._next, self.over, self._terminal, *about)
@@ -157,7 +157,7 @@ class AttemptReader:
 
     @classmethod
     def load(cls, state: bytes) -> AttemptReader:
-        """The reader whose state this is."""
+        """Restore a reader from `save`."""
         saved = msgspec.msgpack.decode(state, type=_Saved)
         self = cls(saved.attempt)
         self.images, self._provider, self._request_id = saved.images, saved.provider, saved.request_id

@@ -1,9 +1,9 @@
-"""What of a JSON value goes to the blob store, and how it comes back: base64 that is long, and what is named. Pure.
+"""Replace large base64 and named parts of a JSON value by blob references, and restore them. Pure.
 
-A part that is taken out leaves ``{"__blobRef": blob id, "originalSize": …, "mediaType": …}``. Where its text is not
-plain base64 with padding on one line, a fourth member ``form`` says how it was spelled; what cannot be spelled again to
-the letter stays where it is. A member of the value's own whose name is `__blobRef`, with any number of underscores
-after it, gets one more, and loses it on the way back: so what only looks like a reference survives.
+A part that is taken out leaves ``{"__blobRef": blob id, "originalSize": …, "mediaType": …}``. If its text is not plain
+padded base64 on one line, a fourth member ``form`` records its formatting. Text that cannot be reproduced exactly stays
+in place. A member of the value itself named `__blobRef`, with any number of trailing underscores, gets one more
+underscore and loses it on restore, so data that only looks like a reference survives.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ from tokenbus.errors import BlobNotFound, BlobRefused, CircularValue, Malformed,
 
 REF = "__blobRef"
 THRESHOLD = 10 * 1024
-"""Characters of base64 that are left in place."""
+"""Base64 of up to this many characters stays in place."""
 MAX_DEPTH = 200
-"""Lists and objects inside each other. Far below Python's own end of recursion."""
+"""Maximum nesting of lists and objects, far below Python's recursion limit."""
 
 _REF_LIKE = re.compile(rf"{REF}_*")
 _DATA_URL = re.compile(r"data:([^,]{0,255}?);base64,", re.IGNORECASE)
 _TYPE_KEYS = ("media_type", "mediaType", "mime_type", "mimeType")
-"""Beside base64, these say what it is: Anthropic's and tokenbus' name, and Gemini's two."""
+"""Keys that give the media type of base64 beside them: Anthropic's and tokenbus' name, and Gemini's two."""
 
 Path: TypeAlias = tuple[str, ...]
 
 
 class Form(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """How the content was spelled."""
+    """Original formatting of the content."""
 
     kind: Literal["base64", "text", "json"] = "base64"
     head: str = ""
-    """What stands before the base64: the beginning of a data URL."""
+    """Text before the base64: the start of a data URL."""
     urlsafe: bool = False
     padded: bool = True
     line: int = 0
-    """Characters a line; 0: all on one."""
+    """Characters per line; 0: a single line."""
     line_end: Literal["", "\n", "\r\n"] = ""
     last_line_ends: bool = False
 
@@ -51,50 +51,53 @@ class Form(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid
 class _Ref(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     blob_id: str = msgspec.field(name=REF)
     size: int = msgspec.field(name="originalSize")
-    """Characters of the text that stood here."""
+    """Length of the original text in characters."""
     media_type: str = msgspec.field(name="mediaType")
     form: Form | None = None
-    """None: base64 with padding, on one line."""
+    """None: padded base64 on one line."""
 
 
 class BlobPart(msgspec.Struct, frozen=True):
-    """What goes to the blob store."""
+    """A part for the blob store."""
 
     content: bytes
     media_type: str
 
 
 class Sanitized(msgspec.Struct, frozen=True):
-    """A value without its large parts, and these."""
+    """A value without its large parts, and the parts."""
 
     value: Any
     parts: Mapping[str, BlobPart]
-    """By blob id. Content that stands in several places is one part."""
+    """By blob id; identical contents are one part."""
 
 
 def sanitize(value: object, *, threshold: int = THRESHOLD, paths: Sequence[str] = ()) -> Sanitized:
-    """Take out base64 of more than ``threshold`` characters, and what is at ``paths``, whatever its size.
+    """Take out base64 of more than ``threshold`` characters, and the values at ``paths`` whatever their size.
 
-    A path is a JSON Pointer (RFC 6901) in which `*` stands for any member or place. Named are texts, lists and objects;
-    other values stay. The value itself is not changed. Raises NotStorable for what is no JSON value, and its kinds for
-    a value that is inside itself, or too deep; ValueError for a path that is none.
+    A path is a JSON Pointer (RFC 6901) in which `*` matches any member or index. Paths apply to text, lists and
+    objects; other values stay. ``value`` is not modified. Raises NotStorable if it is no JSON value, CircularValue or
+    NestedTooDeep, and ValueError for an invalid path.
     """
     walk = _Sanitizing(threshold)
     return Sanitized(walk.walk(value, [_path(p) for p in paths], (), ""), walk.parts)
 
 
 def refs(value: object) -> set[str]:
-    """The ids of the blobs that `restore` needs. Raises NotStorable, and Malformed for a reference that is none."""
+    """Ids of the blobs that `restore` needs. Raises NotStorable, and Malformed for an invalid reference."""
     return {ref.blob_id for ref in _refs(value, ())}
 
 
 def restore(value: object, contents: Mapping[str, bytes]) -> Any:
-    """The value that `sanitize` was given, to the letter. Raises what `refs` does, BlobNotFound where ``contents``
-    lacks a blob, and Malformed where what is in it does not fit."""
+    """Restore exactly the value that `sanitize` was given.
+
+    Raises what `refs` does, BlobNotFound if ``contents`` lacks a blob, and Malformed if a blob does not fit its
+    reference.
+    """
     return _restored(value, contents, ())
 
 
-# --- there ------------------------------------------------------------------------------------------------------
+# --- sanitize ---------------------------------------------------------------------------------------------------
 
 
 class _Sanitizing:
@@ -102,7 +105,7 @@ class _Sanitizing:
         self.parts: dict[str, BlobPart] = {}
         self._threshold = threshold
         self._open: set[int] = set()
-        """Identities of the lists and objects that the walk is inside of."""
+        """Identities of the enclosing lists and objects."""
 
     def walk(self, value: Any, paths: Sequence[Path], at: Path, media_type: str) -> Any:
         named = () in paths
@@ -122,7 +125,7 @@ class _Sanitizing:
         if len(at) >= MAX_DEPTH:
             raise NestedTooDeep(pointer(at), MAX_DEPTH)
         if named:
-            _Sanitizing(sys.maxsize).walk(value, (), at, "")  # goes whole, but must be JSON all the same
+            _Sanitizing(sys.maxsize).walk(value, (), at, "")  # stored as a whole, but must still be JSON
             return self._json(value, at)
         self._open.add(id(value))
         inside = self._inside(value, paths, at)
@@ -153,7 +156,8 @@ class _Sanitizing:
 
     def _json(self, value: object, at: Path) -> Any:
         try:
-            # With its own spelling of NaN, and half surrogate pairs as they are: joined they would come back as one.
+            # Keep Python's NaN, and lone surrogates unescaped: escaped halves of a pair would be joined on the way
+            # back.
             text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
         except ValueError as e:
             raise NotStorable(pointer(at), str(e)) from None
@@ -172,7 +176,7 @@ class _Sanitizing:
 
 
 def _read_base64(text: str) -> tuple[bytes, Form] | None:
-    """What the text encodes, and how; None where it is no base64 that could be spelled again to the letter."""
+    """The decoded content and its formatting; None if it is no base64 that can be reproduced exactly."""
     head = found[0] if (found := _DATA_URL.match(text)) else ""
     body = text[len(head) :]
     line_end: Literal["", "\n", "\r\n"] = "\r\n" if "\r\n" in body else "\n" if "\n" in body else ""
@@ -196,7 +200,7 @@ def _escaped(key: str) -> str:
     return f"{key}_" if _REF_LIKE.fullmatch(key) else key
 
 
-# --- and back ---------------------------------------------------------------------------------------------------
+# --- restore ----------------------------------------------------------------------------------------------------
 
 
 def _refs(value: object, at: Path) -> Iterator[_Ref]:
@@ -258,7 +262,7 @@ def _unescaped(key: str) -> str:
     return key[:-1] if _REF_LIKE.fullmatch(key) else key
 
 
-# --- both -------------------------------------------------------------------------------------------------------
+# --- shared -----------------------------------------------------------------------------------------------------
 
 
 def _spelled(content: bytes, form: Form) -> str:
@@ -281,5 +285,5 @@ def _beneath(paths: Sequence[Path], key: str) -> list[Path]:
 
 
 def pointer(at: Path) -> str:
-    """The JSON Pointer of a place; `/` for the value itself."""
+    """JSON Pointer of a path; `/` for the root value."""
     return "".join("/" + part.replace("~", "~0").replace("/", "~1") for part in at) or "/"

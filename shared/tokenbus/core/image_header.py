@@ -1,7 +1,8 @@
-"""How large an image is in pixels, as the first bytes of its format say; nothing of it is decoded.
+"""Read an image's size in pixels from its header, without decoding it.
 
-The formats that models make: PNG (https://www.w3.org/TR/png-3, 11.2.1), JPEG (ITU-T T.81, B.2.2), WebP (RFC 9649) and
-GIF (GIF89a, 18). What a header says need not be true: it is told to whoever lays out a page, and takes no memory here.
+Supports the formats that models produce: PNG (https://www.w3.org/TR/png-3, 11.2.1), JPEG (ITU-T T.81, B.2.2), WebP (RFC
+9649) and GIF (GIF89a, 18). A header may lie. The size is only a layout hint for clients, and nothing is allocated for
+it here.
 """
 
 from __future__ import annotations
@@ -13,22 +14,22 @@ import msgspec
 from tokenbus.events.normalized import Image
 
 _JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
-"""Markers of a frame's header; the three others in that range are tables and a reserve."""
+"""Markers of frame headers; the three excluded ones are tables and a reserved marker."""
 _JPEG_ALONE = frozenset({0x01, *range(0xD0, 0xD9)})
-"""Markers without a length."""
+"""Markers without a length field."""
 _MOST_SEGMENTS = 1000
-"""Looked through before a JPEG's frame: an image has some dozens, one for each 64 KiB of what is beside it."""
+"""Maximum segments before a JPEG's frame header. Images have some dozens, one per 64 KiB of metadata."""
 
 
 def in_blob(image: Image, content: bytes, blob_id: str) -> Image:
-    """The image as it is told of once its bytes lie in the blob store."""
+    """The image with its metadata, after its bytes were moved to the blob store."""
     width, height = pixels(content) or (0, 0)
     about = {"blob_id": blob_id, "size_bytes": len(content), "width": width, "height": height}
     return msgspec.structs.replace(image, base64="", **about)
 
 
 def format_of(content: bytes) -> str | None:
-    """The media type of these formats that the content begins like."""
+    """Media type by the content's magic bytes; None for other formats."""
     if content.startswith(b"\x89PNG\r\n\x1a\n"):
         return "image/png"
     if content.startswith((b"GIF87a", b"GIF89a")):
@@ -39,7 +40,7 @@ def format_of(content: bytes) -> str | None:
 
 
 def pixels(content: bytes) -> tuple[int, int] | None:
-    """Width and height, both over 0; None for what is none of these formats, or too short. Never raises."""
+    """Width and height, both above 0; None if the format is unknown or the content too short. Never raises."""
     match format_of(content):
         case "image/png":
             size = _two(content, 16, 4, "big") if content[12:16] == b"IHDR" else None
@@ -63,7 +64,7 @@ def _of_jpeg(content: bytes) -> tuple[int, int] | None:
         if marker in _JPEG_FRAMES:
             size = _two(content, at + 5, 2, "big")
             return size and (size[1], size[0])
-        if marker == 0xFF:  # a marker may have some of them in front
+        if marker == 0xFF:  # markers may be preceded by fill bytes
             at += 1
             continue
         at += 2 if marker in _JPEG_ALONE else 2 + int.from_bytes(content[at + 2 : at + 4], "big")
@@ -84,7 +85,7 @@ def _of_webp(content: bytes) -> tuple[int, int] | None:
 
 
 def _two(content: bytes, at: int, size: int, order: Literal["big", "little"]) -> tuple[int, int] | None:
-    """Two numbers of ``size`` bytes side by side."""
+    """Two adjacent integers of ``size`` bytes each."""
     first, second = content[at : at + size], content[at + size : at + 2 * size]
     if len(second) < size:
         return None

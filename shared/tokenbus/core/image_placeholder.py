@@ -1,7 +1,7 @@
-"""What stands in a provider's answer where the base64 of an image stood, once a fetcher has moved the image away.
+"""Placeholder for an image's base64 in a provider's answer, after a fetcher moved the image to the blob store.
 
-The words begin with a secret of the attempt, which whoever reads the answer knows and whoever wrote it does not: no
-provider, and no model, can name a blob of somebody else's.
+The placeholder starts with a secret of the attempt that the reader of the answer knows and its author does not.
+Therefore no provider and no model can refer to a blob of another run.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ _WORDS = re.compile(r"tokenbus:(?P<secret>[0-9a-f]+):(?P<blob_id>sha256:[0-9a-f]
 
 
 def name_of(secret: str, blob_id: str, size: int, width: int, height: int) -> bytes:
-    """The words, which need no escape in JSON. ``secret``: hex digits; ``size``: bytes of the image; 0 pixels: not
-    known."""
+    """Build the placeholder, which needs no JSON escapes. ``secret``: hex digits; ``size``: bytes of the image; 0
+    pixels: unknown.
+    """
     return f"tokenbus:{secret}:{blob_id}:{size}:{width}:{height}".encode()
 
 
 def found(image: Image, secret: str) -> Image:
-    """The image in its blob, where such words stand in place of its base64; else as it is."""
+    """Resolve a placeholder to its blob; other images are returned unchanged."""
     words = _WORDS.fullmatch(image.base64[:300]) if secret else None
     if words is None or words["secret"] != secret:
         return image

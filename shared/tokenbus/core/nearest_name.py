@@ -1,4 +1,4 @@
-"""The known name that a misspelt one was probably meant to be."""
+"""Suggest the known name that a misspelt name probably means."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """The known name closest to ``name``; None if none is close."""
-    from difflib import get_close_matches  # only where something went wrong: it costs start-up time
+    from difflib import get_close_matches  # only needed after an error: costs start-up time
 
     lower = {candidate.lower(): candidate for candidate in known}
     found = get_close_matches(name.lower()[:100], lower, n=1)
@@ -15,7 +15,7 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 
 
 def unknown_name(name: object, known: Iterable[str]) -> str:
-    """Says that a name is not known, which one was probably meant, and which there are."""
+    """Error text for an unknown name, with the closest known name or all known names."""
     names = list(known)
     close = nearest(name, names) if isinstance(name, str) else None
     if close:

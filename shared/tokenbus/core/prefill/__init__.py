@@ -1,2 +1,4 @@
-"""Reads the text that a model continues (prefill mode) as blocks: tags, stop strings, calls. The grammar is
-docs/guides/prefill.md's; how the text is written, is `tokenbus.providers.request.transcript`'s."""
+"""Parse the text that a model continues (prefill mode) into blocks: tags, stop strings, calls.
+
+docs/guides/prefill.md defines the grammar; `tokenbus.providers.request.transcript` writes the text.
+"""

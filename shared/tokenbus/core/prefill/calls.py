@@ -1,4 +1,4 @@
-"""A call as it is read: its parameters become pieces of one JSON object."""
+"""Parse a call: its parameters become pieces of one JSON object."""
 
 from __future__ import annotations
 
@@ -22,40 +22,42 @@ _JSON_TYPES: dict[type, tuple[str, ...]] = {
 
 
 def call_id(seed: str, ordinal: int) -> str:
-    """The id of the turn's call of this ordinal: the same on every replay. ``seed`` names run and turn."""
+    """Deterministic id of the turn's call with this ordinal, equal in every replay. ``seed`` identifies run and
+    turn.
+    """
     return "call_" + sha256(f"{seed}\0{ordinal}".encode()).hexdigest()[:24]
 
 
 class OpenCall(msgspec.Struct):
-    """A call between its start and its end."""
+    """A call that has started and not ended."""
 
     block: int
     types: dict[str, list[str]]
-    """JSON types of the parameters; one that is missing here is text."""
+    """JSON types by parameter; parameters not in it are text."""
     stray: bool = False
-    """Parameters that stand outside of a call: together they are one, without a name."""
+    """Parameters outside a call; together they form one call without a name."""
     problem: str = ""
-    """What is wrong with the call: then it never runs."""
+    """Why the call is malformed, if it is; it then never runs."""
     names: list[str] = []
     key: str = ""
-    """The open parameter's name."""
+    """Name of the open parameter."""
     ignored: bool = False
-    """The open parameter has no name of its own: its value has no place."""
+    """The open parameter has no name or a duplicate one, so its value is dropped."""
     pieces: list[str] = []
-    """The open parameter's value, where it is read at its end."""
+    """Value of the open parameter, if it is parsed at its end."""
     size: int = 0
 
     @classmethod
     def start(
         cls, block: int, tool_id: str, name: str, types: dict[str, list[str]], out: list[Normalized], *, stray: bool
     ) -> OpenCall:
-        """A call begins."""
+        """Start a call."""
         out.append(ToolCallStart(block, tool_id, name))
         problem = "a parameter stands outside of a call" if stray else "the call has no name"
         return cls(block, types, stray, "" if name else problem)
 
     def open_parameter(self, name: str | None, out: list[Normalized]) -> None:
-        """A parameter begins. Text streams; any other type is read at its end."""
+        """Start a parameter. Text is streamed; other types are parsed at the parameter's end."""
         self.ignored = name is None or name in self.names
         if name is None:
             self.problem = self.problem or "a parameter has no name"
@@ -69,7 +71,9 @@ class OpenCall(msgspec.Struct):
             self._write(f'{self._head()}"', out)
 
     def value(self, text: str, limit: int, out: list[Normalized]) -> None:
-        """A piece of the open parameter's value. Raises TooLarge where a value read at its end has more characters."""
+        """Add to the open parameter. Raises TooLarge if a value that is parsed at its end exceeds ``limit``
+        characters.
+        """
         if self.ignored:
             return
         if self._streams:
@@ -81,7 +85,7 @@ class OpenCall(msgspec.Struct):
         self.pieces.append(text)
 
     def close_parameter(self, out: list[Normalized]) -> None:
-        """The open parameter ends."""
+        """End the open parameter."""
         if self.ignored:
             return
         if self._streams:
@@ -98,7 +102,7 @@ class OpenCall(msgspec.Struct):
             self.problem = self.problem or f"the parameter {self.key!r} is no JSON: {problem}"
 
     def finish(self, out: list[Normalized], problem: str = "") -> None:
-        """The call ends; ``problem``: not by its own close."""
+        """End the call. ``problem``: why it ended without its own closing tag."""
         if not problem:
             self._write("}" if self.names else "{}", out)
         out.append(ToolCallDone(self.block, self.problem or problem))
@@ -111,7 +115,7 @@ class OpenCall(msgspec.Struct):
         return f'{"," if self.names else "{"}"{_escaped(self.key)}":'
 
     def _misread(self, said: str) -> str:
-        """Why the value is not taken as JSON; empty where it is. Where text is a type too, JSON must be of another."""
+        """Why the value is not JSON; empty if it is. If text is valid too, the JSON value must be of another valid type."""
         try:
             read = msgspec.json.decode(said)
         except (msgspec.DecodeError, RecursionError) as e:
@@ -126,5 +130,5 @@ class OpenCall(msgspec.Struct):
 
 
 def _escaped(text: str) -> str:
-    """The text as it stands between the quotes of a JSON string."""
+    """Escape text for use between the quotes of a JSON string."""
     return msgspec.json.encode(text).decode()[1:-1]

@@ -1,4 +1,4 @@
-"""What of a request decides how the model's text is read."""
+"""Options of a request that determine how the model's text is parsed."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from tokenbus.providers.request.participants import end_of_turn, reading_stops
 from tokenbus.providers.request.transcript import follows_a_name, opens_thinking
 
 THINKING = "thinking"
-"""The tag in which the prompt asks for thinking; whatever else a model writes it in is read as well."""
+"""Tag in which the prompt asks for thinking; other tags that the model uses are parsed too."""
 
 
 def reading_of(request: Generate, api: ApiName, quirks: Quirks) -> TextReading:
-    """How the text of a request in prefill mode is read.
+    """How to parse the text of a request in prefill mode.
 
-    ``quirks`` are the provider's; of them its end-of-turn token counts, and the tags in which the model thinks.
+    ``quirks`` are the provider's; its end-of-turn token and the tags in which the model thinks are used.
     """
     return TextReading(
         stops=reading_stops(request),
@@ -31,14 +31,14 @@ def reading_of(request: Generate, api: ApiName, quirks: Quirks) -> TextReading:
 
 
 def _types(tool: Tool) -> dict[str, list[str]]:
-    """The JSON types of the tool's parameters, but for those that are text and nothing else."""
+    """JSON types of the tool's parameters, without those that are plain text."""
     properties = cast("dict[str, object]", tool.parameters.get("properties", {}))
     found = {name: _types_of(schema) for name, schema in properties.items()}
     return {name: types for name, types in found.items() if types not in ([], ["string"])}
 
 
 def _types_of(schema: object) -> list[str]:
-    """The types that a schema allows; none where it does not say."""
+    """The types that a schema allows; empty if it does not say."""
     if not isinstance(schema, dict):
         return []
     said = cast("dict[str, object]", schema)

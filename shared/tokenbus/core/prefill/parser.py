@@ -1,4 +1,4 @@
-"""Reads the text that the model writes in one turn as blocks, with the events that a chat decoder would give.
+"""Parse the text of one turn into blocks, with the same events that a chat decoder emits.
 
 ::
 
@@ -11,13 +11,13 @@
                                              v
                                             over
 
-A close leads back to where its open came from; what is no markup at its place is content there, or nothing between
-calls. `over`: a stop string or the calls' end was read, and nothing after it counts.
+A closing tag returns to the place of its opening tag. Text that is not markup at its place is content there, or is
+ignored between calls. `over`: a stop string or the end of the calls was reached, and later text is ignored.
 
-The end-of-turn token is found before all else: it ends the turn wherever it stands, in a value too.
+The end-of-turn token is matched first: it ends the turn anywhere, even inside a value.
 
-However the text is cut, the events are the same after joining neighbouring pieces. What is held back is bounded: the
-beginning of the token, of a tag, of a stop string, and blank space that may turn out to lie between two tags.
+The events do not depend on how the text is split, after adjacent pieces are joined. Held-back text is bounded: a prefix
+of the token, of a tag or of a stop string, and whitespace that may turn out to be between two tags.
 """
 
 from __future__ import annotations
@@ -43,60 +43,60 @@ PARAMETER = both("parameter")
 
 
 class TextReader(msgspec.Struct):
-    """One turn's text in, normalised events out. Its fields are its whole state."""
+    """Parses one turn's text into normalised events. Its fields are its complete state."""
 
     seed: str
-    """Names run and turn: what the ids of its calls are made from."""
+    """Identifies run and turn; call ids are derived from it."""
     setting: TextReading
     limit: int
-    """Most characters of a value that is read at its end, and of blank space."""
+    """Maximum characters of a value that is parsed at its end, and of held-back whitespace."""
     began: str = ""
-    """The name of the thinking in which the turn began; empty: at the top."""
+    """Name of the thinking block in which the turn began; empty: top level."""
     place: Place = "top"
     thinking: str = ""
-    """The open thinking's name, also while a call stands inside it."""
+    """Name of the open thinking block, also while a call inside it is open."""
     held: str = ""
-    """The beginning of a tag."""
+    """Prefix of a possible tag."""
     token_state: int = 0
-    """How much of the end-of-turn token is held back."""
+    """Automaton state: the held-back prefix of the end-of-turn token."""
     stop_state: int = 0
     blanks: list[str] = []
-    """Blank space before the open region's first content."""
+    """Whitespace before the first content of the open region."""
     blank_size: int = 0
     block: int = -1
     """The open text or thinking block; -1: the region has no content yet."""
     next_block: int = 0
     call: OpenCall | None = None
     spelled: str = ""
-    """How the open parameter is spelled."""
+    """Spelling of the open parameter's tag."""
     calls_spelled: str = ""
-    """How the open function_calls is spelled."""
+    """Spelling of the open function_calls tag."""
     calls: int = 0
     raw: list[str] = []
-    """The text as the model wrote it, up to where it counts."""
+    """The model's raw text, up to where it counts."""
     over: bool = False
     begun: bool = False
-    """There was text at top level that is not blank."""
+    """Whether the top level had any text that is not whitespace."""
     stopped_on: str = ""
     """The stop string that ended the turn."""
 
     @classmethod
     def start(cls, seed: str, setting: TextReading, limit: int, inside: str) -> TextReader:
-        """A turn begins; ``inside``: the name of the thinking that its prompt opened, or that a call interrupted."""
+        """Start a turn. ``inside``: name of the thinking block that the prompt opened or that a call interrupted."""
         place: Place = "thinking" if inside else "top"
         return cls(seed, setting, limit, inside, place, thinking=inside)
 
     @property
     def text(self) -> str:
-        """The turn so far in the model's own words, up to the end that counts."""
+        """The model's raw text of the turn so far, up to the end that counts."""
         return self._read + self._token.held(self.token_state) if self.token_state else self._read
 
     def knows(self, string: str) -> bool:
-        """Whether a provider that stopped on this string did so at our wish."""
+        """Whether the request asks to stop on this string."""
         return string in (*self.setting.stops, *CALLS_CLOSES) or string == self.setting.end_of_turn != ""
 
     def feed(self, text: str) -> list[Normalized]:
-        """The events that this piece completes. Raises TooLarge."""
+        """Parse a piece of text and return the completed events. Raises TooLarge."""
         out: list[Normalized] = []
         if not self.over and text:
             ended = ""
@@ -108,7 +108,7 @@ class TextReader(msgspec.Struct):
         return out
 
     def _feed(self, text: str, out: list[Normalized]) -> None:
-        """Read a piece without the token."""
+        """Parse a piece that does not contain the token."""
         if self.over or not text:
             return
         self.raw.append(text)
@@ -135,7 +135,7 @@ class TextReader(msgspec.Struct):
             self.held = text[hold:]
 
     def release(self) -> list[Normalized]:
-        """What is held back comes out as the content it is, for no more text will come. Open blocks stay open."""
+        """Emit held-back text as content because no more text follows. Open blocks stay open."""
         out: list[Normalized] = []
         self._give_up_token(out)
         held, self.held = self.held, ""
@@ -146,7 +146,7 @@ class TextReader(msgspec.Struct):
         return out
 
     def end(self) -> list[Normalized]:
-        """The turn's text is whole: the last events. A call that is still open is malformed."""
+        """End the turn's text and return the last events. A call that is still open is malformed."""
         if self.over:
             return []
         out: list[Normalized] = []
@@ -157,7 +157,7 @@ class TextReader(msgspec.Struct):
             if self.place in ("calls", "invoke", "parameter"):
                 self._end_call(out, "the call was cut off by the end of the turn")
                 whole = self._read
-                # Its results stand right after a close, so there must be one.
+                # The results follow directly after a closing tag, so add one.
                 self.raw = [f"{whole[: len(whole) - cut]}</{self.calls_spelled}>"]
             self._shut(out)
             self.over = True
@@ -165,7 +165,7 @@ class TextReader(msgspec.Struct):
 
     @property
     def _read(self) -> str:
-        """What was read, but for what of the token is held back."""
+        """The text parsed so far, without the held-back prefix of the token."""
         if len(self.raw) > 1:
             self.raw = ["".join(self.raw)]
         return self.raw[0] if self.raw else ""
@@ -175,7 +175,7 @@ class TextReader(msgspec.Struct):
         return stops((self.setting.end_of_turn,))
 
     def _give_up_token(self, out: list[Normalized]) -> None:
-        """The beginning of the token stays one: text."""
+        """The held-back prefix of the token did not become the token: parse it as text."""
         if self.token_state:
             held, self.token_state = self._token.held(self.token_state), 0
             self._feed(held, out)
@@ -195,7 +195,7 @@ class TextReader(msgspec.Struct):
                 assert self.call
                 self.call.value(text, self.limit, out)
             case "calls" | "invoke" | "results":
-                pass  # between calls, and what the model invented
+                pass  # text between calls, and results that the model invented
 
     def _top(self, text: str, out: list[Normalized]) -> None:
         stopped = ""
@@ -216,7 +216,7 @@ class TextReader(msgspec.Struct):
             out.append(TextDelta(self.block, text))
 
     def _without_wire_blank(self, text: str) -> str:
-        """The turn's first text without the one blank that stands between a name and what is said."""
+        """Remove the one blank between a name and the message from the turn's first text."""
         blank = "".join(self.blanks)
         if not blank:
             return text.removeprefix(" ")
@@ -224,7 +224,9 @@ class TextReader(msgspec.Struct):
         return text
 
     def _appears(self, text: str, kind: Literal["text", "thinking"], out: list[Normalized]) -> bool:
-        """The region becomes a block with its first content that is not blank; blank space before it belongs to it."""
+        """Start a block at the region's first content that is not whitespace; the whitespace before it belongs to the
+        block.
+        """
         if not text.strip(BLANKS):
             self.blank_size += len(text)
             if self.blank_size > self.limit:
@@ -240,7 +242,7 @@ class TextReader(msgspec.Struct):
         return True
 
     def _shut(self, out: list[Normalized]) -> None:
-        """The region of text or thinking ends. One that had no content was none."""
+        """End the text or thinking region. A region without content emits nothing."""
         if self.block >= 0:
             out.append(BlockStop(self.block))
             self.block = -1
@@ -250,7 +252,7 @@ class TextReader(msgspec.Struct):
         self.blanks, self.blank_size = [], 0
 
     def _give_up_stop(self, out: list[Normalized]) -> None:
-        """The beginning of a stop string stays one: text."""
+        """The held-back prefix of a stop string did not complete: emit it as text."""
         if self.stop_state:
             held, self.stop_state = stops(self.setting.stops).held(self.stop_state), 0
             self._say(held, out)
@@ -262,7 +264,7 @@ class TextReader(msgspec.Struct):
     # --- tags -----------------------------------------------------------------------------------------------
 
     def _marks(self) -> Marks:
-        """What is markup here."""
+        """The tags that are markup at the current place."""
         match self.place:
             case "top":
                 named = (*both(*self.setting.thinking), *CALLS, *RESULTS)

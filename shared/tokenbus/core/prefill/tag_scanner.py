@@ -1,9 +1,9 @@
-"""Finds tags in text that comes in pieces: whole ones, and what may still become one.
+"""Find tags in streamed text: complete ones, and prefixes that may become one.
 
 A tag is ``<name attributes>``, ``<name attributes/>`` or ``</name>``, of at most `MAX_TAG` characters; attributes are
-``name="value"`` or ``name='value'``, a value without ``<`` and ``>``; blanks may stand before the ``>``. So a tag never
-holds a second ``<``, and only the last ``<`` of a text can be a beginning. Every search is linear: the quantifiers are
-possessive, and no match looks past the next ``<``.
+``name="value"`` or ``name='value'``, the value without ``<`` and ``>``; whitespace may precede the ``>``. A tag never
+contains a second ``<``, so only the last ``<`` of a text can start an incomplete one. Every search is linear: the
+quantifiers are possessive, and no match extends past the next ``<``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tokenbus.providers.request.participants import PREFIX
 
 BLANKS = " \t\r\n"
 MAX_TAG = 256
-"""Characters of the longest tag: so much may be held back."""
+"""Maximum characters of a tag, and so of held-back text."""
 
 _BLANK = r"[ \t\r\n]"
 _NAME = r"[A-Za-z_:][A-Za-z0-9_:.-]*+"
@@ -26,7 +26,7 @@ _attribute = re.compile(rf"""{_BLANK}++({_NAME})=(?:"([^"<>]*+)"|'([^'<>]*+)')""
 
 
 def both(*names: str) -> tuple[str, ...]:
-    """Each name in both of its spellings."""
+    """Each name with and without the prefix."""
     return tuple(spelling for name in names for spelling in (name, PREFIX + name))
 
 
@@ -36,7 +36,7 @@ def plain(spelling: str) -> str:
 
 
 def attribute(attributes: str, name: str) -> str | None:
-    """The value of the first attribute of this name in a tag's attributes."""
+    """Value of the first attribute with this name."""
     for found in _attribute.finditer(attributes):
         if found[1] == name:
             return found[2] if found[2] is not None else found[3]
@@ -44,7 +44,7 @@ def attribute(attributes: str, name: str) -> str | None:
 
 
 class Tag:
-    """A tag where it stands: either ``opens`` or ``closes`` has its name as it is spelled."""
+    """A tag and its position: either ``opens`` or ``closes`` is set, to its name as spelled."""
 
     __slots__ = ("alone", "attributes", "closes", "end", "opens", "start")
 
@@ -53,7 +53,7 @@ class Tag:
         self.opens: str = found[1] or ""
         self.attributes: str = found[2] or ""
         self.alone: bool = found[3] == "/"
-        """``<name/>``: it opens and closes."""
+        """``<name/>``: opens and closes."""
         self.closes: str = found[4] or ""
 
 
@@ -70,7 +70,7 @@ class Marks:
         self._beginnings = {name[:size] for name in whole for size in range(1, len(name) + 1)}
 
     def find(self, text: str, start: int) -> Tag | None:
-        """The first whole tag from ``start`` on. A longer one than `MAX_TAG` is none."""
+        """The first complete tag from ``start``; tags longer than `MAX_TAG` are ignored."""
         while found := self._tag.search(text, start):
             if found.end() - found.start() <= MAX_TAG:
                 return Tag(found)
@@ -78,7 +78,7 @@ class Marks:
         return None
 
     def held_from(self, text: str, start: int) -> int:
-        """Where the beginning of a tag stands at the text's end; the text's length where there is none."""
+        """Start of an incomplete tag at the end of the text; the text's length if there is none."""
         at = text.rfind("<", start)
         if at < 0 or len(text) - at >= MAX_TAG:
             return len(text)
@@ -88,7 +88,7 @@ class Marks:
 
 @lru_cache(256)
 def marks(opens: tuple[str, ...], closes: tuple[str, ...]) -> Marks:
-    """The marks of these spellings."""
+    """The marks for these spellings (cached)."""
     return Marks(opens, closes)
 
 

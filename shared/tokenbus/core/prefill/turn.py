@@ -1,4 +1,4 @@
-"""A turn in prefill mode: what a decoder's events mean there, and how often a provider is asked to go on within it."""
+"""A turn in prefill mode: maps a decoder's events, and counts how often the provider is asked to continue."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from tokenbus.events import normalized as n
 from tokenbus.events.frames import TextReading
 
 MAX_RESUMPTIONS = 24
-"""How often one turn may be resumed after a provider stopped on a string inside thinking or a parameter."""
+"""Maximum resumptions of one turn after a provider stopped on a string inside thinking or a parameter."""
 MAX_IDLE = 3
-"""How many resumptions in a row may bring nothing."""
+"""Maximum resumptions in a row without progress."""
 
 
 class TurnText(msgspec.Struct):
-    """The text of one turn, and the provider's own regions beside it (thinking, images), which take no part in it."""
+    """Text of one turn, and the provider's own blocks beside it (thinking, images), which are not part of the text."""
 
     run: str
     turn: int
@@ -24,27 +24,27 @@ class TurnText(msgspec.Struct):
     limit: int
     reader: TextReader
     beside: list[int] = []
-    """Open regions of the provider's own, by the decoder's ordinal."""
+    """Open blocks of the provider, by the decoder's ordinal."""
     resumed: int = 0
     idle: int = 0
     progress: bool = False
-    """Text came since the provider was last asked."""
+    """Whether text has arrived since the provider was last asked."""
 
     @classmethod
     def start(cls, run: str, turn: int, setting: TextReading, limit: int, inside: str) -> TurnText:
-        """A turn begins, at the top or inside a thinking of this name."""
+        """Start a turn at top level or inside a thinking block with this name."""
         return cls(run, turn, setting, limit, TextReader.start(f"{run}/{turn}", setting, limit, inside))
 
     def again(self, setting: TextReading | None = None) -> TurnText:
-        """The same turn from its beginning; ``setting``: in place of the present one, for another provider."""
+        """The same turn from its start; ``setting`` replaces the current one, for another provider."""
         return TurnText.start(self.run, self.turn, setting or self.setting, self.limit, self.reader.began)
 
     def following(self) -> TurnText:
-        """The next turn. Where a call interrupted thinking, the thinking goes on."""
+        """The next turn. If a call interrupted thinking, it continues inside that thinking."""
         return TurnText.start(self.run, self.turn + 1, self.setting, self.limit, self.reader.thinking)
 
     def read(self, event: n.Normalized) -> list[n.Normalized]:
-        """What the decoder's event means: text is read, what the provider adds of its own takes ordinals below 0."""
+        """Map a decoder's event: text is parsed; the provider's own blocks get ordinals below 0."""
         match event:
             case n.TextDelta() | n.RefusalDelta():
                 self.progress = True
@@ -58,7 +58,7 @@ class TurnText(msgspec.Struct):
                     return []
                 self.beside.remove(event.block)
             case n.ToolCallStart():
-                # No tool was offered this way, so nobody is to run it.
+                # Prefill mode offers no native tools, so no executor runs this call.
                 return [n.Extra("prefill.native_call", msgspec.json.encode({"name": event.name}).decode())]
             case n.ToolCallDelta() | n.ToolCallDone():
                 return []
@@ -72,15 +72,15 @@ class TurnText(msgspec.Struct):
         return [msgspec.structs.replace(event, block=-1 - event.block)]
 
     def put_back(self, string: str) -> list[n.Normalized]:
-        """The provider stopped on this string, and keeps it to itself.
+        """Feed the string on which the provider stopped, and which it does not send.
 
-        Where the turn goes on after it, blank space at its end stays away: providers refuse to go on from there.
+        If the turn continues after it, trailing whitespace is dropped: providers refuse to continue from whitespace.
         """
         inside = self.reader.place != "top"
         return self.reader.feed(string.rstrip(BLANKS) if inside else string)
 
     def resumes(self) -> bool:
-        """Whether the provider is asked once more to go on; counts that it is."""
+        """Whether to ask the provider to continue once more; counts the attempt."""
         self.idle = 0 if self.progress else self.idle + 1
         if self.resumed >= MAX_RESUMPTIONS or self.idle >= MAX_IDLE:
             return False

@@ -1,4 +1,4 @@
-"""A generation request from its bytes: parsed, bounded and validated. Pure.
+"""Parse a generation request from bytes, check its bounds and validate it. Pure.
 
 Provider bodies are built in `tokenbus.providers`.
 """

@@ -1,7 +1,7 @@
-"""How much of everything a request may hold: every count, length and size that its overall bytes do not bound enough.
+"""Bounds of a request: every count, length and size that the overall byte limit does not bound enough.
 
-The bounds are far above what any provider takes. They are for what tokenbus does with each: a copy in every `started`
-event, a key of a hash, a schema to compile, a string to search a stream for.
+The bounds are far above what any provider accepts. They protect tokenbus, which stores a copy in every `started` event,
+uses values as hash keys, compiles schemas and searches streams for stop strings.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from tokenbus.events.requests import (
 
 MAX_MESSAGES = 10_000
 MAX_PARTS = 1_000
-"""Of one message, and of one tool result."""
+"""Per message and per tool result."""
 MAX_TOOLS = 512
 MAX_STOPS = 64
 MAX_STOP_CHARS = 1_024
 MAX_SCHEMA_BYTES = 128 * 1024
-"""Of one tool's parameters, or of the answer's schema, as JSON."""
+"""JSON size of one tool's parameters or of the answer's schema."""
 MAX_DESCRIPTION_CHARS = 64 * 1024
 MAX_METADATA_BYTES = 64 * 1024
 MAX_EXTRA_BYTES = 1024 * 1024
 MAX_NAME_CHARS = 1_024
-"""Of a participant, a tool's id or name in a message, a document's title."""
+"""Limit for participants, tool ids and names in messages, and document titles."""
 MAX_URL_CHARS = 16 * 1024
 MAX_OPAQUE = 64
 """Fields of a part's `opaque`, and of its `opaque_blobs`."""
@@ -44,7 +44,7 @@ MAX_TOKENS = 2**31 - 1
 
 
 def over_bounds(request: Generate) -> Iterator[tuple[str, str]]:
-    """Where the request has too much, and of what."""
+    """Each place where the request exceeds a bound, with the problem."""
     yield from _count("messages", len(request.messages), MAX_MESSAGES, "messages")
     yield from _count("tools", len(request.tools), MAX_TOOLS, "tools")
     yield from _count("stop", len(request.stop), MAX_STOPS, "stop strings")

@@ -1,8 +1,8 @@
-"""JSON that is none, of a request that is refused: what can still be said of it, and whose run it is.
+"""Diagnose the invalid JSON of a rejected request, and find its run id.
 
-Some writers put NaN or half of a surrogate pair into what they call JSON. msgspec then refuses the whole text and
-names a byte. `read_broken` accepts both, so that the check of plain values can name the place. `top_texts` finds the id
-in any text, so that the run can end where its publisher looks for it.
+Some writers put NaN or a lone surrogate into what they call JSON. msgspec then rejects the whole text and names a byte.
+`read_broken` accepts both, so that the check of plain values can name the path. `top_texts` finds the id in any text,
+so that the run can end where its publisher looks for it.
 """
 
 from __future__ import annotations
@@ -11,28 +11,28 @@ import json
 import re
 
 MAX_TOKENS = 100_000
-"""So far the search for an id goes: some hundredths of a second."""
+"""Limit of the search for an id: some hundredths of a second."""
 
 _TOKEN = re.compile(r'"((?:[^"\\]++|\\.)*+)"|([{}\[\]:,])|(")|[^"{}\[\]:,\s]++', re.DOTALL)
 
 
 def read_broken(data: bytes) -> object:
-    """The value of JSON in which numbers may be NaN or infinite and text may hold half of a surrogate pair.
+    """Decode JSON in which numbers may be NaN or infinite and text may contain lone surrogates.
 
-    Raises ValueError for all else that is no JSON, and RecursionError.
+    Raises ValueError for any other invalid JSON, and RecursionError.
     """
     return json.loads(data.decode())
 
 
 def top_texts(data: bytes, *names: str) -> dict[str, str]:
-    """The fields with these names at the top of a JSON object that are text, as they stand there; never raises.
+    """Text fields with these names at the top level of a JSON object, unparsed; never raises.
 
-    Whatever is wrong elsewhere, they are found where the text before them has balanced brackets and quotes.
+    They are found whatever is wrong elsewhere, if brackets and quotes before them are balanced.
     """
     found: dict[str, str] = {}
     depth = 0
     key: str | None = None
-    """The field whose value comes next; None: a key comes, or what is of no interest."""
+    """The field whose value comes next; None: a key follows, or nothing of interest."""
     last: str | None = None
     for number, token in enumerate(_TOKEN.finditer(data.decode(errors="replace"))):
         text, mark, unclosed = token.groups()

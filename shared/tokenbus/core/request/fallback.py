@@ -1,4 +1,4 @@
-"""Model fallback, as a request's own fields: whom a run may ask, and with which request."""
+"""Model fallback of a request: its choices of provider and model, and the request for each."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from tokenbus.events.requests import Generate
 
 
 def request_for(request: Generate, choice: int) -> Generate:
-    """The request as this choice gets it: 0 is the request's own provider and model, n its n-th fallback.
+    """The request for this choice: 0 is the request's own provider and model, n its n-th fallback.
 
-    What the request has in `extra` is for its own provider: a fallback gets it only if that is the same provider, or
-    the `extra` that it has itself.
+    The request's `extra` is for its own provider: a fallback uses it only with the same provider, unless the fallback
+    has its own `extra`.
     """
     if not choice:
         return request
@@ -24,12 +24,12 @@ def request_for(request: Generate, choice: int) -> Generate:
 
 
 def all_choices(request: Generate) -> list[Generate]:
-    """The request as each of its choices gets it, in the order in which they are asked."""
+    """The request for each choice, in the order in which they are tried."""
     return [request_for(request, n) for n in range(1 + len(request.fallback or ()))]
 
 
 def left_from(request: Generate, choice: int) -> Generate:
-    """The request of a run that goes on with this choice: the fallbacks before it are no longer asked."""
+    """The request of a run that continues with this choice, without the earlier fallbacks."""
     if not choice:
         return request
     return msgspec.structs.replace(request_for(request, choice), fallback=(request.fallback or [])[choice:])

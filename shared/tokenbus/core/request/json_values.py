@@ -1,4 +1,4 @@
-"""Plain values: what JSON and msgpack both carry, unchanged. Everything of a request is checked to be that."""
+"""Plain values: what JSON and msgpack both carry unchanged. Every part of a request must be plain."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import TypeGuard
 from tokenbus.errors import RequestInvalid
 
 MAX_DEPTH = 100
-"""Levels of nesting; far fewer than any decoder on the way gives up at."""
+"""Maximum nesting levels; far below the limit of any decoder involved."""
 MAX_VALUES = 200_000
-"""Values of all levels: a few bytes each on the wire, and a walk's time and memory each here."""
+"""Maximum values on all levels: each is only a few bytes on the wire, but costs time and memory to walk."""
 
 
 def too_deep(where: str = "$") -> RequestInvalid:
@@ -19,11 +19,11 @@ def too_deep(where: str = "$") -> RequestInvalid:
 
 
 def check_plain(value: object) -> None:
-    """Raises RequestInvalid, with its path, for a part of ``value`` that is not plain.
+    """Raise RequestInvalid, with the path, for a part of ``value`` that is not plain.
 
-    Plain are objects with text keys, lists, Unicode text, booleans, null, integers of 64 bits and finite
-    numbers; nested no deeper than `MAX_DEPTH`, and no more of them in all than `MAX_VALUES`. Not recursive: depth is
-    what a hostile value has most of.
+    Plain values are objects with text keys, lists, Unicode text, booleans, null, integers of 64 bits and finite
+    numbers, nested at most `MAX_DEPTH` deep, at most `MAX_VALUES` in all. Not recursive, because hostile values are
+    deeply nested.
     """
     todo: list[tuple[object, str, int]] = [(value, "", 0)]
     values = 1

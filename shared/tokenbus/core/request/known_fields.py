@@ -1,7 +1,7 @@
-"""What of a request this version does not know: fields with a name, and words in place of others. Pure.
+"""Find names in a request that this version does not know: fields, and words where only certain ones are valid. Pure.
 
-Whoever writes a request with this version hears of a misspelt name before it is sent. Intake must bear requests of
-newer versions: there a field that is not known is only noted.
+A client of this version gets an error for a misspelt name before the request is sent. Intake must accept requests of
+newer versions, so it only notes an unknown field.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ from tokenbus.errors import RequestInvalid
 from tokenbus.events.requests import Request
 
 MAX_NOTES = 16
-"""Most fields of one request of which it is noted that they are not known."""
+"""Maximum notes about unknown fields per request."""
 _FEW = 8
-"""So many names are told where none is close."""
+"""If no known name is close, list the known names only if there are at most this many."""
 _NAME_CHARS = 64
 
 
 class UnknownField(msgspec.Struct, frozen=True):
-    """A field that nothing reads."""
+    """A field that this version ignores."""
 
     where: str
-    """The object that holds it; empty: the request."""
+    """Path of the object that holds it; empty: the request."""
     name: str
     known: tuple[str, ...]
-    """The fields that there are."""
+    """The fields that exist there."""
 
     @property
     def path(self) -> str:
-        """Its place in the request."""
+        """Path of the field in the request."""
         return _at(self.where, self.name[:_NAME_CHARS])
 
     @property
     def problem(self) -> str:
-        """What is wrong with it, and what was probably meant."""
+        """What is wrong, and the name that was probably meant."""
         if close := nearest(self.name, self.known):
             return f"there is no such field; did you mean {close!r}?"
         if len(self.known) <= _FEW:
@@ -48,11 +48,10 @@ class UnknownField(msgspec.Struct, frozen=True):
 
 
 class _Shape(msgspec.Struct):
-    """What may stand in one place of a request, as far as names go: an object, one of several by their tag, a list, a
-    word."""
+    """Names that are valid at one place of a request: an object, one of several objects by tag, a list, or a word."""
 
     fields: dict[str, _Shape | None] | None = None
-    """Of an object; None: its members are the caller's own."""
+    """Fields of an object; None: any member name."""
     tag_field: str = ""
     by_tag: dict[str, _Shape] = {}
     items: _Shape | None = None
@@ -61,23 +60,23 @@ class _Shape(msgspec.Struct):
 
 
 def unknown_fields(value: object) -> Iterator[UnknownField]:
-    """The fields of a plain request that this version does not know, in order.
+    """Fields of a plain request that this version does not know, in order.
 
-    Raises RequestInvalid for a text that must be one of a few and is none of them.
+    Raises RequestInvalid for a text that must be one of certain words and is not.
     """
     return _walk(value, _request(), "")
 
 
 def check_known(value: object) -> None:
-    """Raises RequestInvalid for the first field or word of a plain request that this version does not know."""
+    """Raise RequestInvalid for the first field or word of a plain request that this version does not know."""
     for field in unknown_fields(value):
         raise RequestInvalid(field.path, field.problem)
 
 
 def notes_of(value: object) -> list[str]:
-    """A sentence for each field that has no effect here, `MAX_NOTES` at the most. Raises as `unknown_fields`."""
+    """One sentence for each ignored field, at most `MAX_NOTES`. Raises like `unknown_fields`."""
     notes: list[str] = []
-    for field in unknown_fields(value):  # to the end: a word that is none is an error wherever it stands
+    for field in unknown_fields(value):  # walk to the end: an invalid word anywhere is an error
         if len(notes) < MAX_NOTES:
             notes.append(f"{field.path} has no effect: {field.problem}")
     return notes
@@ -100,7 +99,7 @@ def _members(value: Mapping[str, object], shape: _Shape, where: str) -> Iterator
     if shape.tag_field:
         tag = value.get(shape.tag_field)
         if not isinstance(tag, str):
-            return  # what is wrong with it, its conversion says
+            return  # the conversion reports what is wrong with it
         if tag not in shape.by_tag:
             raise RequestInvalid(_at(where, shape.tag_field), unknown_name(tag[:_NAME_CHARS], shape.by_tag))
         shape = shape.by_tag[tag]
@@ -119,12 +118,12 @@ def _at(where: str, name: str) -> str:
 
 @cache
 def _request() -> _Shape:
-    from msgspec import inspect  # only where a request is written or taken in
+    from msgspec import inspect  # only needed to write or accept requests
 
     made: dict[type, _Shape] = {}
 
     def of(kind: inspect.Type) -> _Shape | None:
-        """None where nothing of it is a name of ours."""
+        """None if it contains no names to check."""
         match kind:
             case inspect.StructType():
                 return of_struct(kind)

@@ -1,4 +1,4 @@
-"""What media inside of a request must be, whichever provider gets them and however large they are."""
+"""Rules for inline media of a request, independent of provider and size."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _TYPE = re.compile(r"\s*[A-Za-z0-9][A-Za-z0-9!#$&^_.+-]*/[A-Za-z0-9][A-Za-z0-9!#
 
 
 def media_problems(request: Generate) -> Iterator[tuple[str, str]]:
-    """Where media of the request are not what they say, and why."""
+    """Each place with invalid media, with the problem."""
     for where, source in _inside(request):
         if not _TYPE.fullmatch(source.media_type):
             yield f"{where}.media_type", f"{source.media_type[:80]!r} is no media type, such as image/png"
@@ -27,13 +27,13 @@ def _base64_problem(data: str) -> str | None:
         return "it is a data URL: send what follows its comma, and its type as media_type"
     try:
         binascii.a2b_base64(data, strict_mode=True)
-    except ValueError:  # binascii's own, and for what is no ASCII
+    except ValueError:  # binascii's own error, or non-ASCII text
         return "it is no base64"
     return None
 
 
 def _inside(request: Generate) -> Iterator[tuple[str, Base64Source]]:
-    """Each source with its bytes inside of the request, and its place."""
+    """Each inline base64 source with its path."""
     if request.images and request.images.mask:
         yield from _of("images.mask", request.images.mask)
     for i, message in enumerate(request.messages):

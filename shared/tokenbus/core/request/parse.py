@@ -1,4 +1,4 @@
-"""From an entry of the inbound stream to a sound request, or to a named error: nothing else comes out.
+"""Decode an entry of the inbound stream to a valid request, or raise a specific error.
 
 The field ``__data__`` holds one of
 
@@ -7,8 +7,8 @@ The field ``__data__`` holds one of
 - a FastStream message around either: its binary format 1 (a magic header, two offsets, the headers, the body;
   faststream/redis/parser/binary.py), or the JSON envelope ``{"data": "…", "headers": {…}}`` of its older releases.
 
-All of them become plain values first, are walked once for what not every reader takes, and only then become
-structs: so all forms, and a request that the client checks before it is sent, obey the same rules.
+All forms are decoded to plain values, checked once for values that not every reader accepts, and then converted to
+structs. The same rules therefore apply to all forms, and to a request that the client checks before it is sent.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ _FIELD = b"__data__"
 _MAGIC = b"\x89BIN\r\n\x1a\n"
 _VERSION = b"\x00\x01"
 _OFFSETS = len(_MAGIC) + len(_VERSION)
-"""Where the offsets of headers and body stand, four bytes each, big-endian."""
+"""Position of the offsets of headers and body, four bytes each, big-endian."""
 
 
 class _Envelope(msgspec.Struct):
-    """FastStream's JSON envelope. Its headers are of no use here; a request has a type, and no data."""
+    """FastStream's JSON envelope; its headers are ignored. A request has a type and no data."""
 
     data: str
     type: object = None
 
 
 class _Name(msgspec.Struct):
-    """Just enough of a request to name its run."""
+    """The fields of a request that identify its run."""
 
     type: str = ""
     id: RunId | None = None
@@ -54,11 +54,11 @@ _MISSING = re.compile(r"missing required field `([^`]+)`")
 
 
 def decode_request(fields: Mapping[bytes, bytes], *, limit: int = MAX_REQUEST_BYTES) -> Request:
-    """The request in an entry's fields, checked whole: types, ranges and `check_request`.
+    """Decode and check the request in an entry's fields: types, ranges and `check_request`.
 
-    ``limit`` bounds the entry's value, in bytes. Unknown fields of the request are ignored, and so are other
-    fields of the entry. Raises Malformed (no ``__data__``, or bytes in none of the forms), RequestTooLarge, and
-    RequestInvalid, whose ``where`` is a path such as ``messages[0].content``.
+    ``limit`` is the maximum size of the value in bytes. Unknown fields of the request and other fields of the entry are
+    ignored. Raises Malformed (no ``__data__``, or bytes in none of the forms), RequestTooLarge, and RequestInvalid,
+    whose ``where`` is a path such as ``messages[0].content``.
     """
     return decode_with_notes(fields, limit=limit)[0]
 
@@ -66,7 +66,7 @@ def decode_request(fields: Mapping[bytes, bytes], *, limit: int = MAX_REQUEST_BY
 def decode_with_notes(
     fields: Mapping[bytes, bytes], *, limit: int = MAX_REQUEST_BYTES
 ) -> tuple[Request, tuple[str, ...]]:
-    """The same, and a sentence for each field that is ignored because this version does not know it."""
+    """Like `decode_request`, plus one sentence for each ignored field that this version does not know."""
     data = _value(fields)
     if len(data) > limit:
         raise RequestTooLarge(len(data), limit)
@@ -77,8 +77,10 @@ def decode_with_notes(
 
 
 def request_from(value: object) -> Request:
-    """The request that plain values (dicts, lists, text, numbers) describe, checked whole. Raises RequestInvalid, also
-    for a field that this version does not know, with the name that was probably meant."""
+    """Build and check a request from plain values (dicts, lists, text, numbers).
+
+    Raises RequestInvalid, also for a field that this version does not know, with the name that was probably meant.
+    """
     check_plain(value)
     check_known(value)
     return _converted(value)
@@ -94,10 +96,10 @@ def _converted(value: object) -> Request:
 
 
 def rejected_run_id(fields: Mapping[bytes, bytes]) -> str | None:
-    """The run id in a request that `decode_request` refused, where one can be read; never raises.
+    """Run id of a request that `decode_request` rejected, if it can be read; never raises.
 
-    With it the run can end `failed` where its publisher looks for it. A refused cancel gives None: it must not
-    end the run that it names.
+    With it the run can end as `failed` where its publisher looks for it. Returns None for a rejected cancel, which must
+    not end the run that it names.
     """
     try:
         name = _name_of(_unwrap(_value(fields)))
@@ -118,12 +120,12 @@ def _name_of(data: bytes) -> _Name:
 
 
 def _invalid(message: str) -> RequestInvalid:
-    """msgspec's ``… - at `$.messages[0].content` `` as an error with a path; without one it is the whole request."""
+    """Convert msgspec's ``… - at `$.messages[0].content` `` to an error with a path; `$` if it has none."""
     problem, at, where = message.rpartition(" - at `")
     problem = problem if at else message
     path = where.removesuffix("`").removeprefix("$").removeprefix(".") if at else ""
     if missing := _MISSING.search(problem):
-        # msgspec tells the object that lacks a field; whoever sent it looks for the field.
+        # msgspec names the object that lacks the field; the sender needs the path of the field.
         path = f"{path}.{missing[1]}".removeprefix(".")
     return RequestInvalid(path or "$", problem)
 
@@ -137,7 +139,7 @@ def _value(fields: Mapping[bytes, bytes]) -> bytes:
 
 
 def _unwrap(data: bytes) -> bytes:
-    """The request's own bytes, out of a FastStream message where there is one. Raises Malformed."""
+    """The request's own bytes, extracted from a FastStream message if there is one. Raises Malformed."""
     if data.startswith(_MAGIC):
         version, body = data[len(_MAGIC) : _OFFSETS], int.from_bytes(data[_OFFSETS + 4 : _OFFSETS + 8], "big")
         if version != _VERSION or not _OFFSETS + 8 <= body <= len(data):
@@ -147,14 +149,14 @@ def _unwrap(data: bytes) -> bytes:
         try:
             envelope = msgspec.json.decode(data, type=_Envelope)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            return data  # no envelope; read as a request it shows what it is
+            return data  # no envelope; decode it as a request to get the right error
         if envelope.type is None:
             return envelope.data.encode()
     return data
 
 
 def _is_json(data: bytes) -> bool:
-    """Whether to read these bytes as JSON: all that do not begin as a msgpack map."""
+    """Whether to decode these bytes as JSON: everything that does not start like a msgpack map."""
     return not data or not (0x80 <= data[0] <= 0x8F or data[0] in (0xDE, 0xDF))
 
 
@@ -170,11 +172,11 @@ def _plain(data: bytes) -> object:
 
 
 def _name_what_is_not_plain(data: bytes) -> None:
-    """Raises RequestInvalid with its path, if all that is wrong with the JSON is a NaN or half of a character."""
+    """Raise RequestInvalid with the path if NaN or a lone surrogate is the only problem of the JSON."""
     try:
         value = read_broken(data)
     except RecursionError:
         raise too_deep() from None
     except ValueError:
-        return  # it is no JSON at all
+        return  # not JSON at all
     check_plain(value)

@@ -1,4 +1,4 @@
-"""Run ids for requests that bring none: UUIDv7 (RFC 9562 section 5.7), which sorts by the time it was made."""
+"""Run ids for requests without one: UUIDv7 (RFC 9562 section 5.7), which sorts by creation time."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ RANDOM_BITS = 74
 
 
 def uuid7(unix_ms: int, rest: int) -> str:
-    """The UUIDv7 of a time and of 74 further bits; the same for the same two. Sorts by time, then by ``rest``."""
+    """UUIDv7 of a time and 74 further bits; deterministic. Sorts by time, then by ``rest``."""
     a, b = divmod(rest & ((1 << RANDOM_BITS) - 1), 1 << 62)
     value = (unix_ms & ((1 << 48) - 1)) << 80 | 7 << 76 | a << 64 | 0b10 << 62 | b
     return str(UUID(int=value))
 
 
 def id_of_entry(stream: str, entry_id: str) -> str:
-    """A run id for a request without one, made from where it lies.
+    """Run id for a request without one, derived from its stream and entry id.
 
-    So an entry that is delivered twice, because its first reader died between accepting and acknowledging it, is
-    the same run both times.
+    An entry that is delivered twice, because its first reader died between accepting and acknowledging it, therefore
+    gets the same run both times.
     """
     digest = sha256(f"{stream}\0{entry_id}".encode()).digest()
     return uuid7(int(entry_id.partition("-")[0]), int.from_bytes(digest[:10], "big"))

@@ -1,4 +1,4 @@
-"""Whose run it is: what limits and turns go by, `metadata.tenant`."""
+"""Tenant of a run, `metadata.tenant`: limits and fair queueing apply per tenant."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ MAX_TENANT_CHARS = 128
 
 
 def tenant_of(metadata: Mapping[str, object] | None) -> str:
-    """The tenant that a request's metadata names, without blanks around it; empty text: none. `request_rules` sees to
-    it that it is a text."""
+    """The tenant in a request's metadata, stripped; empty if there is none. `check_request` ensures that it is text."""
     tenant = (metadata or {}).get("tenant")
     return tenant.strip() if isinstance(tenant, str) else ""

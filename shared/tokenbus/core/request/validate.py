@@ -1,6 +1,6 @@
-"""What a request must obey beyond its types: the rules that every provider shares and no schema library is needed for.
+"""Validation rules of a request beyond its types: those that all providers share and that need no schema library.
 
-What one provider alone cannot take is its own module's to refuse (`Provider.build`).
+`Provider.build` rejects what a single provider does not support.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from tokenbus.events.requests import (
 
 
 def check_request(request: Request) -> None:
-    """Raises RequestInvalid, naming the field, for the first rule that the request breaks.
+    """Raise RequestInvalid, naming the field, for the first rule that the request breaks.
 
-    - Nothing of it is more or larger than `core.bounds` says.
-    - Names of models, tools and the tenant are text that can be seen.
+    - No count or size exceeds its bound in `tokenbus.core.request.bounds`.
+    - Names of models, tools and the tenant contain visible text only.
     - Tool names are unique; ``parameters`` is empty or a JSON schema of type object.
-    - ``tool_choice`` names a tool of the list; ``any`` needs one.
-    - A system message holds text only; only the assistant thinks and calls tools; only a user or tool message
-      holds tool results, a tool message nothing else; a call and a result name their ``tool_id``.
-    - Media inside of it are base64 and no data URL, and have a media type.
-    - ``metadata.tenant`` is a text.
-    - ``fallback`` goes with every ``on_failure`` but ``fail``.
-    - Prefill needs ``participant``, the name under which the model writes; it takes no ``images``, no ``output_schema``
-      and no ``tool_choice`` but ``auto``, and its tools' names stand in tags.
-    - Only prefill takes ``prefill``: something must stand between two messages, a token is no blank space, and the
-      model's own name can be left out only where its turn shows in another way. A token that the request leaves open is
-      the provider's, and so is that rule then (`tokenbus.providers.request.transcript`).
+    - ``tool_choice`` names a listed tool; ``any`` needs at least one.
+    - A system message holds text only. Only an assistant message holds thinking and tool calls. Only a user or tool
+      message holds tool results, and a tool message holds nothing else. Calls and results have a ``tool_id``.
+    - Inline media are base64, not data URLs, and have a media type.
+    - ``metadata.tenant`` is text.
+    - ``fallback`` is incompatible with ``on_failure`` `fail`.
+    - Prefill needs ``participant``, the name under which the model writes. It accepts no ``images``, no
+      ``output_schema`` and no ``tool_choice`` but ``auto``. Its tool names must fit into tags.
+    - ``prefill`` is valid in mode prefill only. Messages must be separated, the end-of-turn token must not be
+      whitespace, and the model's own name can be omitted only if its turn is recognisable otherwise. If the request
+      leaves the token open, the provider's applies, and `tokenbus.providers.request.transcript` checks that rule.
     """
     if isinstance(request, Cancel):
         return
@@ -77,7 +77,7 @@ def _problems(request: Generate) -> Iterator[tuple[str, str]]:
 
 
 def _names(request: Generate) -> Iterator[tuple[str, str]]:
-    """Names by which something is decided: what cannot be seen would make two of one."""
+    """Check names that are compared: invisible characters would make two names look the same."""
     named = [("model", request.model), *((f"tools[{i}].name", tool.name) for i, tool in enumerate(request.tools))]
     named += [(f"fallback[{i}].model", choice.model) for i, choice in enumerate(request.fallback or ())]
     if tenant := tenant_of(request.metadata):
