@@ -58,7 +58,7 @@ class Leases:
 
     ``on_acquired`` is called with each new lease. It must not block; it starts long work, such as a replay, as a task.
     ``on_revoked`` is awaited with each partition that was lost or is about to be released, before the release, so that
-    the batch in hand is committed first. ``on_rollback`` is awaited with a partition and the server's offset if that
+    the pending batch is committed first. ``on_rollback`` is awaited with a partition and the server's offset if that
     offset is before one reported with `committed`: the server lost writes in a fail-over.
     """
 
@@ -120,7 +120,7 @@ class Leases:
         return self._healthy and all(self._renew_at[p] + self._ttl_s * 2 / 3 > now for p in self._owned)
 
     async def open(self) -> None:
-        """Start taking part; returns once it has asked for its share. Raises redis-py's errors."""
+        """Start taking part; returns with leases if any were free. Raises redis-py's errors."""
         error = await self._share(await self._count(), patience_s=self._ttl_s)
         if error and not self._owned:
             await self._await_answers()
@@ -257,7 +257,7 @@ class Leases:
     # --- requests about partitions -----------------------------------------------------------------------------
 
     def _groups(self, partitions: Iterable[int]) -> list[list[int]]:
-        """The partitions without a pending request, grouped if they are known to lie on one node."""
+        """The partitions without a pending request, grouped if they are known to be on one node."""
         free = [p for p in partitions if p not in self._asked]
         return [[p] for p in free] if self._server.topology == "cluster" else [free] if free else []
 

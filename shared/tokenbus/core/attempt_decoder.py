@@ -135,7 +135,7 @@ class AttemptReader:
         return msgspec.structs.replace(event, error=error)
 
     def _as_asked(self, event: BlockStart | Image) -> BlockStart | Image:
-        """Add the request's image settings where the answer has none."""
+        """Add the request's image settings if the answer has none."""
         asked = self.images
         if isinstance(event, BlockStart):
             start = event.kind == "image" and asked.prompt and not event.prompt

@@ -1,8 +1,8 @@
 """Read an image's size in pixels from its header, without decoding it.
 
 Supports the formats that models produce: PNG (https://www.w3.org/TR/png-3, 11.2.1), JPEG (ITU-T T.81, B.2.2), WebP (RFC
-9649) and GIF (GIF89a, 18). A header may lie. The size is only a layout hint for clients, and nothing is allocated for
-it here.
+9649) and GIF (GIF89a, 18). A header may be wrong. The size is only a layout hint for clients, and nothing is allocated
+for it here.
 """
 
 from __future__ import annotations

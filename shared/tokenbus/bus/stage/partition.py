@@ -231,7 +231,7 @@ class Partition:
         self.loads = 0
         """How often the partition was loaded since its last commit, including this time."""
         self.unreadable: Unreadable | None = None
-        """The entry after those in hand, if it cannot be read."""
+        """The entry after the buffered ones, if it cannot be read."""
         self.quarantined: tuple[str, int] = ("", 0)
         """The entry that earlier owners processed alone without reaching a commit, and how many tries it had."""
         self._keys = keys
@@ -481,7 +481,7 @@ class Partition:
         for name, frame in entry[1].items():
             run = name.decode(errors="replace")
             size += len(frame)
-            if self._keys.partition_of(run) != self.number:  # its keys lie in another slot
+            if self._keys.partition_of(run) != self.number:  # its keys are in another slot
                 if poison is not None:
                     poison.append(Poison(run, entry_id, frame, "the run is not of this partition"))
                 continue

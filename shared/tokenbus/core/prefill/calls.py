@@ -115,7 +115,7 @@ class OpenCall(msgspec.Struct):
         return f'{"," if self.names else "{"}"{_escaped(self.key)}":'
 
     def _misread(self, said: str) -> str:
-        """Why the value is not JSON; empty if it is. If text is valid too, the JSON value must be of another valid type."""
+        """Why the value is not JSON; empty if it is. If text is valid too, the value must be of another type."""
         try:
             read = msgspec.json.decode(said)
         except (msgspec.DecodeError, RecursionError) as e:

@@ -73,7 +73,7 @@ class TextReader(msgspec.Struct):
     """Spelling of the open function_calls tag."""
     calls: int = 0
     raw: list[str] = []
-    """The model's raw text, up to where it counts."""
+    """The model's raw text, up to the end of the turn."""
     over: bool = False
     begun: bool = False
     """Whether the top level had any text that is not whitespace."""

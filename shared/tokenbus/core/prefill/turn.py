@@ -80,7 +80,7 @@ class TurnText(msgspec.Struct):
         return self.reader.feed(string.rstrip(BLANKS) if inside else string)
 
     def resumes(self) -> bool:
-        """Whether to ask the provider to continue once more; counts the attempt."""
+        """Whether to ask the provider to continue again; counts the request."""
         self.idle = 0 if self.progress else self.idle + 1
         if self.resumed >= MAX_RESUMPTIONS or self.idle >= MAX_IDLE:
             return False

@@ -65,8 +65,8 @@ def accept(run: str, event: Accepted, at_ms: int) -> RunMachine | GatedRun:
 
 
 class GatedRun:
-    """A `RunMachine` behind a policy gate. `handle` applies a frame; released events and effects accumulate for
-    collection.
+    """A `RunMachine` behind a policy gate. `handle` applies a frame; released events and effects wait to be
+    collected.
     """
 
     def __init__(self, run: RunMachine) -> None:

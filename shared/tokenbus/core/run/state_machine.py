@@ -94,7 +94,7 @@ from tokenbus.events.requests import Message
 MAX_PAUSES = 8
 """Maximum number of times a provider may pause a turn (`pause_turn`) and be asked to continue."""
 CANNOT_GO_ON = "on_failure is continue, but there is no way to go on from what was heard with this provider and model"
-"""Note at the end of a run that failed as by default because it could not be continued."""
+"""Note at the end of a run that ended as by default because it could not be continued."""
 
 
 class RunMachine:
