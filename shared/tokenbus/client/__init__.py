@@ -1,1 +1,1 @@
-"""The light client: publish requests, follow runs, subscribe to topics, cancel. Needs msgspec and redis alone."""
+"""The light client: publish requests, follow runs, subscribe to topics, cancel runs. Depends only on msgspec and redis."""

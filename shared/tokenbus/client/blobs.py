@@ -1,7 +1,7 @@
-"""The blob store for the light client: over HTTP with the standard library, streamed both ways.
+"""The blob store client: plain HTTP with the standard library, streaming in both directions.
 
-Each call has a connection of its own, whose steps run in a worker thread one after the other: nothing blocks the event
-loop, and of a large blob no more than a piece is in memory.
+Each call opens its own connection and runs its steps one at a time in a worker thread. The event loop is never blocked,
+and at most one piece of a large blob is in memory.
 """
 
 from __future__ import annotations
@@ -33,21 +33,24 @@ if TYPE_CHECKING:
 
 PIECE_BYTES = 256 * 2**10
 TIMEOUT_S = 30.0
-"""Longest silence of the service."""
+"""Socket timeout: longest time the service may stay silent."""
 URL_ENV = "TOKENBUS_BLOBS_URL"
 
 T = TypeVar("T")
 
 
 class Blobs:
-    """The blob service at an address; a `tokenbus.blobs.BlobStreams`. Any number of tasks may use it at once.
+    """Client of a blob service; implements `tokenbus.blobs.BlobStreams`. Safe to use from many tasks at once.
 
-    A call is tried once; an error whose ``retryable`` is true may be tried again as it is.
+    Calls are not retried. If an error's ``retryable`` is true, the same call may be repeated.
     """
 
     def __init__(self, url: str | None = None, *, token: str | None = None) -> None:
-        """``url``: None for `TOKENBUS_BLOBS_URL`, or else the service on this machine. ``token``: None for
-        `TOKENBUS_BLOB_TOKEN`, or what the file has that `TOKENBUS_BLOB_TOKEN_FILE` names. Does no IO but for that file.
+        """Configure the client. Does no IO except to read the token file.
+
+        - ``url``: None for `TOKENBUS_BLOBS_URL`, or the service on this machine if that is not set.
+        - ``token``: None for `TOKENBUS_BLOB_TOKEN`, or the content of the file that `TOKENBUS_BLOB_TOKEN_FILE` names.
+
         Raises SettingsError.
         """
         source = "blobs"
@@ -69,11 +72,10 @@ class Blobs:
         self._headers = {"Accept-Encoding": "identity", **({"Authorization": f"Bearer {token}"} if token else {})}
 
     async def put(self, content: bytes | AsyncIterable[bytes], media_type: str = DEFAULT_MEDIA_TYPE) -> BlobRef:
-        """Store content, whole or in pieces; the same content again is the same blob. A request names it by its
-        ``blob_id``.
+        """Store content, given whole or in pieces, and return its reference. The same content is always the same blob.
 
-        Raises BlobTooLarge, BlobRefused, BlobUnauthorized, BlobStoreFull, BlobUnavailable, and what ``content`` raises:
-        then nothing is stored.
+        Requests refer to the blob by its ``blob_id``. Raises BlobTooLarge, BlobRefused, BlobUnauthorized,
+        BlobStoreFull, BlobUnavailable, and whatever ``content`` raises; nothing is stored then.
         """
         headers = {"Content-Type": parse_media_type(media_type)}
         async with aclosing(_Call(self._connection(), self._url)) as call:
@@ -87,15 +89,15 @@ class Blobs:
             raise BlobUnavailable(self._url, f"the answer is not from a blob service: {e}") from e
 
     async def get(self, blob_id: str) -> bytes:
-        """A blob's whole content, checked against its id. Raises as `chunks`."""
+        """Return a blob's whole content, checked against its id. Raises the same errors as `chunks`."""
         async with aclosing(self.chunks(blob_id)) as chunks:
             return b"".join([chunk async for chunk in chunks])
 
     async def chunks(self, blob_id: str) -> AsyncGenerator[bytes]:
-        """A blob's content in pieces, checked against its id before the last one is given.
+        """Yield a blob's content in pieces; the last piece is yielded only after the content matched the id.
 
-        The blob then stays for as long as a run may be open. Raises BlobNotFound, BlobCorrupt, BlobRefused,
-        BlobUnauthorized, BlobUnavailable.
+        Reading renews the blob's lease: it is kept for as long as a run may be open. Raises BlobNotFound, BlobCorrupt,
+        BlobRefused, BlobUnauthorized, BlobUnavailable.
         """
         digest = parse_blob_id(blob_id)
         hasher, held, begun = sha256(), b"", False
@@ -112,7 +114,7 @@ class Blobs:
                         yield held
                     held = chunk
         except BlobUnavailable as e:
-            if begun:  # the service cuts a content short that is not its blob's
+            if begun:  # the service cuts the response short if the content does not match the id
                 with suppress(BlobUnavailable):
                     await self.check(blob_id)
             raise e
@@ -122,11 +124,11 @@ class Blobs:
             yield held
 
     async def head(self, blob_id: str) -> BlobRef:
-        """What is stored under this id. Raises BlobError."""
+        """Return the reference of a stored blob without its content. Raises BlobError."""
         parse_blob_id(blob_id)
         async with aclosing(_Call(self._connection(), self._url)) as call:
             await call.begin("HEAD", f"{self._base}{PATH}/{blob_id}", self._headers)
-            if call.status != 200:  # the answer to a HEAD has no body that could tell more
+            if call.status != 200:  # a HEAD response has no body with details
                 code = {404: "blob_not_found", 401: "blob_unauthorized"}.get(call.status, "")
                 raise blob_error(call.status, b'{"code":"%s","message":""}' % code.encode() if code else b"", blob_id)
             size, media_type = call.header("content-length"), call.header("content-type") or DEFAULT_MEDIA_TYPE
@@ -135,23 +137,23 @@ class Blobs:
         return BlobRef(blob_id=blob_id, media_type=media_type, size=int(size))
 
     async def lease(self, blob_id: str) -> None:
-        """Let the blob live for as long as a run may be open, from now on. Raises BlobError."""
+        """Keep the blob for as long as a run may be open, starting now. Raises BlobError."""
         await self._post(blob_id, "lease")
 
     async def check(self, blob_id: str) -> None:
-        """Have the service compare content and id. Raises BlobCorrupt where they differ, and other BlobErrors."""
+        """Have the service compare the content with the id. Raises BlobCorrupt if they differ, and other BlobErrors."""
         await self._post(blob_id, "check")
 
     async def store(self, content: bytes | AsyncIterable[bytes], media_type: str) -> BlobRef:
-        """The same as `put`: so this is a `tokenbus.blobs.BlobLoader`."""
+        """Same as `put`; makes this a `tokenbus.blobs.BlobLoader`."""
         return await self.put(content, media_type)
 
     async def load(self, blob_id: str) -> bytes:
-        """The same as `get`."""
+        """Same as `get`."""
         return await self.get(blob_id)
 
     async def aclose(self) -> None:
-        """Nothing is open between calls."""
+        """Do nothing: no connection stays open between calls."""
 
     async def _post(self, blob_id: str, what: str) -> None:
         parse_blob_id(blob_id)
@@ -162,14 +164,14 @@ class Blobs:
             raise blob_error(status, answer, blob_id)
 
     def _connection(self) -> HTTPConnection:
-        from http.client import HTTPConnection, HTTPSConnection  # only who has blobs pays for it
+        from http.client import HTTPConnection, HTTPSConnection  # imported only if blobs are used
 
         made = HTTPSConnection if self._tls else HTTPConnection
         return made(self._host, self._port, timeout=TIMEOUT_S, blocksize=PIECE_BYTES)
 
 
 class _Call:
-    """One request and its answer on a connection of its own; `aclose` ends it whatever it is doing."""
+    """One request and its response on its own connection; `aclose` aborts it at any point."""
 
     def __init__(self, connection: HTTPConnection, url: str) -> None:
         self._connection = connection
@@ -179,7 +181,7 @@ class _Call:
     async def begin(
         self, method: str, path: str, headers: Mapping[str, str], body: AsyncGenerator[bytes] | None = None
     ) -> None:
-        """Send the request; the head of its answer is here when this returns. Raises BlobUnavailable."""
+        """Send the request and read the response head. Raises BlobUnavailable."""
         connection = self._connection
         await self._step(lambda: connection.putrequest(method, path, skip_accept_encoding=True))
         for name, value in headers.items():
@@ -192,24 +194,24 @@ class _Call:
             async with aclosing(body) as pieces:
                 async for piece in pieces:
                     if not await self._sent(b"%x\r\n%b\r\n" % (len(piece), piece)):
-                        break  # it has answered already: too large, say
+                        break  # the service answered early, for example: too large
                 else:
                     await self._sent(b"0\r\n\r\n")
         self._response = await self._step(connection.getresponse)
 
     @property
     def status(self) -> int:
-        """Of the answer."""
+        """Status code of the response."""
         assert self._response
         return self._response.status
 
     def header(self, name: str) -> str:
-        """A header of the answer; empty where it has none of that name."""
+        """Return a response header; empty if it is missing."""
         assert self._response
         return self._response.getheader(name) or ""
 
     async def read(self) -> bytes:
-        """The next piece of the answer's body; empty at its end. Raises BlobUnavailable, also where it is cut short."""
+        """Read the next piece of the body; empty at its end. Raises BlobUnavailable, also if the body is cut short."""
         response = self._response
         assert response
         piece = await self._step(lambda: response.read1(PIECE_BYTES))
@@ -218,14 +220,14 @@ class _Call:
         return piece
 
     async def answer(self, limit: int) -> tuple[int, bytes]:
-        """Status and body, cut to ``limit`` bytes."""
+        """Return the status and the body, truncated to ``limit`` bytes."""
         body = bytearray()
         while len(body) < limit and (piece := await self.read()):
             body += piece
         return self.status, bytes(body[:limit])
 
     async def aclose(self) -> None:
-        """Close the connection; a step that is still waiting in its thread ends with it."""
+        """Close the connection; this also ends a step still blocked in its thread."""
         if self._connection.sock:
             with suppress(OSError):
                 self._connection.sock.shutdown(socket.SHUT_RDWR)

@@ -1,4 +1,4 @@
-"""The light client: publish requests, follow runs, subscribe to topics, cancel, take results."""
+"""The light client: publish requests, follow runs, subscribe to topics, cancel runs, fetch results."""
 
 from __future__ import annotations
 
@@ -51,24 +51,24 @@ from tokenbus.events.requests import Cancel, Generate, Message, RunId
 from tokenbus.shaping.sentences import SentenceRules
 
 MAX_WAITING = 100_000
-"""Most requests on the inbound stream."""
+"""Maximum requests on the inbound stream."""
 MAX_QUEUED = 1_000
-"""Most requests that are on their way from one client, for a `publish` that does not wait."""
+"""Maximum requests in flight from one client if `publish` is called with ``wait=False``."""
 HOLD_S = 1.5
-"""How long a sentence that is not whole is held."""
+"""How long an incomplete sentence is held back."""
 IN_HAND = 1_000_000
-"""Most chunks of one subscription to sentences that are not acknowledged."""
+"""Maximum unacknowledged chunks of one sentence subscription."""
 MORE_FOR_CANCELS = 1_000
-"""A full inbound stream still takes this many cancels."""
+"""Extra room on a full inbound stream, for cancels only."""
 
 
 class Client:
     """A connection to a tokenbus deployment. Belongs to one event loop; use as ``async with Client() as bus``.
 
-    Any number of tasks may use it at once. A thousand `follow` share one connection while they wait for what is new
-    (in a Cluster: one for each partition); a subscription has its own. Errors are those of `tokenbus.errors`; a
-    server that goes away is waited for by readers, for ``reconnect_s`` seconds, and is an error at once for `publish`
-    and `cancel`.
+    Any number of tasks may use it at once. Up to a thousand `follow` calls share one connection while they wait for new
+    events (in a Cluster: one per partition); each subscription has its own connection. Errors are those of
+    `tokenbus.errors`. If the server goes away, readers retry for ``reconnect_s`` seconds; `publish` and `cancel` fail
+    at once.
     """
 
     def __init__(
@@ -84,12 +84,15 @@ class Client:
         blobs: str | None = None,
         blob_token: str | None = None,
     ) -> None:
-        """``url``: ``redis://…``, ``redis+sentinel://…``, ``redis+cluster://…`` or ``unix://…``. None: the variable
-        `TOKENBUS_REDIS_URL`, or else the server of the `tokenbus up` that runs in this directory (of its data directory
-        `TOKENBUS_DATA`, ``.tokenbus`` by default), if one runs. ``partitions``: None for what the deployment has, or
-        else `TOKENBUS_PARTITIONS`. ``max_waiting``: most requests on the inbound stream; ``max_queued``: most that are
-        on their way from this client, for a `publish` that does not wait. ``blobs``, ``blob_token``: of the blob
-        service, see `Blobs`. Connects to nothing yet. Raises SettingsError.
+        """Configure the client; does not connect yet. Raises SettingsError.
+
+        - ``url``: ``redis://…``, ``redis+sentinel://…``, ``redis+cluster://…`` or ``unix://…``. None:
+          `TOKENBUS_REDIS_URL`, or else the server of the `tokenbus up` running in this directory (data directory
+          `TOKENBUS_DATA`, default ``.tokenbus``).
+        - ``partitions``: None for `TOKENBUS_PARTITIONS`, or else the deployment's own number.
+        - ``max_waiting``: maximum requests on the inbound stream.
+        - ``max_queued``: maximum requests in flight from this client if `publish` is called with ``wait=False``.
+        - ``blobs``, ``blob_token``: address and token of the blob service, see `Blobs`.
         """
         env = os.environ
         server = Server(url_in(env) if url is None else url)
@@ -103,8 +106,9 @@ class Client:
         self._subscriptions: WeakSet[Subscription] = WeakSet()
 
     async def __aenter__(self) -> Self:
-        """Connect. Raises ServerUnavailable, ServerTooOld, and DeploymentMismatch where ``partitions`` are not the
-        deployment's."""
+        """Connect. Raises ServerUnavailable, ServerTooOld, and DeploymentMismatch if ``partitions`` differs from the
+        deployment's.
+        """
         try:
             await self._deployment.server.check()
             await self._deployment.keys()
@@ -119,20 +123,20 @@ class Client:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """End all subscriptions and close all connections; runs go on. Iterators still in use raise RuntimeError."""
+        """End all subscriptions and close all connections. Runs continue. Iterators still in use raise RuntimeError."""
         try:
             for subscription in list(self._subscriptions):
                 await subscription.aclose()
             await self._outbound.close()
-        finally:  # cancelled meanwhile, too
+        finally:  # also if this is cancelled
             self._subscriptions.clear()
             await self._deployment.aclose()
 
     @property
     def blobs(self) -> Blobs:
-        """The deployment's blob store: ``put``, ``get`` and ``chunks``; also the loader of `sanitize_for_storage`.
+        """The deployment's blob store: ``put``, ``get`` and ``chunks``; also the loader for `sanitize_for_storage`.
 
-        Raises SettingsError for an address or a token that is none.
+        Raises SettingsError if the address or the token is invalid.
         """
         if self._blobs is None:
             url, token = self._blob_service
@@ -142,14 +146,15 @@ class Client:
     # --- runs -------------------------------------------------------------------------------------------------
 
     async def publish(self, request: Generate | Mapping[str, object], *, wait: bool = True) -> Run:
-        """Put a request on the bus, with a UUIDv7 as id where it has none. Accepted by the server when this returns.
+        """Publish a request and return its run once the server has accepted it. Adds a UUIDv7 id if the request has
+        none.
 
-        Any number of tasks may publish at once: they share a few connections, and wait for each other. ``wait``: False
-        to raise PublishQueueFull instead if ``max_queued`` requests of this client are on their way already.
+        Any number of tasks may publish at once; they share a few connections and queue for them. ``wait``: if False,
+        raise PublishQueueFull when ``max_queued`` requests of this client are already in flight.
 
-        Raises RequestInvalid and RequestTooLarge, for what no deployment would take; ServerUnavailable and
-        ServerFull, after which the same may be published again. Each carries the request with its id as
-        ``error.request``: publishing that again is the same run, even if the first try did arrive.
+        Raises RequestInvalid and RequestTooLarge for requests that no deployment would accept. After ServerUnavailable
+        and ServerFull the same request may be published again. Each error carries the request with its id as
+        ``error.request``: publishing that again is the same run, even if the first attempt arrived.
         """
         with publishing.carrying(request):
             run, request = publishing.with_id(request, new_run_id)
@@ -164,11 +169,11 @@ class Client:
     async def stream(
         self, request: Generate | Mapping[str, object], *, wait_s: float | None = PUBLISHED_WAIT_S
     ) -> AsyncGenerator[PublicEvent]:
-        """Publish a request, when first iterated, and give all its events, the terminal one last.
+        """Publish a request and yield all its events, the terminal event last. Publishes on the first iteration.
 
-        However the run ended, the iteration ends normally: look at the last event's type (`Completed`, `Incomplete`,
-        `RunFailedEvent`, `Cancelled`), or take `result`, which raises. A caller that stops iterating does not stop
-        the run; `cancel` does. Raises as `publish` and `follow`.
+        The iteration ends normally however the run ended: check the type of the last event (`Completed`, `Incomplete`,
+        `RunFailedEvent`, `Cancelled`), or use `result`, which raises. Leaving the iteration does not stop the run;
+        `cancel` does. Raises the same errors as `publish` and `follow`.
         """
         run = await self.publish(request)
         async with aclosing(self.follow(run, wait_s=wait_s)) as events:
@@ -178,33 +183,34 @@ class Client:
     def follow(
         self, run: Run | str, *, after: int = -1, wait_s: float | None = PUBLISHED_WAIT_S
     ) -> AsyncGenerator[PublicEvent]:
-        """All events of a run after the one with seq ``after``, stored and then live: no gap, no double.
+        """Yield a run's events after seq ``after``, first the stored ones, then live: none missing, none twice.
 
-        Ends after the terminal event, whatever it is; see `stream`. Goes on over lost connections. Raises
+        Ends after the terminal event, whatever its type; see `stream`. Reconnects after lost connections. Raises
 
-        - RunNotFound where no such run is known for ``wait_s`` seconds (None: waits for ever), or its records expire;
-        - CursorTrimmed where the events after ``after`` are gone;
-        - CursorAhead if the run has no event with seq ``after``: the cursor is of another run;
-        - ValueError if ``after`` is no seq;
-        - ServerUnavailable when the server was away for longer than ``reconnect_s``.
+        - RunNotFound if the run stays unknown for ``wait_s`` seconds (None: wait forever), or its records expire;
+        - CursorTrimmed if events after ``after`` were trimmed;
+        - CursorAhead if the run has no event with seq ``after``: the cursor belongs to another run;
+        - ValueError if ``after`` is not a seq;
+        - ServerUnavailable if the server is away for longer than ``reconnect_s``.
         """
         if type(after) is not int or after < -1:
             raise ValueError(f"after: {after!r} is no seq: a whole number from 0, or -1 for all events")
         return follow(self._deployment, _run_id(run), after=after, wait_s=wait_s, reconnect_s=self._reconnect_s)
 
     async def result(self, run: Run | str, *, wait_s: float | None = PUBLISHED_WAIT_S) -> Response:
-        """Wait for the run's end and fold its events.
+        """Wait for the run to end and return its events folded into a response.
 
-        Raises RunFailed, RunIncomplete and RunCancelled, each with what there is as ``error.result``; Malformed where a
-        newer version wrote an end that this one does not know; and as `follow`.
+        Raises RunFailed, RunIncomplete and RunCancelled, each with the partial response as ``error.result``; Malformed
+        if a newer version wrote a terminal event that this version does not know; and the errors of `follow`.
         """
         return (await self._ended(run, wait_s)).or_raise()
 
     async def messages(self, run: Run | str, *, wait_s: float | None = 10.0) -> list[Message]:
-        """Wait for the run's end, whatever it is, and give what it said as further ``messages`` of the next request.
+        """Wait for the run to end, however it ends, and return its output as ``messages`` for the next request.
 
-        ``[*messages, *await bus.messages(run), {"role": "user", "content": "…"}]`` goes on with the conversation, at
-        the same provider or any other: see docs/guides/conversations.md. Raises as `follow`, and Malformed as `result`.
+        ``[*messages, *await bus.messages(run), {"role": "user", "content": "…"}]`` continues the conversation, at the
+        same provider or another one: see docs/guides/conversations.md. Raises the errors of `follow`, and Malformed
+        like `result`.
         """
         return (await self._ended(run, wait_s)).messages
 
@@ -219,10 +225,11 @@ class Client:
         return response
 
     async def cancel(self, run: Run | str, reason: str | None = None, *, heard_through: int | None = None) -> None:
-        """Ask for the run to be stopped, at the provider too. ``heard_through``: the last seq that a listener heard.
+        """Ask for the run to be stopped, also at the provider. ``heard_through``: seq of the last event that a listener
+        heard.
 
-        Returns when the server has the request; the run's `Cancelled` event follows unless it has ended by then.
-        Raises RequestInvalid, ServerUnavailable, ServerFull. May be repeated.
+        Returns once the server has the request. The run's `Cancelled` event follows, unless the run ends first. May be
+        repeated. Raises RequestInvalid, ServerUnavailable, ServerFull.
         """
         request = Cancel(run=_run_id(run), reason=reason, heard_through=heard_through)
         data = publishing.encoded(request, limit=self._max_request_bytes)
@@ -230,22 +237,21 @@ class Client:
         await self._outbound.put(stream, data, most=self._max_waiting + MORE_FOR_CANCELS, first=True)
 
     async def retry(self, run: Run | str, *, again: int = 1) -> Run:
-        """Publish the request of a run that ended incomplete, failed or cancelled once more, as a new run.
+        """Publish the request of an incomplete, failed or cancelled run again, as a new run.
 
-        Its id follows from the run's, so that a second call gives the same new run; ``again`` counts further ones. Its
-        metadata, which `Started` carries, name the old run as ``retry_of``. Raises RunOpen; RunNotFound, also where the
-        records have expired; RunNotRepeatable; and as `publish`.
+        The new id is derived from the old one, so repeating the call gives the same new run; ``again`` selects further
+        ones. The new run's metadata, which `Started` carries, names the old run as ``retry_of``. Raises RunOpen;
+        RunNotFound, also if the records have expired; RunNotRepeatable; and the errors of `publish`.
         """
         return await self.publish(retried_request(await ended_run(self._deployment, _run_id(run)), again=again))
 
     async def resume(self, run: Run | str, *, again: int = 1) -> Run:
-        """Go on from the visible text of the last turn of a run that ended incomplete, failed or cancelled, as a new
-        run.
+        """Continue from the visible text of the last turn of an incomplete, failed or cancelled run, as a new run.
 
-        The new run's text is what follows. The partial text is sent as the beginning of the model's answer. Id and
-        metadata (``resume_of``) as with `retry`. Raises as that; RunNotRepeatable also where provider and model do not
-        go on from a partial answer to this request (see docs/guides/providers.md), where the run said nothing, or
-        where it ended among its tool calls.
+        The partial text is sent as the beginning of the model's answer; the new run's text is the continuation. Id and
+        metadata (``resume_of``) work as with `retry`. Raises the same errors as `retry`; RunNotRepeatable also if
+        provider and model cannot continue a partial answer to this request (see docs/guides/providers.md), if the run
+        produced no text, or if it ended among its tool calls.
         """
         ended = await ended_run(self._deployment, _run_id(run))
         check_resumable(ended)
@@ -321,25 +327,23 @@ class Client:
         prefetch: int = PREFETCH,
         on_trimmed: OnTrimmed | None = None,
     ) -> Subscription:
-        """The events of a topic, of all runs: enter the subscription with ``async with`` and iterate it, or call
-        `each`.
+        """Subscribe to a topic's events of all runs. Enter it with ``async with`` and iterate, or call `each`.
 
-        Without a group every subscription has every event once. With one, the group's workers share them, at least
-        once each. Those of one run come in order. Does no IO. Raises ValueError for what cannot be.
+        Without a group, every subscription gets every event once. With a group, its workers share the events, each
+        delivered at least once. Events of one run arrive in order. Does no IO. Raises ValueError for invalid arguments.
 
-        - ``from_``: ``"now"`` for what comes from the first read on; ``"start"`` for all that is kept (for a group:
-          when it is new); or a `Cursor` that an `OrderedSubscription` had.
-        - ``kinds``: types of events (``block_complete``, ``failed``), kinds of blocks (``text``, ``tool_call``) or
-          both: only what is one of the named types, and of a block of one of the named kinds. Or classes of events
-          (``BlockComplete``), which a type checker then knows to be all that comes. A subscription reads what
-          it leaves out all the same. Events of a type that this version does not know come as `UnknownEvent`, unless
-          kinds are named.
-        - ``runs``: the ids, or what says of an id whether its run is wanted.
-        - ``ack``: how a group's worker says that an event is done, see `SharedSubscription`; without a group, what the
-          cursor may pass.
-        - ``prefetch``: how many events are held here at once, at least one of each partition.
-        - ``on_trimmed``: called with the `CursorTrimmed` of each partition in which unread events were trimmed, once;
-          then reading continues at the oldest that is kept. None: iterating raises it, and `each` logs it.
+        - ``from_``: ``"now"`` for events after the first read; ``"start"`` for everything that is kept (for a group:
+          only when the group is new); or a `Cursor` of an `OrderedSubscription`.
+        - ``kinds``: event types (``block_complete``, ``failed``), block kinds (``text``, ``tool_call``) or both. An
+          event must have one of the named types and, if it belongs to a block, one of the named block kinds. Or event
+          classes (``BlockComplete``), which also narrow the type for a type checker. Filtered events are still read.
+          Events of types unknown to this version come as `UnknownEvent`, unless kinds are named.
+        - ``runs``: run ids, or a predicate on run ids.
+        - ``ack``: how a group's worker acknowledges events, see `SharedSubscription`; without a group, when the cursor
+          advances.
+        - ``prefetch``: maximum events held here, at least one per partition.
+        - ``on_trimmed``: called once with the `CursorTrimmed` of each partition in which unread events were trimmed;
+          reading then continues at the oldest entry that is kept. None: iterating raises it, and `each` logs it.
         """
         options = SubscribeOptions(
             kinds=kinds, runs=runs, from_=from_, ack=ack, prefetch=prefetch, on_trimmed=on_trimmed
@@ -358,10 +362,10 @@ class Client:
         hold_s: float = HOLD_S,
         on_trimmed: OnTrimmed | None = None,
     ) -> SentenceSubscription:
-        """The topic `visible` as sentences, for speech: entered, iterated and acknowledged like a `subscribe`.
+        """Subscribe to the topic `visible` as sentences, for speech. Enter, iterate and acknowledge like a `subscribe`.
 
-        ``rules``: the language, the shortest and the longest sentence. ``hold_s``: seconds after which the words of a
-        sentence that is not whole are given out. Raises ValueError for what cannot be.
+        ``rules``: language, shortest and longest sentence. ``hold_s``: seconds after which an incomplete sentence is
+        delivered. Raises ValueError for invalid arguments.
         """
         options = SubscribeOptions(
             runs=runs,
@@ -369,7 +373,7 @@ class Client:
             ack="explicit",
             prefetch=prefetch,
             on_trimmed=on_trimmed,
-            most_in_hand=IN_HAND,  # of many texts at once a part may be held, which no sentence has acknowledged yet
+            most_in_hand=IN_HAND,  # held text of many blocks at once is not yet acknowledged
         )
         chunks = self._subscribe("visible", group, options)
         return SentenceSubscription(

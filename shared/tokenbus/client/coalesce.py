@@ -1,4 +1,4 @@
-"""Events gathered for a screen, by the clock of the event loop."""
+"""Joins neighbouring chunks for display, by the event loop's clock."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tokenbus.shaping.coalesce import HOLD_S, MOST, Coalescer
 async def coalesced(
     events: AsyncGenerator[PublicEvent], *, hold_s: float = HOLD_S, most: int = MOST
 ) -> AsyncGenerator[PublicEvent]:
-    """The events of `follow` or `stream`, neighbouring chunks of a block joined: see `Coalescer`, whose bounds these
-    are.
+    """Yield the events of `follow` or `stream` with neighbouring chunks of a block joined; see `Coalescer` for the
+    bounds.
 
-    One event ahead is taken of the source, which is closed with this. What the source raises is raised after what came
-    before it. Raises ValueError for bounds below 0.
+    Reads one event ahead of the source and closes the source on exit. If the source raises, earlier events are yielded
+    first. Raises ValueError for bounds below 0.
     """
     gather = Coalescer(hold_s=hold_s, most=most)
     now = asyncio.get_running_loop().time

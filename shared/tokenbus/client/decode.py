@@ -1,4 +1,4 @@
-"""Entries of streams as events: of logs and public topics, and of the topic `decisions`."""
+"""Decodes stream entries into events: run logs, public topics, and the topic `decisions`."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tokenbus.events.decisions import Decided
 from tokenbus.events.public import TERMINAL, PublicEvent, UnknownEvent, decode
 
 TopicEvent: TypeAlias = PublicEvent | Decided
-"""What a topic may hold."""
+"""An event of any topic."""
 
 
 class _Envelope(msgspec.Struct):
-    """What every event has, whatever its type."""
+    """The fields that every event has, whatever its type."""
 
     type: str
     run: str
@@ -27,7 +27,7 @@ class _Envelope(msgspec.Struct):
     attempt: int
     seq: int | None = None
     n: int | None = None
-    """In place of ``seq``, where it is of no run's log."""
+    """Replaces ``seq`` in events that belong to no run's log."""
 
 
 E = TypeVar("E")
@@ -36,20 +36,20 @@ _envelope = msgspec.json.Decoder(_Envelope)
 
 
 def public_event(stream: str, entry: Entry) -> PublicEvent:
-    """The event that an entry of a log or a public topic holds; `UnknownEvent` for one that a newer version wrote.
+    """Decode an entry of a log or a public topic; `UnknownEvent` if a newer version wrote it.
 
-    Raises Malformed, naming stream and entry, for what is no event.
+    Raises Malformed, naming the stream and the entry, if it is not an event.
     """
     return _event(stream, entry, decode)
 
 
 def topic_event(topic: SubscribedTopic, stream: str, entry: Entry) -> TopicEvent:
-    """The same of an entry of any topic."""
+    """Like `public_event`, for an entry of any topic."""
     return _event(stream, entry, decisions.decoder.decode) if topic == "decisions" else public_event(stream, entry)
 
 
 def is_end(event: PublicEvent) -> bool:
-    """Whether a run says nothing more, also where how it ended is not known here."""
+    """Whether this is a terminal event, including kinds that this version cannot decode."""
     return isinstance(event, TERMINAL) or (isinstance(event, UnknownEvent) and event.event_type in _ENDS)
 
 

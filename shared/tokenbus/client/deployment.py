@@ -1,4 +1,4 @@
-"""Which deployment a client talks to: the server, and the keys as the deployment itself has agreed on them."""
+"""The deployment a client talks to: its server, and the keys that the deployment agreed on."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ LONGEST_PAUSE_S = 1.0
 
 
 class Deployment:
-    """A server and the key names on it. A client may be there before the deployment: then it asks again each time."""
+    """A server and its key names. If the deployment does not exist yet, each call asks again."""
 
     def __init__(self, server: Server, prefix: str, partitions: int | None) -> None:
-        """``partitions``: what the user said, None for what the deployment has. Raises SettingsError."""
+        """``partitions``: the user's choice; None for the deployment's own. Raises SettingsError."""
         self.server = server
         self.hub = Hub(server)
         self.closed = False
@@ -34,7 +34,7 @@ class Deployment:
             raise SettingsError("client", "prefix or partitions", str(e)) from None
 
     async def aclose(self) -> None:
-        """Close all connections. What is used after this raises RuntimeError."""
+        """Close all connections. Any use after this raises RuntimeError."""
         self.closed = True
         try:
             await self.hub.aclose()
@@ -42,7 +42,7 @@ class Deployment:
             await self.server.aclose()
 
     async def keys(self) -> Keys:
-        """The names of the keys. Raises DeploymentMismatch, ServerUnavailable; RuntimeError after the client's end."""
+        """Return the key names. Raises DeploymentMismatch, ServerUnavailable; RuntimeError if the client is closed."""
         if self.closed:
             raise RuntimeError("the client is closed")
         if not self._agreed:
@@ -52,14 +52,16 @@ class Deployment:
 
     async def _ask(self) -> None:
         if self._agreed:
-            return  # by another task, while this one waited
+            return  # another task asked while this one waited
         with translated(self.server):
             found: list[bytes | None] = await self.server.client.hmget(self._keys.meta, ["partitions", "wire_version"])
         if found[0] is not None and found[1] is not None:
             self._agree(found[0].decode(), found[1].decode())
 
     async def still(self, keys: Keys) -> None:
-        """Raises DeploymentMismatch where ``keys`` were guessed before the deployment was there, and guessed wrong."""
+        """Check that ``keys`` are still right. Raises DeploymentMismatch if they were guessed wrongly before the
+        deployment existed.
+        """
         now = await self.keys()
         if now != keys:
             raise DeploymentMismatch("partitions", str(keys.partitions), str(now.partitions))
@@ -74,7 +76,7 @@ class Deployment:
 
 
 class Outage:
-    """How long a reader puts up with a server that is away: pauses that grow, up to ``bound_s`` in all."""
+    """Retry policy of a reader during an outage: growing pauses, until the server has been away for ``bound_s``."""
 
     def __init__(self, bound_s: float) -> None:
         self._bound_s = bound_s
@@ -82,7 +84,7 @@ class Outage:
         self._pause_s = FIRST_PAUSE_S
 
     async def wait(self, error: ServerUnavailable) -> None:
-        """Pause before another try. Raises ``error`` when the server has been away for too long."""
+        """Pause before the next try. Raises ``error`` if the server has been away for too long."""
         now = asyncio.get_running_loop().time()
         self._since = now if self._since is None else self._since
         if now - self._since >= self._bound_s:
@@ -91,13 +93,13 @@ class Outage:
         self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
 
     def over(self) -> None:
-        """The server answered."""
+        """Reset after the server answered."""
         self._since = None
         self._pause_s = FIRST_PAUSE_S
 
 
 def partitions_in(env: Mapping[str, str]) -> int | None:
-    """What `TOKENBUS_PARTITIONS` says. Raises SettingsError."""
+    """Return the value of `TOKENBUS_PARTITIONS`; None if it is not set. Raises SettingsError."""
     text: Any = env.get("TOKENBUS_PARTITIONS")
     if not text:
         return None
@@ -107,8 +109,10 @@ def partitions_in(env: Mapping[str, str]) -> int | None:
 
 
 def url_in(env: Mapping[str, str]) -> str:
-    """What `TOKENBUS_REDIS_URL` says, else the server of the `tokenbus up` that runs in this directory. Raises
-    SettingsError if there is neither."""
+    """Return `TOKENBUS_REDIS_URL`, or else the server of the `tokenbus up` running in this directory.
+
+    Raises SettingsError if there is neither.
+    """
     if url := env.get("TOKENBUS_REDIS_URL"):
         return with_password(url, env)
     directory = data_directory(env)

@@ -1,7 +1,7 @@
-"""The `tokenbus up` that runs on this machine: the file it keeps in its data directory, and how others read it.
+"""Finds the `tokenbus up` running on this machine, through the file in its data directory.
 
-A lock on `up.json` says that it runs, and ends with the process however that ends; the file's content says the rest.
-So a file that a crash left behind is never taken for a running server.
+A lock on `up.json` shows that it is running; the lock ends with the process, however it ends. So a file left behind by
+a crash is never mistaken for a running server.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import msgspec
 
 FILE_NAME = "up.json"
 DATA_DIRECTORY = ".tokenbus"
-"""Where `tokenbus up` keeps its files unless its settings name another directory."""
+"""Data directory of `tokenbus up`, unless its settings name another one."""
 
 
 class Running(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -22,17 +22,17 @@ class Running(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     pid: int
     redis_url: str | None = None
-    """None until its server is there."""
+    """None until its server is up."""
     mock: bool = False
-    """The mock provider runs too."""
+    """Whether the mock provider runs too."""
 
 
 def running_in(directory: Path) -> Running | None:
-    """The `tokenbus up` that runs in the directory; None if none does, or if the file is another user's."""
+    """Return the `tokenbus up` running in the directory; None if there is none or the file belongs to another user."""
     try:
         import fcntl
     except ImportError:
-        return None  # a platform without file locks has no `tokenbus up`
+        return None  # no file locks on this platform, so no `tokenbus up`
     try:
         file = os.open(directory / FILE_NAME, os.O_RDWR | os.O_CLOEXEC)
     except OSError:
@@ -50,7 +50,7 @@ def running_in(directory: Path) -> Running | None:
 
 
 def read(file: int) -> Running | None:
-    """What an open file says; None if that is not whole."""
+    """Decode an open file; None if its content is incomplete."""
     try:
         return msgspec.json.decode(os.pread(file, 65_536, 0), type=Running)
     except msgspec.DecodeError:
@@ -58,5 +58,5 @@ def read(file: int) -> Running | None:
 
 
 def data_directory(env: Mapping[str, str]) -> Path:
-    """Where a `tokenbus up` of this directory and environment keeps its files."""
+    """Data directory of a `tokenbus up` in this directory and environment."""
     return Path(env.get("TOKENBUS_DATA") or DATA_DIRECTORY)

@@ -1,10 +1,10 @@
 """Waits for new entries of many streams over few connections, for many readers at once.
 
-A `Hub` has a `Tail` for each thousand streams; in a Cluster for each slot, for there one read may not name keys of two.
-A tail has one connection, on which one XREAD waits for all of its streams; when a stream is to be read too, the waiting
-read is ended with CLIENT UNBLOCK, or by breaking its connection where the server does not allow that. Each reader has
-a `Feed`, which holds `ROOM` entries before its stream is left out of the reads: a slow reader costs that much memory,
-and holds up nobody.
+A `Hub` has one `Tail` per thousand streams; in a Cluster one or more per slot, because one read cannot name keys of two
+slots. A tail has one connection, on which one XREAD waits for all its streams. To add a stream, the waiting read is
+ended with CLIENT UNBLOCK, or by dropping its connection if the server does not allow that. Each reader has a `Feed`.
+Once a feed holds `ROOM` entries, its stream is left out of the reads: a slow reader costs that much memory and delays
+no other reader.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from tokenbus.bus.server.stream_reader import MAX_BLOCK_MS, Entry, id_key
 from tokenbus.errors import ServerUnavailable
 
 ROOM = 256
-"""A stream is not read further while a feed of it holds so many entries; a read brings as many at most."""
+"""Entries a feed holds before its stream is left out of the reads; also the maximum per stream and read."""
 STREAMS = 1000
-"""Of one tail: the server looks at each of them whenever the read begins anew."""
+"""Maximum streams per tail: the server checks each of them whenever a read starts."""
 READS = 8
-"""Reads of what is stored, of all readers together, that may run side by side."""
+"""Maximum concurrent reads of stored entries, over all readers."""
 GATHER_S = 0.002
-"""Readers that come within this time end the waiting read once."""
+"""Readers that arrive within this time interrupt the waiting read only once."""
 TRIES = 3
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
 
 
 class Feed:
-    """The entries of one stream after a position, for one reader."""
+    """One reader's view of a stream: the entries after a position."""
 
     def __init__(self, tail: Tail, stream: str, position: str) -> None:
         self.stream = stream
@@ -45,10 +45,12 @@ class Feed:
         self.news = asyncio.Event()
 
     async def take(self, wait_s: float) -> list[Entry]:
-        """What has come, in order; empty when nothing came in time. Raises ServerUnavailable, once for each failed
-        read, and RuntimeError after the client's end."""
+        """Return the new entries in order; empty if none came within ``wait_s``.
+
+        Raises ServerUnavailable, once per failed read, and RuntimeError if the client is closed.
+        """
         if not self.entries:
-            self.error = None  # of a read for which this reader did not wait
+            self.error = None  # left by a read that this reader did not wait for
             self.news.clear()
             try:
                 async with asyncio.timeout(wait_s):
@@ -62,7 +64,7 @@ class Feed:
         return taken
 
     def put(self, entries: list[Entry]) -> None:
-        """New entries; those at or before the position are known already."""
+        """Add new entries; skip those at or before the position."""
         after = id_key(self.position)
         new = [entry for entry in entries if id_key(entry[0].decode()) > after]
         if new:
@@ -72,7 +74,7 @@ class Feed:
 
 
 class Tail:
-    """One connection that waits for the entries of its feeds' streams."""
+    """One connection that waits for new entries on the streams of its feeds."""
 
     def __init__(self, server: Server) -> None:
         self.feeds: set[Feed] = set()
@@ -81,18 +83,18 @@ class Tail:
         self._own: FastRedis | None = client.separate_client() if isinstance(client, FastRedis) else None
         self._reading: frozenset[Feed] = frozenset()
         self._scope: asyncio.Timeout | None = None
-        """Around the read that waits."""
+        """Scope of the read that is waiting."""
         self._ending: asyncio.Timeout | None = None
-        """Of the read that is being ended."""
+        """Scope of the read that is being interrupted."""
         self._enders: set[asyncio.Task[None]] = set()
         self._id: int | None = None
-        """The server's name for the connection."""
+        """The server's id for the connection."""
         self.ended: BaseException | None = None
         self._filled = asyncio.Event()
         self._task = asyncio.create_task(self._run(), name="tail of logs")
 
     def include(self, feed: Feed) -> None:
-        """See to it that the feed's stream is read from now on. Raises what ended the tail."""
+        """Make sure the feed's stream is being read. Raises the error that ended the tail, if any."""
         if self.ended:
             raise self.ended
         self._filled.set()
@@ -104,32 +106,32 @@ class Tail:
             ender.add_done_callback(self._enders.discard)
 
     async def aclose(self) -> None:
-        """Stop to read, and give the connection back."""
+        """Stop reading and release the connection."""
         self.end(RuntimeError("the client is closed"))
         tasks = [self._task, *self._enders]
         for task in tasks:
             task.cancel()
         try:
             await asyncio.gather(*tasks, return_exceptions=True)
-        finally:  # a reader that is cancelled once more must not cost its client a connection
+        finally:  # a second cancellation must not leak the connection
             if self._own:
                 await self._own.release()
 
     async def _end(self, scope: asyncio.Timeout) -> None:
-        """End the read that waits in this scope, for all that come in the meantime."""
-        for _ in range(TRIES):  # the read may be on its way yet
+        """Interrupt the read in this scope, once for all readers that arrive meanwhile."""
+        for _ in range(TRIES):  # the read may not have reached the server yet
             await asyncio.sleep(GATHER_S)
             if self._scope is not scope or await self._unblocked():
                 return
         if self._scope is scope:
-            scope.reschedule(0)  # the server keeps no state of a plain read, and redis-py drops the connection
+            scope.reschedule(0)  # the server keeps no state for a plain read, and redis-py drops the connection
 
     async def _unblocked(self) -> bool:
         client: Any = self._server.client
         try:
             return self._id is not None and bool(await client.client_unblock(self._id))
         except (RedisError, OSError):
-            return False  # not allowed to this user, or the server is away
+            return False  # this user may not run it, or the server is away
 
     async def _run(self) -> None:
         pause_s = FIRST_PAUSE_S
@@ -147,7 +149,7 @@ class Tail:
                 return
 
     def end(self, error: BaseException) -> None:
-        """No feed gets anything any more but this."""
+        """End all feeds with this error."""
         self.ended = error
         self._fail(error)
 
@@ -172,8 +174,8 @@ class Tail:
         finally:
             self._scope = None
         streams = {name.decode(): entries for name, entries in found}
-        # No others: one that came meanwhile, or was full, may be behind where this read began, and would miss what lies
-        # between. The next read begins there.
+        # Only feeds that were part of this read. A feed that joined meanwhile, or was full, may have an older position
+        # and would miss the entries in between; the next read starts there.
         for feed in self._reading:
             if feed.stream in streams:
                 feed.put(streams[feed.stream])
@@ -185,7 +187,7 @@ class Tail:
 
 
 def _offsets(feeds: frozenset[Feed]) -> dict[str, str]:
-    """Where to read each stream: after the position of the feed that is furthest behind."""
+    """Where to read each stream: at the position of its slowest feed."""
     offsets: dict[str, str] = {}
     for feed in feeds:
         other = offsets.get(feed.stream)
@@ -195,18 +197,18 @@ def _offsets(feeds: frozenset[Feed]) -> dict[str, str]:
 
 
 class Hub:
-    """The tails of one client, made as they are needed."""
+    """A client's tails, created on demand."""
 
     def __init__(self, server: Server) -> None:
         self.reads = asyncio.Semaphore(READS)
-        """To be held around each read of what is stored, so that many readers at once need few connections."""
+        """Hold this around each read of stored entries; it limits connections if there are many readers."""
         self._server = server
         self._tails: dict[str, list[Tail]] = {}
-        """By the hash tag of their streams in a Cluster, and all under one name else."""
+        """Keyed by hash tag in a Cluster; otherwise all under one empty key."""
 
     @asynccontextmanager
     async def feed(self, stream: str, position: str) -> AsyncGenerator[Feed]:
-        """What comes to this stream after ``position``."""
+        """Open a feed of the stream's entries after ``position``."""
         slot = stream.partition("{")[2].partition("}")[0] if self._server.topology == "cluster" else ""
         tails = self._tails.setdefault(slot, [])
         tail = next((t for t in tails if len(t.feeds) < STREAMS and not t.ended), None)
@@ -224,7 +226,7 @@ class Hub:
                 await tail.aclose()
 
     async def aclose(self) -> None:
-        """End all feeds: their readers get RuntimeError."""
+        """End all feeds; their readers get RuntimeError."""
         tails = [tail for some in self._tails.values() for tail in some]
         self._tails.clear()
         for tail in tails:

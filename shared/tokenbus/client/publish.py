@@ -1,4 +1,4 @@
-"""Requests on their way onto the inbound stream: each gets its id, and is checked here as intake checks it."""
+"""Prepares requests for the inbound stream: assigns ids and runs the same checks as intake."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from tokenbus.errors import RequestError, RequestInvalid, RequestTooLarge, Serve
 from tokenbus.events.requests import Cancel, Generate
 
 _NOT_PLAIN = (bytes, bytearray, memoryview, datetime, date, time, timedelta, UUID, Decimal)
-"""Types that msgspec would write in a form of its own. They are handed on as they are, so that the check names them."""
+"""Types that msgspec would encode in its own form. They are passed through, so that the check reports them."""
 
 
 def with_id(
     request: Generate | Mapping[str, object], new_id: Callable[[], str]
 ) -> tuple[str, Generate | Mapping[str, object]]:
-    """The request's run id, a new one where it has none, and the request with it. Raises RequestInvalid."""
+    """Return the run id, a new one if the request has none, and the request with it. Raises RequestInvalid."""
     if isinstance(request, Generate):
         run = request.id or new_id()
         return run, msgspec.structs.replace(request, id=run)
@@ -38,7 +38,9 @@ def with_id(
 
 
 def encoded(request: Generate | Cancel | Mapping[str, object], *, limit: int) -> bytes:
-    """The request's JSON. Raises RequestInvalid for what intake would refuse, RequestTooLarge over ``limit`` bytes."""
+    """Encode the request as JSON. Raises RequestInvalid if intake would refuse it, RequestTooLarge if it exceeds
+    ``limit`` bytes.
+    """
     try:
         value = msgspec.to_builtins(request, builtin_types=_NOT_PLAIN)
     except RecursionError:
@@ -53,14 +55,14 @@ def encoded(request: Generate | Cancel | Mapping[str, object], *, limit: int) ->
 
 
 def tenant_in(request: Generate | Mapping[str, object]) -> str:
-    """The tenant of a request that `encoded` took; empty text: none."""
+    """Return the tenant of a request that `encoded` accepted; empty if it has none."""
     metadata = request.metadata if isinstance(request, Generate) else request.get("metadata")
     return tenant_of(cast("Mapping[str, object] | None", metadata))
 
 
 @contextmanager
 def carrying(request: Generate | Mapping[str, object]) -> Generator[None]:
-    """Errors that leave this block carry the request, so that the caller can try again with what was sent."""
+    """Attach the request to errors raised in this block, so that the caller can publish the same request again."""
     try:
         yield
     except (RequestError, ServerError) as e:

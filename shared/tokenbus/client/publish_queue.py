@@ -1,4 +1,4 @@
-"""A client's entries on their way to the inbound stream: many at once share a few commands."""
+"""A client's queue of entries for the inbound stream; batches many entries into few commands."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from tokenbus.bus.server.server import Server, translated
 from tokenbus.errors import PublishQueueFull, ServerFull
 
 COMMANDS = 4
-"""Commands at once, and so connections: one more makes a busy server no faster."""
+"""Maximum concurrent commands, and so connections. More of them did not make a busy server faster."""
 ENTRIES = 256
-"""Entries of one command, and requests that are made ready at once: thousands in one pass of the event loop would keep
-it from its connections."""
+"""Maximum entries per command, and maximum requests prepared at once: preparing thousands in one pass of the event loop
+would starve its connections.
+"""
 
 _ADMIT = script(
     "admit",
@@ -48,10 +49,10 @@ class _Entry(msgspec.Struct, eq=False):
 
 
 class PublishQueue:
-    """Appends entries in the order in which they are put. Call `close` at the end."""
+    """Appends entries in the order they are put. Call `close` at the end."""
 
     def __init__(self, server: Server, *, most_queued: int) -> None:
-        """``most_queued``: so many may be on their way before one that would not wait is refused."""
+        """``most_queued``: entries in flight before a caller with ``wait=False`` is refused."""
         self._server = server
         self._most_queued = most_queued
         self._on_their_way = 0
@@ -63,8 +64,9 @@ class PublishQueue:
 
     @asynccontextmanager
     async def turn(self, *, wait: bool) -> AsyncGenerator[None]:
-        """Around making one entry ready and putting it. Raises PublishQueueFull where there is no room without
-        waiting."""
+        """Reserve a slot while one entry is prepared and put. Raises PublishQueueFull if waiting is not allowed and the
+        queue is full.
+        """
         if not wait and self._on_their_way >= self._most_queued:
             raise PublishQueueFull(self._on_their_way)
         self._on_their_way += 1
@@ -75,10 +77,10 @@ class PublishQueue:
             self._on_their_way -= 1
 
     async def put(self, stream: str, data: bytes, *, tenant: str = "", most: int, first: bool = False) -> None:
-        """Append one entry while the stream holds fewer than ``most``; ``first``: before those that wait here.
+        """Append one entry if the stream holds fewer than ``most``. ``first``: put it ahead of the entries queued here.
 
-        Each is sent once: after ServerUnavailable it may or may not be there. Raises that; ServerFull; RuntimeError
-        after `close`.
+        Each entry is sent once: after ServerUnavailable it may or may not have been stored. Raises ServerUnavailable;
+        ServerFull; RuntimeError after `close`.
         """
         if self._closed:
             raise RuntimeError("the client is closed")
@@ -92,11 +94,11 @@ class PublishQueue:
             task = asyncio.create_task(self._send_all(), name="publishing")
             self._sending.add(task)
             task.add_done_callback(self._sending.discard)
-        with translated(self._server, stream):  # here, for each caller's error is its own
+        with translated(self._server, stream):  # here, because each caller needs its own error
             await entry.taken
 
     async def close(self) -> None:
-        """End what is on its way; those that wait here hear RuntimeError."""
+        """Finish what is in flight; entries still queued fail with RuntimeError."""
         self._closed = True
         while self._queue:
             entry = self._queue.popleft()
@@ -123,7 +125,7 @@ class PublishQueue:
                     entry.taken.set_result(None)
 
     def _batch(self) -> list[_Entry]:
-        """The next entries, without those for which nobody waits any more."""
+        """The next batch, without entries whose callers have stopped waiting."""
         batch: list[_Entry] = []
         size = 0
         while self._queue and len(batch) < ENTRIES:

@@ -1,4 +1,4 @@
-"""A run's events folded into what it gave: pure, the same however the events arrived."""
+"""Folds a run's events into its response. Pure: the result does not depend on how the events arrived."""
 
 from __future__ import annotations
 
@@ -25,19 +25,20 @@ from tokenbus.events.usage import Usage
 
 
 class Response(RunResult, frozen=True, kw_only=True):
-    """What a run gave, whole or up to where it is or ended. Blocks that a retry made void are not in it."""
+    """A run's output: complete, or up to where it is or ended. Excludes blocks that a retry discarded."""
 
     @classmethod
     def of(cls, events: Iterable[PublicEvent]) -> Response:
-        """What the events of one run, in order from the first, say. Raises ValueError where there is none."""
+        """Fold the events of one run, in order from the first. Raises ValueError if there are none."""
         builder = ResponseBuilder()
         for event in events:
             builder.add(event)
         return builder.response
 
     def or_raise(self) -> Response:
-        """This, unless the run ended badly. Raises RunFailed, RunIncomplete or RunCancelled, with this as
-        ``result``."""
+        """Return this unless the run ended badly. Raises RunFailed, RunIncomplete or RunCancelled, with this as
+        ``result``.
+        """
         match self.status:
             case "open" | "completed":
                 return self
@@ -51,7 +52,7 @@ class Response(RunResult, frozen=True, kw_only=True):
 
 
 class ResponseBuilder:
-    """Folds the events of one run, in order; events that came before may come again, and change nothing."""
+    """Folds the events of one run, in order. Repeated events are ignored."""
 
     def __init__(self) -> None:
         self._blocks: dict[int, _Block] = {}
@@ -63,7 +64,7 @@ class ResponseBuilder:
         self._participant: str | None = None
 
     def add(self, event: PublicEvent) -> bool:
-        """Fold one event in; True for the terminal one. Raises ValueError for an event of another run."""
+        """Fold in one event; return True for the terminal one. Raises ValueError for an event of another run."""
         if self._last and self._last.run != event.run:
             raise ValueError(f"an event of run {event.run} among those of {self._last.run}")
         if event.seq <= self._seq:
@@ -78,7 +79,7 @@ class ResponseBuilder:
             case BlockComplete():
                 self._block(event).complete = event
             case Retrying() | Restarted():
-                # The next attempt's blocks have higher numbers, but for one that it goes on with: that is kept.
+                # The next attempt numbers its blocks higher, except a block that it continues: that one is kept.
                 self._blocks = {n: block for n, block in self._blocks.items() if n < event.drop_from}
             case Started():
                 self._participant = event.participant
@@ -87,7 +88,7 @@ class ResponseBuilder:
                 self._answered_by = event.model, event.response_id
             case Completed() | Incomplete() | RunFailedEvent() | Cancelled():
                 self._usage = event.usage
-                if event.model or event.response_id:  # an older server names them with the usage alone
+                if event.model or event.response_id:  # an older server reports them only with the usage
                     self._answered_by = event.model, event.response_id
                 return True
             case _:
@@ -96,7 +97,7 @@ class ResponseBuilder:
 
     @property
     def response(self) -> Response:
-        """What the events so far say. Costs as much as they are long. Raises ValueError before the first."""
+        """The response so far. Takes time proportional to its length. Raises ValueError before the first event."""
         if self._last is None:
             raise ValueError("no event yet")
         end = self._last if isinstance(self._last, TerminalEvent) else None
@@ -143,11 +144,11 @@ class _Block:
 
     @property
     def content(self) -> str:
-        """What its chunks say."""
+        """The text of its chunks."""
         return "".join(self._content)
 
     def so_far(self, last: PublicEvent) -> BlockComplete:
-        """The block as one that was cut off here."""
+        """Return the block as if it were cut off here."""
         start, content = self.start, self.content
         call = start.kind == "tool_call"
         return BlockComplete(

@@ -1,4 +1,4 @@
-"""A run that ended badly once more: from the start, or on from what it said."""
+"""Builds a new request from a run that ended badly: retry it from the start, or resume from its text."""
 
 from __future__ import annotations
 
@@ -28,28 +28,28 @@ class Ended(msgspec.Struct, frozen=True):
     run: str
     request: Generate
     history: list[Message]
-    """What its turns before the last added to the conversation."""
+    """Messages that its earlier turns added to the conversation."""
     turn: int
     continues: bool = True
-    """Whether whoever spoke last can go on from a partial answer; True also if that is not known."""
+    """Whether the provider asked last can continue a partial answer; True also if that is not known."""
     choice: int = 0
-    """Which of the request's providers and models that was: 0 its own, n its n-th fallback."""
+    """Which provider and model were asked last: 0 for the request's own, n for its n-th fallback."""
 
     @property
     def last_asked(self) -> Generate:
-        """The request as it was asked last."""
+        """The request as last sent to a provider."""
         return left_from(self.request, self.choice)
 
 
 async def ended_run(deployment: Deployment, run: str) -> Ended:
-    """What is known of a run that ended incomplete, failed or cancelled.
+    """Read what the server keeps of an incomplete, failed or cancelled run.
 
-    Raises RunNotFound, also where its records have expired; RunOpen; RunNotRepeatable for one that completed, or was
-    refused; ServerUnavailable.
+    Raises RunNotFound, also if the records have expired; RunOpen; RunNotRepeatable if the run completed or was refused;
+    ServerUnavailable.
     """
     keys = await deployment.keys()
     client = deployment.server.client
-    # Field by field: the hash of a run that is recorded holds its raw stream too.
+    # Read single fields: the hash of a recorded run also holds its raw stream.
     with translated(deployment.server):
         fields = [STATUS, REQUEST, TURN, CONTINUES, CHOICE]
         found, request, last_turn, continues, asked = await client.hmget(keys.run(run), fields)
@@ -76,12 +76,12 @@ async def ended_run(deployment: Deployment, run: str) -> Ended:
 
 
 def retried_request(ended: Ended, *, again: int) -> Generate:
-    """The same request as a run of its own."""
+    """Return the same request as a run of its own."""
     return _linked(ended.request, ended.run, "retry", again, ended.request.messages)
 
 
 def check_resumable(ended: Ended) -> None:
-    """What can be told before the run's text is read. Raises RunNotRepeatable for what cannot be gone on with."""
+    """Check what is known before the run's text is read. Raises RunNotRepeatable if the run cannot be resumed."""
     if not ended.continues:
         request = ended.last_asked
         problem = f"{request.model} at {request.provider} does not go on from a partial answer to it"
@@ -91,7 +91,7 @@ def check_resumable(ended: Ended) -> None:
 
 
 def resumed_request(ended: Ended, response: Response, *, again: int) -> Generate:
-    """The request that goes on from the last turn's text. Raises RunNotRepeatable where there is none that could be."""
+    """Build the request that continues the last turn's text. Raises RunNotRepeatable if that is not possible."""
     check_resumable(ended)
     request, run = ended.request, ended.run
     said: list[ContentPart] = []
@@ -109,7 +109,7 @@ def resumed_request(ended: Ended, response: Response, *, again: int) -> Generate
 
 
 def _joined(messages: list[Message], more: Message) -> list[Message]:
-    """With the partial answer; one that was itself given in part becomes longer."""
+    """Append the partial answer; extends the last message if that is already a partial answer."""
     *before, last = messages
     if last.role != "assistant":
         return [*messages, more]
@@ -130,5 +130,5 @@ def _linked(request: Generate, run: str, how: How, again: int, messages: Sequenc
 
 
 def derived_id(run: str, how: How, again: int) -> str:
-    """The id of the new run: the same whenever the same is asked for, and no other run's."""
+    """Derive the new run's id: always the same for the same arguments, and distinct from every other run's."""
     return f"{how}-{sha256(f'{how} {again} {run}'.encode()).hexdigest()[:32]}"

@@ -1,4 +1,4 @@
-"""The handle of one run that was published."""
+"""The handle of a published run."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from tokenbus.events.public import PublicEvent
 from tokenbus.events.requests import Message
 
 PUBLISHED_WAIT_S = 60.0
-"""How long a published request may wait until intake takes it, before its reader is told that no such run is known."""
+"""How long a published request may wait for intake before its reader raises RunNotFound."""
 
 
 class RunClient(Protocol):
-    """What a run's handle needs of its client; see `Client`."""
+    """What a run handle needs from its client; see `Client`."""
 
     def follow(
         self, run: Run | str, *, after: int = -1, wait_s: float | None = PUBLISHED_WAIT_S
@@ -25,7 +25,7 @@ class RunClient(Protocol):
 
 
 class Run:
-    """One run, as `Client.publish` gives it: its id and what can be done with it while the client is open."""
+    """A run, as returned by `Client.publish`: its id and its operations. Usable while the client is open."""
 
     def __init__(self, run: str, client: RunClient) -> None:
         self.id = run

@@ -1,4 +1,4 @@
-"""New run ids from this process's clock."""
+"""Generates run ids from this process's clock."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from tokenbus.core.request.run_id import RANDOM_BITS, uuid7
 
 
 class RunIds:
-    """Gives UUIDv7 ids, each greater than the one before it even when the clock stands still or is set back.
+    """Generates UUIDv7 ids, each greater than the one before it, even if the clock stands still or is set back.
 
-    Method 2 of RFC 9562 section 6.2: within one millisecond the random part goes up by a random step.
-    Safe to use from several threads.
+    Method 2 of RFC 9562 section 6.2: within one millisecond the random part increases by a random step. Thread-safe.
     """
 
     def __init__(self, now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000) -> None:
@@ -24,11 +23,11 @@ class RunIds:
         self._rest = 0
 
     def __call__(self) -> str:
-        """A new id."""
+        """Return a new id."""
         with self._lock:
             now = self._now_ms()
             if now > self._ms:
-                # The top bit stays free, so that the steps of one millisecond never run over.
+                # The top bit stays clear, so that the steps within one millisecond cannot overflow.
                 self._ms, self._rest = now, secrets.randbits(RANDOM_BITS - 1)
             else:
                 self._rest += 1 + secrets.randbits(32)

@@ -1,11 +1,10 @@
-"""Reads one run's log from a cursor on: every event once, in order, none left out.
+"""Reads one run's log from a cursor on: every event once, in order, none missing.
 
-The log is a stream with entry ids ``<attempt>-<seq>``. A cursor is a ``seq`` alone; where its entry lies is found
-among the attempts with one pipeline, and from then on the entry ids themselves are the position. So a connection
-may break between any two reads.
+The log is a stream with entry ids ``<attempt>-<seq>``. A cursor is a ``seq`` alone; one pipeline over the attempts
+locates its entry, and from then on the entry ids are the position. So a connection may break between any two reads.
 
-What is stored is read with plain reads, few at once for all the readers of a client. A reader that has it all waits for
-more on the connection that all share (tail.py).
+Stored entries are read with plain reads, few of them at once over all readers of a client. A reader that has caught up
+waits for new entries on the shared connection (log_tail.py).
 """
 
 from __future__ import annotations
@@ -29,15 +28,17 @@ from tokenbus.events.public import PublicEvent
 COUNT = 256
 LOOK_S = 1.0
 LONGEST_LOOK_S = 16.0
-"""A reader whose run is silent asks whether it is still there after a second, then after twice as long each time."""
+"""A reader of a silent run checks that the run still exists: first after `LOOK_S`, then after twice as long each time.
+"""
 _LAST = 2**64 - 1
 
 
 async def follow(
     deployment: Deployment, run: str, *, after: int, wait_s: float | None, reconnect_s: float
 ) -> AsyncGenerator[PublicEvent]:
-    """The run's events after a cursor, up to the terminal one; see `LogReader`. Outlasts a server that is away for
-    less than ``reconnect_s``."""
+    """Yield the run's events after a cursor, up to the terminal one; see `LogReader`. Survives outages shorter than
+    ``reconnect_s``.
+    """
     outage = Outage(reconnect_s)
     async with LogReader(deployment, run, after=after, wait_s=wait_s) as reader:
         while not reader.ended:
@@ -52,11 +53,12 @@ async def follow(
 
 
 class LogReader:
-    """One reader of one run. Call `read` until `ended`, inside ``async with``."""
+    """One reader of one run. Use inside ``async with``; call `read` until `ended`."""
 
     def __init__(self, deployment: Deployment, run: str, *, after: int, wait_s: float | None) -> None:
-        """``after``: the last seq that is known already. ``wait_s``: how long a run may be unknown to a server that
-        answers; None: for ever."""
+        """``after``: the last seq already known. ``wait_s``: how long the run may stay unknown to a server that
+        answers; None: forever.
+        """
         self._deployment = deployment
         self._run = run
         self._seq: int = after
@@ -69,7 +71,7 @@ class LogReader:
         self._look_s = LOOK_S
         self._known = False
         self.ended = False
-        """The terminal event was given, or lies at or before the cursor."""
+        """Whether the terminal event was returned, or lies at or before the cursor."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -80,17 +82,17 @@ class LogReader:
         await self._feeds.aclose()
 
     async def read(self) -> list[PublicEvent]:
-        """The next events, some hundreds at most; empty when none came for a while.
+        """Return the next events, at most a few hundred; empty if none came for a while.
 
-        Raises CursorTrimmed if events after the cursor are gone, CursorAhead if there is no event with the cursor's
-        seq, RunNotFound if the run is not known or no longer, Malformed for an entry that is no event,
-        ServerUnavailable. After that one it may be called again.
+        Raises CursorTrimmed if events after the cursor were trimmed; CursorAhead if there is no event with the cursor's
+        seq; RunNotFound if the run is unknown or has expired; Malformed for an entry that is not an event;
+        ServerUnavailable, after which it may be called again.
         """
         if self._gap:
             raise self._gap
         keys = await self._deployment.keys()
         log = keys.log(self._run)
-        if self._feed and self._feed.stream != log:  # the keys were guessed before the deployment was there
+        if self._feed and self._feed.stream != log:  # the keys were guessed before the deployment existed
             await self._feeds.aclose()
             self._feed = None
         if self._feed is None:
@@ -130,14 +132,14 @@ class LogReader:
         return entries
 
     async def _locate(self, log: str) -> str:
-        """The id after which to read: of the last entry whose seq is not after the cursor, or close before it."""
+        """Find the id to read after: that of the last entry whose seq is not after the cursor, or just before it."""
         if self._seq < 0:
             return "0-0"
         client = self._deployment.server.client
         last: list[Entry] = await client.xrevrange(log, count=1)
         if not last:
             if not await client.exists((await self._deployment.keys()).run(self._run)):
-                raise RunNotFound(self._run)  # it was seen once, so there is nothing to wait for
+                raise RunNotFound(self._run)  # it existed before, so waiting is pointless
             raise CursorAhead(log, str(self._seq), "none")
         last_attempt, last_seq = id_key(last[0][0].decode())
         if last_seq < self._seq:
@@ -163,7 +165,7 @@ class LogReader:
                     self._gap = CursorTrimmed(log, str(self._seq), str(event.seq))
                     if not events:
                         raise self._gap
-                    break  # what came before the gap goes out first
+                    break  # return the events before the gap first
                 events.append(event)
                 self._seq = event.seq
                 self.ended = is_end(event)
@@ -176,7 +178,7 @@ class LogReader:
         return max(0.001, min(self._look_s, self._wait_s - self._waited_s))
 
     async def _look_for_run(self, keys: Keys) -> None:
-        """Nothing came: is there a run at all, and may anything still come of it?"""
+        """After silence: check that the run exists and may still produce events."""
         client = self._deployment.server.client
         status = await read_status(client, keys.run(self._run))
         if status in ("awaited", *UNENDED) or await client.exists(keys.log(self._run)):
