@@ -1,4 +1,4 @@
-"""Subscriptions to topics: in order or in groups, acknowledged, filtered, cut into sentences.
+"""Subscriptions to topics: ordered or in groups, acknowledged, filtered, or cut into sentences.
 
-Following one run is `tokenbus.client.run_log`.
+To follow a single run, see `tokenbus.client.run_log`.
 """

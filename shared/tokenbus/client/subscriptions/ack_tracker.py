@@ -1,4 +1,4 @@
-"""How far the entries of one partition are done, when they are given out in order and done in any order: pure."""
+"""Tracks how far the entries of one partition are done. They are delivered in order and finished in any order. Pure."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from tokenbus.client.subscriptions.event_filter import Selection
 
 
 class OffsetTracker:
-    """The position up to which all is done, and what was given out after it."""
+    """The offset up to which every entry is done, and the entries delivered after it."""
 
     def __init__(self, position: str) -> None:
         self.position = position
-        """The last entry before which nothing is open."""
+        """The last entry up to which every entry is done."""
         self.entries = 0
-        """How many entries ``position`` has passed since `told`."""
+        """How many entries ``position`` has passed since the last commit."""
         self.open = 0
-        """How many entries are given out and not done."""
+        """How many entries are delivered and not done."""
         self.in_gap = False
-        """``position`` is no entry, but the end of a gap."""
+        """Whether ``position`` is the end of a gap rather than an entry."""
         self._given: dict[str, bool] = {}
-        """Entries after the position, in order; whether each is done."""
+        """Entries delivered after the position, in order, and whether each is done."""
         self._gaps: set[str] = set()
 
     def delivered(self, entry_id: str) -> None:
-        """The next entry is given out."""
+        """Record that the next entry was delivered."""
         self._given[entry_id] = False
         self.open += 1
 
     def done(self, entry_id: str) -> None:
-        """An entry that was given out is done. Twice is once."""
+        """Mark a delivered entry as done. Idempotent."""
         if self._given.get(entry_id) is not False:
             return
         self._given[entry_id] = True
@@ -38,12 +38,13 @@ class OffsetTracker:
         self._advance()
 
     def skip(self, entry_id: str) -> None:
-        """Entries up to this one were trimmed before they were read: once what was given out is done, the position
-        is here."""
+        """Record a gap: entries up to this one were trimmed unread. The position moves here once earlier entries are
+        done.
+        """
         self._given[entry_id] = True
         self._gaps.add(entry_id)
         self._advance()
-        self.entries = 0  # the lag is counted anew: see `lag.show`
+        self.entries = 0  # the lag is counted anew: see `offset_mirror.show`
 
     def _advance(self) -> None:
         while self._given and next(iter(self._given.values())):
@@ -55,7 +56,7 @@ class OffsetTracker:
 
 
 class AckTracker:
-    """The events that were given out and are not done."""
+    """The events that were delivered and are not done."""
 
     def __init__(self, topic: SubscribedTopic) -> None:
         self._topic: SubscribedTopic = topic
@@ -65,7 +66,9 @@ class AckTracker:
         return len(self._places)
 
     def delivered(self, event: TopicEvent, progress: OffsetTracker, entry_id: str) -> bool:
-        """An event is given out, unless it is in hand already: what its end will be is then that of this entry."""
+        """Record a delivered event. Returns False if it is already in flight; it is then done together with this newer
+        entry.
+        """
         held = self._places.get((event.run, event.seq))
         if held:
             held[0].done(held[1])
@@ -73,9 +76,9 @@ class AckTracker:
         return held is None
 
     def take(self, source: str, entry: Entry, progress: OffsetTracker, selection: Selection) -> TopicEvent | None:
-        """The event of the next entry, given out; None where it is not wanted, or in hand already.
+        """Decode and deliver the next entry; None if it is filtered out or already in flight.
 
-        Raises Malformed, naming ``source``, and what the selection raises; the entry is done then.
+        Raises Malformed, naming ``source``, and whatever the selection raises; the entry counts as done then.
         """
         place = entry[0].decode()
         progress.delivered(place)
@@ -91,12 +94,12 @@ class AckTracker:
         return event if self.delivered(event, progress, place) else None
 
     def done(self, event: TopicEvent) -> bool:
-        """The event is done; False where it was not in hand."""
+        """Mark the event as done; return False if it was not in flight."""
         place = self._places.pop((event.run, event.seq), None)
         if place:
             place[0].done(place[1])
         return place is not None
 
     def drop(self) -> None:
-        """What is in hand stays undone."""
+        """Forget all events in flight; they stay undone."""
         self._places.clear()

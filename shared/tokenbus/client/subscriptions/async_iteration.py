@@ -1,4 +1,4 @@
-"""Async iteration over what a `take` gives until it raises StopAsyncIteration."""
+"""Turns a `take` function that raises StopAsyncIteration at its end into async iterators."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 async def until_stopped(take: Callable[[], Awaitable[T]]) -> AsyncGenerator[T]:
-    """All that ``take`` gives."""
+    """Yield everything that ``take`` returns."""
     while True:
         try:
             item = await take()
@@ -20,7 +20,7 @@ async def until_stopped(take: Callable[[], Awaitable[T]]) -> AsyncGenerator[T]:
 
 
 async def until_left(take: Callable[[], Awaitable[T]], close: Callable[[], Awaitable[None]]) -> AsyncGenerator[T]:
-    """The same, and ``close`` however the iteration ends."""
+    """Like `until_stopped`, and call ``close`` however the iteration ends."""
     try:
         async with aclosing(until_stopped(take)) as items:
             async for item in items:

@@ -1,4 +1,4 @@
-"""Where a subscriber stands in a topic, as a value that can be kept and taken up again."""
+"""A subscriber's position in a topic, as a value that can be stored and resumed from."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from tokenbus.bus.server.stream_reader import id_key
 from tokenbus.errors import Malformed
 
 OLDEST = "-"
-"""In place of an entry id: before the oldest entry that is kept, whichever that is by then."""
+"""Replaces an entry id: the position before the oldest entry that is kept at read time."""
 _POSITION = re.compile(r"-|\d{1,20}-\d{1,20}")
 _LAST_SEQ = 2**64 - 1
 
 
 def just_before(entry_id: str) -> str:
-    """The greatest id below this one: https://redis.io/docs/latest/develop/data-types/streams/#entry-ids."""
+    """Return the greatest id below this one: https://redis.io/docs/latest/develop/data-types/streams/#entry-ids."""
     ms, seq = id_key(entry_id)
     return f"{ms}-{seq - 1}" if seq else f"{max(0, ms - 1)}-{_LAST_SEQ if ms else 0}"
 
 
 class Cursor(msgspec.Struct, frozen=True):
-    """For each partition of a topic the entry that was had last. `parse` reads what ``str`` writes."""
+    """The last entry received from each partition of a topic. `parse` reads what ``str`` writes."""
 
     topic: SubscribedTopic
     positions: tuple[str, ...]
@@ -34,7 +34,7 @@ class Cursor(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """The cursor that ``str`` wrote. Raises Malformed."""
+        """Parse a cursor written by ``str``. Raises Malformed."""
         topic, _, positions = text.partition(":")
         found = tuple(positions.split(","))
         if topic not in TOPICS or not _are_positions(found):
@@ -42,7 +42,7 @@ class Cursor(msgspec.Struct, frozen=True):
         return cls(topic, found)
 
     def check(self) -> None:
-        """Raises ValueError if this is no cursor that a subscription made."""
+        """Raises ValueError if no subscription can have made this cursor."""
         if not _are_positions(self.positions):
             raise ValueError(f"from_: the cursor has positions that are no entry ids: {str(self)[:80]!r}")
 

@@ -1,4 +1,4 @@
-"""Which events of a topic a subscriber wants: pure."""
+"""Decides which events of a topic a subscriber wants. Pure."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from tokenbus.events.public import (
 )
 
 Runs: TypeAlias = Collection[str] | Callable[[str], bool]
-"""Run ids (a set may change while it is in use), or what says of a run id whether it is wanted."""
+"""Run ids (a set may change while in use), or a predicate on run ids."""
 
 _BlockTopicKind = Literal["block_start", "image_preview", "block_complete", "tool_progress"]
 _RunKind = Literal["started", "retrying", "restarted", "usage", "completed", "incomplete", "failed", "cancelled"]
 Kind: TypeAlias = Literal["chunk", "decision"] | _BlockTopicKind | _RunKind | BlockKind
-"""The name of a type of events, or of a kind of blocks."""
+"""The name of an event type or of a block kind."""
 K = TypeVar("K", bound=TopicEvent)
 Classes: TypeAlias = type[K] | Collection[type[K]]
 Kinds: TypeAlias = Kind | type[K] | Collection[Kind | type[K]] | None
-"""Types of events and kinds of blocks, by name, or classes of events."""
+"""Event types and block kinds by name, or event classes."""
 
 
 def _tag(kind: Any) -> str:
@@ -52,14 +52,14 @@ _BLOCK_KINDS: frozenset[str] = frozenset(get_args(BlockKind))
 
 
 class Selection:
-    """Says of each event of one topic whether it is wanted.
+    """A filter on the events of one topic.
 
-    ``kinds`` names types of events (``block_complete``, ``failed``, or their classes), kinds of blocks (``text``,
-    ``tool_call``), or both: then an event of a block must be of one of either. None: all.
+    ``kinds`` names event types (``block_complete``, ``failed``, or their classes), block kinds (``text``,
+    ``tool_call``), or both; an event of a block must then match both. None: all events.
     """
 
     def __init__(self, topic: SubscribedTopic, kinds: Kinds[Any] = None, runs: Runs | None = None) -> None:
-        """Raises ValueError for a kind that this topic never has: waiting for it would be silent."""
+        """Raises ValueError for a kind that this topic never carries; such a subscription would stay silent forever."""
         events = _EVENT_KINDS[topic]
         blocks = _BLOCK_KINDS if topic in ("visible", "chunks", "blocks") else frozenset[str]()
         named = _names(kinds)
@@ -74,7 +74,7 @@ class Selection:
         self._wants_run = _one_of([runs] if isinstance(runs, str) else runs) if runs is not None else None
 
     def wants(self, event: TopicEvent) -> bool:
-        """Whether the subscriber is to have it. Raises what the predicate on runs raises."""
+        """Whether the subscriber wants this event. Raises whatever the predicate on runs raises."""
         if isinstance(event, UnknownEvent):
             if not self._unknown:
                 return False

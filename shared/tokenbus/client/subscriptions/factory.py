@@ -1,4 +1,4 @@
-"""What a subscription takes, and which kind of one that makes."""
+"""The options of a subscription, and the factory that picks its class."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Subscription: TypeAlias = OrderedSubscription[Any] | SharedSubscription[Any]
 
 
 class Delivery(TypedDict, total=False):
-    """How any subscription gives its events; see `tokenbus.Client.subscribe`."""
+    """Options common to all subscriptions; see `tokenbus.Client.subscribe`."""
 
     runs: Runs | None
     ack: Ack
@@ -32,13 +32,13 @@ class Delivery(TypedDict, total=False):
 
 
 class Reading(Delivery, total=False):
-    """The same, and which events of a topic it gives."""
+    """Adds the filter on event kinds."""
 
     kinds: Kind | Collection[Kind] | None
 
 
 class SubscribeOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How a subscription begins, what it gives and how that is acknowledged; see `tokenbus.Client.subscribe`."""
+    """How a subscription starts, filters and acknowledges; see `tokenbus.Client.subscribe`."""
 
     kinds: Kinds[Any] = None
     runs: Runs | None
@@ -47,7 +47,7 @@ class SubscribeOptions(msgspec.Struct, frozen=True, kw_only=True):
     prefetch: int
     on_trimmed: OnTrimmed | None
     most_in_hand: int | None = None
-    """Of a group's worker: how many events may be unacknowledged; None: as many as ``prefetch``."""
+    """Maximum unacknowledged events of a group's worker; None: same as ``prefetch``."""
 
 
 def subscription(
@@ -58,7 +58,9 @@ def subscription(
     *,
     reconnect_s: float,
 ) -> Subscription:
-    """A subscription that has not begun: with a group a shared one. Raises ValueError for what cannot be."""
+    """Create a subscription that has not started; a shared one if there is a group. Raises ValueError for invalid
+    arguments.
+    """
     if topic not in TOPICS:
         raise ValueError(f"topic: {unknown_name(topic, TOPICS)}")
     selection = Selection(topic, options.kinds, options.runs)

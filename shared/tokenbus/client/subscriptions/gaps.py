@@ -1,4 +1,4 @@
-"""What a subscription could not give: entries that were trimmed before it read them, and entries that are no events."""
+"""Reports what a subscription could not deliver: entries trimmed before it read them, and entries that are not events."""
 
 from __future__ import annotations
 
@@ -10,39 +10,40 @@ from tokenbus.errors import CursorTrimmed, Malformed
 log = logging.getLogger(__name__)
 
 OnTrimmed = Callable[[CursorTrimmed], None]
-"""Called once for each partition whose unread entries were trimmed; then the subscription continues at the oldest
-entry that is kept. What it raises is raised to the reader."""
+"""Called once for each partition whose unread entries were trimmed; the subscription then continues at the oldest entry
+that is kept. Its exceptions propagate to the reader.
+"""
 
 
 def log_trimmed(error: CursorTrimmed) -> None:
-    """Log the gap and continue: what `each` does by itself."""
+    """Log the gap and continue; the default of `each`."""
     log.warning("events were trimmed before they were read: %s", error)
 
 
 class Gaps:
-    """Counts the gaps of one subscription and tells of them."""
+    """Counts and reports the gaps of one subscription."""
 
     def __init__(self, on_trimmed: OnTrimmed | None) -> None:
         """``on_trimmed``: None to raise `CursorTrimmed`."""
         self.trimmed = 0
-        """How often unread entries were trimmed, each partition on its own."""
+        """How often unread entries were trimmed, counted per partition."""
         self.malformed = 0
-        """How many entries were passed over because they are no events."""
+        """How many entries were skipped because they are not events."""
         self._on_trimmed = on_trimmed
 
     def log_by_default(self) -> None:
-        """Log what is trimmed, unless the caller said what else to do: nobody is there to catch an error."""
+        """Log trimmed events unless the caller set a handler: inside `each` no caller can catch the error."""
         self._on_trimmed = self._on_trimmed or log_trimmed
 
     def was_trimmed(self, error: CursorTrimmed) -> None:
-        """Raises ``error``, or what `OnTrimmed` raises."""
+        """Count and report a gap. Raises ``error`` if there is no handler, and whatever the handler raises."""
         self.trimmed += 1
         if self._on_trimmed is None:
             raise error
         self._on_trimmed(error)
 
     def was_malformed(self, error: Malformed) -> None:
-        """Log the entry; of many, ever fewer, so that a broken writer does not flood the log."""
+        """Count and log the entry. Logs ever less often, so that a broken writer does not flood the log."""
         self.malformed += 1
         if self.malformed.bit_count() == 1:
             log.warning("entry passed over (%d so far): %s", self.malformed, error)

@@ -1,8 +1,8 @@
-"""The subscription with a group: several workers share a topic's runs among them.
+"""The subscription with a group: several workers share a topic's runs.
 
-Each partition belongs to one worker of the group at a time, by a lease; that worker reads it with plain XREAD from the
-group's offset and moves the offset when events are done. So a run's events stay in order, and a worker that
-dies takes none with it.
+A lease gives each partition to one worker of the group at a time. That worker reads it with plain XREAD from the
+group's offset and moves the offset as events are done. So a run's events stay in order, and no event is lost if a
+worker dies.
 """
 
 from __future__ import annotations
@@ -47,25 +47,26 @@ class _Opened(NamedTuple):
 
 
 class SharedSubscription(Generic[E]):
-    """Every wanted event of a topic at least once for the whole group, those of one run in order, to one worker at a
+    """Delivers every wanted event of a topic at least once to the group; a run's events in order, to one worker at a
     time.
 
-    With ``ack="auto"`` taking the next event says that the one before is done; the last event taken is done when
-    ``async with`` is left in order, and not when that is left by an exception, or `aclose` ends the iteration. With
-    ``ack="explicit"`` an event is done when `ack` says so, in any order, and no more than ``prefetch`` are given out
-    that are not. With `each` it is done when its handler has returned. Done events are acknowledged when the worker
-    runs out of events or a second has passed, and when the subscription is closed; a worker that dies gives out again
-    what it had not acknowledged, so ``(event.run, event.seq)`` may come twice.
+    - ``ack="auto"``: taking the next event acknowledges the one before it. The last event is acknowledged if ``async
+      with`` exits normally, but not if it exits by an exception or `aclose` ends the iteration.
+    - ``ack="explicit"``: `ack` acknowledges an event, in any order. At most ``prefetch`` events are unacknowledged.
+    - `each`: an event is acknowledged when its handler has returned.
 
-    A new group begins with what comes from then on, or at the oldest entry that is kept. The group goes on where
-    it stood when nobody was there. At most as many workers as there are partitions have something to do. A
-    worker that blocks its event loop for longer than ``lease_s`` loses its partitions. An iteration outside of
-    ``async with`` closes the subscription when it is left. Iterating raises CursorTrimmed and ServerUnavailable as
-    `OrderedSubscription` does; a gap is told to one worker, once, for it is acknowledged with the events before it.
-    Entries that are no events are logged, counted and passed over. For one task at a time, but for `ack`.
+    Acknowledgements are sent when the worker runs out of events, after a second, and when the subscription is closed.
+    If a worker dies, its unacknowledged events are delivered again, so ``(event.run, event.seq)`` may come twice.
 
-    The offset is mirrored into a consumer group ``<topic>:<group>`` of each partition's stream, so that ordinary tools
-    see the lag; nobody reads by it.
+    A new group starts with new events or at the oldest entry that is kept. An existing group continues where it
+    stopped, even if it had no workers meanwhile. Workers beyond the number of partitions stay idle. A worker that
+    blocks its event loop for longer than ``lease_s`` loses its partitions. An iteration outside of ``async with``
+    closes the subscription on exit. Iterating raises CursorTrimmed and ServerUnavailable as `OrderedSubscription` does;
+    a gap is reported once, to one worker, because it is acknowledged with the events before it. Entries that are not
+    events are logged, counted and skipped. Use from one task at a time, except `ack`.
+
+    The offset is mirrored into a consumer group ``<topic>:<group>`` of each partition's stream, so that standard tools
+    can show the lag; nothing reads from that consumer group.
     """
 
     def __init__(
@@ -83,9 +84,9 @@ class SharedSubscription(Generic[E]):
         on_trimmed: OnTrimmed | None = None,
         lease_s: float = 3.0,
     ) -> None:
-        """``most_in_hand``: events given out and not done; None: as many as ``prefetch``.
+        """``most_in_hand``: maximum events delivered and not done; None: same as ``prefetch``.
 
-        Raises ValueError for a group's name that is not 1 to 64 letters, digits, dots, dashes or underscores.
+        Raises ValueError if the group's name is not 1 to 64 letters, digits, dots, dashes or underscores.
         """
         if not _GROUP.fullmatch(group):
             raise ValueError(f"group {group!r}: must be 1 to 64 letters, digits, dots, dashes or underscores")
@@ -104,16 +105,16 @@ class SharedSubscription(Generic[E]):
         self._pending: deque[tuple[OwnedPartition, Entry]] = deque()
         self._hand = AckTracker(topic)
         self._last: E | None = None
-        """The event that the next one makes done."""
+        """Acknowledged when the next event is taken."""
         self._acked = asyncio.Event()
         self._entered = False
         self._closed = False
         self.gaps = Gaps(on_trimmed)
-        """How often entries were trimmed unread, or passed over because they are no events."""
+        """Counts trimmed unread entries, and entries skipped because they are not events."""
 
     @property
     def partitions(self) -> list[int]:
-        """The partitions that this worker has now."""
+        """The partitions that this worker owns now."""
         return sorted(self._parts)
 
     async def __aenter__(self) -> Self:
@@ -129,9 +130,9 @@ class SharedSubscription(Generic[E]):
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Acknowledge what is done, give the partitions to the group's other workers at once, end the iteration.
+        """Acknowledge what is done, release the partitions to the group's other workers, and end the iteration.
 
-        Where the server is away nothing is acknowledged: those events come again.
+        If the server is away, nothing is acknowledged and those events are delivered again.
         """
         self._closed = True
         self._pending.clear()
@@ -142,20 +143,22 @@ class SharedSubscription(Generic[E]):
             await self._opened.reader.close()
 
     def ack(self, event: E) -> None:
-        """The event is done (``ack="explicit"``). Does nothing for one that is not in hand, as after a second `ack`.
+        """Mark the event as done (``ack="explicit"``). Does nothing if it is not in flight, for example after a second
+        `ack`.
 
-        Told to the server with others, within a second or two. Where the partition has gone to another worker meanwhile
-        the event comes again there.
+        Sent to the server in batches, within a second or two. If another worker owns the partition by then, the event
+        is delivered again there.
         """
         self._hand.done(event)
         self._acked.set()
 
     async def each(self, handler: Callable[[E], Awaitable[None]], *, concurrency: int = 1) -> None:
-        """Call the handler with each event: of at most ``concurrency`` runs at once, of one run one after the other.
+        """Call the handler with each event: up to ``concurrency`` runs in parallel, the events of one run one at a
+        time.
 
-        An event is done when its handler has returned. Returns when the subscription is closed, which it is at the end
-        in any case. Trimmed events are logged, unless there is an ``on_trimmed``. An error of a handler, or another
-        that iterating raises, cancels the other handlers and is raised.
+        An event is done when its handler has returned. Returns when the subscription is closed, and closes it on exit
+        in any case. Trimmed events are logged unless ``on_trimmed`` is set. If a handler or the iteration raises, the
+        other handlers are cancelled and the error propagates.
         """
         self._auto = False
         self.gaps.log_by_default()
@@ -197,7 +200,7 @@ class SharedSubscription(Generic[E]):
         raise StopAsyncIteration
 
     def _give(self) -> E | None:
-        """The next wanted event of those that were read."""
+        """Return the next wanted event that has been read."""
         while self._pending:
             part, entry = self._pending.popleft()
             source = f"{self._topic} {part.lease.partition}"
@@ -213,7 +216,7 @@ class SharedSubscription(Generic[E]):
     async def _wait_for_ack(self) -> None:
         self._acked.clear()
         with suppress(TimeoutError):
-            async with asyncio.timeout(ACK_S):  # and then tell what is done
+            async with asyncio.timeout(ACK_S):  # then send the acknowledgements
                 await self._acked.wait()
 
     async def _open(self) -> _Opened:
@@ -253,7 +256,7 @@ class SharedSubscription(Generic[E]):
             found = await opened.reader.read()
         except CursorTrimmed as e:
             for part in self._parts.values():
-                part.shown = False  # what was trimmed counts as read
+                part.shown = False  # trimmed entries count as read
             for partition, oldest in opened.reader.oldest_after(e):
                 self._parts[partition].skip(just_before(oldest))
             self.gaps.was_trimmed(e)
@@ -263,7 +266,7 @@ class SharedSubscription(Generic[E]):
             self._pending.extend((part, entry) for entry in entries)
 
     async def _tell(self) -> None:
-        """Acknowledge what is done, when it is time. Raises ServerUnavailable."""
+        """Send due acknowledgements. Raises ServerUnavailable."""
         if not self._opened or (self._pending and not self._opened.acknowledging.due):
             return
         with translated(self._deployment.server):
@@ -284,7 +287,8 @@ class SharedSubscription(Generic[E]):
         if part is None:
             return
         self._remove(part)
-        # Not for long, for no lease is renewed meanwhile; then the next worker gives the events in hand out again.
+        # Give handlers a short time to finish; no lease is renewed meanwhile. The next worker redelivers events still
+        # in flight.
         with suppress(TimeoutError):
             async with asyncio.timeout(self._lease_s / 3):
                 while part.open and not self._closed:

@@ -1,4 +1,4 @@
-"""What a group's worker tells the server: how far the events of its partitions are done."""
+"""Commits the offsets of a group worker's partitions."""
 
 from __future__ import annotations
 
@@ -15,27 +15,29 @@ from tokenbus.client.subscriptions.ack_tracker import OffsetTracker
 from tokenbus.client.subscriptions.offset_mirror import show
 
 ACK_S = 1.0
-"""Done events are told to the server at least this often while more are taken."""
+"""Longest time between commits while more events are taken."""
 
 
 class OwnedPartition(OffsetTracker):
-    """A partition in hand, and how far its events are done and told."""
+    """A partition that this worker owns: how far its events are done and committed."""
 
     def __init__(self, lease: Lease) -> None:
         super().__init__(lease.offset)
         self.lease = lease
         self.told = lease.offset
         self.shown = False
-        """The consumer group that mirrors the offset has its count."""
+        """Whether the mirroring consumer group has its entry count."""
 
 
 class OffsetCommitter:
-    """Moves a group's offsets."""
+    """Commits a group's offsets."""
 
     def __init__(
         self, server: Server, keys: Keys, topic: SubscribedTopic, *, group: str, lease_s: float, entries_read: bool
     ) -> None:
-        """``group``: the mirror's name. ``entries_read``: the server counts the entries that a group has read."""
+        """``group``: name of the mirroring consumer group. ``entries_read``: whether the server counts the entries a
+        group has read.
+        """
         self._server = server
         self._keys = keys
         self._topic: SubscribedTopic = topic
@@ -47,14 +49,14 @@ class OffsetCommitter:
 
     @property
     def due(self) -> bool:
-        """Whether `tell` was last called so long ago that it is time, whatever else there is to do."""
+        """Whether the last commit through `tell` was so long ago that another is due."""
         return time.monotonic() - self._told_at >= ACK_S
 
     async def tell(self, parts: Sequence[OwnedPartition]) -> list[OwnedPartition]:
-        """Move the offsets past what is done, and show them to ordinary tools.
+        """Commit the offsets up to what is done, and update the mirrors.
 
-        Returns the parts that another worker has by now, which gives their events out again. Raises what redis-py
-        raises.
+        Returns the partitions that another worker owns by now; that worker delivers their events again. Raises
+        redis-py's errors.
         """
         await self._show([part for part in parts if not part.shown])
         refused = await self.commit(parts)
@@ -62,7 +64,7 @@ class OffsetCommitter:
         return refused
 
     async def commit(self, parts: Sequence[OwnedPartition]) -> list[OwnedPartition]:
-        """`tell` without the show."""
+        """Like `tell`, without setting the entry counts of the mirrors."""
         async with self._telling:
             calls = [
                 (part, self._call(part), part.position, part.entries) for part in parts if part.position != part.told
@@ -80,7 +82,7 @@ class OffsetCommitter:
             return refused
 
     async def _show(self, new: list[OwnedPartition]) -> None:
-        """Count for the mirrors of new partitions what lies before the group's offset."""
+        """Set the entry counts of new partitions' mirrors to what lies before the group's offset."""
         if not new:
             return
         calls = [
@@ -103,10 +105,10 @@ class OffsetCommitter:
             ttl_ms=int(self._lease_s * 1000),
             begin=part.told,
             end=part.position,
-            watermark="0-0",  # what lies before it is trimmed from a mirror's input, and this input is others' too
+            watermark="0-0",  # a commit trims its input below this; other subscriptions read this input too
             entries=part.entries,
             size=0,
-            # A commit that moves a mirror checks that its last entry is still there; the end of a gap never was.
+            # A commit that moves a mirror checks that its last entry still exists; the end of a gap never existed.
             mirror="" if part.in_gap else self._group,
             entries_read=self._entries_read,
             topic_entries=0,

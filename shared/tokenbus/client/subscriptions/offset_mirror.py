@@ -1,7 +1,7 @@
-"""Shows a group's offset as a consumer group, so that XINFO GROUPS, dashboards and autoscalers see its lag.
+"""Mirrors a group's offset into a consumer group, so that XINFO GROUPS, dashboards and autoscalers see its lag.
 
-Nobody reads by that consumer group. Each commit moves it; its count of entries is set here when a partition is taken
-up, for a group need not begin where its stream does, and what was trimmed before it was read counts as read.
+Nothing reads from that consumer group. Each commit moves it. Its entry count is set here when a worker acquires a
+partition, because a group need not start at the beginning of its stream, and entries trimmed unread count as read.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ return 1
 
 
 def show(lease: str, stream: str, *, group: str, offset: str) -> ScriptCall:
-    """Set the group's count of entries up to ``offset``, and show both. Does nothing where the server (Redis 6.2) does
-    not count entries."""
+    """Set the group's entry count up to ``offset`` and mirror both. Does nothing if the server does not count entries
+    (Redis 6.2).
+    """
     return ScriptCall(_SHOW, [lease, stream], [group, offset])

@@ -1,4 +1,4 @@
-"""The subscription without a group: a reader of its own, as one screen or one log needs it."""
+"""The subscription without a group: an independent reader, for a screen or a log."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ from tokenbus.errors import CursorAhead, CursorTrimmed, DeploymentMismatch, Malf
 E = TypeVar("E", bound=TopicEvent)
 
 PREFETCH = 1024
-"""Entries that a subscription holds at once: those read and not yet given out, and those in handlers."""
+"""Maximum entries that a subscription holds: those read and not delivered, and those in handlers."""
 
 
 class OrderedSubscription(Generic[E]):
-    """Every wanted event of a topic exactly once, those of one run in order; events of different runs in any order.
+    """Delivers every wanted event of a topic exactly once; events of one run in order, different runs in any order.
 
-    Take the events with ``async for``, or with `each`. Inside ``async with`` an iteration may be left and taken up
-    again; one without that closes the subscription when it ends or is left.
+    Iterate with ``async for``, or call `each`. Inside ``async with`` an iteration may be left and resumed; without it,
+    the subscription is closed when the iteration ends or is left.
 
-    Begins when it is entered (``async with``) or first iterated: after a cursor, at the oldest entry that is kept, or
-    with what comes from then on. Iterating raises
+    Starts when it is entered (``async with``) or first iterated: after a cursor, at the oldest entry that is kept, or
+    with new events only. Iterating raises
 
-    - CursorTrimmed, once, if events after the position were trimmed before this reader had them, unless it was given
-      ``on_trimmed``. Iterating again continues at the oldest entry that is kept, and so does `cursor` (Redis 6.2
-      cannot tell for a topic that was empty at the position);
-    - CursorAhead if the cursor it began with is past the newest entry;
-    - ServerUnavailable if the server was away for longer than the client's ``reconnect_s``; until then the
-      subscription waits, and continues where it was. Iterating again tries again.
+    - CursorTrimmed, once, if events after the position were trimmed before they were read, unless ``on_trimmed`` is
+      set. Iterating again continues at the oldest entry that is kept, and so does `cursor` (Redis 6.2 cannot detect
+      this for a topic that was empty at the position);
+    - CursorAhead if the starting cursor is past the newest entry;
+    - ServerUnavailable if the server is away for longer than the client's ``reconnect_s``; until then the subscription
+      waits, then continues where it was. Iterating again tries again.
 
-    An entry that is no event is logged, counted in ``malformed`` and passed over. For one task at a time.
+    Entries that are not events are logged, counted in ``malformed`` and skipped. Use from one task at a time.
     """
 
     def __init__(
@@ -73,12 +73,15 @@ class OrderedSubscription(Generic[E]):
         self._entered = False
         self._closed = False
         self.gaps = Gaps(on_trimmed)
-        """How often entries were trimmed unread, or passed over because they are no events."""
+        """Counts trimmed unread entries, and entries skipped because they are not events."""
 
     @property
     def cursor(self) -> Cursor:
-        """The place after the event that was given last; with `each`, before the first whose handler has not returned.
-        Before the subscription has begun: RuntimeError."""
+        """The position after the last delivered event; with `each`, before the first event whose handler has not
+        returned.
+
+        Raises RuntimeError if the subscription has not started.
+        """
         if self._keys is None:
             raise RuntimeError("the subscription has not begun: enter it, or take an event first")
         return Cursor(self._topic, tuple(self._parts[p].position for p in range(self._keys.partitions)))
@@ -94,7 +97,7 @@ class OrderedSubscription(Generic[E]):
         await self.aclose()
 
     async def aclose(self) -> None:
-        """End the subscription: iterating ends, the connection is given back. `cursor` stays."""
+        """End the subscription: iteration ends and the connection is released. `cursor` stays usable."""
         self._closed = True
         self._pending.clear()
         if self._reader:
@@ -110,15 +113,16 @@ class OrderedSubscription(Generic[E]):
         return event
 
     def ack(self, event: E) -> None:
-        """`cursor` may pass the event (``ack="explicit"``). Does nothing for one that is not in hand."""
+        """Let `cursor` pass the event (``ack="explicit"``). Does nothing if it is not in flight."""
         self._hand.done(event)
 
     async def each(self, handler: Callable[[E], Awaitable[None]], *, concurrency: int = 1) -> None:
-        """Call the handler with each event: of at most ``concurrency`` runs at once, of one run one after the other.
+        """Call the handler with each event: up to ``concurrency`` runs in parallel, the events of one run one at a
+        time.
 
-        Returns when the subscription is closed. Trimmed events are logged, unless there is an ``on_trimmed``. An error
-        of a handler, or another that iterating raises, cancels the other handlers and is raised; `cursor` is then
-        before what was not handled.
+        Returns when the subscription is closed. Trimmed events are logged unless ``on_trimmed`` is set. If a handler or
+        the iteration raises, the other handlers are cancelled and the error propagates; `cursor` then stays before the
+        events that were not handled.
         """
         self.gaps.log_by_default()
         async with aclosing(until_stopped(self._take)) as events:

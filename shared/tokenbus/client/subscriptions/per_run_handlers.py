@@ -1,4 +1,4 @@
-"""Handlers side by side, those of one run one after the other."""
+"""Runs handlers in parallel across runs, one at a time within a run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Generic, Protocol, TypeVar
 
 
 class OfRun(Protocol):
-    """What belongs to a run."""
+    """Anything that belongs to a run."""
 
     @property
     def run(self) -> str: ...
@@ -26,10 +26,11 @@ async def each(
     concurrency: int,
     most: int,
 ) -> None:
-    """Handle all events, at most ``concurrency`` runs at once; ``done`` is told of each whose handler has returned.
+    """Handle all events, up to ``concurrency`` runs in parallel. Calls ``done`` with each event whose handler has
+    returned.
 
-    At most ``most`` events are held. Ends with the events; with the first error of a handler, or of the events, all
-    other handlers are cancelled and it is raised. Raises ValueError for bounds below 1.
+    Holds at most ``most`` events. Returns when the events end. On the first error of a handler or of the events,
+    cancels all other handlers and raises it. Raises ValueError for bounds below 1.
     """
     if concurrency < 1 or most < 1:
         raise ValueError("concurrency and prefetch: at least 1")
@@ -51,7 +52,7 @@ class _Lanes(Generic[E]):
         self._free = asyncio.Semaphore(concurrency)
         self._room = asyncio.Semaphore(most)
         self._lanes: dict[str, deque[E]] = {}
-        """By run: the events that wait behind the one in its handler."""
+        """Per run: events queued behind the one being handled."""
 
     async def put(self, group: asyncio.TaskGroup, event: E) -> None:
         await self._room.acquire()

@@ -1,10 +1,11 @@
-"""Visible text as sentences, for those who speak it: a view on the topic `visible`.
+"""Visible text as sentences, for speech: a view of the topic `visible`.
 
-It is no topic of its own, for where a sentence ends depends on who speaks it: the language, the shortest and the
-longest it can speak well, how long it may wait. And a stored topic would cost the server a third copy of each text.
+Sentences are not a topic of their own, because where a sentence ends depends on the speaker: the language, the shortest
+and longest usable sentence, and how long it may wait. A stored topic would also cost the server a third copy of each
+text.
 
-`visible` does not tell that a block is over. A text that has stood still for a moment is looked up in its run's log,
-which does; so the last sentence comes as soon as the block is complete, and a pause in the middle of one cuts no word.
+`visible` does not carry the end of a block. If a text stops growing for a moment, its run's log is checked for it. So
+the last sentence comes as soon as its block is complete, and a pause in mid-sentence does not cut a word.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from tokenbus.events.public import (
 from tokenbus.shaping.sentences import SentenceRules, Sentences
 
 LOOK_S = 0.05
-"""A text that has stood still so long is looked up; the next time after twice as long, and so on."""
+"""Look at the run's log after a text has not grown for this long; then after twice as long each time."""
 LONGEST_LOOK_S = 2.0
 LOOK_AHEAD = 64
 Fate = Literal["open", "complete", "void"]
@@ -56,20 +57,20 @@ class Sentence(msgspec.Struct, frozen=True, kw_only=True):
     attempt: int
     block: int
     text: str
-    """With the blanks behind it: a block's sentences concatenate to its visible text."""
+    """Includes trailing whitespace: a block's sentences concatenate to its visible text."""
     first: int
-    """The seq of the chunk with its first character."""
+    """Seq of the chunk with its first character."""
     last: int
-    """The seq of the chunk with its last one: ``heard_through`` for a cancel after it was spoken."""
+    """Seq of the chunk with its last character: use as ``heard_through`` for a cancel after it was spoken."""
 
 
 class SentenceSubscription:
-    """The sentences of all visible text, those of a block in order; each once, or with a group at least once.
+    """Delivers the sentences of all visible text, in order within a block: each once, or with a group at least once.
 
-    Delivery, acknowledging and errors are those of the subscription to `visible` beneath it, see `OrderedSubscription`
-    and `SharedSubscription`: a chunk is done when the last sentence that has a part of it is. Sentences that are blank
-    are left out. Text of an attempt that was made void is not given out, as far as it was not yet. For one task at a
-    time.
+    Delivery, acknowledgement and errors are those of the underlying subscription to `visible`, see
+    `OrderedSubscription` and `SharedSubscription`. A chunk is done when the last sentence that contains a part of it is
+    done. Blank sentences are skipped. Text of a discarded attempt that has not been delivered yet is dropped. Use from
+    one task at a time.
     """
 
     def __init__(
@@ -82,8 +83,9 @@ class SentenceSubscription:
         ack: Literal["auto", "explicit"],
         prefetch: int,
     ) -> None:
-        """``chunks``: of explicit acknowledgement. ``hold_s``: after so long the words held are given out as they
-        are."""
+        """``chunks``: a subscription with explicit acknowledgement. ``hold_s``: held text is delivered as it is after
+        this long.
+        """
         self._deployment = deployment
         self._chunks = chunks
         self._rules = rules
@@ -93,7 +95,7 @@ class SentenceSubscription:
         self._voices: dict[tuple[str, int], _RunSentences] = {}
         self._ready: deque[tuple[Sentence, list[Chunk]]] = deque()
         self._given: dict[int, tuple[Sentence, list[Chunk]]] = {}
-        """By identity: the chunks that are done with a sentence."""
+        """Per sentence (by identity): the chunks that are done with it."""
         self._last: Sentence | None = None
         self._next: asyncio.Task[ChunkTopicEvent] | None = None
         self._look_at = 0.0
@@ -101,7 +103,7 @@ class SentenceSubscription:
 
     @property
     def cursor(self) -> Cursor:
-        """Where to go on after the sentences that are done, without a group: see `OrderedSubscription.cursor`."""
+        """The position after the sentences that are done; only without a group. See `OrderedSubscription.cursor`."""
         if isinstance(self._chunks, SharedSubscription):
             raise RuntimeError("a group keeps its own cursor")
         return self._chunks.cursor
@@ -119,24 +121,24 @@ class SentenceSubscription:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """End the subscription; what is held and not given out comes again in a group."""
+        """End the subscription. With a group, text that is held and was not delivered comes again."""
         await self._chunks.aclose()
         if self._next:
-            await asyncio.gather(self._next, return_exceptions=True)  # ends by itself, for what it waits for is closed
+            await asyncio.gather(self._next, return_exceptions=True)  # ends by itself: its source is closed
         self._voices.clear()
         self._ready.clear()
 
     def ack(self, sentence: Sentence) -> None:
-        """The sentence, this very object, is done (``ack="explicit"``)."""
+        """Mark this sentence (the same object) as done (``ack="explicit"``)."""
         given = self._given.pop(id(sentence), None)
         for chunk in given[1] if given else ():
             self._chunks.ack(chunk)
 
     async def each(self, handler: Callable[[Sentence], Awaitable[None]], *, concurrency: int = 1) -> None:
-        """Call the handler with each sentence: of at most ``concurrency`` runs at once, of one run one after the other.
+        """Call the handler with each sentence: up to ``concurrency`` runs in parallel, those of one run one at a time.
 
-        A sentence is done when its handler has returned. Returns when the subscription is closed, which it is at the
-        end in any case. An error of a handler, or one that iterating raises, cancels the other handlers and is raised.
+        A sentence is done when its handler has returned. Returns when the subscription is closed, and closes it on exit
+        in any case. If a handler or the iteration raises, the other handlers are cancelled and the error propagates.
         """
         self._auto = False
         self._chunks.gaps.log_by_default()
@@ -165,7 +167,7 @@ class SentenceSubscription:
             self._last = None
 
     async def _go_on(self) -> None:
-        """Take the next chunk, or look what has become of the texts that stand still."""
+        """Take the next chunk, or check the logs of texts that have stopped growing."""
         now = asyncio.get_running_loop().time
         if self._next is None:
             self._next = asyncio.ensure_future(self._chunks.__anext__())
@@ -189,7 +191,7 @@ class SentenceSubscription:
                 self._look_at = now + LOOK_S
             voice = self._voices[key] = _RunSentences(self._rules, chunk)
         if chunk.seq <= voice.seq:
-            self._chunks.ack(chunk)  # comes again after it was done
+            self._chunks.ack(chunk)  # redelivered after it was done
             return
         self._ready += voice.hear(chunk, now)
 
@@ -213,7 +215,7 @@ class SentenceSubscription:
             del self._voices[key]
 
     async def _fate(self, keys: Keys, voice: _RunSentences) -> Fate:
-        """What the run's log says of the block after the last chunk that came."""
+        """What the run's log says about the block after the last chunk received."""
         log = keys.log(voice.run)
         try:
             async with self._deployment.hub.reads:
@@ -228,7 +230,7 @@ class SentenceSubscription:
 
 
 def run_outcome(block: int, events: list[PublicEvent]) -> Fate:
-    """What the events after a chunk of this block say of it, in order."""
+    """What the events after a chunk, in order, say about its block."""
     for event in events:
         match event:
             case Chunk() if event.block == block:
@@ -245,18 +247,18 @@ def run_outcome(block: int, events: list[PublicEvent]) -> Fate:
 
 
 class _RunSentences:
-    """The text of one block that is not given out yet, and the chunks that brought it."""
+    """The undelivered text of one block, and the chunks it came in."""
 
     def __init__(self, rules: SentenceRules, chunk: Chunk) -> None:
         self.run, self.block = chunk.run, chunk.block
         self.attempt, self.seq = chunk.attempt, -1
         self.since = 0.0
-        """When the oldest text that is held came."""
+        """When the oldest held text arrived."""
         self.look_at = 0.0
         self._text = Sentences(rules)
         self._pause_s = LOOK_S
         self._pieces: deque[tuple[int, Chunk]] = deque()
-        """Chunks that are not wholly given out, and where each ends in the block."""
+        """Chunks not fully delivered, each with its end offset in the block."""
         self._heard = 0
         self._given = 0
 
@@ -274,7 +276,7 @@ class _RunSentences:
         return sentences
 
     def wait(self, now: float) -> None:
-        """Nothing new yet: look again later."""
+        """Nothing new yet: check again later."""
         self._pause_s = min(2 * self._pause_s, LONGEST_LOOK_S)
         self.look_at = now + self._pause_s
 
@@ -286,7 +288,7 @@ class _RunSentences:
         return self._made(self._text.end())
 
     def rest(self) -> list[Chunk]:
-        """The chunks that no sentence needs any more."""
+        """The remaining chunks, which no sentence needs any more."""
         return [chunk for _, chunk in self._pieces]
 
     def _made(self, texts: list[str]) -> list[tuple[Sentence, list[Chunk]]]:
@@ -302,7 +304,7 @@ class _RunSentences:
             if self._pieces and ended < self._given:
                 last = self._pieces[0][1]
             if not text.strip():
-                # Nothing to speak: its chunks are done with what comes before or after it.
+                # Blank: its chunks are done with the sentence before or after it.
                 if made:
                     made[-1][1].extend(done)
                 else:

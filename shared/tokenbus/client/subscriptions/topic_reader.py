@@ -1,9 +1,9 @@
-"""Reads partitions of a public topic after a position each, and notices when what lay there was trimmed away.
+"""Reads partitions of a public topic, each after its own position, and detects entries that were trimmed unread.
 
-A stream drops its oldest entries first. So as long as any entry up to the position is kept, all after it are.
-The server is asked for that where it is in doubt: when a partition is taken up, when a read gave as much as it may,
-and when the reader came back late. Otherwise a read that gave less than it may is proof itself, for a topic keeps
-many more than `COUNT`.
+A stream drops its oldest entries first. So as long as any entry up to the position is kept, all later ones are too. The
+server is asked for that only if it is in doubt: when a partition is acquired, when a read returned as many entries as
+it may, and when the reader came back late. Otherwise a short read is proof by itself, because a topic keeps many more
+than `COUNT` entries.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from tokenbus.client.subscriptions.cursor import OLDEST
 from tokenbus.errors import CursorTrimmed
 
 COUNT = 256
-"""Most entries of one partition in one read. The settings let no topic keep as few."""
+"""Maximum entries per partition and read. The settings do not allow a topic to keep as few."""
 LATE_S = 1.0
 _NOTHING = "none"
-"""In place of the oldest entry of a stream that has none."""
+"""Replaces the oldest entry of an empty stream."""
 
 
 _ENDS = script(
@@ -38,7 +38,7 @@ end
 return ends
 """,
 )
-"""The last entry id of each stream; ``0-0`` where there is none."""
+"""The last entry id of each stream; ``0-0`` if it is empty."""
 
 _LOST = script(
     "lost",
@@ -69,14 +69,15 @@ end
 return lost
 """,
 )
-"""For each stream and position: empty, or the oldest entry kept where entries after the position may be gone.
+"""For each stream and position: empty, or the oldest entry kept if entries after the position may be gone.
 
-``0-0`` stands for a stream that had no entry yet; what was trimmed since is known from Redis 7 on (entries-added).
-A position just before the oldest entry is the end of a gap that was told already."""
+``0-0`` stands for a stream that had no entries yet; trimming since then is detectable from Redis 7 on (entries-added).
+A position just before the oldest entry is the end of a gap that was already reported.
+"""
 
 
 async def ends(server: Server, keys: Keys, topic: SubscribedTopic) -> dict[int, str]:
-    """The position after the newest entry of each partition. Raises ServerUnavailable."""
+    """Return the position of the newest entry of each partition. Raises ServerUnavailable."""
     streams = {keys.topic(p, topic): p for p in range(keys.partitions)}
     found = await _ask(server, _ENDS, dict.fromkeys(streams, ""))
     return {streams[stream]: end for stream, end in found.items()}
@@ -86,7 +87,7 @@ class TopicReader:
     """Reads some partitions of a topic, each after its own position. One caller at a time."""
 
     def __init__(self, server: Server, keys: Keys, topic: SubscribedTopic, *, most: int) -> None:
-        """``most``: how many entries one read brings of all partitions together, at least one of each."""
+        """``most``: maximum entries per read over all partitions, but at least one from each."""
         self._server = server
         self._count = max(1, min(COUNT, most // keys.partitions))
         self._stream: Callable[[int], str] = lambda partition: keys.topic(partition, topic)
@@ -97,14 +98,15 @@ class TopicReader:
         self._read_at = time.monotonic()
 
     def oldest_after(self, gap: CursorTrimmed) -> Iterator[tuple[int, str]]:
-        """The partition with the gap and the oldest entry kept in it; nothing if it is not read any more, or the whole
-        stream was deleted."""
+        """Yield the partition with the gap and its oldest entry. Yields nothing if it is not read any more or the
+        stream was deleted.
+        """
         partition = self._partitions.get(gap.key)
         if partition is not None and gap.oldest != _NOTHING:
             yield partition, gap.oldest
 
     def take(self, partition: int, position: str) -> None:
-        """Read this partition too, after ``position``."""
+        """Start reading this partition after ``position``."""
         stream = self._stream(partition)
         self._positions[stream] = position
         self._partitions[stream] = partition
@@ -112,16 +114,17 @@ class TopicReader:
         self._reader.wake()
 
     def drop(self, partition: int) -> None:
-        """Do not read this partition any more."""
+        """Stop reading this partition."""
         stream = self._stream(partition)
         self._positions.pop(stream, None)
         self._partitions.pop(stream, None)
         self._reader.wake()
 
     async def read(self) -> list[tuple[int, list[Entry]]]:
-        """New entries by partition; empty after 2 seconds, or when `take`, `drop` or `close` ends the wait.
+        """Return new entries by partition; empty after 2 seconds, or if `take`, `drop` or `close` ends the wait.
 
-        Raises ServerUnavailable; and CursorTrimmed, after which the next read goes on at the oldest entry that is kept.
+        Raises ServerUnavailable; and CursorTrimmed, after which the next read continues at the oldest entry that is
+        kept.
         """
         if time.monotonic() - self._read_at > LATE_S:
             self._doubtful.update(self._positions)
@@ -132,7 +135,7 @@ class TopicReader:
         self._doubtful.update(stream for stream, entries in found if len(entries) >= self._count)
         await self._make_sure({s: asked[s] for s, _ in found if s in asked and s in self._doubtful})
         self._read_at = time.monotonic()
-        # A partition may have gone, and even come back elsewhere, while all this waited.
+        # A partition may have been dropped, or dropped and re-acquired at another position, during the read.
         found = [(s, entries) for s, entries in found if s in asked and self._positions.get(s) == asked[s]]
         for stream, entries in found:
             self._positions[stream] = entries[-1][0].decode()
@@ -141,7 +144,7 @@ class TopicReader:
         return [(self._partitions[stream], entries) for stream, entries in found]
 
     async def close(self) -> None:
-        """Give up the read that waits, and its connection."""
+        """Abort the waiting read and release its connection."""
         await self._reader.close()
 
     async def _make_sure(self, positions: dict[str, str]) -> None:
@@ -153,7 +156,7 @@ class TopicReader:
 
 
 async def _ask(server: Server, script: Script, streams: dict[str, str]) -> dict[str, str]:
-    """Run a script that answers for each stream, in as few calls as the server's topology allows."""
+    """Run a script that answers per stream, in as few calls as the server's topology allows."""
     if not streams:
         return {}
     groups = server.read_groups(list(streams))
