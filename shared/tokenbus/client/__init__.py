@@ -1,1 +1,1 @@
-"""The light client: publish requests, follow runs, subscribe to topics, cancel runs. Depends only on msgspec and redis."""
+"""The light client: publish requests, follow runs, subscribe to topics, cancel runs. Needs only msgspec and redis."""

@@ -1,7 +1,10 @@
-"""Policies: what may hold, change or stop a stream while it runs. See docs/guides/policies.md.
+"""Policies: hold, change or stop a stream while it runs. See docs/guides/policies.md.
 
-`blocks` is what a policy sees, `processor` what it is and does, `dialect` what a kind of stream must be able to say,
-`public_events` and `openai_chunks` the two kinds there are, `stream` a stream under its policies. No service, no wire.
+- `stream_state`: what a policy sees; `processor`: the policy interface.
+- `stream_format`: what a stream format must provide; `public` and `openai`: the two formats.
+- `policy_chain`: a stream under a chain of policies.
+
+No service and no network IO.
 """
 
 from tokenbus.policy.apply import apply_policies

@@ -1,4 +1,4 @@
-"""A stream under policies, as an iterator over another: of a run's public events, or of OpenAI-style chunks."""
+"""Applies policies to an iterator: of a run's public events, or of OpenAI-style chunks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OnDecision = Callable[[Decision], None]
 
 
 Policy: TypeAlias = StreamProcessor | type[StreamProcessor] | Function | BoundPolicy
-"""A policy, its class, a function in place of `StreamProcessor.on_chunk`, or a link that says how errors end."""
+"""A policy, its class, a function in place of `StreamProcessor.on_chunk`, or a `BoundPolicy` with error handling."""
 
 
 async def apply_policies(
@@ -33,17 +33,17 @@ async def apply_policies(
     client: Client | None = None,
     on_decision: OnDecision | None = None,
 ) -> AsyncGenerator[C]:
-    """A stream under these policies, in their order: one run's events, as `Client.follow` or `Client.stream` gives
-    them, or OpenAI-style chunks (the OpenAI SDK's, LiteLLM's, or mappings).
+    """Yield a stream as these policies let it through, applied in order.
 
-    What the policies withhold does not come out; what comes out is a sound stream. A stream that a policy ends is
-    `Incomplete` with the error `policy_terminated`, as on the bus; in chunks its finish reason is ``content_filter``.
-    Of events ``seq`` counts anew and is no cursor of the run.
+    The stream is one run's events, as from `Client.follow` or `Client.stream`, or OpenAI-style chunks (of the OpenAI
+    SDK, of LiteLLM, or mappings). Whatever the policies withhold is dropped; the output is always a well-formed stream.
+    If a policy terminates it, events end with `Incomplete` and the error `policy_terminated`, as on the bus; chunks end
+    with finish reason ``content_filter``. Output events get new ``seq`` numbers, which are not cursors of the run.
 
-    ``run``: what policies hear as the stream's name; of events it is the run's id. With a ``client`` a policy can ask
-    the bus, and a run that one of them ends is cancelled; without, only the listening ends. The source is closed with
-    this. Raises Malformed for chunks that no policy could judge, TypeError for what is no policy, and what the source
-    raises, after what came before.
+    ``run``: the stream's name for policies; for events it is the run's id. With a ``client``, policies can use the bus,
+    and a run that a policy terminates is cancelled; without one, only this iteration ends. The source is closed on
+    exit. Raises Malformed for chunks that no policy could judge, TypeError for an invalid policy, and whatever the
+    source raises, after the output before it.
     """
     began = time.monotonic()
 
@@ -94,7 +94,7 @@ async def _under(
     on_decision: OnDecision | None,
     stop: Callable[[], Awaitable[None]] | None = None,
 ) -> AsyncGenerator[C]:
-    """What the policies let out, as soon as they do, whether the source goes on or not."""
+    """Yield the policies' output as soon as it is available, even while the source is silent."""
     coming: asyncio.Task[C | _End] | None = None
     async with _closing(source) as chunks:
         try:
@@ -131,7 +131,7 @@ async def _from(first: C, rest: AsyncIterator[C]) -> AsyncGenerator[C]:
 
 
 class _End:
-    """The source has ended."""
+    """Marks the end of the source."""
 
 
 _END = _End()
@@ -143,7 +143,7 @@ async def _next(chunks: AsyncIterator[C]) -> C | _End:
 
 @asynccontextmanager
 async def _closing(source: AsyncIterable[C]) -> AsyncGenerator[AsyncIterator[C]]:
-    """The source's iterator, closed at the end in whichever way it can be."""
+    """The source's iterator; closes the source on exit if it can be closed."""
     chunks = aiter(source)
     try:
         yield chunks

@@ -1,4 +1,4 @@
-"""Policies by import path, with options from a settings file."""
+"""Loads policies by import path, with options from a settings file."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from tokenbus.policy.processor import FunctionPolicy, StreamProcessor
 
 
 class PolicySpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """A policy as the settings name it."""
+    """A policy as given in the settings."""
 
     policy: Annotated[str, Meta(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$(?!\n)")]
-    """Its class, or a function in place of one: ``package.module:Name``."""
+    """``package.module:Name`` of its class, or of a function."""
     options: dict[str, Any] = {}
     on_error: OnError = "block"
     timeout_s: Annotated[float, Meta(gt=0)] = 30.0
     name: str = ""
-    """What its decisions call it; empty: the class's name."""
+    """Its name in decisions; empty: the class's name."""
 
 
 def load(spec: PolicySpec, source: str = "policy") -> Callable[[], BoundPolicy]:
-    """What makes a link for each new stream. The class is imported and the options are decoded here and now.
+    """Return a factory that makes a `BoundPolicy` per stream. Imports the class and decodes the options at once.
 
-    Raises SettingsError, with ``source`` and the path, where there is no such class, or its options are wrong.
+    Raises SettingsError, with ``source`` and the path, if the class does not exist or its options are invalid.
     """
     module, _, attribute = spec.policy.partition(":")
     if module.startswith("tokenbus.policy.") and attribute in policy_api.__all__:
-        module = policy_api.__name__  # earlier documentation named shipped policies by their file
+        module = policy_api.__name__  # earlier documentation named built-in policies by file
     try:
         found: object = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as e:

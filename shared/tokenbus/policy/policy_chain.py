@@ -1,7 +1,7 @@
-"""One stream under its policies: chunks in, chunks out, each policy on what those before it let through.
+"""One stream under a chain of policies: each policy gets the output of those before it.
 
-What a policy adds is told to those after it like anything else. What goes in and out is decided by pure parts (reader,
-assembler, writer); here they meet the policies, which may take their time.
+Chunks that a policy adds reach later policies like any others. Pure parts (reader, assembler, writer) decide what goes
+in and out; the asynchronous policy calls happen here.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ C = TypeVar("C")
 
 
 class PolicyStream(Generic[C]):
-    """One stream under a chain of policies. Not for use by two tasks at once.
+    """One stream under a chain of policies. Use from one task at a time.
 
-    `feed` and `end` give what may go out by now. Where a policy put something off (`StreamContext.later`), more may
-    come without a further chunk: wait for one of `pending`, then `collect`. `close` ends what is still under way.
+    `feed` and `end` return what may go out by now. If a policy deferred work (`StreamContext.later`), more output may
+    follow without another chunk: wait for one of `pending`, then call `collect`. `close` cancels what is still running.
     """
 
     def __init__(
@@ -37,27 +37,29 @@ class PolicyStream(Generic[C]):
         client: Client | None = None,
         seat: Seat = nullcontext,
     ) -> None:
-        """``seat``: entered by each call of a policy, to bound how many there are at once."""
+        """``seat``: a context entered around each policy call; limits concurrent calls."""
         self._links = [PolicyRunner(link, dialect, run, client, seat) for link in links]
         self._decisions: list[Decision] = []
         self.terminated: Decision | None = None
-        """What ended the stream before its source did; the source is to be stopped then, and `feed` gives nothing."""
+        """The decision that terminated the stream early. The caller should stop the source; `feed` returns nothing
+        from then on.
+        """
 
     async def feed(self, chunk: C) -> list[C]:
-        """What goes out with the next chunk. Raises Malformed where the stream itself is broken."""
+        """Return the output for the next chunk. Raises Malformed if the stream itself is broken."""
         return [] if self.terminated else await self._through(0, [chunk])
 
     async def end(self) -> list[C]:
-        """What goes out now that the source has ended, with a finish reason or without; waits for what was put off."""
+        """Return the output at the end of the source, with or without a finish reason. Waits for deferred work."""
         return [] if self.terminated else await self._through(0, [], ended=True)
 
     @property
     def pending(self) -> list[asyncio.Future[object]]:
-        """What was put off and is under way: of each policy the one that goes out next."""
+        """Running deferred work: for each policy, the item that goes out next."""
         return [link.next_work for link in self._links if link.next_work]
 
     async def collect(self) -> list[C]:
-        """What can go out by now of what was put off, in order."""
+        """Return the output of finished deferred work, in order."""
         out: list[C] = []
         for n, link in enumerate(self._links):
             if not self.terminated:
@@ -65,17 +67,17 @@ class PolicyStream(Generic[C]):
         return out
 
     def decisions(self) -> list[Decision]:
-        """What the policies decided since this was last asked, in order."""
+        """Return and clear the decisions made since the last call, in order."""
         taken, self._decisions = self._decisions, []
         return taken
 
     async def close(self) -> None:
-        """End what is under way; what has not gone out by now is lost. Once closed, it is not used again."""
+        """Cancel running work; its output is lost. Do not use the stream afterwards."""
         for link in self._links:
             await link.close()
 
     async def _through(self, first: int, chunks: list[C], *, ended: bool = False) -> list[C]:
-        """Hand chunks to the policies from this one on, and the end after them, where they are the last."""
+        """Pass chunks through the policies from index ``first`` on; if ``ended``, then signal the end."""
         for link in self._links[first:]:
             out: list[C] = []
             for chunk in chunks:

@@ -1,4 +1,4 @@
-"""One policy at work on one stream: called in turn, held to its time, and kept from harm where it fails."""
+"""Runs one policy on one stream: calls it in order, enforces its timeout, and handles its errors."""
 
 from __future__ import annotations
 
@@ -31,24 +31,25 @@ T = TypeVar("T")
 
 OnError = Literal["block", "pass"]
 Seat: TypeAlias = Callable[[str], AbstractAsyncContextManager[object]]
-"""What a call of a policy, which it is told by its name, enters: its time counts from then on."""
+"""Context entered for each call of the policy with this name; the call's timeout starts after entering."""
 
 REASON_CHARS = 500
-"""Most characters of an error that are told."""
+"""Maximum characters of a reported error."""
 
 
 class Handling(msgspec.Struct, frozen=True, kw_only=True):
-    """What becomes of a stream whose policy fails."""
+    """What happens to a stream if its policy fails."""
 
     on_error: OnError = "block"
-    """``block``: the stream ends there. ``pass``: it goes on without this policy, and what that held and had not
-    decided on goes out as it came."""
+    """``block``: the stream ends. ``pass``: it continues without this policy, and chunks that the policy held
+    without a decision go out unchanged.
+    """
     timeout_s: float = 30.0
-    """Seconds that one call of the policy may take, or one work that it put off; longer is an error."""
+    """Seconds that one call, or one deferred work item, may take; exceeding it is an error."""
 
 
 class BoundPolicy(msgspec.Struct, frozen=True):
-    """A policy in a chain. The instance is for one stream alone."""
+    """A policy in a chain. The instance belongs to one stream only."""
 
     name: str
     policy: StreamProcessor
@@ -56,7 +57,7 @@ class BoundPolicy(msgspec.Struct, frozen=True):
 
 
 class PolicyRunner(Generic[C]):
-    """See `PolicyStream`, whose parts these are."""
+    """One element of a `PolicyStream`; see there."""
 
     def __init__(
         self, link: BoundPolicy, dialect: StreamFormat[C], run: str, client: Client | None, seat: Seat = nullcontext
@@ -72,12 +73,12 @@ class PolicyRunner(Generic[C]):
         self._context = StreamContext(run, link.name, dialect.words, client)
         self._works: deque[_Work[C]] = deque()
         self._held: dict[int, tuple[int | None, C]] = {}
-        """By key: block and chunk of what was neither sent nor decided on. Kept only for ``on_error`` pass."""
+        """By key: block and chunk of each chunk neither sent nor decided on. Kept only if ``on_error`` is ``pass``."""
         self._out_of_work = False
-        """The policy failed, and the stream goes on without it."""
+        """Whether the policy failed and the stream continues without it."""
         self._decisions: list[Decision] = []
         self._ending: list[C] = []
-        """The chunk that says why the stream ends, and usage after it: they wait for what `on_end` sends."""
+        """The final chunk and usage after it; they wait for the output of `on_end`."""
         self.terminated: Decision | None = None
 
     @property
@@ -151,7 +152,7 @@ class PolicyRunner(Generic[C]):
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _call(self, call: Callable[[], Awaitable[None]], *, waits: bool) -> list[C]:
-        """Call the policy, and give what goes out for it: after all that was put off, where that must come first."""
+        """Call the policy and return its output; if ``waits``, all deferred output comes first."""
         error: Exception | None = None
         try:
             async with self._seat(self._name):
@@ -163,7 +164,7 @@ class PolicyRunner(Generic[C]):
         return [*out, *self._out(sent), *(self._failed(error) if error else ())]
 
     def _take(self, decided: Iterable[Decision] = ()) -> list[C | NewText | NewToolCall]:
-        """What the policy wants out; what it put off begins. ``decided``: by a work that is taken up."""
+        """Return what the policy sent, and start its deferred work. ``decided``: decisions of a deferred work item."""
         taken = self._context.take()
         decisions = [*decided, *taken.decisions]
         if self._held:
@@ -187,7 +188,7 @@ class PolicyRunner(Generic[C]):
         return out
 
     def _let_go(self, dealt_with: Iterable[int], decisions: Iterable[Decision]) -> None:
-        """What was dealt with or decided on is held no longer."""
+        """Release chunks that were dealt with or decided on."""
         for key in dealt_with:
             self._held.pop(key, None)
         if decided := {decision.block for decision in decisions if decision.block is not None}:
@@ -204,7 +205,7 @@ class PolicyRunner(Generic[C]):
         return [out for _, chunk in held.values() for out in self._written(chunk)]
 
     def _written(self, item: C | NewText | NewToolCall) -> Sequence[C]:
-        """What goes out now for something that was sent."""
+        """Return the output for one sent item."""
         if not isinstance(item, NewText | NewToolCall):
             words = self._words
             if words.is_end(item) or (self._ending and words.is_metadata(item)):
@@ -226,7 +227,7 @@ class PolicyRunner(Generic[C]):
 
 
 class _Work(Generic[C]):
-    """Something that a policy put off, under way."""
+    """A running deferred work item."""
 
     def __init__(
         self,
@@ -259,7 +260,7 @@ class _Work(Generic[C]):
 
 
 async def _in_time(call: Callable[[], Awaitable[T]], timeout_s: float) -> T:
-    """What the call gives. Raises TimeoutError too where it came to an end only later, though it was cancelled."""
+    """Await the call. Raises TimeoutError also if the call ignored its cancellation and finished late."""
     async with asyncio.timeout(timeout_s) as limit:
         given = await call()
     if limit.expired():
@@ -268,6 +269,6 @@ async def _in_time(call: Callable[[], Awaitable[T]], timeout_s: float) -> T:
 
 
 def _unused(call: object) -> None:
-    """A coroutine that never came to a seat is closed, for Python warns of one that nobody awaits."""
+    """Close a coroutine that was never started; Python warns about one that is never awaited."""
     if isinstance(call, Coroutine):
         cast("Coroutine[Any, Any, Any]", call).close()

@@ -1,6 +1,6 @@
 """The policy interface: `StreamProcessor`, and the context in which it works on one stream.
 
-A policy is told of every chunk, and what it does not send does not go out: holding is doing nothing. ::
+A policy is called with every chunk. A chunk that it does not send does not go out, so doing nothing holds it. ::
 
     class NoShouting(StreamProcessor):
         async def on_chunk(self, chunk, state, context):
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
     from tokenbus.client.client import Client
 
 C = TypeVar("C")
-"""The kind of chunk: a public event, or an OpenAI-style chunk in any of its forms."""
+"""The chunk type: a public event, or an OpenAI-style chunk in any form."""
 
 Action = Literal["block", "replace", "terminate", "error"]
 
 
 class NewText(msgspec.Struct, frozen=True):
-    """Sent in place of a chunk: a text of the policy's own, as a block of its own. Empty: nothing."""
+    """New text, sent in place of a chunk as a block of its own. Empty: nothing is sent."""
 
     text: str
 
 
 class NewToolCall(msgspec.Struct, frozen=True):
-    """Sent in place of a chunk: a whole tool call of the policy's own, or another's that it changed."""
+    """A complete tool call, sent in place of a chunk: a new one or a changed one."""
 
     id: str
     name: str
@@ -45,7 +45,7 @@ class NewToolCall(msgspec.Struct, frozen=True):
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a policy did with a block or with the stream, for the record."""
+    """What a policy did to a block or to the stream, for the record."""
 
     policy: str
     action: Action
@@ -55,48 +55,48 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     tool_id: str | None = None
     tool_name: str | None = None
     original: str | None = None
-    """The block's content or raw arguments as they came."""
+    """The block's content or raw arguments as received."""
     final: str | None = None
     """What went out in its place; None: nothing."""
 
 
 class ChunkAccess(Protocol[C]):
-    """What the chunks of a kind of stream have to say for a policy that works on text."""
+    """How to read and change the text of a stream format's chunks."""
 
     def text(self, chunk: C) -> str:
-        """What the chunk adds to the content of its block, or to the arguments of its call; often empty."""
+        """Text that the chunk adds to its block's content or its call's arguments; often empty."""
         ...
 
     def with_text(self, chunk: C, text: str) -> C:
-        """The same chunk with another text in that place. The chunk itself is not changed."""
+        """Return a copy of the chunk with this text instead. The chunk itself is not changed."""
         ...
 
     def key(self, chunk: C) -> int:
-        """Which chunk of its stream this is, while it is kept."""
+        """Return a key that identifies the chunk within its stream, for as long as the chunk is kept."""
         ...
 
     def is_chunk(self, sent: object) -> bool:
-        """Whether this may go out on such a stream."""
+        """Whether this may be sent on such a stream."""
         ...
 
     def is_end(self, chunk: C) -> bool:
-        """Whether the chunk says why the stream ends: what is said after it comes too late."""
+        """Whether the chunk carries the reason why the stream ends; content after it would be too late."""
         ...
 
     def is_metadata(self, chunk: C) -> bool:
-        """Whether the chunk says nothing of the answer itself, as usage does, so that it may follow the end."""
+        """Whether the chunk has no content, like usage, and so may follow the end."""
         ...
 
 
 class StreamContext(Generic[C]):
-    """One stream under one policy: where it sends to. It collects, and the stream's runner takes."""
+    """One stream under one policy. Collects what the policy sends; the stream's runner takes it."""
 
     def __init__(self, run: str, policy: str, words: ChunkAccess[C], client: Client | None = None) -> None:
         self.run = run
-        """The run's id on the bus; elsewhere whatever its caller named the stream."""
+        """The run's id on the bus; elsewhere the caller's name for the stream."""
         self.policy = policy
         self.client = client
-        """To ask the bus with, where there is one."""
+        """A client for the bus, if there is one."""
         self.terminated = False
         self._words = words
         self._sent: list[C | NewText | NewToolCall] = []
@@ -105,36 +105,37 @@ class StreamContext(Generic[C]):
         self._dealt_with: list[int] = []
 
     def send(self, chunk: C | NewText | NewToolCall | str) -> Awaitable[None]:
-        """Let a chunk out: this one, one that was held, a changed copy, or something new; a string as `NewText`.
+        """Send a chunk: the current one, a held one, a changed copy, or something new. A string is sent as `NewText`.
 
-        After `terminate`: nothing. It is out when this returns, awaited or not. Indices, block boundaries, whole
-        contents and the finish reason are put right on the way out. Raises TypeError for what is none of these.
+        Does nothing after `terminate`. The chunk is sent when this returns, whether or not it is awaited. Indices,
+        block boundaries, complete contents and the finish reason are corrected on output. Raises TypeError for anything
+        else.
         """
         if not self.terminated:
             self._sent.append(sendable(self._words, chunk))
         return _DONE
 
     def terminate(self, reason: str = "") -> None:
-        """End the stream after what was sent. It is not called again; the source is told to stop.
+        """End the stream after what was sent. The policy is not called again, and the source is told to stop.
 
-        Its finish reason is ``content_filter``, unless one was sent. What is still with `later` is dropped.
+        The finish reason is ``content_filter``, unless one was sent. Unfinished `later` work is dropped.
         """
         if not self.terminated:
             self.terminated = True
             self._decisions.append(Decision(policy=self.policy, action="terminate", reason=reason))
 
     def later(self, work: Awaitable[Iterable[C | NewText | NewToolCall | str]], *, holding: Iterable[C] = ()) -> None:
-        """Send what ``work`` gives, as soon as it is known and in the order of the calls of `later`.
+        """Send the result of ``work`` when it is ready, in the order of the `later` calls.
 
-        The stream goes on meanwhile, and several works run side by side; but a finish reason, a turn's end and
-        everything else that is not content waits for them all. ``holding``: the chunks that the work is about, which
-        go out where it fails and the policy's ``on_error`` is pass. What a coroutine has `decided` is told with what it
-        gives.
+        The stream continues meanwhile, and several work items run concurrently. But a finish reason, a turn's end and
+        everything else that is not content waits for all of them. ``holding``: the chunks that the work is about; they
+        go out if it fails and the policy's ``on_error`` is ``pass``. Decisions that a coroutine makes with `decided`
+        are reported together with its result.
         """
         self._later.append(Deferred(work, list(holding)))
 
     def decided(self, action: Action, block: StreamBlock, *, reason: str = "", final: str | None = None) -> None:
-        """Say what became of a block, for the record. What was blocked never goes out when the policy fails later."""
+        """Record what became of a block. A blocked block never goes out, even if the policy fails later."""
         content = block.text
         call = block.kind == "tool_call"
         name = getattr(block, "name", None)
@@ -153,17 +154,19 @@ class StreamContext(Generic[C]):
         )
 
     def text(self, chunk: C) -> str:
-        """See `Words.text`."""
+        """See `ChunkAccess.text`."""
         return self._words.text(chunk)
 
     def with_text(self, chunk: C, text: str) -> C:
-        """See `Words.with_text`. The chunk counts as dealt with, as one that was sent does."""
+        """See `ChunkAccess.with_text`. The chunk counts as dealt with, as if it were sent."""
         self._dealt_with.append(self._words.key(chunk))
         return self._words.with_text(chunk, text)
 
     @contextmanager
     def putting_off(self, decisions: list[Decision]) -> Generator[None]:
-        """For the runner: what is decided in here goes into this list, for it is told with what the work gives."""
+        """For the runner: collect decisions made in this block in ``decisions``, to report them with the work's
+        result.
+        """
         token = _putting_off.set((self, decisions))
         try:
             yield
@@ -171,7 +174,7 @@ class StreamContext(Generic[C]):
             _putting_off.reset(token)
 
     def take(self) -> CallOutcome[C]:
-        """For the runner: what the policy did since it last asked."""
+        """For the runner: return and clear what the policy did since the last call."""
         for item in self._sent:
             if not isinstance(item, NewText | NewToolCall):
                 self._dealt_with.append(self._words.key(item))
@@ -185,7 +188,7 @@ class StreamContext(Generic[C]):
 _putting_off: ContextVar[tuple[StreamContext[Any] | None, list[Decision]]] = ContextVar(
     "putting_off", default=(None, [])
 )
-"""Where work that was put off decides, and on which stream."""
+"""The stream whose deferred work is running, and the list for its decisions."""
 
 
 class CallOutcome(NamedTuple, Generic[C]):
@@ -195,11 +198,11 @@ class CallOutcome(NamedTuple, Generic[C]):
     later: list[Deferred[C]]
     decisions: list[Decision]
     dealt_with: list[int]
-    """Keys of the chunks that it sent, rewrote or put off."""
+    """Keys of the chunks that it sent, rewrote or deferred."""
 
 
 class Deferred(Generic[C]):
-    """Something that is still being found out."""
+    """Deferred work, not started yet."""
 
     def __init__(self, work: Awaitable[Iterable[C | NewText | NewToolCall | str]], holding: list[C]) -> None:
         self.work = work
@@ -207,7 +210,7 @@ class Deferred(Generic[C]):
 
 
 class _Done:
-    """An awaitable that is done: a policy that forgets to await `send` has sent all the same."""
+    """A finished awaitable, so that `send` works even if the policy forgets to await it."""
 
     def __await__(self) -> Generator[None, None, None]:
         return
@@ -218,7 +221,7 @@ _DONE = _Done()
 
 
 def sendable(words: ChunkAccess[C], sent: C | NewText | NewToolCall | str) -> C | NewText | NewToolCall:
-    """What a policy sent, as it goes out. Raises TypeError for what cannot."""
+    """Convert what a policy sent into its output form. Raises TypeError if it cannot be sent."""
     if isinstance(sent, str):
         return NewText(sent)
     if isinstance(sent, NewText | NewToolCall) or words.is_chunk(sent):
@@ -229,40 +232,41 @@ def sendable(words: ChunkAccess[C], sent: C | NewText | NewToolCall | str) -> C 
 
 
 class NoOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Of a policy without options."""
+    """The options of a policy without options."""
 
 
 class StreamProcessor:
-    """A policy on one stream. One instance lives as long as its stream: what it keeps is that stream's alone.
+    """A policy on one stream. One instance per stream, so its attributes are private to that stream.
 
-    Calls come one after the other. What it raises, and a call that takes longer than its timeout, is an error of the
-    policy: the stream ends there (``on_error = "block"``) or goes on without it (``"pass"``).
+    Calls never overlap. An exception or a timeout is an error of the policy: the stream ends there (``on_error =
+    "block"``) or continues without it (``"pass"``).
     """
 
     Options: ClassVar[type[msgspec.Struct]] = NoOptions
     """The type of its options, decoded strictly from the settings."""
 
     def __init__(self, options: Any = None) -> None:
-        """``options``: of the type `Options`; None: all as they are by themselves."""
+        """``options``: an instance of `Options`; None for the defaults."""
         self.options: Any = self.Options() if options is None else options
 
     @classmethod
     def from_options(cls, options: Mapping[str, object]) -> Self:
-        """A new instance. Raises SettingsError, which names the option, where one is wrong or unknown."""
+        """Create an instance. Raises SettingsError, naming the option, if one is invalid or unknown."""
         try:
             return cls(msgspec.convert(dict(options), cls.Options))
         except (msgspec.ValidationError, ValueError) as e:
             raise SettingsError(f"policy {cls.__module__}:{cls.__qualname__}", "options", str(e)) from e
 
     async def on_chunk(self, chunk: Any, state: StreamState, context: StreamContext[Any]) -> None:
-        """One chunk, already worked into ``state``. As it stands here: it is let through."""
+        """Handle one chunk; ``state`` includes it already. The default sends it."""
         await context.send(chunk)
 
     async def on_end(self, state: StreamState, context: StreamContext[Any]) -> None:
-        """The source ended, soundly or not (``state.finish_reason`` is None then); not called after `terminate`.
+        """Handle the end of the source, normal or not (then ``state.finish_reason`` is None). Not called after
+        `terminate`.
 
-        The place to let out what is still held, or to close what the policy opened. What it sends goes out before the
-        finish reason or the terminal event, which waits for it.
+        Send held chunks here, or close what the policy opened. What it sends goes out before the finish reason or the
+        terminal event, which waits for it.
         """
 
 
@@ -271,7 +275,7 @@ Function: TypeAlias = Callable[[Any, StreamState, StreamContext[Any]], Awaitable
 
 
 class FunctionPolicy(StreamProcessor):
-    """A policy of one function. What it keeps outside is shared by all streams."""
+    """A policy made from a function. State outside the function is shared by all streams."""
 
     def __init__(self, function: Function) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Folds what chunks say into the state that a policy sees. Pure."""
+"""Folds the changes of chunks into the state that a policy sees. Pure."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tokenbus.policy.stream_state import (
 
 
 class BlockAssembler:
-    """The state of one stream, changed in place: a policy that keeps it sees it go on."""
+    """The state of one stream, updated in place: a policy that keeps a reference sees the updates."""
 
     def __init__(self) -> None:
         self.state = StreamState()
         self._blocks: dict[int, StreamBlock] = {}
 
     def fold(self, changes: Iterable[Change], block: int | None = None) -> None:
-        """Work in what one chunk says, which is a part of this block."""
+        """Apply the changes of one chunk, which is part of ``block``."""
         self.state.just_completed = self.state.just_cut = None
         for change in changes:
             self._fold(change)

@@ -1,6 +1,6 @@
-"""What a kind of stream must be able to say, so that policies work on it: `Dialect`.
+"""What a stream format must provide for policies to work on it: `StreamFormat`.
 
-A `Reader` says what a chunk does to the blocks, a `Writer` makes a sound stream of what a policy sent.
+A `Reader` extracts what a chunk does to the blocks; a `Writer` makes a well-formed stream of what a policy sent.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ class Began(msgspec.Struct, frozen=True):
 
 
 class Grew(msgspec.Struct, frozen=True):
-    """A piece of a block's content, never empty."""
+    """A block's content grows; never by nothing."""
 
     number: int
     text: str
 
 
 class Named(msgspec.Struct, frozen=True):
-    """More of a call's id or name became known."""
+    """More of a call's id or name is known."""
 
     number: int
     id: str
@@ -49,13 +49,13 @@ class Ended(msgspec.Struct, frozen=True):
 
 
 class Voided(msgspec.Struct, frozen=True):
-    """The blocks from this number on never were."""
+    """The blocks from this number on are discarded."""
 
     since: int
 
 
 class Finished(msgspec.Struct, frozen=True):
-    """The stream says why it ends."""
+    """The stream states why it ends."""
 
     reason: str
 
@@ -64,54 +64,54 @@ Change = Began | Grew | Named | Ended | Voided | Finished
 
 
 class Piece(msgspec.Struct, Generic[C], frozen=True):
-    """A chunk, or the part of one that a policy is called with: of one block at most, and completing one at most."""
+    """A chunk, or a part of one, for one policy call: belongs to at most one block and completes at most one."""
 
     chunk: C
     changes: Sequence[Change]
     block: int | None = None
-    """The number of the block that it is a part of."""
+    """The number of the block that it is part of."""
     waits: bool = False
-    """Whether it must not overtake what a policy put off with `later`."""
+    """Whether it must not overtake output deferred with `later`."""
 
 
 class Reader(Protocol[C]):
-    """Of one stream."""
+    """Reads one stream."""
 
     def read(self, chunk: C) -> Sequence[Piece[C]]:
-        """What the next chunk says, in parts where it must be. Raises Malformed for what cannot be."""
+        """Read the next chunk, split into parts if necessary. Raises Malformed if it is invalid."""
         ...
 
 
 class Writer(Protocol[C]):
-    """Of one stream."""
+    """Writes one stream."""
 
     def before_chunk(self, chunk: C) -> None:
-        """The chunk that the policy is about to be called with: where in the stream new things would stand."""
+        """Note the chunk that the policy is called with next; new content is inserted at its position."""
         ...
 
     def defer(self) -> object:
-        """The policy puts something off, called as it was `heard` to be: a mark for `resume_deferred`."""
+        """Return a mark of the current position for `resume_deferred`; called when the policy defers work."""
         ...
 
     def resume_deferred(self, mark: object) -> None:
-        """What is written from now on is what was put off under this mark, until another chunk is `heard`."""
+        """Write at this mark's position from now on, until the next `before_chunk`."""
         ...
 
     def decided(self, decision: Decision) -> None:
-        """The policy decided this, about what was `heard` or `resume_deferred` last."""
+        """Note a decision about the chunk of the last `before_chunk` or `resume_deferred`."""
         ...
 
     def write(self, sent: C | NewText | NewToolCall) -> Sequence[C]:
-        """What goes out for it: indices gapless, blocks begun before they grow, the finish reason as the rest wants."""
+        """Return the output for it: gapless indices, blocks begun before they grow, a matching finish reason."""
         ...
 
     def terminate(self, decision: Decision) -> Sequence[C]:
-        """What must still go out for the stream to end here, by this decision."""
+        """Return what must still be sent to end the stream by this decision."""
         ...
 
 
 class StreamFormat(Protocol[C]):
-    """A kind of stream."""
+    """A stream format."""
 
     @property
     def words(self) -> ChunkAccess[C]: ...

@@ -1,13 +1,13 @@
-"""What a policy sees of a stream: its blocks so far, and what the present chunk did to them.
+"""What a policy sees of a stream: its blocks so far, and what the current chunk did to them.
 
-The rules, the same for every kind of stream:
+The rules, the same for every stream format:
 
-- A tool call's arguments are the raw string that the model wrote, never parsed and never mended.
-- An empty string is no content: it neither begins a block nor completes one.
-- A block is complete when the stream says so; where it cannot (OpenAI-style chunks), when another begins or at the
-  finish reason. A block that a drop cut off is never complete.
-- A chunk is a part of one block at most and completes one at most, and a finish reason stands alone. Where a chunk of
-  the stream says more, it is handed over in parts.
+- A tool call's arguments are the raw string from the model, never parsed and never repaired.
+- An empty string is not content: it neither begins nor completes a block.
+- A block is complete when the stream says so. If the format cannot (OpenAI-style chunks): when another block begins, or
+  at the finish reason. A block cut off by a lost connection is never complete.
+- A chunk belongs to at most one block and completes at most one, and a finish reason stands alone. A chunk that does
+  more is split into parts.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from tokenbus.events.public import BlockKind
 
 @dataclass(slots=True)
 class StreamBlock(ABC):
-    """A block, complete or still being written. One object for its whole life."""
+    """A block, complete or still being written. The object stays the same for the block's whole life."""
 
     id: str
-    """A tool call's id; for others a name that is distinct within the stream."""
+    """A tool call's id; for other blocks a name unique within the stream."""
     number: int
-    """Its place among all blocks of the stream in the order in which they began; on the bus the event's ``block``."""
+    """Its position among all blocks of the stream, in order of their beginning; on the bus the event's ``block``."""
     is_complete: bool = False
     text: str = field(default="", repr=False)
-    """All that came of it so far, as it came: `content` or `arguments`."""
+    """Everything received so far: `content` or `arguments`."""
 
     def grow(self, piece: str) -> None:
-        """A piece of the content came."""
-        # CPython extends a string in place while nothing else holds it, so that a block of n pieces costs n, also for a
-        # policy that looks at it on every chunk.
+        """Append a piece of content."""
+        # CPython extends a string in place if nothing else references it. So a block of n pieces costs O(n), even if a
+        # policy reads it on every chunk.
         text, self.text = self.text, ""
         text += piece
         self.text = text
@@ -41,12 +41,12 @@ class StreamBlock(ABC):
     @property
     @abstractmethod
     def kind(self) -> BlockKind:
-        """The kind as the bus names it."""
+        """The kind, as named on the bus."""
 
 
 @dataclass(slots=True)
 class ContentStreamBlock(StreamBlock):
-    """A text."""
+    """A text block."""
 
     @property
     def kind(self) -> BlockKind:
@@ -63,7 +63,7 @@ class ToolCallStreamBlock(StreamBlock):
     """A tool call; ``id`` is the model's."""
 
     index: int = 0
-    """Its place among the calls, as the stream counts them; on the bus from 0 through the run."""
+    """Its index among the calls, as the stream counts them; on the bus counted from 0 through the run."""
     name: str = ""
 
     @property
@@ -72,13 +72,13 @@ class ToolCallStreamBlock(StreamBlock):
 
     @property
     def arguments(self) -> str:
-        """The raw argument string so far, as the model wrote it: it need not be JSON, complete or not."""
+        """The raw argument string so far, as the model wrote it. Not necessarily JSON, complete or not."""
         return self.text
 
 
 @dataclass(slots=True)
 class OtherStreamBlock(StreamBlock):
-    """What only the bus has as blocks: thinking, a tool's result, an image."""
+    """Block kinds that only the bus has: thinking, a tool's result, an image."""
 
     other_kind: BlockKind = "thinking"
 
@@ -94,20 +94,24 @@ class OtherStreamBlock(StreamBlock):
 
 @dataclass(slots=True)
 class StreamState:
-    """A stream as it stands after the present chunk. The policy reads it; it is not the policy's to change."""
+    """The stream after the current chunk. Read-only for the policy."""
 
     blocks: list[StreamBlock] = field(default_factory=list[StreamBlock])
-    """In the order in which they began. On the bus those of every turn; what a retry made void is taken out."""
+    """In order of their beginning. On the bus: those of every turn, without blocks that a retry discarded."""
     current_block: StreamBlock | None = None
-    """The block that the present chunk began, continued or ended, else the one of the chunk before; None before the
-    first block. A chunk that ends one block and begins another has the latter here, and the former in
-    ``just_completed``."""
+    """The block that the current chunk began, continued or ended; otherwise that of the chunk before. None before
+    the first block. If a chunk ends one block and begins another, this is the new block and ``just_completed`` the
+    old one.
+    """
     chunk_block: StreamBlock | None = None
-    """The block that the present chunk is a part of; None where it is of none, as usage and the finish reason are."""
+    """The block that the current chunk is part of; None for chunks outside of blocks, like usage and the finish
+    reason.
+    """
     just_completed: StreamBlock | None = None
-    """The block that the present chunk completed."""
+    """The block that the current chunk completed."""
     just_cut: StreamBlock | None = None
-    """Bus: the block that the present chunk ended, although it was never complete."""
+    """Bus only: the block that the current chunk ended although it is not complete."""
     finish_reason: str | None = None
-    """As the stream says it; set by its chunk, and kept for the chunks that follow, such as usage. On the bus set by
-    the run's terminal event, for a run may span several turns."""
+    """As given by the stream; stays set for later chunks, such as usage. On the bus set by the run's terminal event,
+    because a run may span several turns.
+    """

@@ -1,4 +1,4 @@
-"""Reports what a subscription could not deliver: entries trimmed before it read them, and entries that are not events."""
+"""Reports what a subscription could not deliver: entries trimmed unread, and entries that are not events."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Policies that come with tokenbus: rewriting, tool rules, a judge that is a model."""
+"""Built-in policies: rewriting, tool rules, and a model as judge."""

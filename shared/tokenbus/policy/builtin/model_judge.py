@@ -1,4 +1,4 @@
-"""A model as judge of tool calls, asked through the bus itself."""
+"""Has a model judge tool calls; asks it through the bus."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ Answer with one word, ALLOW or BLOCK; after BLOCK a colon and the reason in one 
 REASON_CHARS = 300
 CANCEL_S = 2.0
 MOST_ASKED = 8
-"""How often one call is asked about, if each worker that asks hands its run over before the answer is there."""
+"""Maximum times one call is put to the judge, if each worker hands its run over before the answer arrives."""
 
 
 class CallJudgeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Whom to ask, and what for."""
+    """Which model judges, and by which rules."""
 
     provider: str
     model: str
     rules: str = "Block what destroys data, sends private data away, or harms somebody."
-    """What the judge is to block, in its own language."""
+    """What the judge should block, in plain language."""
     max_tokens: int = 200
     notice: str = ""
-    """Said in place of a blocked call; ``{tool}`` and ``{reason}`` are put in. Empty: nothing is said."""
+    """Sent in place of a blocked call; ``{tool}`` and ``{reason}`` are substituted. Empty: nothing is sent."""
 
 
 class CallJudge(ToolCallGate):
-    """Asks a model about each tool call; an answer that is none is an error of the policy.
+    """Asks a model about each tool call. An invalid answer is an error of the policy.
 
-    The same call of a run is asked about once: a second asking, after a crash say, has the first one's answer. The
-    question is a run of the bus, whose `metadata.judges` names the run that it is about, and whose text is not visible.
-    It is cancelled when the judged run ends before the answer is there.
+    Each call of a run is judged once: asking again, for example after a crash, returns the first answer. The question
+    is a run on the bus; its `metadata.judges` names the judged run, and its text is not visible. It is cancelled if the
+    judged run ends before the answer arrives.
     """
 
     Options = CallJudgeOptions
@@ -88,7 +88,7 @@ async def _answer(client: Client, question: Generate) -> str:
     for _ in range(MOST_ASKED - 1):
         try:
             return await _text(run)
-        except RunCancelled:  # by a worker that stopped to wait, and handed the judged run over to this one
+        except RunCancelled:  # cancelled by a worker that handed the judged run over to this one
             run = await client.retry(run)
     return await _text(run)
 
@@ -96,7 +96,7 @@ async def _answer(client: Client, question: Generate) -> str:
 async def _text(run: Run) -> str:
     try:
         return (await run.result()).text
-    except asyncio.CancelledError:  # the judged run ended, or its worker stops: do not pay for an answer
+    except asyncio.CancelledError:  # the judged run ended or its worker is stopping: do not pay for an answer
         await asyncio.shield(_cancel(run))
         raise
 

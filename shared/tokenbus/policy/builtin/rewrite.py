@@ -1,4 +1,4 @@
-"""Policies that replace words, patterns and secrets, also where a chunk ends in the middle of one."""
+"""Policies that replace words, patterns and secrets, even if a match spans chunks."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from tokenbus.policy.stream_state import StreamBlock, StreamState
 
 
 class ReplaceTextOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What to replace, and in which blocks."""
+    """What to replace, and in which kinds of blocks."""
 
     rules: list[Rule]
     kinds: tuple[BlockKind, ...] = ("text",)
 
 
 class ReplaceText(StreamProcessor):
-    """Replaces what the rules find. The rest of a text flows on: only what may be the beginning of a match waits."""
+    """Replaces what the rules match. Only text that may be the beginning of a match is held back."""
 
     Options = ReplaceTextOptions
 
@@ -31,7 +31,7 @@ class ReplaceText(StreamProcessor):
         self._texts: dict[int, _Text] = {}
 
     def rules(self) -> list[Rule]:
-        """What is replaced."""
+        """The rules to apply."""
         return self.options.rules
 
     async def on_chunk(self, chunk: Any, state: StreamState, context: StreamContext[Any]) -> None:
@@ -52,7 +52,7 @@ class ReplaceText(StreamProcessor):
             await self._finish(block, context)
 
     async def _finish(self, block: StreamBlock, context: StreamContext[Any]) -> None:
-        """The block is over: what is held goes out with the form of its last chunk."""
+        """Flush the held text of a finished block, in the form of its last chunk."""
         if (text := self._texts.pop(block.number, None)) is None:
             return
         if rest := text.rewriter.end():
@@ -73,17 +73,17 @@ class _Text:
 
 
 class RedactSecretsOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Beside the well-known forms of keys."""
+    """Options in addition to the well-known key formats."""
 
     kinds: tuple[BlockKind, ...] = ("text", "thinking", "tool_call", "tool_result")
     mark: str = "[redacted]"
     env: list[str] = []
-    """Environment variables whose values are secret, where they are set."""
+    """Environment variables whose values are secret, if they are set."""
     more: list[Rule] = []
 
 
 SHORTEST = 8
-"""A shorter value of a variable is no secret, and would be found in any text."""
+"""Minimum length of a variable's value: a shorter one would match ordinary text."""
 
 KNOWN = (
     Rule(find="sk-", then=r"[A-Za-z0-9_-]{20,250}"),
@@ -101,11 +101,11 @@ KNOWN = (
     Rule(find="eyJ", then=r"[A-Za-z0-9_-]{10,1000}\.[A-Za-z0-9_-]{10,4000}\.[A-Za-z0-9_-]{10,1000}"),
     Rule(find="-----BEGIN ", then=r"[A-Z ]{0,30}PRIVATE KEY-----[A-Za-z0-9+/=\s\\]{0,7000}"),
 )
-"""Of OpenAI and Anthropic, GitHub, GitLab, Hugging Face, Slack, AWS, Google; JSON web tokens; PEM private keys."""
+"""OpenAI and Anthropic, GitHub, GitLab, Hugging Face, Slack, AWS, Google; JSON web tokens; PEM private keys."""
 
 
 class RedactSecrets(ReplaceText):
-    """Replaces what looks like a key, a token or a private key, and the values of chosen variables."""
+    """Replaces text that looks like an API key, a token or a private key, and the values of chosen variables."""
 
     Options = RedactSecretsOptions  # pyright: ignore[reportIncompatibleVariableOverride, reportAssignmentType]
 

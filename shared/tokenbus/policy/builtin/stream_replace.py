@@ -1,8 +1,8 @@
-"""Replaces words and patterns in a text that comes in pieces, the same however it is cut. Pure.
+"""Replaces words and patterns in streamed text; the result does not depend on how the text is split. Pure.
 
-What could be the beginning of a match is held until that is settled, and nothing else is. A match has a greatest
-length, so what is held is bounded, and so is the work for each character: patterns that could be longer, or could be
-tried in ways without number (a repeat inside a repeat), are refused.
+Only text that may be the beginning of a match is held. A match has a maximum length, so the held text and the work per
+character are bounded. Patterns with unbounded length or exponential backtracking (a repeat inside a repeat) are
+refused.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from typing import Any, cast
 import msgspec
 
 LONGEST = 8192
-"""Most characters of a match."""
+"""Maximum characters of a match."""
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """One thing to replace: the text ``find``, and what the pattern ``then`` finds right behind it."""
+    """One replacement rule: the text ``find``, followed directly by a match of the pattern ``then``."""
 
     find: str = ""
-    """Taken literally. Empty: the pattern may begin anywhere, so that its whole length of text is held at all times."""
+    """Literal text. Empty: the pattern may start anywhere, so its whole length of text is always held."""
     then: str = ""
-    """A regular expression (Python's) without anchors, references and look-around; each repeat in it has an end."""
+    """A Python regular expression without anchors, references or look-around; every repeat must be bounded."""
     replace: str = ""
-    """Taken literally."""
+    """Literal text."""
     ignore_case: bool = False
     whole_word: bool = False
-    """Only where no letter, digit or ``_`` stands right before or behind."""
+    """Match only if no letter, digit or ``_`` is directly before or after."""
     word_start: bool = False
-    """Only where none stands right before."""
+    """Match only if no letter, digit or ``_`` is directly before."""
 
 
 class _Compiled:
@@ -54,37 +54,37 @@ class _Compiled:
         if self.longest > LONGEST:
             raise ValueError(f"{where}: a match may be longer than {LONGEST} characters")
         self.needs = self.longest + rule.whole_word
-        """Characters after which it is settled whether it matches."""
+        """Characters needed to decide whether it matches."""
         self.begins = re.compile(before + _beginnings(rule.find), flags)
         reaching = _reaching_end(list(chain(_parsed(re.escape(rule.find), flags), parsed)))
         self._reaches_end = None if reaching is None else re.compile(before + reaching, flags)
         self.replace = rule.replace
 
     def open_at(self, text: str, place: int) -> bool:
-        """Whether more text could change what this rule finds here."""
+        """Whether more text could change what this rule matches here."""
         if self._reaches_end:
             return self._reaches_end.match(text, place) is not None
         return len(text) - place < self.needs and self.begins.match(text, place) is not None
 
 
 class Rewriter:
-    """One text. ``feed`` gives what is settled, ``end`` the rest; put together that is the text with all replaced.
+    """Rewrites one text. ``feed`` returns what is final, ``end`` the rest; concatenated, they are the rewritten text.
 
-    Of several rules that match at one place the first counts, and what was put in is not looked at again.
+    If several rules match at one place, the first one wins. Replacements are not searched again.
     """
 
     def __init__(self, rules: CompiledRules) -> None:
         self._rules = rules
         self._before: str = ""
-        """The last character that was settled, as it came: what follows may be a word of its own, or not."""
+        """The last final character, before replacement: decides whether a word starts here."""
         self._held: str = ""
 
     def feed(self, text: str) -> str:
-        """What is settled with this piece."""
+        """Add a piece; return the text that is final now."""
         return self._settle(text, final=False)
 
     def end(self) -> str:
-        """The rest: no text follows."""
+        """Return the rest; no more text follows."""
         return self._settle("", final=True)
 
     def _settle(self, text: str, *, final: bool) -> str:
@@ -110,16 +110,16 @@ class Rewriter:
 
 
 class CompiledRules:
-    """Rules, ready to use for any number of texts. Raises ValueError, which names the rule, for one that is refused."""
+    """Compiled rules, usable for any number of texts. Raises ValueError, naming the rule, if one is invalid."""
 
     def __init__(self, rules: Sequence[Rule]) -> None:
         self._rules = [_Compiled(rule, f"rules[{n}]") for n, rule in enumerate(rules)]
         begins = [f"(?{'i' * bool(c.begins.flags & re.IGNORECASE)}:{c.begins.pattern})" for c in self._rules]
         self.begins = re.compile("|".join(begins) or "(?!)")
-        """Where a match may begin, as far as the text goes."""
+        """Where a match may begin, given the text so far."""
 
     def at(self, text: str, place: int, *, final: bool) -> tuple[_Compiled | None, re.Match[str] | None]:
-        """The rule that matches here, and its match; a rule alone where that is not settled; or nothing."""
+        """Return the rule that matches here and its match; the rule alone if that is undecided; or neither."""
         for rule in self._rules:
             if not final and rule.open_at(text, place):
                 return rule, None
@@ -129,7 +129,7 @@ class CompiledRules:
 
 
 def _beginnings(literal: str) -> str:
-    """A pattern for the literal, and for each beginning of it that the text ends in."""
+    """A pattern for the literal, or any prefix of it at the end of the text."""
     pattern = ""
     for char in reversed(literal):
         pattern = f"{re.escape(char)}(?:\\Z|{pattern})" if pattern else re.escape(char)
@@ -137,9 +137,9 @@ def _beginnings(literal: str) -> str:
 
 
 def _parsed(pattern: str, flags: int) -> Any:
-    """The parsed form of a pattern: a list of operators and their arguments, and its width.
+    """Return the parsed pattern: a list of operators and arguments, with its width.
 
-    The standard library has it in `re._parser` alone; what is used here has not changed since Python 3.11.
+    Available only as `re._parser` in the standard library; what is used here has not changed since Python 3.11.
     """
     return getattr(re, "_parser").parse(pattern, flags)  # noqa: B009
 
@@ -169,13 +169,15 @@ _CATEGORIES = {"DIGIT": r"\d", "NOT_DIGIT": r"\D", "SPACE": r"\s", "NOT_SPACE": 
 
 
 def _reaching_end(items: Sequence[tuple[Any, Any]]) -> str | None:
-    """A pattern for all that a match may have read when the text ends; None for items that are no plain sequence."""
+    """A pattern for anything a match may have consumed when the text ends; None if the items are not a plain
+    sequence.
+    """
     reaching = r"\Z"
     for item in reversed(items):
         least, most, inner = item[1] if str(item[0]) in ("MAX_REPEAT", "MIN_REPEAT") else (1, 1, [item])
         if len(inner) != 1 or (char := _one_char(*inner[0])) is None:
             return None
-        # The end comes within these characters, or after them.
+        # The text ends within these characters, or after them.
         reaching = f"(?:{char}{{0,{most}}}\\Z|{char}{{{least},{most}}}{reaching})"
     return reaching
 

@@ -1,4 +1,4 @@
-"""The ground of policies that judge tool calls: a call is held until it is complete and judged, and text flows on."""
+"""Base class of policies that judge tool calls: a call is held until it is complete and judged, while text passes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tokenbus.policy.stream_state import StreamState, ToolCallStreamBlock
 
 
 class Block:
-    """A verdict: the call does not go out. ``notice`` is said in its place, as text; empty: nothing is."""
+    """Verdict: withhold the call. ``notice`` is sent in its place as text; empty: nothing is sent."""
 
     def __init__(self, reason: str, notice: str = "") -> None:
         self.reason = reason
@@ -19,7 +19,7 @@ class Block:
 
 
 class Replace:
-    """A verdict: this call goes out in its place."""
+    """Verdict: send this call instead."""
 
     def __init__(self, call: NewToolCall, reason: str = "") -> None:
         self.call = call
@@ -27,15 +27,18 @@ class Replace:
 
 
 Verdict: TypeAlias = Block | Replace | None
-"""None: the call goes out as it is."""
+"""None: send the call unchanged."""
 
 
 class ToolCallGate(StreamProcessor, ABC):
-    """Lets a tool call out when `judge` says so. A call that breaks off never goes out: nobody could judge it."""
+    """Releases a tool call if `judge` allows it. A call that is cut off is never released, because it cannot be
+    judged.
+    """
 
     side_by_side: ClassVar[bool] = False
-    """Whether judging takes so long that the stream goes on meanwhile: calls are judged side by side then and go out in
-    their order, but text that came after a call may go out before it."""
+    """Whether the stream continues while a call is judged. Calls are then judged in parallel and released in order,
+    but text after a call may be sent before it.
+    """
 
     def __init__(self, options: Any = None) -> None:
         super().__init__(options)
@@ -43,7 +46,7 @@ class ToolCallGate(StreamProcessor, ABC):
 
     @abstractmethod
     async def judge(self, call: ToolCallStreamBlock, context: StreamContext[Any]) -> Verdict:
-        """What becomes of a complete call. What it raises is an error of the policy, and so is its timeout."""
+        """Judge a complete call. An exception or a timeout is an error of the policy."""
 
     async def on_chunk(self, chunk: Any, state: StreamState, context: StreamContext[Any]) -> None:
         if isinstance(state.chunk_block, ToolCallStreamBlock):

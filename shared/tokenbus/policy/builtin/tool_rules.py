@@ -1,4 +1,4 @@
-"""Which tools may be called, by name."""
+"""Allows or denies tools by name."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from tokenbus.policy.stream_state import ToolCallStreamBlock
 
 
 class ToolRulesOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Names may hold ``*`` and ``?``. A denied tool is denied, whatever allows it."""
+    """Names may contain ``*`` and ``?``. ``deny`` takes precedence over ``allow``."""
 
     allow: list[str] | None = None
-    """Only these; None: all that are not denied."""
+    """Allow only these; None: all that are not denied."""
     deny: list[str] = []
     notice: str = ""
-    """Said in place of a blocked call; ``{tool}`` is its name. Empty: nothing is said."""
+    """Sent in place of a blocked call; ``{tool}`` is its name. Empty: nothing is sent."""
 
 
 class ToolRules(ToolCallGate):
-    """Lets only calls of allowed tools through."""
+    """Releases only calls of allowed tools."""
 
     Options = ToolRulesOptions
     options: ToolRulesOptions

@@ -1,1 +1,1 @@
-"""Policies over chunks of the OpenAI Chat Completions SDK."""
+"""Policies over OpenAI Chat Completions chunks."""

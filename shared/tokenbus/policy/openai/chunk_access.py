@@ -1,6 +1,6 @@
-"""The forms in which OpenAI-style chunks come: mappings, objects of the OpenAI SDK or LiteLLM; read and changed alike.
+"""Reads and changes OpenAI-style chunks in any form: mappings, or objects of the OpenAI SDK or LiteLLM.
 
-A chunk is never changed in place: a changed one is a new one of the same form.
+A chunk is never changed in place; changes return a new chunk of the same form.
 """
 
 from __future__ import annotations
@@ -15,19 +15,21 @@ CHUNK = "an OpenAI-style chunk"
 
 
 def field(value: Any, name: str) -> Any:
-    """A field of a mapping or an object; None where it has none."""
+    """Return a field of a mapping or an object; None if it is missing."""
     if isinstance(value, Mapping):
         return cast("Mapping[str, Any]", value).get(name)
     return getattr(value, name, None)
 
 
 def calls_of(delta: Any) -> list[Any]:
-    """The fragments of tool calls in a delta."""
+    """Return the tool-call fragments in a delta."""
     return list(cast("list[Any] | None", field(delta, "tool_calls")) or [])
 
 
 def string(value: Any, name: str, where: str) -> str:
-    """A field that is a string or missing. Raises Malformed for anything else: arguments are never made of objects."""
+    """Return a string field; empty if missing. Raises Malformed for other types, so arguments are never built from
+    objects.
+    """
     found = field(value, name)
     if found is None:
         return ""
@@ -37,12 +39,12 @@ def string(value: Any, name: str, where: str) -> str:
 
 
 def is_chunk(value: object) -> bool:
-    """Whether this has the form of a chunk: a mapping, or a model of an SDK."""
+    """Whether this looks like a chunk: a mapping, or an SDK model."""
     return isinstance(value, Mapping) or hasattr(value, "model_dump")
 
 
 def as_dict(chunk: Any) -> dict[str, Any]:
-    """A copy of the chunk as plain data, to change and hand to `like`. Raises Malformed for what is no chunk."""
+    """Return a copy of the chunk as plain data, to change and pass to `like`. Raises Malformed if it is not a chunk."""
     if isinstance(chunk, Mapping):
         return copy.deepcopy(dict(cast("Mapping[str, Any]", chunk)))
     if not is_chunk(chunk):
@@ -51,11 +53,11 @@ def as_dict(chunk: Any) -> dict[str, Any]:
 
 
 def like(template: Any, data: dict[str, Any]) -> Any:
-    """A chunk of the template's form with the choices and the usage of ``data``."""
+    """Return a chunk in the template's form with the choices and usage of ``data``."""
     if isinstance(template, Mapping):
         return data
     chunk = template.model_copy()
-    # By the choice's own class: LiteLLM has several for a chunk, and a chunk made anew may take another.
+    # Use the choice's own class: LiteLLM has several, and a newly made chunk may use another one.
     kind = cast("Any", type(template.choices[0]) if template.choices else _choice_class(template))
     chunk.choices = [kind(**choice) for choice in data["choices"]]
     if field(template, "usage") is not None and "usage" not in data:
@@ -64,7 +66,7 @@ def like(template: Any, data: dict[str, Any]) -> Any:
 
 
 def _choice_class(template: Any) -> Any:
-    """What the choices of such a model are; it has none itself, as Azure's first chunk."""
+    """The class of the choices of a chunk that has none, such as Azure's first chunk."""
     model = cast("Any", type(template))
     [kind] = get_args(model.model_fields["choices"].annotation)
     return kind

@@ -1,8 +1,9 @@
-"""Policies on OpenAI-style chunks: those of the OpenAI SDK, of LiteLLM, or plain mappings of the same shape.
+"""Policies on OpenAI-style chunks: of the OpenAI SDK, of LiteLLM, or plain mappings of the same shape.
 
-Nothing in such a stream says that a block is complete. So it is when another begins, or at the finish reason; and a
-fragment for a call that is over is an error, for nobody would judge it any more. What is neither text nor a call
-(usage, roles, reasoning) is no block and is handed over as it comes. One choice a chunk: no policy judges several.
+Such a stream does not mark the end of a block. A block counts as complete when another one begins, or at the finish
+reason. A fragment for a call that is already complete is an error, because it could no longer be judged. Anything that
+is neither text nor a call (usage, roles, reasoning) is not a block and is passed on as it is. Only one choice per chunk
+is supported.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from tokenbus.policy.stream_format import Began, Change, Ended, Finished, Grew, 
 
 
 class OpenAIChunks:
-    """The dialect of Chat Completions streams. See `tokenbus.policy.stream_format.Dialect`."""
+    """The Chat Completions stream format. See `tokenbus.policy.stream_format.StreamFormat`."""
 
     @property
     def words(self) -> OpenAIChunkAccess:
@@ -33,7 +34,7 @@ class OpenAIChunks:
 
 
 class OpenAIChunkAccess:
-    """See `tokenbus.policy.processor.Words`."""
+    """See `tokenbus.policy.processor.ChunkAccess`."""
 
     def text(self, chunk: Any) -> str:
         delta = field(_choice(chunk), "delta")
@@ -67,12 +68,12 @@ class OpenAIChunkAccess:
 
 
 class _Step(msgspec.Struct):
-    """What one field of a chunk says."""
+    """The changes caused by one field of a chunk."""
 
     part: str
-    """The field: ``content``, ``finish`` or the place of a call's delta in the list."""
+    """The field: ``content``, ``finish`` or the position of a call's delta in the list."""
     number: int | None
-    """The block that it is a part of."""
+    """The block it belongs to."""
     changes: list[Change]
 
 
@@ -82,9 +83,9 @@ class OpenAIReader:
     def __init__(self) -> None:
         self._numbers = 0
         self._current: Began | None = None
-        """The block that is being written."""
+        """The block being written."""
         self._over: set[int] = set()
-        """Indices of calls that are complete."""
+        """Indices of complete calls."""
         self._finished = False
 
     def read(self, chunk: Any) -> Sequence[Piece[Any]]:
@@ -186,7 +187,7 @@ def _choice(chunk: Any) -> Any:
 
 
 def _part(chunk: Any, names: list[str], *, first: bool, last: bool) -> Any:
-    """The part of a chunk with these fields; what else it holds comes with the first part, and usage with the last."""
+    """Return a chunk with only these fields. Other content goes with the first part, usage with the last."""
     data = as_dict(chunk)
     choice = data["choices"][0]
     delta: dict[str, Any] = choice["delta"]

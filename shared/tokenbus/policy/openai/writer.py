@@ -1,4 +1,4 @@
-"""Makes a sound stream of the OpenAI-style chunks that a policy sent: calls counted anew, the finish reason right."""
+"""Turns the chunks that a policy sent into a well-formed stream: calls renumbered, finish reason corrected."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from tokenbus.policy.processor import Decision, NewText, NewToolCall
 
 
 class OpenAIWriter:
-    """See `tokenbus.policy.stream_format.Writer`. What needs no change goes out as the object that it is."""
+    """See `tokenbus.policy.stream_format.Writer`. A chunk that needs no change is passed on as the same object."""
 
     def __init__(self) -> None:
         self._last: Any = None
-        """The chunk last heard: what a new one is like."""
+        """The last input chunk: the template for new ones."""
         self._spoke = False
-        """Whether a role went out."""
+        """Whether a role was sent."""
         self._calls = 0
         self._indices: dict[int, tuple[int, str]] = {}
-        """Of calls as they came: by index, their index here and their id."""
+        """By input index of a call: its output index and its id."""
         self._finished = False
 
     def before_chunk(self, chunk: Any) -> None:
@@ -27,7 +27,7 @@ class OpenAIWriter:
             self._last = chunk
 
     def defer(self) -> None:
-        """Where it stands makes no difference here."""
+        """Nothing to remember: the position does not matter in this format."""
 
     def resume_deferred(self, mark: object) -> None:
         """See `defer`."""
@@ -65,7 +65,7 @@ class OpenAIWriter:
         reason = field(choice, "finish_reason")
         right = self._reason(reason) if reason else reason
         self._finished = self._finished or bool(reason)
-        empty = bool(indices) and field(delta, "content") == ""  # beside calls it is no content
+        empty = bool(indices) and field(delta, "content") == ""  # beside calls, an empty string is not content
         if indices == had and right == reason and not empty:
             return sent
         data = as_dict(sent)
@@ -91,7 +91,7 @@ class OpenAIWriter:
         return self._calls - 1
 
     def _reason(self, reason: str) -> str:
-        """``tool_calls`` only where there are any, and ``stop`` only where there are none."""
+        """Keep ``tool_calls`` only if there were calls, and ``stop`` only if there were none."""
         if reason == "tool_calls" and not self._calls:
             return "stop"
         return "tool_calls" if reason == "stop" and self._calls else reason

@@ -1,7 +1,7 @@
-"""Policies on the public events of one run: `PublicEvents`, the dialect, and how its events are read.
+"""Policies on the public events of one run: `PublicEvents`, the stream format, and its reader.
 
-The bus says itself when a block begins and ends, so nothing is guessed here. Sequence numbers of what goes out are the
-writer's (`public_writer`): they have no gap, and are not those of what came in.
+The bus marks where blocks begin and end, so nothing is inferred here. The writer (`public.writer`) assigns new, gapless
+sequence numbers to its output.
 """
 
 from __future__ import annotations
@@ -25,14 +25,16 @@ from tokenbus.policy.public.writer import PublicWriter
 from tokenbus.policy.stream_format import Began, Change, Ended, Finished, Grew, Piece, Voided
 
 OfBlock = BlockStarted | Chunk | ImagePreview | BlockComplete
-"""Events that are a part of their block."""
+"""Events that are part of a block."""
 
 
 class PublicEvents:
-    """The dialect of the bus. See `tokenbus.policy.stream_format.Dialect`."""
+    """The stream format of the bus. See `tokenbus.policy.stream_format.StreamFormat`."""
 
     def __init__(self, elapsed_ms: Callable[[], int]) -> None:
-        """``elapsed_ms``: milliseconds since the run began, for the terminal event of a stream that a policy ends."""
+        """``elapsed_ms``: milliseconds since the run began, for the terminal event of a stream that a policy
+        terminates.
+        """
         self._elapsed_ms = elapsed_ms
 
     @property
@@ -47,7 +49,7 @@ class PublicEvents:
 
 
 class PublicChunkAccess:
-    """See `tokenbus.policy.processor.Words`."""
+    """See `tokenbus.policy.processor.ChunkAccess`."""
 
     def text(self, chunk: PublicEvent) -> str:
         return chunk.text if isinstance(chunk, Chunk) and chunk.tool_call_part in (None, "input") else ""
@@ -71,8 +73,9 @@ class PublicChunkAccess:
 
 
 class PublicReader:
-    """See `tokenbus.policy.stream_format.Reader`. It can begin in the middle of a run: a block is known from its first
-    event, and if only its end is seen, its content comes as a chunk first, so that a policy sees it."""
+    """See `tokenbus.policy.stream_format.Reader`. Can start in the middle of a run: a block is known from its first
+    event. If only its end is seen, its content is given as a chunk first, so that policies see it.
+    """
 
     def __init__(self) -> None:
         self._known: set[int] = set()
@@ -121,7 +124,7 @@ class PublicReader:
 
 
 def _whole(end: BlockComplete, content: str) -> Chunk:
-    """A block's content as one chunk."""
+    """Return a block's content as one chunk."""
     call = end.kind == "tool_call"
     return Chunk(
         run=end.run,

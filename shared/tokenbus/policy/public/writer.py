@@ -1,8 +1,8 @@
-"""Makes a sound run of the public events that a policy sent, whatever it left out, changed or added.
+"""Turns the events that a policy sent into a well-formed run, whatever the policy dropped, changed or added.
 
-Blocks are numbered anew, without a gap and in the order in which they begin here; each begins before its chunks, its
-end holds what its chunks add up to, and what is still open at the end of the run ends with it. The finish reason
-follows the calls that are left. Pure: the time is given in.
+Blocks are renumbered without gaps, in the order in which they begin here. Each block begins before its chunks, its end
+contains exactly the content of its chunks, and blocks still open at the end of the run are closed. The finish reason
+fits the remaining calls. Pure: the time is an input.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ E = TypeVar("E", bound=PublicEvent)
 
 
 class _Out(msgspec.Struct):
-    """A block as it goes out."""
+    """A block of the output."""
 
     number: int
     origin: int
-    """The number of the block that it came from, or that the policy had come to when it began this one."""
+    """The input block it came from, or the block the policy was at when it created this one."""
     kind: BlockKind
     tool_id: str | None
     tool_name: str | None
@@ -56,17 +56,17 @@ class PublicWriter:
         self._seq = 0
         self._numbers = 0
         self._open: dict[int, _Out] = {}
-        """By the number that the block came in with; those of the policy's own are never open."""
+        """By input block number; blocks created by the policy are never open."""
         self._origins: list[int] = []
-        """Of each block that went out, by its number: see `_Out.origin`."""
+        """By output block number: see `_Out.origin`."""
         self._told: dict[int, int] = {}
-        """Of each block that came in and went out: its number here."""
+        """Input block number to output block number."""
         self._came_to = -1
         self._shown: set[int] = set()
-        """Blocks of which the policy was shown a chunk: their end alone says nothing of what it withheld."""
+        """Blocks of which the policy saw a chunk; their end event must not reveal withheld content."""
         self._void: list[range] = []
         self._calls = 0
-        """Whole tool calls of this turn that went out."""
+        """Complete tool calls of this turn that were sent."""
         self._usage: Usage | None = None
         self._over = False
 
@@ -87,7 +87,7 @@ class PublicWriter:
                 pass
 
     def defer(self) -> None:
-        """Where it stands makes no difference here."""
+        """Nothing to remember: the position does not matter in this format."""
 
     def resume_deferred(self, mark: object) -> None:
         """See `defer`."""
@@ -131,7 +131,7 @@ class PublicWriter:
                 yield from self._other(sent)
 
     def _other(self, sent: PublicEvent) -> Iterator[PublicEvent]:
-        """What tells of a block (a preview, a tool's progress) goes out where its block did."""
+        """Pass on events about a block (a preview, a tool's progress) only if the block itself was sent."""
         block: int | None = getattr(sent, "block", None)
         if block is None:
             yield self._numbered(sent)
@@ -143,7 +143,7 @@ class PublicWriter:
         out = self._open.get(sent.block)
         alone = out is None and isinstance(sent, BlockComplete)
         if alone and sent.block in self._shown:
-            return  # the policy withheld its chunks: the end must not give out what they said
+            return  # the policy withheld its chunks, so the end must not reveal them
         if out is None:
             out = self._open[sent.block] = self._new(sent.kind, sent.block, sent.tool_id, sent.tool_name)
             self._told[sent.block] = out.number
@@ -172,7 +172,7 @@ class PublicWriter:
         return out
 
     def _begin(self, out: _Out) -> Iterator[PublicEvent]:
-        """A block's start. A call's id and name are told here, whichever of their chunks the policy sent."""
+        """Begin a block. Sends a call's id and name here, whichever of its chunks the policy sent."""
         fields = {"block": out.number, "kind": out.kind, "tool_id": out.tool_id, "tool_name": out.tool_name}
         yield self._numbered(self._event(BlockStarted, **fields))
         if out.kind == "tool_call":
@@ -202,7 +202,7 @@ class PublicWriter:
         yield self._numbered(chunk)
 
     def _complete(self, out: _Out, sent: BlockComplete) -> PublicEvent:
-        """The end of a block, with what went out of it."""
+        """End a block with the content that was sent."""
         content = "".join(out.pieces)
         changes: dict[str, Any] = {"block": out.number, **changed_fields(sent, out.kind, content)}
         self._calls += out.kind == "tool_call" and not sent.cut
@@ -222,7 +222,7 @@ class PublicWriter:
         yield self._numbered(sent)
 
     def _close_all(self, *, cut: bool) -> list[PublicEvent]:
-        """What is open ends; a call whose end the policy did not send is cut, and never runs."""
+        """Close all open blocks. A call whose end the policy did not send is cut and never runs."""
         still, self._open = self._open, {}
         ends: list[PublicEvent] = []
         for out in still.values():
