@@ -1,1 +1,1 @@
-"""The fetcher: takes requests in, calls providers, and writes what they send to `raw`. It understands none of it."""
+"""The fetcher: accepts requests, calls providers, and writes their responses to `raw` without interpreting them."""

@@ -1,4 +1,4 @@
-"""The fetcher's app."""
+"""The fetcher's application."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tokenbus_services.settings import Settings
 
 
 def create(settings: Settings) -> AsgiFastStream:
-    """One fetcher."""
+    """Create one fetcher."""
     registry = CollectorRegistry()
     broker = make_broker(settings, registry)
     service = FetcherService(settings, settings.tool_definitions, AdmissionMetrics(registry), UploadMetrics(registry))

@@ -1,8 +1,8 @@
-"""Makes attempts: each item of the `turns` queue is one attempt of one run.
+"""Makes provider attempts: each item of the `turns` queue is one attempt of one run.
 
-An item on which another worker had begun is not tried again here: its attempt is closed as lost, and the parser decides
-on the next one. So one attempt has one fetcher, ever. A run that only waited there, for its turn or for the time of a
-retry, is taken as it is: however many fetchers die, it has lost nothing.
+If another worker had already begun an item, it is not retried here: its attempt is closed as lost, and the parser
+decides on the next one. So an attempt only ever has one fetcher. A run that was only waiting, for a slot or for its
+retry delay, is taken over as it is: it loses nothing, however many fetchers die.
 """
 
 from __future__ import annotations
@@ -43,34 +43,37 @@ from tokenbus_services.media.errors import MediaFailed
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 LOOK_S = 1.0
-"""A run that waits for the policy stage looks this often whether it need wait any more: it may have ended by now."""
+"""How often a run that waits for the policy stage checks whether it still has to wait; it may have ended."""
 MEDIA_S = 900.0
-"""What it may take to find a turn's media and to upload them to its provider, without a sign of progress."""
+"""Time limit for finding a turn's media and uploading them to its provider, without a sign of progress."""
 LOOK_UPS = 32
-"""Requests on the way here from the server at once: each may be large."""
+"""Maximum concurrent request look-ups: each request may be large."""
 LONGEST_WAIT = ErrorInfo(code="limit_wait", kind="rate_limit", message="the run's turn did not come in time")
 
 _request_decoder = msgspec.json.Decoder(Generate)
 
 
 def waits_as(work: TurnWork) -> str:
-    """Whose part of the waiting places a run takes: the tenant's, or that of the tenant's runs which policies judge.
-    However many of those wait for their policies, what the policies ask the bus finds a place."""
+    """The queue share that a run counts against: its tenant's, or that of the tenant's runs under policies.
+
+    Runs under policies are counted apart. However many of them wait for their policies, there is room for requests that
+    the policies themselves publish.
+    """
     return f"{work.tenant} held" if work.held else work.tenant
 
 
 class _Turn(msgspec.Struct, frozen=True):
-    """What an attempt is made of."""
+    """The input of an attempt."""
 
     request: Generate
     history: list[Message]
-    """What earlier turns appended."""
+    """Messages appended by earlier turns."""
     deadline: float | None
     """In the event loop's time."""
 
 
 class _NotCalled(Exception):
-    """The attempt ends before its call."""
+    """The attempt ends before its provider call."""
 
     def __init__(self, error: ErrorInfo) -> None:
         super().__init__(error.message)
@@ -95,8 +98,9 @@ class AttemptRunner:
         answer_bytes: int,
         stop: Callable[[QueueItem], None],
     ) -> None:
-        """``shelf``: where images of answers go; ``answer_bytes``: most of one answer. ``stop`` stops the work on an
-        item, whose attempt the server takes nothing more of."""
+        """``shelf``: where images of answers are stored. ``answer_bytes``: maximum size of one answer. ``stop`` ends
+        the work on an item whose attempt the server no longer accepts.
+        """
         self._server = server
         self._keys = keys
         self._queue = queue
@@ -110,20 +114,20 @@ class AttemptRunner:
         self._stop = stop
         apart = keys.partitions if server.topology == "cluster" else 1
         self._looking_up = [asyncio.Semaphore(max(1, LOOK_UPS // apart)) for _ in range(apart)]
-        """In a Cluster one for each partition, for their nodes may be away."""
+        """In a Cluster one per partition, because a partition's node may be away."""
 
     async def work(self, item: QueueItem) -> None:
-        """Make the attempt, to its end."""
+        """Make the attempt and run it to its end."""
         for name, data in item.fields.items():
             await self._attempt(name.decode(), turn_decoder.decode(data), item)
 
     async def abandon(self, item: QueueItem) -> None:
-        """Close the attempt as lost, for others to go on from."""
+        """Close the attempt as lost, so that another attempt can follow."""
         await self.close(item, "the fetcher stopped")
         await self._queue.finish([item], again=lambda: self.close(item))
 
     async def close(self, item: QueueItem, reason: str = "the server forgot how it ended") -> None:
-        """See that the attempt is over. No harm where it ended already."""
+        """Close the attempt. Does nothing if it has ended already."""
         for name, data in item.fields.items():
             work = turn_decoder.decode(data)
             await self._writer.lost(name.decode(), work.turn, work.attempt, reason)
@@ -147,9 +151,9 @@ class AttemptRunner:
             log.info("attempt_refused", run=run, turn=work.turn, attempt=work.attempt, reason=e.reason)
 
     async def _ready(self, item: QueueItem, run: str, work: TurnWork) -> tuple[_Turn, Reservation] | None:
-        """The turn, once it may be called; None where the attempt is over, or another worker's by now.
+        """Return the turn once its call may start; None if the attempt is over or another worker owns it.
 
-        Raises _NotCalled, NotStarted. While it waits its item is marked as not begun.
+        Raises _NotCalled, NotStarted. While it waits, the item is marked as not begun.
         """
         waits = work.not_before_ms > 0
         if waits:
@@ -163,7 +167,7 @@ class AttemptRunner:
         ask = self._ask(run, work, turn)
         grant = self._admission.enter_at_once(ask)
         if grant is None:
-            deadline, turn = turn.deadline, None  # however long it waits, its request takes no room here
+            deadline, turn = turn.deadline, None  # free the request's memory while it waits
             if not waits:
                 waits = True
                 await self._queue.mark(item, begun=False)
@@ -179,8 +183,10 @@ class AttemptRunner:
         return ready
 
     async def _await_policies(self, item: QueueItem, run: str, attempt: int, *, marked: bool) -> bool:
-        """Wait while the policy stage is too far behind to judge one run more: it takes no slot meanwhile. Whether the
-        item is marked as not begun, as it was or for this. Raises NotStarted."""
+        """Wait while the policy stage lags too far behind for another run; holds no slot meanwhile.
+
+        Returns whether the item is now marked as not begun. Raises NotStarted.
+        """
         look = partial(self._writer.lags.holds_back, run, attempt)
         behind = await retry_until_available(self._server, lambda: look(waits=False), what="lag of the policy stage")
         while behind:
@@ -210,7 +216,7 @@ class AttemptRunner:
         )
 
     async def _delay(self, run: str, work: TurnWork) -> None:
-        """Wait for the time of a retry, or for the run's deadline if that comes first."""
+        """Wait for the retry delay, or until the run's deadline if that comes first."""
         deadline = await retry_until_available(
             self._server,
             lambda: self._server.client.hget(self._keys.run(run), DEADLINE),
@@ -220,20 +226,20 @@ class AttemptRunner:
         await self._admission.sleep((until_ms - self._server.clock.now_ms()) / 1000)
 
     async def _call(self, turn: _Turn, grant: Reservation, writer: AttemptWriter) -> None:
-        """Make the call, and give back what of its grant it did not use."""
+        """Make the call, then refund the unused part of its reservation."""
         tally = TokenTally() if grant.ask.scopes else None
         whole = False
         try:
             await self._make(turn, writer, tally)
             whole = True
         finally:
-            # The parser may end the run, and with it this call, before the provider has closed its body.
+            # The parser may end the run, and with it this call, before the provider has closed the body.
             used = tally.used if tally and (whole or tally.settled) else None
             wait_s = tally.error.retry_after_s if tally and tally.error else None
             self._admission.leave(grant, used=used, wait_s=wait_s)
 
     async def _make(self, turn: _Turn, writer: AttemptWriter, tally: TokenTally | None) -> None:
-        """The call; and once more, without the files that the provider turns out not to have, or with a new token."""
+        """Make the call; repeat it without files that the provider no longer has, or with new credentials."""
         lost: tuple[str, ...] = ()
         rejected = False
         while ready := await self._built(turn, writer, lost, again=rejected):
@@ -261,7 +267,7 @@ class AttemptRunner:
     async def _built(
         self, turn: _Turn, writer: AttemptWriter, lost: Collection[str], *, again: bool
     ) -> tuple[Endpoint, HttpCall, MediaBody | None] | None:
-        """What to send where; None where the attempt ended with an error instead."""
+        """Build the call; None if the attempt ended with an error instead."""
         request = turn.request
         try:
             endpoint: Endpoint = self._providers.get(request.provider)
@@ -278,14 +284,14 @@ class AttemptRunner:
             where = getattr(e, "where", None)
             await writer.end(Ended(ErrorInfo(code=e.code, kind="invalid_request", message=str(e), where=where)))
             return None
-        if lost:  # the second answer is passed on, whatever it is
+        if lost:  # a second failure is passed on, whatever it is
             return endpoint, msgspec.structs.replace(built.call, files=()), body
         for note in () if again else built.notes:
             await writer.write(Noted(note))
         return endpoint, built.call, body
 
     async def _look_up(self, run: str, work: TurnWork) -> _Turn | None:
-        """The turn; None where the attempt is over."""
+        """Read the turn from the run's hash; None if the attempt is over."""
         key = self._keys.run(run)
         more = [REQUEST, DEADLINE, so_far_field(work.attempt), *history_fields(work.turn)]
         async with holding(self._looking_up[self._keys.partition_of(run) % len(self._looking_up)]):

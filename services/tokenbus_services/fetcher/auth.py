@@ -1,4 +1,4 @@
-"""What authorises calls of a configured provider: a key of the environment or a file, or an object of the user's."""
+"""Credentials of a configured provider: a key from the environment or a file, or a custom `auth` object."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ class KeyMissing(Exception):
 
 
 class KeyUnusable(Exception):
-    """The key has characters that no header can hold; an HTTP library would tell them in its error."""
+    """The key has characters that are invalid in a header. Checked here because an HTTP library would quote it in
+    its error.
+    """
 
     def __init__(self, name: str, where: str) -> None:
         super().__init__(f"provider {name}: the key in {where} has characters that a header cannot hold")
@@ -33,10 +35,10 @@ class KeyUnusable(Exception):
 
 
 class Key:
-    """A key that goes into a header. In a file it is read again when the file changes."""
+    """A key sent in a header. A key file is read again when it changes."""
 
     def __init__(self, name: str, settings: ProviderSettings, api: Provider, env: Mapping[str, str]) -> None:
-        """Reads nothing yet."""
+        """Does not read the key file yet."""
         self._name = name
         variable = api.default_key_env if settings.api_key_env is None else settings.api_key_env
         path = settings.api_key_file or (env.get(f"{variable}_FILE") if variable else None)
@@ -46,7 +48,7 @@ class Key:
         self._place = str(self._path) if self._path else variable
         self._needed = bool(variable or settings.api_key_file)
         self._read: tuple[int, int, int] | None = None
-        """The file as it was read: its inode, time and size."""
+        """Inode, time and size of the file when it was last read."""
         header, form = api.key_header
         if settings.key_header is not None:
             header, form = settings.key_header, "{}"
@@ -55,17 +57,17 @@ class Key:
 
     @property
     def secrets(self) -> Collection[str]:
-        """The key, as it was sent last."""
+        """The key that was sent last."""
         return [self._value]
 
     @property
     def digestible(self) -> str:
-        """What tells accounts apart."""
+        """Input for a digest that distinguishes accounts."""
         self._look()
         return self._form.replace("{}", self._value)
 
     def headers(self) -> dict[str, str]:
-        """The header with the key; none for a provider that needs none. Raises KeyMissing, KeyUnusable."""
+        """Return the header with the key; empty if the provider needs none. Raises KeyMissing, KeyUnusable."""
         problem = self._look()
         if self._needed and not self._value:
             raise KeyMissing(self._name, self._where, problem)
@@ -74,13 +76,13 @@ class Key:
         return {self._header: self._form.replace("{}", self._value)} if self._value else {}
 
     def rejected(self) -> bool:
-        """Whether there is another key by now than the one that was refused."""
+        """Whether the key has changed since the provider rejected it."""
         before = self._value
         self._look()
         return self._value != before
 
     def _look(self) -> str:
-        """Read the file if it is not what it was; what is wrong with it, or nothing."""
+        """Read the file if it changed. Returns the problem, or empty text if there is none."""
         if self._path is None:
             return ""
         try:
@@ -94,7 +96,7 @@ class Key:
 
 
 def auth_of(name: str, settings: ProviderSettings, env: Mapping[str, str]) -> Auth | None:
-    """What the provider's `auth` makes; None where it has none. Raises SettingsError."""
+    """Create the provider's custom `auth` object; None if it has none. Raises SettingsError."""
     if settings.auth is None:
         return None
     _look_beside(env.get("TOKENBUS_CONFIG"))
@@ -102,7 +104,7 @@ def auth_of(name: str, settings: ProviderSettings, env: Mapping[str, str]) -> Au
     where = f"{name}.auth"
     try:
         made: Any = getattr(importlib.import_module(module), attribute)(**settings.auth_options)
-    except Exception as e:  # whatever the user's own code raises
+    except Exception as e:  # user code may raise anything
         raise SettingsError("providers", where, f"{settings.auth}: {type(e).__name__}: {e}") from e
     if missing := [member for member in _MEMBERS if not hasattr(made, member)]:
         raise SettingsError("providers", where, f"{settings.auth} gave a {type(made).__name__} without {missing}")
@@ -110,7 +112,7 @@ def auth_of(name: str, settings: ProviderSettings, env: Mapping[str, str]) -> Au
 
 
 def _look_beside(config: str | None) -> None:
-    """Modules beside the settings file can be imported, as those of tools can."""
+    """Make modules beside the settings file importable, as for tools."""
     beside = str(Path(config).resolve().parent) if config else ""
     if beside and beside not in sys.path:
         sys.path.append(beside)

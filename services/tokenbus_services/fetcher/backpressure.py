@@ -1,7 +1,7 @@
-"""Which later stages are too far behind for more to be read from sockets.
+"""Backpressure: pauses reading from sockets while later stages lag too far behind.
 
-Every append tells the lag of its partition. One that is too long is looked at again and again, until half of it is
-worked off; so sockets are not opened and closed by turns.
+Every append reports its partition's lag. If the lag is too long, it is polled until half of the limit is left; this
+hysteresis keeps sockets from pausing and resuming all the time.
 """
 
 from __future__ import annotations
@@ -21,49 +21,50 @@ from tokenbus_services.runtime.task_failures import LoggedTasks
 
 LAG_POLL_S = 0.02
 SHORT_BYTES = 256 * 1024
-"""What the normalizer and the parser together may have waiting in a partition while a heavy attempt writes there."""
+"""Maximum lag of normalizer and parser together in a partition while a heavy attempt writes there."""
 SHORT_POLL_S = 0.005
 SHORT_PATIENCE_S = 1.0
-"""Longest wait for that. A partition that is busy with small runs slows a heavy one down, but never stops it."""
+"""Longest wait for that. A partition busy with small runs slows a heavy attempt down but never stops it."""
 
 Later = Literal["normalizer", "policy"]
-"""What all runs wait for, and what only those wait for that policies judge."""
+"""The normalizer holds back all runs, the policy stage only runs under policies."""
 
 
 class Backpressure:
-    """The lags of one process."""
+    """The stage lags that one process knows of."""
 
     def __init__(self, server: Server, keys: Keys, *, lag_bytes: int) -> None:
-        """``lag_bytes``: more than this is too far behind."""
+        """``lag_bytes``: the maximum lag of a stage."""
         self._server = server
         self._keys = keys
         self._most = lag_bytes
         self._events: dict[tuple[int, Later], asyncio.Event] = {}
-        """By partition and stage that is too far behind: what waits for it."""
+        """By partition and lagging stage: set when the stage has caught up."""
         self._look_at = 0.0
         self._looks = LoggedTasks("lag", most=2 * keys.partitions)
         self._looked_at: set[tuple[int, Later]] = set()
         self._waiting: dict[int, tuple[float, int]] = {}
-        """By partition: when its lag of both stages was read, and the lag, with what was written since."""
+        """By partition: when the lag of both stages was read, and that lag plus what was written since."""
         self._reading: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     @property
     def any(self) -> bool:
-        """Whether a stage is too far behind somewhere."""
+        """Whether any stage lags too far behind."""
         return bool(self._events)
 
     def set_lag(self, partition: int, stage: Later, lag: int) -> None:
-        """So many bytes of this partition the stage has not worked in yet."""
+        """Report a stage's lag in a partition, in bytes."""
         if lag > self._most:
             self._events.setdefault((partition, stage), asyncio.Event())
 
     def of(self, partition: int, stage: Later) -> asyncio.Event | None:
-        """What is set once the stage has caught up; None: it is not too far behind."""
+        """Return an event that is set when the stage has caught up; None if it does not lag."""
         return self._events.get((partition, stage))
 
     async def look(self) -> None:
-        """Whether those that were behind have caught up; each `LAG_POLL_S` at the most. A server that is away is asked
-        again."""
+        """Check whether lagging stages have caught up, at most once per `LAG_POLL_S`. If the server is away, a later
+        call asks again.
+        """
         now = asyncio.get_running_loop().time()
         if now < self._look_at:
             return
@@ -83,16 +84,19 @@ class Backpressure:
             self._events.pop((partition, stage)).set()
 
     async def close(self) -> None:
-        """Look no more."""
+        """Stop polling."""
         await self._looks.close()
 
     async def short(self, partition: int, adds: int) -> None:
-        """Wait until both stages are nearly through with the partition, `SHORT_PATIENCE_S` at the most, before ``adds``
-        bytes more are written there. Then what small runs write meanwhile waits behind little."""
+        """Wait until both stages have nearly finished the partition, at most `SHORT_PATIENCE_S`, before writing
+        ``adds`` bytes.
+
+        Entries of small runs written meanwhile then wait behind little data.
+        """
         clock = asyncio.get_running_loop().time
         until = clock() + SHORT_PATIENCE_S
         while True:
-            async with self._reading[partition]:  # one asks for all that wait
+            async with self._reading[partition]:  # one task asks on behalf of all that wait
                 read_at, lag = self._waiting.get(partition, (-SHORT_POLL_S, 0))
                 if clock() >= read_at + SHORT_POLL_S:
                     try:
@@ -107,8 +111,10 @@ class Backpressure:
             await asyncio.sleep(SHORT_POLL_S)
 
     async def holds_back(self, run: str, attempt: int, *, waits: bool) -> bool:
-        """Whether the policy stage is too far behind to judge this run too. Never, if the attempt is not open any more.
-        ``waits``: whether the run has waited for it already. Raises what redis-py raises."""
+        """Whether the policy stage lags too far behind to judge this run too. False if the attempt is no longer open.
+
+        ``waits``: whether the run has already waited for it. Raises redis-py's errors.
+        """
         partition = self._keys.partition_of(run)
         if await self._lag(partition, "policy") <= (self._most // 2 if waits else self._most):
             return False

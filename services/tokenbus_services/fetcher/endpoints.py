@@ -1,4 +1,4 @@
-"""The configured providers: where and how each is called, and its key, which never leaves this process."""
+"""The configured providers: address and call format of each, and its key, which never leaves this process."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from tokenbus_services.redaction import LEARNED, Redaction, named_secret
 from tokenbus_services.settings import ProviderSettings, Settings
 
 _LISTS = ("anthropic-beta",)
-"""Headers whose values are lists, where a call's own word must not take the place of the settings'."""
+"""Headers with list values: a call's value is appended to the settings' value instead of replacing it."""
 MAX_REQUEST_S = 30.0
-"""Longest that sending a request's body may stall."""
+"""Longest time that sending a request's body may stall."""
 
 
 class AuthUnavailable(Exception):
-    """What authorises the calls gave nothing; another try may help."""
+    """The custom `auth` object failed; a retry may help."""
 
 
 class Endpoint:
     """One configured provider, ready to be called."""
 
     def __init__(self, name: str, settings: ProviderSettings, env: Mapping[str, str]) -> None:
-        """Raises SettingsError for an address that is none."""
+        """Raises SettingsError for an invalid address."""
         self.name = name
         self.settings = settings
         self.api: Provider = registry.get(settings.api)
@@ -53,10 +53,10 @@ class Endpoint:
         self._client = BoundedClient(
             base_url=base_url,
             headers=settings.headers,
-            # Silence inside a stream is watched by the call itself, which knows how far the answer is.
+            # The call itself enforces the read timeout, because it knows how far the answer is.
             timeout=httpx.Timeout(None, connect=settings.connect_timeout_s, write=MAX_REQUEST_S),
-            # Unbounded: a call that waited here for a connection would look like a silent provider. How many there are
-            # `limits.runs_per_fetcher` says, and `limits.providers`.
+            # Unbounded: a call that waited for a pool connection would look like a silent provider.
+            # `limits.runs_per_fetcher` and `limits.providers` bound the number of calls.
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
             follow_redirects=False,
             trust_env=True,
@@ -64,13 +64,15 @@ class Endpoint:
 
     @property
     def base_path(self) -> str:
-        """The path of its address, without a slash at the end."""
+        """The path of the base URL, without a trailing slash."""
         return self._client.base_url.path.rstrip("/")
 
     @property
     def redact(self) -> Redaction:
-        """Takes what authorises calls out of what the provider answers: some repeat a wrong key in their error. What
-        authorised them before is looked for too: an answer may come after its key was replaced."""
+        """Redacts credentials from answers: some providers repeat a wrong key in their error.
+
+        Includes earlier credentials, because an answer may arrive after its key was replaced.
+        """
         self._learn(self._auth.secrets if self._auth else self._key.secrets)
         return self._redaction
 
@@ -79,7 +81,7 @@ class Endpoint:
         LEARNED.learn(secrets)
 
     def rejected(self) -> bool:
-        """The provider answered 401. Whether a second call would be authorised by something else than the first."""
+        """Called after a 401. Returns whether another call would use different credentials."""
         return self._auth.rejected() if self._auth else self._key.rejected()
 
     @property
@@ -88,13 +90,17 @@ class Endpoint:
 
     @property
     def account(self) -> str:
-        """Names whose files it may use: a digest of its address, its key and what it sends with each call."""
+        """Identifies the account that owns uploaded files: a digest of the address, the key and the fixed headers
+        and query.
+        """
         settings = self.settings
         said = (settings.api, str(self._client.base_url), settings.headers, settings.query, self._credential)
         return blake2b(msgspec.json.encode(said, order="sorted"), digest_size=16).hexdigest()
 
     def build(self, request: Generate, history: list[Message]) -> Built:
-        """The call for the request's next turn, as this vendor takes it. Raises RequestInvalid, naming the field."""
+        """Build the call for the request's next turn, in this provider's format. Raises RequestInvalid, naming the
+        field.
+        """
         settings = self.settings
         built = self.api.build(request, history, settings.quirks)
         path = built.call.path
@@ -104,14 +110,16 @@ class Endpoint:
         return msgspec.structs.replace(built, call=call)
 
     def quirks_of(self, request: Generate) -> Quirks:
-        """The quirks by which the answer is read. In prefill mode all of the text is the parser's, thinking too."""
+        """The quirks for reading the answer. In prefill mode the parser gets all text, including inline thinking."""
         quirks = self.settings.quirks.of(request.model)
         return quirks if request.mode == "chat" else msgspec.structs.replace(quirks, inline_thinking=())
 
     def request(self, call: HttpCall, body: MediaBody | None = None) -> httpx.Request:
-        """The HTTP request with the key in its header; ``body`` in place of the call's own, where media is sent as it
-        is read. Raises KeyMissing, KeyUnusable."""
-        # Compressed, a provider's small events would come in larger clumps, and later.
+        """Build the HTTP request with the key header. ``body`` replaces the call's own body if media is streamed.
+
+        Raises KeyMissing, KeyUnusable.
+        """
+        # Compression would batch a provider's small events and delay them.
         headers = {"accept-encoding": "identity", **self._with_configured(call.headers), **self._key_headers()}
         if body is not None:
             headers["content-length"] = str(body.size)
@@ -119,7 +127,7 @@ class Endpoint:
         return self._client.build_request("POST", call.path, content=content, headers=headers, params=call.query)
 
     def file_request(self, call: FileCall, body: MediaBody) -> httpx.Request:
-        """One call of an upload. Raises KeyMissing, KeyUnusable; RequestInvalid for a URL of somebody else's."""
+        """Build one call of an upload. Raises KeyMissing, KeyUnusable; RequestInvalid if the URL is on another host."""
         ours = self._client.base_url
         headers = {"accept-encoding": "identity", **self._with_configured(call.headers)}
         if "://" in call.path:
@@ -147,7 +155,7 @@ class Endpoint:
         return headers
 
     def _with_configured(self, headers: Mapping[str, str]) -> dict[str, str]:
-        """The headers of a call; those that are lists of what is wanted go on with what the settings have for them."""
+        """The headers of a call, with the settings' values put in front of list headers."""
         configured = {name.lower(): value for name, value in self.settings.headers.items()}
         return {
             name: f"{configured[name]},{value}" if name in _LISTS and name in configured else value
@@ -155,7 +163,8 @@ class Endpoint:
         }
 
     async def send(self, request: httpx.Request, *, authorised: bool = False) -> httpx.Response:
-        """Send it; the answer's body is still to be read. ``authorised``: its address alone lets it in.
+        """Send the request; the answer's body is still unread. ``authorised``: the URL itself carries the
+        authorisation.
 
         Raises httpx.TransportError, AuthUnavailable.
         """
@@ -165,7 +174,7 @@ class Endpoint:
             call = CallToSign(method=request.method, url=str(request.url), headers=headers, body=body)
             try:
                 request.headers.update(await self._auth.headers(call))
-            except Exception as e:  # whatever the user's own code raises, with whatever it was given
+            except Exception as e:  # user code may raise anything, with any content
                 problem = Redaction(named_secret(self._env))(f"provider {self.name}: {type(e).__name__}: {e}")
                 raise AuthUnavailable(self.redact(problem)) from e
             self._learn(self._auth.secrets)
@@ -173,28 +182,28 @@ class Endpoint:
             return await self._client.send(request, stream=True)
 
     async def close(self) -> None:
-        """Close the pool."""
+        """Close the connection pool."""
         await self._client.aclose()
 
 
 def _segment(model: str) -> str:
-    """A model's name as one part of a path. Raises RequestInvalid where it could lead elsewhere."""
+    """Quote a model name as one path segment. Raises RequestInvalid if it could change the path."""
     if problem := segment_problem(model):
         raise RequestInvalid("model", problem)
     return quote(model, safe="")
 
 
 class Providers:
-    """All endpoints, made when first asked for."""
+    """All endpoints, created on first use."""
 
     def __init__(self, settings: Settings, env: Mapping[str, str] = os.environ) -> None:
-        """Raises SettingsError for a provider's `auth` that cannot be made."""
+        """Raises SettingsError if a provider's `auth` cannot be created."""
         self._settings = settings.providers
         self._env = env
         self._made: dict[str, Endpoint] = {}
         for name, provider in settings.providers.items():
             if provider.auth:
-                self.get(name)  # what cannot be loaded is told at the start
+                self.get(name)  # report what cannot be loaded at startup
 
     def __contains__(self, name: object) -> bool:
         return name in self._settings
@@ -205,7 +214,7 @@ class Providers:
         return sorted(self._settings)
 
     def get(self, name: str) -> Endpoint:
-        """The endpoint of a configured name. Raises SettingsError."""
+        """Return the endpoint with this name. Raises SettingsError."""
         if name not in self._settings:
             raise SettingsError("providers", name, f"not configured; there are {', '.join(self.names)}")
         if name not in self._made:
@@ -213,6 +222,6 @@ class Providers:
         return self._made[name]
 
     async def close(self) -> None:
-        """Close all pools."""
+        """Close all connection pools."""
         for endpoint in self._made.values():
             await endpoint.close()

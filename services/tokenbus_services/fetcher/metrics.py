@@ -1,5 +1,4 @@
-"""What a fetcher shows of who may call and what it uploads, besides FastStream's numbers. No label holds a name that a
-request brings."""
+"""A fetcher's metrics of admission and uploads, besides FastStream's. No label holds a name from a request."""
 
 from __future__ import annotations
 
@@ -9,7 +8,7 @@ from tokenbus.bus.scripts.limits import Kind
 
 
 class UploadMetrics:
-    """Blobs that became files of a provider's."""
+    """Blobs uploaded as provider files."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._made = Counter("tokenbus_uploads", "Blobs uploaded to a provider's file store.", registry=registry)
@@ -22,13 +21,13 @@ class UploadMetrics:
         )
 
     def made(self, size: int) -> None:
-        """One of so many bytes was made."""
+        """Count one upload of ``size`` bytes."""
         self._made.inc()
         self._bytes.inc(size)
 
 
 class AdmissionMetrics:
-    """Calls granted, and refused by the kind of the limit."""
+    """Calls granted, and calls refused by kind of limit."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.granted = Counter("tokenbus_calls_granted", "Provider calls that got leave.", registry=registry)
@@ -40,5 +39,5 @@ class AdmissionMetrics:
         )
 
     def refused(self, kind: Kind) -> None:
-        """A limit of this kind refused."""
+        """Count a refusal by this kind of limit."""
         self._refused.labels(limit=kind).inc()

@@ -1,4 +1,4 @@
-"""One provider call: send the request, hand every read of the body on, notice every way it can end."""
+"""One provider call: sends the request, passes on every read of the body, and handles every way it can end."""
 
 from __future__ import annotations
 
@@ -41,23 +41,26 @@ PASSED_HEADERS = (
     "x-should-retry",
     *REQUEST_ID_HEADERS,
 )
-"""Response headers that travel with the attempt: what a decoder may need, and nothing that could be secret."""
+"""Response headers passed on with the attempt: those a decoder may need, and none that could be secret."""
 MAX_HEADER_CHARS = 1_024
-"""Of each of them. Of all headers together the HTTP library takes 100 KB; more is a broken connection to it."""
+"""Maximum characters per header. The HTTP library allows 100 KB of headers in total and treats more as a broken
+connection.
+"""
 
 TIMER_SLACK = 0.05
-"""A silence timer is set anew only when it is off by this part of its length: most reads cost no timer."""
+"""A silence timer is rescheduled only if it is off by this fraction of its length: most reads set no timer."""
 
 
 CLOSING_S = 1.0
-"""So long a provider may take to close its body after its last event. Few need any of it; one that leaves it open would
-hold the run's place and a socket, and loses the connection in place of that."""
+"""How long a provider may take to close its body after its last event. Few need any of it. If a provider leaves it
+open, the connection is dropped, because it would occupy a slot and a socket.
+"""
 
 DEADLINE_PASSED = ErrorInfo(code="deadline", kind="timeout", message="the run's deadline has passed")
 
 
 class CallTimeouts:
-    """How long the call may still be silent: until the first event, then between reads, and never past the deadline."""
+    """The call's silence timeout: until the first event, then between reads, and never past the deadline."""
 
     def __init__(self, limit: asyncio.Timeout, deadline: float | None) -> None:
         self._clock = asyncio.get_running_loop().time
@@ -68,35 +71,35 @@ class CallTimeouts:
         self._what = ("", "")
         self._over = False
         self._to_deadline = False
-        """Whether the timer runs to the deadline. Its moment does not tell: a timer may go off a little early."""
+        """Whether the timer runs to the deadline. Stored, because a timer may fire slightly early."""
 
     def allow(self, seconds: float, code: str, message: str) -> None:
-        """From now on so many seconds, or the call ends with this error."""
+        """From now on allow this many seconds of silence; then the call ends with this error."""
         self._seconds, self._what = seconds, (code, message)
         self._set()
 
     def received(self) -> None:
-        """The call gave a sign of life."""
+        """Restart the timer after a sign of life."""
         if not self._over and self._clock() - self._set_at > self._seconds * TIMER_SLACK:
             self._set()
 
     @contextmanager
     def paused(self) -> Generator[None]:
-        """It is not the call that is silent in this block, for nobody listens."""
+        """Suspend the silence timeout while nothing is read; the deadline still applies."""
         self._to_deadline = True
         self._limit.reschedule(self._deadline)
         yield
-        self._set()  # not after an error: then the timer may be what ended it, and is not set any more
+        self._set()  # not in a finally: after an expired timer, rescheduling would fail
 
     def allow_closing(self) -> None:
-        """The stream has said its last; that its body does not end is no error."""
+        """The stream is complete; from now on an open body is not an error."""
         if not self._over:
             self._over = True
             self._seconds = CLOSING_S
             self._set()
 
     def error(self) -> ErrorInfo | None:
-        """Why the timer ran out; None: the answer is whole all the same."""
+        """Return why the timer expired; None if the answer is complete anyway."""
         if self._over:
             return None
         if self._to_deadline:
@@ -112,11 +115,11 @@ class CallTimeouts:
 
 
 class Rejected(Exception):
-    """The provider refused what authorised the call, and there is something newer to try; nothing was written."""
+    """The provider rejected the credentials and newer ones are available; nothing was written."""
 
 
 class FilesLost(Exception):
-    """The provider does not have these files, which the request names; nothing of the answer was written."""
+    """The provider does not have these files that the request names; nothing of the answer was written."""
 
     def __init__(self, file_ids: tuple[str, ...]) -> None:
         super().__init__(f"{len(file_ids)} files")
@@ -136,13 +139,17 @@ async def fetch(
     answer_bytes: int = LimitSettings().answer_bytes,
     again: bool = False,
 ) -> None:
-    """Make the request's call and write all of it, its end included. ``body`` in place of the call's own is closed when
-    it is sent; ``deadline`` is in the event loop's time; ``tally`` hears what comes, for the limits; ``shelf``: where
-    the answer's images go; ``answer_bytes``: most that the answer may have, decoded.
+    """Make the request's call and write its whole answer, including its end.
 
-    Raises AttemptRefused where the attempt is over; FilesLost before anything is written; Rejected likewise, if
-    ``again``: the call would be made once more. However this ends, by itself or cancelled, the connection is closed or
-    back in its pool.
+    - ``body``: replaces the call's own body; closed when it is sent.
+    - ``deadline``: in the event loop's time.
+    - ``tally``: receives the answer, to count tokens for the limits.
+    - ``shelf``: where the answer's images are stored.
+    - ``answer_bytes``: maximum size of the decoded answer.
+    - ``again``: whether the caller will repeat the call after Rejected.
+
+    Raises AttemptRefused if the attempt is over; FilesLost before anything is written; Rejected likewise, if ``again``.
+    However this ends, including by cancellation, the connection is closed or back in its pool.
     """
     limit = asyncio.timeout(None)
     silence = CallTimeouts(limit, deadline)
@@ -216,7 +223,7 @@ async def _read(
         return e.error
     except httpx.TransportError as e:
         return _network(endpoint, e)
-    except OSError as e:  # of the disk, where images are held: another fetcher may have room
+    except OSError as e:  # disk error while spooling an image: another fetcher may have space
         return ErrorInfo(code="disk", kind="internal", message=f"an image could not be held: {e}", retryable=True)
     finally:
         await response.aclose()
@@ -243,7 +250,7 @@ async def _pass_on(
     shelf: ImageStore | None,
 ) -> None:
     redact = endpoint.redact
-    # Cut only then: the half of a key would be found by nobody.
+    # Redact before truncating: half a key would not be recognised.
     headers = {n: redact(response.headers[n])[:MAX_HEADER_CHARS] for n in PASSED_HEADERS if n in response.headers}
     quirks = endpoint.quirks_of(request)
     api = endpoint.settings.api
@@ -288,7 +295,7 @@ async def _pass_on(
                 silence.allow(seconds, "idle_timeout", f"the stream was silent for {seconds:g} s")
             else:
                 silence.received()
-            # What follows a boundary may be a block's first chunk, and somebody waits for it.
+            # Data after a boundary may be a block's first chunk, and readers are waiting for it.
             await hand_on(data, urgent=boundary or after_boundary)
             after_boundary = boundary
         await hand_on(clean.end(), urgent=True)
@@ -300,7 +307,7 @@ async def _pass_on(
 def _reached_end(
     clean: RedactedEvents | RedactedStream, lifter: ImageOffloader | None, writer: AttemptWriter
 ) -> Generator[None]:
-    """An answer that breaks off is told up to there: what waited, for a secret might have gone on from it, goes on."""
+    """If the answer breaks off, pass on what was held back as the possible beginning of a secret."""
     try:
         yield
     except (httpx.TransportError, BodyRefused, asyncio.CancelledError):
@@ -314,7 +321,7 @@ def _reached_end(
 
 
 async def _write(writer: AttemptWriter, item: Opened | Data, silence: CallTimeouts, *, urgent: bool = False) -> None:
-    """Write an item; while there is no room for more, nobody listens, and the provider is not silent."""
+    """Write an item. While there is no room for more, nothing is read, so the silence timeout is suspended."""
     writer.write_item(item, urgent=urgent)
     if writer.must_wait:
         with silence.paused():

@@ -1,11 +1,11 @@
-"""Writes provider bytes to `raw`: gathered over runs for a moment under load, at once while idle, and fenced.
+"""Writes provider bytes to `raw`: batched across runs under load, immediately when idle, and fenced.
 
-The unit of cost is the wake-up across processes and not the event, so one flush carries what all runs of this process
-have, one entry a partition. While idle a read goes out at once; when reads come faster than the linger, a flush
-gathers up to that long. What begins or ends a block never waits (`urgent`).
+The cost unit is the wake-up across processes, not the event. So one flush carries the data of all runs of this process,
+one entry per partition. When idle, a read is flushed at once; if reads come faster than the linger, a flush gathers up
+to that long. Data that begins or ends a block never waits (`urgent`).
 
-No attempt can fill the line before the others: a flush takes little of each, and an attempt that brings much more than
-a model writes (`heavy`) goes on only while the later stages have little of its partition waiting.
+No attempt can crowd out the others: a flush takes little of each, and an attempt that brings much more than a model
+writes (`heavy`) continues only while later stages have little of its partition waiting.
 """
 
 from __future__ import annotations
@@ -36,27 +36,29 @@ from tokenbus_services.fetcher.backpressure import LAG_POLL_S, Backpressure
 from tokenbus_services.runtime.task_failures import LoggedTasks
 
 BUFFER_BYTES = 256 * 1024
-"""Bytes of one attempt that may wait for a flush; beyond it the socket is not read."""
+"""Bytes of one attempt that may wait for a flush; beyond that its socket is not read."""
 FRAME_BYTES = 64 * 1024
-"""Bytes of one attempt in one flush, and of all attempts of a partition: what one entry holds, about."""
+"""Bytes of one attempt per flush, and of all attempts of a partition: roughly the content of one entry."""
 HEAVY_BYTES = 512 * 1024
 LIGHT_BYTES_S = 256 * 1024
-"""An attempt is heavy while it has written ``HEAVY_BYTES`` more than ``LIGHT_BYTES_S`` allow. A model that writes a
-thousand chunks a second stays below."""
+"""An attempt is heavy while it is ``HEAVY_BYTES`` ahead of ``LIGHT_BYTES_S``. A model that writes a thousand chunks
+a second stays below.
+"""
 FULL_PATIENCE_S = 10.0
-"""So long an attempt waits for a server that is out of memory; then it ends, for only what ends frees some."""
+"""How long an attempt waits while the server is out of memory. Then it ends, because only ended runs free memory."""
 FULL_POLL_S = 0.2
 TORN = (b"frame ", b"writer ")
-"""How a refusal begins where the attempt is open, but what lies on the server is not what this writer wrote: it lost
-frames in a fail-over, or gave the attempt to a second worker. None of the two can go on: the attempt ends as lost."""
+"""Prefixes of refusals of an open attempt whose frames on the server are not this writer's: the server lost frames
+in a fail-over, or gave the attempt to a second worker. Neither can continue, so the attempt ends as lost.
+"""
 
 
 class FramesRefused(Exception):
-    """What an attempt says breaks the command that writes it, each time: its run ends, and the others go on."""
+    """An attempt's frames always fail the write command: its run ends, and the others continue."""
 
 
 class AttemptWriter:
-    """The frames of one attempt, in order. Made by `RawWriter.attempt`."""
+    """The frames of one attempt, in order. Created by `RawWriter.attempt`."""
 
     def __init__(
         self, writer: RawWriter, run: str, turn: int, attempt: int, refused: Callable[[str], object], *, held: bool
@@ -71,21 +73,21 @@ class AttemptWriter:
         self.name = uuid4().hex[:12]
         self.final = False
         self.held = held
-        """Policies judge the run, so it waits for their stage too."""
+        """Whether the run is under policies, and so waits for the policy stage too."""
         self.why_refused: str | None = None
         self.broken: Exception | None = None
         self.full_since: float | None = None
-        """Since when the server has had no memory for its frames."""
+        """When the server first refused its frames for lack of memory."""
         self.flushed = asyncio.Event()
         self.writer = writer
         self._beyond = 0.0
-        """Bytes beyond what a light attempt writes."""
+        """Bytes ahead of the rate of a light attempt."""
         self._beyond_at = 0.0
         self._refused = refused
 
     @property
     def must_wait(self) -> bool:
-        """Whether `room` has something to wait for, or to raise."""
+        """Whether `room` has something to wait for, or an error to raise."""
         lags, partition = self.writer.lags, self.partition
         return (
             self.waiting > BUFFER_BYTES
@@ -97,7 +99,7 @@ class AttemptWriter:
         )
 
     def write_item(self, item: RawItem, *, urgent: bool = False) -> None:
-        """Queue an item. While it `must_wait` after that, `room` comes before the next."""
+        """Queue an item. If `must_wait` is true after that, call `room` before the next item."""
         if isinstance(item, Data):
             size = len(item.data)
             self.waiting += size
@@ -126,13 +128,13 @@ class AttemptWriter:
         self._check()
 
     async def write(self, item: RawItem, *, urgent: bool = False) -> None:
-        """`put`, and `room` after it. Raises AttemptRefused."""
+        """`write_item`, then `room`. Raises AttemptRefused."""
         self.write_item(item, urgent=urgent)
         if self.must_wait:
             await self.room()
 
     async def end(self, item: Ended | Lost) -> None:
-        """Queue the attempt's last item and wait until all is written. Raises AttemptRefused."""
+        """Queue the attempt's last item and wait until everything is written. Raises AttemptRefused."""
         self.items.append(item)
         self.final = True
         self.writer.touch(self, True)
@@ -141,20 +143,20 @@ class AttemptWriter:
         self._check()
 
     def refuse(self, reason: str) -> None:
-        """The server takes nothing more of this attempt."""
+        """Handle the server's refusal of this attempt."""
         self.why_refused = reason
         self.items.clear()
         self.flushed.set()
         self._refused(reason)
 
     def break_off(self, error: Exception) -> None:
-        """The server takes this attempt's frames never, whoever sends them: its run cannot go on."""
+        """Handle a permanent error: the server will never accept these frames, so the run cannot continue."""
         self.broken = error
         self.items.clear()
         self.flushed.set()
 
     async def _look(self) -> None:
-        """An attempt that writes nothing hears of no refusal."""
+        """Poll the run's status: an attempt that is not writing never learns that it was refused."""
         record = await self.writer.record_of(self.run, self.attempt)
         if not record.is_open:
             self.refuse("over")
@@ -162,8 +164,9 @@ class AttemptWriter:
             self.held = False
 
     def part(self, keys: Keys) -> tuple[RawPart, int, int]:
-        """The first of what waits, as one frame; how many items that are, and of how many bytes. They stay here until
-        the server has them."""
+        """Return the first queued items as one frame, with their count and their size in bytes. They stay queued
+        until written.
+        """
         count = size = 0
         for item in self.items:
             more = len(item.data) if isinstance(item, Data) else 0
@@ -177,7 +180,7 @@ class AttemptWriter:
         return part, count, size
 
     def written(self, count: int, size: int) -> None:
-        """The first ``count`` items, of ``size`` bytes, are on the server."""
+        """Remove the first ``count`` items, of ``size`` bytes, which are on the server now."""
         del self.items[:count]
         self.waiting -= size
         self.frames += 1
@@ -185,11 +188,11 @@ class AttemptWriter:
         self.flushed.set()
 
     async def _flushed(self) -> None:
-        """Wait for a flush, for a moment."""
+        """Wait briefly for a flush."""
         self.flushed.clear()
         self._check()
         if not await wait_briefly(self.flushed):
-            self.writer.touch(self, False)  # no flush may forget it
+            self.writer.touch(self, False)  # make sure that the next flush includes it
 
     def _check(self) -> None:
         if self.why_refused is not None:
@@ -199,7 +202,7 @@ class AttemptWriter:
 
 
 class _Flushed(msgspec.Struct, frozen=True, eq=False):
-    """What one flush has of one attempt."""
+    """What one flush contains of one attempt."""
 
     attempt: AttemptWriter
     part: RawPart
@@ -208,7 +211,7 @@ class _Flushed(msgspec.Struct, frozen=True, eq=False):
 
 
 class RawWriter:
-    """One a process: flushes what its attempts queue. Call `open`, and `close` when all attempts ended."""
+    """Flushes what its attempts queue; one per process. Call `open`, and `close` when all attempts have ended."""
 
     def __init__(
         self, server: Server, keys: Keys, *, linger_s: float, lag_bytes: int, liveness: Liveness | None = None
@@ -223,22 +226,22 @@ class RawWriter:
         self._urgent = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._apart = server.topology == "cluster"
-        """The partitions lie on different nodes: one that is away shall hold up its own alone."""
+        """Whether partitions are on different nodes; a node that is away must delay only its own partitions."""
         self._flushes = LoggedTasks("raw flush", most=keys.partitions)
         self._late: dict[int, dict[AttemptWriter, None]] = {}
-        """By partition whose flush is under way: what is to be flushed after it."""
+        """By partition being flushed: attempts to flush after it."""
 
     async def open(self) -> None:
-        """Begin to flush."""
+        """Start flushing."""
         self._task = self._liveness.start(self._run(), name="raw writer")
 
     @property
     def healthy(self) -> bool:
-        """Whether it flushes: a defect that ended it leaves a worker that can do nothing."""
+        """Whether the flush task is alive; without it this worker can do nothing."""
         return self._task is not None and not self._task.done()
 
     async def close(self) -> None:
-        """Stop to flush."""
+        """Stop flushing."""
         if self._task:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -248,29 +251,32 @@ class RawWriter:
     def attempt(
         self, run: str, turn: int, attempt: int, refused: Callable[[str], object], *, held: bool = False
     ) -> AttemptWriter:
-        """The writer of one attempt; ``refused`` is called as soon as the server takes nothing more of it. ``held``:
-        policies judge the run, so that it waits for their stage too."""
+        """Create the writer of one attempt. ``refused`` is called as soon as the server refuses the attempt.
+        ``held``: the run is under policies, so it waits for the policy stage too.
+        """
         return AttemptWriter(self, run, turn, attempt, refused, held=held)
 
     def now_ms(self) -> int:
-        """The time that all workers share."""
+        """The time shared by all workers, in Unix milliseconds."""
         return self._server.clock.now_ms()
 
     async def record_of(self, run: str, attempt: int) -> AttemptRecord:
-        """What the run's hash says of the attempt."""
+        """Read the attempt's state from the run's hash."""
         key = self.keys.run(run)
         return await retry_until_available(
             self._server, lambda: read_attempt(self._server.client, key, attempt), what="state of a run"
         )
 
     async def lost(self, run: str, turn: int, attempt: int, reason: str) -> None:
-        """End an attempt that nobody works on any more, whatever its frames were. No harm where it ended already."""
+        """End an attempt that no worker runs any more, whatever its frames were. Does nothing if it has ended
+        already.
+        """
         frame = encode(RawFrame(turn, attempt, ANY_FRAME, self.now_ms(), [Lost(reason)]))
         part = RawPart(run, self.keys.run(run), attempt, ANY_FRAME, True, frame)
         await self._send([self._call(self.keys.partition_of(run), [part])])
 
     def touch(self, attempt: AttemptWriter, urgent: bool) -> None:
-        """The attempt has something to flush."""
+        """Schedule the attempt for the next flush."""
         self._pending[attempt] = None
         self._wake.set()
         if urgent:
@@ -323,11 +329,11 @@ class RawWriter:
                 continue
             partition = attempt.partition
             if sizes[partition] >= FRAME_BYTES:
-                self.touch(attempt, True)  # in the next flush it is among the first
+                self.touch(attempt, True)  # it is among the first in the next flush
                 continue
             try:
                 part, count, size = attempt.part(self.keys)
-            except Exception as e:  # of this attempt alone
+            except Exception as e:  # concerns this attempt only
                 attempt.break_off(e)
                 continue
             if count < len(attempt.items):
@@ -366,8 +372,9 @@ class RawWriter:
                 attempt.refuse(verdict.decode())
 
     async def _written(self, groups: list[list[_Flushed]]) -> list[tuple[list[_Flushed], list[Any] | Exception]]:
-        """Each group with its reply; where the server does not take them together, each attempt by itself, with its
-        reply or what keeps the server from taking it."""
+        """Write each group and return its reply. If the server refuses them together, write each attempt on its own,
+        with its reply or its error.
+        """
         try:
             return list(zip(groups, await self._send([self._call_of(group) for group in groups]), strict=True))
         except (RedisError, OSError):
@@ -386,7 +393,7 @@ class RawWriter:
         return self._call(group[0].attempt.partition, [each.part for each in group], held=held)
 
     async def _wait_for_memory(self, attempt: AttemptWriter) -> None:
-        """The server takes nothing of the attempt but its end: try again by and by, and then end it."""
+        """The server only accepts this attempt's end: retry for a while, then end it."""
         loop = asyncio.get_running_loop()
         attempt.full_since = attempt.full_since or loop.time()
         if loop.time() < attempt.full_since + FULL_PATIENCE_S:
@@ -406,14 +413,14 @@ class RawWriter:
         return scripts.append_raw(keys.topic(partition, "raw"), normalizer, parts, policy_lease=policy)
 
     async def _send(self, calls: list[scripts.ScriptCall], *, tries: int = MAX_TRIES) -> list[list[Any]]:
-        """Until the server has it: a frame that arrived although its reply was lost is told as ``already``."""
+        """Retry until the server accepts it; a frame whose reply was lost is answered with ``already``."""
         return await retry_until_available(
             self._server, lambda: run_scripts(self._server, calls), what="raw frames", tries=tries
         )
 
 
 def _joined(items: list[RawItem]) -> list[RawItem]:
-    """Neighbouring pieces of the body as one."""
+    """Join neighbouring pieces of the body."""
     joined: list[RawItem] = []
     pieces: list[bytes] = []
     for item in items:

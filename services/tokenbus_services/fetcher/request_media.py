@@ -1,10 +1,9 @@
-"""The media of one turn: what of it lies in the blob store is found, checked, and put into the request as it is sent.
+"""The media of one turn: finds and checks its blobs, and inserts them into the request while it is sent.
 
-A provider's request builder is pure and knows base64 and urls alone. So each blob stands in the conversation as the
-base64 of a mark that nobody can guess; in the body that comes out, marks are where blobs belong: as base64 where that
-is base64, and as bytes where the builder decoded it, for a form. A message that the builder leaves out has no mark
-there, and its blobs are never asked for. Where a blob lies with the provider as a file, the request is built once more
-with that in its place.
+A provider's request builder is pure and knows only base64 and URLs. So each blob is represented by the base64 of an
+unguessable mark. In the built body, marks show where blobs belong: as base64, or as bytes if the builder decoded it for
+a form. A message that the builder drops leaves no mark, and its blobs are never loaded. If a blob already exists at the
+provider as a file, the request is built again with the file in its place.
 """
 
 from __future__ import annotations
@@ -34,11 +33,11 @@ from tokenbus_services.media.placeholders import Marks
 from tokenbus_services.media.provider_limits import check_body, check_media, check_size, limits_of
 
 LOOK_UPS = 8
-"""Blobs of one turn that are looked up at once."""
+"""Maximum concurrent blob look-ups per turn."""
 
 
 class TurnMedia:
-    """Builds the requests of turns, their media included."""
+    """Builds the requests of turns, including their media."""
 
     def __init__(self, blobs: RecentBlobs, uploads: Uploads | None = None) -> None:
         self._blobs = blobs
@@ -47,11 +46,12 @@ class TurnMedia:
     async def build(
         self, endpoint: Endpoint, request: Generate, history: list[Message], *, lost: Collection[str] = ()
     ) -> tuple[Built, MediaBody | None]:
-        """The turn's call, and its body where that has blobs in it: else it is the call's own. The call says which
-        files of the provider's it names in place of blobs; ``lost``: those that the provider said it does not have.
+        """Return the turn's call, and its body if that contains blobs; otherwise the call's own body is used.
 
-        Raises RequestInvalid (a type, size or number that the provider does not take; whatever `Endpoint.build`
-        raises), MediaFailed and UploadFailed. Images of tools and of the model are no reason: they are left out.
+        The call lists the provider files that it names in place of blobs. ``lost``: files that the provider said it
+        does not have. Raises RequestInvalid (a type, size or number that the provider does not take; whatever
+        `Endpoint.build` raises), MediaFailed and UploadFailed. Images of tools and of the model raise none of these:
+        they are left out.
         """
         api = endpoint.settings.api
         limits = limits_of(api, endpoint.settings.media)
@@ -68,7 +68,7 @@ class TurnMedia:
     async def _build(
         self, endpoint: Endpoint, turn: Turn, limits: MediaLimits, *, lost: Collection[str]
     ) -> tuple[Built, MediaBody | None]:
-        """As `build`. Raises _Gone for images that can be left out."""
+        """Like `build`. Raises _Gone for images that can be left out."""
         request, history = turn.request, turn.history
         media = dict(_media(turn))
         if not media:
@@ -116,8 +116,9 @@ class TurnMedia:
     async def _find(
         self, media: Mapping[str, Media], limits: MediaLimits, *, spare: Collection[str] = ()
     ) -> dict[str, Found]:
-        """Their blobs, by place. Raises MediaFailed, RequestInvalid for the first that is not as it should be; _Gone
-        where those that are not are all among ``spare``."""
+        """Find the blobs, keyed by place. Raises MediaFailed or RequestInvalid for the first bad one; _Gone if all
+        bad ones are in ``spare``.
+        """
         at_once = asyncio.Semaphore(LOOK_UPS)
 
         async def find(where: str, part: Media) -> Found | Exception:
@@ -153,7 +154,7 @@ class TurnMedia:
         return found
 
     async def _text(self, where: str, source: BlobSource, found: Found) -> Base64Source:
-        """A text in full: some APIs take it as the text that it is, so that it must be at hand when they are built."""
+        """Load a text blob completely: some APIs take it as plain text, so it is needed when the request is built."""
         try:
             async with aclosing(found.pieces()) as pieces:
                 content = b"".join([piece async for piece in pieces])
@@ -163,7 +164,7 @@ class TurnMedia:
 
 
 class _Gone(Exception):
-    """Images that no user put into the conversation cannot be sent; for each place the reason."""
+    """Images that no user supplied cannot be sent; by place, the reason."""
 
     def __init__(self, reasons: dict[str, str]) -> None:
         super().__init__(f"{len(reasons)} images")
@@ -189,7 +190,7 @@ def _built(
     sources: Mapping[str, Source],
     marked: Mapping[str, BlobSource],
 ) -> tuple[Built, list[bytes | _Place]]:
-    """The call with these sources, and its body cut at the places where the ``marked`` blobs belong."""
+    """Build the call with these sources, and split its body where the ``marked`` blobs belong."""
     marks, places = Marks(), list(marked)
     marking = {
         where: Base64Source(media_type=source.media_type, data=marks.base64(n))
@@ -202,8 +203,9 @@ def _built(
 
 
 def check_blob(where: str, source: BlobSource, found: Found) -> None:
-    """Raises RequestInvalid where the blob is not what the request says of it. A store that knows no type, or none in
-    particular, is no witness."""
+    """Check the blob against the request. Raises RequestInvalid if they differ. A store without a specific media
+    type proves nothing.
+    """
     stored, said = found.media_type, source.media_type
     if stored and plain_media_type(stored) not in (DEFAULT_MEDIA_TYPE, plain_media_type(said)):
         raise RequestInvalid(f"{where}.source.media_type", f"the blob is {plain_media_type(stored)}, not {said}")

@@ -1,7 +1,7 @@
-"""The body of a provider's answer: decoded a piece at a time, and bounded, whatever the provider sends.
+"""The body of a provider's answer: decoded in pieces and bounded, whatever the provider sends.
 
-Requests ask for `Accept-Encoding: identity`. Some gateways compress anyway, so gzip and deflate are decoded here, in
-steps whose output is bounded: without a bound one read becomes 64 MB, and 64 GB where one coding is inside of another.
+Requests ask for `Accept-Encoding: identity`, but some gateways compress anyway. So gzip and deflate are decoded here,
+in steps with bounded output: without a bound one read becomes 64 MB, and 64 GB with nested codings.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from tokenbus.providers.response.decoder import MAX_ERROR_BODY_BYTES
 from tokenbus_services.net.fair_reads import FAIR_READS, TooManyCrumbs, fair_reads
 
 PIECE_BYTES = 64 * 2**10
-"""Most that one step of decoding gives."""
+"""Maximum output of one decoding step."""
 MAX_RATIO = 200
-"""Most bytes of content for one byte of a compressed body. A model's text has 3 to 30; DEFLATE reaches 1,032."""
+"""Maximum bytes of content per byte of a compressed body. A model's text has 3 to 30; DEFLATE reaches 1,032."""
 FREE_BYTES = 4 * 2**20
-"""So much content may come of any compressed body: a short one that is all blanks is no attack."""
+"""Content that any compressed body may have regardless of its ratio: a short body of blanks is not an attack."""
 
 _CODINGS = {"gzip": 16 + zlib.MAX_WBITS, "x-gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 _GZIP_MAGIC = b"\x1f\x8b"
 
 
 class BodyRefused(Exception):
-    """The body cannot be read, or is read no further; ``error`` says why."""
+    """The body cannot be read, or exceeds a limit; ``error`` says why."""
 
     def __init__(self, error: ErrorInfo) -> None:
         super().__init__(error.message)
@@ -37,7 +37,7 @@ class BodyRefused(Exception):
 
 
 def described(error: BaseException) -> str:
-    """The error in words. One that says nothing itself says by what it was caused: the connection was reset, say."""
+    """Describe the error. If it has no text, describe its cause, such as a connection reset."""
     told: BaseException | None = error
     while told is not None and not str(told):
         told = told.__cause__ or told.__context__
@@ -49,10 +49,11 @@ def described(error: BaseException) -> str:
 
 
 async def read_body(response: httpx.Response, *, limit: int) -> AsyncGenerator[bytes]:
-    """The content of an answer in pieces, none empty.
+    """Yield the content of an answer in non-empty pieces.
 
-    The body of an error ends at `MAX_ERROR_BODY_BYTES`, or where it does not decode: its status says enough. Raises
-    BodyRefused for another's that is over ``limit`` bytes or does not decode, and httpx.TransportError.
+    An error's body is cut at `MAX_ERROR_BODY_BYTES`, or at the first byte that does not decode: its status is enough.
+    For other answers raises BodyRefused if the content exceeds ``limit`` bytes or does not decode, and
+    httpx.TransportError.
     """
     if response.status_code < 300:
         async with aclosing(_content(response, limit)) as pieces:
@@ -72,7 +73,9 @@ async def read_body(response: httpx.Response, *, limit: int) -> AsyncGenerator[b
 
 
 async def beginning(response: httpx.Response, limit: int) -> bytes:
-    """What the body begins with, and its end where that is within ``limit`` bytes. Raises as `read_body`."""
+    """Return the first ``limit`` bytes of the body, or all of it if it is shorter. Raises the same errors as
+    `read_body`.
+    """
     content = bytearray()
     async with aclosing(read_body(response, limit=limit + PIECE_BYTES)) as pieces:
         async for piece in pieces:
@@ -116,8 +119,9 @@ async def _reads(response: httpx.Response) -> AsyncGenerator[bytes]:
 
 
 def coding_of(header: str) -> str | None:
-    """The one coding that a `Content-Encoding` names; None: there is none. Raises BodyRefused for one that is not
-    decoded here, and for one inside of another."""
+    """Return the single coding in a `Content-Encoding` header; None if there is none. Raises BodyRefused for
+    unsupported or nested codings.
+    """
     codings = [name for part in header.split(",") if (name := part.strip().lower()) not in ("", "identity")]
     if not codings:
         return None
@@ -129,17 +133,17 @@ def coding_of(header: str) -> str | None:
 
 
 class Inflate:
-    """Decodes one compressed body: `feed` it all that is read, then `end`. Both raise BodyRefused."""
+    """Decodes one compressed body: `feed` it everything that is read, then `end`. Both raise BodyRefused."""
 
     def __init__(self, coding: str) -> None:
         self._coding = coding
         self._inflate = zlib.decompressobj(_CODINGS[coding])
         self._head: bytes = b""
-        """Bytes too few to tell what they begin: a `deflate` body with or without its header, or a gzip member."""
+        """Too few bytes to decide what follows: a `deflate` body with or without header, or another gzip member."""
         self._read = self._given = 0
 
     def feed(self, data: bytes) -> Generator[bytes]:
-        """The content of these bytes, in pieces."""
+        """Yield the content of these bytes in pieces."""
         self._read += len(data)
         if not self._given and self._coding == "deflate":
             data = self._head + data
@@ -147,7 +151,7 @@ class Inflate:
                 self._head = data
                 return
             self._head = b""
-            if data[0] & 0x0F != 8 or int.from_bytes(data[:2]) % 31:  # RFC 1950; some servers leave its header out
+            if data[0] & 0x0F != 8 or int.from_bytes(data[:2]) % 31:  # RFC 1950; some servers omit its header
                 self._inflate = zlib.decompressobj(-zlib.MAX_WBITS)
             self._coding = "deflate, looked at"
         if self._inflate.eof:
@@ -164,16 +168,16 @@ class Inflate:
                 raise BodyRefused(ErrorInfo(code="body_ratio", kind="limit", message=message))
             yield piece
             data = self._inflate.unused_data if self._inflate.eof else self._inflate.unconsumed_tail
-            if not data and len(piece) < PIECE_BYTES:  # of a piece that is full, zlib may hold the rest
+            if not data and len(piece) < PIECE_BYTES:  # after a full piece, zlib may hold more
                 return
 
     def end(self) -> None:
-        """The body ended."""
+        """Check that the body was complete."""
         if self._read and not self._inflate.eof:
             raise self._undecodable("it breaks off")
 
     def _next_member(self, data: bytes) -> bool:
-        """A gzip body may have several members, one after the other; what else follows the last one is padding."""
+        """Start the next member of a gzip body, if there is one; anything else after the last member is padding."""
         if self._coding == "deflate, looked at":
             return False
         if not data.startswith(_GZIP_MAGIC):

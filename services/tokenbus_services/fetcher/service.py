@@ -1,4 +1,4 @@
-"""One fetcher: its queues, its writer and its turns, opened and closed in the order that loses nothing."""
+"""One fetcher: its queues, its writer and its attempts, opened and closed in an order that loses nothing."""
 
 from __future__ import annotations
 
@@ -40,12 +40,13 @@ from tokenbus_services.settings import Settings
 INTAKE_GROUP = "intake"
 TURNS_GROUP = "fetcher"
 INTAKE_COUNT = 16
-"""Requests taken in together: each may have `limits.request_bytes`, and is in memory more than once meanwhile."""
+"""Requests accepted together: each may have `limits.request_bytes` and is in memory more than once meanwhile."""
 STILL_S = 45.0
-"""An attempt that makes no progress for so long past the timeouts of the step that it is at is stuck."""
+"""An attempt without progress for this long beyond the timeouts of its current step is stuck."""
 TURNED_AWAY_S = 0.002
-"""Rest for each item that finds no place here and goes back to its queue: a deep queue is looked through at no more
-than 500 items a second, which costs some hundredths of a core."""
+"""Pause per item that is requeued for lack of room: a deep queue is scanned at up to 500 items per second, which
+costs a few hundredths of a core.
+"""
 
 
 class FetcherService:
@@ -159,7 +160,7 @@ class FetcherService:
         await self._queue.open()
 
     async def close(self) -> None:
-        """Take nothing new, let runs finish for a while, hand the rest over."""
+        """Stop taking work, let runs finish for a while, then hand the rest over."""
         failed = self.liveness.failed
         await asyncio.gather(self._requests.stop_reading(), self._queue.stop_reading())
         await self._cancels.close()
@@ -169,7 +170,8 @@ class FetcherService:
         await self._attempts.drain(0 if failed else self._settings.stages.drain_s)
         await self._attempts.stop()
         await self._limiter.close()
-        # Whose handlers still work on it may finish it; but of a worker that cannot go on nobody knows whether they do.
+        # Handlers that still work on an item may finish it; but if this worker has failed, it is unknown whether they
+        # do.
         await self._requests.close(begun=lambda item: not failed)
         await self._queue.close(begun=lambda item: not failed or item in self._attempts)
         await self._control.close()
@@ -180,31 +182,31 @@ class FetcherService:
         await self._server.aclose()
 
     async def read_requests(self) -> list[QueueItem]:
-        """The next requests."""
+        """Read the next requests."""
         return await self._requests.read_ready()
 
     async def accept_requests(self, items: list[QueueItem]) -> None:
-        """Make runs of them."""
+        """Create runs from the requests."""
         try:
             await self._intake.accept(items)
         except BaseException:
-            self._requests.release(items)  # kept alive here they would be nobody's
+            self._requests.release(items)  # if kept alive here, no worker would handle them
             raise
 
     async def read_turns(self) -> list[QueueItem]:
-        """The next attempts to make, once there is room for one."""
+        """Read the next attempts once there is room for one."""
         await self._attempts.room()
         return await self._queue.read_ready()
 
     async def start_turns(self, items: list[QueueItem]) -> None:
-        """Make them; those of a tenant that has its part of the waiting places go back to the end of the queue."""
+        """Start the attempts; those of a tenant that has used up its waiting places are requeued."""
         away: list[QueueItem] = []
         for item in items:
-            # What another worker held is only closed here, and waits for nothing.
+            # An item that another worker had begun is only closed here, and needs no place.
             if item.deliveries > 1 or self.admission.has_place(_tenant(item)):
                 await self._attempts.start(item)
-                # One in a turn of the event loop: the more there is to do, the longer a turn takes, and the fewer runs
-                # begin. All at once they would each wait for the steps of all others, and so would cancels and intake.
+                # Start one per pass of the event loop: the busier the loop, the fewer runs start. Started all at once,
+                # each would wait for the steps of all others, and so would cancels and intake.
                 await asyncio.sleep(0)
             else:
                 away.append(item)
@@ -241,11 +243,11 @@ def _attempt(item: QueueItem, run: str) -> float:
     try:
         return turn_decoder.decode(item.fields[run.encode()]).attempt
     except msgspec.MsgspecError:
-        return inf  # its work will say what is wrong with it
+        return inf  # its work will report what is wrong with it
 
 
 def _tenant(item: QueueItem) -> str:
     try:
         return next(waits_as(turn_decoder.decode(data)) for data in item.fields.values())
     except msgspec.MsgspecError:
-        return ""  # its work will say what is wrong with it
+        return ""  # its work will report what is wrong with it

@@ -1,4 +1,4 @@
-"""Base64 on its way out of an answer: on disk beyond a little, read again as what it encodes."""
+"""Spools base64 from an answer, on disk if it is large, and reads it back decoded."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from tokenbus.blobs import blob_id_from_digest
 IN_MEMORY_BYTES = 256 * 2**10
 _PIECE = 256 * 2**10
 _HEAD_BYTES = 512 * 2**10
-"""Of the content, kept for a look at its format: a JPEG may have its dimensions behind much else."""
+"""Bytes of the content kept to detect its format: a JPEG's dimensions may come late in its header."""
 _ESCAPE = re.compile(rb"\\(?:/|u00(2[fFbB]|3[dD]))")
 _LONGEST_ESCAPE = 6
 
 
 class Content(msgspec.Struct, frozen=True):
-    """What the base64 encodes."""
+    """The decoded content."""
 
     blob_id: str
     size: int
     head: bytes
-    """Its beginning."""
+    """Its first bytes."""
 
 
 class Base64Spool:
-    """The inside of one JSON string, as it came. Close it."""
+    """The raw content of one JSON string. The caller closes it."""
 
     def __init__(self) -> None:
         self._file = SpooledTemporaryFile(max_size=IN_MEMORY_BYTES)  # noqa: SIM115 - closed by whoever made this
         self.size = 0
-        """Bytes so far."""
+        """Bytes written so far."""
 
     def __enter__(self) -> Self:
         return self
@@ -46,22 +46,22 @@ class Base64Spool:
         self.close()
 
     def close(self) -> None:
-        """Forget it."""
+        """Discard the content."""
         self._file.close()
 
     def write(self, data: bytes) -> None:
-        """More of it."""
+        """Append data."""
         self._file.write(data)
         self.size += len(data)
 
     def as_it_came(self) -> Generator[bytes]:
-        """All of it, in pieces."""
+        """Yield the raw data in pieces."""
         self._file.seek(0)
         while piece := self._file.read(_PIECE):
             yield piece
 
     def decoded(self) -> Generator[bytes]:
-        """What it encodes, in pieces. Raises binascii.Error for what is no base64, or ends in the middle."""
+        """Yield the decoded data in pieces. Raises binascii.Error if it is not base64 or is truncated."""
         text, padded = b"", False
         for piece in self._unescaped():
             text += piece
@@ -76,7 +76,7 @@ class Base64Spool:
             raise binascii.Error("it ends in the middle")
 
     def content(self) -> Content:
-        """Looks through all of it: takes a moment for a large one. Raises binascii.Error."""
+        """Digest the whole content; slow for a large one. Raises binascii.Error."""
         digest, size, head = sha256(), 0, b""
         for piece in self.decoded():
             digest.update(piece)
@@ -86,7 +86,7 @@ class Base64Spool:
         return Content(blob_id_from_digest(digest.hexdigest()), size, head[:_HEAD_BYTES])
 
     def _unescaped(self) -> Generator[bytes]:
-        """Without the escapes that a writer of JSON may use for characters of base64."""
+        """Yield the data with JSON escapes of base64 characters undone."""
         held = b""
         for piece in self.as_it_came():
             text = held + piece

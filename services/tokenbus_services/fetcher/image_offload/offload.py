@@ -1,8 +1,8 @@
-"""Images out of a provider's answer and into the blob store as they are read, so that they never lie on the bus.
+"""Moves images from a provider's answer to the blob store as they are read, so that they never go over the bus.
 
-An image is one long string of base64. When the key of such a string passes, the string is held back, on disk if it is
-long, and a placeholder that names the blob goes on in its place (`tokenbus.core.image_placeholder`). What cannot be
-stored goes on as it came: the normalizer tries again, and at worst the image stays in its event.
+An image is one long base64 string. After the key of such a string, the string is spooled (on disk if it is long) and
+replaced by a placeholder that names the blob (`tokenbus.core.image_placeholder`). If it cannot be stored, it is passed
+on unchanged: the normalizer tries again, and at worst the image stays in its event.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from tokenbus_services.media.blob_cache import RecentBlobs
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 SMALLEST_CHARS = 32 * 2**10
-"""Base64 that is shorter goes on as it came."""
+"""Shorter base64 is passed on unchanged."""
 PATIENCE_S = 30.0
-"""Longest that an answer waits for one of its images."""
+"""Longest time that an answer waits for one of its images."""
 _KEY_BYTES = 320
-"""Of what went before, looked at for a key: more than any has with its blanks."""
+"""Preceding bytes searched for a key: more than any key with whitespace."""
 
 
 class ImageStore:
-    """Where the images of all answers of a fetcher are put."""
+    """Stores the images of all answers of a fetcher."""
 
     def __init__(self, blobs: RecentBlobs, *, largest_bytes: int) -> None:
-        """``largest_bytes``: of a blob."""
+        """``largest_bytes``: maximum size of a blob."""
         self.largest_chars = largest_bytes // 3 * 4 + 4
         self._patience = Patience(blobs.store)
 
     async def put(self, spool: Base64Spool, media_type: str) -> bool:
-        """Whether what the spool encodes is stored now. Takes `PATIENCE_S` at the most."""
+        """Store the decoded content of the spool; return whether it worked. Takes at most `PATIENCE_S`."""
         until = asyncio.get_running_loop().time() + PATIENCE_S
         try:
             await self._patience.put(lambda: _pieces(spool), media_type, until=until)
@@ -54,13 +54,14 @@ class ImageStore:
 
 
 class ImageOffloader:
-    """The images of one answer. `feed` it all that is read, then `close`."""
+    """The images of one answer. `feed` it everything that is read, then `close`."""
 
     def __init__(
         self, keys: re.Pattern[bytes], shelf: ImageStore, waiting: Callable[[], AbstractContextManager[None]]
     ) -> None:
-        """``keys`` matches from the key of an image's string to where its base64 begins. ``waiting`` is entered while
-        an image is being stored, and nobody listens to the provider."""
+        """``keys`` matches from an image's key to the start of its base64. ``waiting`` is entered while an image is
+        stored and nothing is read from the provider.
+        """
         self.secret = uuid4().hex
         self._keys = keys
         self._shelf = shelf
@@ -68,17 +69,17 @@ class ImageOffloader:
         self._before = b""
         self._held: Base64Spool | None = None
         self._stored: set[str] = set()
-        """Some answers bring an image twice, when it is ready and at their end."""
+        """Some answers contain an image twice: when it is ready and at their end."""
 
     def passes(self, data: bytes) -> bool:
-        """Whether all of the data goes on as it is; else it is to be fed."""
+        """Whether all of the data can be passed on unchanged; if not, `feed` it."""
         if self._held or self._keys.search(text := self._before + data):
             return False
         self._before = text[-_KEY_BYTES:]
         return True
 
     async def feed(self, data: bytes) -> AsyncGenerator[bytes]:
-        """What of the answer goes on now, in pieces, none of them empty."""
+        """Yield the data to pass on now, in non-empty pieces."""
         while data:
             if self._held is None:
                 here = self._begins(data)
@@ -100,13 +101,13 @@ class ImageOffloader:
                             yield piece
 
     def close(self) -> None:
-        """Forget what is held: an image that broke off."""
+        """Discard an image that was cut off."""
         if self._held:
             self._held.close()
             self._held = None
 
     def _begins(self, data: bytes) -> int:
-        """How much of the data goes on as it is: up to an image's base64, which is held from now on."""
+        """Return how many bytes pass unchanged: up to an image's base64, which is spooled from there on."""
         text = self._before + data
         for key in self._keys.finditer(text):
             if key.end() > len(self._before):
@@ -117,7 +118,7 @@ class ImageOffloader:
         return len(data)
 
     async def _offloaded(self, held: Base64Spool) -> bytes | None:
-        """The words that go in its place; None where it goes on as it came."""
+        """Return the placeholder; None if the data is passed on unchanged."""
         if held.size < SMALLEST_CHARS:
             return None
         with self._waiting():

@@ -1,12 +1,11 @@
-"""Who calls next: the runs that wait for a slot of this fetcher or for a limit, a turn to each tenant.
+"""A fair queue for provider calls: runs that wait for a slot or a limit take turns by tenant.
 
-Every waiting run stands in a lane, one for each tenant and each set of limits that holds for it. The tenants take their
-turns, and within a tenant its lanes; a lane whose limit refused is passed over until asking again makes sense. So a run
-waits for its own limits and for its turn, and never behind what others have queued. Nothing here is asked of the server
-for a run that no limit concerns.
+Waiting runs stand in lanes, one per tenant and set of limits. Tenants take turns, and within a tenant its lanes do; a
+lane whose limit refused is skipped until it makes sense to ask again. So a run waits only for its own limits and its
+turn, never behind other tenants' backlogs. A run without limits causes no server call here.
 
-A tenant may have as many waiting here as there are places left: the rule of dynamic thresholds for a shared buffer
-(Choudhury and Hahne, 1998). However many runs of however many tenants wait, there is room for one of another.
+A tenant may have as many runs waiting here as there are free places: the dynamic-threshold rule for shared buffers
+(Choudhury and Hahne, 1998). However many runs of however many tenants wait, one more tenant finds room.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ class WaitedTooLong(Exception):
 
 
 class _Waiting:
-    """One run that waits, and what it hears in the end."""
+    """A waiting run, and the future for its reservation."""
 
     def __init__(self, ask: ReservationRequest) -> None:
         self.ask = ask
@@ -38,7 +37,7 @@ class _Waiting:
 
 
 class FairQueue:
-    """Call `open`; `enter` before a call and `leave` after it; `close` sends away all who wait."""
+    """Call `open`; `enter` before a call and `leave` after it; `close` rejects everything that waits."""
 
     def __init__(
         self,
@@ -50,7 +49,7 @@ class FairQueue:
         longest_wait_s: float,
         liveness: Liveness | None = None,
     ) -> None:
-        """``slots``: calls at once; ``places``: how many may wait."""
+        """``slots``: maximum concurrent calls. ``places``: maximum waiting runs."""
         self._limiter = limiter
         self._metrics = metrics
         self._liveness = liveness or Liveness()
@@ -59,9 +58,9 @@ class FairQueue:
         self._longest_wait_s = longest_wait_s
         self._running = 0
         self._waiting: Counter[str] = Counter()
-        """By tenant: those in a lane, and those on the way into one."""
+        """By tenant: runs in a lane, and runs on their way into one."""
         self._lanes: OrderedDict[str, _Lane] = OrderedDict()
-        """By tenant, the one whose turn is next first; in each the same of its lanes. None of them is empty."""
+        """Tenants, next in turn first, each with its lanes in the same order. No tenant and no lane is empty."""
         self._refused_until: dict[Scope, float] = {}
         self._changed = asyncio.Event()
         self._closing = asyncio.Event()
@@ -69,22 +68,22 @@ class FairQueue:
 
     @property
     def running(self) -> int:
-        """Calls that run."""
+        """Number of running calls."""
         return self._running
 
     @property
     def waiting(self) -> int:
-        """Runs that wait."""
+        """Number of waiting runs."""
         return self._waiting.total()
 
     @property
     def healthy(self) -> bool:
-        """Whether it admits: a defect that ended it leaves a worker that makes no call."""
+        """Whether the admission task is alive; without it this worker makes no calls."""
         return self._task is not None and not self._task.done()
 
     @property
     def full(self) -> bool:
-        """No further call could run now, whatever its limits."""
+        """Whether all slots are taken."""
         return self._running >= self._slots
 
     def has_place(self, tenant: str) -> bool:
@@ -92,11 +91,11 @@ class FairQueue:
         return self._waiting[tenant] < self._places - self.waiting
 
     async def open(self) -> None:
-        """Begin to admit."""
+        """Start admitting."""
         self._task = self._liveness.start(self._admit(), name="admission")
 
     async def close(self) -> None:
-        """Who waits, or comes later, hears NotStarted."""
+        """Stop; runs that wait or come later get NotStarted."""
         self._closing.set()
         if self._task:
             self._task.cancel()
@@ -109,7 +108,7 @@ class FairQueue:
 
     @contextmanager
     def arriving(self, tenant: str) -> Generator[None]:
-        """Counts as waiting inside of this block."""
+        """Count the tenant's run as waiting inside this block."""
         self._waiting[tenant] += 1
         try:
             yield
@@ -119,7 +118,7 @@ class FairQueue:
                 del self._waiting[tenant]
 
     async def sleep(self, seconds: float) -> None:
-        """Wait so long. Raises NotStarted where this fetcher closes before that."""
+        """Sleep. Raises NotStarted if this fetcher closes meanwhile."""
         clock = asyncio.get_running_loop().time
         until = clock() + seconds
         while (left := until - clock()) > 0:
@@ -127,15 +126,17 @@ class FairQueue:
                 raise NotStarted
 
     def enter_at_once(self, ask: ReservationRequest) -> Reservation | None:
-        """Leave to call without waiting, where a slot is free, nobody waits and nothing is limited; ends by `leave`."""
+        """Start a call without waiting; None unless a slot is free, no run waits and no limit applies. End it with
+        `leave`.
+        """
         if ask.scopes or self.full or self._lanes or self._closing.is_set():
             return None
         return self._begin(Reservation(ask, ()))
 
     async def enter(self, ask: ReservationRequest) -> Reservation:
-        """Leave to call, once it is this run's turn; to be ended by `leave`.
+        """Wait for this run's turn to call. End it with `leave`.
 
-        Raises WaitedTooLong; NotStarted where this fetcher closes.
+        Raises WaitedTooLong; NotStarted if this fetcher closes.
         """
         if self._closing.is_set():
             raise NotStarted
@@ -149,7 +150,7 @@ class FairQueue:
         except BaseException as e:
             granted = waiting.granted
             if granted.done() and not granted.cancelled() and granted.exception() is None:
-                self.leave(granted.result(), used=0)  # granted and cancelled in one moment
+                self.leave(granted.result(), used=0)  # granted and cancelled at the same moment
             else:
                 self._take_out(waiting)
             if isinstance(e, TimeoutError):
@@ -157,8 +158,7 @@ class FairQueue:
             raise
 
     def leave(self, grant: Reservation, *, used: int | None, wait_s: float | None = None) -> None:
-        """The call is over; ``used``: tokens that it took, None where nobody knows; ``wait_s``: how long the provider
-        asked to be left alone."""
+        """End a call. ``used``: tokens it took, None if unknown. ``wait_s``: how long the provider asked to pause."""
         self._running -= 1
         self._limiter.refund(grant, used)
         if wait_s:
@@ -179,12 +179,12 @@ class FairQueue:
             if waiting is None:
                 await self._wait()
                 continue
-            if waiting.granted.done():  # cancelled, and its own task did not come to run since
+            if waiting.granted.done():  # cancelled, but its own task has not run since
                 self._take_out(waiting)
                 continue
             try:
                 verdict = await self._limiter.reserve(waiting.ask)
-            except Exception as e:  # of this run's own limits: the others go on
+            except Exception as e:  # concerns this run's limits only; the others continue
                 if not waiting.granted.done():
                     self._take_out(waiting)
                     waiting.granted.set_exception(e)
@@ -199,7 +199,7 @@ class FairQueue:
                 waiting.granted.set_result(self._begin(verdict))
 
     def _next(self) -> _Waiting | None:
-        """The run whose turn it is; its tenant and its lane go to the end of their rows."""
+        """Return the run whose turn it is; move its tenant and its lane to the end."""
         now = asyncio.get_running_loop().time()
         self._refused_until = {scope: until for scope, until in self._refused_until.items() if until > now}
         for tenant, lanes in self._lanes.items():
@@ -211,7 +211,7 @@ class FairQueue:
         return None
 
     async def _wait(self) -> None:
-        """Until something changed, or a refused limit may be asked again."""
+        """Wait until something changes, or a refused limit may be asked again."""
         self._changed.clear()
         now = asyncio.get_running_loop().time()
         until = now + IDLE_S if self.full else min(self._refused_until.values(), default=now + IDLE_S)

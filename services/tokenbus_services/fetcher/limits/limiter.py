@@ -1,6 +1,6 @@
-"""This fetcher's part in the limits that all fetchers share: takes what a call needs, keeps it, and gives it back.
+"""This fetcher's share of the deployment-wide limits: reserves what a call needs, keeps it alive, and refunds it.
 
-What it holds is kept alive by a beat, so the places of a fetcher that was killed are free again within `LEASE_S`.
+Reservations are leases that a heartbeat renews. If a fetcher is killed, its slots are free again within `LEASE_S`.
 """
 
 from __future__ import annotations
@@ -26,67 +26,68 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 LEASE_S = 8.0
 BEAT_S = 2.0
 LONGEST_PAUSE_S = 60.0
-"""Longest that a provider's Retry-After holds calls back; one that asks for more is asked again by then."""
+"""Longest pause that a provider's Retry-After can cause; after it the provider is tried again."""
 MEMBERS_A_CALL = 500
 
 
 class ReservationRequest(msgspec.Struct, frozen=True, eq=False):
-    """A call that would be made: its name, and what it takes part in."""
+    """A call to reserve: its name and the limits that apply."""
 
     call: str
     tenant: str
     scopes: tuple[Scope, ...]
     tokens: int
     token: str = msgspec.field(default_factory=lambda: uuid4().hex[:12])
-    """Of this asking alone. One run's attempt may be asked for by two fetchers, of which the first was taken for dead
-    while it waited; when that one wakes and leaves, the place of the other stays."""
+    """Unique per reservation request. Two fetchers may ask for the same attempt, if the first was taken for dead
+    while it waited. When it wakes and leaves, the second one's slot stays.
+    """
 
     @property
     def member(self) -> str:
-        """The name of its places."""
+        """The name of its slots."""
         return f"{self.call}/{self.token}"
 
 
 class Reservation(msgspec.Struct, frozen=True, eq=False):
-    """The call may be made."""
+    """Permission to make the call."""
 
     ask: ReservationRequest
     taken: tuple[int, ...]
-    """Up to when its tokens are taken, of each scope."""
+    """Per scope: the time until which its tokens are taken."""
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    """Not now, for this scope; there is no use in asking again before ``seconds`` have passed."""
+    """Refused by this scope; asking again is pointless for ``seconds``."""
 
     scope: Scope
     seconds: float
 
 
 class Limiter:
-    """Call `open`, and `close` when no call runs any more."""
+    """Call `open`, and `close` when no call is running any more."""
 
     def __init__(self, server: Server, *, worker: str, liveness: Liveness | None = None) -> None:
         self._server = server
         self._liveness = liveness or Liveness()
         self._worker = worker
         self._held: dict[Scope, set[str]] = {}
-        """Running calls by scope, where their number is bounded."""
+        """Running calls by scope, if the scope limits concurrency."""
         self._beats: asyncio.Task[None] | None = None
         self._settling: set[asyncio.Task[None]] = set()
 
     async def open(self) -> None:
-        """Begin to keep what is held."""
+        """Start renewing leases."""
         self._beats = self._liveness.start(self._beat(), name="limits")
 
     async def close(self) -> None:
-        """Give back what is not yet given back, and stop."""
+        """Send outstanding refunds and stop."""
         await asyncio.gather(*self._settling)
         if self._beats:
             self._beats.cancel()
             await asyncio.gather(self._beats, return_exceptions=True)
 
     async def reserve(self, ask: ReservationRequest) -> Reservation | Refusal:
-        """Take the call's part of all its scopes, or nothing. Without a scope no command is sent."""
+        """Reserve in all of the call's scopes, or in none. Sends no command if there are no scopes."""
         if not ask.scopes:
             return Reservation(ask, ())
         lease_ms = round(LEASE_S * 1000)
@@ -101,7 +102,7 @@ class Limiter:
         return Reservation(ask, tuple(int(until) for until in taken))
 
     def refund(self, grant: Reservation, used: int | None) -> None:
-        """The call is over and took ``used`` tokens (None: nobody knows, and what was reserved counts)."""
+        """End the call, which took ``used`` tokens (None: unknown, and the estimate counts)."""
         ask = grant.ask
         if not ask.scopes:
             return
@@ -114,7 +115,7 @@ class Limiter:
         self._later(scripts.refund(ask.scopes, member=ask.member, left=left, taken=grant.taken))
 
     def pause(self, ask: ReservationRequest, seconds: float) -> None:
-        """The provider asked to wait so long: no fetcher calls it for this model meanwhile."""
+        """Pause all fetchers' calls of this provider and model, as the provider asked."""
         ms = round(min(seconds, LONGEST_PAUSE_S) * 1000)
         for scope in ask.scopes:
             if scope.kind == "model" and ms > 0:
@@ -122,7 +123,7 @@ class Limiter:
                 self._later(scripts.pause(scope, ms=ms))
 
     def _later(self, call: ScriptCall) -> None:
-        # In a task of its own: who ends a call may be cancelled at any moment, and shall not wait for the server.
+        # In its own task: the caller may be cancelled at any moment and must not wait for the server.
         task = asyncio.create_task(self._send_once(call), name="limits")
         self._settling.add(task)
         task.add_done_callback(self._settling.discard)
@@ -131,7 +132,7 @@ class Limiter:
         try:
             await run_script(self._server, call)
         except (RedisError, OSError) as e:
-            # Not again, for it may have arrived: what was reserved flows back with time, and a place is free by itself.
+            # Do not retry: it may have arrived. Reserved tokens flow back with time, and the slot's lease expires.
             log.warning("limits_not_settled", error=str(e))
 
     async def _beat(self) -> None:
@@ -146,7 +147,7 @@ class Limiter:
             try:
                 await run_scripts(self._server, calls)
                 defects.none()
-            except Exception as e:  # of whatever kind: without it the places of running calls would be given away
+            except Exception as e:  # keep renewing after any error: otherwise running calls would lose their slots
                 log.warning("limits_not_kept", error=str(e) or type(e).__name__)
                 defects.count(e)
 

@@ -1,4 +1,4 @@
-"""Which limits hold for a call: the scopes of its provider, its model and its tenant, from the settings."""
+"""Which limits apply to a call: the scopes of its provider, model and tenant, from the settings."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Scopes:
         self._tenants = {name.strip(): rates for name, rates in settings.tenants.items()}
 
     def of(self, provider: str, model: str, tenant: str) -> tuple[Scope, ...]:
-        """What a call takes part in. Empty where nothing is limited, so that the server need not be asked.
+        """Return the scopes of a call. Empty if nothing is limited, so that the server need not be asked.
 
-        A provider with a table always has the scope of the model too: a pause that it asked for lies there.
+        A provider with a settings table always has its model's scope too, because a provider's pause is stored there.
         """
         scopes: list[Scope] = []
         if (limits := self._settings.providers.get(provider)) is not None:
@@ -45,7 +45,7 @@ class Scopes:
 
 
 def _of_model(models: dict[str, RateSettings], model: str) -> tuple[str, RateSettings]:
-    """The table's name for the model and its limits: its own name first, then the longest beginning."""
+    """The table entry for the model: its exact name first, then the longest matching prefix."""
     named = [name for name in models if names_model(name, model)]
     if not named:
         return model_key(model), _NONE
@@ -54,7 +54,7 @@ def _of_model(models: dict[str, RateSettings], model: str) -> tuple[str, RateSet
 
 
 def _quoted(name: str) -> str:
-    """A name that may be anybody's, as a part of a key: `:held` ends a key of ours."""
+    """Escape an arbitrary name for use in a key; keys of this project may end in `:held`."""
     return name.replace("%", "%25").replace(":", "%3A")
 
 

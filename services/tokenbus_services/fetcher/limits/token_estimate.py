@@ -1,4 +1,4 @@
-"""What a call will take in tokens, roughly, before it is made; and what it took, as the provider says in the end."""
+"""Estimates a call's tokens before it is made, and reads the actual number from the provider's answer."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from tokenbus.providers import registry
 from tokenbus.providers.api import Decoder
 
 BYTES_PER_TOKEN = 4
-"""Of English text, as the vendors of models put it; other languages have fewer. What is wrong with it is settled."""
+"""For English text, according to model vendors; other languages have fewer. The refund corrects the error."""
 IMAGE_TOKENS = 1_600
-"""About what the vendors count for an image of full size."""
+"""Roughly what vendors count for a full-size image."""
 DOCUMENT_TOKENS = 5_000
 UNBOUNDED_OUTPUT_TOKENS = 4_096
-"""For a request that sets no ``max_tokens``."""
+"""For requests without ``max_tokens``."""
 
 
 def estimate(request: Generate, history: Sequence[Message]) -> int:
-    """The tokens to reserve for the request's next turn: its input, and the most that it may answer."""
+    """Estimate the tokens of the request's next turn: its input plus its maximum output."""
     size = len(msgspec.json.encode((request.system, request.tools)))
     media = 0
     for message in (*request.messages, *history):
@@ -43,7 +43,9 @@ def estimate(request: Generate, history: Sequence[Message]) -> int:
 
 
 class TokenTally:
-    """Listens to one call for what it took. Only where something is limited: else no fetcher decodes anything."""
+    """Reads a call's token usage from its answer. Used only if a limit applies; otherwise no fetcher decodes
+    answers.
+    """
 
     def __init__(self) -> None:
         self.error: ErrorInfo | None = None
@@ -53,30 +55,31 @@ class TokenTally:
         self._done = False
 
     def open(self, answer: Opened) -> None:
-        """The provider answered."""
+        """Start reading an answer."""
         self._decoder = registry.get(answer.api).decoder(
             status=answer.status, headers=answer.headers, stream=answer.stream, quirks=answer.quirks
         )
 
     def feed(self, data: bytes) -> None:
-        """What was just read of the answer."""
+        """Add data read from the body."""
         if self._decoder:
             self._take(self._decoder.feed(data))
 
     def end(self) -> None:
-        """The body ended."""
+        """Handle the end of the body."""
         if self._decoder:
             self._take(self._decoder.end())
 
     @property
     def settled(self) -> bool:
-        """The provider said that it is done, and what it took: whatever breaks off after that changes nothing."""
+        """Whether the provider reported the end and its usage; a connection lost after that changes nothing."""
         return self._done and self._usage is not None
 
     @property
     def used(self) -> int | None:
-        """The tokens that the call took; None where nobody knows, for it was broken off: then what was reserved
-        counts. A call that got no answer, or an error in its place, took none."""
+        """Tokens used; None if unknown because the call broke off: the estimate counts then. A call without an
+        answer, or with an error instead of one, used none.
+        """
         if self._done and self._usage:
             return _total(self._usage)
         if self._decoder is None or (self.error and self._usage is None):

@@ -1,4 +1,4 @@
-"""Uploads of large media to a provider's file API, and the registry of what is already there.
+"""Uploads of large media to a provider's file API, and the registry of existing files.
 
-The shapes of each file API live with its provider in `tokenbus.providers`.
+The formats of each file API are with its provider in `tokenbus.providers`.
 """

@@ -1,11 +1,11 @@
-"""Which media of a turn are named by a file of the provider's, so that their bytes are not sent with each request.
+"""Decides which media of a turn are uploaded as provider files, so that their bytes are not sent with each request.
 
-A blob is worth an upload where it is large, and is sent again and again: the run has tools to call, or has called some;
-or it was sent before, by whichever fetcher. Then it is sent once, as bytes and not as base64, and named from then on. A
-blob that does not fit into a request otherwise is uploaded as well.
+A blob is worth an upload if it is large and sent repeatedly: the run has tools to call or has called some, or any
+fetcher has sent the blob before. It is then uploaded once, as bytes instead of base64, and named from then on. A blob
+that does not fit into a request otherwise is uploaded too.
 
-An upload that fails costs nobody anything: it is tried once more where a call would be, then the media go inside the
-request. Only what cannot go there ends the attempt, with the upload's error.
+A failed upload is harmless: it is retried once if a call would be, then the media are sent inside the request. Only if
+they do not fit there does the attempt end with the upload's error.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ from tokenbus_services.media.locate import Media
 from tokenbus_services.settings import UploadSettings
 
 AT_ONCE = 4
-"""Uploads for one turn."""
+"""Concurrent uploads per turn."""
 SECOND_TRY_S, LONGEST_WAIT_S = 0.25, 2.0
-"""Before the second try; and the longest that a provider may ask to wait for it."""
+"""Pause before the second try, and the longest pause a provider may ask for."""
 REST_S, LONG_REST_S = 30.0, 600.0
-"""So long nothing is uploaded after a failure: one that may pass, and one that will not pass by itself."""
+"""How long uploads are suspended after a failure: a temporary one, and a permanent one."""
 MARGIN_S = 3_600.0
-"""So long the provider keeps a file beyond the time in which it is named: no call finds it gone half-way."""
+"""How long the provider keeps a file beyond its use here, so that no call finds it gone half-way."""
 MOST_RESTING = 1_000
 
 _OF_THE_FILE: tuple[ErrorClass, ...] = ("invalid_request", "content_filter", "protocol")
-"""Classes of errors that say nothing of other uploads."""
+"""Error classes that do not affect other uploads."""
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 
 class Sendable(msgspec.Struct, frozen=True):
-    """A blob of this turn, found, that may become a file."""
+    """A blob of this turn that may become a file."""
 
     where: str
     kind: Kind
@@ -58,11 +58,11 @@ class Sendable(msgspec.Struct, frozen=True):
     blob_id: str
     found: Found
     name: str
-    """Of its row: a digest of all that the file depends on."""
+    """Name of its row: a digest of everything the file depends on."""
 
 
 class _Flight:
-    """An upload under way, for all turns that want it. Ended when the last of them is."""
+    """An upload in progress, shared by all turns that want it. Cancelled when the last of them is."""
 
     def __init__(self, task: asyncio.Task[ProviderFile]) -> None:
         self.task = task
@@ -77,7 +77,7 @@ class Uploads:
         self._metrics = metrics
         self._flights: dict[str, _Flight] = {}
         self._resting: dict[str, tuple[float, ErrorInfo]] = {}
-        """Endpoints and rows for which nothing is uploaded for now: until when, and the error why."""
+        """Endpoints and rows with suspended uploads: until when, and the error that caused it."""
 
     async def name(
         self,
@@ -89,13 +89,15 @@ class Uploads:
         own: Collection[str],
         lost: Collection[str],
     ) -> dict[str, FileSource]:
-        """The sources that take the place of these blobs, by where they stand; none for those that go inside.
+        """Return the file sources that replace these blobs, by place; blobs sent inside the request are not listed.
 
-        ``room``: bytes that are left for base64 in the request (None: any); ``repeats``: the run will probably send
-        them again; ``own``: places of what the model itself made, which comes back to it as it was; ``lost``: files
-        that the provider just said it does not have: nothing that fits inside is named then, for it may be gone too.
+        - ``room``: bytes left for base64 in the request (None: unlimited).
+        - ``repeats``: whether the run will probably send them again.
+        - ``own``: places of media that the model made, which are sent back unchanged.
+        - ``lost``: files that the provider said it does not have. Then nothing that fits inside the request is named,
+          because it may be gone too.
 
-        Raises MediaFailed, and UploadFailed where what could not be uploaded does not fit inside.
+        Raises MediaFailed, and UploadFailed if a blob could not be uploaded and does not fit inside the request.
         """
         settings, api = endpoint.settings.uploads, endpoint.api.files
         if settings is None or api is None:
@@ -158,7 +160,7 @@ class Uploads:
         return named, failures
 
     async def _shared(self, name: str, make: Callable[[], Coroutine[Any, Any, ProviderFile]]) -> ProviderFile:
-        """The file of this row, uploaded once for all turns here that want it now."""
+        """Return the file of this row; uploaded once for all turns here that want it now."""
         flight = self._flights.get(name)
         if flight is None:
             flight = self._flights[name] = _Flight(asyncio.create_task(make(), name="upload"))
@@ -175,7 +177,9 @@ class Uploads:
                     await asyncio.gather(flight.task, return_exceptions=True)
 
     async def _upload(self, endpoint: Endpoint, api: FileApi, settings: UploadSettings, one: Sendable) -> ProviderFile:
-        """Upload it, and let all fetchers know. Raises UploadFailed, and MediaFailed where the blob breaks off."""
+        """Upload the blob and register the file for all fetchers. Raises UploadFailed, and MediaFailed if the blob
+        breaks off.
+        """
         self._rested(endpoint.account)
         self._rested(one.name)
         file = FileToUpload(
@@ -218,14 +222,14 @@ class Uploads:
         self._resting[name] = (now + seconds, error)
 
     def _rested(self, name: str) -> None:
-        """Raises UploadFailed while nothing is uploaded there."""
+        """Raises UploadFailed while uploads under this name are suspended."""
         until, error = self._resting.get(name, (0.0, None))
         if error is not None and until > time.monotonic():
             raise UploadFailed(error)
 
 
 def _sendable(endpoint: Endpoint, api: FileApi, where: str, part: Media, found: Found) -> Sendable | None:
-    """The blob as a file, where the API takes one."""
+    """Return the blob as a potential file; None if the API does not take it."""
     kind: Kind = "image" if isinstance(part, ImagePart) else "document"
     source = cast("BlobSource", part.source)
     media_type = plain_media_type(source.media_type)
@@ -239,7 +243,7 @@ def _sendable(endpoint: Endpoint, api: FileApi, where: str, part: Media, found: 
 def _too_much(
     media: Mapping[str, tuple[Media, Found]], named: Collection[str], sendable: list[Sendable], room: int | None
 ) -> list[Sendable]:
-    """The largest of the others, until what is left fits into the request."""
+    """The largest of the other blobs, as many as must go for the rest to fit into the request."""
     if room is None:
         return []
     more: list[Sendable] = []
@@ -254,5 +258,5 @@ def _too_much(
 
 
 def _inside(media: Mapping[str, tuple[Media, Found]], named: Collection[str]) -> int:
-    """What those that are not named take of the request."""
+    """The size in the request of the blobs that are not named as files."""
     return sum(base64_size(found.size) for where, (_, found) in media.items() if where not in named)

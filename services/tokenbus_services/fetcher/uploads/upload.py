@@ -1,4 +1,4 @@
-"""One upload of a blob to a provider's file API: streamed from the store, and every way it can end."""
+"""One upload of a blob to a provider's file API: streams it from the store and handles every way it can end."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ MAX_ANSWER_BYTES = 64 * 2**10
 
 
 AUTH_UNAVAILABLE = "auth_unavailable"
-"""Code of the error where a provider's `auth` raised."""
+"""Error code if a provider's `auth` raised."""
 
 
 class UploadFailed(Exception):
-    """``error`` is what a call of the provider would have ended with."""
+    """An upload failed; ``error`` is what a provider call would have ended with."""
 
     def __init__(self, error: ErrorInfo) -> None:
         super().__init__(error.message)
         self.error = error
 
     def at(self, where: str) -> UploadFailed:
-        """The same, of media at this place of the conversation."""
+        """Return the same error, for media at this place of the conversation."""
         return UploadFailed(msgspec.structs.replace(self.error, message=f"{where}: {self.error.message}", where=where))
 
 
 async def upload(endpoint: Endpoint, api: FileApi, file: FileToUpload, content: Embedded) -> ProviderFile:
-    """Make a file of the blob. Of its content no more than a piece is in memory.
+    """Upload the blob as a file. Holds at most one piece of its content in memory.
 
-    Raises UploadFailed, and MediaFailed where the blob breaks off.
+    Raises UploadFailed, and MediaFailed if the blob breaks off.
     """
     marks = Marks()
     mark = b64decode(marks.base64(0))
