@@ -1,4 +1,4 @@
-"""Takes requests from the inbound stream: checks them, stores large media, and opens runs.
+"""Accepts requests from the inbound stream: validates them, stores large media, and opens runs.
 
-It runs in the fetcher's process; a provider call is the fetcher's own.
+Runs in the fetcher's process; the fetcher makes the provider calls.
 """

@@ -1,7 +1,7 @@
-"""Takes requests in: validates them, gives ids, makes runs. A repeated request is the same run.
+"""Accepts requests: validates them, assigns ids, opens runs. A repeated request is the same run.
 
-What cannot be taken is told: a request with a readable id ends as a `failed` run, any other goes to the dead
-stream with its bytes and the reason. Nothing here stops on a bad request.
+Rejected requests are reported: one with a readable id becomes a `failed` run; any other goes to the dead-letter stream
+with its bytes and the reason. A bad request never stops intake.
 """
 
 from __future__ import annotations
@@ -59,16 +59,16 @@ from tokenbus_services.settings import Settings
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 MEDIA_S = 30.0
-"""What it may take to store the media of the requests of one read, where the store is slow (`media_intake`)."""
+"""Time limit for storing the media of the requests of one read, if the store is slow (`media_intake`)."""
 MOST_ASIDE = 1024
 ALONE_S = 1.0
-"""Cluster: how long a request that may kill its workers has intake for itself."""
+"""Cluster: how long a request that may kill its workers is processed alone."""
 MOST_DELIVERIES = 4
-"""A request on which so many workers died is not tried again."""
+"""A request that has killed this many workers is not tried again."""
 
 
 class Intake:
-    """Takes items of the inbound stream in. Each ends in one script: a crash and a second delivery change nothing."""
+    """Accepts items of the inbound stream. Each ends in one script, so a crash or a second delivery changes nothing."""
 
     def __init__(
         self,
@@ -81,8 +81,10 @@ class Intake:
         tools: Sequence[Tool],
         media: IntakeMedia,
     ) -> None:
-        """``providers`` raises SettingsError for a name that is not configured; ``tools`` are those that the
-        deployment declares: a request may name one, or one that an MCP server lists, without repeating its schema."""
+        """``providers`` raises SettingsError for a name that is not configured. ``tools``: the tools that the
+        deployment declares. A request may name one of them, or one that an MCP server lists, without repeating its
+        schema.
+        """
         self._server = server
         self._settings = settings
         self._routes = PolicyRoutes(settings)
@@ -109,11 +111,13 @@ class Intake:
         )
 
     async def accept(self, items: Sequence[QueueItem]) -> None:
-        """Take these requests in; returns when each is a run, a cancel, or told as refused. In a Cluster those whose
-        node does not answer go on by themselves, `MOST_ASIDE` of them: they hold up no other.
+        """Accept these requests; returns when each is a run, a cancel, or reported as refused.
 
-        Those whose worker was lost go one at a time and in order: should one of them be what kills workers, it is the
-        first of those that come back, and after `MOST_DELIVERIES` it is not tried again.
+        In a Cluster, requests whose node does not answer continue in the background, up to `MOST_ASIDE`, and delay no
+        others.
+
+        Requests of lost workers are processed one at a time, in order: if one of them kills workers, it is the first to
+        be redelivered, and it is given up after `MOST_DELIVERIES`.
         """
         if fresh := [item for item in items if item.deliveries == 1]:
             if self._server.topology == "cluster":
@@ -131,8 +135,11 @@ class Intake:
                 await take()
 
     async def unreadable(self, item: QueueItem, error: Exception) -> None:
-        """A request that breaks each connection on which it comes. Its run ends `failed`, if its id can be told without
-        the rest of it: not that of a msgpack map, nor one inside of FastStream's JSON envelope."""
+        """Handle a request that breaks every connection it is read on.
+
+        Its run ends as `failed` if the id can be read without the rest of the entry. That is not possible for a msgpack
+        map or inside FastStream's JSON envelope.
+        """
         named: dict[bytes, bytes] = {}
         try:
             kind, run = await asked_in(self._server, item.stream, item.entry_id)
@@ -144,7 +151,7 @@ class Intake:
         await self.dead_letter(item, problem, run=rejected_run_id(named))
 
     async def close(self) -> None:
-        """Leave what is under way to another worker."""
+        """Stop; other workers take over unfinished work."""
         await self._asides.close()
 
     async def _give_up(self, item: QueueItem) -> None:
@@ -154,7 +161,7 @@ class Intake:
     async def _take(self, items: Sequence[QueueItem]) -> None:
         calls: list[tuple[QueueItem, scripts.ScriptCall]] = []
         refused: list[tuple[QueueItem, Exception]] = []
-        # Side by side: one may have large media to store. Whatever is wrong with one, the requests beside it go on.
+        # Concurrently, because one may have large media to store. Errors of one request do not affect the others.
         taken = await beating(self._calls(items), most_s=MEDIA_S)
         for item, call in zip(items, taken, strict=True):
             if isinstance(call, Exception):
@@ -165,7 +172,7 @@ class Intake:
                 raise call
             else:
                 calls.append((item, call))
-        sent = await self._send(calls)  # first: however many are bad, the good ones do not wait for it
+        sent = await self._send(calls)  # first, so that good requests do not wait for bad ones
         for item, error in refused:
             await self.dead_letter(item, error)
         await self._queue.finish(items, again=lambda: self._send_again(sent))
@@ -174,12 +181,12 @@ class Intake:
         return await asyncio.gather(*(self._call(item) for item in items), return_exceptions=True)
 
     async def _send(self, calls: Sequence[tuple[QueueItem, scripts.ScriptCall]]) -> list[scripts.ScriptCall]:
-        """Those that the server took; the others are buried."""
+        """Send the calls; return those that the server accepted. The others are dead-lettered."""
         sent = [call for _, call in calls]
         try:
             await self._send_again(sent)
         except (RedisError, OSError):
-            # One of them is at fault, a key of its run being of another type, say. Each bears being sent again.
+            # One of them is at fault, for example a key of its run has the wrong type. All are safe to send again.
             for item, call in calls:
                 try:
                     await self._send_alone(call)
@@ -195,7 +202,7 @@ class Intake:
         )
 
     async def _end(self, item: QueueItem, error: Exception) -> None:
-        """The run of a request that the server does not take ends `failed`, where the server takes at least that."""
+        """End the run of a refused request as `failed`, if the server accepts at least that."""
         if call := self._reject(item, error):
             try:
                 await self._send_alone(call)
@@ -206,7 +213,7 @@ class Intake:
         await retry_until_available(self._server, lambda: run_scripts(self._server, calls), what="intake")
 
     async def _refuse(self, item: QueueItem, error: Exception) -> None:
-        """Its run, if it names one, ends `failed`; its bytes go to the dead stream."""
+        """End its run as `failed`, if it names one, and dead-letter its bytes."""
         if call := self._reject(item, error):
             await self._send([(item, call)])
         await self.dead_letter(item, error)
@@ -229,7 +236,7 @@ class Intake:
         return self._accept(await self._media.taken(request), item, policing, [*unknown, *notes])
 
     async def _policy_plan(self, request: Generate) -> PolicyPlan | None:
-        """The run's policies; none, whatever its routes, where a policy asks for it."""
+        """Return the run's policies; None, whatever its routes, if a policy published the request."""
         policing = self._routes.plan_for(request)
         if policing and request.id:
             key = self._keys.run(request.id)
@@ -240,11 +247,11 @@ class Intake:
         return policing
 
     def _with_true_names(self, request: Generate) -> Generate:
-        """The request with the models' names that limits, routes and quirks know: no alias passes one by."""
+        """Return the request with aliases resolved to the model names that limits, routes and quirks use."""
 
         def true(provider: str, model: str) -> str:
             settings = self._settings.providers.get(provider)
-            return settings.true_model(model) if settings else model  # `Fallbacks` refuses what is not configured
+            return settings.true_model(model) if settings else model  # `Fallbacks` refuses unknown providers
 
         fallback = request.fallback and [
             msgspec.structs.replace(choice, model=true(choice.provider, choice.model)) for choice in request.fallback
@@ -252,14 +259,14 @@ class Intake:
         return msgspec.structs.replace(request, model=true(request.provider, request.model), fallback=fallback)
 
     async def _with_tools(self, request: Generate) -> Generate:
-        """Tools that the request only names, with the description and schema that the deployment has for them."""
+        """Complete tools that the request only names with the deployment's description and schema."""
         known = [t if t.parameters else await self._tool(t, f"tools[{i}]") for i, t in enumerate(request.tools)]
         return msgspec.structs.replace(request, tools=known)
 
     async def _tool(self, tool: Tool, where: str) -> Tool:
-        """What the deployment knows of this tool, or the request itself says of it.
+        """Return the tool as the deployment declares it, or else as the request defines it.
 
-        Raises RequestInvalid for one that its MCP server does not list, and for a bare name that nobody declares.
+        Raises RequestInvalid for a tool that its MCP server does not list, and for a bare name that is not declared.
         """
         if tool.name in self._tools:
             return self._tools[tool.name]
@@ -286,7 +293,7 @@ class Intake:
     def _accept(
         self, request: Generate, item: QueueItem, policing: PolicyPlan | None, notes: list[str]
     ) -> scripts.ScriptCall:
-        # Without an id of its own the request takes the entry's, so that a second delivery is the same run.
+        # A request without an id gets the entry's id, so that a second delivery is the same run.
         run = request.id or id_of_entry(item.stream, item.entry_id)
         now = self._server.clock.now_ms()
         deadline_ms = now + round(request.deadline_s * 1000) if request.deadline_s else 0
@@ -312,7 +319,7 @@ class Intake:
             participant=request.participant,
         )
         fields: list[scripts.Arg] = [REQUEST, msgspec.json.encode(request), ACCEPTED, now]
-        # For `Client.resume`, which knows the provider's name alone; a digit for each that the run may ask.
+        # For `Client.resume`, which only knows the provider's name: one digit per provider that the run may call.
         fields += [CONTINUES, "".join(str(int(self._continues(asked))) for asked in all_choices(request))]
         if accepted.record and self._settings.records:
             fields += [RECORD, self._settings.records.raw_bytes]
@@ -322,17 +329,17 @@ class Intake:
         return self._make(run, EventFrame(0, CONTROL_ATTEMPT, now, [accepted]), encode(work), fields)
 
     def _plan(self, request: Generate) -> FallbackPlan:
-        """What is decided of the request as one of those whom the run may ask gets it."""
+        """What depends on the provider and model, for one choice of the request."""
         goes_on = request.on_failure == "continue" and self._continues(request)
         return FallbackPlan(request.provider, request.model, self._reading(request), goes_on)
 
     def _continues(self, request: Generate) -> bool:
-        """Whether provider and model can go on from the partial text of a broken turn."""
+        """Whether provider and model can continue the partial text of a broken turn."""
         vendor = self._settings.providers[request.provider]
         return continues(request, vendor.api, vendor.quirks.of(request.model))
 
     def _reading(self, request: Generate) -> TextReading | None:
-        """How the model's text is read; None in chat mode, where the provider's own structure gives the blocks."""
+        """How to read the model's text; None in chat mode, where the provider's own structure gives the blocks."""
         if request.mode == "chat":
             return None
         vendor = self._settings.providers[request.provider]
@@ -368,7 +375,7 @@ class Intake:
         return self._make(run, EventFrame(0, CONTROL_ATTEMPT, now, [Rejected(info)]), b"", ["accepted", now])
 
     async def dead_letter(self, item: QueueItem, error: Exception, *, run: str | None = None) -> None:
-        """To the dead stream, with the reason."""
+        """Write the request to the dead-letter stream, with the reason."""
         data = item.fields.get(DATA_FIELD.encode())
         entry = DeadLetter(
             reason=_reason(error),
@@ -384,7 +391,7 @@ class Intake:
 
 
 class UnreadableEntry(Exception):
-    """The entry breaks each connection on which it comes."""
+    """The entry breaks every connection it is read on."""
 
     def __init__(self, problem: str) -> None:
         super().__init__(f"the entry cannot be read: {problem}")

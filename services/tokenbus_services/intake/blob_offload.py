@@ -1,10 +1,10 @@
-"""Media of a request that is taken in: large base64 goes to the blob store, so that the bus carries its name alone.
+"""Moves large base64 media of accepted requests to the blob store, so that the bus carries only references.
 
-The request that arrives has it still, and the inbound stream's limit bounds it; the run's records, which live for
-hours, have the reference. A blob that the request names gets a lease here, for the run may wait for its turn.
+The arriving request still contains the data, bounded by the inbound stream's limit; the run's records, which live for
+hours, contain the reference. Blobs that the request names get a lease here, because the run may have to wait.
 
-A store that is away costs the bus memory, never the request: its media stay where they are, at most
-`limits.request_bytes`, and the store is left in peace for a while.
+If the store is away, the request is still accepted: its media stay inline, at most `limits.request_bytes`, and the
+store is not asked again for a while.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from tokenbus_services.media.locate import media_of, request_with
 
 TRIES = 2
 TRY_S = 5.0
-"""Longest that one try may take."""
+"""Longest time of one try."""
 AWAY_S = 5.0
-"""So long a store that failed is not asked again."""
+"""How long a store that failed is not asked again."""
 AT_ONCE = 8
 MOST_BLOBS = 1000
-"""Of one request, each counted once: the requests beside it wait while they are leased."""
+"""Maximum distinct blobs per request: requests beside it wait while they are leased."""
 
 T = TypeVar("T")
 
@@ -45,7 +45,7 @@ class IntakeMedia:
     def __init__(
         self, blobs: RecentBlobs, *, inline_characters: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """``inline_characters``: characters of base64 up to which media stay in the request."""
+        """``inline_characters``: base64 up to this length stays in the request."""
         self._blobs = blobs
         self._inline_characters = inline_characters
         self._clock = clock
@@ -53,9 +53,9 @@ class IntakeMedia:
         self._away_until = 0.0
 
     async def taken(self, request: Generate) -> Generate:
-        """The request as its run keeps it.
+        """Return the request as its run stores it.
 
-        Raises RequestInvalid, naming the field, for large media whose base64 or type is none, and for too many blobs.
+        Raises RequestInvalid, naming the field, for large media with invalid base64 or type, and for too many blobs.
         """
         sources: dict[str, Source] = {}
         named = set(blobs_named(request.messages))
@@ -77,7 +77,7 @@ class IntakeMedia:
     async def _moved(self, where: str, source: Base64Source) -> Source:
         try:
             content = b64decode(source.data, validate=True)
-        except ValueError:  # binascii's, or for what is no ASCII
+        except ValueError:  # binascii.Error, or ValueError for non-ASCII text
             raise RequestInvalid(f"{where}.source.data", "it is no base64") from None
         try:
             blob_id = await self._asked(lambda: self._blobs.store(content, plain_media_type(source.media_type)))
@@ -88,12 +88,12 @@ class IntakeMedia:
         return BlobSource(blob_id=blob_id, media_type=source.media_type, size_bytes=len(content))
 
     async def _lease(self, blob_id: str) -> None:
-        """What is wrong with the blob, its turn will tell, if it is ever sent."""
+        """Lease the blob. Errors are ignored here: the turn reports them if it ever sends the blob."""
         with suppress(BlobError):
             await self._asked(lambda: self._blobs.lease(blob_id))
 
     async def _asked(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """The store's answer, within `TRIES`. Raises BlobError."""
+        """Ask the store, up to `TRIES` times. Raises BlobError."""
         async with self._at_once:
             for left in reversed(range(TRIES)):
                 if self._clock() < self._away_until:

@@ -1,4 +1,4 @@
-"""Cancels on the inbound stream: each is applied as it is read, however many requests wait before it."""
+"""Applies cancels from the inbound stream as they are read, ahead of all waiting requests."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from tokenbus.events.requests import Cancel
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 MAYBE_CANCEL = re.compile(rb'"type\\?"\s*:\s*\\?"cancel|\xa4type\xa6cancel')
-"""As the server looks for them (bus/scripts/order.py)."""
+"""The same pattern as on the server (bus/scripts/order.py)."""
 AWAITED_MS = 60_000
-"""How long a cancel waits for a run that is not known yet: another fetcher may be taking its request in."""
+"""How long a cancel waits for an unknown run: another fetcher may be accepting its request."""
 AWAITED_MS_A_REQUEST = 100
-"""So much longer for each request on the inbound stream, all of which it may have overtaken."""
+"""Additional wait per request on the inbound stream, because the cancel may have overtaken all of them."""
 AT_ONCE = 200
 CLOSE_S = 5.0
 
 
 class Cancels:
-    """Applies cancels beside the requests that are taken in. Call `close` at the end."""
+    """Applies cancels concurrently with intake. Call `close` at the end."""
 
     def __init__(self, server: Server, keys: Keys, queue: WorkQueue, liveness: Liveness | None = None) -> None:
         self._server = server
@@ -43,18 +43,18 @@ class Cancels:
         self._queue = queue
         self._liveness = liveness or Liveness()
         self._read: defaultdict[int, list[tuple[QueueItem, Cancel]]] = defaultdict(list)
-        """Not sent yet. In a Cluster by partition: a node that is away holds up its own alone."""
+        """Cancels not sent yet. In a Cluster by partition: a node that is away delays only its own."""
         self._tasks: dict[int, asyncio.Task[None]] = {}
 
     def take(self, item: QueueItem) -> bool:
-        """If the item is a sound cancel, apply it and finish it, in a task of its own. False: it is none."""
+        """Start applying and finishing the item if it is a valid cancel; return False if it is not."""
         data = item.fields.get(DATA_FIELD.encode(), b"")
         if len(data) > URGENT_BYTES or not MAYBE_CANCEL.search(data):
             return False
         try:
             request = decode_request(item.fields)
         except Exception:
-            return False  # whatever is wrong with it, intake says so when its turn comes
+            return False  # intake reports what is wrong when it gets to it
         if not isinstance(request, Cancel):
             return False
         lane = self._keys.partition_of(request.run) if self._server.topology == "cluster" else 0
@@ -64,7 +64,7 @@ class Cancels:
         return True
 
     async def close(self) -> None:
-        """Wait until those that were taken are applied, but no longer than `CLOSE_S`: others claim the rest."""
+        """Wait for cancels in progress, at most `CLOSE_S`; other workers claim the rest."""
         tasks = self._tasks.values()
         if tasks:
             await asyncio.wait(tasks, timeout=CLOSE_S)
@@ -73,7 +73,7 @@ class Cancels:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def call(self, request: Cancel, awaited_ms: int = AWAITED_MS) -> scripts.ScriptCall:
-        """The script that applies a cancel."""
+        """Build the script call that applies a cancel."""
         keys, run = self._keys, request.run
         partition = keys.partition_of(run)
         now = self._server.clock.now_ms()
@@ -92,7 +92,7 @@ class Cancels:
         )
 
     async def awaited_ms(self) -> int:
-        """How long a cancel waits for its request, with as many of them waiting as now."""
+        """How long a cancel waits for its request, given the current length of the inbound stream."""
         requests = self._keys.requests
         waiting = await retry_until_available(
             self._server, lambda: self._server.client.xlen(requests), what="length of the inbound stream"
@@ -108,12 +108,13 @@ class Cancels:
                 try:
                     await self._apply(requests)
                 except (RedisError, OSError) as e:
-                    # One of them is at fault, a key of its run being of another type, say. Intake tells which.
+                    # One of them is at fault, for example a key of its run has the wrong type. Intake reports which
+                    # one.
                     log.warning("cancels_passed_over", cancels=len(items), error=str(e))
                     await self._queue.discard(items)
                 else:
                     await self._queue.finish(items, again=lambda requests=requests: self._apply(requests))
-            except Exception:  # of whatever kind: another fetcher has them next
+            except Exception:  # any error: another fetcher gets them next
                 log.exception("cancels_left", cancels=len(items))
                 self._queue.release(items)
 

@@ -1,4 +1,4 @@
-"""Whom a run asks when its provider fails: decided when it is accepted, for each provider and model by itself."""
+"""Decides, when a run is accepted, which fallbacks it may use if its provider fails."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tokenbus_services.media.provider_limits import check_media, limits_of
 from tokenbus_services.settings import FallbackChoice, FallbackRoute, ProviderSettings
 
 _STUB = "eA=="
-"""Stands for media whose content no request builder looks at."""
+"""Stands in for media whose content no request builder reads."""
 
 
 class Callee(Protocol):
@@ -30,7 +30,7 @@ class Callee(Protocol):
 
 
 class Fallbacks:
-    """The routes of a deployment, and what its providers take."""
+    """The deployment's fallback routes, checked against its providers."""
 
     def __init__(self, routes: tuple[FallbackRoute, ...], providers: Callable[[str], Callee]) -> None:
         """``providers`` raises SettingsError for a name that is not configured."""
@@ -38,10 +38,9 @@ class Fallbacks:
         self._providers = providers
 
     def settled(self, request: Generate) -> tuple[Generate, list[str]]:
-        """The request with the fallbacks that its run may ask, and a note for each that a route has and that cannot
-        take this request.
+        """Return the request with its usable fallbacks, and a note for each route fallback that cannot take it.
 
-        Raises RequestInvalid, naming the place, for one of the request's own that cannot take it.
+        Raises RequestInvalid, naming the place, if one of the request's own fallbacks cannot take it.
         """
         if request.fallback is not None:
             for i in range(len(request.fallback)):
@@ -71,17 +70,17 @@ class Fallbacks:
         return next((route for route in self._routes if on_route(request, route)), None)
 
     def _true_model(self, choice: FallbackChoice) -> str:
-        """The name that limits and quirks know, as a request's own models have theirs."""
+        """Resolve an alias to the name that limits and quirks use, as for a request's own models."""
         try:
             return self._providers(choice.provider).settings.true_model(choice.model)
         except SettingsError:
-            return choice.model  # `_check` says what is wrong
+            return choice.model  # `_check` reports the problem
 
     def _check(self, request: Generate, choice: int) -> None:
-        """Raises RequestInvalid or SettingsError for what this choice cannot take of the request.
+        """Check that this choice can take the request. Raises RequestInvalid or SettingsError if not.
 
-        It is built as the choice would get it. Blobs and large media are not loaded for that: how large and what they
-        are is known from what the request says of them.
+        Builds the request as the choice would get it. Blobs and large media are not loaded: the request states their
+        types and sizes.
         """
         asked = request_for(request, choice)
         provider = self._providers(asked.provider)

@@ -1,7 +1,7 @@
-"""Opaque data of earlier turns that lie in the blob store (`opaque_blobs`), put where the provider wants them back.
+"""Restores opaque data of earlier turns from the blob store (`opaque_blobs`) to where the provider expects it.
 
-They are a help and no content: what is gone, or too large, is left out with a note. Only a store that is away for the
-moment ends the attempt, to be tried again.
+Opaque data are optional: a value that is gone or too large is left out with a note. Only if the store is temporarily
+away does the attempt end, to be retried.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from tokenbus_services.media.blob_cache import RecentBlobs
 from tokenbus_services.media.errors import MediaFailed
 
 MOST_BYTES = 16 * 2**20
-"""Of one turn's values, all together."""
+"""Maximum bytes of all values of one turn."""
 AT_ONCE = 8
 
 _Holding = TextPart | ThinkingPart | ImagePart | ToolCallPart
 
 
 def blobs_named(messages: list[Message]) -> Iterator[str]:
-    """The ids of all blobs that hold opaque data of these messages."""
+    """Yield the ids of all blobs that hold opaque data of these messages."""
     for message in messages:
         for part in message.content if isinstance(message.content, list) else ():
             if isinstance(part, _Holding) and part.opaque_blobs:
@@ -35,8 +35,7 @@ def blobs_named(messages: list[Message]) -> Iterator[str]:
 
 
 async def with_opaque_blobs(turn: Turn, api: ApiName, blobs: RecentBlobs) -> Turn:
-    """The turn with the values of its opaque data at hand; those that are another API's are not asked for. Raises
-    MediaFailed."""
+    """Return the turn with its opaque data loaded; data of other APIs are not loaded. Raises MediaFailed."""
     if not any(True for _ in blobs_named([*turn.request.messages, *turn.history])):
         return turn
     loading = _Loading(api, blobs)

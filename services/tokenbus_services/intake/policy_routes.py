@@ -1,4 +1,4 @@
-"""Which policies a run has: settled when it is accepted, so that a replay and a second worker have the same."""
+"""Decides a run's policies when it is accepted, so that replays and other workers use the same ones."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ class PolicyRoutes:
         self._slack_s = settings.limits.policy_slack_s
 
     def plan_for(self, request: Generate) -> PolicyPlan | None:
-        """The policies of all routes that the request meets, then those that it names itself, each once; it cannot name
-        one away. None: there are none. Raises RequestInvalid for a name that is not configured.
+        """Return the policies of all routes that match the request, then those it names itself, without duplicates.
 
-        The routes of its fallbacks count too, whoever speaks in the end: what a policy let pass cannot be taken back.
+        A request cannot remove a routed policy. Routes of its fallbacks count too, whichever provider answers in the
+        end, because released output cannot be taken back. None if there are no policies. Raises RequestInvalid for a
+        name that is not configured.
         """
         for i, name in enumerate(request.policies):
             if name not in self._policies:

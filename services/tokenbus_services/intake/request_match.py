@@ -1,4 +1,4 @@
-"""Which requests a table of the settings speaks of: pure."""
+"""Decides which requests a settings table applies to. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tokenbus.events.requests import Generate
 
 
 class Described(Protocol):
-    """Requests as a table describes them: what is left empty, any request meets."""
+    """The conditions of a settings table; an empty field matches any request."""
 
     @property
     def providers(self) -> tuple[str, ...]: ...
@@ -22,14 +22,14 @@ class Described(Protocol):
 
 
 class Route(Described, Protocol):
-    """The same, by tenant too."""
+    """The same conditions, and the tenant."""
 
     @property
     def tenants(self) -> tuple[str, ...]: ...
 
 
 def meets(request: Generate, described: Described) -> bool:
-    """Whether it is one of these: its provider, its model and each text of the metadata."""
+    """Whether the request matches by provider, model and metadata."""
     metadata = request.metadata or {}
     return (
         (not described.providers or request.provider in described.providers)
@@ -39,5 +39,5 @@ def meets(request: Generate, described: Described) -> bool:
 
 
 def on_route(request: Generate, route: Route) -> bool:
-    """The same, and its tenant."""
+    """Whether the request matches, including its tenant."""
     return meets(request, route) and (not route.tenants or tenant_of(request.metadata) in route.tenants)

@@ -1,8 +1,8 @@
-"""Images that no user put into the conversation: a tool gave them, or the model made them.
+"""Images that no user put into the conversation: a tool returned them, or the model made them.
 
-Whoever asked for the run cannot choose another format for them, so none of them ends it. One that this provider does
-not take, for its type, its size or the number of all, is left out with a note; so is one whose blob is gone. In a
-tool's result a few words stand in its place, for the model to know.
+The caller cannot choose their format, so they never end a run. An image that this provider does not take, because of
+its type, its size or the number of images, is left out with a note; so is one whose blob is gone. In a tool's result, a
+short text replaces it, so that the model knows.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ LEFT_OUT = "[an image is left out here: {}]"
 
 
 class Turn(msgspec.Struct, frozen=True):
-    """What a call is built from."""
+    """The input of a provider call."""
 
     request: Generate
     history: list[Message]
     notes: tuple[str, ...] = ()
-    """What was left out of it."""
+    """Notes on what was left out."""
 
     def without(self, reasons: Mapping[str, str]) -> Turn:
-        """The same without the images at these places; for each the reason."""
+        """Return the turn without the images at these places. ``reasons``: the reason by place."""
         if not reasons:
             return self
         messages = [_without(m, f"messages[{i}]", reasons) for i, m in enumerate(self.request.messages)]
@@ -49,7 +49,7 @@ class Turn(msgspec.Struct, frozen=True):
 
 
 def unasked(turn: Turn) -> dict[str, ImagePart]:
-    """Such images by their places, in order."""
+    """Return such images by place, in order."""
     found: dict[str, ImagePart] = {}
     for root, messages in (("messages", turn.request.messages), ("history", turn.history)):
         for i, message in enumerate(messages):
@@ -64,8 +64,9 @@ def unasked(turn: Turn) -> dict[str, ImagePart]:
 
 
 def not_taken(limits: MediaLimits, turn: Turn, media: Mapping[str, Media]) -> dict[str, str]:
-    """Which of them the provider does not take, and why. ``media``: all of the turn. Of too many images the oldest
-    go."""
+    """Return which of them the provider does not take, and why. ``media``: all media of the turn. If there are too
+    many images, the oldest are left out.
+    """
     images = unasked(turn)
     reasons = {where: why for where, image in images.items() if (why := _reason(limits, image))}
     if limits.images is not None:
@@ -97,7 +98,7 @@ def _without(message: Message, where: str, reasons: Mapping[str, str]) -> Messag
 
 def _replaced(part: ContentPart, where: str, reasons: Mapping[str, str]) -> ContentPart:
     if where in reasons:
-        return TextPart(text="")  # nothing, but the places of what follows stay what they are
+        return TextPart(text="")  # empty, so that the places of later parts stay the same
     if not isinstance(part, ToolResultPart) or isinstance(part.content, str):
         return part
     inside = [
@@ -108,6 +109,6 @@ def _replaced(part: ContentPart, where: str, reasons: Mapping[str, str]) -> Cont
 
 
 def _only_text(content: Sequence[TextPart | ImagePart]) -> str | list[TextPart | ImagePart]:
-    """Texts alone as one text, which every API takes in a result."""
+    """Join text-only content into one text, which every API accepts in a result."""
     texts = [part.text for part in content if isinstance(part, TextPart)]
     return "\n".join(texts) if len(texts) == len(content) else list(content)

@@ -1,4 +1,4 @@
-"""The parser: normalised events become blocks, chunks and the life of a run.
+"""The parser: turns normalised events into blocks, chunks and run lifecycles.
 
 The rules are in `tokenbus.core.run.state_machine`.
 """

@@ -1,4 +1,4 @@
-"""The parser's app."""
+"""The parser's application."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tokenbus_services.settings import Settings
 
 
 def create(settings: Settings) -> AsgiFastStream:
-    """One worker of the parser."""
+    """Create one parser worker."""
     keys = settings.keys
     registry = CollectorRegistry()
     metrics = RunMetrics(registry)

@@ -1,4 +1,4 @@
-"""What the parser does with one partition: a state machine for each open run, its outputs as writes of one commit."""
+"""The parser's work on one partition: one state machine per open run, with its outputs as writes of one commit."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ from tokenbus.events.public import encode as encode_public
 
 
 class ParserLogic:
-    """`Logic` of the parser (see tokenbus.bus.stage.stage). The only writer of public topics and logs."""
+    """The parser's stage logic (see `tokenbus.bus.stage.stage`). The only writer of public topics and logs."""
 
     def __init__(
         self,
@@ -75,8 +75,9 @@ class ParserLogic:
         finished_run_ms: int,
         told: Callable[[PublicEvent], None] | None = None,
     ) -> None:
-        """``topics``: those of visible, chunks and blocks that are written; the times are the keys' lives. ``told``
-        hears of each event that is put out."""
+        """``topics``: which of visible, chunks and blocks are written. ``open_run_ms``, ``finished_run_ms``:
+        lifetimes of the keys. ``told``: called with each event that is written.
+        """
         self._keys = keys
         self._turns = keys.topic(partition, "turns")
         self._tools = keys.topic(partition, "tools")
@@ -98,17 +99,17 @@ class ParserLogic:
         self._runs: dict[str, RunMachine | GatedRun] = {}
         self._changed: dict[str, RunMachine | GatedRun] = {}
         self._checkpoints: dict[str, Checkpoints] = {}
-        """Of the long runs."""
+        """By long run."""
         self._said: dict[str, OpenBlocks] = {}
-        """Of runs that `fail_unreadable` is to end: what their logs say."""
+        """By run that `fail_unreadable` will end: the open blocks of its log."""
         self._tapes: dict[str, list[TapedFrame]] = {}
-        """What was taken of runs that are recorded."""
+        """By recorded run: the frames that were applied."""
 
     def apply(self, run: str, frame: bytes) -> None:
         events = decode_events(frame)
         machine = self._runs.get(run) or self._begin(run, events)
         if machine is None:
-            return  # the run is over; what still comes of it is nobody's any more
+            return  # the run is over; later events are ignored
         if machine.state.accepted.record:
             self._tape(run, events)
         machine.handle(events, len(frame))
@@ -133,7 +134,7 @@ class ParserLogic:
         self._said.setdefault(run, OpenBlocks()).read(event)
 
     def fail_unreadable(self, run: str, error: ErrorInfo, standing: RunPosition) -> None:
-        """It ends `failed`, under the number that comes next; the blocks that are open in its log end as cut."""
+        """End the run as `failed`, under its next seq; blocks still open in its log are cut."""
         self._runs.pop(run, None)
         self._checkpoints.pop(run, None)
         turn, attempt = standing.turn, max(1, standing.attempt)
@@ -149,7 +150,7 @@ class ParserLogic:
         return run in self._runs
 
     def states(self) -> list[RunState]:
-        """The open runs, for the clock; not to be changed."""
+        """The states of the open runs, for the clock. Read-only."""
         return [machine.state for machine in self._runs.values()]
 
     def flush(self, commit: Commit) -> None:
@@ -199,7 +200,7 @@ class ParserLogic:
             case Accepted() as accepted:
                 machine = accept(run, accepted, frame.at_ms)
             case Rejected() as rejected:
-                # Never accepted, so it never starts: its one event is its end.
+                # It was never accepted, so it never starts: its only event is its end.
                 nothing = Accepted(
                     provider=rejected.provider,
                     model=rejected.model,

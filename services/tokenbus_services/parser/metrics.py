@@ -1,6 +1,6 @@
-"""What a parser shows of the runs that it writes. A batch that had to be worked twice, after a takeover, counts twice.
+"""The parser's metrics of its runs. A batch that is processed twice, after a takeover, counts twice.
 
-No label holds anything that a request brings: kinds, statuses and classes of errors are few and known.
+No label holds anything from a request: kinds, statuses and error classes are few and known.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class RunMetrics:
         )
 
     def count(self, event: PublicEvent) -> None:
-        """One event is put out."""
+        """Count one written event."""
         match event:
             case Chunk():
                 self._chunks.labels(event.kind).inc()

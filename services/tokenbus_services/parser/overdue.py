@@ -1,4 +1,4 @@
-"""What of an open run should have come long ago: pure, a function of its state and of the time."""
+"""Decides what is overdue in an open run. Pure: a function of the run's state and the time."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from tokenbus_services.settings import DEFAULT_TOOL_TIMEOUT_S, Settings
 
 
 class PolicyTimeouts(msgspec.Struct, frozen=True):
-    """The policy stage in one partition."""
+    """The state of the policy stage in one partition."""
 
     alive_ms: int
-    """Unix time at which a worker was last seen to have it; 0: never."""
+    """Unix time when a worker was last seen to own the partition; 0: never."""
     alive: bool
-    """Whether one has it now."""
+    """Whether a worker owns it now."""
     lag_bytes: int
-    """Drafts that it has not read."""
+    """Bytes of drafts that it has not read."""
     read_ms: int
-    """When the last one that it has read was drafted."""
+    """When the last draft that it has read was written."""
 
 
 MOST_LOSSES = 5
-"""So often a stage may be lost before it has read anything more, and be given time to come back."""
+"""How often a stage may be lost without reading anything before it counts as away."""
 
 
 class JudgesSeen:
-    """The policy stage in one partition, look by look."""
+    """Observes the policy stage in one partition, look by look."""
 
     def __init__(self) -> None:
         self._alive_ms: int | None = None
@@ -37,39 +37,38 @@ class JudgesSeen:
         self._losses = 0
 
     def look(self, *, alive: bool, lag_bytes: int, read: str, read_ms: int, now_ms: int) -> PolicyTimeouts:
-        """Whether a worker has it now, and the last entry that any has read, which was drafted then.
+        """Record an observation: whether a worker owns it, and the last entry read, with the time of that draft.
 
-        A stage that is lost again and again and reads nothing in between is as good as away: patience does not begin
-        anew with each of its workers.
+        A stage that is lost repeatedly without reading anything counts as away: its workers do not restart the timeout.
         """
         if read != self._read or lag_bytes == 0:
             self._read, self._losses = read, 0
         if self._here and not alive:
             self._losses += 1
         self._here = alive
-        # One that is away at the first look was there once. When it was lost was not seen: then it was just now.
+        # If it is away at the first look, it existed before; when it was lost is unknown, so assume now.
         if (alive and self._losses < MOST_LOSSES) or (self._alive_ms is None and read != "0-0"):
             self._alive_ms = now_ms
         return PolicyTimeouts(self._alive_ms or 0, alive, lag_bytes, read_ms)
 
 
 class Timeouts(msgspec.Struct, frozen=True):
-    """How long the parser waits."""
+    """The parser's timeouts."""
 
     tools_s: Mapping[str, float | None]
     """By tool: its own timeout."""
     prefixes_s: Mapping[str, float | None]
-    """By what the names of an MCP server's tools begin with."""
+    """By name prefix of an MCP server's tools."""
     providers_s: Mapping[str, float]
     """By provider: the longest silence that its own timeouts allow."""
     slack_s: float
     silent_s: float
     lag_bytes: int
-    """With more drafts unread, attempts of runs that have policies are held back."""
+    """Above this lag, attempts of runs under policies are held back."""
 
     @classmethod
     def of(cls, settings: Settings) -> Timeouts:
-        """As the deployment's settings have it."""
+        """Read the timeouts from the deployment's settings."""
         prefixes = settings.mcp_prefixes
         return cls(
             tools_s={name: tool.timeout_s for name, tool in settings.tools.items()},
@@ -84,11 +83,11 @@ class Timeouts(msgspec.Struct, frozen=True):
         )
 
     def deadline_passed(self, s: RunState, now_ms: int) -> bool:
-        """Whether the run's time is over."""
+        """Whether the run's deadline has passed."""
         return 0 < s.accepted.deadline_ms <= now_ms
 
     def vanished_calls(self, s: RunState, now_ms: int) -> Iterator[PendingCall]:
-        """Calls whose tool must have given a result by now, if anybody ran it."""
+        """Yield calls whose tool would have returned by now if it had run."""
         if s.phase == "tools":
             for pending in s.calls:
                 allowed_s = self._tool_s(pending.runs.name, s.accepted.tool_timeout_s) + self.slack_s
@@ -96,10 +95,10 @@ class Timeouts(msgspec.Struct, frozen=True):
                     yield pending
 
     def unjudged(self, s: RunState, now_ms: int, judges: PolicyTimeouts) -> bool:
-        """Whether the run's policies must have said something by now, if any worker had them.
+        """Whether the run's policies would have decided by now if any worker were running them.
 
-        A stage that is slow is not one that is away: what it has not read yet waits for its turn. Of a stage that is
-        away, a run whose attempt is held back for others' drafts waits no longer than one that has drafts of its own.
+        A slow stage is not an absent one: drafts that it has not read are waiting their turn. If the stage is away, a
+        run whose attempt is held back by other runs' drafts waits no longer than a run with drafts of its own.
         """
         gate, policing = s.gate, s.accepted.policing
         if gate is None or policing is None or gate.passing:
@@ -114,7 +113,7 @@ class Timeouts(msgspec.Struct, frozen=True):
         return now_ms - since_ms > policing.patience_ms
 
     def silent(self, s: RunState, now_ms: int) -> bool:
-        """Whether a provider should have been heard by now, if anybody called it."""
+        """Whether the provider would have sent something by now if it had been called."""
         allowed_s = max(self.silent_s, self.providers_s.get(s.accepted.provider, 0))
         return s.phase == "streaming" and now_ms - max(s.seen_ms, s.accepted_ms) > allowed_s * 1000
 

@@ -1,7 +1,7 @@
-"""The parser's clock: ends runs whose deadline has passed, and answers for tools and policies that will not.
+"""The parser's clock: ends runs past their deadline, and answers for tools and policies that will not answer.
 
-The parser itself knows no time but that of its events. So what the clock finds becomes an event too, by a script that
-looks whether the run is still open: a second clock, of an owner that has lost the partition, does no harm.
+The parser itself knows only the time of its events. So the clock writes its findings as events, by scripts that check
+that the run is still open: a second clock, of a worker that has lost the partition, does no harm.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 NO_RESULT = "the tool's result never came"
 LOOKS = 30
-"""How often silent runs are looked for in the time after which a run counts as silent."""
+"""How often to look for silent runs during the time after which a run counts as silent."""
 PAGE = 1000
 
 
 class TimeoutClock:
-    """Looks at the open runs of the partitions that this worker owns. Call `open`, then `close`."""
+    """Checks the open runs of the partitions that this worker owns. Call `open`, then `close`."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class TimeoutClock:
         logics: Mapping[int, ParserLogic],
         liveness: Liveness | None = None,
     ) -> None:
-        """``logics``: by partition, the logic that was made for it last."""
+        """``logics``: by partition, the most recent logic."""
         self._server = server
         self._stage = stage
         self._keys: Keys = settings.keys
@@ -62,7 +62,7 @@ class TimeoutClock:
         self._task: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
-        """Begin to look."""
+        """Start checking."""
         self._task = self._liveness.start(self._run(), name="clock")
 
     async def close(self) -> None:
@@ -78,7 +78,7 @@ class TimeoutClock:
             try:
                 await self._tick()
                 defects.none()
-            except Exception as e:  # of whatever kind: the next look may fare better
+            except Exception as e:  # any error: the next look may succeed
                 log.warning("clock_failed", problem=f"{type(e).__name__}: {e}")
                 defects.count(e)
 
@@ -106,7 +106,7 @@ class TimeoutClock:
             await self._send(calls)
 
     async def _send(self, calls: list[scripts.ScriptCall]) -> None:
-        """One run's call that fails does not keep the others' from the server."""
+        """Send the calls; if one fails for good, send the others individually."""
         try:
             await run_scripts(self._server, calls)
         except (RedisError, OSError) as e:
@@ -119,7 +119,7 @@ class TimeoutClock:
                     log.warning("clock_not_heard", key=call.keys[0], problem=str(e))
 
     async def _judges(self) -> dict[int, PolicyTimeouts]:
-        """The policy stage in the partitions with runs that have policies."""
+        """Read the state of the policy stage in partitions that have runs under policies."""
         owned = self._stage.owned
         self._judges_seen = {p: seen for p, seen in self._judges_seen.items() if p in owned}
         partitions = [p for p in owned if any(s.gate for s in self._logics[p].states())]
@@ -134,7 +134,9 @@ class TimeoutClock:
         return found
 
     async def _without_worker(self, partition: int, silent: list[RunState]) -> list[RunState]:
-        """Those whose attempt no fetcher has or will get. While a stage has something left to read, nobody knows."""
+        """Return the runs whose attempt no fetcher has or will get. Empty while a stage still lags, because that is
+        unknown then.
+        """
         client, keys = self._server.client, self._keys
         judged = [(s, s.taken) for s in silent]
         for group in ("normalizer", "parser"):
