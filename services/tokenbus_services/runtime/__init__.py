@@ -1,1 +1,1 @@
-"""What all services share: the FastStream app around a service, its pages, metrics and logs. No rule of any stage."""
+"""What all services share: the FastStream app around a service, its pages, metrics and logs. No stage's rules."""

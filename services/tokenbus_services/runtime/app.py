@@ -1,4 +1,6 @@
-"""The FastStream ASGI app around a service: lifespan, `/health`, `/ready`, `/metrics`, and pages.py's `/asyncapi`."""
+"""The FastStream ASGI app around a service: lifespan, `/health`, `/ready`, `/metrics`, and `/asyncapi`
+(http_pages.py).
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ from tokenbus_services.settings import Settings
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 MEASURE_S = 1.0
-"""How long a look at the server may hold up the metrics page."""
+"""Longest time that measuring the server may delay the metrics page."""
 
 
 class Service(Protocol):
@@ -40,41 +42,41 @@ class Service(Protocol):
 
     name: str
     liveness: Liveness
-    """The tasks that it lives by."""
+    """The tasks that the service depends on."""
 
     @property
     def ready(self) -> bool:
-        """Whether it can do its work now."""
+        """Whether it can work now."""
         ...
 
     async def open(self) -> None:
-        """Connect and sign on. Raises TokenbusError where the service cannot work as it is set up."""
+        """Connect and register. Raises TokenbusError if the service cannot work with its configuration."""
         ...
 
     async def close(self) -> None:
-        """Finish what is in hand, give the rest back; at once where ``liveness`` has failed."""
+        """Finish current work and hand the rest back; at once if ``liveness`` has failed."""
         ...
 
 
 class WorkerApp(AsgiFastStream):
-    """FastStream's app of a service that ends by itself where its worker cannot go on."""
+    """FastStream's app of a service; shuts itself down if its worker cannot continue."""
 
     supervisor: WorkerSupervisor
 
     async def lifespan(self, scope: Any, receive: Any, send: Any) -> None:
-        """Raises WorkerStuck once all is handed over, besides what starting and stopping raise."""
+        """Raises WorkerStuck after everything is handed over, besides errors of startup and shutdown."""
         await super().lifespan(scope, self.supervisor.wait_or_fail(receive), send)
         if self.supervisor.error:
             raise self.supervisor.error
 
 
 def worker_name() -> str:
-    """A name that no other worker has: host, process, chance (a container's first process is always 1)."""
+    """Return a unique name from host, process and random part (a container's first process always has id 1)."""
     return f"{socket.gethostname()}-{os.getpid()}-{uuid4().hex[:8]}"
 
 
 def make_broker(settings: Settings, registry: CollectorRegistry) -> RedisBroker:
-    """FastStream's broker for the server that the settings name."""
+    """Create FastStream's broker for the server in the settings."""
     assert settings.redis_url
     url = parse_url(settings.redis_url)
     options: dict[str, Any] = {
@@ -97,7 +99,7 @@ def _login(url: ServerUrl) -> dict[str, Any]:
 
 
 def declare_topics(broker: RedisBroker, settings: Settings, topics: Sequence[PublicTopic]) -> None:
-    """Put the public topics that a service writes on its AsyncAPI page. The commit script does the writing."""
+    """List the public topics that a service writes on its AsyncAPI page. The commit script does the writing."""
     for topic in topics:
         broker.publisher(
             stream=StreamSub(f"{settings.prefix}:{{n}}:{topic}"),
@@ -115,10 +117,11 @@ def make_app(
     stuck_s: float,
     measure: Callable[[], Awaitable[None]] | None = None,
 ) -> AsgiFastStream:
-    """The app of one service. `/health`: the process lives; `/ready`: it reaches its server, and all that it lives by
-    runs. ``stuck_s``: a task without progress for so long is the end of the worker.
+    """Create the app of one service. `/health`: the process is alive; `/ready`: it reaches its server and all its tasks
+    run.
 
-    ``measure`` is awaited whenever somebody reads `/metrics`. A server that is away does not keep the page from them.
+    ``stuck_s``: a task without progress for this long ends the worker. ``measure``: awaited whenever `/metrics` is
+    read. If the server is away, the page is still served.
     """
     ProcessCollector(registry=registry)
     supervisor = WorkerSupervisor(service.liveness, stuck_s=stuck_s)
@@ -161,7 +164,7 @@ def make_app(
         on_startup=[start],
         on_shutdown=[stop],
         specification=AsyncAPI(title=f"tokenbus {service.name}", version=__version__),
-        asyncapi_path=None,  # runtime/http_pages.py says why
+        asyncapi_path=None,  # see runtime/http_pages.py for the reason
     )
     app.supervisor = supervisor
     return app

@@ -1,4 +1,4 @@
-"""What the streams of an AsyncAPI page carry, as FastStream wants it: it asks pydantic, which knows no msgspec."""
+"""Payload schemas for the AsyncAPI page, in FastStream's form: it uses pydantic, which does not know msgspec types."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ _EVENTS: dict[PublicTopic, Any] = {
 
 
 def payload(topic: PublicTopic) -> Any:
-    """A type for FastStream that has the JSON Schema of the topic's events. Pydantic takes no definitions but its own,
-    so the schema refers to nothing."""
+    """Return a type for FastStream with the JSON Schema of the topic's events. The schema contains no references,
+    because pydantic only accepts its own definitions.
+    """
     return Annotated[dict[str, Any], WithJsonSchema(standalone(_EVENTS[topic]))]
 
 
 def request_payload() -> dict[str, Any]:
-    """The JSON Schema of what the inbound stream carries."""
+    """Return the JSON Schema of the inbound stream's entries."""
     return standalone(Request)

@@ -1,7 +1,7 @@
-"""A worker's agreement with all others on partitions and wire version: made when it starts, and kept up.
+"""A worker's agreement with the deployment on partitions and wire version: made at startup and repeated.
 
-A server that was flushed, or came back empty, has forgotten it; then the first process to come could set up another
-deployment over the one that runs. So each worker says it again and again.
+A server that was flushed, or came back empty, has lost the agreement. Then a new process could set up another
+deployment over the running one. So each worker repeats it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tokenbus.errors import ServerFull, ServerUnavailable
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 AGREE_S = 5.0
-"""How often it is said again."""
+"""How often the agreement is repeated."""
 
 
 class Deployment:
@@ -32,21 +32,21 @@ class Deployment:
         self._task: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
-        """Agree, and go on with that. Raises DeploymentMismatch, ServerUnavailable, ServerFull."""
+        """Join the deployment and start repeating it. Raises DeploymentMismatch, ServerUnavailable, ServerFull."""
         await join_deployment(self._server, self._keys)
         self._task = self._liveness.start(self._agree(), name="deployment")
 
     async def close(self) -> None:
-        """Say it no more."""
+        """Stop repeating it."""
         if self._task:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def _agree(self) -> None:
-        """Ends with DeploymentMismatch, and the worker with it, where others set up another deployment meanwhile."""
+        """Ends with DeploymentMismatch, and the worker with it, if another deployment was set up meanwhile."""
         while True:
             await rest(AGREE_S)
             try:
                 await join_deployment(self._server, self._keys)
-            except (ServerUnavailable, ServerFull, RedisError) as e:  # those who work know of it, and wait
+            except (ServerUnavailable, ServerFull, RedisError) as e:  # the tasks that use the server handle this
                 log.debug("deployment_not_said", problem=str(e))

@@ -1,13 +1,12 @@
-"""A FastStream subscriber whose messages come from the bus runtime and not from FastStream's own read.
+"""A FastStream subscriber whose messages come from the bus runtime instead of FastStream's own read.
 
-FastStream reads one stream a subscriber with a consumer group, pauses five seconds after an error and stops the
-app when a group is gone (faststream 0.7.8, redis/subscriber/usecases/stream_subscriber.py). An ordered stage reads
-all partitions it owns with plain XREAD, and a worker must be back within a second of its server. So the read is
-ours; handlers, middlewares, lifespan and the AsyncAPI page stay FastStream's.
+FastStream reads one stream per subscriber with a consumer group, pauses five seconds after an error and stops the app
+when a group is gone (faststream 0.7.8, redis/subscriber/usecases/stream_subscriber.py). An ordered stage reads all its
+partitions with plain XREAD, and a worker must be back within a second of its server. So the read is ours; handlers,
+middlewares, lifespan and the AsyncAPI page are FastStream's.
 
-What FastStream does around a message costs more CPU than the batch of a few chunks inside it, for between two batches
-the caches have gone cold (`make bench`: 300 µs a wake-up). So deliveries that follow one on another may be one message:
-a stretch.
+FastStream's work per message costs more CPU than a batch of a few chunks, because the caches are cold between two
+batches (`make bench`: 300 µs per wake-up). So consecutive deliveries may form one message: a stretch.
 """
 
 from __future__ import annotations
@@ -38,14 +37,16 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 Read = Callable[[], Awaitable[T | None]]
-"""The next delivery, or None where there was none for a while. May raise redis-py's errors: it is asked again soon."""
+"""Returns the next delivery, or None if there was none for a while. May raise redis-py's errors; it is called again
+soon.
+"""
 
 FIRST_PAUSE_S = 0.02
 LONGEST_PAUSE_S = 0.5
 
 
 class _Specification(StreamSubscriberSpecification):
-    """Of a subscriber whose handler says nothing of its entries: it takes what ``read`` gives."""
+    """The specification of a subscriber; documents ``payload`` if it is given."""
 
     def __init__(self, outer: Any, about: Any, calls: Any, stream: StreamSub, payload: dict[str, Any] | None) -> None:
         super().__init__(outer, about, calls, stream)
@@ -59,8 +60,9 @@ class _Specification(StreamSubscriberSpecification):
 
 
 class SourceSubscriber(StreamBatchSubscriber):
-    """Hands what ``read`` gives to the handler, one message at a time: each delivery with those that follow at once,
-    for up to ``stretch_s``."""
+    """Passes what ``read`` returns to the handler, one message at a time. A message is a delivery and those that
+    follow directly, for up to ``stretch_s``.
+    """
 
     def __init__(
         self,
@@ -89,7 +91,7 @@ class SourceSubscriber(StreamBatchSubscriber):
         self._pause = FIRST_PAUSE_S
         self._defects = Defects()
         self._waiting: asyncio.Timeout | None = None
-        """Around the read that waits."""
+        """Scope of the read that is waiting."""
 
     async def start(self) -> None:
         await LogicSubscriber.start(self)
@@ -97,7 +99,7 @@ class SourceSubscriber(StreamBatchSubscriber):
     async def stop(self) -> None:
         self.running = False
         if self._waiting:
-            self._waiting.reschedule(0)  # else FastStream would wait for the end of the stretch
+            self._waiting.reschedule(0)  # otherwise FastStream would wait for the end of the stretch
         await super().stop()
 
     async def _consume(self, *args: Any, start_signal: Event) -> None:
@@ -112,7 +114,7 @@ class SourceSubscriber(StreamBatchSubscriber):
                 await self.consume_one(message)
 
     async def _stretch(self, delivery: Any, name: str) -> AsyncGenerator[Any]:
-        """The delivery, and those after it until there is none for a while."""
+        """Yield the delivery and those after it, until there is none for a while."""
         clock = asyncio.get_running_loop().time
         until = clock() + self._stretch_s
         while delivery is not None:
@@ -126,8 +128,8 @@ class SourceSubscriber(StreamBatchSubscriber):
                 async with asyncio.timeout(None) as self._waiting:
                     delivery = await self._read()
             finally:
-                self._waiting = None  # `stop` may come in the pause too
-        except Exception as e:  # of another kind it is a defect, which must not end the reading unheard
+                self._waiting = None  # `stop` may also come during the pause
+        except Exception as e:  # other errors are defects, which must not end the reading silently
             if not self.running:
                 return None
             defect = None if isinstance(e, RedisError | OSError) else e
@@ -161,11 +163,10 @@ def attach(
     stretch_s: float = 0.0,
     payload: dict[str, Any] | None = None,
 ) -> None:
-    """Let ``handle`` work on what ``read`` gives: a FastStream handler of ``stream``, as the AsyncAPI page calls it.
-    Both say `beat` while they wait.
+    """Let ``handle`` process what ``read`` returns, as a FastStream handler of ``stream`` on the AsyncAPI page.
 
-    Deliveries of one stretch, up to ``stretch_s`` long, are one message to FastStream, its middlewares and its metrics.
-    ``payload``: the JSON Schema of an entry, for the AsyncAPI page.
+    Both call `beat` while they wait. Deliveries within one stretch, up to ``stretch_s`` long, are one message to
+    FastStream, its middlewares and its metrics. ``payload``: the JSON Schema of an entry, for the AsyncAPI page.
     """
     subscriber = SourceSubscriber(
         broker,
@@ -177,7 +178,7 @@ def attach(
         liveness=liveness,
         payload=payload,
     )
-    register = cast("Any", Registrator).subscriber  # RedisBroker's own takes a stream and makes the subscriber itself
+    register = cast("Any", Registrator).subscriber  # RedisBroker's own method creates the subscriber itself
     register(broker, subscriber)
     subscriber.add_call(parser_=_parse, decoder_=_decode, dependencies_=())
 
@@ -187,7 +188,7 @@ def attach(
                 try:
                     await handle(delivery)
                 except Exception:
-                    # FastStream, without a logger of its own, would drop it in silence.
+                    # FastStream has no logger here and would drop it silently.
                     log.exception("handler_failed", handler=title)
 
     handler.__name__ = title

@@ -1,8 +1,8 @@
 """The pages that every service has: health, readiness, metrics, and its AsyncAPI document.
 
-FastStream's own page of the document loads scripts of other hosts, and beside it takes ``POST /asyncapi/try``, which
-wraps a test broker around the live one: one request of anybody and the worker reads nothing more. Ours is a page
-without a script, and all pages are only ever read.
+FastStream's own document page loads scripts from other hosts and also serves ``POST /asyncapi/try``, which wraps a test
+broker around the live one: after a single request the worker reads nothing more. This page has no scripts, and all
+pages are read-only.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ td,th{{text-align:left;vertical-align:top;padding:.2rem .8rem .2rem 0}}
 
 
 def document_routes(document: Callable[[], Any]) -> list[Route]:
-    """``/asyncapi``, a page for people, and ``/asyncapi.json`` of this AsyncAPI document."""
+    """The routes ``/asyncapi``, a page for people, and ``/asyncapi.json`` of this AsyncAPI document."""
 
-    # Made once, at the first request: nothing changes it, and a service has better to do than to make it for anybody.
+    # Rendered once, at the first request: it never changes, and requests must not cost the service time.
     made = cache(document)
     page = cache(
         lambda: AsgiResponse(_page(made()).encode(), 200, {"content-type": "text/html; charset=utf-8", **_SAFE})
@@ -60,7 +60,7 @@ def document_routes(document: Callable[[], Any]) -> list[Route]:
 
 
 def json_answer(status: int, body: Any) -> AsgiResponse:
-    """JSON that a browser takes for nothing else."""
+    """A JSON response that browsers do not sniff as another type."""
     headers = {"content-type": "application/json", "x-content-type-options": "nosniff"}
     return AsgiResponse(msgspec.json.encode(body), status, headers)
 

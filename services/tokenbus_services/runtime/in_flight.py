@@ -1,7 +1,7 @@
-"""Items of a work queue in this process's hands: each in a task of its own, any of them stopped at once.
+"""Runs the items of a work queue, each in a task of its own that can be stopped at any time.
 
-Work that makes no progress for longer than all timeouts that apply to it is stuck: it is stopped, and its item is
-poison. Else its heartbeat would keep it from everybody, for ever.
+Work without progress for longer than all its timeouts is stuck: it is stopped, and its item is poison. Otherwise its
+heartbeat would keep it from other workers forever.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 ABANDON_S = 5.0
 LOOK_S = 10.0
-"""How often work is looked at whether it gets on."""
+"""How often to check work for progress."""
 
 
 class NotStarted(Exception):
-    """Raised by work that did not begin: another worker shall have the item, as if it had never been here."""
+    """Raised by work that did not begin: another worker gets the item as if it had never been delivered."""
 
 
 class Later(Exception):
-    """Raised by work that cannot be done now: the item goes to the end of its queue, as if never delivered."""
+    """Raised by work that cannot be done now: the item goes to the end of its queue as if never delivered."""
 
 
 class WorkStuck(TokenbusError):
@@ -50,33 +50,33 @@ class WorkStuck(TokenbusError):
 
 
 class _Work:
-    """One item in hand."""
+    """One item in progress."""
 
     def __init__(self, item: QueueItem) -> None:
         self.item = item
         self.progress: ItemWork | None = None
         self.lost = False
-        """The item is another worker's by now."""
+        """Whether another worker has claimed the item."""
         self._stopped = False
         self.task: asyncio.Task[None] | None = None
-        """What may be cancelled at any moment."""
+        """The work itself; may be cancelled at any moment."""
         self.whole: asyncio.Task[None] | None = None
-        """The work and what must follow it."""
+        """The work and its completion."""
 
     @property
     def stopped(self) -> bool:
-        """Whether it was to end; else, where its task was cancelled, nobody here wanted that."""
+        """Whether it was asked to stop. If not, and its task was cancelled, the cancellation is a defect."""
         return self._stopped
 
     def stop(self) -> None:
-        """Cancel the task, once: a second time would break off what it does to end, and leave a socket open."""
+        """Cancel the task, once: a second cancellation would interrupt its cleanup and leave a socket open."""
         if self.task and not self._stopped:
             self._stopped = True
             self.task.cancel()
 
 
 class InFlight:
-    """Works items until done, and then finishes them."""
+    """Works on items until they are done, then finishes them."""
 
     def __init__(
         self,
@@ -90,10 +90,16 @@ class InFlight:
         still_s: Callable[[QueueItem], float],
         liveness: Liveness | None = None,
     ) -> None:
-        """``most``: items at once. ``work`` may raise NotStarted and Later. A shutdown awaits ``abandon`` in place of
-        finishing what it stops; ``poisoned`` is awaited, before it is finished, with an item whose work raised: trying
-        it again would raise again. ``again``: see `Queue.finish`. ``still_s``: so long an item's work may take from one
-        `beat` to the next, by the clock of ``liveness``, and longer by the `slack` of the step that it is at."""
+        """Configure the work on items.
+
+        - ``most``: maximum items at once.
+        - ``work``: may raise NotStarted and Later.
+        - ``abandon``: awaited on shutdown, instead of finishing, for items that are stopped.
+        - ``poisoned``: awaited before finishing an item whose work raised, because a retry would raise again.
+        - ``again``: see `WorkQueue.finish`.
+        - ``still_s``: longest time between two `beat` calls of an item's work, by the clock of ``liveness``, plus the
+          `slack` of its current step.
+        """
         self._queue = queue
         self._work = work
         self._abandon = abandon
@@ -105,54 +111,55 @@ class InFlight:
         """Stuck work that did not end when it was stopped."""
         self._room = asyncio.Semaphore(most)
         self._items: dict[tuple[str, str], _Work] = {}
-        """By stream and entry: two partitions may give out one id."""
+        """By stream and entry: two partitions may use the same entry id."""
         self._stopping = False
 
     def __len__(self) -> int:
         return len(self._items)
 
     def __contains__(self, item: QueueItem) -> bool:
-        """Whether it is in hand, or was until a moment ago and could not be given back."""
+        """Whether it is in progress, or was a moment ago and could not be given back."""
         return _key(item) in self._items
 
     async def room(self) -> None:
-        """Wait until one more item may begin."""
+        """Wait until one more item may start."""
         await acquire(self._room)
         self._room.release()
 
     async def start(self, item: QueueItem) -> None:
-        """Begin on an item."""
+        """Start work on an item."""
         await acquire(self._room)
         work = self._items[_key(item)] = _Work(item)
         work.task = asyncio.create_task(self._begin(work), name=f"work {item.entry_id}")
         work.whole = asyncio.create_task(self._supervise(work, work.task))
 
     def on_claimed_away(self, item: QueueItem) -> None:
-        """Another worker took the item over: stop."""
+        """Stop: another worker has claimed the item."""
         if work := self._items.get(_key(item)):
             work.lost = True
             work.stop()
 
     def stop_item(self, item: QueueItem) -> None:
-        """Nobody wants this item's work any more: stop."""
+        """Stop: this item's work is no longer needed."""
         if work := self._items.get(_key(item)):
             work.stop()
 
     def cancel(self, run: str, *, which: Callable[[QueueItem], bool] = lambda item: True) -> None:
-        """The run was cancelled: stop what is done for it, or such of it as ``which`` says."""
+        """Stop the work of a cancelled run, or the items of it that ``which`` selects."""
         for work in self._items.values():
             if run.encode() in work.item.fields and which(work.item):
                 work.stop()
 
     async def drain(self, seconds: float) -> None:
-        """Let what is in hand finish, for so long at the most."""
+        """Let work in progress finish, for at most ``seconds``."""
         if tasks := self._tasks():
             await asyncio.wait(tasks, timeout=seconds)
 
     async def stop(self) -> None:
-        """Stop what is still in hand, and abandon it.
+        """Stop and abandon what is still in progress.
 
-        Ends within ABANDON_S: what a server that is away does not take until then is left to be claimed by others.
+        Ends within ABANDON_S; items that an unavailable server does not accept until then are left for other workers to
+        claim.
         """
         self._stopping = True
         tasks = self._tasks()
@@ -175,7 +182,7 @@ class InFlight:
         await self._work(work.item)
 
     async def _ended(self, work: _Work, task: asyncio.Task[None]) -> Exception | None:
-        """Wait until the work has ended. What is wrong with it, if it did not end by itself or as it was asked to."""
+        """Wait for the work to end. Returns its error, or None if it finished or was stopped on request."""
         step_s = self._still_s(work.item)
         while not (await asyncio.wait({task}, timeout=min(LOOK_S, step_s)))[0]:
             if work.progress and work.progress.still_s > (most_s := step_s + work.progress.slack_s):
@@ -198,7 +205,7 @@ class InFlight:
                 return
             if task.cancelled() and not work.stopped:
                 log.error("work_cancelled_by_nobody", stream=item.stream, entry=item.entry_id)
-                self._queue.release([item])  # what it did is not known, and finished it is not
+                self._queue.release([item])  # what it did is unknown, so it must not be finished
                 return
             if isinstance(error, NotStarted):
                 await self._queue.hand_back([item])
@@ -215,11 +222,11 @@ class InFlight:
             self._queue.release([item])
             raise
         except Exception as e:
-            # Kept alive here it would be nobody's. Whoever claims it knows by its deliveries that it was begun.
+            # If kept alive here, no worker would handle it. Its delivery count tells the next worker that it was begun.
             log.error("item_left", stream=item.stream, entry=item.entry_id, exc_info=e)
             self._queue.release([item])
         finally:
-            if self._items.get(_key(item)) is work:  # else it came back here while its lost work still ended
+            if self._items.get(_key(item)) is work:  # false if the item came back here while its lost work was ending
                 del self._items[_key(item)]
             self._room.release()
 
@@ -234,7 +241,7 @@ def _key(item: QueueItem) -> tuple[str, str]:
 
 
 async def dead_letter_item(server: Server, settings: Settings, stage: str, item: QueueItem, error: Exception) -> None:
-    """Poison in a work queue: the item goes to the dead stream, and its run ends `failed`."""
+    """Move a poison item to the dead-letter stream and end its run as `failed`."""
     keys = settings.keys
     reason = f"{type(error).__name__}: {error}"
     for name, data in item.fields.items():

@@ -1,4 +1,4 @@
-"""Structured logs: one event with fields a line; never a person's text at info level, never a key."""
+"""Structured logs: one event with fields per line; no user's text at info level, never a key."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ from tokenbus_services.terminal_text import safe
 
 
 def configure(level: str, *, service: str, secrets: Iterable[str] = ()) -> None:
-    """Log JSON lines to stderr, those of libraries too; on a terminal, readable lines. ``secrets``, and those that
-    the process learns later, appear in none, tracebacks and the debug lines of libraries included."""
+    """Log JSON lines to stderr, including those of libraries; on a terminal, readable lines.
+
+    ``secrets``, and those that the process learns later, are redacted everywhere, including tracebacks and debug lines
+    of libraries.
+    """
     person = sys.stderr.isatty()
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
@@ -33,7 +36,7 @@ def configure(level: str, *, service: str, secrets: Iterable[str] = ()) -> None:
     redact = Redaction(secrets)
 
     def without_secrets(logger: object, name: str, line: Any) -> Any:
-        return LEARNED(redact(line))  # what the renderer made, whatever a processor's annotation says
+        return LEARNED(redact(line))  # the renderer returns text, despite the annotation
 
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
@@ -50,5 +53,5 @@ def configure(level: str, *, service: str, secrets: Iterable[str] = ()) -> None:
 
 
 def _made_safe(logger: object, name: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
-    """What a stranger wrote may be in any field; the renderer shows a text as it is."""
+    """Escape untrusted text in all fields; the console renderer prints text as it is."""
     return {key: safe(value) if isinstance(value, str) else value for key, value in event.items()}

@@ -1,7 +1,7 @@
-"""The tools that MCP servers listed, kept on the server: written by tool executors, read where requests are taken in.
+"""The tool lists of MCP servers, stored on the server: written by tool executors, read by intake.
 
-One key an MCP server, so that any number of executors may write it and nobody has to search. It lives a little longer
-than an executor's restart takes; without one, requests hear that the tool is not listed.
+One key per MCP server, so any number of executors may write it and reads need no search. It outlives an executor's
+restart. Without an executor, requests are told that the tool is not listed.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from tokenbus.events.requests import Tool
 
 TTL_S = 120
 REFRESH_S = 30.0
-"""How often an executor writes what it knows, changed or not."""
+"""How often an executor writes its list, changed or not."""
 
 _decoder = msgspec.json.Decoder(list[Tool])
 
 
 class McpToolCache:
-    """The lists of one deployment."""
+    """The tool lists of one deployment."""
 
     def __init__(self, server: Server, keys: Keys) -> None:
         self._server = server
         self._keys = keys
         self._read: dict[str, tuple[bytes, dict[str, Tool]]] = {}
-        """The last answer for each MCP server, as bytes and decoded."""
+        """By MCP server: the last answer, as bytes and decoded."""
 
     async def write(self, name: str, tools: Sequence[Tool]) -> None:
-        """Make this the list of the MCP server ``name``. Raises what redis-py raises."""
+        """Store the list of the MCP server ``name``. Raises redis-py's errors."""
         await self._server.client.set(self._keys.mcp(name), msgspec.json.encode(tools), ex=TTL_S)
 
     async def read(self, name: str) -> dict[str, Tool] | None:
-        """The tools of the MCP server by name; None where nobody listed them lately. Raises what redis-py raises."""
+        """Return the MCP server's tools by name; None if there is no recent list. Raises redis-py's errors."""
         found: bytes | None = await self._server.client.get(self._keys.mcp(name))
         if found is None:
             return None

@@ -1,4 +1,4 @@
-"""The numbers that every service shows on `/metrics`, besides FastStream's own."""
+"""Metrics that every service shows on `/metrics`, besides FastStream's own."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 
 class StageMetrics:
-    """An ordered stage at work."""
+    """Metrics of an ordered stage."""
 
     def __init__(self, registry: CollectorRegistry, stage: str) -> None:
         labels = {"stage": stage}

@@ -1,7 +1,7 @@
-"""What lies on the server for the partitions that a worker owns, asked for whenever somebody reads `/metrics`.
+"""Gauges of the server's data for a worker's partitions, measured whenever `/metrics` is read.
 
-Each partition has one owner a stage, so sums over all workers count nothing twice; what there is one of, the inbound
-and the dead stream, the owner of partition 0 tells.
+Each partition has one owner per stage, so sums over all workers count nothing twice. The owner of partition 0 reports
+what exists only once: the inbound stream and the dead-letter stream.
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ from tokenbus.bus.stage_lag import LAG_FIELDS, lag_of
 
 
 class PartitionGauges:
-    """Lag, open runs and lengths of queues, of one worker's partitions."""
+    """Lag, open runs and queue lengths of one worker's partitions."""
 
     def __init__(
         self, registry: CollectorRegistry, keys: Keys, *, stage: str, queues: Sequence[InternalTopic] = ()
     ) -> None:
-        """``queues``: the work queues that this stage fills. With them it tells of open runs, `requests` and `dead`."""
+        """``queues``: the work queues that this stage fills. If given, it also reports open runs, `requests` and
+        `dead`.
+        """
         self._keys = keys
         self._stage = stage
         self._queue_topics = queues
@@ -44,7 +46,7 @@ class PartitionGauges:
             self._gauges += [self._open, self._queues, self._dead]
 
     async def measure(self, server: Server, owned: Sequence[int]) -> None:
-        """Set all of them. Raises what redis-py raises; then they are absent, and not as they once were."""
+        """Set all gauges. Raises redis-py's errors; the gauges are then absent rather than stale."""
         for gauge in self._gauges:
             gauge.clear()
         if not owned:

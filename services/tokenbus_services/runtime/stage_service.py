@@ -22,11 +22,11 @@ from tokenbus_services.runtime.supervision import stuck_after_s
 from tokenbus_services.settings import Settings
 
 STRETCH_S = 1.0
-"""Batches that follow one on another are one message to FastStream, for so long at the most."""
+"""Longest time that consecutive batches are one message to FastStream."""
 
 
 class Companion(Protocol):
-    """What runs in a stage's worker beside the stage: opened after it, closed before it."""
+    """Runs beside the stage in its worker: opened after it, closed before it."""
 
     async def open(self) -> None: ...
 
@@ -122,14 +122,14 @@ class StageService:
         await self._server.aclose()
 
     async def read(self) -> list[Batch] | None:
-        """What the owned partitions hold that is new."""
+        """Read the new entries of the owned partitions."""
         assert self._stage
         if self._room:
             await self._room()
         return await self._stage.read() or None
 
     async def handle(self, batches: list[Batch]) -> None:
-        """Work it in and commit."""
+        """Process the batches and commit."""
         assert self._stage
         begin = time.perf_counter()
         await self._stage.process(batches)
@@ -137,7 +137,7 @@ class StageService:
         self._metrics.entries.inc(sum(len(b.entries) for b in batches))
 
     async def measure(self) -> None:
-        """Look at what lies on the server, for `/metrics`."""
+        """Measure the server's data, for `/metrics`."""
         await self._gauges.measure(self._server, self._stage.owned if self._stage else ())
 
 
@@ -157,10 +157,14 @@ def stage_app(
     closing: Close | None = None,
     room: Room | None = None,
 ) -> AsgiFastStream:
-    """The FastStream app of an ordered stage's worker. ``fills``: the work queues that the stage writes to;
-    ``opening``: what starts what the logic works with, before the worker takes a partition;
-    ``closing``: what gives up what the logic works with, once nothing works any more; ``room`` is awaited before each
-    read."""
+    """Create the FastStream app of an ordered stage's worker.
+
+    - ``fills``: the work queues that the stage writes to.
+    - ``beside``: creates what runs beside the stage.
+    - ``opening``: starts what the logic needs, before the worker acquires a partition.
+    - ``closing``: releases what the logic needs, after all work has ended.
+    - ``room``: awaited before each read.
+    """
     broker = make_broker(settings, registry)
     service = StageService(
         settings,

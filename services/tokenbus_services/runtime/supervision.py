@@ -1,11 +1,11 @@
-"""A worker works or goes: one supervisor watches its long-lived tasks, and ends it when one ended or stands still.
+"""Ends a worker that cannot continue: one supervisor watches its long-lived tasks for exits and stalls.
 
-A worker that cannot go on must not go on claiming and renewing, or nobody would take over. So it claims and renews
-nothing more from that moment, hands back what it holds, and exits with a code of its own, after a line that says which
-task it was and where that waited. Whoever started it (`tokenbus up`, Compose, an orchestrator) starts it again.
+Such a worker must stop claiming and renewing, or no other worker could take over. So from that moment it claims and
+renews nothing, hands back what it holds, and exits with its own exit code, after logging which task failed and where it
+was waiting. Its parent (`tokenbus up`, Compose, an orchestrator) restarts it.
 
-A thread looks whether the event loop turns at all. Where it does not, leases and heartbeats stop by themselves; the
-thread ends the process, so that a new one takes its place.
+A thread checks that the event loop turns. If it does not, leases and heartbeats stop by themselves; the thread ends the
+process, so that a new one replaces it.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from tokenbus.errors import TokenbusError
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 EXIT_STUCK = 7
-"""The exit code of a worker that could not go on."""
+"""Exit code of a worker that could not continue."""
 TICK_S = 0.25
 HAND_OVER_S = 4.0
-"""How long a worker that goes may take to hand back what it holds. Then it ends as it is."""
+"""How long a failing worker may take to hand over its work; then the process is ended."""
 BLOCKED_S = 30.0
-"""An event loop that did not turn for so long does not turn again."""
+"""An event loop blocked for this long counts as dead."""
 LOOK_S = 1.0
 
 
 class WorkerStuck(TokenbusError):
-    """A task that the worker cannot do without ended, or made no progress."""
+    """A required task of the worker ended or made no progress."""
 
     code = "worker_stuck"
     retryable = True
@@ -51,7 +51,7 @@ class WorkerStuck(TokenbusError):
 
 
 def stuck_after_s(redis_url: str) -> float:
-    """How long a task may make no progress, by what one command may take at this server."""
+    """How long a task may go without progress, given how long a command may take on this server."""
     return STUCK_S if parse_url(redis_url).topology == "single" else STUCK_OF_MANY_NODES_S
 
 
@@ -64,36 +64,36 @@ class WorkerSupervisor:
         self._failed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._turns = 0
-        """How often the event loop came by."""
+        """Number of event loop passes seen."""
         self._closed = threading.Event()
         self.error: WorkerStuck | None = None
-        """Why the worker goes."""
+        """Why the worker ends."""
 
     @property
     def is_healthy(self) -> bool:
-        """Whether all tasks run that the worker lives by."""
+        """Whether all required tasks are running."""
         return self.error is None and self._liveness.complete
 
     def open(self) -> None:
-        """Begin to watch."""
+        """Start watching."""
         self._liveness.ended = self._ended
         self._task = asyncio.create_task(self._watch(), name="supervisor")
         self._task.add_done_callback(self._unwatched)
         threading.Thread(target=self._watch_loop, name="event loop's watch", daemon=True).start()
 
     async def close(self) -> None:
-        """Watch no more: from here on tasks end as they should."""
+        """Stop watching: from here on tasks end normally."""
         self._liveness.close()
         if self._task:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
     def closed(self) -> None:
-        """The service has ended; only the event loop is left to end."""
+        """The service has closed; only the event loop still has to end."""
         self._closed.set()
 
     def wait_or_fail(self, receive: Callable[[], Awaitable[Any]]) -> Callable[[], Awaitable[Any]]:
-        """ASGI's ``receive`` of the lifespan, which also tells the app to stop where the worker cannot go on."""
+        """Wrap the lifespan's ASGI ``receive``: it also tells the app to shut down if the worker cannot continue."""
 
         async def receive_or_failed() -> Any:
             told, failed = asyncio.ensure_future(receive()), asyncio.ensure_future(self._failed.wait())
@@ -118,7 +118,7 @@ class WorkerSupervisor:
         while True:
             await asyncio.sleep(TICK_S)
             now = clock()
-            # A process that was stopped, or had no processor, is not one whose tasks stand still.
+            # Cap the step: if the process was stopped or had no CPU, its tasks did not stall.
             self._liveness.elapsed_s += min(now - before, 2 * TICK_S)
             before = now
             self._turns += 1
@@ -126,7 +126,7 @@ class WorkerSupervisor:
                 if long_task.still_s > self._stuck_s + long_task.slack_s:
                     where = "".join(_waits_at(long_task.task))
                     self._fail(long_task.name, f"made no progress for {long_task.still_s:.1f} s", None, where)
-                    long_task.task.cancel()  # it may hold what the rest needs to end
+                    long_task.task.cancel()  # it may hold what the others need to end
                     return
 
     def _unwatched(self, task: asyncio.Task[None]) -> None:
@@ -165,7 +165,7 @@ class WorkerSupervisor:
 
 
 def _waits_at(task: asyncio.Task[Any]) -> list[str]:
-    """Where the task waits, the innermost call last."""
+    """Return where the task is waiting, innermost call last."""
     found: list[str] = []
     waits_in: Any = task.get_coro()
     while waits_in is not None:

@@ -1,4 +1,4 @@
-"""Work that is started and not waited for to its end, bounded in number."""
+"""A bounded set of background tasks whose errors are logged."""
 
 from __future__ import annotations
 
@@ -13,24 +13,28 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 LOOK_S = 0.5
 STRAGGLING_S = 0.05
-"""How long `run` waits for what it started: as a rule all of it has ended by then."""
+"""How long `run` waits for the tasks it started; normally they have ended by then."""
 
 
 class LoggedTasks:
-    """Runs work of which some may hang, on a node of a Cluster that is away, say. Call `close` at the end."""
+    """Runs background work, some of which may hang, for example on a Cluster node that is away. Call `close` at the
+    end.
+    """
 
     def __init__(self, name: str, *, most: int) -> None:
-        """``most`` tasks at once."""
+        """``most``: maximum concurrent tasks."""
         self._name = name
         self._most = most
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self, works: Iterable[Callable[[], Awaitable[None]]], *, patience_s: float = STRAGGLING_S) -> None:
-        """Start each, and wait so long for them; what has not ended by then goes on. Waits while too many run."""
+        """Start each work item and wait up to ``patience_s``; the rest continues in the background. Waits while too
+        many run.
+        """
         started: set[asyncio.Task[None]] = set()
         for work in works:
             while len(self._tasks) >= self._most:
-                beat()  # that there is no place is no defect of who asks for one
+                beat()  # a full set is not the caller's defect
                 await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED, timeout=LOOK_S)
             started.add(self._start(work))
         if started:
@@ -47,7 +51,7 @@ class LoggedTasks:
         return task
 
     async def close(self) -> None:
-        """Cancel what still runs, and wait for its end."""
+        """Cancel what still runs, and wait for it to end."""
         tasks = [*self._tasks]
         for task in tasks:
             task.cancel()
