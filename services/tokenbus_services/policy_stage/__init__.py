@@ -1,5 +1,5 @@
-"""The policy stage: it judges drafts of runs that have policies. See docs/guides/policy-stage.md.
+"""The policy stage: runs policies on the drafts of runs that have them. See docs/guides/policy-stage.md.
 
-What a policy is, and what becomes of what it sends, is the library's (`tokenbus.policy`); which ruling counts, and what
-is heard of it, is the parser's (`tokenbus.core.run.gated`). Here policies run.
+The library (`tokenbus.policy`) defines policies and the handling of their output; the parser
+(`tokenbus.core.run.gated`) decides which verdicts count and what is released.
 """

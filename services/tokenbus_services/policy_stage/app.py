@@ -1,4 +1,4 @@
-"""The policy stage's app."""
+"""The policy stage's application."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tokenbus_services.settings import Settings
 
 
 def create(settings: Settings) -> AsgiFastStream:
-    """One worker of the policy stage. Raises SettingsError at its start where a policy cannot be had."""
+    """Create one policy worker. Raises SettingsError at startup if a policy cannot be loaded."""
     registry = CollectorRegistry()
     service = PolicyService(settings, registry)
 
@@ -33,7 +33,7 @@ def create(settings: Settings) -> AsgiFastStream:
 
 
 class _Judging:
-    """The service, once there is a stage to judge for."""
+    """Opens and closes the service beside its stage."""
 
     def __init__(self, service: PolicyService, server: Server, stage: Stage, liveness: Liveness) -> None:
         self._service, self._server, self._stage, self._liveness = service, server, stage, liveness

@@ -1,4 +1,4 @@
-"""Which run pays for an executor that ended, and when a policy is called no more for a run: pure."""
+"""Decides which run is at fault for an executor that ended, and when a run's policy is no longer called. Pure."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from tokenbus_services.policy_stage.marks import Call, Marks
 from tokenbus_services.policy_stage.messages import Failing
 
 End = Literal["blocked", "exited", "memory", "overran"]
-"""How an executor ended: a call did not return; the process died; it had too much memory; a call went on past its
-timeout."""
+"""How an executor ended: a call did not return; the process died; it used too much memory; a call ran past its
+timeout.
+"""
 
 WORDS: Mapping[End, str] = {
     "blocked": "a call blocked its process",
@@ -24,18 +25,18 @@ WORDS: Mapping[End, str] = {
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """A policy ended its executor."""
+    """A policy that ended its executor."""
 
     policy: str
     place: int
-    """Of the call (`marks.place_of`)."""
+    """The call's place (`marks.place_of`)."""
     end: End
 
 
 def culprit(marks: Marks, end: End, *, memory_bytes: int, alone: int | None) -> Call | None:
-    """The call at fault; None: nobody knows. ``alone``: the one run that the executor had, where it is for one run.
+    """Return the call at fault; None if that is unknown. ``alone``: the executor's only run, if it is for one run.
 
-    For memory it is the call whose steps took most of it, not the one that came to ask for the last of it.
+    For memory, that is the call whose steps used most of it, not the one whose allocation failed.
     """
     over = end == "memory" or marks.out_of_memory
     if over and marks.grew and marks.grew_bytes >= memory_bytes // 2:
@@ -48,31 +49,31 @@ def culprit(marks: Marks, end: End, *, memory_bytes: int, alone: int | None) -> 
 
 
 class Starts(msgspec.Struct):
-    """What counts against one policy of one run: starts in which it ended its executor, or may have."""
+    """Failed starts of one policy of one run: starts in which it ended its executor, or may have."""
 
     count: int = 0
     failed_at: int = 0
-    """The last place at which it did."""
+    """The place of its last failure."""
 
 
 class Sentence(msgspec.Struct, frozen=True):
-    """What is to be done with a run, before its next start."""
+    """What to do with a run before its next start."""
 
     ended_by: str | None = None
-    """This policy is called no more, and its ``on_error`` ends the run."""
+    """This policy is not called again, and its ``on_error`` ends the run."""
     failing: Mapping[str, Failing] = {}
-    """These are called no more, and the run goes on without them."""
+    """These are not called again, and the run continues without them."""
     suspects: list[str] = []
-    """These may end their executor: the run has one for itself, and the start counts."""
+    """These may end their executor: the run gets one of its own, and the start counts."""
 
 
 def sentence(
     starts: Mapping[str, Starts], policies: Sequence[str], on_error: Mapping[str, OnError], *, most: int
 ) -> Sentence:
-    """``most``: starts after which a policy is not called again for the run.
+    """Decide on the run's policies. ``most``: failed starts after which a policy is not called again for the run.
 
-    A policy whose ``on_error`` is pass is called as far as it came, so that what it held goes out. If it fails before
-    that too, it is not called at all.
+    A policy whose ``on_error`` is ``pass`` is called up to where it failed, so that chunks it held go out. If it fails
+    earlier than that, it is not called at all.
     """
     failing: dict[str, Failing] = {}
     suspects: list[str] = []
@@ -93,5 +94,5 @@ def sentence(
 
 
 def reason(starts: int) -> str:
-    """Why the policy is called no more."""
+    """Why the policy is not called again."""
     return f"it blocked or ended its process in each of {starts} starts"

@@ -1,9 +1,9 @@
-"""The client with which policies ask the bus.
+"""The client with which policies use the bus.
 
-What a policy asks is a run like any other, and a route that any run meets gives it policies too: the one that asks
-would judge its own question, and ask again, without an end; and any other could wait for the very worker that waits for
-it. So these runs have none. That they are such runs is noted on the server before they are published, by whom may write
-there; a request cannot say it of itself. And nothing of them is visible, or a listener would hear what a judge says.
+A request from a policy is a normal run, and a matching route would put it under policies too: the policy would judge
+its own question and ask again, endlessly, or wait for the very worker that waits for it. So these runs have no
+policies. A note on the server, written before publishing, marks them; a request cannot set that mark itself. They are
+not visible either, so that listeners do not get the judge's text.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from tokenbus.events.requests import Generate
 
 
 class AskingClient(Client):
-    """A client whose runs no policy judges and nobody hears."""
+    """A client whose runs have no policies and are not visible."""
 
     def __init__(self, redis_url: str, keys: Keys, *, run_ttl_ms: int) -> None:
-        """Does no IO: it connects with the first question. Raises SettingsError."""
+        """Does no IO; connects with the first request. Raises SettingsError."""
         super().__init__(redis_url, prefix=keys.prefix, partitions=keys.partitions)
         self._keys = keys
         self._run_ttl_ms = run_ttl_ms
         self._server = Server(redis_url)
 
     async def publish(self, request: Generate | Mapping[str, object], *, wait: bool = True) -> Run:
-        """See `Client.publish`. Raises RequestInvalid also for a request that names policies."""
+        """See `Client.publish`. Raises RequestInvalid also if the request names policies."""
         with publishing.carrying(request):
             run, request = publishing.with_id(request, new_run_id)
             named = request.policies if isinstance(request, Generate) else request.get("policies")

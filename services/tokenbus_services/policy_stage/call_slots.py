@@ -1,7 +1,7 @@
-"""How many policies of one worker are at work at once: the runs take turns, a call each.
+"""Limits the concurrent policy calls of one worker; runs take turns, one call each.
 
-A policy may ask a model or a service, and hundreds of them at once would ask it too much. A run with many calls to be
-judged side by side takes no more turns than one with a single call.
+A policy may call a model or a service, and hundreds of concurrent calls would overload it. A run with many calls to
+judge in parallel gets no more turns than a run with one.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from contextlib import asynccontextmanager
 
 
 class Seats:
-    """A seat for each call of a policy that runs."""
+    """A fair semaphore for policy calls."""
 
     def __init__(self, most: int, *, reassure_s: float) -> None:
-        """``most``: calls at once. ``reassure_s``: a run that waits for a seat is told so this often."""
+        """``most``: maximum concurrent calls. ``reassure_s``: how often a waiting run is reported as waiting."""
         self._free = most
         self._reassure_s = reassure_s
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
-        """By run, the one whose turn is next first: what waits for a seat. None of them is empty."""
+        """Waiting calls by run, next in turn first. No queue is empty."""
 
     @property
     def waiting(self) -> int:
-        """Calls that wait."""
+        """Number of waiting calls."""
         return sum(len(calls) for calls in self._waiting.values())
 
     @asynccontextmanager
     async def seat(self, run: str, reassure: Callable[[], object]) -> AsyncGenerator[None]:
-        """Holds a seat inside of this block. ``reassure`` is called while the run waits for it."""
+        """Hold a slot inside this block. ``reassure`` is called periodically while the run waits for it."""
         if self._free and not self._waiting:
             self._free -= 1
         else:
@@ -47,7 +47,7 @@ class Seats:
                 reassure()
         except BaseException:
             if seat.done():
-                self._pass_on()  # given and cancelled in one moment
+                self._pass_on()  # granted and cancelled at the same moment
             else:
                 self._waiting[run].remove(seat)
                 if not self._waiting[run]:
@@ -55,7 +55,7 @@ class Seats:
             raise
 
     def _pass_on(self) -> None:
-        """To the run whose turn it is, which goes to the end of the row."""
+        """Give the slot to the next run, and move that run to the end."""
         if not self._waiting:
             self._free += 1
             return

@@ -1,7 +1,7 @@
-"""Where policies are called: the runs of one executor, each under its policies.
+"""Calls policies: the runs of one executor, each under its policies.
 
-To its worker an executor is messages in, messages out (`messages`), whether it is a process of its own or a part of the
-worker. It keeps nothing that the worker could not give to another one: a run begins anew there, with its first draft.
+To its worker, an executor is messages in, messages out (`messages`), whether it is a separate process or part of the
+worker. It holds no state that another one could not rebuild: a run starts again there with its first draft.
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ from tokenbus_services.policy_stage.provenance import Trace, TracedEvents
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 OVERRUN_S = 2.0
-"""So long past its timeout a call may take to end, once it was cancelled."""
+"""How long a cancelled call may take to end after its timeout."""
 LOOK_S = 0.5
 
 Links = Mapping[str, Callable[[], BoundPolicy]]
 Send = Callable[[messages.FromExecutor], None]
 
 _draft: ContextVar[int] = ContextVar("draft", default=0)
-"""With which the policies of a run are called; of a work that was put off, that under which it was."""
+"""The draft with which a run's policies are called; for deferred work, the draft under which it was deferred."""
 
 
 class PolicyStopped(Exception):
-    """In place of a call of a policy that is called no more."""
+    """Raised instead of calling a policy that is no longer called."""
 
 
 def load_policies(policies: Mapping[str, PolicySpec]) -> Links:
-    """Imports the policies. Raises SettingsError, where one cannot be had or its options are wrong."""
+    """Import the policies. Raises SettingsError if one cannot be loaded or its options are invalid."""
     return {name: load(spec, f"policies.{name}") for name, spec in policies.items()}
 
 
 class _Underway(msgspec.Struct, eq=False):
-    """A call that has not ended."""
+    """A running call."""
 
     task: int
     policy: str
@@ -62,7 +62,7 @@ class _Underway(msgspec.Struct, eq=False):
 
 
 class PolicyExecutor:
-    """Judges the runs that it is given. `handle` what comes; `close` it at the end."""
+    """Runs policies on the runs it is given. `handle` its messages; `close` it at the end."""
 
     def __init__(
         self,
@@ -76,8 +76,9 @@ class PolicyExecutor:
         marking: Marking | None = None,
         out_of_memory: Callable[[], None] = lambda: None,
     ) -> None:
-        """``timeouts``: of the policies' calls. ``calls``: how many at once. ``out_of_memory``: called within one that
-        was refused memory."""
+        """``timeouts``: per policy, of its calls. ``calls``: maximum concurrent calls. ``out_of_memory``: called
+        inside a call that was refused memory.
+        """
         self._links = links
         self._policies = {name: n for n, name in enumerate(links)}
         self._client = client
@@ -92,11 +93,11 @@ class PolicyExecutor:
 
     @property
     def waiting(self) -> int:
-        """Calls that wait for their turn."""
+        """Number of calls waiting for a slot."""
         return self._seats.waiting
 
     def handle(self, message: ToExecutor) -> None:
-        """Do what the worker says."""
+        """Handle a message from the worker."""
         match message:
             case messages.Open():
                 self._runs[message.task] = _RunInExecutor(self, message)
@@ -110,7 +111,7 @@ class PolicyExecutor:
             self._watching = asyncio.create_task(self._watch())
 
     async def close(self) -> None:
-        """End what is under way."""
+        """Cancel all running work."""
         tasks = [run.task for run in self._runs.values()]
         for run in self._runs.values():
             run.close()
@@ -122,7 +123,7 @@ class PolicyExecutor:
             await asyncio.wait(tasks)
 
     def stream(self, opened: messages.Open, trace: Trace) -> PolicyStream[PublicEvent]:
-        """A run under its policies, which begin anew."""
+        """Create the run's policy stream, with new policy instances."""
         return PolicyStream(
             [self._links[name]() for name in opened.policies],
             TracedEvents(PublicEvents(lambda: 0), trace),
@@ -133,7 +134,7 @@ class PolicyExecutor:
 
     @asynccontextmanager
     async def _slot(self, opened: messages.Open, policy: str) -> AsyncGenerator[None]:
-        """Entered by each call of a policy, and by each work that it put off, in the task in which that runs."""
+        """Entered around each policy call and each deferred work item, in the task that runs it."""
         run = self._runs.get(opened.task)
         put_off = run is None or asyncio.current_task() is not run.task
         place = place_of(_draft.get(), put_off=put_off)
@@ -161,12 +162,12 @@ class PolicyExecutor:
                 self._underway.discard(underway)
 
     def ended(self, run: _RunInExecutor) -> None:
-        """All of it is judged."""
+        """Forget a run that has ended."""
         if self._runs.get(run.opened.task) is run:
             del self._runs[run.opened.task]
 
     async def _watch(self) -> None:
-        """Tell of calls that go on though they were cancelled, and that the event loop turns."""
+        """Report calls that ignore their cancellation, and show that the event loop turns."""
         clock = asyncio.get_running_loop().time
         while True:
             await asyncio.sleep(LOOK_S)
@@ -180,7 +181,7 @@ class PolicyExecutor:
 
 
 class _RunInExecutor:
-    """One run: drafts in, in order; steps out, as soon as they are known."""
+    """One run: takes drafts in order, and sends verdicts as soon as they are known."""
 
     def __init__(self, executor: PolicyExecutor, opened: messages.Open) -> None:
         self.opened = opened
@@ -191,12 +192,12 @@ class _RunInExecutor:
         self.task = asyncio.create_task(self._work(), name=f"policies of {opened.run}")
 
     def add(self, drafts: Sequence[PublicEvent]) -> None:
-        """These come next."""
+        """Add the next drafts."""
         self._drafts.extend(drafts)
         self._more.set()
 
     def close(self) -> None:
-        """It needs no judgement any more."""
+        """Stop: the run needs no more verdicts."""
         self.task.cancel()
 
     async def _work(self) -> None:
@@ -205,7 +206,7 @@ class _RunInExecutor:
             await self._judge()
             send(messages.Finished(task))
         except Exception as e:
-            # Nothing that a policy does: that is an error of the policy. The parser's patience ends the run.
+            # Not caused by a policy: its errors are handled in the stream. The parser's policy timeout ends the run.
             log.exception("judging_failed", run=self.opened.run)
             send(messages.Defect(task, f"{type(e).__name__}: {e}"))
         finally:
@@ -238,7 +239,7 @@ class _RunInExecutor:
             await stream.close()
 
     async def _until_known(self, pending: Sequence[asyncio.Future[object]]) -> None:
-        """Something that was put off is known, or there are more drafts."""
+        """Wait until deferred work is done or more drafts arrive."""
         self._more.clear()
         more = asyncio.create_task(self._more.wait())
         try:
@@ -249,7 +250,7 @@ class _RunInExecutor:
                 await more
 
     def _say(self, trace: Trace, out: Sequence[PublicEvent], stream: PolicyStream[PublicEvent]) -> None:
-        stream.decisions()  # the trace has them, each where it belongs
+        stream.decisions()  # the trace has them, each with its origin
         ends: str | None = None
         if ended := stream.terminated:
             reason = ended.reason if ended.action == "terminate" else f"failed: {ended.reason}"

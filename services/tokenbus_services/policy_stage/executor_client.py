@@ -1,4 +1,4 @@
-"""A policy worker's end of one executor that is a process."""
+"""The policy worker's side of one executor process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 
 class ExecutorProcess(asyncio.Protocol):
-    """See `Executor`. `start` it; it says when it has ended."""
+    """See `Executor`. Call `start`; it reports its end."""
 
     def __init__(
         self,
@@ -30,22 +30,22 @@ class ExecutorProcess(asyncio.Protocol):
         on_end: Callable[[ExecutorProcess], None],
         on_overrun: Callable[[ExecutorProcess, messages.Overran], None],
     ) -> None:
-        """``separate``: it is for one run."""
+        """``separate``: whether it is for one run only."""
         self.separate = separate
         self.left = False
-        """It was shared, and is left to a run that blocks it."""
+        """Whether it was shared, and is now left to a run that blocks it."""
         self.emptied = False
-        """The run that it was for needs it no more."""
+        """Whether its only run no longer needs it."""
         self.runs: dict[int, RunInExecutor] = {}
         """By task."""
         self.page = MarksPage()
         self.pid = 0
         self.base_bytes = 0
-        """What memory it had at its start."""
+        """Its memory at startup."""
         self.step, self.still_s = 0, 0.0
-        """The step that was under way at the last look, and for how long it was."""
+        """The step in progress at the last look, and how long it has lasted."""
         self.beats, self.silent_s = 0, 0.0
-        """The same of its event loop, while there is something for it to do."""
+        """The same for its event loop, while it has work to do."""
         self.killed_for: End | None = None
         self.overran: messages.Overran | None = None
         self._next_task = next_task
@@ -54,7 +54,7 @@ class ExecutorProcess(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._frames = messages.Frames(messages.from_executor)
         self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Done once its end was told."""
+        """Done when its end has been reported."""
 
     async def start(self, server: ForkServer, memory_of: Callable[[int], int]) -> None:
         """Fork it. Raises OSError."""
@@ -86,7 +86,7 @@ class ExecutorProcess(asyncio.Protocol):
             self._end_if_empty()
 
     def half_close(self) -> None:
-        """It is to end what is under way, and then itself."""
+        """Tell it to finish running work and exit."""
         if self._transport and not self._transport.is_closing():
             self._transport.write_eof()
 
@@ -102,13 +102,13 @@ class ExecutorProcess(asyncio.Protocol):
     # --- asyncio.Protocol -----------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's are no subclass
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's transports are not a subclass
 
     def data_received(self, data: bytes) -> None:
         try:
             for message in self._frames.feed(data):
                 self._heard(message)
-        except msgspec.DecodeError as e:  # a policy wrote to what is not its own
+        except msgspec.DecodeError as e:  # a policy wrote to the executor's connection
             log.warning("policy_executor_unreadable", pid=self.pid, problem=str(e))
             assert self._transport
             self._transport.abort()

@@ -1,9 +1,9 @@
-"""The executors of a policy worker that are processes: which there are, and what becomes of one that stands still.
+"""The executor processes of a policy worker, and what happens to one that stalls.
 
-A few are shared by all runs. A run that may end its executor has one for itself: one whose policy ended one before, and
-for a while each run of a policy that did so to any. A shared executor that stands still in a call is left to the run
-whose call it is, and all others begin anew in another one; if the call does not return within its timeout, the process
-is killed. So a policy costs other runs a moment, and nothing more.
+A few are shared by all runs. A run that may end its executor gets one of its own: a run whose policy has ended one
+before and, for a while, every run of a policy that did so to any run. If a shared executor stalls in a call, it is left
+to that call's run, and all other runs start again in another one. If the call does not return within its timeout, the
+process is killed. So a bad policy only delays other runs for a moment.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 LOOK_S = 0.1
 BLOCKED_S = 1.0
-"""A shared executor that is at one step of a call for so long is left to the run of that call."""
+"""A shared executor stuck in one step of a call for this long is left to that call's run."""
 MOST_SEPARATE = 4
-"""Executors for one run each, at once."""
+"""Maximum executors for single runs."""
 SEPARATE_S = 60.0
-"""So long all runs of a policy that ended or blocked an executor have one for themselves."""
+"""How long all runs of a policy that ended or blocked an executor get their own."""
 SILENT_S = 10.0
-"""An executor whose event loop did not turn for so long, though no call was at work, does not turn again."""
+"""An executor whose event loop has not turned for this long, without a call in progress, counts as dead."""
 CLOSE_S = 4.0
 FORK_PAUSE_S = 0.5
 
@@ -43,7 +43,7 @@ class ExecutorPool:
     """See `Executors`."""
 
     def __init__(self, setup: Setup, *, most: int, on_end: Callable[[End], None]) -> None:
-        """``most``: executors that are shared. ``on_end``: called for each that ended and was not to."""
+        """``most``: number of shared executors. ``on_end``: called for each that ended unexpectedly."""
         self._setup = setup
         self._names = list(setup.policies)
         self._timeouts = [policy.timeout_s for policy in setup.policies.values()]
@@ -54,7 +54,7 @@ class ExecutorPool:
         self._processes: set[ExecutorProcess] = set()
         self._separate = asyncio.Semaphore(MOST_SEPARATE)
         self._changed = asyncio.Event()
-        """There is another shared executor."""
+        """Set when there is another shared executor."""
         self._blocks_until: dict[str, float] = {}
         """By policy that ended or blocked an executor."""
         self._tasks = 0
@@ -70,7 +70,7 @@ class ExecutorPool:
         return sum(each.page.read().waiting_calls for each in self._processes)
 
     async def start(self, liveness: Liveness) -> None:
-        """See `Executors.start`. Raises OSError too."""
+        """See `Executors.start`. Also raises OSError."""
         self._server = ForkServer(self._setup)
         await self._server.open()
         for _ in range(self._most):
@@ -97,7 +97,7 @@ class ExecutorPool:
         return any(self._blocks_until.get(policy, 0.0) > now for policy in policies)
 
     async def shared(self) -> Executor:
-        """The one with the fewest runs; waits where there is none."""
+        """Return the one with the fewest runs; wait if there is none."""
         while not (shared := self._shared):
             self._changed.clear()
             await self._changed.wait()
@@ -154,7 +154,7 @@ class ExecutorPool:
         while True:
             await rest(LOOK_S)
             now = time.monotonic()
-            # A worker that was stopped, or had no processor, has not seen whether its executors got on.
+            # Cap the step: a worker that was stopped or had no CPU did not see whether its executors progressed.
             passed_s, before = min(now - before, 2 * LOOK_S), now
             try:
                 for process in [*self._processes]:
@@ -195,7 +195,7 @@ class ExecutorPool:
         self._server.kill(process.pid)
 
     def _leave_to(self, process: ExecutorProcess, call: Call) -> None:
-        """All other runs begin anew elsewhere; the executor is that run's alone, and ends with it."""
+        """Leave the executor to that call's run, and let it end with that run; all other runs start again elsewhere."""
         policy = self._names[call.policy]
         log.warning("policy_blocks", policy=policy, pid=process.pid, runs=len(process.runs))
         self._note(policy)
@@ -204,7 +204,7 @@ class ExecutorPool:
         for task, run in others.items():
             process.close(task)
             run.lost(None, suspect=False)
-        if not process.runs:  # the run has ended meanwhile; its call goes on
+        if not process.runs:  # the run has ended meanwhile, but its call is still running
             self._kill(process, "blocked")
 
     def _overran(self, process: ExecutorProcess, message: Overran) -> None:
@@ -212,7 +212,7 @@ class ExecutorPool:
         self._kill(process, "overran")
 
     def _ended(self, process: ExecutorProcess) -> None:
-        """The process is gone, or not to be used any more."""
+        """Handle an executor that has ended or must not be used again."""
         self._processes.discard(process)
         if process.separate and not process.left:
             self._separate.release()
@@ -220,7 +220,7 @@ class ExecutorPool:
         marks = process.page.read()
         process.page.close()
         if self._server:
-            self._server.kill(process.pid)  # it may have closed its connection only
+            self._server.kill(process.pid)  # it may only have closed its connection
         if self._closed or (process.emptied and not runs):
             return
         end: End = "memory" if marks.out_of_memory else process.killed_for or "exited"
@@ -244,7 +244,7 @@ class ExecutorPool:
 
 
 def rss_bytes(pid: int) -> int:
-    """What memory of its own and what shared memory the process has; 0 where it is gone, or the system does not say."""
+    """Return the process's resident memory in bytes; 0 if it is gone or the system does not report it."""
     if sys.platform != "linux":
         return 0
     try:

@@ -1,9 +1,9 @@
-"""The process from which executors are forked, and an executor as a process: `python -m … FD`.
+"""The fork server for executors, and an executor as a process: `python -m … FD`.
 
-A policy worker starts one such process from a clean interpreter. It imports the policies once, and then does nothing
-but fork executors, end them, and reap them: so an executor starts in milliseconds, shares what was imported, and never
-has a lock or a connection of the worker. It lives as long as the worker's end of its socket, and its executors no
-longer than it.
+A policy worker starts one such process from a clean interpreter. It imports the policies once, then only forks
+executors, kills them and reaps them. So an executor starts in milliseconds, shares the imported modules, and never
+inherits a lock or connection of the worker. The process lives as long as the worker's end of its socket, and its
+executors no longer than it does.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from tokenbus_services.policy_stage.messages import Setup
 from tokenbus_services.runtime import logs
 
 COMMAND = struct.Struct("<cQ")
-"""To the process: `FORK`, with the executor's socket and its page, or `KILL` and the executor's id."""
+"""Sent to the process: `FORK`, with the executor's socket and page, or `KILL` and the executor's id."""
 FORK, KILL = b"F", b"K"
 PID = struct.Struct("<Q")
-"""The answer to `FORK`."""
+"""The reply to `FORK`."""
 LENGTH = struct.Struct("<I")
 REAP_S = 0.2
 CLOSE_S = 3.0
-"""What an executor may take to end what is under way."""
+"""How long an executor may take to end running work."""
 EXIT_DEFECT, EXIT_MEMORY = 1, 9
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
@@ -87,7 +87,7 @@ class _ForkServer:
         self._children: set[int] = set()
 
     def serve(self) -> None:
-        """Do what the worker says, until it is gone."""
+        """Serve the worker until its end of the socket closes."""
         try:
             while self._serve_one():
                 self._reap()
@@ -107,7 +107,7 @@ class _ForkServer:
         command, pid = COMMAND.unpack(data)
         if command == FORK:
             self._fork(*fds)
-        elif pid in self._children:  # its id is no other process's, for it is not reaped
+        elif pid in self._children:  # not reaped yet, so its id cannot belong to another process
             os.kill(pid, signal.SIGKILL)
         return True
 
@@ -129,7 +129,7 @@ class _ForkServer:
 
 
 def _run_executor(server: int, connection: int, page: int, setup: Setup, links: Links) -> Never:
-    """An executor, from its fork to its end."""
+    """Run an executor from its fork to its end."""
     try:
         _end_with(server)
         marking = Marking(MarksPage(page))
@@ -149,7 +149,7 @@ async def _serve(connection: socket.socket, setup: Setup, links: Links, marking:
     reader, writer = await asyncio.open_unix_connection(sock=connection)
 
     def out_of_memory() -> None:
-        # What is left of it may not be enough for anything else.
+        # Exit at once: the remaining memory may not suffice for anything else.
         marking.page.out_of_memory()
         os._exit(EXIT_MEMORY)
 
@@ -168,7 +168,7 @@ async def _serve(connection: socket.socket, setup: Setup, links: Links, marking:
         while data := await reader.read(2**16):
             for message in frames.feed(data):
                 executor.handle(message)
-    # The worker wants no more of this executor, or is gone. What policies asked the bus is cancelled.
+    # The worker no longer needs this executor, or is gone. Requests of policies on the bus are cancelled.
     with suppress(TimeoutError):
         async with asyncio.timeout(CLOSE_S):
             await executor.close()
@@ -182,7 +182,7 @@ def _end_with(server: int) -> None:
 
 
 def _bound_memory(memory_bytes: int) -> None:
-    """Refuse memory beyond the bound, so that one step cannot take it all before the worker looks."""
+    """Refuse memory beyond the limit, so that one step cannot use it all up before the worker checks."""
     if sys.platform != "linux":
         return
     with open("/proc/self/statm", encoding="ascii") as statm:

@@ -1,6 +1,6 @@
-"""What a policy worker knows of its executors, and the simplest kind: no process of its own.
+"""The executor interface of a policy worker, and its simplest implementation: in the worker's own process.
 
-In `executor_pool` are those that are processes.
+Executor processes are in `executor_pool`.
 """
 
 from __future__ import annotations
@@ -17,83 +17,86 @@ from tokenbus_services.policy_stage.messages import FromExecutor, Setup
 
 
 class RunInExecutor(Protocol):
-    """Who wants to know what becomes of a run in its executor. Nothing comes after `finished` or `lost`."""
+    """Callbacks for a run in its executor. None is called after `finished` or `lost`."""
 
     def said(self, message: messages.Said) -> None:
-        """Its policies said something."""
+        """Its policies returned verdicts."""
         ...
 
     def waits(self) -> None:
-        """It waits for its turn."""
+        """It is waiting for a slot."""
         ...
 
     def finished(self) -> None:
-        """All of it is judged."""
+        """All of it has been judged."""
         ...
 
     def lost(self, fault: Fault | None, *, suspect: bool) -> None:
-        """The executor is gone, and the run is to begin anew: by a fault of its own, of another, or of nobody knows
-        whom (``suspect``)."""
+        """The executor is gone, and the run must start again. ``fault``: this run's own fault, if it is.
+        ``suspect``: it is unknown whose fault it was.
+        """
         ...
 
 
 class Executor(Protocol):
-    """One executor, to its worker."""
+    """One executor, as seen by its worker."""
 
     def open(
         self, run: str, policies: tuple[str, ...], failing: Mapping[str, messages.Failing], to: RunInExecutor
     ) -> int:
-        """Judge a run; its task."""
+        """Start judging a run; return its task number."""
         ...
 
     def feed(self, task: int, frames: list[bytes]) -> None:
-        """Further drafts."""
+        """Pass on further drafts."""
         ...
 
     def close(self, task: int) -> None:
-        """The run needs no judgement any more."""
+        """Stop judging: the run needs no more verdicts."""
         ...
 
 
 class Executors(Protocol):
-    """Where policies run."""
+    """The executors of a worker."""
 
     @property
     def count(self) -> int:
-        """Processes that run."""
+        """Number of running processes."""
         ...
 
     @property
     def waiting_calls(self) -> int:
-        """Calls of policies that wait for others."""
+        """Number of policy calls waiting for a slot."""
         ...
 
     async def start(self, liveness: Liveness) -> None:
-        """Start. Raises SettingsError where a policy cannot be had."""
+        """Start. Raises SettingsError if a policy cannot be loaded."""
         ...
 
     async def stop(self) -> None:
-        """End all that is under way."""
+        """Stop all running work."""
         ...
 
     def may_block(self, policies: tuple[str, ...]) -> bool:
-        """Whether one of them ended or blocked an executor lately."""
+        """Whether one of these policies ended or blocked an executor recently."""
         ...
 
     async def shared(self) -> Executor:
-        """One that several runs have."""
+        """Return an executor shared by several runs."""
         ...
 
     async def separate(self, waits: Callable[[], None], *, each_s: float) -> Executor:
-        """One for one run, which `close` of its task ends. ``waits`` is called now and then until there is one."""
+        """Return an executor for a single run; closing its task ends it. ``waits`` is called every ``each_s`` until
+        there is one.
+        """
         ...
 
 
 class InProcessExecutors:
-    """The worker itself, as one executor: a policy that blocks or ends it costs the worker its leases."""
+    """The worker's process as the only executor: a policy that blocks or ends it costs the worker its leases."""
 
     def __init__(self, setup: Setup, client: AskingClient) -> None:
-        """Imports the policies. Raises SettingsError, where one cannot be had or its options are wrong."""
+        """Import the policies. Raises SettingsError if one cannot be loaded or its options are invalid."""
         self._client = client
         self._runs: dict[int, RunInExecutor] = {}
         self._tasks = 0
@@ -151,7 +154,7 @@ class InProcessExecutors:
 
 
 def deliver(message: FromExecutor, run: RunInExecutor) -> bool:
-    """Tell a run what its executor says of it. Whether that is the last."""
+    """Pass an executor's message on to its run; return whether it is the last one."""
     match message:
         case messages.Said():
             run.said(message)
@@ -161,5 +164,5 @@ def deliver(message: FromExecutor, run: RunInExecutor) -> bool:
             run.finished()
             return True
         case messages.Overran():
-            pass  # its pool does what is to be done
+            pass  # the executor pool handles it
     return False

@@ -1,4 +1,4 @@
-"""A policy worker's end of the process from which its executors are forked (`executor_process`)."""
+"""The policy worker's side of the fork server (`executor_process`)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FORK_S = 5.0
 
 
 class ForkServer:
-    """Starts and kills executors. `open` it, then `close` it; after an error `open` a new one."""
+    """Starts and kills executors. Call `open`, then `close`; after an error `open` a new one."""
 
     def __init__(self, setup: Setup) -> None:
         self._setup = setup
@@ -29,7 +29,7 @@ class ForkServer:
         self._forking = asyncio.Lock()
 
     async def open(self) -> None:
-        """Start it, and wait until it has the policies. Raises SettingsError, where one cannot be had; OSError."""
+        """Start it and wait until it has loaded the policies. Raises SettingsError if one cannot be loaded; OSError."""
         ours, its = socket.socketpair()
         ours.setblocking(False)
         self._sock = ours
@@ -38,7 +38,7 @@ class ForkServer:
                 *(sys.executable, "-m", "tokenbus_services.policy_stage.executor_process", str(its.fileno())),
                 pass_fds=[its.fileno()],
                 stdin=asyncio.subprocess.DEVNULL,
-                stdout=sys.stderr,  # what policies print is no answer of the worker
+                stdout=sys.stderr,  # output printed by policies must not mix with the worker's stdout
             )
         loop = asyncio.get_running_loop()
         body = msgspec.msgpack.encode(self._setup)
@@ -49,7 +49,7 @@ class ForkServer:
             raise SettingsError(*problem)
 
     async def fork(self, connection: socket.socket, page: int) -> int:
-        """Start an executor with this end of its connection and this page; its process id. Raises OSError."""
+        """Fork an executor with this socket and this page; return its process id. Raises OSError."""
         assert self._sock
         async with self._forking, asyncio.timeout(FORK_S):
             socket.send_fds(self._sock, [COMMAND.pack(FORK, 0)], [connection.fileno(), page])
@@ -57,13 +57,13 @@ class ForkServer:
             return pid
 
     def kill(self, pid: int) -> None:
-        """End an executor. No harm if it is gone; where the process itself is gone, it is, too."""
+        """Kill an executor. Does nothing if it is gone; executors die with the fork server."""
         if self._sock:
             with suppress(OSError):
                 self._sock.send(COMMAND.pack(KILL, pid))
 
     async def close(self) -> None:
-        """End it, and with it all executors."""
+        """Stop it, and all executors with it."""
         if self._sock:
             self._sock.close()
             self._sock = None

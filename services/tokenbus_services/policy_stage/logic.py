@@ -1,7 +1,7 @@
-"""What a policy worker does with one partition's drafts: it hands them to the runs' policies, and keeps them.
+"""The policy worker's logic for one partition: passes drafts to the runs' policies, and keeps them.
 
-To the stage's runtime this is a `Logic` without outputs: a run's state is what was drafted of it, so a new owner hands
-all of it to new policies, and what those say again changes nothing (`tokenbus.core.run.gated`).
+To the stage runtime this is a logic without outputs. A run's state is its drafts: a new owner feeds all of them to new
+policies, and repeated verdicts change nothing (`tokenbus.core.run.gated`).
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from tokenbus.events.frames import drafts_decoder
 from tokenbus_services.policy_stage.run_task import PolicyRunTask
 
 MakeRunTask = Callable[[str, tuple[str, ...]], PolicyRunTask]
-"""For a run and the names of its policies."""
+"""Creates the task for a run and the names of its policies."""
 
 
 class PolicyLogic:
-    """`Logic` of the policy stage (see tokenbus.bus.stage.stage)."""
+    """The policy stage's logic (see `tokenbus.bus.stage.stage`)."""
 
     def __init__(self, make: MakeRunTask) -> None:
         self._make = make
         self._tasks: dict[str, PolicyRunTask] = {}
-        """Of the open runs."""
+        """By open run."""
         self._closed = False
 
     def apply(self, run: str, frame: bytes) -> None:
@@ -40,7 +40,7 @@ class PolicyLogic:
         self._tasks[run].add(frame, len(drafts.events))
 
     def fail(self, run: str, error: ErrorInfo) -> None:
-        self._end(run)  # the parser's patience says what becomes of the run
+        self._end(run)  # the parser's policy timeout decides about the run
 
     def abandon(self, run: str, error: ErrorInfo) -> None:
         self._end(run)
@@ -62,10 +62,10 @@ class PolicyLogic:
             self.apply(run, frame)
 
     def recall(self, run: str, seq: int) -> None:
-        """Nothing here depends on numbers."""
+        """Do nothing: the policy stage does not use seqs."""
 
     def close(self) -> list[PolicyRunTask]:
-        """The partition is another's: nothing more is called. What is still under way."""
+        """Close all tasks, because another worker owns the partition. Returns the tasks still ending."""
         self._closed = True
         for task in self._tasks.values():
             task.close()

@@ -1,7 +1,7 @@
-"""Marks each step of a policy's call, and what it took of memory, on the page that an executor shares with its worker.
+"""Records each step of a policy call, and its memory growth, on the page that an executor shares with its worker.
 
-A call's steps are those of every task that began within it: the call itself, what it put off, and what the policy
-started. What a policy does in a thread or in a bare callback is marked as nobody's.
+A call's steps are those of every task started within it: the call itself, its deferred work, and tasks that the policy
+started. Work in threads or bare callbacks is not attributed.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from tokenbus_services.policy_stage.marks import Call, MarksPage
 
 _MAXRSS_UNIT = 1 if sys.platform == "darwin" else 1024
 _MOST_GROWN = 1000
-"""Calls of which is remembered how memory grew in their steps."""
+"""Maximum calls whose memory growth is remembered."""
 
 current_call: ContextVar[Call | None] = ContextVar("call of a policy", default=None)
-"""Within a call: which."""
+"""The current call, inside a call."""
 
 
 class Marking:
@@ -30,20 +30,20 @@ class Marking:
     def __init__(self, page: MarksPage) -> None:
         self.page = page
         self._grew: dict[tuple[int, int], int] = {}
-        """By run and policy."""
+        """Memory growth in bytes, by run and policy."""
         self._most = 0
         self._peak = _peak_bytes()
 
     def install(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Mark the steps of all tasks that this loop runs from now on."""
+        """Mark the steps of all tasks that this loop creates from now on."""
         loop.set_task_factory(self._make_task)
 
     def begin(self, call: Call) -> None:
-        """The call is at work."""
+        """Mark a step of the call as running."""
         self.page.begin(call)
 
     def end(self, call: Call) -> None:
-        """It is not, for now. What the peak of memory rose by meanwhile, it rose by this call."""
+        """Mark the step as done, and attribute the growth of peak memory to this call."""
         self.page.end()
         peak = _peak_bytes()
         if peak <= self._peak:
@@ -65,7 +65,7 @@ class Marking:
 
 
 class _MarkedSteps(Coroutine[Any, Any, Any]):
-    """A coroutine whose steps are marked as those of the call in whose context it runs."""
+    """A coroutine whose steps are marked as those of the call in its context."""
 
     def __init__(self, coro: Coroutine[Any, Any, Any], marking: Marking) -> None:
         self._coro = coro

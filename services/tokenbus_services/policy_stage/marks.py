@@ -1,8 +1,8 @@
-"""Which call of a policy an executor is at: a page of memory that it shares with its worker.
+"""A page of memory, shared by an executor and its worker, that shows which policy call the executor is in.
 
-An executor writes here before and after each step of a call, which costs no system call. So its worker knows which call
-it was at when it stood still or died, though it can say nothing any more. Steps are counted: one that lasts has the
-same number at every look, whatever the clocks do.
+An executor writes to it before and after each step of a call, which costs no system call. So its worker knows which
+call was running when the executor stalled or died. Steps are numbered: a step that lasts has the same number at every
+look, whatever the clocks do.
 """
 
 from __future__ import annotations
@@ -22,81 +22,81 @@ _GREW_AT, _OUT_OF_MEMORY_AT, _WAITING_AT, _BEATS_AT = 64, 128, 192, 256
 
 
 class Call(NamedTuple):
-    """A call of a policy, or a work that one put off."""
+    """A policy call, or a deferred work item."""
 
     task: int
-    """Of the run; 0: no call."""
+    """The run's task number; 0: no call."""
     policy: int
-    """Its place among the policies of the settings."""
+    """The policy's index in the settings."""
     place: int
     """See `place_of`."""
 
 
 def place_of(draft: int, *, put_off: bool) -> int:
-    """Where a call stands in its run: what was put off with a draft comes after the call with that draft."""
+    """Return a call's position in its run: work deferred under a draft comes after the call with that draft."""
     return 2 * draft + put_off
 
 
 class Marks(NamedTuple):
-    """What a page says."""
+    """The content of a page."""
 
     step: int
     call: Call | None
-    """Whose step is under way."""
+    """The call whose step is running."""
     grew: Call | None
-    """During whose steps memory grew most."""
+    """The call during whose steps memory grew most."""
     grew_bytes: int
     out_of_memory: bool
-    """The executor ended because memory was refused, in the step that is under way."""
+    """Whether the executor ended because memory was refused in the current step."""
     waiting_calls: int
     beats: int
-    """How often its event loop came by."""
+    """Number of event loop passes."""
 
 
 class MarksPage:
-    """The page. One process writes, another one reads."""
+    """The page: one process writes, another reads."""
 
     def __init__(self, fd: int | None = None) -> None:
-        """A new page, or the one behind this file descriptor, which is closed with it."""
+        """Create a page, or map the one behind this file descriptor, which is closed with it."""
         self.fd = _unnamed_file() if fd is None else fd
         """Its file descriptor."""
         self._page = mmap.mmap(self.fd, PAGE_BYTES)
         self._step = self._beats = 0
 
     def close(self) -> None:
-        """Give it up."""
+        """Unmap the page and close its file descriptor."""
         self._page.close()
         os.close(self.fd)
 
     def begin(self, call: Call) -> None:
-        """A step of this call begins."""
+        """Mark the beginning of a step of this call."""
         self._step += 1
         _STEP.pack_into(self._page, 0, self._step, call.task, call.policy, call.place)
 
     def end(self) -> None:
-        """The step has ended."""
+        """Mark the end of the step."""
         self._step += 1
         _STEP.pack_into(self._page, 0, self._step, 0, 0, 0)
 
     def grew(self, call: Call, grew_bytes: int) -> None:
-        """During the steps of this call memory grew more than during those of any other."""
+        """Record the call during whose steps memory grew most."""
         _GREW.pack_into(self._page, _GREW_AT, *call, grew_bytes)
 
     def out_of_memory(self) -> None:
-        """The step that is under way was refused memory; the executor ends."""
+        """Record that the current step was refused memory; the executor ends."""
         _COUNT.pack_into(self._page, _OUT_OF_MEMORY_AT, 1)
 
     def waiting(self, calls: int) -> None:
-        """So many calls wait for their turn."""
+        """Record the number of calls that wait for a slot."""
         _COUNT.pack_into(self._page, _WAITING_AT, calls)
 
     def beat(self) -> None:
-        """The event loop turns."""
+        """Record a pass of the event loop."""
         self._beats = (self._beats + 1) % 2**32
         _COUNT.pack_into(self._page, _BEATS_AT, self._beats)
 
     def read(self) -> Marks:
-        """What it says now. Of a step that changes while it is read, either the old one or the new one."""
+        """Read the page. If a step changes during the read, returns the old one or the new one."""
         before = after = _STEP.unpack_from(self._page, 0)
         for _ in range(8):
             after = _STEP.unpack_from(self._page, 0)

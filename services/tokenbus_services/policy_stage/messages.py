@@ -1,4 +1,4 @@
-"""What a policy worker and its executors say to each other: msgpack, each message with its length before it."""
+"""Messages between a policy worker and its executors: length-prefixed msgpack."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ _LENGTH = struct.Struct("<I")
 
 
 class Setup(msgspec.Struct, frozen=True, kw_only=True):
-    """What the process must know from which executors are forked."""
+    """Configuration of the fork server."""
 
     policies: dict[str, PolicySpec]
     calls: int
-    """Calls of policies that run at once in one executor."""
+    """Maximum concurrent policy calls in one executor."""
     reassure_s: float
     memory_bytes: int
-    """What an executor may have beyond what it had at its start."""
+    """Memory limit of an executor, beyond its memory at startup."""
     redis_url: str
     prefix: str
     partitions: int
     run_ttl_ms: int
     path: list[str]
-    """Where modules are found."""
+    """The module search path."""
     log_level: str
     secrets: list[str]
 
 
 class Failing(msgspec.Struct, frozen=True, array_like=True):
-    """A policy that is called no more: its calls fail."""
+    """A policy that is no longer called: its calls fail."""
 
     since: int
     """From this place on."""
@@ -51,14 +51,14 @@ class Open(msgspec.Struct, frozen=True, array_like=True, tag="open"):
 
 
 class Feed(msgspec.Struct, frozen=True, array_like=True, tag="feed"):
-    """Further drafts of the run, as the frames in which they came."""
+    """Further drafts of the run, in their original frames."""
 
     task: int
     frames: list[bytes]
 
 
 class Close(msgspec.Struct, frozen=True, array_like=True, tag="close"):
-    """The run needs no judgement any more."""
+    """The run needs no more verdicts."""
 
     task: int
 
@@ -67,35 +67,35 @@ ToExecutor = Open | Feed | Close
 
 
 class Said(msgspec.Struct, frozen=True, array_like=True, tag="said"):
-    """What policies said."""
+    """Verdicts of a run's policies."""
 
     task: int
     seen: int
-    """Drafts of the run that they have had by now."""
+    """How many of the run's drafts they have seen."""
     steps: list[PolicyVerdict]
 
 
 class Waits(msgspec.Struct, frozen=True, array_like=True, tag="waits"):
-    """The run waits for its turn."""
+    """The run is waiting for a slot."""
 
     task: int
 
 
 class Finished(msgspec.Struct, frozen=True, array_like=True, tag="finished"):
-    """All of the run is judged, or its policies ended it."""
+    """All of the run has been judged, or its policies ended it."""
 
     task: int
 
 
 class Defect(msgspec.Struct, frozen=True, array_like=True, tag="defect"):
-    """Something failed that is no policy's doing."""
+    """An error that no policy caused."""
 
     task: int
     problem: str
 
 
 class Overran(msgspec.Struct, frozen=True, array_like=True, tag="overran"):
-    """A call of the policy goes on past its timeout, though it was cancelled."""
+    """A cancelled call of the policy is still running after its timeout."""
 
     task: int
     policy: str
@@ -110,20 +110,20 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def framed(message: msgspec.Struct) -> bytes:
-    """The message as it is sent."""
+    """Return the message in its wire form."""
     body = _encoder.encode(message)
     return _LENGTH.pack(len(body)) + body
 
 
 class Frames:
-    """Cuts what is received into messages."""
+    """Splits received bytes into messages."""
 
     def __init__(self, decoder: msgspec.msgpack.Decoder[Any]) -> None:
         self._decoder = decoder
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[Any]:
-        """The messages that are whole by now. Raises DecodeError for what is none."""
+        """Yield the messages that are complete. Raises DecodeError for an invalid one."""
         self._buffer += data
         begin = 0
         while len(self._buffer) - begin >= _LENGTH.size:

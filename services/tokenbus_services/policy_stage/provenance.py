@@ -1,9 +1,8 @@
-"""Which draft each outgoing event comes from, through a chain of policies that may put things off.
+"""Traces each outgoing event to its draft, through a chain of policies that may defer work.
 
-What comes of a draft must be known again after a crash, when policies are called once more and what they put off is
-known sooner or later than it was. So every event has an origin that no timing changes: the draft, and which of the
-things that were put off under it, if any. An event that a policy sends when it is called with one has that one's
-origin; what it puts off then is a new part of it.
+After a crash, policies are called again and deferred work finishes in another order, but outputs must still match their
+drafts. So every event has an origin that does not depend on timing: the draft, and which work item deferred under it,
+if any. An event sent during a call inherits the origin of that call's event; work deferred there is a new part of it.
 """
 
 from __future__ import annotations
@@ -28,16 +27,16 @@ class Origin(msgspec.Struct, frozen=True):
 
 
 class Known(msgspec.Struct):
-    """What became of an origin: all that goes out of it."""
+    """The result for an origin: everything that goes out for it."""
 
     origin: Origin
     events: list[PublicEvent] = []
     later: list[str] = []
-    """Parts that were put off under it."""
+    """Parts deferred under it."""
     decisions: list[Decision] = []
-    """That policies took there."""
+    """Decisions made there."""
     ends: bool = False
-    """A policy ended the stream there."""
+    """Whether a policy terminated the stream there."""
 
 
 class Trace:
@@ -45,40 +44,40 @@ class Trace:
 
     def __init__(self) -> None:
         self._origins: dict[int, tuple[PublicEvent, Origin]] = {}
-        """By identity of events that a policy sent and the next one, or the taker, has not had yet."""
+        """By identity: events that a policy sent and that no one has consumed yet."""
         self._parts: dict[Origin, int] = {}
         self._known: dict[Origin, Known] = {}
-        """Of the origins that were worked on and are not taken yet."""
+        """Origins worked on and not taken yet."""
 
     def draft(self, event: PublicEvent) -> None:
-        """The stream is fed with this draft next."""
+        """Note the draft that is fed next."""
         self._origins[id(event)] = event, Origin(event.seq)
         self.of(Origin(event.seq))
 
     def origin_of(self, event: PublicEvent) -> Origin:
-        """Where this event comes from, which is asked once."""
+        """Return this event's origin. Can be called once per event."""
         return self._origins.pop(id(event))[1]
 
     def sent(self, event: PublicEvent, origin: Origin) -> None:
-        """A policy sent it."""
+        """Note the origin of an event that a policy sent."""
         self._origins[id(event)] = event, origin
 
     def put_off(self, origin: Origin) -> Origin:
-        """A new part of this origin's draft."""
+        """Create a new part of this origin's draft."""
         nth = self._parts[origin] = self._parts.get(origin, 0) + 1
         part = f"{origin.part}.{nth}" if origin.part else str(nth)
         self.of(origin).later.append(part)
         return Origin(origin.draft, part)
 
     def of(self, origin: Origin) -> Known:
-        """What is known of this origin now; it is worked on, whatever comes of it."""
+        """Return the current result for this origin, and mark it as worked on."""
         return self._known.setdefault(origin, Known(origin))
 
     def take(self, out: Sequence[PublicEvent]) -> list[Known]:
-        """Every origin that was worked on since the last call.
+        """Return and clear every origin worked on since the last call.
 
-        They stand in the order in which the last of each goes out. What must not overtake anything, a retry or an end,
-        is the last of its origin: so nothing that goes out before it stands behind it.
+        They are ordered by the last event of each. An event that must not overtake anything, a retry or an end, is the
+        last of its origin: so everything that goes out before it is ordered before it.
         """
         last: dict[Origin, int] = {}
         for n, event in enumerate(out):
@@ -90,7 +89,7 @@ class Trace:
 
 
 class TracedEvents:
-    """The dialect of the bus, with a trace of where everything comes from."""
+    """The bus's stream format, with a trace of origins."""
 
     def __init__(self, events: PublicEvents, trace: Trace) -> None:
         self._events = events
@@ -108,7 +107,7 @@ class TracedEvents:
 
 
 class TracedWriter:
-    """Of one policy."""
+    """The traced writer of one policy."""
 
     def __init__(self, writer: Writer[PublicEvent], trace: Trace) -> None:
         self._writer = writer

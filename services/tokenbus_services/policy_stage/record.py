@@ -1,4 +1,4 @@
-"""A run under policies, as the server has it: what counts against its policies, and what they rule."""
+"""A run under policies, as stored on the server: the failed starts of its policies, and their verdicts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ GROUP = "policy"
 
 
 class ServerRunRecord:
-    """See `RunRecord`. For as long as the partition's lease has this token."""
+    """See `RunRecord`. Valid as long as the partition's lease has this token."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class ServerRunRecord:
         token: str,
         on_decision: Callable[[Decision], None],
     ) -> None:
-        """``on_decision``: called for each that was told."""
+        """``on_decision``: called for each decision that was recorded."""
         self._server = server
         self._keys = keys
         self._run = run

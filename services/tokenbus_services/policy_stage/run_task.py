@@ -1,8 +1,8 @@
-"""One run under its policies, in the worker: drafts go to an executor, and what is known is told to the parser.
+"""One run under its policies, in the worker: sends drafts to an executor and verdicts to the parser.
 
-An executor may end at any time, by this run's fault or by another's. Then the run begins anew in another one, with all
-its drafts, and what is told twice is heard once (`tokenbus.core.run.gated`). What ends its executors too often is
-called no more: how often, the run's hash knows, so that no other worker begins to count anew.
+An executor may end at any time, by this run's fault or another's. Then the run starts again in another one with all its
+drafts; repeated verdicts are ignored (`tokenbus.core.run.gated`). A policy that ends its executors too often is no
+longer called. The count is in the run's hash, so that other workers continue it.
 """
 
 from __future__ import annotations
@@ -25,27 +25,29 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 UNCOUNT_S = 1.0
 STEPS_A_RULING = 200
-"""Most steps in one ruling."""
+"""Maximum verdicts per message."""
 
 
 class RunRecord(Protocol):
-    """The run on the server, as long as this worker has its partition."""
+    """The run on the server, while this worker owns its partition."""
 
     async def starts(self) -> dict[str, Starts] | None:
-        """What counts against its policies; None: the run is not open any more, or another worker's."""
+        """Return the failed starts of its policies; None if the run is over or another worker owns it."""
         ...
 
     async def count(self, policy: str, by: int, *, failed_at: int | None = None) -> Starts | None:
-        """Change that. None: as for `starts`."""
+        """Change a count and return it. None: as for `starts`."""
         ...
 
     async def tell(self, start: int, steps: list[PolicyVerdict]) -> bool:
-        """Rule; False: nobody wants to know of it any more. ``start``: blocks are numbered anew in each."""
+        """Send verdicts; return False if they are no longer needed. ``start``: number of the start; each one
+        renumbers blocks.
+        """
         ...
 
 
 class PolicyRunTask:
-    """A run's task. A slow policy holds up this run and no other. `start` it once; `close` ends it at any time."""
+    """The task of one run; a slow policy delays only this run. Call `start` once; `close` ends it at any time."""
 
     def __init__(
         self,
@@ -59,11 +61,12 @@ class PolicyRunTask:
         reassure_s: float,
         waiting: Callable[[int], None],
     ) -> None:
-        """``record``: waited for once; None: the run is another worker's. ``waiting``: told how many drafts more wait,
-        or fewer."""
+        """``record``: awaited once; returns None if another worker owns the run. ``waiting``: called with changes of
+        the number of waiting drafts.
+        """
         self.run = run
         self.frames: list[bytes] = []
-        """All that was drafted of it."""
+        """All of the run's drafts."""
         self._policies = policies
         self._get_record = record
         self._executors = executors
@@ -72,12 +75,12 @@ class PolicyRunTask:
         self._reassure_s = reassure_s
         self._waiting = waiting
         self._drafts = self._seen = 0
-        """Those that came, and those that policies have had."""
+        """Drafts received, and drafts that policies have seen."""
         self._start = -1
         self._fed: Callable[[list[bytes]], None] | None = None
-        """Gives its executor more."""
+        """Sends more drafts to its executor."""
         self._reassuring = False
-        """The run waits for its turn, and those who wait for it are to be told so."""
+        """Whether the run is waiting for a slot and the parser must be told so."""
         self._steps: deque[PolicyVerdict] = deque()
         self._to_tell = asyncio.Event()
         self._outcome: asyncio.Future[Fault | bool | None]
@@ -85,7 +88,7 @@ class PolicyRunTask:
         self._task: asyncio.Task[None] | None = None
 
     def add(self, frame: bytes, drafts: int) -> None:
-        """This comes next."""
+        """Add the next drafts."""
         self.frames.append(frame)
         self._drafts += drafts
         self._waiting(drafts)
@@ -93,19 +96,19 @@ class PolicyRunTask:
             self._fed([frame])
 
     def start(self) -> None:
-        """Begin, or go on."""
+        """Start if it has not started."""
         if self._task is None:
             self._task = asyncio.create_task(self._work(), name=f"policies of {self.run}")
 
     def close(self) -> None:
-        """The run needs no judgement any more."""
+        """Stop: the run needs no more verdicts."""
         self._waiting(self._seen - self._drafts)
         self._seen = self._drafts
         if self._task:
             self._task.cancel()
 
     async def closed(self) -> None:
-        """Wait until nothing of it is under way. Call it after `close`."""
+        """Wait until all its work has ended. Call it after `close`."""
         if self._task:
             await asyncio.wait({self._task})
 
@@ -148,11 +151,11 @@ class PolicyRunTask:
                 await self._telling(record, judging)
                 judging.cancel()
         except Exception:
-            # Nothing that a policy does: its executor sees to that. The parser's patience ends the run.
+            # Not caused by a policy; the executor handles those errors. The parser's policy timeout ends the run.
             log.exception("judging_failed", run=self.run)
 
     async def _judge(self, record: RunRecord, starts: dict[str, Starts]) -> None:
-        """One start after the other, until all is judged."""
+        """Start the run, again and again until all is judged."""
         while True:
             decided = sentence(starts, self._policies, self._on_error, most=self._most_starts)
             if decided.ended_by:
@@ -163,7 +166,7 @@ class PolicyRunTask:
                     return
             try:
                 outcome = await self._in_executor(decided)
-            except asyncio.CancelledError:  # the run ends, or goes to another worker, with nobody at fault
+            except asyncio.CancelledError:  # the run ends or moves to another worker; no policy is at fault
                 with suppress(TimeoutError):
                     async with asyncio.timeout(UNCOUNT_S):
                         await self._uncount(record, starts, decided.suspects)
@@ -199,13 +202,15 @@ class PolicyRunTask:
             await self._count(record, starts, policy, -1)
 
     async def _in_executor(self, decided: Sentence) -> Fault | bool | None:
-        """Judge the run from its first draft on. None: to its end; a fault, or False: the executor was lost."""
+        """Judge the run from its first draft on. Returns None at its end; a fault, or False, if the executor was
+        lost.
+        """
         if self._suspect or decided.suspects or self._executors.may_block(self._policies):
             executor = await self._executors.separate(self.waits, each_s=self._reassure_s)
         else:
             executor = await self._executors.shared()
         self._start += 1
-        self._steps.clear()  # the blocks of the last start have other numbers, and all is told again
+        self._steps.clear()  # the last start's blocks have other numbers, and all verdicts are sent again
         self._outcome = asyncio.get_running_loop().create_future()
         task = executor.open(self.run, self._policies, decided.failing, self)
         executor.feed(task, self.frames)
@@ -223,7 +228,7 @@ class PolicyRunTask:
         self._to_tell.set()
 
     async def _telling(self, record: RunRecord, judging: asyncio.Task[None]) -> None:
-        """Tell what is known, until all is judged; what becomes known meanwhile goes together next."""
+        """Send verdicts until all is judged; verdicts that arrive meanwhile form the next message."""
         while self._steps or not judging.done():
             if not self._steps and not self._reassuring:
                 self._to_tell.clear()

@@ -1,4 +1,4 @@
-"""All runs that one policy worker judges: what they share, and what keeps them within bounds."""
+"""Everything that the runs of one policy worker share, and their limits."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from tokenbus_services.redaction import secrets_of
 from tokenbus_services.settings import Settings
 
 REASSURANCES = 3
-"""So often, in the least time that a run waits for a worker, one that waits for its turn is told to be in hand."""
+"""How many times a waiting run is reported as waiting during the parser's shortest policy timeout."""
 
 
 class PolicyService:
-    """Makes the logics of the partitions, and the tasks of their runs. `start` it, `open` it, then `close` it."""
+    """Creates the logics of partitions and the tasks of their runs. Call `start`, `open`, then `close`."""
 
     def __init__(self, settings: Settings, registry: CollectorRegistry) -> None:
-        """Does no IO, and imports no policy unless they run in the worker: then it raises SettingsError."""
+        """Does no IO. Imports policies only if they run inside the worker; it may then raise SettingsError."""
         self._keys = settings.keys
         limits = settings.limits
         self._limits = limits
@@ -64,24 +64,24 @@ class PolicyService:
         gauge.set_function(lambda: self._executors.count)
 
     def logic(self, partition: int) -> PolicyLogic:
-        """A new logic for a partition; one from before is closed."""
+        """Create the logic of a partition, closing the one before."""
         if before := self._logics.pop(partition, None):
             before.close()
         made = self._logics[partition] = PolicyLogic(lambda run, names: self._run_task(partition, run, names))
         return made
 
     async def start(self, liveness: Liveness | None = None) -> None:
-        """Start what policies run in. Raises SettingsError where one cannot be had, or its options are wrong."""
+        """Start the executors. Raises SettingsError if a policy cannot be loaded or its options are invalid."""
         await self._executors.start(liveness or Liveness())
 
     async def open(self, server: Server, stage: Stage, liveness: Liveness | None = None) -> None:
-        """Judge what comes."""
+        """Start judging."""
         self._server, self._stage = server, stage
         self._opened.set()
         self._sweeping = (liveness or Liveness()).start(self._sweep(), name="partitions")
 
     async def close(self) -> None:
-        """Stop; what is not judged by now, another worker judges."""
+        """Stop; another worker judges the rest."""
         if self._sweeping:
             self._sweeping.cancel()
         under_way = [task for logic in self._logics.values() for task in logic.close()]
@@ -90,13 +90,13 @@ class PolicyService:
         await self._executors.stop()
 
     async def room(self) -> None:
-        """Wait until there are few enough drafts in hand to read more."""
+        """Wait until few enough drafts are waiting to read more."""
         while not await wait_briefly(self._room):
             pass
 
     def _make_executors(self, settings: Settings) -> Executors:
         limits = settings.limits
-        # No more of them than calls at once, which they share out.
+        # At most one per concurrent call, because the executors share the calls.
         processes = min(limits.policy_executors, limits.policy_calls_per_worker)
         assert settings.redis_url
         setup = Setup(
@@ -130,7 +130,7 @@ class PolicyService:
         self._ends.labels(end).inc()
 
     async def _sweep(self) -> None:
-        """Close what belongs to another by now."""
+        """Close the logics of partitions that another worker owns by now."""
         assert self._stage
         while True:
             await rest(self._tick_s)

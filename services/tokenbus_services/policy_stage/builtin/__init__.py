@@ -1,4 +1,4 @@
-"""Shipped policies that need more than the library does. Those that do not are in `tokenbus.policy`."""
+"""Built-in policies that need more than the library's dependencies; the others are in `tokenbus.policy`."""
 
 from tokenbus_services.policy_stage.builtin.json_schema import ArgumentSchemas, ArgumentSchemasOptions
 

@@ -1,4 +1,4 @@
-"""Whether a tool call's arguments are what its tool takes."""
+"""Validates the arguments of tool calls against JSON schemas."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from tokenbus_services.json_schema.size import SchemaError
 
 
 class ArgumentSchemasOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A JSON schema for each tool whose calls are checked."""
+    """A JSON schema per tool whose calls are checked."""
 
     schemas: dict[str, dict[str, Any]]
     notice: str = ""
-    """Said in place of a blocked call; ``{tool}`` is its name. Empty: nothing is said."""
+    """Sent in place of a blocked call; ``{tool}`` is its name. Empty: nothing is sent."""
 
 
 class ArgumentSchemas(ToolCallGate):
-    """Lets a call through where its arguments are a JSON object that meets its tool's schema; tools without a schema
-    are not checked. Raises ValueError for a schema that is none."""
+    """Releases a call if its arguments are a JSON object that matches its tool's schema. Tools without a schema are
+    not checked. Raises ValueError for an invalid schema.
+    """
 
     Options = ArgumentSchemasOptions
     options: ArgumentSchemasOptions
