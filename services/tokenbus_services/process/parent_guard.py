@@ -1,12 +1,12 @@
 """Runs one program for as long as the process that started this one lives: `python guard.py PROGRAM ARG…`.
 
-The parent holds the other end of standard input. However it ends, `kill -9` included, that end closes: the program
-gets SIGTERM, and SIGKILL where that is not enough. A pipe tells of the death of a process on every system and
-whatever thread made it; Linux's parent-death signal alone goes by the thread. It has its place one floor
-down: where this process is killed, the program gets its SIGTERM from the kernel.
+The parent holds the other end of standard input. However the parent ends, including `kill -9`, that end closes: the
+program then gets SIGTERM, and SIGKILL if that is not enough. A pipe reports the parent's death on every system and for
+every thread; Linux's parent-death signal depends on the thread that forked. That signal is used one level down: if this
+process is killed, the kernel sends the program SIGTERM.
 
-The program's id is the one line on standard output; its own output goes to standard error. A file of its own, run
-without `site`, so that it starts in milliseconds and imports nothing of tokenbus.
+The program's process id is the only line on standard output; its own output goes to standard error. This file runs
+alone, without `site`, so it starts in milliseconds and imports nothing of tokenbus.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
 def main(command: list[str]) -> int:
-    """Run the program to its end. Returns its exit status as a shell would give it."""
+    """Run the program to its end; return its exit status as a shell reports it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         program = subprocess.Popen(
@@ -53,12 +53,12 @@ def _end_with_parent(program: "subprocess.Popen[bytes]") -> None:
 def _dies_with_guard() -> Callable[[], None] | None:
     if sys.platform != "linux":
         return None
-    prctl = ctypes.CDLL(None).prctl  # looked up before the fork: the child calls it and nothing more
+    prctl = ctypes.CDLL(None).prctl  # looked up before the fork: the child makes only this call
     guard = os.getpid()
 
     def in_child() -> None:
         prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != guard:  # it died in between
+        if os.getppid() != guard:  # the guard died in between
             os._exit(1)
 
     return in_child

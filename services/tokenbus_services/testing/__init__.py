@@ -1,4 +1,4 @@
-"""A whole bus inside a test's process: what `tokenbus.testing` offers.
+"""A whole bus inside a test's process: the implementation of `tokenbus.testing`.
 
-The services here are the real ones, on a real server; the model alone is scripted.
+The services and the server are real; only the model is scripted.
 """

@@ -1,4 +1,4 @@
-"""A server process, the mock provider and every service, the latter two in a thread of this process."""
+"""A server process, plus the mock provider and every service in a thread of this process."""
 
 from __future__ import annotations
 
@@ -29,20 +29,22 @@ START_S = 60.0
 
 
 class NoSuchModel(LookupError):
-    """A request asked for a model that has no script. Its run failed with `not_found`; raised when the ``with`` block
-    ends."""
+    """A request named a model without a script. Its run failed with `not_found`; this is raised at the end of the
+    ``with`` block.
+    """
 
 
 class LocalBus:
-    """A bus of the test's own: ``with LocalBus() as bus``. Starts in about a second and leaves nothing behind.
+    """A private bus for a test: ``with LocalBus() as bus``. Starts in about a second and leaves nothing behind.
 
-    The providers `anthropic`, `openai-chat`, `openai-responses` and `gemini` are there, and each answers as
-    `model_says` told. The services run in a thread of their own, so a test may block. Any thread may use it.
+    Has the providers `anthropic`, `openai-chat`, `openai-responses` and `gemini`; each answers as scripted by
+    `model_says`. The services run in their own thread, so a test may block. Thread-safe.
     """
 
     def __init__(self, settings: str = "") -> None:
-        """``settings``: more of a `tokenbus.toml`: tools, policies, limits. A callable that it names
-        (``call = "tests.my_tools:weather"``) runs in this process, and so do policies."""
+        """``settings``: further `tokenbus.toml` text: tools, policies, limits. Callables that it names (``call =
+        "tests.my_tools:weather"``) run in this process, and so do policies.
+        """
         self._settings_text = settings
         self._scripts: dict[str, Script] = {}
         self._unknown: list[str] = []
@@ -57,52 +59,54 @@ class LocalBus:
 
     @property
     def url(self) -> str:
-        """The server's URL, as `Client` takes it. Known while the bus runs."""
+        """The server's URL for `Client`. Known while the bus is running."""
         return self._server.url
 
     @property
     def environment(self) -> dict[str, str]:
-        """The variables that a process of the test needs so that ``Client()`` finds this bus."""
+        """Environment variables with which ``Client()`` in another process finds this bus."""
         return {"TOKENBUS_REDIS_URL": self.url}
 
     @property
     def requests(self) -> list[dict[str, Any]]:
-        """The JSON bodies that the provider was asked with, oldest first."""
+        """The JSON bodies of the requests to the provider, oldest first."""
         return [msgspec.json.decode(exchange.received.body) for exchange in self.exchanges]
 
     @property
     def exchanges(self) -> list[Exchange]:
-        """What the provider was asked, and what became of each answer (``state``, ``status``), oldest first."""
+        """The requests to the provider and the outcome of each answer (``state``, ``status``), oldest first."""
         return list(self._provider.requests)
 
     def model_says(self, model: str, *turns: str | Reply | Turn, repeat_last: bool = True) -> None:
-        """Script a model: turn n of a conversation is answered with ``turns[n]``, and later ones with the last.
+        """Script a model: turn n of a conversation is answered with ``turns[n]``, later turns with the last one.
 
-        A `Reply` has thinking, text and tool calls; a `Turn` also how it is delivered and what goes wrong with it.
-        Replaces what this model said before. ``repeat_last`` False: a turn too many is an error.
+        A `Reply` has thinking, text and tool calls; a `Turn` also sets delivery and faults. Replaces the model's
+        earlier script. ``repeat_last``: if False, a turn beyond the script is an error.
         """
         said = tuple(turn if isinstance(turn, Turn) else Turn(says=_reply(turn)) for turn in turns)
         self._scripts[model] = Script(name=model, turns=said, repeat_last=repeat_last)
 
     def request(self, model: str, text: str = "Go on.", **fields: object) -> dict[str, object]:
-        """A request for ``Client.publish``: one user message to this model, of provider `anthropic` unless named."""
+        """Build a request for ``Client.publish``: one user message to this model, at provider `anthropic` by
+        default.
+        """
         return {"provider": "anthropic", "model": model, "messages": [{"role": "user", "content": text}], **fields}
 
     def client(self, **options: Any) -> Client:
-        """A client of this bus, to be opened with ``async with``."""
+        """Create a client of this bus; open it with ``async with``."""
         return Client(self.url, **options)
 
     def sync_client(self, **options: Any) -> SyncClient:
-        """A client for plain functions, to be opened with ``with``."""
+        """Create a synchronous client of this bus; open it with ``with``."""
         return SyncClient(self.url, **options)
 
     def resume(self, exchange: Exchange) -> None:
-        """Let an answer go on that a `Stall` holds."""
+        """Resume an answer that a `Stall` holds."""
         if self._loop:
             self._loop.call_soon_threadsafe(self._provider.resume, exchange)
 
     def start(self) -> None:
-        """Start everything. Raises SettingsError, ServerError, and what else a service raises at its start."""
+        """Start everything. Raises SettingsError, ServerError, and any other startup error of a service."""
         self._server.start()
         self._thread = threading.Thread(target=self._run, name="tokenbus local bus", daemon=True)
         self._thread.start()
@@ -113,7 +117,7 @@ class LocalBus:
             self.stop()
 
     def stop(self) -> None:
-        """Stop everything, open runs too. Raises what ended a service meanwhile."""
+        """Stop everything, including open runs. Raises the error that ended a service meanwhile."""
         if self._loop and self._stop:
             self._loop.call_soon_threadsafe(self._stop.set)
         if self._thread:
