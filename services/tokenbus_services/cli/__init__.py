@@ -1,4 +1,4 @@
-"""The `tokenbus` command: one module a command, and what they share. No rule of the bus is here."""
+"""The `tokenbus` command: one module per command, and shared code. Contains no rules of the bus."""
 
 from tokenbus_services.cli.entry import main
 

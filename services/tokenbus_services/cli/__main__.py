@@ -1,4 +1,4 @@
-"""`python -m tokenbus_services.cli`: the `tokenbus` command of this very interpreter."""
+"""`python -m tokenbus_services.cli`: the `tokenbus` command of this interpreter."""
 
 from tokenbus_services.cli.entry import main
 

@@ -1,4 +1,4 @@
-"""Which server a command talks to: the one that the settings name, else that of `tokenbus up` in the same place."""
+"""Chooses the server for a command: the one in the settings, or that of `tokenbus up` in the same place."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tokenbus_services.settings import Settings
 
 
 def with_server(settings: Settings) -> Settings:
-    """The settings with a `redis_url`. Raises SettingsError where there is none to be had."""
+    """Return the settings with a `redis_url`. Raises SettingsError if there is none."""
     if settings.redis_url:
         return settings
     directory = Path(settings.data_dir)
@@ -26,14 +26,14 @@ def with_server(settings: Settings) -> Settings:
 
 
 def has_mock_provider() -> bool:
-    """Whether the deployment is that of a `tokenbus up --mock` in the same place."""
+    """Whether the deployment is a `tokenbus up --mock` in the same place."""
     settings = configuration.load()
     running = None if settings.redis_url else running_in(Path(settings.data_dir))
     return running is not None and running.mock
 
 
 def client() -> Client:
-    """A client of the deployment that the settings name. Raises SettingsError."""
+    """Create a client of the deployment in the settings. Raises SettingsError."""
     settings = with_server(configuration.load())
     return Client(
         settings.redis_url,

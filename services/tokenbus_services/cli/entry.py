@@ -1,6 +1,6 @@
-"""The `tokenbus` command as it is installed: in every installation, with the light client alone too.
+"""The installed `tokenbus` command; present in every installation, even if only the light client is installed.
 
-Imports nothing beyond the standard library until the command runs, so that it can say what is missing.
+Imports only the standard library until the command runs, so that it can say what is missing.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""How a command ends: its exit code and, after an error, its one line on stderr.
+"""Exit codes of commands, and the one-line error message on stderr.
 
-0 all well · 1 any other error · 2 a setting, an option or the request is at fault · 3 the server · 4 the run ended
-incomplete · 5 failed · 6 cancelled · 7 a worker that could not go on (`tokenbus_services.runtime.supervision`) · 130
-Ctrl-C. Where the reader of stdout goes away: 1, without a word.
+0 success · 1 any other error · 2 invalid setting, option or request · 3 server error · 4 run incomplete · 5 run failed
+· 6 run cancelled · 7 a worker that could not continue (`tokenbus_services.runtime.supervision`) · 130 Ctrl-C. If the
+reader of stdout goes away: 1, without a message.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ RUN_STATUS: Final = {
 
 
 def code_of(error: Exception) -> int:
-    """The exit code of a command that ended in this error."""
+    """Return the exit code for this error."""
     match error:
         case SettingsError() | RequestError():
             return USAGE
@@ -54,12 +54,12 @@ def code_of(error: Exception) -> int:
 
 
 def debugging() -> bool:
-    """Whether a person wants to see where an error came from."""
+    """Whether the user asked for tracebacks."""
     return os.environ.get("TOKENBUS_LOG_LEVEL", "").lower() == "debug"
 
 
 def report(error: Exception) -> int:
-    """Say what went wrong, with a traceback only while debugging. Returns the exit code."""
+    """Print the error, with a traceback only while debugging; return the exit code."""
     if debugging():
         traceback.print_exception(error, file=sys.stderr)
     known = isinstance(error, TokenbusError)
@@ -68,12 +68,13 @@ def report(error: Exception) -> int:
 
 
 def print_error(problem: str) -> None:
-    """The line of an error."""
+    """Print an error line."""
     print(f"error: {safe(problem)}", file=sys.stderr, flush=True)
 
 
 def abandon_stdout() -> int:
-    """The reader of stdout is gone: what is still buffered goes nowhere, so that the interpreter's last flush is
-    quiet. Returns the exit code."""
+    """Discard buffered output after the reader of stdout went away, so that the interpreter's last flush does not
+    fail. Returns the exit code.
+    """
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return OTHER

@@ -1,4 +1,4 @@
-"""`tokenbus follow` and `tokenbus cancel`: one run, shown or ended."""
+"""`tokenbus follow` and `tokenbus cancel`: shows or cancels one run."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from tokenbus_services.cli.render.output import Show, showing
 
 
 async def follow(run: str, *, after: int, as_json: bool) -> int:
-    """Show a run from a cursor to its end. The exit code that stands for how it ended."""
+    """Show a run from a cursor to its end; return the exit code for its outcome."""
     async with reaching.client() as bus:
         with showing(as_json=as_json) as show:
             return await show_run(bus, run, show, after=after)
 
 
 async def show_run(bus: Client, run: str, show: Show, *, after: int = -1, wait_s: float = 10.0) -> int:
-    """Show a run's events after ``after``. The exit code that stands for how it ended."""
+    """Show a run's events after ``after``; return the exit code for its outcome."""
     async for event in bus.follow(run, after=after, wait_s=wait_s):
         show(event)
         if isinstance(event, RunEnd):
             return ending.RUN_STATUS[wording.name(event)]
-    try:  # the cursor is behind the end
+    try:  # the cursor is past the end
         await bus.result(run)
     except RunError as e:
         return ending.code_of(e)
@@ -32,6 +32,6 @@ async def show_run(bus: Client, run: str, show: Show, *, after: int = -1, wait_s
 
 
 async def cancel(run: str, *, reason: str | None) -> None:
-    """Ask for the run's end."""
+    """Cancel the run."""
     async with reaching.client() as bus:
         await bus.cancel(run, reason)

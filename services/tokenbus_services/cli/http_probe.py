@@ -1,4 +1,4 @@
-"""Asks an HTTP page for its status: no more is needed here of HTTP."""
+"""A minimal HTTP probe that returns only the status."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ TIMEOUT_S = 2.0
 
 
 async def probe(url: str) -> int:
-    """The status of a GET. Raises OSError, TimeoutError included, and ValueError for what is no HTTP."""
+    """Return the status of a GET. Raises OSError, including TimeoutError, and ValueError if the answer is not HTTP."""
     parts = urlsplit(url)
     tls = parts.scheme == "https"
     async with asyncio.timeout(TIMEOUT_S):

@@ -1,6 +1,6 @@
-"""Who runs in a data directory: one `tokenbus up` at a time, and where its server is.
+"""Claims a data directory: one `tokenbus up` at a time, with a file that says where its server is.
 
-The lock and the file are those of `tokenbus.client.local_up`, which is how clients find it.
+The lock and the file are those of `tokenbus.client.local_up`, with which clients find it.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _POLL_S = 0.02
 
 
 class DirectoryClaim:
-    """A data directory in this process's hands."""
+    """A data directory claimed by this process."""
 
     def __init__(self, file: int) -> None:
         self._file = file
 
     def announce(self, redis_url: str | None, *, mock: bool = False) -> None:
-        """Tell others where the server is, and whether the mock provider runs."""
+        """Publish where the server is, and whether the mock provider runs."""
         data = msgspec.json.encode(Running(pid=os.getpid(), redis_url=redis_url, mock=mock))
         os.pwrite(self._file, data, 0)
         os.ftruncate(self._file, len(data))
@@ -35,7 +35,7 @@ class DirectoryClaim:
 
 @contextmanager
 def claim(directory: Path) -> Generator[DirectoryClaim]:
-    """Take the directory, made where it is missing. Raises SettingsError where another `tokenbus up` has it."""
+    """Claim the directory, creating it if necessary. Raises SettingsError if another `tokenbus up` has claimed it."""
     import fcntl
 
     try:

@@ -1,4 +1,4 @@
-"""The mock provider of `tokenbus up --mock`: how it is started, and what it adds to the settings of the services."""
+"""The mock provider of `tokenbus up --mock`: its command, and the settings it adds for the services."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tokenbus_services.settings import ProviderSettings, PythonTool, Settings
 NAME = "mock-provider"
 _APIS: tuple[ApiName, ...] = ("anthropic", "openai-chat", "openai-responses", "gemini")
 API_PATHS = {api: urlsplit(registry.get(api).default_base_url).path for api in _APIS}
-"""The APIs that it speaks, and the path of each beneath its address."""
+"""The APIs that it supports, with their paths below its address."""
 PROVIDER = "mock-anthropic"
 MODEL = DEMO_MODEL
 WEATHER = PythonTool(
@@ -32,7 +32,7 @@ WEATHER = PythonTool(
 
 
 def command(port: int) -> list[str]:
-    """Runs it on this port."""
+    """The command that runs it on this port."""
     return [
         *(sys.executable, "-P", "-m", "tokenbus_services.mock_provider"),
         *("--any-model", "--port", str(port), "--announce", NAME),
@@ -40,8 +40,9 @@ def command(port: int) -> list[str]:
 
 
 def with_mock(settings: Settings, url: str) -> Settings:
-    """The settings with the demo's tool, and with providers `mock-anthropic` and so on that ask the mock provider at
-    this address. A name that the settings have already stays theirs."""
+    """Return the settings plus the demo's tool and providers `mock-anthropic` and so on at this address. Names that
+    already exist in the settings are kept.
+    """
     providers = {
         f"mock-{api}": ProviderSettings(api=api, base_url=f"{url}{path}", api_key_env="")
         for api, path in API_PATHS.items()
@@ -54,7 +55,7 @@ def with_mock(settings: Settings, url: str) -> Settings:
 
 
 def demo_request() -> dict[str, object]:
-    """What `tokenbus send` sends if it is told nothing."""
+    """The default request of `tokenbus send`."""
     return {
         "type": "generate",
         "provider": PROVIDER,

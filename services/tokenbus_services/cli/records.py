@@ -1,4 +1,4 @@
-"""`tokenbus records` and `tokenbus replay`: recorded runs, shown, taken home, and played once more."""
+"""`tokenbus records` and `tokenbus replay`: shows, exports and replays recorded runs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TRUNCATED = "its raw stream is truncated: it was longer than records.raw_bytes"
 
 
 async def listing(*, as_json: bool) -> None:
-    """Show all records, the newest first."""
+    """Show all records, newest first."""
     async with _reached() as (server, keys, _):
         with translated(server):
             some = False
@@ -44,7 +44,7 @@ async def listing(*, as_json: bool) -> None:
 
 
 def show(run: str, *, as_json: bool) -> None:
-    """Show a record: what was asked, each attempt, how it ended. Raises RecordNotFound."""
+    """Show a record: its request, each attempt, and how it ended. Raises RecordNotFound."""
     record = asyncio.run(_fetched(run))
     if as_json:
         _write_json(record)
@@ -53,7 +53,7 @@ def show(run: str, *, as_json: bool) -> None:
 
 
 def export(run: str, file: Path) -> None:
-    """Write a record into a file that `tokenbus replay` reads anywhere. Raises RecordNotFound, SettingsError."""
+    """Write a record to a file for `tokenbus replay`. Raises RecordNotFound, SettingsError."""
     record = asyncio.run(_fetched(run))
     try:
         file.write_bytes(msgspec.json.encode(record) + b"\n")
@@ -63,12 +63,12 @@ def export(run: str, file: Path) -> None:
 
 
 def replay_run(run: str, *, as_json: bool) -> int:
-    """Play a run's record. Raises RecordNotFound."""
+    """Replay a run's record. Raises RecordNotFound."""
     return play(asyncio.run(_fetched(run)), as_json=as_json)
 
 
 def replay_file(file: Path, *, as_json: bool) -> int:
-    """Play an exported record, without a server. Raises SettingsError, Malformed."""
+    """Replay an exported record, without a server. Raises SettingsError, Malformed."""
     try:
         value = msgspec.json.decode(file.read_bytes())
     except OSError as e:
@@ -79,7 +79,9 @@ def replay_file(file: Path, *, as_json: bool) -> int:
 
 
 def play(record: Record, *, as_json: bool) -> int:
-    """Show what comes out, and on stderr whether it is what was recorded. The exit code: 1 where it is not."""
+    """Show the replayed events, and on stderr whether they equal the recorded ones. Returns the exit code: 1 if they
+    differ.
+    """
     replayed = replay(record)
     with showing(as_json=as_json) as present:
         for event in replayed:
@@ -146,7 +148,7 @@ def _whole(record: Record) -> Iterator[str]:
 
 
 def _attempt(frames: list[RawFrame]) -> Iterator[str]:
-    """What the provider sent, as text, and what became of the call."""
+    """Yield what the provider sent, as text, and how the call ended."""
     body = b""
     for item in (item for frame in frames for item in frame.items):
         match item:

@@ -78,7 +78,7 @@ class FetcherService:
             group=INTAKE_GROUP,
             streams=[keys.requests],
             worker=worker,
-            on_claimed_away=lambda item: None,  # its script decided already who took it in
+            on_claimed_away=lambda item: None,  # the accepting script decided already
             count=INTAKE_COUNT,
             members=keys.members(INTAKE_GROUP),
             fair="requests",

@@ -255,7 +255,7 @@ class ParserLogic:
                 if history is not None:
                     commit.put(run_key, history_field(work.turn), encode(history))
                 if so_far is not None:
-                    commit.drop(run_key, so_far_field(work.attempt - 1))  # it may be large, and is in the new one
+                    commit.drop(run_key, so_far_field(work.attempt - 1))  # may be large, and is part of the new one
                     commit.put(run_key, so_far_field(work.attempt), encode([so_far]))
                 commit.put(run_key, TURN, work.turn, ATTEMPT, work.attempt, RAW, 0)
                 if work.choice:

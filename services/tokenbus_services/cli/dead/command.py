@@ -1,4 +1,4 @@
-"""`tokenbus dead`: what nobody could work, shown, sent again, or dropped."""
+"""`tokenbus dead`: shows, retries and drops dead letters."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from tokenbus_services.cli.render import terminal
 from tokenbus_services.cli.render.event_text import moment
 
 IN_A_LINE = 80
-"""Characters of a reason in a list."""
+"""Maximum characters of a reason in a list."""
 
 
 async def listing(*, most: int, as_json: bool) -> None:
-    """Show the newest ones."""
+    """Show the newest dead letters."""
     async with _reached() as (server, keys):
         found = [dead async for dead in newest_dead_letters(server, keys, most=most)]
     if as_json:
@@ -52,7 +52,7 @@ async def listing(*, most: int, as_json: bool) -> None:
 
 
 async def show(entry_id: str, *, as_json: bool, raw: bool) -> None:
-    """Show one whole, its bytes too; with ``raw`` those alone, as they are. Raises DeadNotFound."""
+    """Show one dead letter completely; with ``raw`` write only its bytes, unchanged. Raises DeadNotFound."""
     if raw and sys.stdout.isatty():
         raise SettingsError("options", "--raw", "not onto a terminal, which may obey them; into a file or a pipe")
     async with _reached() as (server, keys):
@@ -67,9 +67,9 @@ async def show(entry_id: str, *, as_json: bool, raw: bool) -> None:
 
 
 async def retry(entry_ids: Sequence[str], *, as_json: bool) -> int:
-    """Send the requests behind these entries again, or behind all where none is named, and take the entries away.
+    """Retry the requests behind these entries, or behind all if none is named, and remove the entries.
 
-    The exit code: 1 where one of them had to stay.
+    Returns the exit code: 1 if an entry had to stay.
     """
     kept = 0
     async with _reached() as (server, keys), reaching.client() as bus:
@@ -80,20 +80,21 @@ async def retry(entry_ids: Sequence[str], *, as_json: bool) -> int:
                 kept += 1
                 _tell(dead, as_json, f"stays: {e.problem}", problem=e.problem)
                 continue
-            # Only now: after a crash in between it is sent again, under the same id, which is the same run.
+            # Delete only now: after a crash in between, the request is sent again under the same id, which is the same
+            # run.
             await drop_dead_letter(server, keys, [dead.id])
             _tell(dead, as_json, f"sent again as run {run.id}", run=run.id)
     return ending.OTHER if kept else 0
 
 
 async def count() -> int:
-    """How many entries there are."""
+    """Return the number of entries."""
     async with _reached() as (server, keys):
         return await server.client.xlen(keys.dead)
 
 
 async def drop(entry_ids: Sequence[str], *, as_json: bool) -> None:
-    """Delete these entries, or all where none is named. Raises DeadNotFound for the first that is not there."""
+    """Delete these entries, or all if none is named. Raises DeadNotFound for the first that does not exist."""
     async with _reached() as (server, keys):
         async for dead in _chosen(server, keys, entry_ids):
             await drop_dead_letter(server, keys, [dead.id])
@@ -102,7 +103,7 @@ async def drop(entry_ids: Sequence[str], *, as_json: bool) -> None:
 
 @asynccontextmanager
 async def _reached() -> AsyncGenerator[tuple[Server, Keys]]:
-    """The server and the deployment on it. Its errors are told as what they are."""
+    """Connect to the server and the deployment; translates redis-py's errors."""
     settings = reaching.with_server(configuration.load())
     assert settings.redis_url
     async with Server(settings.redis_url) as server:

@@ -1,4 +1,4 @@
-"""Bytes that somebody could not read, as text for a person: what they are, and what is in them. Pure."""
+"""Renders undecodable bytes as text for a person. Pure."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any
 import msgspec
 
 MOST_DUMPED = 4096
-"""Bytes of a dump; a file has the rest."""
+"""Maximum bytes in a dump; the raw bytes can go to a file."""
 _A_LINE = 16
 
 
 def readable(data: bytes) -> tuple[str, str]:
-    """What the bytes are, and what is in them. There may be control characters: it is not yet fit for a terminal."""
+    """Return the format of the bytes and their text. May contain control characters: escape it before printing."""
     if not data:
         return "empty", ""
     for kind, decode in (("JSON", msgspec.json.decode), ("msgpack", msgspec.msgpack.decode)):
         try:
             value: Any = decode(data)
-            if isinstance(value, (dict, list)):  # nearly any byte is a number in msgpack
+            if isinstance(value, (dict, list)):  # in msgpack nearly any byte is a number
                 return kind, msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
         except (msgspec.MsgspecError, TypeError, ValueError, RecursionError):
             continue
@@ -30,7 +30,7 @@ def readable(data: bytes) -> tuple[str, str]:
 
 
 def _dump(data: bytes) -> Iterator[str]:
-    """Offset, hexadecimal and ASCII, as hexdump has it."""
+    """Yield lines of offset, hexadecimal and ASCII, like hexdump."""
     for at in range(0, min(len(data), MOST_DUMPED), _A_LINE):
         line = data[at : at + _A_LINE]
         text = "".join(chr(b) if 0x20 <= b < 0x7F else "." for b in line)

@@ -1,8 +1,7 @@
-"""Sends again what a dead entry stopped, or says why that cannot be.
+"""Retries the request behind a dead letter, or explains why that is not possible.
 
-What is sent again is always the request, as a new run: the run that it once named has ended `failed`, which its
-subscribers have heard. The new run's id follows from the old one's, or from where the entry lay; so, however often and
-by however many the same is sent again, there is one new run.
+A retry is always the request as a new run: the old run has ended as `failed`, which its subscribers have seen. The new
+id is derived from the old one, or from the entry's position. So repeated retries always give the same new run.
 """
 
 from __future__ import annotations
@@ -21,8 +20,9 @@ from tokenbus.events.requests import Generate
 
 
 async def retry_dead_letter(bus: Client, server: Server, keys: Keys, dead: StoredDeadLetter) -> Run:
-    """Publish the request behind the entry. Raises CannotRetry; ServerUnavailable and ServerFull, after which the same
-    may be done again."""
+    """Publish the request behind the entry. Raises CannotRetry; ServerUnavailable and ServerFull, after which it may
+    be retried.
+    """
     e = dead.entry
     try:
         if e.stream == keys.requests:
@@ -38,7 +38,7 @@ async def retry_dead_letter(bus: Client, server: Server, keys: Keys, dead: Store
 
 
 def _inbound(dead: StoredDeadLetter) -> Generate:
-    """The bytes are the request itself."""
+    """Return the request that the entry's bytes contain."""
     e = dead.entry
     if e.size:
         raise CannotRetry(dead.id, f"only {len(e.bytes)} of its {e.size} bytes are kept; publish the request again")

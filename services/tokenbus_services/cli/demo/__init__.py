@@ -1,1 +1,1 @@
-"""`tokenbus demo`: the main job in a minute, against the mock provider."""
+"""`tokenbus demo`: one request through the whole bus, against the mock provider."""

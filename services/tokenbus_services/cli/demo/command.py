@@ -1,4 +1,4 @@
-"""`tokenbus demo`: the whole bus on this machine for one request, then gone without a trace."""
+"""`tokenbus demo`: runs the whole bus on this machine for one request, then removes every trace."""
 
 from __future__ import annotations
 
@@ -31,8 +31,10 @@ SERVICES = services_of(Settings())
 
 
 def run(*, provider: str | None, model: str | None, keep: bool) -> int:
-    """The exit code: 0 after a run that completed. Raises SettingsError, ServerError, RunError, and for a child that
-    ended or is slow ChildGone and ChildrenSlow."""
+    """Run the demo; return the exit code: 0 if the run completed.
+
+    Raises SettingsError, ServerError, RunError; ChildGone and ChildrenSlow for a child that ended or is slow.
+    """
     plan = plan_for(provider, model, os.environ)
     directory = Path(tempfile.mkdtemp(prefix="tokenbus-demo-"))
     names = [SERVER, *([PROVIDER] if plan.replayed else []), *SERVICES]
@@ -82,7 +84,7 @@ async def _demo(plan: DemoPlan, directory: Path, watcher: DemoWatcher) -> int:
         )
         stop = asyncio.Event()
         try:
-            async with asyncio.TaskGroup() as group:  # a service that ends is the end of the demo, and the other way
+            async with asyncio.TaskGroup() as group:  # if a service ends, the demo ends, and vice versa
                 group.create_task(supervisor.run(stop))
                 await supervisor.all_ready(timeout_s=START_S)
                 watcher.asked(request_of(plan))
@@ -99,7 +101,7 @@ async def _one_run(plan: DemoPlan, url: str) -> int:
         with showing() as show:
             status = await show_run(bus, run.id, show, wait_s=START_S)
         if status:
-            await run.result()  # raises what the run ended in
+            await run.result()  # raises the run's error
         return status
 
 
@@ -112,13 +114,13 @@ async def _server(directory: Path, watcher: DemoWatcher) -> AsyncGenerator[str]:
         watcher.ready(SERVER, server.url)
         yield server.url
     finally:
-        await asyncio.wait({starting})  # a start goes on in its thread, whatever happens here
+        await asyncio.wait({starting})  # a start continues in its thread, whatever happens here
         await asyncio.to_thread(server.stop)
 
 
 @asynccontextmanager
 async def _provider(plan: DemoPlan, watcher: DemoWatcher) -> AsyncGenerator[str | None]:
-    """The base url of the replay provider, or what the plan says of the real one."""
+    """The base URL of the mock provider, or the plan's URL of the real one."""
     if not plan.replayed:
         yield plan.base_url
         return
@@ -128,7 +130,7 @@ async def _provider(plan: DemoPlan, watcher: DemoWatcher) -> AsyncGenerator[str 
         if told.done():
             watcher.heard(PROVIDER, line)
         else:
-            told.set_result(line)  # its first line is its url
+            told.set_result(line)  # its first line is its URL
 
     env = {name: value for name, value in os.environ.items() if name not in KEY_VARIABLES}
     child = await Child.start([sys.executable, "-P", "-m", "tokenbus_services.mock_provider"], env, heard)

@@ -1,4 +1,4 @@
-"""What the demo asks of whom, and the settings of its services. Pure."""
+"""Plans the demo: its request, its provider, and the settings of its services. Pure."""
 
 from __future__ import annotations
 
@@ -21,40 +21,40 @@ MODELS: Final[dict[ApiName, str]] = {
     "openai-responses": "gpt-5-mini",
     "gemini": "gemini-flash-latest",
 }
-"""The model that is asked where a real provider is used and none is named."""
+"""The default model per API, for a real provider."""
 BASE_URL_ENV: Final[dict[ApiName, str]] = {
     "anthropic": "ANTHROPIC_BASE_URL",
     "openai-chat": "OPENAI_BASE_URL",
     "openai-responses": "OPENAI_BASE_URL",
     "gemini": "GOOGLE_GEMINI_BASE_URL",
 }
-"""As the vendors' own SDKs call them."""
+"""Named as in the vendors' own SDKs."""
 _VERSION: Final[dict[ApiName, str]] = {"gemini": "/v1beta"}
-"""What comes after such a URL: Google's is without the version, which our settings have in it."""
+"""Appended to such a URL: Google's has no version, but ours include it."""
 REPLAYED: Final[ApiName] = "anthropic"
 TOOL: Final = "weather"
 _API: Final[dict[str, ApiName]] = {api: api for api in MODELS}
 KEY_VARIABLES: Final = frozenset(
     name for api in MODELS for key in [registry.get(api).default_key_env] for name in (key, f"{key}_FILE")
 )
-"""What may hold keys of providers: for the fetcher alone."""
+"""Variables that may hold provider keys; only the fetcher gets them."""
 _OURS = ("TOKENBUS_REDIS_URL", "TOKENBUS_DATA", "TOKENBUS_PARTITIONS")
 
 
 class DemoPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Whom the demo asks."""
+    """Which provider and model the demo calls."""
 
     api: ApiName
     model: str
     replayed: bool
-    """The replay provider answers; no key is needed."""
+    """Whether the mock provider answers; no key is needed then."""
     base_url: str | None = None
-    """Of the real provider; None for its own."""
+    """The real provider's address; None for its default."""
     thinking: bool = True
 
 
 def plan_for(provider: str | None, model: str | None, env: Mapping[str, str]) -> DemoPlan:
-    """The plan for these options. Raises SettingsError for an API that is not built, and where its key is missing."""
+    """Return the plan for these options. Raises SettingsError if the API is unknown or its key is missing."""
     if provider is None:
         if model is not None:
             raise SettingsError("options", "--model", "needs --provider: the replay provider has one model")
@@ -70,12 +70,12 @@ def plan_for(provider: str | None, model: str | None, env: Mapping[str, str]) ->
         model=model or MODELS[api],
         replayed=False,
         base_url=f"{url.rstrip('/')}{_VERSION.get(api, '')}" if (url := env.get(BASE_URL_ENV[api])) else None,
-        thinking=api in ("anthropic", "gemini"),  # whether OpenAI shows thinking depends on the model and the account
+        thinking=api in ("anthropic", "gemini"),  # OpenAI shows thinking only for some models and accounts
     )
 
 
 def request_of(plan: DemoPlan) -> Generate:
-    """The demo's one request. The tool is declared in the settings, so its name is enough."""
+    """Return the demo's request. The tool is declared in the settings, so its name is enough."""
     return Generate(
         provider=plan.api,
         model=plan.model,
@@ -86,7 +86,7 @@ def request_of(plan: DemoPlan) -> Generate:
 
 
 def settings_text(plan: DemoPlan, *, redis_url: str, base_url: str | None, directory: Path, blobs_port: int) -> str:
-    """The `tokenbus.toml` of the demo's services: any free ports, and the tool."""
+    """Return the `tokenbus.toml` of the demo's services: free ports, and the tool."""
     provider: dict[str, object] = {"api": plan.api}
     if base_url:
         provider["base_url"] = base_url
@@ -110,14 +110,14 @@ def settings_text(plan: DemoPlan, *, redis_url: str, base_url: str | None, direc
 
 
 def environment(env: Mapping[str, str], config: Path) -> dict[str, str]:
-    """The services' environment: the demo's settings and nothing of the user's own deployment."""
+    """Return the services' environment: the demo's settings, nothing of the user's own deployment."""
     kept = {name: value for name, value in env.items() if name not in _OURS}
     direct = ",".join(part for part in (env.get("NO_PROXY") or env.get("no_proxy"), "127.0.0.1") if part)
     return {**kept, "TOKENBUS_CONFIG": str(config), "NO_PROXY": direct, "no_proxy": direct}
 
 
 def _toml(value: object) -> str:
-    """A value in TOML, tables inline. JSON's strings, numbers and booleans are TOML's."""
+    """Format a value as TOML, with inline tables. JSON strings, numbers and booleans are valid TOML."""
     if isinstance(value, dict):
         pairs = cast("dict[str, object]", value).items()
         return "{" + ", ".join(f"{json.dumps(key)} = {_toml(inner)}" for key, inner in pairs) + "}"

@@ -1,4 +1,4 @@
-"""What `tokenbus demo` shows around its run: how services start, and what is asked. Their logs go to files."""
+"""The output of `tokenbus demo` around its run: service startup and the request. Service logs go to files."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from tokenbus_services.cli.up.supervisor import Watcher
 
 
 class DemoWatcher(Watcher, Protocol):
-    """What the demo tells beside what its services do."""
+    """Receives the demo's events, besides those of its services."""
 
     def asked(self, request: Generate) -> None:
-        """The request is on its way."""
+        """The request is being sent."""
         ...
 
 
 @contextmanager
 def demo_watcher(directory: Path, names: Sequence[str]) -> Generator[DemoWatcher]:
-    """The one that suits stdout; services log to files in the directory."""
+    """Return the watcher that suits stdout; services log to files in the directory."""
     console = terminal.console()
     if console is None:
         yield PlainDemo(directory)
@@ -33,7 +33,7 @@ def demo_watcher(directory: Path, names: Sequence[str]) -> Generator[DemoWatcher
 
 
 class _Logs:
-    """A log file for each child."""
+    """One log file per child."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -43,11 +43,11 @@ class _Logs:
             log.write(f"{line}\n")
 
     def stopping(self) -> None:
-        """Nothing to see: the answer is there."""
+        """Show nothing: the answer has been shown."""
 
 
 class PlainDemo(_Logs):
-    """Marked lines, as `plain.PlainText` writes them."""
+    """Marked lines, in the format of `plain_text.PlainText`."""
 
     def ready(self, name: str, url: str) -> None:
         print(f"[ready] {name} {url}", flush=True)
@@ -56,7 +56,7 @@ class PlainDemo(_Logs):
         print(f"[died] {name} {how}", flush=True)
 
     def all_ready(self) -> None:
-        """The lines of each have told it."""
+        """Show nothing: each service has had its own line."""
 
     def asked(self, request: Generate) -> None:
         print(f"[user] {_question(request)}", flush=True)

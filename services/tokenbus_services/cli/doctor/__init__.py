@@ -1,1 +1,1 @@
-"""`tokenbus doctor`: checks of a deployment, each with the way to mend what it finds."""
+"""`tokenbus doctor`: checks a deployment and says how to fix each problem."""

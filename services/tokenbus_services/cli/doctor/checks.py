@@ -1,6 +1,6 @@
-"""What `tokenbus doctor` makes of the facts: each finding says what is wrong, where, and what to do. Pure.
+"""The checks of `tokenbus doctor` on the server and the deployment: what is wrong, where, and what to do. Pure.
 
-Here the server and the deployment; `checks_work` has the bus at work, `checks_outside` what lies around it.
+`checks_work` covers the bus at work, `checks_outside` its surroundings.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from tokenbus_services.settings import Settings
 Level = Literal["ok", "note", "wrong"]
 
 NEARLY = 0.8
-"""Part of a bound from which on it is worth a word."""
+"""Fraction of a limit above which it is reported."""
 SKEW_MS = 2_000
-"""So far may a clock be off without harm: retry delays, deadlines and times of events are by workers' clocks."""
+"""Clock difference that does no harm: retry delays, deadlines and event times use the workers' clocks."""
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One thing that was looked at."""
+    """The result of one check."""
 
     level: Level
     about: str
@@ -36,7 +36,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def check_server(url: str, info: ServerInfo, *, persistent: bool | None) -> Iterator[Finding]:
-    """``persistent``: None where the server does not say."""
+    """``persistent``: None if the server does not say."""
     version = ".".join(map(str, info.version))
     yield Finding(level="ok", about="server", says=f"{info.name} {version} at {url}")
     if info.eviction != "noeviction":
@@ -56,7 +56,7 @@ def check_server(url: str, info: ServerInfo, *, persistent: bool | None) -> Iter
 
 
 def check_types(found: Mapping[str, tuple[str, str]]) -> Iterator[Finding]:
-    """``found``: shared keys of another type than they must be, with the type they have and the one they must have."""
+    """``found``: shared keys of the wrong type, with their actual and their required type."""
     for key, (kind, meant) in found.items():
         yield Finding(
             level="wrong",
@@ -95,7 +95,7 @@ def check_node(node: NodeFacts, *, here_ms: int) -> Iterator[Finding]:
 
 
 def check_rights(user: str, denied: Sequence[str]) -> Iterator[Finding]:
-    """``denied``: what the server would refuse to this user, in its own words."""
+    """``denied``: commands that the server would refuse to this user, in its own words."""
     if denied:
         more = f" (and {len(denied) - 1} more)" if len(denied) > 1 else ""
         yield Finding(
@@ -107,7 +107,7 @@ def check_rights(user: str, denied: Sequence[str]) -> Iterator[Finding]:
 
 
 def not_allowed(about: str, refusal: str) -> Finding:
-    """The server did not let this be looked at."""
+    """The user may not read what this check needs."""
     return Finding(
         level="note",
         about=about,
@@ -117,7 +117,7 @@ def not_allowed(about: str, refusal: str) -> Finding:
 
 
 def check_deployment(settings: Settings, meta: Mapping[str, str]) -> Iterator[Finding]:
-    """``meta``: what the deployment has agreed on; empty where no service has started yet."""
+    """``meta``: what the deployment has agreed on; empty if no service has started yet."""
     if not meta:
         yield Finding(
             level="wrong",
@@ -142,12 +142,12 @@ def check_deployment(settings: Settings, meta: Mapping[str, str]) -> Iterator[Fi
 
 
 def all_well(findings: Iterable[Finding]) -> bool:
-    """Whether nothing is wrong."""
+    """Whether no finding is an error."""
     return all(finding.level != "wrong" for finding in findings)
 
 
 def server_todo(error: ServerError | SettingsError) -> str:
-    """What to do about a server that cannot be used, by what is wrong with it."""
+    """Return what to do about a server that cannot be used."""
     if isinstance(error, SettingsError):
         return "mend the url: redis://, rediss:// or unix://, +sentinel or +cluster behind the scheme if it is one"
     if isinstance(error, ServerTooOld):

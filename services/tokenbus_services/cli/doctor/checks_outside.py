@@ -1,4 +1,4 @@
-"""What `tokenbus doctor` makes of what lies around the bus: providers, their keys, the blob store, this disk. Pure."""
+"""The checks of `tokenbus doctor` around the bus: providers, their keys, the blob store, this disk. Pure."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tokenbus_services.redaction import key_in_file
 from tokenbus_services.settings import DEFAULT_PROVIDERS, Settings
 
 LITTLE_ROOM = 2**30
-"""Bytes of a disk below which a server's files and blobs may soon find no room."""
+"""Free bytes below which the disk may soon be too full for the server's files and blobs."""
 
 
 def check_providers(settings: Settings, env: Mapping[str, str]) -> Iterator[Finding]:
-    """Whether each provider's key is in this environment. Names variables, never what they hold."""
+    """Check that each provider's key is in this environment. Names variables, never their values."""
     for name, provider in sorted(settings.providers.items()):
         meant = provider is not DEFAULT_PROVIDERS.get(name)
         about = f"provider {name}"
@@ -49,7 +49,7 @@ def check_providers(settings: Settings, env: Mapping[str, str]) -> Iterator[Find
 
 
 def check_reach(name: str, url: str, *, problem: str | None) -> Finding:
-    """``problem``: why the provider's address gave no answer at all; None where it gave one, of whatever kind."""
+    """``problem``: why the provider's address did not answer at all; None if it gave any answer."""
     about = f"provider {name}"
     if problem is None:
         return Finding(level="ok", about=about, says=f"answers at {url}")
@@ -58,7 +58,7 @@ def check_reach(name: str, url: str, *, problem: str | None) -> Finding:
 
 
 def check_blobs(url: str, *, problem: str | None) -> Finding:
-    """``problem``: why the blob service did not answer; None where it did."""
+    """``problem``: why the blob service did not answer; None if it did."""
     if problem is None:
         return Finding(level="ok", about="blobs", says=f"answers at {url}")
     todo = "start it with `tokenbus worker blobs`, or set blobs.service_url"
@@ -66,7 +66,7 @@ def check_blobs(url: str, *, problem: str | None) -> Finding:
 
 
 def check_disk(path: str, *, free_bytes: int) -> Iterator[Finding]:
-    """The disk of the data directory: of the blob store, and of the server that `tokenbus up` starts."""
+    """Check the data directory's disk, which holds the blob store and the server of `tokenbus up`."""
     if free_bytes < LITTLE_ROOM:
         yield Finding(
             level="wrong",

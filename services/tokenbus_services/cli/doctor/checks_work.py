@@ -1,4 +1,4 @@
-"""What `tokenbus doctor` makes of the bus at work: stages, queues, what is stuck and what is dead. Pure."""
+"""The checks of `tokenbus doctor` on the bus at work: stages, queues, stuck and dead entries. Pure."""
 
 from __future__ import annotations
 
@@ -13,24 +13,26 @@ from tokenbus_services.cli.render.event_text import size
 from tokenbus_services.runtime.mcp_tool_cache import REFRESH_S, TTL_S
 
 GROWS = 0.1
-"""Part of the lag limit from which on a lag that grows is worth a word."""
+"""Fraction of the lag limit above which a growing lag is reported."""
 OFTEN = 3
-"""More deliveries of an entry than a lost worker or two explain."""
+"""Deliveries of an entry that one or two lost workers can explain."""
 
 
 class StuckFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Entries of a group that workers took and did not finish."""
 
     abandoned: int = 0
-    """That nobody keeps alive, and nobody takes over."""
+    """Entries that no worker renews or takes over."""
     often: int = 0
-    """That were handed out more than `OFTEN` times."""
+    """Entries delivered more than `OFTEN` times."""
     example: str = ""
     """One of those, as stream and entry."""
 
 
 def check_stage(stage: StageFacts, earlier: StageFacts, *, lag_limit: int) -> Finding:
-    """``earlier``: the same a moment ago; ``lag_limit``: bytes of lag at which the stage before this one stops."""
+    """``earlier``: the same stage a moment ago. ``lag_limit``: bytes of lag at which the stage before this one
+    stops.
+    """
     orphans = [n for n, p in enumerate(stage.partitions) if p.owner is None]
     behind = [n for n, p in enumerate(stage.partitions) if p.lag_bytes >= lag_limit]
     workers = len(stage.workers)
@@ -58,7 +60,7 @@ def check_stage(stage: StageFacts, earlier: StageFacts, *, lag_limit: int) -> Fi
 
 
 def check_no_policy_worker(stage: StageFacts, *, meant: bool) -> Iterator[Finding]:
-    """The policy stage, where none of its workers lives. ``meant``: whether these settings have policies."""
+    """Check the policy stage if none of its workers is alive. ``meant``: whether these settings have policies."""
     if not stage.lag_bytes and not meant:
         return
     waiting = f"{size(stage.lag_bytes)} of drafts wait, and " if stage.lag_bytes else ""
@@ -67,7 +69,7 @@ def check_no_policy_worker(stage: StageFacts, *, meant: bool) -> Iterator[Findin
 
 
 def check_queue(queue: QueueFacts, stuck: StuckFacts) -> Iterator[Finding]:
-    """One group of work queues."""
+    """Check one group of work queues."""
     at_work = len(queue.workers) or "nobody"
     state = f"{at_work} at work, {queue.waiting} waiting, {queue.held} in hand"
     start = f"start one with `tokenbus worker {'fetcher' if queue.name == INTAKE else queue.name}`"
@@ -89,7 +91,7 @@ def check_queue(queue: QueueFacts, stuck: StuckFacts) -> Iterator[Finding]:
 
 
 def check_room(waiting: int, *, bound: int) -> Iterator[Finding]:
-    """The inbound stream against its bound: at the bound, publishing is refused."""
+    """Check the inbound stream against its limit, at which publishing is refused."""
     if waiting >= NEARLY * bound:
         yield Finding(
             level="wrong",
@@ -100,7 +102,7 @@ def check_room(waiting: int, *, bound: int) -> Iterator[Finding]:
 
 
 def check_dead(entries: int, newest: Sequence[StoredDeadLetter]) -> Iterator[Finding]:
-    """Poison is no state of the bus, but its cause may be. ``newest``: at the most one."""
+    """Report dead letters; they are not a state of the bus, but their cause may be. ``newest``: at most one."""
     for dead in newest:
         newest_one = f"{dead.id} of {dead.entry.stage}: {dead.entry.reason}"
         yield Finding(
@@ -112,7 +114,7 @@ def check_dead(entries: int, newest: Sequence[StoredDeadLetter]) -> Iterator[Fin
 
 
 def check_listing(server: str, left_s: int | None) -> Finding:
-    """What tool executors know of an MCP server; ``left_s``: how long that still counts, None where nobody lists it."""
+    """Check the tool list of an MCP server. ``left_s``: how long the list stays valid; None if there is none."""
     about = f"mcp {server}"
     if left_s is None:
         return Finding(

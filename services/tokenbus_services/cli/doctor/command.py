@@ -1,4 +1,4 @@
-"""`tokenbus doctor`: gathers the facts of a deployment, and shows what the checks make of them."""
+"""`tokenbus doctor`: gathers the facts about a deployment and shows the findings."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ from tokenbus_services.settings import BlobSettings, Settings
 STUCK_MS = 15_000
 """A lost worker's entry is taken over after about five seconds."""
 MOST_PENDING = 1_000
-"""Entries of one stream that are looked at one by one."""
+"""Maximum entries of one stream that are checked individually."""
 GROWTH_S = 1.0
-"""How long a lag is watched, where there is one."""
+"""How long a lag is observed, if there is one."""
 REACH_S = 5.0
 
 
 def run(*, as_json: bool, ask_providers: bool) -> int:
-    """Look, and show. The exit code."""
+    """Run all checks and show the findings; return the exit code."""
     findings = asyncio.run(examine(ask_providers=ask_providers))
     if as_json:
         print(msgspec.json.format(msgspec.json.encode(findings), indent=2).decode())
@@ -51,7 +51,7 @@ def run(*, as_json: bool, ask_providers: bool) -> int:
 
 
 async def examine(*, ask_providers: bool = False) -> list[Finding]:
-    """All findings. A server that does not answer is one too."""
+    """Return all findings; a server that does not answer is one of them."""
     try:
         settings = configuration.load()
     except SettingsError as e:
@@ -73,7 +73,7 @@ async def examine(*, ask_providers: bool = False) -> list[Finding]:
 
 
 async def _blobs(settings: BlobSettings) -> Finding:
-    """The blob service; or the store that the deployment names, as far as it can be looked at without using it."""
+    """Check the blob service, or as much of a custom store as is possible without using it."""
     if settings.loader is None:
         url = settings.service_url
         return checks_outside.check_blobs(url, problem=await _page(f"{url.rstrip('/')}/health"))
@@ -88,7 +88,7 @@ async def _blobs(settings: BlobSettings) -> Finding:
 
 
 async def _bus(server: Server, settings: Settings) -> AsyncIterator[Finding]:
-    """Each part by itself: what this user may not look at hides nothing of the rest."""
+    """Run each part on its own: a missing permission for one does not hide the others."""
     keys, stop = settings.keys, False
     parts: tuple[tuple[str, Callable[[], AsyncIterator[Finding]]], ...] = (
         ("server", lambda: _server(server)),
@@ -104,7 +104,7 @@ async def _bus(server: Server, settings: Settings) -> AsyncIterator[Finding]:
             return
         try:
             async for finding in part():
-                # With other partitions its keys are others than these settings say; other types nothing reads.
+                # With other partitions its keys differ from these settings; keys of other types cannot be read.
                 stop = stop or (about in ("deployment", "keys") and finding.level == "wrong")
                 yield finding
         except (NoPermissionError, ServerUnavailable) as e:
@@ -121,7 +121,7 @@ async def _server(server: Server) -> AsyncIterator[Finding]:
 
 
 async def _persistent(server: Server) -> bool | None:
-    """Whether what is written survives a restart of the server; None where it does not tell, as many hosted ones do."""
+    """Whether data survive a server restart; None if the server does not say, as many hosted ones do not."""
     if server.topology == "cluster":
         return None
     info: dict[str, Any] = await server.client.info("persistence")
@@ -129,20 +129,20 @@ async def _persistent(server: Server) -> bool | None:
         return True
     try:
         save: dict[bytes | str, bytes] = await server.client.config_get("save")
-    except ResponseError:  # a hosted server, or a user who may not read settings, for passwords are among them
+    except ResponseError:  # a hosted server, or a user who may not read its configuration
         return None
     return any(save.values())
 
 
 async def _rights(server: Server, keys: Keys) -> AsyncIterator[Finding]:
-    """Asks the server what it would say to commands as services send them; not before Redis 7, nor in a Cluster."""
+    """Ask the server whether it would accept the services' commands. Skipped before Redis 7 and in a Cluster."""
     if server.topology == "cluster":
         return
     try:
         user: str = (await server.client.execute_command("ACL", "WHOAMI")).decode()
         refused = [await server.client.execute_command("ACL", "DRYRUN", user, *call) for call in _calls(keys)]
     except NoPermissionError:
-        return  # a user who may not ask; what it may not look at shows by itself
+        return  # this user may not ask; other checks show what it may not read
     except ResponseError:
         return  # before Redis 7
     denied = [answer.decode() for answer in refused if answer != b"OK"]
@@ -177,7 +177,7 @@ async def _types(server: Server, keys: Keys) -> AsyncIterator[Finding]:
 
 
 def _shared(keys: Keys) -> Iterator[tuple[str, str]]:
-    """The keys that many runs share, and what type they must have."""
+    """Yield the keys shared by many runs, with their required types."""
     yield keys.meta, "hash"
     yield keys.requests, "stream"
     yield keys.dead, "stream"
@@ -202,7 +202,7 @@ async def _deployment(server: Server, settings: Settings) -> AsyncIterator[Findi
 
 
 async def _work(server: Server, settings: Settings) -> AsyncIterator[Finding]:
-    # The policy stage in any case: other services may have settings with policies.
+    # Always include the policy stage: other services may have settings with policies.
     observer = Observer(server, settings.keys, topic=None, recorded=bool(settings.records), judged=True)
     here_ms = time.time_ns() // 1_000_000
     now = earlier = await observer.snapshot()
@@ -272,7 +272,7 @@ def _addresses(settings: Settings) -> Iterator[tuple[str, str]]:
 
 
 async def _reach(name: str, url: str) -> Finding:
-    """Any answer will do; no key is sent. Through a proxy where the environment names one, as fetchers do."""
+    """Check that the address answers at all. Sends no key. Uses a proxy from the environment, as fetchers do."""
     import httpx
 
     problem = None
@@ -285,7 +285,7 @@ async def _reach(name: str, url: str) -> Finding:
 
 
 async def _page(url: str) -> str | None:
-    """Why the page does not answer well; None where it does."""
+    """Return why the page does not answer with 200; None if it does."""
     try:
         status = await probe(url)
     except (OSError, ValueError) as e:
@@ -311,7 +311,7 @@ def _show(findings: list[Finding]) -> None:
 
 
 def lines(findings: list[Finding]) -> Iterator[str]:
-    """A line for each finding, and one for what to do."""
+    """Yield a line per finding, and one for what to do."""
     for finding in findings:
         yield f"{finding.level:5} {finding.about}: {finding.says}"
         if finding.todo:

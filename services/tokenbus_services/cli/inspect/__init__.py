@@ -1,4 +1,4 @@
-"""What a deployment is doing now, read from its server without changing it.
+"""Reads the current state of a deployment from its server, without changing it.
 
 Used by `top`, `doctor` and `demo`.
 """

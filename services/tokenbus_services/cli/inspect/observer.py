@@ -1,4 +1,4 @@
-"""Looks at a deployment on its server: one pipeline a look, its length a matter of partitions and never of runs."""
+"""Samples a deployment with one pipeline per sample; its length depends on partitions, never on runs."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from tokenbus_services.cli.inspect.snapshot import (
 Replies: TypeAlias = Iterator[Any]
 
 ALIVE_MS = 5_000
-"""A worker gives a sign of life, or renews its lease, at least once a second."""
+"""A worker sends a heartbeat, or renews its lease, at least once a second."""
 _LEASE_FIELDS = ("owner", "until", *LAG_FIELDS, "entries", "open")
 
 
 class Observer:
-    """Looks at one deployment, as often as asked."""
+    """Takes samples of one deployment."""
 
     def __init__(
         self,
@@ -42,8 +42,9 @@ class Observer:
         recorded: bool = False,
         judged: bool = False,
     ) -> None:
-        """``topic``: the public topic whose entries count as chunks; None: none is written. ``recorded``: whether the
-        deployment records runs; ``judged``: whether it has policies."""
+        """``topic``: the public topic whose entries count as chunks; None if none is written. ``recorded``: whether
+        the deployment records runs. ``judged``: whether it has policies.
+        """
         self._server = server
         self._keys = keys
         self._topic: PublicTopic | None = topic
@@ -51,7 +52,7 @@ class Observer:
         self._stages = (*STAGES, POLICY) if judged else STAGES
 
     async def snapshot(self) -> Snapshot:
-        """Everything as it stands. Raises ServerUnavailable, and what redis-py raises for a right that is missing."""
+        """Take one sample. Raises ServerUnavailable, and redis-py's error for a missing permission."""
         with translated(self._server):
             replies: list[Any] = await self._ask().execute(raise_on_error=False)
             return self._snapshot(iter(replies), await self._nodes())
@@ -82,7 +83,7 @@ class Observer:
             yield name, [self._keys.topic(p, topic) for p in range(self._keys.partitions)]
 
     def _snapshot(self, replies: Replies, nodes: list[NodeFacts]) -> Snapshot:
-        """Takes the replies in the order of `_ask`."""
+        """Consume the replies in the order of `_ask`."""
         now = max(node.now_ms for node in nodes)
         stages = [self._stage(name, replies, now) for name, _ in self._stages]
         queues = [self._queue(name, len(streams), replies, now) for name, streams in self._queues()]
@@ -119,9 +120,9 @@ class Observer:
         for _ in range(streams):
             stream: dict[str, Any] = _checked(next(replies)) or {}
             pending: int = _group(next(replies), name).get("pending", 0)
-            pending -= min(pending, _checked(next(replies)))  # those in order are in nobody's hands
+            pending -= min(pending, _checked(next(replies)))  # entries in the order set are with no worker
             held += pending
-            waiting += stream.get("length", 0) - pending  # what is done is deleted
+            waiting += stream.get("length", 0) - pending  # finished entries are deleted
             if stream:
                 added.append(stream.get("entries-added"))
         return QueueFacts(name=name, workers=workers, waiting=max(0, waiting), held=held, added=_sum(added))
@@ -154,7 +155,7 @@ def _node(name: str, info: dict[str, Any], time: tuple[int, int]) -> NodeFacts:
 
 
 def _checked(reply: Any) -> Any:
-    """The reply; None for a key that is not there yet. Raises the error that it is."""
+    """Return the reply; None for a missing key. Raises the reply if it is an error."""
     if isinstance(reply, ResponseError) and "no such key" in str(reply):
         return None
     if isinstance(reply, Exception):
@@ -163,19 +164,19 @@ def _checked(reply: Any) -> Any:
 
 
 def _group(reply: Any, name: str) -> dict[str, Any]:
-    """What the server says of this group of a stream; nothing where there is none."""
+    """Return the server's data about this group of a stream; empty if there is none."""
     groups: list[dict[str, Any]] = _checked(reply) or []
     nothing: dict[str, Any] = {}
     return next((group for group in groups if group["name"] == name.encode()), nothing)
 
 
 def _sum(counts: Sequence[int | None]) -> int | None:
-    """None where one of them is not known."""
+    """Return the sum; None if one of the counts is unknown."""
     known = [count for count in counts if count is not None]
     return sum(known) if len(known) == len(counts) else None
 
 
 def _alive(reply: Any, now: int) -> list[str]:
-    """Members that gave a sign of life lately."""
+    """Return members with a recent heartbeat."""
     members: list[tuple[bytes, float]] = _checked(reply) or []
     return sorted(name.decode(errors="replace") for name, seen in members if now - seen < ALIVE_MS)

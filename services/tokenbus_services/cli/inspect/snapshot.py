@@ -1,4 +1,4 @@
-"""A deployment at one moment, and what happened between two: what `top` shows and `doctor` judges. Pure."""
+"""A deployment at one moment, and the rates between two: shown by `top`, checked by `doctor`. Pure."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from tokenbus.bus.keys import InternalTopic
 STAGES: tuple[tuple[str, InternalTopic], ...] = (("normalizer", "raw"), ("parser", "events"))
 """The ordered stages, each with its input."""
 POLICY: tuple[str, InternalTopic] = ("policy", "drafts")
-"""One more, where runs have policies."""
+"""An additional stage, if runs have policies."""
 QUEUES: tuple[tuple[str, InternalTopic], ...] = (("fetcher", "turns"), ("tools", "tools"))
-"""Groups of work queues that lie in partitions; intake has the inbound stream."""
+"""Groups of partitioned work queues; intake reads the inbound stream."""
 RECORDER: tuple[str, InternalTopic] = ("recorder", "records")
-"""One more, where runs are recorded."""
+"""An additional queue, if runs are recorded."""
 INTAKE = "intake"
 
 
 class _Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts have names, and are not changed."""
+    """Immutable facts with keyword fields."""
 
 
 class PartitionFacts(_Facts, frozen=True, kw_only=True):
     """One partition of an ordered stage."""
 
     owner: str | None = None
-    """The worker whose lease it is; None: nobody's."""
+    """The worker that owns the lease; None if no worker does."""
     lag_bytes: int = 0
     lag_entries: int | None = None
-    """None where the server does not know."""
+    """None if the server does not know."""
     entries: int = 0
-    """Entries worked in since the partition began."""
+    """Entries processed since the partition began."""
     done_bytes: int = 0
-    """Bytes of frames worked in; it may be set anew after a fail-over."""
+    """Bytes of frames processed; may be reset after a fail-over."""
     open: int = 0
     """Runs that the parser has open, or attempts that the normalizer reads."""
 
@@ -48,18 +48,18 @@ class StageFacts(_Facts, frozen=True, kw_only=True):
 
     @property
     def lag_bytes(self) -> int:
-        """Over all partitions."""
+        """Sum over all partitions."""
         return sum(p.lag_bytes for p in self.partitions)
 
     @property
     def lag_entries(self) -> int | None:
-        """Over all partitions; None where the server does not know."""
+        """Sum over all partitions; None if the server does not know."""
         known = [p.lag_entries for p in self.partitions if p.lag_entries is not None]
         return sum(known) if known else None
 
     @property
     def open(self) -> int:
-        """Over all partitions."""
+        """Sum over all partitions."""
         return sum(p.open for p in self.partitions)
 
 
@@ -69,11 +69,11 @@ class QueueFacts(_Facts, frozen=True, kw_only=True):
     name: str
     workers: list[str]
     waiting: int = 0
-    """Entries that nobody has taken."""
+    """Entries that no worker has taken."""
     held: int = 0
-    """Entries in the hands of workers."""
+    """Entries that workers are processing."""
     added: int | None = None
-    """Entries that ever came; None where the server does not count (Redis 6.2)."""
+    """Entries ever added; None if the server does not count them (Redis 6.2)."""
 
 
 class NodeFacts(_Facts, frozen=True, kw_only=True):
@@ -82,26 +82,26 @@ class NodeFacts(_Facts, frozen=True, kw_only=True):
     name: str
     memory_bytes: int
     memory_limit: int
-    """0: none but the machine's."""
+    """0: no limit except the machine's."""
     commands_per_s: int
     clients: int
     now_ms: int
     """Unix time by its clock."""
     disk_fault: str | None = None
-    """What it says of its last write to disk, where that failed."""
+    """The server's report on its last write to disk, if that failed."""
 
 
 class Snapshot(_Facts, frozen=True, kw_only=True):
-    """Everything at one moment."""
+    """The whole deployment at one moment."""
 
     at_ms: int
     """Unix time by the server's clock."""
     stages: list[StageFacts]
-    """Those of `STAGES`, and `POLICY` where it was looked at."""
+    """Those of `STAGES`, and `POLICY` if it was sampled."""
     queues: list[QueueFacts]
     nodes: list[NodeFacts]
     chunks: int | None
-    """Chunks ever written to a public topic; None where none is written, or the server does not count (Redis 6.2)."""
+    """Chunks ever written to a public topic; None if none is written, or if the server does not count (Redis 6.2)."""
     dead: int
 
     @property
@@ -111,18 +111,18 @@ class Snapshot(_Facts, frozen=True, kw_only=True):
 
 
 class Rates(_Facts, frozen=True, kw_only=True):
-    """What happened a second between two snapshots. None: the server does not count it, or began to count anew."""
+    """Rates per second between two samples. None: not counted by the server, or the counter was reset."""
 
     requests: float | None
     attempts: float | None
     tool_calls: float | None
     chunks: float | None
     stage_bytes: dict[str, float | None]
-    """By stage: bytes of frames worked in."""
+    """By stage: bytes of frames processed."""
 
 
 def rates(before: Snapshot, now: Snapshot) -> Rates:
-    """What happened between the two."""
+    """Compute the rates between two samples."""
     return Rates(
         requests=_rate(before, now, lambda s: _added(s, INTAKE)),
         attempts=_rate(before, now, lambda s: _added(s, "fetcher")),
