@@ -1,4 +1,4 @@
-"""`tokenbus scripts`: loads the bus's scripts for users who may run them by their SHA-1 alone."""
+"""`tokenbus scripts`: loads the bus's scripts, for users who may only run them by SHA-1."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from tokenbus_services.cli.connect import with_server
 from tokenbus_services.cli.signals import stop_on_signal
 
 PAUSE_S = 1.0
-"""Between two looks at what the server knows."""
+"""Pause between two checks of what the server knows."""
 
 
 def all_scripts() -> list[Script]:
-    """Every script that a process of this version sends, sorted by name."""
+    """Return every script that a process of this version runs, sorted by name."""
     for room in (tokenbus.bus, tokenbus.client):
         for module in pkgutil.walk_packages(room.__path__, f"{room.__name__}."):
             importlib.import_module(module.name)
@@ -30,15 +30,15 @@ def all_scripts() -> list[Script]:
 
 
 def show() -> None:
-    """Print them, one a line."""
+    """Print the scripts, one per line."""
     for one in all_scripts():
         print(one.sha, one.name)
 
 
 async def load_scripts(*, keep: bool) -> None:
-    """Load what the server, or a master of the Cluster, does not know; with ``keep`` again and again until a signal.
+    """Load missing scripts on the server, or on each master of a Cluster; with ``keep``, repeat until a signal.
 
-    Raises ServerUnavailable where it cannot be reached at first, and what it says where the user has no right to.
+    Raises ServerUnavailable if the server cannot be reached at first, and its error if the user lacks the permission.
     """
     scripts = all_scripts()
     settings = with_server(configuration.load())

@@ -1,4 +1,4 @@
-"""`tokenbus send`: a request from a file or from options onto the bus."""
+"""`tokenbus send`: publishes a request from a file or from options."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def send(
     follow: bool,
     as_json: bool,
 ) -> int:
-    """Publish, tell the run's id, and with ``follow`` show the run. The exit code."""
+    """Publish, print the run's id, and with ``follow`` show the run; return the exit code."""
     if file and (tools or any(value is not None for value in options.values())):
         raise SettingsError("options", "FILE", "holds the whole request: leave the options that make one")
     if file:
@@ -54,7 +54,7 @@ async def send(
 
 
 def from_file(name: str, data: bytes) -> Request:
-    """The request that a file holds. Raises RequestInvalid."""
+    """Parse the request in a file. Raises RequestInvalid."""
     try:
         return msgspec.json.decode(data, type=dict[str, object])
     except msgspec.DecodeError as e:
@@ -62,7 +62,7 @@ def from_file(name: str, data: bytes) -> Request:
 
 
 def from_options(options: Mapping[str, str | int | None], tools: Sequence[str] = ()) -> Request:
-    """The request that the options describe. Raises RequestInvalid for one that is missing."""
+    """Build the request from options. Raises RequestInvalid if one is missing."""
     given = {name: value for name, value in options.items() if value is not None}
     for needed in ("provider", "model", "text"):
         if needed not in given:

@@ -1,4 +1,4 @@
-"""The services by name, and how the app of each is made."""
+"""The services by name, and how to create the app of each."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ ServiceName = Literal["fetcher", "normalizer", "parser", "tools", "blobs", "reco
 SERVICES: tuple[ServiceName, ...] = get_args(ServiceName)
 
 STOP_ORDER: tuple[ServiceName, ...] = ("fetcher", "tools", "normalizer", "policy", "parser", "recorder", "blobs")
-"""What brings work in goes first, so that what it brought still reaches the logs."""
+"""Services that bring in work stop first, so that their work still reaches the logs."""
 
 
 def services_of(settings: Settings) -> list[ServiceName]:
-    """Those that a deployment with these settings has something to do for."""
+    """Return the services that a deployment with these settings needs."""
     idle: dict[ServiceName, bool] = {"recorder": settings.records is None, "policy": not settings.policies}
     return [service for service in SERVICES if not idle.get(service)]
 
 
 def app_module(service: ServiceName) -> str:
-    """The module whose `create` makes the service's app."""
+    """Return the module whose `create` makes the service's app."""
     return f"tokenbus_services.{'policy_stage' if service == 'policy' else service}.app"
 
 
 def create(service: ServiceName, settings: Settings) -> RequestGuard:
-    """The ASGI app of one service, behind its guard. Raises SettingsError."""
+    """Create the ASGI app of one service, wrapped in its request guard. Raises SettingsError."""
     app = importlib.import_module(app_module(service)).create(settings)
     names = (*settings.http.hosts, urlsplit(settings.blobs.service_url).hostname or "")
     return RequestGuard(app, hosts=names, private=("/blobs",))

@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C: the first asks for an orderly stop, the second ends the process at once."""
+"""SIGTERM and Ctrl-C: the first signal requests an orderly stop, the second ends the process at once."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def stop_on_signal() -> asyncio.Event:
-    """An event that the first signal sets. Call inside the event loop, in the main thread."""
+    """Return an event that the first signal sets. Call inside the event loop, in the main thread."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
 
-    # Under nohup a closed terminal shall not stop anything.
+    # Under nohup, closing the terminal must not stop anything.
     heeded = [n for n in SIGNALS if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
 
     def first() -> None:

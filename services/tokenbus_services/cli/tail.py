@@ -1,4 +1,4 @@
-"""`tokenbus tail`: the events of a topic, of all runs, until Ctrl-C."""
+"""`tokenbus tail`: shows a topic's events of all runs until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tokenbus_services.cli.render.output import showing
 
 
 async def tail(topic: SubscribedTopic, *, group: str | None, as_json: bool) -> None:
-    """Show what comes from now on; with a group, what its other workers do not get."""
+    """Show new events; with a group, only those that its other workers do not get."""
     async with reaching.client() as bus:
         try:
             subscription = bus.subscribe(topic, group=group) if group else bus.subscribe(topic)

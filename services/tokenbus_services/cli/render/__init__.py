@@ -1,1 +1,1 @@
-"""What commands print: tables, plain text, live views of runs. Terminal escapes of models end here."""
+"""The output of commands: tables, plain text, live views of runs. Escapes terminal control sequences from models."""

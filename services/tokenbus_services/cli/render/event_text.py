@@ -1,4 +1,4 @@
-"""Public events in words, the same for a terminal and for plain lines."""
+"""Describes public events in words, the same for terminals and plain lines."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from tokenbus.events.usage import Usage
 
 
 def name(event: TopicEvent) -> str:
-    """The event's type, as on the wire."""
+    """Return the event's type, as on the wire."""
     if isinstance(event, UnknownEvent):
         return event.event_type
     return str(event.__struct_config__.tag)
 
 
 def details(event: TopicEvent) -> str:
-    """What a person wants to know of the event beside its type. Content is quoted as JSON would, on one line."""
+    """Describe the event beyond its type. Content is quoted as JSON, on one line."""
     match event:
         case Chunk():
             return f"{event.block} {event.tool_call_part or event.kind} {_quoted(event.text)}"
@@ -76,14 +76,14 @@ def details(event: TopicEvent) -> str:
 
 
 def decision(event: Decided) -> str:
-    """What a policy did, of what, why, and what is heard instead. What it kept from others is not shown."""
+    """Describe a policy's decision: action, subject, reason. Withheld content is not shown."""
     of = " ".join(str(word) for word in (event.block, event.tool_name) if word is not None)
     words = [event.action, "by", event.policy, f"of {of}" if of else "", f"({event.reason})" if event.reason else ""]
     return " ".join(word for word in words if word)
 
 
 def title(block: BlockStarted | BlockComplete) -> str:
-    """What a block is: its kind, of which tool, and what is wrong with it."""
+    """Describe a block: its kind, its tool, and whether it failed or was cut."""
     words = [block.kind.replace("_", " "), block.tool_name]
     if isinstance(block, BlockComplete):
         words += ["error" if block.is_error else None, "cut" if block.cut else None]
@@ -91,13 +91,13 @@ def title(block: BlockStarted | BlockComplete) -> str:
 
 
 def progress(event: ToolProgress) -> str:
-    """How far a call is, and what its tool says to that."""
+    """Describe a tool call's progress, with the tool's message."""
     far = f"{event.progress:g}" + (f" of {event.total:g}" if event.total is not None else "")
     return f"{far} {_quoted(event.message)}" if event.message else far
 
 
 def content(block: BlockComplete) -> str:
-    """A whole block as text."""
+    """Return a complete block as text."""
     if block.image is not None:
         return image(block.image)
     text = block.arguments if block.kind == "tool_call" else block.content
@@ -105,7 +105,7 @@ def content(block: BlockComplete) -> str:
 
 
 def image(ref: ImageRef) -> str:
-    """An image by what is known of it; its bytes are nothing to read."""
+    """Describe an image by its metadata; its bytes are not shown."""
     known = [ref.media_type, ref.size, ref.quality, ref.model, size(ref.size_bytes) if ref.size_bytes else None]
     known += ["draft" if ref.draft else None, ref.blob_id or ("inline" if ref.base64 else None)]
     prompt = _quoted(ref.revised_prompt or ref.prompt or "") if ref.revised_prompt or ref.prompt else None
@@ -113,13 +113,13 @@ def image(ref: ImageRef) -> str:
 
 
 def error(info: ErrorInfo) -> str:
-    """An error with its place and HTTP status, where there are any."""
+    """Describe an error, with its place and HTTP status if there are any."""
     place = ", ".join(part for part in (info.where, f"HTTP {info.status}" if info.status else None) if part)
     return f"{info.code}: {info.message}" + (f" ({place})" if place else "")
 
 
 def usage(counts: Usage) -> str:
-    """The counts that the provider gave."""
+    """Describe the token counts that the provider reported."""
     named = {
         "input": counts.input,
         "output": counts.output,
@@ -132,33 +132,33 @@ def usage(counts: Usage) -> str:
 
 
 def timing(times: Timing) -> str:
-    """When the provider began, when the first text came, when the run ended."""
+    """Describe the run's timing: first byte, first text, end."""
     named = {"first byte": times.first_byte_ms, "first text": times.first_visible_ms, "all": times.total_ms}
     return ", ".join(f"{name} {ms} ms" for name, ms in named.items() if ms is not None)
 
 
 def one_line(event: TopicEvent) -> str:
-    """The whole event on one line."""
+    """Describe the whole event on one line."""
     return " ".join(f"{event.run} {event.seq} {name(event)} {details(event)}".split("\n")).rstrip()
 
 
 def moment(entry_id: str) -> str:
-    """When a stream entry was written, in UTC."""
+    """Return when a stream entry was written, in UTC."""
     try:
         at = datetime.fromtimestamp(int(entry_id.partition("-")[0]) / 1000, UTC)
-    except (OverflowError, ValueError):  # an id that somebody chose
+    except (OverflowError, ValueError):  # an arbitrary id
         return "?"
     return at.strftime("%Y-%m-%d %H:%M:%S")
 
 
 def size(count: float) -> str:
-    """A number of bytes, in the largest unit of which there is one."""
+    """Format a number of bytes with a suitable unit."""
     power = min(4, max(0, int(count).bit_length() - 1) // 10)
     return f"{count / 1024**power:.{1 if power else 0}f} {('B', 'KB', 'MB', 'GB', 'TB')[power]}"
 
 
 def per_second(rate: float | None, unit: Callable[[float], str] = lambda rate: f"{rate:.1f}") -> str:
-    """A rate; a question mark where it is not known."""
+    """Format a rate; a question mark if it is unknown."""
     return "?" if rate is None else f"{unit(rate)}/s"
 
 

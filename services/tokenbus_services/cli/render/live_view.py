@@ -1,4 +1,4 @@
-"""Runs on a terminal: open blocks grow in live panels below, what is done is printed above them for good."""
+"""A live view of runs on a terminal: open blocks grow in panels at the bottom, finished ones scroll up above them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _LIFE_STYLES = {
 
 @dataclass(slots=True)
 class Block:
-    """A block as far as it is known."""
+    """A block as far as it has been received."""
 
     run: str
     number: int
@@ -60,11 +60,11 @@ class Block:
 
 
 Done = Block | PublicEvent
-"""What is to be shown for good: a block that grows no more, or a lifecycle event."""
+"""Something to print permanently: a finished block, or a lifecycle event."""
 
 
 class LiveBlocks:
-    """Public events of any number of runs, folded into blocks that still grow and things that are done. Pure."""
+    """Folds public events of any number of runs into growing blocks and finished things. Pure."""
 
     def __init__(self, most_open: int = _MOST_OPEN) -> None:
         self._most_open = most_open
@@ -72,11 +72,11 @@ class LiveBlocks:
 
     @property
     def open(self) -> tuple[Block, ...]:
-        """The blocks that still grow; the one that grew last is last."""
+        """The blocks that still grow, most recently grown last."""
         return tuple(self._open.values())
 
     def feed(self, event: PublicEvent) -> list[Done]:
-        """What this event makes done."""
+        """Fold in one event; return what is finished with it."""
         match event:
             case BlockStarted():
                 said = [event.prompt] if event.prompt else []
@@ -102,7 +102,7 @@ class LiveBlocks:
             case Started() | ToolProgress() | UnknownEvent():
                 return [event]
             case UsageReported():
-                return []  # a run's end tells the sum
+                return []  # a run's end shows the total
 
     def _grow(self, chunk: Chunk) -> None:
         key = chunk.run, chunk.block
@@ -120,20 +120,22 @@ class LiveBlocks:
         return taken
 
     def _overflow(self) -> list[Done]:
-        """A topic may tell of chunks alone, so that no block ever ends: the one that grew longest ago gives way."""
+        """Close the block that has not grown for longest. Needed for topics that carry only chunks, where blocks
+        never end.
+        """
         if len(self._open) <= self._most_open:
             return []
         return [self._open.pop(next(iter(self._open)))]
 
 
 class Screen:
-    """``with Screen(console) as screen: screen.feed(event)``."""
+    """Shows events live: ``with Screen(console) as screen: screen.feed(event)``."""
 
     def __init__(self, console: Console, *, many_runs: bool = False) -> None:
         self._console = console
         self._many_runs = many_runs
         self._fold = LiveBlocks()
-        self._open: tuple[Block, ...] = ()  # a snapshot, for the thread that draws
+        self._open: tuple[Block, ...] = ()  # a snapshot for the drawing thread
         self._live = Live(console=console, get_renderable=self._growing, refresh_per_second=12, transient=True)
 
     def __enter__(self) -> Self:
@@ -147,7 +149,7 @@ class Screen:
             self._console.print(panel(block, self._many_runs))
 
     def feed(self, event: TopicEvent) -> None:
-        """Show this event."""
+        """Show one event."""
         if isinstance(event, Decided):
             self._console.print(Text(safe(wording.one_line(event))))
             return
@@ -178,7 +180,7 @@ class _LastLines:
 
 
 def panel(block: Block, with_run: bool, *, last_lines: int | None = None) -> Panel:
-    """A block in its panel; with ``last_lines`` no more than its end."""
+    """Render a block in a panel; with ``last_lines``, only its last lines."""
     text = safe(block.text)
     style = "dim strike" if block.void else "dim italic" if block.kind == "thinking" else ""
     title = f"{block.run} · {block.title}" if with_run else block.title
@@ -191,7 +193,7 @@ def panel(block: Block, with_run: bool, *, last_lines: int | None = None) -> Pan
 
 
 def life(event: PublicEvent, with_run: bool) -> RenderableType:
-    """A lifecycle event as a line; with the end of a run, what it cost and how long it took."""
+    """Render a lifecycle event as a line; a run's end also with its tokens and timing."""
     name = wording.name(event)
     words = Text(f"{event.run} " if with_run else "", style="dim")
     words.append(name, style=_LIFE_STYLES.get(name, "bold red")).append(" " + safe(wording.details(event)))

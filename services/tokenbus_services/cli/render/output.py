@@ -1,4 +1,4 @@
-"""How events are shown: on a terminal with rich, else as plain text or, asked for, as JSON lines."""
+"""Chooses how to show events: with rich on a terminal, otherwise as plain text, or as JSON lines on request."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Show = Callable[[TopicEvent], None]
 
 @contextmanager
 def showing(*, as_json: bool = False, many_runs: bool = False) -> Generator[Show]:
-    """A function that shows one event."""
+    """Yield a function that shows one event."""
     if as_json:
         yield _show_json
     elif console := terminal.console():

@@ -1,4 +1,4 @@
-"""A run as plain text, for where stdout is piped: visible text as it comes, all else on marked lines. Pure."""
+"""A run as plain text for pipes: visible text as it arrives, everything else on marked lines. Pure."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ from tokenbus_services.cli.render import event_text as wording
 
 
 class PlainText:
-    """One run's events to text. Lines that begin with a word in brackets tell of the run, all others are its text."""
+    """Converts one run's events to text. Lines that begin with a word in brackets are about the run; others are its
+    text.
+    """
 
     def __init__(self) -> None:
         self._at_line_start = True
         self._block: int | None = None
-        """The visible block that was written last."""
+        """The visible block written last."""
 
     def feed(self, event: PublicEvent) -> str:
-        """What to write for this event; it may be nothing."""
+        """Return the text to write for this event; may be empty."""
         match event:
             case Chunk(visible=True):
                 return self._visible(event)
@@ -24,7 +26,7 @@ class PlainText:
             case BlockStarted(prompt=str(prompt)):
                 return self._marked("image of", prompt)
             case Chunk() | BlockStarted() | ImagePreview() | BlockComplete() | UsageReported():
-                return ""  # of a run's usage its end tells the sum
+                return ""  # the run's end shows the total usage
             case _:
                 text = self._marked(wording.name(event), wording.details(event))
                 if isinstance(event, RunEnd):

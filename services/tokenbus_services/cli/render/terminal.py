@@ -1,4 +1,4 @@
-"""Whether a person watches stdout, and how text from elsewhere is made fit for a terminal."""
+"""Detects whether stdout is a terminal, and escapes untrusted text for it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["console", "safe"]
 
 
 def console() -> Console | None:
-    """rich's console where stdout is a terminal that can move its cursor; None otherwise."""
+    """Return rich's console if stdout is a terminal with cursor control; None otherwise."""
     from rich.console import Console
 
     made = Console(highlight=False, emoji=False, markup=False)

@@ -1,4 +1,4 @@
-"""`tokenbus top`: a deployment at work, looked at again and again."""
+"""`tokenbus top`: shows a deployment at work, sampled repeatedly."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from tokenbus_services.settings import Settings
 
 
 async def top(*, every_s: float, once: bool, as_json: bool) -> None:
-    """Show it every ``every_s`` seconds until Ctrl-C, or once, over as long a time.
+    """Show a sample every ``every_s`` seconds until Ctrl-C; with ``once``, show one, measured over that time.
 
-    On a terminal it outlasts a server that goes away. Raises ServerUnavailable, and what else a server refuses.
+    On a terminal it keeps running if the server goes away. Raises ServerUnavailable, and other refusals of the server.
     """
     settings = reaching.with_server(configuration.load())
     assert settings.redis_url
@@ -52,7 +52,7 @@ async def top(*, every_s: float, once: bool, as_json: bool) -> None:
 
 
 async def _looks(observer: Observer, every_s: float) -> AsyncGenerator[Look | ServerUnavailable]:
-    """What is found from the second look on, or that the server is away."""
+    """Yield a look from the second sample on, or ServerUnavailable while the server is away."""
     before: Snapshot | None = None
     while True:
         try:
@@ -67,6 +67,6 @@ async def _looks(observer: Observer, every_s: float) -> AsyncGenerator[Look | Se
 
 
 def _counted(settings: Settings) -> PublicTopic | None:
-    """The topic that shows how many chunks there are, among those that are written."""
+    """Return the written topic from which chunks can be counted; None if there is none."""
     written: tuple[PublicTopic, ...] = ("chunks", "visible")
     return next((topic for topic in written if topic in settings.topics), None)

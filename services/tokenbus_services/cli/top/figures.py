@@ -11,14 +11,14 @@ from tokenbus_services.cli.render.event_text import per_second, size
 
 
 class Look(msgspec.Struct, frozen=True):
-    """What was found, and what happened since the look before."""
+    """A sample, and the rates since the sample before."""
 
     now: Snapshot
     rates: Rates
 
 
 def lines(look: Look) -> Iterator[str]:
-    """A look in lines of text."""
+    """Yield a sample as lines of text."""
     yield "  ".join(f"{name} {value}" for name, value in totals(look).items())
     for node in look.now.nodes:
         limit = f" of {size(node.memory_limit)}" if node.memory_limit else ""
@@ -38,7 +38,7 @@ def lines(look: Look) -> Iterator[str]:
 
 
 def totals(look: Look) -> dict[str, str]:
-    """The figures of the whole deployment, by name."""
+    """Return the figures of the whole deployment, by name."""
     return {
         "open runs": str(look.now.open_runs),
         "requests": per_second(look.rates.requests),
@@ -50,5 +50,5 @@ def totals(look: Look) -> dict[str, str]:
 
 
 def behind(entries: int | None, lag_bytes: int) -> str:
-    """A lag in words."""
+    """Describe a lag in words."""
     return size(lag_bytes) if entries is None else f"{entries} ({size(lag_bytes)})"

@@ -19,13 +19,13 @@ from tokenbus_services.cli.render.terminal import safe
 from tokenbus_services.cli.top.figures import Look, behind, totals
 
 NARROW = 90
-"""Columns of a terminal below which names of workers have no room."""
+"""Terminal width in columns below which worker names are omitted."""
 AROUND = 17
-"""Lines of the screen beside partitions: totals, server, queues, heads."""
+"""Screen lines used for totals, server, queues and headings."""
 
 
 class TopScreen:
-    """The whole screen, until it is left."""
+    """Takes over the whole screen until it is closed."""
 
     def __init__(self, console: Console, title: str) -> None:
         self._console = console
@@ -43,7 +43,7 @@ class TopScreen:
         self._live.stop()
 
     def show(self, found: Look | ServerUnavailable) -> None:
-        """Show what was found. Of a server that is away, what was seen last stays."""
+        """Show the sample. If the server is away, the last sample stays."""
         if isinstance(found, Look):
             self._last = found
         parts = [self._heading(found)]
@@ -60,7 +60,7 @@ class TopScreen:
 
 
 def screen_parts(look: Look, *, rows: int, narrow: bool) -> list[Text | Table]:
-    """What stands below the heading; ``narrow``: without the names of workers, so that all else is whole."""
+    """Return what is below the heading. ``narrow``: omit worker names, so that everything else fits."""
     figures = Table.grid(padding=(0, 3))
     cells = [Text.assemble((f"{name} ", "dim"), value) for name, value in totals(look).items()]
     per_row = 3 if narrow else len(cells)
@@ -103,7 +103,7 @@ def _groups(look: Look, narrow: bool) -> Table:
 
 
 def _partitions(stages: Sequence[StageFacts], rows: int, narrow: bool) -> list[Text | Table]:
-    """Those that nobody owns first, then those that are furthest behind, as many as there is room for."""
+    """Return as many partitions as fit: those without an owner first, then those with the largest lag."""
     table = Table("partition", box=SIMPLE_HEAD)
     for stage in stages:
         if narrow:

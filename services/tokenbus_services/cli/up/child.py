@@ -1,4 +1,4 @@
-"""One child process that cannot outlive this one: a guard holds it (see `tokenbus_services.process.parent_guard`)."""
+"""A child process that cannot outlive this one: a guard ends it (see `tokenbus_services.process.parent_guard`)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LAST_WORDS_S = 1.0
 
 
 class ChildGone(TokenbusError):
-    """A child ended by itself, and is not started again."""
+    """A child ended by itself and is not restarted."""
 
     code = "child_gone"
 
@@ -43,18 +43,18 @@ class ChildrenSlow(TokenbusError):
 
 
 class Child:
-    """A program with its guard, from `start` to its end. Each line that it writes, wherever to, goes to ``heard``."""
+    """A program with its guard, from `start` to its end. Each line of its output is passed to ``heard``."""
 
     def __init__(self, guarding: Process, pid: int, heard: Callable[[str], None]) -> None:
         self.pid = pid
-        """Of the program itself; 0 where it could not be started."""
+        """The program's process id; 0 if it could not be started."""
         self._guarding = guarding
         self._unheard: Exception | None = None
         self._life = asyncio.create_task(self._live(heard), name=f"life of {pid}")
 
     @classmethod
     async def start(cls, command: Sequence[str], env: Mapping[str, str], heard: Callable[[str], None]) -> Self:
-        """Start the program. Raises OSError where no process can be made."""
+        """Start the program. Raises OSError if no process can be created."""
         guarding = await asyncio.create_subprocess_exec(
             *(sys.executable, "-I", "-S", guard.__file__, *command),
             stdin=PIPE,
@@ -62,17 +62,17 @@ class Child:
             stderr=PIPE,
             env=env,
             limit=_LONGEST_LINE,
-            start_new_session=True,  # a Ctrl-C in the terminal is for us, who stop all in order
+            start_new_session=True,  # Ctrl-C goes to this process only, which stops all children in order
         )
         assert guarding.stdout
         return cls(guarding, int(await guarding.stdout.readline() or 0), heard)
 
     async def ended(self) -> int:
-        """Wait for the program's end. The exit code, as a shell would give it. Raises what ``heard`` raised."""
+        """Wait for the program to end; return its exit code as a shell reports it. Raises what ``heard`` raised."""
         return await asyncio.shield(self._life)
 
     async def stop(self, grace_s: float) -> int:
-        """Ask the program to end, insist after ``grace_s``, and wait. The exit code."""
+        """Send SIGTERM, then SIGKILL after ``grace_s``, and wait. Returns the exit code."""
         self._send(signal.SIGTERM)
         try:
             async with asyncio.timeout(grace_s):
@@ -104,12 +104,12 @@ class Child:
             try:
                 line = await output.readline()
             except ValueError:
-                continue  # a longer line than any log has; the reader has dropped it
+                continue  # longer than any log line; the reader has dropped it
             if not line:
                 return
             if self._unheard is None:
                 try:
                     heard(line.decode(errors="replace").rstrip())
-                except Exception as e:  # our own stdout is gone, say: nobody watches any more
+                except Exception as e:  # for example, our own stdout is gone: nobody is watching any more
                     self._unheard = e
                     self._send(signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""`tokenbus up`: a server and all services on this machine, until told to stop."""
+"""`tokenbus up`: runs a server and all services on this machine until it is stopped."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from tokenbus_services.redaction import provider_key_variables, tool_variables
 from tokenbus_services.settings import Settings
 
 STOP_GRACE_S = 10.0
-"""How long a worker may take to stop, beside its drain time."""
+"""How long a worker may take to stop, in addition to its drain time."""
 
 
 def run(
     *, scales: Sequence[str] = (), services: str | None = None, data: Path | None = None, mock_provider: bool = False
 ) -> None:
-    """Returns after an orderly stop. Raises SettingsError, ServerUnavailable, ChildGone."""
+    """Run until an orderly stop. Raises SettingsError, ServerUnavailable, ChildGone."""
     settings = configuration.load()
     posts = posts_for(parse_services(services) or services_of(settings), parse_scales(scales))
     if mock_provider:
@@ -59,7 +59,7 @@ async def _up(
 
 
 def parse_services(text: str | None) -> list[ServiceName]:
-    """The services of ``--services``; none where it is None. Raises SettingsError."""
+    """Parse the services of ``--services``; empty if it is None. Raises SettingsError."""
     names = [] if text is None else [name.strip() for name in text.split(",") if name.strip()]
     if text is not None and not names:
         raise SettingsError("options", "--services", "names none")
@@ -67,7 +67,7 @@ def parse_services(text: str | None) -> list[ServiceName]:
 
 
 def parse_scales(texts: Sequence[str]) -> dict[ServiceName, int]:
-    """``parser=2`` as a service and its number of workers. Raises SettingsError."""
+    """Parse ``parser=2`` as a service and its number of workers. Raises SettingsError."""
     scales: dict[ServiceName, int] = {}
     for text in texts:
         name, _, number = text.partition("=")
@@ -78,7 +78,7 @@ def parse_scales(texts: Sequence[str]) -> dict[ServiceName, int]:
 
 
 def posts_for(services: Sequence[ServiceName], scales: dict[ServiceName, int]) -> list[WorkerSlot]:
-    """The workers to run. The first one of a service has the port of the settings, the others any free one."""
+    """Return the workers to run. The first of a service gets the port in the settings, the others any free port."""
     posts: list[WorkerSlot] = []
     for service in SERVICES:
         count = scales.get(service, 1) if service in services else 0
@@ -91,15 +91,16 @@ def posts_for(services: Sequence[ServiceName], scales: dict[ServiceName, int]) -
 
 
 def with_mock_provider(posts: Sequence[WorkerSlot], port: int) -> list[WorkerSlot]:
-    """The workers with the mock provider on this port before them; it keeps the port if it is started again."""
+    """Return the workers with the mock provider before them, on this port; it keeps the port across restarts."""
     url = f"http://{HOST}:{port}"
     told = [msgspec.structs.replace(post, arguments=(*post.arguments, "--mock-url", url)) for post in posts]
     return [WorkerSlot(name=mock.NAME, service=None, program=tuple(mock.command(port))), *told]
 
 
 def withheld_from(service: ServiceName | None, settings: Settings) -> frozenset[str]:
-    """The variables of provider keys, and of the files they are in, for every service but the fetcher; a tool that
-    names one is given it."""
+    """Return the variables of provider keys and key files, withheld from every service but the fetcher. Tools get
+    the variables that they name.
+    """
     if service == "fetcher":
         return frozenset()
     keys = provider_key_variables(settings)

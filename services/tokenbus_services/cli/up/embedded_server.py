@@ -1,4 +1,4 @@
-"""The embedded server of `tokenbus up`: started, watched, started again on the same port when it dies."""
+"""The embedded server of `tokenbus up`: restarted on the same port if it dies."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _LOOK_S = 0.25
 
 
 class UpServer:
-    """``async with UpServer(directory, watcher) as server: … server.url``. What it holds survives a restart."""
+    """``async with UpServer(directory, watcher) as server: … server.url``. Its data survive a restart."""
 
     def __init__(self, directory: Path, watcher: Watcher) -> None:
-        """Raises ServerUnavailable where there is no server binary."""
+        """Raises ServerUnavailable if there is no server binary."""
         self._embedded = EmbeddedServer(directory, appendonly=True)
         self._watcher = watcher
         self._stop = asyncio.Event()
@@ -31,7 +31,7 @@ class UpServer:
         return self._embedded.url
 
     async def __aenter__(self) -> Self:
-        """Start it. Raises ServerUnavailable."""
+        """Start the server. Raises ServerUnavailable."""
         await asyncio.to_thread(self._embedded.start)
         self._keeping = asyncio.create_task(self._keep(), name="own server")
         return self
@@ -41,7 +41,7 @@ class UpServer:
     ) -> None:
         assert self._keeping
         self._stop.set()
-        await self._keeping  # not cancelled: a start that runs in its thread would go on beside the stop
+        await self._keeping  # not cancelled: a start running in its thread would overlap with the stop
         await asyncio.to_thread(self._embedded.stop)
 
     async def _keep(self) -> None:

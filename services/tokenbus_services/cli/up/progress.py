@@ -1,4 +1,4 @@
-"""What `tokenbus up` shows: a table that fills while services start for a person, lines for a program."""
+"""The output of `tokenbus up`: a live table of starting services for a person, lines for a program."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 
 
 class UpWatcher(Watcher, Protocol):
-    """What `tokenbus up` tells beside what its services do."""
+    """Receives the events of `tokenbus up`, besides those of its services."""
 
     def server(self, url: str) -> None:
-        """The server is there."""
+        """The server is up."""
         ...
 
 
 @contextmanager
 def up_watcher(names: Sequence[str]) -> Generator[UpWatcher]:
-    """The one that suits stdout."""
+    """Return the watcher that suits stdout."""
     console = terminal.console()
     if console is None:
         yield PlainWatcher()
@@ -39,7 +39,7 @@ def up_watcher(names: Sequence[str]) -> Generator[UpWatcher]:
 
 
 class PlainWatcher:
-    """Lines: what happens on stdout, what services log on stderr."""
+    """Plain lines: events on stdout, service logs on stderr."""
 
     def server(self, url: str) -> None:
         print("server", url, flush=True)
@@ -61,10 +61,10 @@ class PlainWatcher:
 
 
 class StartTable:
-    """A live table until all are ready, and lines after it."""
+    """A live table until all services are ready, then lines."""
 
     def __init__(self, console: Console, names: Sequence[str], *, transient: bool = False) -> None:
-        """``transient``: the table goes when all are ready."""
+        """``transient``: remove the table when all services are ready."""
         from rich.live import Live
 
         self.console = console
@@ -81,7 +81,7 @@ class StartTable:
         self.stop()
 
     def stop(self) -> None:
-        """The table changes no more."""
+        """Stop updating the table."""
         self._live.stop()
 
     def server(self, url: str) -> None:
@@ -116,7 +116,7 @@ class StartTable:
 
 
 def start_table(urls: dict[str, str | None]) -> Table:
-    """One row a process: a spinner, or where it is."""
+    """Render one row per process: a spinner, or its URL."""
     from rich.spinner import Spinner
     from rich.table import Table
     from rich.text import Text
@@ -129,7 +129,7 @@ def start_table(urls: dict[str, str | None]) -> Table:
 
 
 def log_line(name: str, line: str) -> Text:
-    """A line of a service's log for a person: what happened, then its fields."""
+    """Render a line of a service's log for a person: the event, then its fields."""
     from rich.text import Text
 
     shown = Text(f"{name} │ ", style="cyan")

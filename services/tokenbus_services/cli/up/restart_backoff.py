@@ -1,4 +1,4 @@
-"""When a child that died is started again: rules without a clock."""
+"""Decides when to restart a child that died. Uses no clock."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _LEAST_SIGNAL = 128
 
 
 class RestartBackoff:
-    """The restarts of one child: each pause is twice the one before, up to a bound; a healthy minute forgets them."""
+    """The restart delays of one child: doubled each time up to a limit, reset after a healthy minute."""
 
     def __init__(self) -> None:
         self._next_s = FIRST_PAUSE_S
 
     def pause_s(self, *, ready_for_s: float | None) -> float:
-        """The child died, ready for this long, None for never: how long to wait before its next start."""
+        """Return how long to wait before the next start. ``ready_for_s``: how long the child was ready; None: never."""
         if ready_for_s is not None and ready_for_s >= HEALTHY_S:
             self._next_s = FIRST_PAUSE_S
         pause_s = self._next_s
@@ -29,12 +29,12 @@ class RestartBackoff:
 
 
 def will_not_recover(code: int, *, was_ready: bool) -> bool:
-    """Whether another start cannot help: a child that was never ready says that it is set up wrongly."""
+    """Whether a restart cannot help: the child was never ready and reported a configuration error."""
     return code == ending.USAGE and not was_ready
 
 
 def how_it_ended(code: int) -> str:
-    """The exit code in words; above 128 it tells a signal, as in a shell."""
+    """Describe the exit code; above 128 it means a signal, as in a shell."""
     if code > _LEAST_SIGNAL:
         try:
             return f"was ended by {signal.Signals(code - _LEAST_SIGNAL).name}"

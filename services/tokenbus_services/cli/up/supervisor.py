@@ -1,4 +1,4 @@
-"""Keeps services running as child processes: starts them side by side, starts a dead one again, stops all in order."""
+"""Runs services as child processes: starts them concurrently, restarts dead ones, stops all in order."""
 
 from __future__ import annotations
 
@@ -16,51 +16,51 @@ from tokenbus_services.cli.up.restart_backoff import RestartBackoff, how_it_ende
 
 
 class WorkerSlot(msgspec.Struct, frozen=True, kw_only=True):
-    """One worker that shall run, or the mock provider."""
+    """A worker to run, or the mock provider."""
 
     name: str
     service: ServiceName | None
-    """None: no service, so it stops last; its ``program`` prints `ready NAME URL`."""
+    """None: not a service, so it stops last; its ``program`` prints `ready NAME URL`."""
     arguments: tuple[str, ...] = ()
-    """Of `tokenbus worker SERVICE`."""
+    """Arguments of `tokenbus worker SERVICE`."""
     program: tuple[str, ...] = ()
     withheld: frozenset[str] = frozenset()
-    """Variables of the environment that it is not given."""
+    """Environment variables that it does not get."""
 
     @property
     def command(self) -> list[str]:
         if self.service is None:
             return list(self.program)
-        # -P: a file in the directory where `up` was called must not pass for a module of ours.
+        # -P: a file in the current directory must not be imported in place of one of our modules.
         return [sys.executable, "-P", "-m", "tokenbus_services.cli", "worker", self.service, *self.arguments]
 
 
 class Watcher(Protocol):
-    """Who wants to know what happens."""
+    """Receives the events of children."""
 
     def heard(self, name: str, line: str) -> None:
-        """A line of a child's output."""
+        """A child wrote a line of output."""
         ...
 
     def ready(self, name: str, url: str) -> None:
-        """A child says that it can do its work."""
+        """A child reported that it is ready."""
         ...
 
     def all_ready(self) -> None:
-        """Every child was ready once."""
+        """Every child has been ready once."""
         ...
 
     def died(self, name: str, how: str, pause_s: float) -> None:
-        """A child ended by itself; it is started again after ``pause_s``."""
+        """A child ended by itself; it is restarted after ``pause_s``."""
         ...
 
     def stopping(self) -> None:
-        """All are being stopped."""
+        """All children are being stopped."""
         ...
 
 
 class Supervisor:
-    """The posts of one machine, manned until told to stop."""
+    """Keeps the workers of one machine running until it is stopped."""
 
     def __init__(
         self,
@@ -71,7 +71,9 @@ class Supervisor:
         grace_s: float,
         restart: bool = True,
     ) -> None:
-        """``grace_s``: how long a worker may take to stop. ``restart`` False: a child that ends is the end of all."""
+        """``grace_s``: how long a worker may take to stop. ``restart``: if False, a child that ends stops
+        everything.
+        """
         self._posts = posts
         self._env = env
         self._watcher = watcher
@@ -101,7 +103,7 @@ class Supervisor:
             task.result()
 
     async def all_ready(self, *, timeout_s: float) -> None:
-        """Wait until every worker was ready once. Raises ChildrenSlow, which names those that were not."""
+        """Wait until every worker has been ready once. Raises ChildrenSlow, naming those that were not."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._all_ready.wait()
@@ -141,7 +143,7 @@ class Supervisor:
 
 
 class _Term:
-    """One child's time at its post."""
+    """One lifetime of a worker's child process."""
 
     def __init__(self) -> None:
         self.ready_at: float | None = None

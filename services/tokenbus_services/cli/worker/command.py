@@ -1,4 +1,4 @@
-"""`tokenbus worker`: one service under uvicorn, from its settings to its orderly stop."""
+"""`tokenbus worker`: one service under uvicorn, from loading its settings to an orderly stop."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ from tokenbus_services.settings import Settings
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 _HTTP_GRACE_S = 3
-"""How long requests in hand may still take at the stop."""
+"""How long HTTP requests in progress may take at shutdown."""
 _FILES_BESIDE = 256
 _FIRST_ASK_S, _LONGEST_ASK_S = 0.02, 0.5
 _ANY_HOST = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
 
 
 def run(service: ServiceName, *, host: str | None = None, port: int | None = None, mock_url: str | None = None) -> None:
-    """Run the service until a signal. Raises SettingsError, and ServerError where it cannot work with the server."""
+    """Run the service until a signal. Raises SettingsError, and ServerError if it cannot work with the server."""
     settings = with_server(configuration.load())
     if mock_url:
         settings = with_mock(settings, mock_url)
@@ -49,7 +49,7 @@ def run(service: ServiceName, *, host: str | None = None, port: int | None = Non
     logs.configure(settings.log_level, service=service, secrets=secrets)
     for old, new in configuration.old_names_in():
         log.warning("setting_renamed", old=old, new=new)
-    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # below that it writes sentences, not events
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # at lower levels it logs sentences, not events
     assert settings.redis_url
     asked = getattr(settings.http, service) if port is None else port
     raise_open_files(_files_needed(service, settings))
@@ -66,7 +66,7 @@ def run(service: ServiceName, *, host: str | None = None, port: int | None = Non
 
 @contextmanager
 def listening(service: ServiceName, host: str, port: int) -> Generator[socket.socket]:
-    """The socket of the HTTP pages. Raises SettingsError where the address cannot be had."""
+    """Open the socket of the HTTP pages. Raises SettingsError if the address is not available."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         listener = socket.create_server((host, port), family=family, backlog=512)
@@ -83,14 +83,14 @@ def listening(service: ServiceName, host: str, port: int) -> Generator[socket.so
 
 
 def url_of(listener: socket.socket) -> str:
-    """Where the pages are, for somebody on this machine."""
+    """Return the URL of the pages, as seen from this machine."""
     address: tuple[str, int] = listener.getsockname()[:2]
     host, port = _ANY_HOST.get(address[0], address[0]), address[1]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 async def serve(service: ServiceName, app: AsgiApp, listener: socket.socket, bounds: HttpBounds) -> None:
-    """Start the app, say when it is ready, stop it after a signal. Raises what stopped it otherwise."""
+    """Start the app, announce when it is ready, and stop it after a signal. Raises any other error that stopped it."""
     stop = stop_on_signal()
     lifespan = Lifespan(app)
     await lifespan.start()
@@ -117,13 +117,13 @@ async def serve(service: ServiceName, app: AsgiApp, listener: socket.socket, bou
 
 
 def _files_needed(service: ServiceName, settings: Settings) -> int:
-    """Connections to the pages; a fetcher's to providers, each with a blob beside it; and what is open in any case."""
+    """Count connections to the pages, a fetcher's provider calls with a blob each, and files that are always open."""
     calls = 2 * settings.limits.runs_per_fetcher if service == "fetcher" else 0
     return settings.http.connections + calls + _FILES_BESIDE
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers, which end the process by the very signal that asked for an orderly stop."""
+    """uvicorn without its signal handlers, which would end the process by the signal that asked for an orderly stop."""
 
     @contextmanager
     def capture_signals(self) -> Generator[None]:

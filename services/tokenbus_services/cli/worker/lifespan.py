@@ -1,7 +1,7 @@
-"""An ASGI app's lifespan, driven from here: the error that stops an app keeps its type.
+"""Drives an ASGI app's lifespan, so that the error that stops an app keeps its type.
 
-uvicorn would log it with its traceback, and end the process itself; and of an app that fails while it runs it would
-never know. Messages: https://asgi.readthedocs.io/en/latest/specs/lifespan.html
+uvicorn would log it with its traceback and end the process itself, and it would not notice an app that fails while it
+runs. Messages: https://asgi.readthedocs.io/en/latest/specs/lifespan.html
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Lifespan:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Start the app; returns when it has started. Raises what stopped it."""
+        """Start the app; returns when it has started. Raises the error that stopped it."""
         self._told.put_nowait({"type": "lifespan.startup"})
         self._task = asyncio.create_task(self._run(), name="lifespan")
         started = asyncio.create_task(self._started.wait())
@@ -36,12 +36,12 @@ class Lifespan:
             await self._task
 
     async def ended(self) -> None:
-        """Wait until the app has ended, told or not; `stop` then raises what ended it."""
+        """Wait until the app has ended, asked or not; `stop` then raises its error."""
         assert self._task
         await asyncio.wait({self._task})
 
     async def stop(self) -> None:
-        """Stop the app; returns when it has stopped. Raises what stopped it."""
+        """Stop the app; returns when it has stopped. Raises the error that stopped it."""
         assert self._task
         self._told.put_nowait({"type": "lifespan.shutdown"})
         await self._task
