@@ -22,7 +22,7 @@ async def main() -> None:
         async for event in runs:
             if isinstance(event, Started):
                 tenants[event.run] = str((event.metadata or {}).get("tenant", "nobody"))
-            else:
+            elif isinstance(event, ENDS):
                 tenant = tenants.pop(event.run, "nobody")
                 for count in COUNTS:
                     spent[tenant, count] += getattr(event.usage, count, None) or 0

@@ -7,7 +7,7 @@ import asyncio
 import sqlite3
 import sys
 
-from tokenbus import Client
+from tokenbus import BlockComplete, Client
 
 TABLE = """CREATE TABLE IF NOT EXISTS blocks
     (run TEXT, seq INTEGER, kind TEXT, tool TEXT, content TEXT, PRIMARY KEY (run, seq))"""
@@ -16,8 +16,10 @@ TABLE = """CREATE TABLE IF NOT EXISTS blocks
 async def main(path: str) -> None:
     database = sqlite3.connect(path)
     database.execute(TABLE)
-    subscription = {"group": "transcripts", "from_": "start", "kinds": ["block_complete"]}
-    async with Client() as bus, bus.subscribe("blocks", **subscription, ack="explicit") as blocks:
+    async with (
+        Client() as bus,
+        bus.subscribe("blocks", group="transcripts", from_="start", kinds=BlockComplete, ack="explicit") as blocks,
+    ):
         async for block in blocks:
             row = (block.run, block.seq, block.kind, block.tool_name, block.content or block.arguments)
             with database:  # one transaction

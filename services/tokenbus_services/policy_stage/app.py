@@ -11,11 +11,16 @@ from tokenbus.bus.stage.stage import Stage
 from tokenbus_services.policy_stage.record import GROUP
 from tokenbus_services.policy_stage.service import PolicyService
 from tokenbus_services.runtime.stage_service import stage_app
+from tokenbus_services.runtime.user_modules import look_beside_settings
 from tokenbus_services.settings import Settings
 
 
 def create(settings: Settings) -> AsgiFastStream:
-    """Create one policy worker. Raises SettingsError at startup if a policy cannot be loaded."""
+    """Create one policy worker. Raises SettingsError at startup if a policy cannot be loaded.
+
+    Policies may be next to the settings file or in the working directory, as tools may.
+    """
+    look_beside_settings()
     registry = CollectorRegistry()
     service = PolicyService(settings, registry)
 

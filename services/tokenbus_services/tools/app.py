@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import sys
-from pathlib import Path
-
 from faststream.asgi import AsgiFastStream
 from prometheus_client import CollectorRegistry, Gauge
 
 from tokenbus_services.runtime.app import make_app, make_broker
 from tokenbus_services.runtime.faststream_source import attach
 from tokenbus_services.runtime.supervision import stuck_after_s
+from tokenbus_services.runtime.user_modules import look_beside_settings
 from tokenbus_services.settings import Settings
 from tokenbus_services.tools.executor import Executor
 from tokenbus_services.tools.metrics import CallMetrics
@@ -23,10 +20,7 @@ def create(settings: Settings) -> AsgiFastStream:
 
     Python tools may be next to the settings file or in the working directory.
     """
-    config = os.environ.get("TOKENBUS_CONFIG")
-    beside = str(Path(config).resolve().parent if config else Path.cwd())
-    if beside not in sys.path:
-        sys.path.append(beside)
+    look_beside_settings()
     registry = CollectorRegistry()
     broker = make_broker(settings, registry)
     service = ToolService(settings, Executor.from_settings(settings), CallMetrics(registry))
