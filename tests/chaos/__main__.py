@@ -33,6 +33,8 @@ ROTATION: tuple[Kind, ...] = ("single", "cluster", "disk", "single", "sentinel")
 """The servers of the rounds, in turn."""
 _THROUGHOUT = ("clocks", "hostile")
 """Faults that are there all the time, or not at all."""
+HARMFUL = 1 / 3
+"""The share of the runs with a policy that harms its process at random."""
 END_S = 12.0
 """What the end of a round takes, about."""
 
@@ -49,7 +51,7 @@ def main() -> None:
     options = parser.parse_args()
     seed, _, only = (options.seed or str(random.randrange(10**6))).partition(".")
     print(f"seed {seed}", flush=True)
-    plain = _plan(options.faults) if options.faults else Plan(seed="", seconds=0)
+    plain = _plan(options.faults) if options.faults else Plan(seed="", seconds=0, harmful=HARMFUL)
     began = time.monotonic()
     rounds: list[tuple[Record, list[Violation]]] = []
     try:
@@ -78,7 +80,7 @@ def _plan(names: str) -> Plan:
     if unknown := asked - {*ALL, *_THROUGHOUT}:
         sys.exit(f"no such fault: {', '.join(unknown)}; there are {', '.join((*ALL, *_THROUGHOUT))}")
     weights: dict[Fault, int] = {fault: weight for fault, weight in ALL.items() if fault in asked}
-    plan = Plan(seed="", seconds=0, rates=Rates(weights=weights), clocks="clocks" in asked)
+    plan = Plan(seed="", seconds=0, harmful=HARMFUL, rates=Rates(weights=weights), clocks="clocks" in asked)
     return plan if "hostile" in asked else msgspec.structs.replace(plan, hostile=0.0)
 
 

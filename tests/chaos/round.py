@@ -58,6 +58,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """The share of the runs that have policies."""
     hostile: float = 0.1
     """The share of the runs whose provider means harm."""
+    harmful: float = 0.0
+    """The share of the runs with a policy that sleeps, exits, raises, allocates or returns late."""
     clocks: bool = True
     """A third of the workers have clocks that jump."""
     rates: Rates = Rates()
@@ -70,7 +72,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 async def play(plan: Plan, directory: Path) -> Record:
     """Play the round. ``directory`` is there, and keeps the workers' logs."""
     prefix = "chaos"
-    stage = Stage(plan.seed, prefix, plan.guarded, plan.hostile)
+    stage = Stage(plan.seed, prefix, plan.guarded, plan.hostile, plan.harmful)
     written = directory / "ledger.jsonl"
     async with AsyncExitStack() as stack:
         server: Deployed = await stack.enter_async_context(KINDS[plan.server](directory))

@@ -72,8 +72,14 @@ class Scene(msgspec.Struct, frozen=True):
 class Stage:
     """All scenes so far, and the provider's way to find them."""
 
-    def __init__(self, seed: str, prefix: str, guarded: float = 0.0, hostile: float = 0.0) -> None:
-        """``guarded``: the share of the runs that have policies; ``hostile``: of those with a hostile provider."""
+    def __init__(
+        self, seed: str, prefix: str, guarded: float = 0.0, hostile: float = 0.0, harmful: float = 0.0
+    ) -> None:
+        """Shares of the runs.
+
+        ``guarded``: any policies. ``hostile``: a hostile provider. ``harmful``: a policy that harms its process.
+        """
+        self._harmful = harmful
         self._hostile = hostile
         self.seed = seed
         self._prefix = prefix
@@ -87,6 +93,8 @@ class Stage:
             f"{self.seed}:{number}:guard"
         )  # of its own: the run is the same with policies and without
         guard = guards.choice([*CHAINS]) if guards.random() < self._guarded else None
+        if guards.random() < self._harmful:
+            guard = guards.choice([name for name, chain in CHAINS.items() if "rogue" in chain])
         harm = random.Random(f"{self.seed}:{number}:hostile")
         if harm.random() < self._hostile:
             run = f"{self._prefix}-run{number}"
