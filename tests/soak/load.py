@@ -44,8 +44,8 @@ class Load:
                 await self._begin()
             await asyncio.sleep(_LOOK_S)
             await self.look()
-        assert half
-        return (self.over - half[1]) / (clock() - half[0])
+        since, before = half or (begin, 0)  # a starved process may not have looked in between
+        return (self.over - before) / (clock() - since)
 
     async def keep(self, rate: float, open_runs: int, until: float) -> None:
         """Begin ``rate`` runs a second until this time of the loop's clock; never more than ``open_runs`` are open."""
