@@ -33,7 +33,7 @@ up: $(RUNNABLE)
 
 # Most tests wait for processes of their own, so several run at once, each with a server for itself: JOBS=
 test: setup
-	$(BIN)/python -m pytest -n $(or $(JOBS),4) --durations=25
+	$(BIN)/python -m tests.run -n $(or $(JOBS),4) --durations=25
 
 test-docker: setup
 	$(BIN)/python -m pytest -m docker

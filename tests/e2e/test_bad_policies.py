@@ -101,6 +101,8 @@ async def test_each_bad_policy_ends_its_own_run_by_its_on_error_and_touches_no_o
         judge.check(logs[run])
         # With pass there is one more start, as far as the policy came; it may end with the run before it is given back.
         due = {0} if use in ONCE else {STARTS, STARTS + 1} if run in passed else {STARTS}
+        if use == "Allocates" and any("no answer in" in d["reason"] for d in told[run] if d["action"] == "error"):
+            due = set(range(STARTS + 2))  # a slow machine: the timeout came before the memory was full
         assert counted[run] in due, (name, counted[run])
         assert {d["policy"] for d in told[run] if d["action"] == "error"} == {name}
     for run, use in blocked.items():
