@@ -1,0 +1,118 @@
+"""A refused or failed request, before a surface writes it in its client's own shape. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from tokenbus.errors import (
+    RequestInvalid,
+    RequestTooLarge,
+    RunNotFound,
+    RunNotRepeatable,
+    RunOpen,
+    ServerError,
+    ServerFull,
+    TokenbusError,
+)
+from tokenbus.events.error_info import ErrorClass, ErrorInfo
+
+
+class Problem(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a request was refused or a run failed, as a client may know it: no provider's raw error, no account."""
+
+    status: int
+    """HTTP status, if no byte of the answer was sent."""
+    code: str
+    """Stable name for programs."""
+    message: str
+    kind: ErrorClass
+    param: str | None = None
+    """The parameter at fault, as the client named it (`tools[0].function.name`)."""
+    retry_after_s: float | None = None
+    should_retry: bool = False
+    """Whether the client's own retry can help. The bus has already tried again whatever it could."""
+    run: str | None = None
+
+
+class Refusal(Exception):
+    """The request is not taken; nothing was published."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem.message)
+        self.problem = problem
+
+
+def unsupported(param: str, why: str) -> Refusal:
+    """A parameter or value that this gateway or the provider does not support."""
+    return Refusal(Problem(status=400, code="unsupported_parameter", message=why, kind="invalid_request", param=param))
+
+
+def invalid(param: str | None, why: str) -> Refusal:
+    """A value that is wrong in any case."""
+    return Refusal(Problem(status=400, code="invalid_value", message=why, kind="invalid_request", param=param))
+
+
+STATUSES: Mapping[ErrorClass, int] = {
+    "invalid_request": 400,
+    "content_filter": 400,
+    "not_found": 404,
+    "rate_limit": 429,
+    "limit": 429,
+    "overloaded": 503,
+    "timeout": 504,
+    # The provider's key is the operator's, so a client must not take it for its own.
+    "auth": 502,
+    "network": 502,
+    "protocol": 502,
+    "server": 502,
+    "unknown": 502,
+    "internal": 500,
+    "tool": 500,
+}
+
+
+def of_run(error: ErrorInfo, run: str) -> Problem:
+    """The problem of a run that failed or was cut. `ErrorInfo.raw` is left out: it may name the operator's account."""
+    known_wait = error.kind in ("limit", "rate_limit") and error.retry_after_s is not None
+    return Problem(
+        status=STATUSES[error.kind],
+        code=error.code,
+        message=f"{error.code}: {error.message}",
+        kind=error.kind,
+        param=error.where if error.kind == "invalid_request" else None,
+        retry_after_s=error.retry_after_s,
+        should_retry=known_wait,
+        run=run,
+    )
+
+
+def of_exception(error: TokenbusError) -> Problem:
+    """The problem of a call of the bus that failed."""
+    status, kind, param = 500, "internal", None
+    match error:
+        case RequestTooLarge():
+            status, kind = 413, "invalid_request"
+        case RequestInvalid():
+            status, kind = 400, "invalid_request"
+            param = getattr(error, "where", None) or None
+        case RunNotFound():
+            status, kind = 404, "not_found"
+        case RunOpen():
+            status, kind = 409, "invalid_request"
+        case RunNotRepeatable():
+            status, kind = 422, "invalid_request"
+        case ServerFull() | ServerError():
+            status, kind = 503, "overloaded"
+        case _:
+            pass
+    return Problem(
+        status=status,
+        code=error.code,
+        message=str(error),
+        kind=kind,
+        param=param,
+        retry_after_s=1.0 if status == 503 else None,
+        should_retry=status == 503,
+    )

@@ -1,0 +1,1 @@
+"""One room for each client protocol: a request translator and encoders. All of them are pure."""
