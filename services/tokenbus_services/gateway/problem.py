@@ -16,7 +16,8 @@ from tokenbus.errors import (
     ServerFull,
     TokenbusError,
 )
-from tokenbus.events.error_info import ErrorClass, ErrorInfo
+from tokenbus.events.error_info import ErrorClass, ErrorInfo, stream_cut
+from tokenbus.events.public import Cancelled, Incomplete, RunFailedEvent
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,6 +87,19 @@ def of_run(error: ErrorInfo, run: str) -> Problem:
         should_retry=known_wait,
         run=run,
     )
+
+
+def of_end(event: Incomplete | RunFailedEvent | Cancelled) -> Problem:
+    """The problem of a run that did not complete. Every surface tells it as an error."""
+    match event:
+        case RunFailedEvent():
+            return of_run(event.error, event.run)
+        case Incomplete():
+            return of_run(event.error or stream_cut(event.reason), event.run)
+        case Cancelled():
+            why = f": {event.reason}" if event.reason else ""
+            message = f"cancelled: the run was cancelled{why}"
+            return Problem(status=499, code="cancelled", message=message, kind="unknown", run=event.run)
 
 
 def of_exception(error: TokenbusError) -> Problem:

@@ -1,0 +1,168 @@
+"""Reads a client's JSON body field by field, so that every refusal names its parameter. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator
+from math import isfinite
+from typing import Any, TypeVar, cast
+
+import msgspec
+
+from tokenbus_services.gateway.problem import Problem, Refusal, invalid, unsupported
+
+Json = dict[str, Any]
+T = TypeVar("T")
+_INDEX = re.compile(r"\[\d+\]")
+_decode = msgspec.json.Decoder().decode
+
+
+def json_body(body: bytes) -> Json:
+    """Decode a body that must be a JSON object. Raises Refusal."""
+    try:
+        value = _decode(body)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as e:
+        raise Refusal(
+            Problem(status=400, code="invalid_json", message=f"the body is not JSON: {e}", kind="invalid_request")
+        ) from None
+    if not isinstance(value, dict):
+        raise invalid(None, "the body must be a JSON object")
+    return cast("Json", value)
+
+
+class Fields:
+    """One JSON object of a request. `end` refuses every field that nothing has read.
+
+    A field that is null counts as absent. ``drop`` names fields that are dropped instead of refused, as a path without
+    indices (`metadata.user_id`).
+    """
+
+    def __init__(self, value: Json, at: str = "", drop: Collection[str] = ()) -> None:
+        self._left = {name: each for name, each in value.items() if each is not None}
+        self._at = at
+        self._drop = drop
+
+    def path(self, name: str) -> str:
+        """The field's place in the body."""
+        return f"{self._at}.{name}" if self._at else name
+
+    def has(self, name: str) -> bool:
+        """Whether the field is there and was not read yet."""
+        return name in self._left
+
+    def take(self, name: str) -> Any:
+        """Return the field's value of any type; None if absent."""
+        return self._left.pop(name, None)
+
+    def text(self, name: str) -> str | None:
+        """Return a string. Raises Refusal if the field has another type; likewise below."""
+        return self._typed(name, str, "a string")
+
+    def flag(self, name: str) -> bool | None:
+        """Return a boolean."""
+        return self._typed(name, bool, "true or false")
+
+    def whole(self, name: str, least: int = 0) -> int | None:
+        """Return a whole number of at least ``least``."""
+        value = self.number(name)
+        if value is None:
+            return None
+        if not float(value).is_integer() or value < least:
+            raise invalid(self.path(name), f"must be a whole number of at least {least}")
+        return int(value)
+
+    def number(self, name: str) -> float | None:
+        """Return a number."""
+        value = self.take(name)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int | float) or not _is_finite(value):
+            raise invalid(self.path(name), "must be a number")
+        return value
+
+    def one_of(self, name: str, values: Collection[str]) -> str | None:
+        """Return a string of a fixed set. Raises Refusal with the code `unsupported_parameter` for another."""
+        value = self.text(name)
+        if value is not None and value not in values:
+            known = ", ".join(repr(each) for each in sorted(values))
+            raise unsupported(self.path(name), f"{value[:100]!r} is not supported; supported: {known}")
+        return value
+
+    def json(self, name: str) -> Json | None:
+        """Return an object as it is."""
+        return cast("Json | None", self._typed(name, dict, "an object"))
+
+    def fields(self, name: str) -> Fields | None:
+        """Return an object to be read field by field."""
+        value = self.json(name)
+        return None if value is None else Fields(value, self.path(name), self._drop)
+
+    def texts(self, name: str) -> list[str]:
+        """Return a list of strings; empty if absent."""
+        values = self._list(name)
+        for i, value in enumerate(values):
+            if not isinstance(value, str):
+                raise invalid(f"{self.path(name)}[{i}]", "must be a string")
+        return cast("list[str]", values)
+
+    def each(self, name: str) -> Iterator[Fields]:
+        """Yield the objects of a list, each to be read field by field. Refuses what each leaves unread."""
+        for i, value in enumerate(self._list(name)):
+            at = f"{self.path(name)}[{i}]"
+            if not isinstance(value, dict):
+                raise invalid(at, "must be an object")
+            fields = Fields(cast("Json", value), at, self._drop)
+            yield fields
+            fields.end()
+
+    def needed(self, name: str, value: T | None) -> T:
+        """Return ``value``. Raises Refusal, naming the field, if it is None."""
+        if value is None:
+            raise invalid(self.path(name), "this field is required")
+        return value
+
+    def only(self, name: str, *values: object, why: str = "is not supported by this gateway") -> None:
+        """Accept a field that has one of these values, which change nothing. Raises Refusal for any other."""
+        value = self._left.get(name)
+        if value is None or any(type(value) is type(each) and value == each for each in values):
+            self._left.pop(name, None)
+        elif not self._dropped(name):
+            raise unsupported(self.path(name), f"{name!r} {why}")
+
+    def refuse(self, why: str, *names: str) -> None:
+        """Raise Refusal if one of these fields is there, unless it is to be dropped."""
+        for name in names:
+            if name in self._left and not self._dropped(name):
+                raise unsupported(self.path(name), f"{name!r} {why}")
+
+    def wants(self, name: str) -> bool:
+        """Whether a field is there that has no effect here, and must be honoured or refused: not one to be dropped."""
+        return name in self._left and not self._dropped(name)
+
+    def end(self) -> None:
+        """Raise Refusal if there is a field that nothing has read."""
+        for name in list(self._left):
+            if not self._dropped(name):
+                raise unsupported(self.path(name), f"{name[:100]!r} is not supported by this gateway")
+
+    def _dropped(self, name: str) -> bool:
+        if _INDEX.sub("", self.path(name)) not in self._drop:
+            return False
+        self._left.pop(name, None)
+        return True
+
+    def _list(self, name: str) -> list[object]:
+        return cast("list[object] | None", self._typed(name, list, "a list")) or []
+
+    def _typed(self, name: str, kind: type[T], what: str) -> T | None:
+        value = self.take(name)
+        if value is not None and not isinstance(value, kind):
+            raise invalid(self.path(name), f"must be {what}")
+        return value
+
+
+def _is_finite(value: float) -> bool:
+    try:
+        return isfinite(value)
+    except OverflowError:  # a whole number too large for a float
+        return False
