@@ -38,7 +38,7 @@ async def source(client: Any) -> None:
 
 
 async def _paced(client: Any, load: Load) -> None:
-    """Each run on its own clock, as the replay provider has it; what is due goes out in one pipeline."""
+    """Each run on its own clock, as the mock provider has it; what is due goes out in one pipeline."""
     due: list[bytes] = []
     woken = asyncio.Event()
     now = asyncio.get_running_loop().time

@@ -9,7 +9,7 @@ from uuid import uuid4
 from tests.bench.figures import Figure
 from tests.bench.stack import running
 from tokenbus import Client
-from tokenbus_services.mock_provider import Delivery, ReplayServer, Reply, Script, Turn
+from tokenbus_services.mock_provider import Delivery, MockProvider, Reply, Script, Turn
 from tokenbus_services.process.embedded_server import free_port
 
 RUNS = 64
@@ -47,13 +47,13 @@ def cancelled() -> list[Figure]:
 
 async def _measure(url: str, port: int) -> list[float]:
     times: list[float] = []
-    async with Client(url) as bus, ReplayServer([_ENDLESS], port=port) as provider:
+    async with Client(url) as bus, MockProvider([_ENDLESS], port=port) as provider:
         for _ in range(ROUNDS):
             times += await _cancel_all(bus, provider)
     return times
 
 
-async def _cancel_all(bus: Client, provider: ReplayServer) -> list[float]:
+async def _cancel_all(bus: Client, provider: MockProvider) -> list[float]:
     """One round: its runs are told apart at the provider by what their user says."""
     runs = [f"bench-{uuid4().hex}" for _ in range(RUNS)]
     for run in runs:
@@ -64,7 +64,7 @@ async def _cancel_all(bus: Client, provider: ReplayServer) -> list[float]:
         return sum(e.reads_sent > PACE / 5 for e in provider.requests if not e.ended) >= RUNS
 
     await provider.until(streaming)
-    exchanges = {e.asked.user_text: e for e in provider.requests if e.asked}
+    exchanges = {e.request.user_text: e for e in provider.requests if e.request}
     began: dict[str, float] = {}
     for run in runs:
         began[run] = time.monotonic()

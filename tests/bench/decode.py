@@ -11,12 +11,12 @@ from tokenbus.events.quirks import Quirks
 from tokenbus.providers import registry
 from tokenbus.providers.api import ApiName
 from tokenbus_services.mock_provider import Reply
-from tokenbus_services.mock_provider.anthropic import dialect as anthropic
-from tokenbus_services.mock_provider.gemini import dialect as gemini
-from tokenbus_services.mock_provider.openai_chat import dialect as openai_chat
-from tokenbus_services.mock_provider.openai_responses import dialect as openai_responses
+from tokenbus_services.mock_provider.anthropic import mock_api as anthropic
+from tokenbus_services.mock_provider.gemini import mock_api as gemini
+from tokenbus_services.mock_provider.openai_chat import mock_api as openai_chat
+from tokenbus_services.mock_provider.openai_responses import mock_api as openai_responses
 from tokenbus_services.mock_provider.provider_api import Composer
-from tokenbus_services.mock_provider.request import Asked
+from tokenbus_services.mock_provider.request import ModelRequest
 
 CHUNKS = 5_000
 ROUNDS = 7
@@ -63,7 +63,7 @@ def _blank(stream: bytes) -> bytes:
 
 def _stream(api: ApiName) -> bytes:
     reply = Reply(text=" word" * CHUNKS)
-    asked = Asked(
+    asked = ModelRequest(
         api=api, headers={}, body={"model": "m", "messages": [{"role": "user", "content": "Go"}], "stream": True},
         model="m", stream=True, turn=0, user_text="Go", tool_results=(), key="0" * 32,
     )  # fmt: skip

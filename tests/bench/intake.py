@@ -13,7 +13,7 @@ from tests.bench.figures import Figure
 from tests.bench.stack import running
 from tokenbus.bus.keys import Keys, order_keys
 from tokenbus.bus.server.server import Server
-from tokenbus_services.mock_provider import Delivery, ReplayServer, Reply, Script, Turn
+from tokenbus_services.mock_provider import Delivery, MockProvider, Reply, Script, Turn
 from tokenbus_services.mock_provider.request_log import Exchange
 from tokenbus_services.process.embedded_server import free_port
 
@@ -60,7 +60,7 @@ def taken_in() -> list[Figure]:
 
 
 async def _measure(url: str, port: int) -> tuple[list[float], list[float]]:
-    async with Server(url) as server, ReplayServer([_ENDLESS, _QUICK], port=port) as provider:
+    async with Server(url) as server, MockProvider([_ENDLESS, _QUICK], port=port) as provider:
         cancels = await _cancels(server, provider)
         await server.client.delete(KEYS.requests, *order_keys(KEYS.requests))  # the rest of the flood
         firsts = await _firsts(server, provider)
@@ -68,11 +68,11 @@ async def _measure(url: str, port: int) -> tuple[list[float], list[float]]:
     return cancels, firsts
 
 
-async def _cancels(server: Server, provider: ReplayServer) -> list[float]:
+async def _cancels(server: Server, provider: MockProvider) -> list[float]:
     runs = [f"bench-{uuid4().hex}" for _ in range(CANCELLED)]
     await _put(server, *(_generate(run, "endless", "listener") for run in runs))
     await provider.until(lambda: sum(bool(e.reads_sent) for e in provider.requests if not e.ended) >= CANCELLED)
-    exchanges = {e.asked.user_text: e for e in provider.requests if e.asked}
+    exchanges = {e.request.user_text: e for e in provider.requests if e.request}
     await _flood(server, BEFORE_CANCELS)
     times: list[float] = []
     for run in runs:
@@ -83,7 +83,7 @@ async def _cancels(server: Server, provider: ReplayServer) -> list[float]:
     return times
 
 
-async def _firsts(server: Server, provider: ReplayServer) -> list[float]:
+async def _firsts(server: Server, provider: MockProvider) -> list[float]:
     await _flood(server, BEFORE_FIRST)
     times: list[float] = []
     for _ in range(FIRSTS):
@@ -93,7 +93,7 @@ async def _firsts(server: Server, provider: ReplayServer) -> list[float]:
         called: list[Exchange] = []
 
         def has_called(run: str = run, called: list[Exchange] = called) -> bool:
-            called[:] = [e for e in provider.requests if e.asked and e.asked.user_text == run]
+            called[:] = [e for e in provider.requests if e.request and e.request.user_text == run]
             return bool(called)
 
         await provider.until(has_called)

@@ -17,7 +17,7 @@ from tests.bench.procs import cpu_s
 from tests.bench.stack import PROVIDER, SERVICES, Stack, service_of
 
 SERVICES_COUNTED = (*SERVICES, "server", subscriber.NAME)
-"""The processes on a chunk's way. The replay provider stands for the world outside, and is not counted."""
+"""The processes on a chunk's way. The mock provider stands for the world outside, and is not counted."""
 BARE_COUNTED = (*CHAIN, "server", subscriber.NAME)
 
 ONLY_FROM_CLIENTS = frozenset(

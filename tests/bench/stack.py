@@ -1,4 +1,4 @@
-"""What is measured: one server, a process for each service, the replay provider, and the bare chain beside them."""
+"""What is measured: one server, a process for each service, the mock provider, and the bare chain beside them."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _start_provider(processes: Processes, directory: Path, scripts: Mapping[str,
         (folder / f"{name}.json").write_bytes(msgspec.json.encode(script))
     port = free_port()
     processes.start("provider", "tokenbus_services.mock_provider", "--scripts", str(folder), "--port", str(port))
-    processes.until(lambda: listens(port), "the replay provider")
+    processes.until(lambda: listens(port), "the mock provider")
     return f"http://127.0.0.1:{port}"
 
 

@@ -24,7 +24,7 @@ from tests.chaos.stories import CONTINUING, LOOK, Scene, Stage
 from tests.chaos.workers import ALL, Workers
 from tests.e2e.fleet import BASE_PATHS, provider_table
 from tests.waiting import eventually
-from tokenbus_services.mock_provider import ReplayServer
+from tokenbus_services.mock_provider import MockProvider
 
 PARTITIONS = 4
 SETTLE_S = 90.0
@@ -76,7 +76,7 @@ async def play(plan: Plan, directory: Path) -> Record:
     written = directory / "ledger.jsonl"
     async with AsyncExitStack() as stack:
         server: Deployed = await stack.enter_async_context(KINDS[plan.server](directory))
-        provider = await stack.enter_async_context(ReplayServer(choose=stage.script_for))
+        provider = await stack.enter_async_context(MockProvider(choose=stage.script_for))
         harmful = await stack.enter_async_context(hostile.hostile_provider())
         to_provider = await stack.enter_async_context(Proxy(int(provider.url.rpartition(":")[2])))
         config = directory / "tokenbus.toml"

@@ -16,11 +16,11 @@ from tests.chaos.record import Fate, Piece, Story
 from tests.e2e.fleet import BASE_PATHS
 from tokenbus_services.mock_provider import (
     TOOL_RESULT,
-    Asked,
     CutOff,
     Delivery,
     ErrorEvent,
     HangUp,
+    ModelRequest,
     Random,
     Reply,
     Script,
@@ -104,7 +104,7 @@ class Stage:
         self.scenes[scene.story.run] = scene
         return scene
 
-    def script_for(self, asked: Asked) -> Script | None:
+    def script_for(self, asked: ModelRequest) -> Script | None:
         """What the provider answers: a request's last word is its run."""
         scene = self.scenes.get(asked.token)
         return scene.script if scene else None

@@ -22,12 +22,12 @@ Kind = Literal["fetcher", "normalizer", "parser", "tools", "blobs", "recorder", 
 PIPELINE: tuple[Kind, ...] = ("fetcher", "normalizer", "parser")
 WITH_TOOLS: tuple[Kind, ...] = (*PIPELINE, "tools")
 BASE_PATHS = {"anthropic": "", "openai-chat": "/v1", "openai-responses": "/v1", "gemini": "/v1beta"}
-"""Of each provider API, beneath the replay provider's address."""
+"""Of each provider API, beneath the mock provider's address."""
 LAUNCH = "from tokenbus_services.cli.entry import main; main()"
 
 
 def provider_table(name: str, api: str, url: str, more: str = "") -> str:
-    """A table of the settings: this API of the replay provider."""
+    """A table of the settings: this API of the mock provider."""
     return f'''
 [providers.{name}]
 api = "{api}"

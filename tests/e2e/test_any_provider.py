@@ -10,7 +10,7 @@ from tests.e2e.conftest import Send
 from tests.e2e.fleet import BASE_PATHS, PIPELINE, ended, fleet, provider_table
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
-from tokenbus_services.mock_provider import Delivery, Random, ReplayServer, Reply, Script, Status, Turn
+from tokenbus_services.mock_provider import Delivery, MockProvider, Random, Reply, Script, Status, Turn
 
 HELLO = Script(
     name="hello", turns=(Turn(says=Reply(text="Hello there"), first=(Status(status=529),)),), repeat_last=True
@@ -38,10 +38,10 @@ CITY = {
 async def test_a_history_that_was_mended_is_told_at_the_runs_end(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:
-    async with ReplayServer([HELLO]) as provider, fleet(tmp_path, server_url, keys, provider.url, PIPELINE, QUICK):
+    async with MockProvider([HELLO]) as provider, fleet(tmp_path, server_url, keys, provider.url, PIPELINE, QUICK):
         runs = [await send("hello", provider=api, messages=ORPHANS) for api in BASE_PATHS]
         logs: Any = await ended(server.client, keys, runs)
-        bodies = [exchange.received.body for exchange in provider.requests]
+        bodies = [exchange.http_request.body for exchange in provider.requests]
     for run in runs:
         log = logs[run]
         judge.check(log)
@@ -57,11 +57,11 @@ async def test_a_history_that_was_mended_is_told_at_the_runs_end(
 async def test_the_schema_of_the_answer_reaches_each_provider(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:
-    async with ReplayServer([HELLO]) as provider, fleet(tmp_path, server_url, keys, provider.url, PIPELINE, QUICK):
+    async with MockProvider([HELLO]) as provider, fleet(tmp_path, server_url, keys, provider.url, PIPELINE, QUICK):
         asked = {"schema": CITY, "name": "city", "strict": True}
         runs = [await send("hello", provider=api, output_schema=asked) for api in BASE_PATHS]
         await ended(server.client, keys, runs)
-        bodies = {exchange.asked.api: exchange.asked.body for exchange in provider.requests if exchange.asked}
+        bodies = {exchange.request.api: exchange.request.body for exchange in provider.requests if exchange.request}
     assert bodies["anthropic"]["output_config"]["format"]["schema"] == CITY
     assert bodies["openai-chat"]["response_format"]["json_schema"] == asked
     assert bodies["openai-responses"]["text"]["format"] == {"type": "json_schema", **asked}
@@ -73,7 +73,7 @@ async def test_thinking_that_a_vendor_leaves_in_the_text_is_never_heard(
 ) -> None:
     said = Reply(text="<think>Is it?\nI think so.</think>\n\nYes, it <b>is</b>.", chunk_size=3)
     script = Script(name="inline", turns=(Turn(says=said, delivery=Delivery(cuts=Random(seed=3, largest=50))),))
-    async with ReplayServer([script]) as provider:
+    async with MockProvider([script]) as provider:
         toml = "".join(
             provider_table(f"{api}-inline", api, provider.url, 'quirks = { inline_thinking = ["think"] }')
             for api in BASE_PATHS

@@ -15,7 +15,7 @@ from tokenbus import Client
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
 from tokenbus.errors import CursorTrimmed
-from tokenbus_services.mock_provider import ReplayServer, Reply, Script, ToolCall, Turn
+from tokenbus_services.mock_provider import MockProvider, Reply, Script, ToolCall, Turn
 
 LAG_BYTES = 64 * 1024
 WORDS = 150_000
@@ -41,7 +41,7 @@ async def test_a_parser_that_stands_still_stops_the_reading_of_sockets_and_nothi
 ) -> None:
     toml = f"[limits]\nlag_bytes = {LAG_BYTES}\n"
     async with (
-        ReplayServer([LONG]) as provider,
+        MockProvider([LONG]) as provider,
         fleet(tmp_path, server_url, keys, provider.url, PIPELINE, toml) as services,
     ):
         parser = next(worker for worker in services.workers if worker.kind == "parser")
@@ -73,7 +73,7 @@ async def test_a_subscriber_that_slept_too_long_hears_that_entries_were_trimmed(
 ) -> None:
     toml = "[retention]\ntopic_entries = 1000\n"
     async with (
-        ReplayServer([BLOCKS]) as provider,
+        MockProvider([BLOCKS]) as provider,
         fleet(tmp_path, server_url, keys, provider.url, PIPELINE, toml),
         Client(server_url, prefix=keys.prefix) as bus,
         bus.subscribe("blocks", from_="start") as sleeper,

@@ -16,7 +16,7 @@ from tests.e2e.test_policy_stage import decisions_of, policy
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
-from tokenbus_services.mock_provider import Delivery, ReplayServer, Reply, Script, Turn
+from tokenbus_services.mock_provider import Delivery, MockProvider, Reply, Script, Turn
 
 POLICY: tuple[Kind, ...] = ("policy",)
 SAID = " ".join(f"word{i}" for i in range(30))
@@ -82,7 +82,7 @@ async def test_each_bad_policy_ends_its_own_run_by_its_on_error_and_touches_no_o
     for use in HARM:
         toml += bad(use) + bad(use, "pass", name=f"{use.lower()}_pass")
     async with (
-        ReplayServer([TALK]) as provider,
+        MockProvider([TALK]) as provider,
         fleet(tmp_path, server_url, keys, provider.url, PIPELINE, toml) as services,
     ):
         await services.start(*POLICY, env={"MARKS": str(tmp_path)})
@@ -126,7 +126,7 @@ async def test_a_policy_that_blocks_for_less_than_its_timeout_ends_well_and_hold
 ) -> None:
     toml = GOOD + bad("Naps", timeout_s=30)
     async with (
-        ReplayServer([TALK]) as provider,
+        MockProvider([TALK]) as provider,
         fleet(tmp_path, server_url, keys, provider.url, PIPELINE, toml) as services,
     ):
         await services.start(*POLICY, env={"MARKS": str(tmp_path)})
@@ -147,7 +147,7 @@ async def test_the_count_of_starts_survives_the_worker(
 ) -> None:
     toml = GOOD + bad("Sleeps", timeout_s=2)
     async with (
-        ReplayServer([TALK]) as provider,
+        MockProvider([TALK]) as provider,
         fleet(tmp_path, server_url, keys, provider.url, PIPELINE, toml) as services,
     ):
         [first] = await services.start(*POLICY, env={"MARKS": str(tmp_path)})
@@ -168,7 +168,7 @@ async def test_the_executors_of_a_killed_worker_end_with_it(
 ) -> None:
     toml = GOOD + bad("Sleeps", timeout_s=600)
     async with (
-        ReplayServer([TALK]) as provider,
+        MockProvider([TALK]) as provider,
         fleet(tmp_path, server_url, keys, provider.url, PIPELINE, toml) as services,
     ):
         [worker] = await services.start(*POLICY, env={"MARKS": str(tmp_path)})

@@ -18,7 +18,7 @@ from tests.servers import binary
 from tokenbus.blobs import blob_id_of
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
-from tokenbus_services.mock_provider import Picture, ReplayServer, Reply, Script, Turn
+from tokenbus_services.mock_provider import MockProvider, Picture, Reply, Script, Turn
 from tokenbus_services.process.embedded_server import EmbeddedServer
 
 LARGE = PNG + bytes(range(256)) * (20 * MB // 256)
@@ -48,7 +48,7 @@ async def test_20_mb_in_and_20_mb_out_cost_the_bus_nothing_at_its_highest(
     with EmbeddedServer(binary=binary()) as own:
         async with (
             Server(own.url) as server,
-            ReplayServer(SCRIPTS) as provider,
+            MockProvider(SCRIPTS) as provider,
             with_store(tmp_path, own.url, KEYS, provider.url, images_api(provider.url)) as (_, blobs),
             httpx.AsyncClient(base_url=blobs.url, timeout=60) as http,
         ):
@@ -64,7 +64,7 @@ async def test_20_mb_in_and_20_mb_out_cost_the_bus_nothing_at_its_highest(
             run = await send("sees", provider="openai-responses", messages=asks(source))
             logs: Any = await ended(server.client, KEYS, [run], timeout=90)
             assert logs[run][-1]["type"] == "completed", logs[run][-1]
-            assert b64encode(LARGE) in provider.requests[-1].received.body
+            assert b64encode(LARGE) in provider.requests[-1].http_request.body
             after_in = await peak(server)
 
             run = await send("draws", "A cat.", provider="openai-images")

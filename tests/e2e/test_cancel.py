@@ -14,7 +14,7 @@ from tests.e2e.fleet import PIPELINE, WITH_TOOLS, ended, fleet
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
-from tokenbus_services.mock_provider import Delivery, ReplayServer, Reply, Script, Stall, Status, ToolCall, Turn
+from tokenbus_services.mock_provider import Delivery, MockProvider, Reply, Script, Stall, Status, ToolCall, Turn
 
 SLOW = Script(name="slow", turns=(Turn(says=Reply(text="one two three four"), fault=Stall(after_text="three")),))
 CALLING = Script(
@@ -56,7 +56,7 @@ async def test_a_cancel_closes_the_providers_socket(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path, model: str, stream: bool
 ) -> None:
     async with (
-        ReplayServer([SLOW, SILENT]) as provider,
+        MockProvider([SLOW, SILENT]) as provider,
         fleet(tmp_path, server_url, keys, provider.url, PIPELINE),
     ):
         run = await send(model, stream=stream)
@@ -85,7 +85,7 @@ async def test_a_cancel_during_a_tool_stops_the_tool_and_gives_its_call_a_result
     toml = '[tools.endless]\nkind = "python"\ncall = "endless_tool:endless"\n'
     env = {"PYTHONPATH": str(tmp_path), "MARKS": str(tmp_path)}
     async with (
-        ReplayServer([CALLING]) as provider,
+        MockProvider([CALLING]) as provider,
         fleet(tmp_path, server_url, keys, provider.url, (), toml) as services,
     ):
         await services.start(*WITH_TOOLS, env=env)
@@ -110,7 +110,7 @@ async def test_a_cancel_ends_a_wait(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path, model: str, toml: str
 ) -> None:
     async with (
-        ReplayServer([SLOW, BUSY]) as provider,
+        MockProvider([SLOW, BUSY]) as provider,
         fleet(tmp_path, server_url, keys, provider.url, PIPELINE, toml),
     ):
         runs = [await send(model)]
@@ -152,7 +152,7 @@ async def gone(server: Server, keys: Keys, run: str) -> bool:
 async def test_a_cancel_that_comes_before_its_request_takes_effect(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:
-    async with ReplayServer([SLOW]) as provider, fleet(tmp_path, server_url, keys, provider.url, PIPELINE):
+    async with MockProvider([SLOW]) as provider, fleet(tmp_path, server_url, keys, provider.url, PIPELINE):
         await cancel(server, keys, "early")
         await eventually(lambda: server.client.exists(keys.run("early")))
         run = await send("slow", id="early")

@@ -19,7 +19,7 @@ from tests.e2e.fleet import WITH_TOOLS, ended, fleet
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
-from tokenbus_services.mock_provider import ReplayServer, Reply, Script, ToolCall, Turn
+from tokenbus_services.mock_provider import MockProvider, Reply, Script, ToolCall, Turn
 
 SAMPLE = Path(__file__).parent.parent / "services/tools/mcp/sample_server.py"
 Elsewhere = Callable[[Path], AbstractAsyncContextManager[tuple[str, str]]]
@@ -97,7 +97,7 @@ async def test_who_runs_a_tool_is_told_that_its_run_is_over_and_the_call_gets_a_
     async with elsewhere(notes) as (tool, toml):
         turns = (Turn(says=Reply(tool_calls=(ToolCall(name=tool, arguments={}),))), Turn(says=Reply(text="never said")))
         async with (
-            ReplayServer([Script(name="calling", turns=turns)]) as provider,
+            MockProvider([Script(name="calling", turns=turns)]) as provider,
             fleet(tmp_path, server_url, keys, provider.url, WITH_TOOLS, toml),
         ):
             tools = [{"name": tool, "parameters": {"type": "object"}}]

@@ -11,7 +11,7 @@ from tests.e2e.conftest import Send
 from tests.e2e.fleet import Fleet, Kind, ended
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
-from tokenbus_services.mock_provider import Delivery, ReplayServer, Reply, Script, Status, ToolCall, Turn
+from tokenbus_services.mock_provider import Delivery, MockProvider, Reply, Script, Status, ToolCall, Turn
 
 AHEAD_S: dict[Kind, int] = {"fetcher": -300, "normalizer": 100, "parser": 200, "tools": 600}
 """A tool's call that is open for 30 s and `limits.tool_slack_s` counts as lost: 150 s."""
@@ -53,7 +53,7 @@ async def test_workers_with_clocks_minutes_apart_answer_no_tool_and_end_no_run_b
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:
     (tmp_path / "slow_tools.py").write_text(TOOL)
-    async with ReplayServer(SCRIPTS) as provider:
+    async with MockProvider(SCRIPTS) as provider:
         running = Fleet(tmp_path, server_url, keys, provider.url, TOML)
         try:
             for kind, ahead in AHEAD_S.items():

@@ -14,7 +14,7 @@ from tests.servers import cluster_group
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
-from tokenbus_services.mock_provider import Delivery, ReplayServer, Reply, Script, ToolCall, Turn
+from tokenbus_services.mock_provider import Delivery, MockProvider, Reply, Script, ToolCall, Turn
 
 KEYS = Keys("apart", 6)
 RUNS = 3
@@ -54,7 +54,7 @@ async def test_a_node_that_stands_still_holds_up_its_partitions_alone(tmp_path: 
         assert there
         assert elsewhere
         async with (
-            ReplayServer(SCRIPTS) as provider,
+            MockProvider(SCRIPTS) as provider,
             fleet(tmp_path, group.url, KEYS, provider.url, WITH_TOOLS) as running,
             Server(group.url) as server,
         ):

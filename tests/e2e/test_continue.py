@@ -14,7 +14,7 @@ from tokenbus import Client
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
 from tokenbus.events.public import Chunk
-from tokenbus_services.mock_provider import CutOff, ReplayServer, Reply, Script, Stall, ToolCall, Turn
+from tokenbus_services.mock_provider import CutOff, MockProvider, Reply, Script, Stall, ToolCall, Turn
 
 SAID = "One two three four five, six seven."
 CALL = '<function_calls><invoke name="weather"><parameter name="city">Bern</parameter></invoke></function_calls>'
@@ -67,7 +67,7 @@ async def test_a_fetcher_killed_in_the_middle_of_a_text_is_not_heard(
 ) -> None:
     heard: dict[str, str] = {}
     async with (
-        ReplayServer([CHAT, PREFILL]) as provider,
+        MockProvider([CHAT, PREFILL]) as provider,
         fleet(tmp_path, server_url, keys, provider.url, WITH_TOOLS, vendors(provider.url)) as workers,
         Client(server_url, prefix=keys.prefix) as bus,
     ):
@@ -105,7 +105,7 @@ async def test_a_stream_that_breaks_twice_is_one_text_with_the_usage_of_all_trie
     script = Script(name="chat", turns=(Turn(says=Reply(text=SAID), first=breaks),))
     quick = "\n[retry]\nbase_delay_s = 0.05\n"
     async with (
-        ReplayServer([script]) as provider,
+        MockProvider([script]) as provider,
         fleet(tmp_path, server_url, keys, provider.url, WITH_TOOLS, vendors(provider.url) + quick),
     ):
         run = await send("chat", provider="claude", on_failure="continue")

@@ -20,8 +20,8 @@ from tests.unit.providers.test_sdk_types import sdk_accepts
 from tokenbus import Client, Message
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
-from tokenbus_services.mock_provider import Picture, ReplayServer, Reply, Script, ToolCall, Turn
-from tokenbus_services.mock_provider.request import Asked
+from tokenbus_services.mock_provider import MockProvider, Picture, Reply, Script, ToolCall, Turn
+from tokenbus_services.mock_provider.request import ModelRequest
 from tokenbus_services.normalizer.image_offload import LARGE_CHARS
 
 MODELS = {
@@ -54,7 +54,7 @@ def painted(api: str) -> bytes:
     return PNG + f"painted by {api}".encode()
 
 
-def answer(asked: Asked) -> Turn:
+def answer(asked: ModelRequest) -> Turn:
     """The model thinks, says something, shows an image where its API can, and calls two tools; then it sums up."""
     said = Reply(thinking="Hm, let me think.", signature=signature(asked.api), text="Let me look.")
     if asked.tool_results:
@@ -95,13 +95,13 @@ async def test_a_conversation_goes_on_in_every_order_of_four_apis_and_back_to_th
     orders = [(*order, order[0]) for order in permutations(BASE_PATHS)]
     assert len(orders) == 24
     async with (
-        ReplayServer(choose=answer, keep=1_000) as provider,
+        MockProvider(choose=answer, keep=1_000) as provider,
         with_store(tmp_path, server_url, keys, provider.url, SAMPLE_TOOLS) as (services, _),
         Client(server_url, prefix=keys.prefix) as bus,
     ):
         await services.start("tools")
         extras = await asyncio.gather(*(converse(bus, order) for order in orders))
-        asked = [exchange.asked for exchange in provider.requests]
+        asked = [exchange.request for exchange in provider.requests]
     assert len(asked) == 24 * 5 * 2, "no request was refused, and none was made twice"
     for one in asked:
         assert one
@@ -136,7 +136,7 @@ async def test_large_encrypted_thinking_goes_by_the_blob_store_and_comes_back(
     said = Reply(thinking="Hm.", text="Yes.", signature=large)
     script = Script(name="gpt-5", turns=(Turn(says=said),), repeat_last=True)
     async with (
-        ReplayServer([script]) as provider,
+        MockProvider([script]) as provider,
         with_store(tmp_path, server_url, keys, provider.url),
         Client(server_url, prefix=keys.prefix) as bus,
     ):
@@ -151,7 +151,7 @@ async def test_large_encrypted_thinking_goes_by_the_blob_store_and_comes_back(
         messages = [question("large", 1), *stored, question("large", 2)]
         second = await (await bus.publish({**request, "messages": messages})).result()
         assert second.provider_extra == []
-        [_, again] = [exchange.asked for exchange in provider.requests]
+        [_, again] = [exchange.request for exchange in provider.requests]
     assert again
     reasoning = [item for item in again.body["input"] if item.get("type") == "reasoning"]
     assert [item["encrypted_content"] for item in reasoning] == [large]
@@ -164,7 +164,7 @@ async def test_a_gif_of_a_tool_and_what_a_vendor_does_not_take_end_no_run(
     tool = {"name": "gif", "parameters": PARAMETERS}
     calls = Reply(text="Look:", tool_calls=(ToolCall(name="gif"),))
     script = Script(name="gif", turns=(Turn(says=calls), Turn(says=Reply(text="Nice."))))
-    async with ReplayServer([script]) as provider:
+    async with MockProvider([script]) as provider:
         tables = "".join(
             provider_table(f"{api}-blind", api, provider.url, "media = { image_types = [] }") for api in BASE_PATHS
         )
@@ -173,7 +173,7 @@ async def test_a_gif_of_a_tool_and_what_a_vendor_does_not_take_end_no_run(
             taken = [api for api in BASE_PATHS if api != "gemini"]
             runs = {name: await send("gif", f"hello {name}", provider=name, tools=[tool]) for name in left_out + taken}
             logs: Any = await ended(server.client, keys, list(runs.values()))
-            bodies = [exchange.received.body.decode() for exchange in provider.requests]
+            bodies = [exchange.http_request.body.decode() for exchange in provider.requests]
     for name, run in runs.items():
         end = logs[run][-1]
         assert end["type"] == "completed", end
@@ -207,11 +207,11 @@ async def test_repeated_tool_ids_names_and_odd_media_types_reach_each_provider_i
         {"role": "user", "content": "So?"},
     ]
     script = Script(name="claude-sonnet-4-6", turns=(Turn(says=Reply(text="Yes.")),), repeat_last=True)
-    async with ReplayServer([script]) as provider, fleet(tmp_path, server_url, keys, provider.url, WITH_TOOLS[:3]):
+    async with MockProvider([script]) as provider, fleet(tmp_path, server_url, keys, provider.url, WITH_TOOLS[:3]):
         plain = [await send(script.name, provider=api, messages=messages) for api in BASE_PATHS]
         named = [await send(script.name, provider=api, messages=messages, names_in_text=True) for api in BASE_PATHS]
         logs: Any = await ended(server.client, keys, [*plain, *named])
-        asked = [exchange.asked for exchange in provider.requests]
+        asked = [exchange.request for exchange in provider.requests]
     assert len(asked) == 2 * len(BASE_PATHS)
     for one in asked:
         assert one
@@ -237,7 +237,7 @@ async def test_broken_base64_is_refused_with_its_place_large_or_small(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:
     broken = ["", "data:image/png;base64,AAAA", "A", "A" * 300_001, "data:image/png;base64," + "A" * 300_000]
-    async with ReplayServer([]) as provider, fleet(tmp_path, server_url, keys, provider.url, WITH_TOOLS[:3]):
+    async with MockProvider([]) as provider, fleet(tmp_path, server_url, keys, provider.url, WITH_TOOLS[:3]):
         runs: list[str] = []
         for data in broken:
             source = {"type": "base64", "media_type": "image/png", "data": data}

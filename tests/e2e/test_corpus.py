@@ -18,7 +18,7 @@ from tests.e2e.fleet import PIPELINE, ended, fleet
 from tests.e2e.test_media import with_store
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
-from tokenbus_services.mock_provider import Delivery, Random, Recording, ReplayServer, Reply, Script, Turn
+from tokenbus_services.mock_provider import Delivery, MockProvider, Random, Recording, Reply, Script, Turn
 
 CORPUS = Path(os.environ.get("TOKENBUS_CORPUS", Path(__file__).parents[3] / "shared" / "corpus"))
 PROVIDERS = {
@@ -67,7 +67,7 @@ async def test_recorded_streams_come_out_as_they_were_said(
         for i, row in enumerate(rows)
     ]
     async with (
-        ReplayServer(scripts) as provider,
+        MockProvider(scripts) as provider,
         fleet(tmp_path, server_url, keys, provider.url, PIPELINE) as running,
     ):
         runs = [
@@ -91,7 +91,7 @@ async def test_recorded_images_lie_in_the_blob_store_and_one_whose_bytes_are_bro
         Script(name=api, turns=(Turn(says=Recording(stream=str(CORPUS / row["file"]))),)) for api, row in rows.items()
     ]
     async with (
-        ReplayServer(scripts) as provider,
+        MockProvider(scripts) as provider,
         with_store(tmp_path, server_url, keys, provider.url) as (_, store),
         httpx.AsyncClient(base_url=store.url, timeout=60) as http,
     ):

@@ -14,7 +14,7 @@ from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.run_scripts import run_script as send_script
 from tokenbus.bus.server.server import Server
 from tokenbus.events.frames import CONTROL_ATTEMPT, Accepted, EventFrame, RunLimits, TurnWork, encode
-from tokenbus_services.mock_provider import Delivery, ReplayServer, Reply, Script, Stall, ToolCall, Turn
+from tokenbus_services.mock_provider import Delivery, MockProvider, Reply, Script, Stall, ToolCall, Turn
 
 SAID = "One two three."
 CALLS = (ToolCall(name="weather", arguments={"city": "Bern"}), ToolCall(name="weather", arguments={"city": "Rome"}))
@@ -29,7 +29,7 @@ async def test_a_deadline_ends_a_run_in_whatever_phase(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:
     # No tool executor runs: the calls stay open until the deadline.
-    async with ReplayServer(SCRIPTS) as provider, fleet(tmp_path, server_url, keys, provider.url, PIPELINE):
+    async with MockProvider(SCRIPTS) as provider, fleet(tmp_path, server_url, keys, provider.url, PIPELINE):
         runs = [
             await send(model, f"hello {name}", id=name, deadline_s=5, **more)
             for name, (model, more) in {
@@ -40,7 +40,7 @@ async def test_a_deadline_ends_a_run_in_whatever_phase(
             }.items()
         ]
         logs: Any = await ended(server.client, keys, runs)
-        for exchange in [e for e in provider.requests if e.asked and e.asked.model != "calls"]:
+        for exchange in [e for e in provider.requests if e.request and e.request.model != "calls"]:
             await provider.disconnected(exchange)
         assert len(provider.requests) == 4
     for run, log in logs.items():
@@ -59,7 +59,7 @@ async def test_calls_that_nobody_runs_get_an_error_and_the_run_goes_on(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:
     quick = "\n[limits]\ntool_slack_s = 0.5\n"
-    async with ReplayServer(SCRIPTS) as provider, fleet(tmp_path, server_url, keys, provider.url, PIPELINE, quick):
+    async with MockProvider(SCRIPTS) as provider, fleet(tmp_path, server_url, keys, provider.url, PIPELINE, quick):
         run = await send("calls", tools=[WEATHER], tool_timeout_s=0.5)
         log: Any = (await ended(server.client, keys, [run]))[run]
     judge.check(log)

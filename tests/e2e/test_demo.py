@@ -15,7 +15,7 @@ import pytest
 
 from tests.services.cli.process import TOKENBUS, descendants, environment, running
 from tests.services.cli.process import run_process as run
-from tokenbus_services.mock_provider import ReplayServer, Reply, Status, Turn
+from tokenbus_services.mock_provider import MockProvider, Reply, Status, Turn
 from tokenbus_services.mock_provider.demo import DEMO_PROMPT, demo_scripts
 
 KEY = {
@@ -109,11 +109,11 @@ async def test_on_a_terminal_the_blocks_are_in_panels(temporary: dict[str, str])
 async def test_a_real_provider_is_asked_with_its_key_and_the_chosen_model(api: str, temporary: dict[str, str]):
     [script] = demo_scripts()
     choose: Callable[..., Turn] = lambda asked: script.turns[asked.turn]  # noqa: E731
-    async with ReplayServer(choose=choose) as provider:
+    async with MockProvider(choose=choose) as provider:
         base_url = provider.url + ("/v1" if api.startswith("openai") else "")
         env = {KEY[api]: "sk-real", BASE_URL[api]: base_url, **temporary}
         ended = await run("demo", "--provider", api, "--model", "chosen", **env)
-        asked = [exchange.asked for exchange in provider.requests]
+        asked = [exchange.request for exchange in provider.requests]
     assert ended.code == 0, ended.err
     assert said()[-1].text in ended.out
     assert [a.model for a in asked if a] == ["chosen", "chosen"]
@@ -124,7 +124,7 @@ async def test_a_real_provider_is_asked_with_its_key_and_the_chosen_model(api: s
 
 async def test_a_key_that_the_provider_refuses_is_the_error_and_what_is_kept_tells_of_it(temporary: dict[str, str]):
     refusing = Turn(says=Reply(text=""), fault=Status(status=401))
-    async with ReplayServer(choose=lambda asked: refusing) as provider:
+    async with MockProvider(choose=lambda asked: refusing) as provider:
         env = {KEY["anthropic"]: "sk-wrong", BASE_URL["anthropic"]: provider.url, **temporary}
         ended = await run("demo", "--provider", "anthropic", "--keep", **env)
     assert ended.code == 5

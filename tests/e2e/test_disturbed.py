@@ -15,7 +15,7 @@ from tests.e2e.fleet import WITH_TOOLS, Fleet, Worker, ended, fleet
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
-from tokenbus_services.mock_provider import TOKEN, TOOL_RESULT, Delivery, ReplayServer, Reply, Script, ToolCall, Turn
+from tokenbus_services.mock_provider import TOKEN, TOOL_RESULT, Delivery, MockProvider, Reply, Script, ToolCall, Turn
 
 RUNS = 50
 DISTURBANCES = 10
@@ -32,7 +32,10 @@ TURNS = (
 
 def undisturbed(token: str, tool_result: str) -> list[tuple[str, str]]:
     """The blocks of a run to which nothing happened."""
-    first, last = TURNS[0].filled(token=token), TURNS[1].filled(token=token, tool_results=(tool_result,))
+    first, last = (
+        TURNS[0].with_marks_filled(token=token),
+        TURNS[1].with_marks_filled(token=token, tool_results=(tool_result,)),
+    )
     return [
         ("thinking", first.thinking),
         ("text", first.text),
@@ -51,7 +54,7 @@ async def test_killed_and_frozen_workers_lose_double_and_reorder_nothing(
     chance = random.Random(seed)
     script = Script(name="story", turns=tuple(Turn(says=reply, delivery=Delivery(pace=40)) for reply in TURNS))
     async with (
-        ReplayServer([script]) as provider,
+        MockProvider([script]) as provider,
         fleet(tmp_path, server_url, keys, provider.url, WITH_TOOLS * 2) as running,
     ):
         runs: dict[str, str] = {}

@@ -25,7 +25,7 @@ from tests.waiting import eventually
 from tokenbus.bus.keys import PUBLIC_TOPICS, Keys
 from tokenbus.bus.server.server import Server
 from tokenbus.bus.server.stream_reader import StreamReader
-from tokenbus_services.mock_provider import Delivery, ReplayServer, Reply, Script, Turn
+from tokenbus_services.mock_provider import Delivery, MockProvider, Reply, Script, Turn
 
 KEYS = Keys(prefix="failover", partitions=4)
 RUNS = 8
@@ -98,7 +98,7 @@ async def test_what_a_fail_over_lost_ends_incomplete_under_the_numbers_that_were
     short = Script(name="short", turns=(Turn(says=Reply(text="All is well.")),))
     with kind(tmp_path) as group:
         async with (
-            ReplayServer([script, short]) as provider,
+            MockProvider([script, short]) as provider,
             fleet(tmp_path, group.url, keys, provider.url, PIPELINE),
             Server(group.url) as server,
             Server(group.url) as ears,

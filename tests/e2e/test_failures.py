@@ -17,8 +17,8 @@ from tokenbus_services.mock_provider import (
     Delivery,
     ErrorEvent,
     HangUp,
+    MockProvider,
     Random,
-    ReplayServer,
     Reply,
     Script,
     Stall,
@@ -72,7 +72,7 @@ async def test_a_failure_is_tried_again_unless_somebody_heard(
     in_text = {**IN_TEXT, "error": (ErrorEvent(status=status, after_text="full"), said, "failed")}
     once = [Script(name=named(n), turns=(Turn(says=REPLY, first=(fault,)),)) for n, (fault, _) in before_text.items()]
     heard = [Script(name=named(n), turns=(Turn(says=REPLY, fault=fault),)) for n, (fault, _, _) in in_text.items()]
-    async with ReplayServer([*once, *heard]) as provider:
+    async with MockProvider([*once, *heard]) as provider:
         toml = QUICK + provider_table("impatient", api, provider.url, "idle_timeout_s = 3")
         async with fleet(tmp_path, server_url, keys, provider.url, PIPELINE, toml):
             again = [await send(named(name), name, provider="impatient", id=named(name)) for name in before_text]
@@ -101,7 +101,7 @@ async def test_restart_says_it_again_and_tells_which_blocks_are_void(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:
     script = Script(name="again", turns=(Turn(says=REPLY, first=(CutOff(after_text="full"),)),))
-    async with ReplayServer([script]) as provider, fleet(tmp_path, server_url, keys, provider.url, PIPELINE, QUICK):
+    async with MockProvider([script]) as provider, fleet(tmp_path, server_url, keys, provider.url, PIPELINE, QUICK):
         run = await send("again", on_failure="restart")
         log: Any = (await ended(server.client, keys, [run]))[run]
     judge.check(log)
@@ -114,7 +114,7 @@ async def test_a_deadline_ends_the_run_and_closes_the_socket(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:
     script = Script(name="slow", turns=(Turn(says=REPLY, fault=Stall(after_text="think")),))
-    async with ReplayServer([script]) as provider, fleet(tmp_path, server_url, keys, provider.url, PIPELINE):
+    async with MockProvider([script]) as provider, fleet(tmp_path, server_url, keys, provider.url, PIPELINE):
         run = await send("slow", deadline_s=4)
         log: Any = (await ended(server.client, keys, [run]))[run]
         await provider.disconnected(provider.requests[0])
@@ -131,7 +131,7 @@ async def test_a_call_that_does_not_stream_gives_the_same_blocks_with_one_chunk_
         Turn(says=Reply(text="Take it along."), delivery=Delivery(cuts=Random(seed=1, largest=9))),
     )
     async with (
-        ReplayServer([Script(name="both", turns=turns)]) as provider,
+        MockProvider([Script(name="both", turns=turns)]) as provider,
         fleet(tmp_path, server_url, keys, provider.url, WITH_TOOLS),
     ):
         runs = [await send("both", provider=api, tools=[WEATHER], stream=stream) for stream in (True, False)]
@@ -156,12 +156,12 @@ async def test_what_a_tool_cannot_do_the_model_is_told(
     )
     turns = (Turn(says=Reply(tool_calls=calls)), Turn(says=Reply(text="I see.")))
     async with (
-        ReplayServer([Script(name="calls", turns=turns)]) as provider,
+        MockProvider([Script(name="calls", turns=turns)]) as provider,
         fleet(tmp_path, server_url, keys, provider.url, WITH_TOOLS),
     ):
         run = await send("calls", tools=[WEATHER, {"name": "unknown", "parameters": {"type": "object"}}])
         log: Any = (await ended(server.client, keys, [run]))[run]
-        body = provider.requests[-1].received.body
+        body = provider.requests[-1].http_request.body
     judge.check(log)
     assert log[-1]["type"] == "completed"
     results = [e for e in log if e["type"] == "block_complete" and e["kind"] == "tool_result"]

@@ -12,7 +12,7 @@ from tests.e2e.fleet import PIPELINE, ended, fleet
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys, order_keys
 from tokenbus.bus.server.server import Server
-from tokenbus_services.mock_provider import Delivery, ReplayServer, Reply, Script, Turn
+from tokenbus_services.mock_provider import Delivery, MockProvider, Reply, Script, Turn
 
 QUICK = Script(name="quick", turns=(Turn(says=Reply(text="done")),))
 ENDLESS = Script(name="endless", turns=(Turn(says=Reply(text="word " * 3000), delivery=Delivery(pace=5)),))
@@ -48,7 +48,7 @@ async def test_a_cancel_on_the_inbound_stream_overtakes_the_requests_before_it(
     server: Server, server_url: str, keys: Keys, tmp_path: Path
 ) -> None:
     async with (
-        ReplayServer([QUICK, ENDLESS]) as provider,
+        MockProvider([QUICK, ENDLESS]) as provider,
         fleet(tmp_path, server_url, keys, provider.url, PIPELINE),
     ):
         await put(server, keys, generate("running", "endless", "x"))
@@ -67,7 +67,7 @@ async def test_a_cancel_that_overtook_its_own_request_waits_for_it(
     server: Server, server_url: str, keys: Keys, tmp_path: Path
 ) -> None:
     async with (
-        ReplayServer([QUICK, ENDLESS]) as provider,
+        MockProvider([QUICK, ENDLESS]) as provider,
         fleet(tmp_path, server_url, keys, provider.url, PIPELINE) as running,
     ):
         flood = [generate(f"flood-{n}", "quick", "big") for n in range(100)]
@@ -77,7 +77,7 @@ async def test_a_cancel_that_overtook_its_own_request_waits_for_it(
         logs = await ended(server.client, keys, ["own", "flood-99"])
         assert logs["own"][-1]["type"] == "cancelled"
         assert logs["flood-99"][-1]["type"] == "completed"
-        assert "own" not in [exchange.asked.user_text for exchange in provider.requests if exchange.asked]
+        assert "own" not in [exchange.request.user_text for exchange in provider.requests if exchange.request]
 
 
 @pytest.mark.leaves_pending
@@ -85,7 +85,7 @@ async def test_a_tenants_first_run_begins_while_anothers_flood_waits_at_intake(
     server: Server, server_url: str, keys: Keys, tmp_path: Path
 ) -> None:
     async with (
-        ReplayServer([QUICK]) as provider,
+        MockProvider([QUICK]) as provider,
         fleet(tmp_path, server_url, keys, provider.url, PIPELINE),
     ):
         flood = [generate(f"flood-{n}", "quick", "big") for n in range(FLOOD)]
@@ -103,7 +103,7 @@ async def test_a_tenants_first_run_begins_while_anothers_flood_waits_for_calls(
     toml = "[limits]\nruns_per_fetcher = 4\nwaiting_per_fetcher = 8\n"
     slow = Script(name="slow", turns=(Turn(says=Reply(text="one two three four"), delivery=Delivery(pace=20)),))
     async with (
-        ReplayServer([QUICK, slow]) as provider,
+        MockProvider([QUICK, slow]) as provider,
         fleet(tmp_path, server_url, keys, provider.url, PIPELINE, toml),
     ):
         flood = [f"flood-{n}" for n in range(FLOOD // 3)]

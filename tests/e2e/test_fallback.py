@@ -18,7 +18,7 @@ from tokenbus_services.mock_provider import (
     CutOff,
     ErrorEvent,
     HangUp,
-    ReplayServer,
+    MockProvider,
     Reply,
     Script,
     Stall,
@@ -68,12 +68,12 @@ async def test_another_answers_where_the_first_fails_before_anything_visible(
 ) -> None:
     other = {"anthropic": "gemini", "gemini": "openai-chat", "openai-chat": "openai-responses"}.get(api, "anthropic")
     bad = [Script(name=name, turns=(Turn(says=BROKEN, fault=fault),)) for name, (fault, _) in FAULTS.items()]
-    async with ReplayServer([*bad, SPEAKS]) as provider:
+    async with MockProvider([*bad, SPEAKS]) as provider:
         toml = QUICK + provider_table("impatient", api, provider.url, "idle_timeout_s = 2")
         async with fleet(tmp_path, server_url, keys, provider.url, PIPELINE, toml):
             runs = {n: await send(n, provider="impatient", fallback=[to(other)]) for n in FAULTS}
             logs: Any = await ended(server.client, keys, list(runs.values()))
-        asked = [exchange.asked.model for exchange in provider.requests if exchange.asked]
+        asked = [exchange.request.model for exchange in provider.requests if exchange.request]
     for name, (_, tries) in FAULTS.items():
         log = logs[runs[name]]
         judge.check(log)
@@ -93,7 +93,7 @@ async def test_after_visible_text_nobody_else_is_asked(
 ) -> None:
     script = Script(name="heard", turns=(Turn(says=Reply(text=SAID), fault=ErrorEvent(after_text="another")),))
     async with (
-        ReplayServer([script, SPEAKS]) as provider,
+        MockProvider([script, SPEAKS]) as provider,
         fleet(tmp_path, server_url, keys, provider.url, PIPELINE, QUICK),
     ):
         run = await send("heard", fallback=[to("gemini")])
@@ -112,12 +112,12 @@ async def test_the_turns_after_tools_stay_with_the_one_that_spoke(
     first = Script(name="first", turns=(Turn(says=calls), Turn(says=BROKEN, fault=Status(status=400))))
     second = Script(name="second", turns=(Turn(says=calls), Turn(says=calls), Turn(says=Reply(text=SAID))))
     async with (
-        ReplayServer([first, second]) as provider,
+        MockProvider([first, second]) as provider,
         fleet(tmp_path, server_url, keys, provider.url, WITH_TOOLS, QUICK),
     ):
         run = await send("first", fallback=[to("openai-responses", "second")], tools=[WEATHER])
         log: Any = (await ended(server.client, keys, [run]))[run]
-        asked = [(exchange.asked.model, exchange.asked.turn) for exchange in provider.requests if exchange.asked]
+        asked = [(exchange.request.model, exchange.request.turn) for exchange in provider.requests if exchange.request]
     judge.check(log)
     assert log[-1]["type"] == "completed", log[-1]
     assert asked == [("first", 0), ("first", 1), ("second", 1), ("second", 2)]
@@ -131,7 +131,7 @@ async def test_on_failure_continue_holds_for_the_one_that_wrote_the_text(
     """The first cannot go on from a text and says nothing; the second can, and breaks in the middle."""
     first = Script(name="first", turns=(Turn(says=BROKEN, fault=Status(status=401)),))
     second = Script(name="second", turns=(Turn(says=Reply(text=SAID), first=(CutOff(after_text="another"),)),))
-    async with ReplayServer([first, second]) as provider:
+    async with MockProvider([first, second]) as provider:
         toml = QUICK + provider_table("claude", "anthropic", provider.url, 'quirks = { models_continuing = [""] }')
         async with fleet(tmp_path, server_url, keys, provider.url, PIPELINE, toml):
             run = await send("first", provider="openai-chat", fallback=[to("claude", "second")], on_failure="continue")
@@ -148,7 +148,7 @@ async def test_a_run_is_resumed_with_the_one_that_spoke_and_those_after_it(
 ) -> None:
     first = Script(name="first", turns=(Turn(says=BROKEN, fault=Status(status=401)),))
     second = Script(name="second", turns=(Turn(says=Reply(text=SAID), first=(CutOff(after_text="another"),)),))
-    async with ReplayServer([first, second]) as provider:
+    async with MockProvider([first, second]) as provider:
         toml = QUICK + provider_table("claude", "anthropic", provider.url, 'quirks = { models_continuing = [""] }')
         async with (
             fleet(tmp_path, server_url, keys, provider.url, PIPELINE, toml),
@@ -170,7 +170,7 @@ async def test_prefill_text_is_read_as_the_one_that_writes_it_marks_its_end(
     first = Script(name="first", turns=(Turn(says=BROKEN, fault=Status(status=401)),))
     second = Script(name="second", turns=(Turn(says=Reply(text=f" {SAID}<|eot|>\n\nHuman: nobody is to hear this")),))
     async with (
-        ReplayServer([first, second]) as provider,
+        MockProvider([first, second]) as provider,
         fleet(tmp_path, server_url, keys, provider.url, PIPELINE, QUICK),
     ):
         run = await send("first", mode="prefill", participant="Claude", fallback=[to("gemini", "second")])
@@ -185,13 +185,13 @@ async def test_an_image_that_was_moved_out_of_the_request_reaches_the_next_as_we
 ) -> None:
     first = Script(name="first", turns=(Turn(says=BROKEN, fault=Status(status=401)),))
     async with (
-        ReplayServer([first, SPEAKS]) as provider,
+        MockProvider([first, SPEAKS]) as provider,
         fleet(tmp_path, server_url, keys, provider.url, PIPELINE, QUICK + "\n[blobs]\ninline_characters = 1\n"),
     ):
         messages = picture("image/png", PNG)
         run = await send("first", messages=messages, fallback=[to(api) for api in ("openai-chat", "gemini")])
         log: Any = (await ended(server.client, keys, [run]))[run]
-        bodies = [exchange.received.body for exchange in provider.requests]
+        bodies = [exchange.http_request.body for exchange in provider.requests]
     judge.check(log)
     assert log[-1]["type"] == "completed", log[-1]
     assert len(bodies) == 2
@@ -218,7 +218,7 @@ async def test_whoever_cannot_take_the_request_is_refused_by_name_or_left_out_wi
         },
     }
     async with (
-        ReplayServer([first, SPEAKS]) as provider,
+        MockProvider([first, SPEAKS]) as provider,
         fleet(tmp_path, server_url, keys, provider.url, PIPELINE, QUICK + route),
     ):
         refused = [await send("first", **fields) for fields in own.values()]

@@ -11,7 +11,7 @@ from tests.e2e.conftest import WEATHER, Send
 from tests.e2e.fleet import BASE_PATHS, PIPELINE, WITH_TOOLS, ended, fleet, provider_table
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
-from tokenbus_services.mock_provider import ReplayServer, Reply, Script, Stall, ToolCall, Turn
+from tokenbus_services.mock_provider import MockProvider, Reply, Script, Stall, ToolCall, Turn
 
 CITIES = ("Rome", "Oslo")
 THREE_TURNS = Script(
@@ -71,7 +71,7 @@ async def visible(server: Server, keys: Keys, run: str) -> list[dict[str, Any]]:
 async def test_three_turns_with_parallel_tools_in_chat_are_the_same_for_each_api(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:
-    async with ReplayServer([THREE_TURNS]) as provider, fleet(tmp_path, server_url, keys, provider.url, WITH_TOOLS):
+    async with MockProvider([THREE_TURNS]) as provider, fleet(tmp_path, server_url, keys, provider.url, WITH_TOOLS):
         runs = [
             await send("three", provider=api, tools=[WEATHER], stream=stream)
             for api in BASE_PATHS
@@ -92,10 +92,10 @@ async def test_three_turns_with_parallel_tools_in_chat_are_the_same_for_each_api
 async def test_signed_thinking_goes_back_with_the_next_turn_as_it_came(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:
-    async with ReplayServer([SIGNED]) as provider, fleet(tmp_path, server_url, keys, provider.url, WITH_TOOLS):
+    async with MockProvider([SIGNED]) as provider, fleet(tmp_path, server_url, keys, provider.url, WITH_TOOLS):
         runs = [await send("signed", provider=api, tools=[WEATHER], id=api) for api in BASE_PATHS]
         logs: Any = await ended(server.client, keys, runs)
-        asked = {e.asked.api: e.asked.body for e in provider.requests if e.asked and e.asked.turn}
+        asked = {e.request.api: e.request.body for e in provider.requests if e.request and e.request.turn}
     assert {logs[run][-1]["type"] for run in runs} == {"completed"}
     assert asked["anthropic"]["messages"][1]["content"][0] == {
         "type": "thinking",
@@ -112,14 +112,14 @@ async def test_signed_thinking_goes_back_with_the_next_turn_as_it_came(
 async def test_a_stop_string_ends_the_turn_whether_its_provider_knows_it_or_not(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:
-    async with ReplayServer([ENDLESS, WHOLE]) as provider:
+    async with MockProvider([ENDLESS, WHOLE]) as provider:
         patient = "".join(provider_table(f"{api}-p", api, provider.url, "idle_timeout_s = 3600") for api in BASE_PATHS)
         async with fleet(tmp_path, server_url, keys, provider.url, PIPELINE, patient):
             stops = ["A", "B", "C", "D", "E.", "END"]  # more than most providers take, and Responses takes none
             endless = [await send("endless", provider=f"{api}-p", stop=stops) for api in BASE_PATHS]
             whole = [await send("whole", provider=api, stop=stops, stream=False) for api in BASE_PATHS]
             logs: Any = await ended(server.client, keys, [*endless, *whole])
-            waiting = [e for e in provider.requests if e.asked and e.asked.model == "endless"]
+            waiting = [e for e in provider.requests if e.request and e.request.model == "endless"]
             for exchange in waiting:
                 await provider.disconnected(exchange)
     assert len(waiting) == len(BASE_PATHS)
@@ -137,7 +137,7 @@ async def test_thinking_of_another_model_is_left_out_or_becomes_text_as_the_run_
         {"role": "assistant", "content": [{"type": "thinking", "text": "Hm."}, {"type": "text", "text": "Yes."}]},
         {"role": "user", "content": "Still?"},
     ]
-    async with ReplayServer([HELLO]) as provider, fleet(tmp_path, server_url, keys, provider.url, PIPELINE):
+    async with MockProvider([HELLO]) as provider, fleet(tmp_path, server_url, keys, provider.url, PIPELINE):
         for convert in (False, True):
             how: dict[str, Any] = {"messages": messages, "convert_unsigned_thinking_to_text": convert}
             runs = [await send("hello", provider=api, **how) for api in BASE_PATHS]
@@ -147,7 +147,7 @@ async def test_thinking_of_another_model_is_left_out_or_becomes_text_as_the_run_
                 [note] = logs[run][-1]["provider_extra"]
                 done = "thinking without a signature was turned into text" if convert else "thinking was left out"
                 assert note["note"].startswith(f"messages[1]: {done}")
-        bodies = [exchange.received.body for exchange in provider.requests]
+        bodies = [exchange.http_request.body for exchange in provider.requests]
     assert [b"Hm." in body for body in bodies] == [False] * len(BASE_PATHS) + [True] * len(BASE_PATHS)
     assert all(b"<thinking>Hm.</thinking>" in body for body in bodies[len(BASE_PATHS) :])
 
@@ -155,7 +155,7 @@ async def test_thinking_of_another_model_is_left_out_or_becomes_text_as_the_run_
 async def test_the_tags_of_a_model_count_in_chat_and_in_prefill(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:
-    async with ReplayServer([R1, INSTRUCT]) as provider:
+    async with MockProvider([R1, INSTRUCT]) as provider:
         toml = "".join(
             provider_table(f"{api}-local", api, provider.url) + TAGS.replace("NAME", f"{api}-local")
             for api in BASE_PATHS

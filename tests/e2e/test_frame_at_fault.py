@@ -14,7 +14,7 @@ from tests.e2e.fleet import PIPELINE, Kind, ended, fleet
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
-from tokenbus_services.mock_provider import Delivery, ReplayServer, Reply, Script, Turn
+from tokenbus_services.mock_provider import Delivery, MockProvider, Reply, Script, Turn
 
 BESIDE = 6
 FINE = Script(name="fine", turns=(Turn(says=Reply(text="A word. " * 60), delivery=Delivery(pace=40)),))
@@ -26,7 +26,7 @@ async def test_a_raw_frame_that_no_connection_bears_ends_its_run_alone(
 ) -> None:
     async with (
         censoring(server_url) as url,
-        ReplayServer([FINE, BAD]) as provider,
+        MockProvider([FINE, BAD]) as provider,
         fleet(tmp_path, url, keys, provider.url, PIPELINE),
     ):
         beside = [await send("fine") for _ in range(BESIDE)]
@@ -53,7 +53,7 @@ async def test_an_entry_that_a_stage_cannot_read_ends_its_run_alone(
     proxied.mkdir()
     async with (
         censoring(server_url, instead=instead) as url,
-        ReplayServer([FINE, BAD]) as provider,
+        MockProvider([FINE, BAD]) as provider,
         fleet(direct, server_url, keys, provider.url, others),
         fleet(proxied, url, keys, provider.url, [stage]),
     ):
@@ -86,7 +86,7 @@ async def test_a_request_that_no_connection_bears_ends_as_a_failed_run_that_can_
     """Its publisher could write it: only the connections of the workers break."""
     async with (
         censoring(server_url) as url,
-        ReplayServer([FINE]) as provider,
+        MockProvider([FINE]) as provider,
         fleet(tmp_path, url, keys, provider.url, PIPELINE),
     ):
         beside = [await send("fine") for _ in range(BESIDE)]

@@ -15,7 +15,7 @@ from tests.servers import binary
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
-from tokenbus_services.mock_provider import Delivery, Fixed, ReplayServer, Reply, Script, Turn, Wire
+from tokenbus_services.mock_provider import Delivery, Fixed, MockProvider, Reply, Script, Turn, Wire
 from tokenbus_services.process.embedded_server import EmbeddedServer
 
 LARGE = 2
@@ -56,7 +56,7 @@ async def test_large_runs_do_not_slow_the_small_ones_of_their_partition(tmp_path
     keys = Keys(prefix="line", partitions=1)
     with EmbeddedServer(binary=binary()) as process:
         async with (
-            ReplayServer(SCRIPTS) as provider,
+            MockProvider(SCRIPTS) as provider,
             fleet(tmp_path, process.url, keys, provider.url, PIPELINE),
             Server(process.url) as server,
         ):
@@ -85,7 +85,7 @@ async def test_a_run_that_says_too_much_ends_with_its_own_error_and_the_runs_bes
     toml = f"[limits]\nturn_bytes = {most}\n"
     with EmbeddedServer(binary=binary()) as process:
         async with (
-            ReplayServer(SCRIPTS) as provider,
+            MockProvider(SCRIPTS) as provider,
             fleet(tmp_path, process.url, keys, provider.url, PIPELINE, toml),
             Server(process.url) as server,
         ):
@@ -108,7 +108,7 @@ async def test_a_large_run_whose_parser_is_killed_goes_on_from_its_checkpoint_an
     keys = Keys(prefix="line", partitions=1)
     with EmbeddedServer(binary=binary()) as process:
         async with (
-            ReplayServer(SCRIPTS) as provider,
+            MockProvider(SCRIPTS) as provider,
             fleet(tmp_path, process.url, keys, provider.url, PIPELINE) as running,
             Server(process.url) as server,
         ):

@@ -19,7 +19,7 @@ from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
 from tokenbus.client.response import Response
 from tokenbus.events.public import decode
-from tokenbus_services.mock_provider import Delivery, Fixed, Picture, ReplayServer, Reply, Script, ToolCall, Turn
+from tokenbus_services.mock_provider import Delivery, Fixed, MockProvider, Picture, Reply, Script, ToolCall, Turn
 
 PNG = b"\x89PNG\r\n\x1a\n\x00\x00\x00\x0dIHDR\x00\x00\x02\x80\x00\x00\x01\xe0"
 """The beginning of one of 640 by 480 pixels."""
@@ -59,7 +59,7 @@ async def test_images_come_in_order_with_the_text_as_blobs_and_go_back_with_the_
         "gemini": {},
     }
     async with (
-        ReplayServer([WITH_TEXT, PICTURES]) as provider,
+        MockProvider([WITH_TEXT, PICTURES]) as provider,
         with_store(tmp_path, server_url, keys, provider.url, images_api(provider.url)) as (bus, blobs),
     ):
         await bus.start("tools")
@@ -72,7 +72,7 @@ async def test_images_come_in_order_with_the_text_as_blobs_and_go_back_with_the_
         logs: Any = await ended(server.client, keys, [*asked, "streamed", "whole", "inline"])
         async with httpx.AsyncClient(base_url=blobs.url, timeout=60) as http:
             found = [await http.get(f"/blobs/{blob_id_of(data)}") for data in (CAT.data, DOG.data, *CAT.previews)]
-        bodies = [e.received.body.decode() for e in provider.requests]
+        bodies = [e.http_request.body.decode() for e in provider.requests]
     assert [answer.content for answer in found] == [CAT.data, DOG.data, *CAT.previews]
     for log in logs.values():
         judge.check(log)
@@ -116,7 +116,7 @@ async def test_a_killed_normalizer_costs_no_image_and_doubles_none(
         turns=(Turn(says=Reply(pictures=(CAT, DOG)), delivery=Delivery(cuts=Fixed(size=512), pace=20)),),
     )
     async with (
-        ReplayServer([slow]) as provider,
+        MockProvider([slow]) as provider,
         with_store(tmp_path, server_url, keys, provider.url, images_api(provider.url)) as (bus, _),
     ):
         run = await send("slow", "A cat.", provider="openai-images", images={"previews": 2})
@@ -142,7 +142,7 @@ async def test_without_a_blob_store_an_image_is_inline_and_its_run_says_why(
 ) -> None:
     nowhere = '\n[blobs]\nservice_url = "http://127.0.0.1:9"\n'
     async with (
-        ReplayServer([PICTURES]) as provider,
+        MockProvider([PICTURES]) as provider,
         fleet(tmp_path, server_url, keys, provider.url, PIPELINE, images_api(provider.url, nowhere)) as running,
     ):
         runs = [await send("pictures", provider="openai-images", id=f"r{i}", images={"previews": 2}) for i in range(6)]
@@ -164,7 +164,7 @@ async def test_20_mb_of_image_leave_the_bus_flat(
     large = Picture(data=PNG + bytes(range(256)) * (20 * MB // 256))
     script = Script(name="large", turns=(Turn(says=Reply(pictures=(large,))),))
     async with (
-        ReplayServer([script]) as provider,
+        MockProvider([script]) as provider,
         with_store(tmp_path, server_url, keys, provider.url, images_api(provider.url)) as (_, blobs),
     ):
         run = await send("large", "A cat.", provider="openai-images")
@@ -190,7 +190,7 @@ async def test_images_are_edited_by_reference_and_what_was_made_is_edited_again(
     inline = {"type": "base64", "media_type": "image/png", "data": b64encode(DOG.data).decode()}
     edited = Script(name="edited", turns=(Turn(says=Reply(pictures=(CAT,))),))
     async with (
-        ReplayServer([edited]) as provider,
+        MockProvider([edited]) as provider,
         with_store(tmp_path, server_url, keys, provider.url, images_api(provider.url)) as (bus, blobs),
     ):
         ask: dict[str, Any] = {"provider": "openai-images"}
@@ -210,8 +210,8 @@ async def test_images_are_edited_by_reference_and_what_was_made_is_edited_again(
         await send("edited", messages=edits(again, by_url), id="by_url", **ask)
         await send("edited", messages=edits(again), images={"mask": missing}, id="unmasked", **ask)
         logs |= await ended(server.client, keys, ["again", "by_url", "unmasked"])
-        asked = {exchange.received.path: exchange.asked for exchange in provider.requests}
-        bodies = [exchange.asked.body for exchange in provider.requests if exchange.asked]
+        asked = {exchange.http_request.path: exchange.request for exchange in provider.requests}
+        bodies = [exchange.request.body for exchange in provider.requests if exchange.request]
     for log in logs.values():
         judge.check(log)
     assert [logs[name][-1]["type"] for name in ("one", "again", "by_url")] == ["completed"] * 3

@@ -15,7 +15,7 @@ from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
 from tokenbus.events.usage import Usage
-from tokenbus_services.mock_provider import Delivery, ReplayServer, Reply, Script, Stall, Status, Turn
+from tokenbus_services.mock_provider import Delivery, MockProvider, Reply, Script, Stall, Status, Turn
 from tokenbus_services.mock_provider.request_log import Exchange
 
 HELD = Script(name="held", turns=(Turn(says=Reply(text="one two three"), fault=Stall(after_text="two")),))
@@ -35,9 +35,9 @@ def most_at_once(exchanges: Sequence[Exchange]) -> int:
     return most
 
 
-def tenants(provider: ReplayServer) -> list[str]:
+def tenants(provider: MockProvider) -> list[str]:
     """Whose calls came, in order: each user's text is its tenant."""
-    return [exchange.asked.user_text for exchange in provider.requests if exchange.asked]
+    return [exchange.request.user_text for exchange in provider.requests if exchange.request]
 
 
 async def statuses(server: Server, keys: Keys, runs: Sequence[str]) -> list[bytes | None]:
@@ -76,7 +76,7 @@ async def test_calls_at_once_are_bounded_over_all_fetchers_and_all_of_them_get_t
 ) -> None:
     toml = "[limits.providers.anthropic]\nconcurrency = 2\n"
     async with (
-        ReplayServer([PACED]) as provider,
+        MockProvider([PACED]) as provider,
         fleet(tmp_path, server_url, keys, provider.url, TWO_FETCHERS, toml),
     ):
         runs = [await send("paced") for _ in range(12)]
@@ -90,7 +90,7 @@ async def test_a_provider_that_never_closes_its_body_holds_no_place_after_its_la
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:
     left_open = Script(name="open", turns=(Turn(says=Reply(text="one two"), fault=Stall(after_text="message_stop")),))
-    async with ReplayServer([left_open]) as provider:
+    async with MockProvider([left_open]) as provider:
         toml = provider_table("patient", "anthropic", provider.url, "idle_timeout_s = 3600\n")
         toml += "[limits.providers.patient]\nconcurrency = 1\n"
         async with fleet(tmp_path, server_url, keys, provider.url, PIPELINE, toml):
@@ -106,7 +106,7 @@ async def test_a_killed_fetchers_places_free_themselves(
 ) -> None:
     toml = "[limits.providers.anthropic]\nconcurrency = 1\n"
     async with (
-        ReplayServer([HELD, QUICK]) as provider,
+        MockProvider([HELD, QUICK]) as provider,
         fleet(tmp_path, server_url, keys, provider.url, PIPELINE, toml) as services,
     ):
         lost = await send("held", on_failure="fail")
@@ -125,7 +125,7 @@ async def test_a_single_run_does_not_wait_behind_another_tenants_flood(
     # The flood is far deeper than what may wait at the fetcher.
     toml = "[limits]\nwaiting_per_fetcher = 8\nruns_per_fetcher = 1\n"
     async with (
-        ReplayServer([PACED]) as provider,
+        MockProvider([PACED]) as provider,
         fleet(tmp_path, server_url, keys, provider.url, PIPELINE, toml),
     ):
         flood = [await send("paced", "flood", metadata={"tenant": "flood"}) for _ in range(60)]
@@ -144,7 +144,7 @@ async def test_a_tenants_own_limit_does_not_hold_back_others(
 ) -> None:
     toml = "[limits.tenants.slow]\nconcurrency = 1\n"
     async with (
-        ReplayServer([HELD, QUICK]) as provider,
+        MockProvider([HELD, QUICK]) as provider,
         fleet(tmp_path, server_url, keys, provider.url, TWO_FETCHERS, toml),
     ):
         slow = [await send("held", "slow", metadata={"tenant": "slow"}) for _ in range(20)]
@@ -164,7 +164,7 @@ async def test_a_deadline_ends_a_run_that_waits_for_its_limit(
 ) -> None:
     toml = '[limits.providers.anthropic.models."he*"]\nconcurrency = 1\n'
     async with (
-        ReplayServer([HELD]) as provider,
+        MockProvider([HELD]) as provider,
         fleet(tmp_path, server_url, keys, provider.url, PIPELINE, toml),
     ):
         first = await send("held")
@@ -182,7 +182,7 @@ async def test_a_wait_longer_than_allowed_ends_with_its_own_error(
 ) -> None:
     toml = "[limits]\nlongest_wait_s = 0.2\n[limits.tenant]\nrequests_per_second = 0.001\n"
     async with (
-        ReplayServer([QUICK]) as provider,
+        MockProvider([QUICK]) as provider,
         fleet(tmp_path, server_url, keys, provider.url, PIPELINE, toml),
     ):
         first = await send("quick")
@@ -199,7 +199,7 @@ async def test_a_providers_retry_after_holds_for_all_fetchers_and_all_runs_of_th
         name="busy", turns=(Turn(says=Reply(text="well"), first=(Status(status=429, headers={"retry-after": "4"}),)),)
     )
     async with (
-        ReplayServer([busy, QUICK]) as provider,
+        MockProvider([busy, QUICK]) as provider,
         fleet(tmp_path, server_url, keys, provider.url, TWO_FETCHERS, "[limits.providers.anthropic]\n"),
     ):
         first = await send("busy")
@@ -208,7 +208,7 @@ async def test_a_providers_retry_after_holds_for_all_fetchers_and_all_runs_of_th
         others = [await send("busy", f"other {n}") for n in range(4)]
         free = await send("quick")
         await ended(server.client, keys, [first, *others, free])
-    begun = [(e.received_at - asked.received_at, e.asked.model) for e in provider.requests[1:] if e.asked]
+    begun = [(e.received_at - asked.received_at, e.request.model) for e in provider.requests[1:] if e.request]
     assert all(seconds > 3.5 for seconds, model in begun if model == "busy"), begun
     assert begun[0][1] == "quick", "another model goes on"
 
@@ -219,7 +219,7 @@ async def test_tokens_are_reserved_for_the_call_and_settled_by_its_usage(
     script = Script(name="m", turns=(Turn(says=Reply(text="hi", usage=Usage(input=20, output=30))),))
     toml = "[limits.providers.anthropic]\ntokens_per_minute = 60_000\n"
     key = keys.limit("provider:anthropic")
-    async with ReplayServer([script]) as provider, fleet(tmp_path, server_url, keys, provider.url, PIPELINE, toml):
+    async with MockProvider([script]) as provider, fleet(tmp_path, server_url, keys, provider.url, PIPELINE, toml):
         before = await now_us(server)
         run = await send("m", max_tokens=30_000)
         await ended(server.client, keys, [run])
@@ -247,7 +247,7 @@ async def test_waiting_runs_go_to_another_fetcher_untouched_when_theirs(
 ) -> None:
     toml = "[limits.providers.anthropic]\nconcurrency = 1\n[stages]\ndrain_s = 0.1\n"
     async with (
-        ReplayServer([HELD, QUICK]) as provider,
+        MockProvider([HELD, QUICK]) as provider,
         fleet(tmp_path, server_url, keys, provider.url, PIPELINE, toml) as services,
     ):
         running = await send("held", on_failure="fail")

@@ -12,7 +12,7 @@ from tests.e2e.test_continue import GOES_ON
 from tokenbus import Client, Response, Sentence, coalesced
 from tokenbus.bus.keys import Keys
 from tokenbus.errors import RunIncomplete, RunNotRepeatable
-from tokenbus_services.mock_provider import CutOff, Delivery, Fixed, ReplayServer, Reply, Script, Turn
+from tokenbus_services.mock_provider import CutOff, Delivery, Fixed, MockProvider, Reply, Script, Turn
 
 SAID = "Dr. Grey came at 3.30 p.m. and left. Did anybody see her? Nobody did"
 CUTS = Delivery(cuts=Fixed(size=19))
@@ -42,7 +42,7 @@ async def test_a_run_that_broke_off_is_gone_on_with_or_tried_again_and_spoken_in
     server_url: str, keys: Keys, tmp_path: Path
 ) -> None:
     async with (
-        ReplayServer([BROKEN]) as provider,
+        MockProvider([BROKEN]) as provider,
         fleet(tmp_path, server_url, keys, provider.url, PIPELINE, vendors(provider.url)),
         Client(server_url, prefix=keys.prefix, partitions=keys.partitions) as bus,
         bus.sentences(group="speech", from_="start") as speech,

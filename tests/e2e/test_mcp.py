@@ -18,7 +18,7 @@ from tests.services.tools.mcp.conftest import alive
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
-from tokenbus_services.mock_provider import ReplayServer, Reply, Script, ToolCall, Turn
+from tokenbus_services.mock_provider import MockProvider, Reply, Script, ToolCall, Turn
 
 SAMPLE = Path(__file__).parent.parent / "services/tools/mcp/sample_server.py"
 
@@ -49,11 +49,11 @@ args = [{json.dumps(str(SAMPLE))}]
 env_pass = ["NOTES"]
 """
     named = [{"name": "here__echo"}, {"name": "here__fail"}]
-    async with ReplayServer(scripts) as provider, fleet(tmp_path, server_url, keys, provider.url, WITH_TOOLS, toml):
+    async with MockProvider(scripts) as provider, fleet(tmp_path, server_url, keys, provider.url, WITH_TOOLS, toml):
         run = await send("both", tools=named)
         unlisted = await send("both", tools=[{"name": "here__echo"}, {"name": "here__nothing"}])
         logs: Any = await ended(server.client, keys, [run, unlisted])
-        asked = json.loads(provider.requests[0].received.body)
+        asked = json.loads(provider.requests[0].http_request.body)
 
         killed = await send("never", tools=[{"name": "here__slow"}])
         await eventually(lambda: "began" in notes.read_text(), timeout=60)

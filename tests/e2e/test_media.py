@@ -22,7 +22,7 @@ from tokenbus.blobs import blob_id_of
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
 from tokenbus.errors import BlobCorrupt
-from tokenbus_services.mock_provider import ReplayServer, Reply, Script, Turn
+from tokenbus_services.mock_provider import MockProvider, Reply, Script, Turn
 
 MB = 2**20
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -75,7 +75,7 @@ async def test_20_mb_of_image_by_reference_leave_bus_and_fetcher_flat(
 ) -> None:
     image = PNG + bytes(range(256)) * (20 * MB // 256)
     async with (
-        ReplayServer([SEES]) as provider,
+        MockProvider([SEES]) as provider,
         with_store(tmp_path, server_url, keys, provider.url) as (bus, blobs),
     ):
         await ended(server.client, keys, [await send("sees", provider="openai-responses", id="first")])
@@ -85,7 +85,7 @@ async def test_20_mb_of_image_by_reference_leave_bus_and_fetcher_flat(
         run = await send("sees", provider="openai-responses", messages=asks(source), id="large")
         logs: Any = await ended(server.client, keys, [run])
         after, fetcher_after = await bus_bytes(server, keys), most_memory(fetcher)
-        body = provider.requests[-1].received.body
+        body = provider.requests[-1].http_request.body
     assert logs[run][-1]["type"] == "completed", logs[run][-1]
     judge.check(logs[run])
     assert b64encode(image) in body
@@ -100,13 +100,13 @@ async def test_large_base64_of_a_request_lies_in_the_store_and_not_in_the_runs_r
     image = PNG + bytes(range(256)) * (MB // 256)
     source = {"type": "base64", "media_type": "image/png", "data": b64encode(image).decode()}
     async with (
-        ReplayServer([SEES]) as provider,
+        MockProvider([SEES]) as provider,
         with_store(tmp_path, server_url, keys, provider.url) as (_, blobs),
         httpx.AsyncClient(timeout=60) as http,
     ):
         run = await send("sees", provider="gemini", messages=asks(source))
         logs: Any = await ended(server.client, keys, [run])
-        body = provider.requests[-1].received.body
+        body = provider.requests[-1].http_request.body
         stored = await http.get(f"{blobs.url}/blobs/{blob_id_of(image)}")
     assert logs[run][-1]["type"] == "completed", logs[run][-1]
     assert b64encode(image) in body
@@ -122,12 +122,12 @@ async def test_without_a_store_base64_is_taken_as_it_is_and_a_reference_fails_as
     name = {"type": "blob", "media_type": "image/png", "blob_id": blob_id_of(image)}
     away = '\n[blobs]\nservice_url = "http://127.0.0.1:9"\n[retry]\nmax_attempts = 2\nbase_delay_s = 0.01\n'
     async with (
-        ReplayServer([SEES]) as provider,
+        MockProvider([SEES]) as provider,
         fleet(tmp_path, server_url, keys, provider.url, PIPELINE, away),
     ):
         runs = [await send("sees", messages=asks(source)) for source in (value, name)]
         logs: Any = await ended(server.client, keys, runs)
-        bodies = [exchange.received.body for exchange in provider.requests]
+        bodies = [exchange.http_request.body for exchange in provider.requests]
     by_value, by_name = (logs[run] for run in runs)
     assert by_value[-1]["type"] == "completed", by_value[-1]
     assert len(bodies) == 1
@@ -142,7 +142,7 @@ async def test_what_cannot_be_sent_fails_before_any_call_and_says_where_it_stand
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:
     async with (
-        ReplayServer([SEES]) as provider,
+        MockProvider([SEES]) as provider,
         with_store(tmp_path, server_url, keys, provider.url) as (_, blobs),
     ):
         png = await upload(blobs.url, PNG)
@@ -180,12 +180,12 @@ async def test_a_store_of_your_own_takes_the_place_of_the_blob_service(
     monkeypatch.setenv("OWN_STORE", str(own))
     source = {"type": "base64", "media_type": "image/png", "data": b64encode(image).decode()}
     async with (
-        ReplayServer([SEES]) as provider,
+        MockProvider([SEES]) as provider,
         fleet(tmp_path, server_url, keys, provider.url, PIPELINE, '\n[blobs]\nloader = "tests.e2e.own_store:create"\n'),
     ):
         run = await send("sees", messages=asks(source))
         logs: Any = await ended(server.client, keys, [run])
-        body = provider.requests[-1].received.body
+        body = provider.requests[-1].http_request.body
     assert logs[run][-1]["type"] == "completed", logs[run][-1]
     assert b64encode(image) in body
     assert [path.read_bytes() for path in own.iterdir()] == [image]
@@ -196,14 +196,14 @@ async def test_an_image_of_a_tool_reaches_the_model_by_its_blob_in_both_modes(
 ) -> None:
     drawn = draw().data
     async with (
-        ReplayServer([SPOKEN, WRITTEN]) as provider,
+        MockProvider([SPOKEN, WRITTEN]) as provider,
         with_store(tmp_path, server_url, keys, provider.url, DRAW) as (bus, _),
     ):
         await bus.start("tools")
         chat = await send("spoken", tools=[TOOL], id="chat")
         prefill = await send("written", tools=[TOOL], id="prefill", mode="prefill", participant="Claude")
         logs: Any = await ended(server.client, keys, [chat, prefill])
-        bodies = [exchange.received.body for exchange in provider.requests]
+        bodies = [exchange.http_request.body for exchange in provider.requests]
         records = [await server.client.hgetall(keys.run(run)) for run in (chat, prefill)]
     for log in logs.values():
         judge.check(log)
@@ -229,7 +229,7 @@ async def test_a_corrupt_blob_is_told_before_a_provider_is_called_and_never_trie
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path, size: int
 ) -> None:
     async with (
-        ReplayServer([SEES]) as provider,
+        MockProvider([SEES]) as provider,
         with_store(tmp_path, server_url, keys, provider.url) as (_, blobs),
         Client(server_url, prefix=keys.prefix, blobs=blobs.url) as bus,
     ):

@@ -19,7 +19,7 @@ from tests.e2e.fleet import WITH_TOOLS, Fleet, ended, fleet
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
-from tokenbus_services.mock_provider import Picture, ReplayServer, Reply, Script, ToolCall, Turn
+from tokenbus_services.mock_provider import MockProvider, Picture, Reply, Script, ToolCall, Turn
 
 OBSERVABILITY = Path(__file__).parents[2] / "deploy" / "observability"
 SERVICES = Path(__file__).parents[2] / "services"
@@ -90,7 +90,7 @@ async def test_the_pages_tell_of_runs_calls_and_queues_and_hold_all_that_dashboa
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ):
     async with (
-        ReplayServer([FORECAST, PAINTED]) as provider,
+        MockProvider([FORECAST, PAINTED]) as provider,
         everything(tmp_path, server_url, keys, provider.url) as services,
     ):
         runs = [await send("forecast", tools=[WEATHER], record=True) for _ in range(3)]

@@ -21,7 +21,7 @@ from tests.servers import binary
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
-from tokenbus_services.mock_provider import Delivery, ReplayServer, Script, Turn
+from tokenbus_services.mock_provider import Delivery, MockProvider, Script, Turn
 from tokenbus_services.process.embedded_server import EmbeddedServer
 
 RUNS = 6
@@ -65,7 +65,7 @@ async def _is_ready(worker: Worker) -> bool:
 async def under_way(directory: Path, process: EmbeddedServer) -> AsyncGenerator[Scene]:
     keys = Keys(prefix="full", partitions=2)
     async with (
-        ReplayServer([STORY]) as provider,
+        MockProvider([STORY]) as provider,
         fleet(directory, process.url, keys, provider.url, WITH_TOOLS, TOML) as running,
         Server(process.url) as server,
     ):

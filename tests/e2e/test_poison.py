@@ -15,7 +15,7 @@ from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
 from tokenbus.events.frames import TurnWork, encode
-from tokenbus_services.mock_provider import Delivery, ReplayServer, Reply, Script, Turn
+from tokenbus_services.mock_provider import Delivery, MockProvider, Reply, Script, Turn
 
 HELLO = Script(name="hello", turns=(Turn(says=Reply(text="Hello there")),))
 SILENT = Script(name="silent", turns=(Turn(says=Reply(text="late"), delivery=Delivery(delay_s=3600)),))
@@ -27,7 +27,7 @@ POISON = b"\xc1 poison"
 async def test_poison_of_every_origin_is_buried_and_what_it_stopped_is_asked_again(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ):
-    async with ReplayServer([HELLO, SILENT]) as provider, fleet(tmp_path, server_url, keys, provider.url, WITH_TOOLS):
+    async with MockProvider([HELLO, SILENT]) as provider, fleet(tmp_path, server_url, keys, provider.url, WITH_TOOLS):
         victims = {topic: await send("silent", id=f"poisoned-{topic}") for topic in STAGES}
         entries: dict[str, str] = {}
         for topic, run in victims.items():
@@ -70,7 +70,7 @@ async def test_poison_of_every_origin_is_buried_and_what_it_stopped_is_asked_aga
 async def test_a_frame_whose_run_is_not_there_stops_nobody(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ):
-    async with ReplayServer([HELLO]) as provider, fleet(tmp_path, server_url, keys, provider.url, WITH_TOOLS):
+    async with MockProvider([HELLO]) as provider, fleet(tmp_path, server_url, keys, provider.url, WITH_TOOLS):
         work = encode(TurnWork("nobody", 0, 1))
         for topic in STAGES:
             for partition in range(keys.partitions):

@@ -14,7 +14,7 @@ from tests.e2e.fleet import PIPELINE, ended, fleet
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
-from tokenbus_services.mock_provider import ReplayServer, Reply, Script, Turn
+from tokenbus_services.mock_provider import MockProvider, Reply, Script, Turn
 
 LAG_BYTES = 64 * 1024
 WORDS = 150_000
@@ -53,7 +53,7 @@ async def test_a_policy_stage_that_stands_still_stops_the_reading_of_sockets_and
 ) -> None:
     clock = asyncio.get_running_loop().time
     async with (
-        ReplayServer([LONG]) as provider,
+        MockProvider([LONG]) as provider,
         fleet(tmp_path, server_url, keys, provider.url, PIPELINE, TOML) as services,
     ):
         (policy,) = await services.start("policy")
@@ -87,7 +87,7 @@ async def test_without_a_policy_worker_runs_wait_until_one_comes_and_those_witho
 ) -> None:
     names = [name for name in (f"run-{n}" for n in range(100)) if keys.partition_of(name) == 0]
     async with (
-        ReplayServer([LONG, SHORT]) as provider,
+        MockProvider([LONG, SHORT]) as provider,
         fleet(tmp_path, server_url, keys, provider.url, PIPELINE, TOML) as services,
     ):
         long = await send("long", id=names[0], policies=["plain"])

@@ -16,7 +16,7 @@ from tests.servers import cluster
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
-from tokenbus_services.mock_provider import Delivery, ReplayServer, Reply, Script, ToolCall, Turn
+from tokenbus_services.mock_provider import Delivery, MockProvider, Reply, Script, ToolCall, Turn
 
 POLICY: tuple[Kind, ...] = ("policy",)
 TALK = Script(
@@ -69,7 +69,7 @@ async def test_nothing_of_a_run_is_heard_before_its_judge_lets_it_out(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:
     async with (
-        ReplayServer([TALK]) as provider,
+        MockProvider([TALK]) as provider,
         fleet(tmp_path, server_url, keys, provider.url, (), policy("whole", "WholeRun")) as services,
     ):
         await services.start(*PIPELINE, *POLICY, env={"MARKS": str(tmp_path)})
@@ -90,7 +90,7 @@ async def test_a_blocked_tool_never_runs_and_the_one_beside_it_does(
     toml = '[tools.touch]\nkind = "python"\ncall = "touch_tool:touch"\n' + policy("no_touch", "NoTool", word="touch")
     toml += '\n[[policy_routes]]\npolicies = ["no_touch"]\nmodels = ["call*"]\n'
     async with (
-        ReplayServer([CALLS]) as provider,
+        MockProvider([CALLS]) as provider,
         fleet(tmp_path, server_url, keys, provider.url, (), toml) as services,
     ):
         await services.start(*WITH_TOOLS, *POLICY, env={"PYTHONPATH": path_with(tmp_path), "MARKS": str(tmp_path)})
@@ -102,7 +102,7 @@ async def test_a_blocked_tool_never_runs_and_the_one_beside_it_does(
     kinds = [(e["kind"], e.get("tool_name")) for e in log if e["type"] == "block_complete"]
     assert kinds == [("text", None), ("tool_call", "weather"), ("tool_result", "weather"), ("text", None)]
     assert not (tmp_path / "secret").exists()
-    assert b"not this one" in asked.received.body
+    assert b"not this one" in asked.http_request.body
     assert [(d["policy"], d["action"], d["tool_name"], d["turn"]) for d in told] == [("no_touch", "block", "touch", 0)]
     assert "secret" in told[0]["original"]
 
@@ -113,7 +113,7 @@ async def test_policies_in_a_chain_replace_across_pieces_and_end_a_run(
     toml = policy("hide", "Replace", word="swordfish", by="*****")
     toml += policy("stop", "StopAt", word="*****", by="[ended]")
     async with (
-        ReplayServer([TALK]) as provider,
+        MockProvider([TALK]) as provider,
         fleet(tmp_path, server_url, keys, provider.url, (*PIPELINE, *POLICY), toml),
     ):
         hidden = await send("talk", policies=["hide"])
@@ -134,7 +134,7 @@ async def test_a_policy_that_fails_blocks_the_run_or_lets_it_pass_as_its_setting
 ) -> None:
     toml = policy("strict", "Broken") + policy("loose", "Broken", 'on_error = "pass"')
     async with (
-        ReplayServer([TALK]) as provider,
+        MockProvider([TALK]) as provider,
         fleet(tmp_path, server_url, keys, provider.url, (*PIPELINE, *POLICY), toml),
     ):
         strict = await send("talk", policies=["strict"])
@@ -155,7 +155,7 @@ async def test_without_a_policy_worker_a_run_ends_when_its_patience_does(
     toml = "[limits]\npolicy_slack_s = 0.5\n" + policy("strict", "Broken", "timeout_s = 0.2")
     toml += policy("loose", "Broken", 'timeout_s = 0.2\non_error = "pass"')
     async with (
-        ReplayServer([TALK]) as provider,
+        MockProvider([TALK]) as provider,
         fleet(tmp_path, server_url, keys, provider.url, PIPELINE, toml),
     ):
         strict = await send("talk", policies=["strict"])
@@ -171,7 +171,7 @@ async def test_a_policy_worker_killed_in_mid_run_is_followed_and_nothing_is_hear
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:
     async with (
-        ReplayServer([LONG]) as provider,
+        MockProvider([LONG]) as provider,
         fleet(
             tmp_path, server_url, keys, provider.url, PIPELINE, policy("hide", "Replace", word="word1", by="W")
         ) as services,
@@ -197,7 +197,7 @@ async def test_what_was_put_off_when_its_worker_died_is_judged_again_and_heard_o
 ) -> None:
     env = {"MARKS": str(tmp_path)}
     async with (
-        ReplayServer([TALK]) as provider,
+        MockProvider([TALK]) as provider,
         fleet(tmp_path, server_url, keys, provider.url, PIPELINE, policy("slow", "Slow")) as services,
     ):
         (first,) = await services.start(*POLICY, env=env)
@@ -223,7 +223,7 @@ async def test_policies_hold_on_every_node_of_a_cluster_though_their_worker_dies
     assert {keys.partition_of(run) for run in runs} == set(range(keys.partitions))
     with cluster() as url:
         async with (
-            ReplayServer([LONG, CALLS]) as provider,
+            MockProvider([LONG, CALLS]) as provider,
             fleet(tmp_path, url, keys, provider.url, (), toml) as services,
             Server(url) as server,
         ):
@@ -264,7 +264,7 @@ async def test_a_cancel_ends_a_run_whose_judge_never_answers(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:
     async with (
-        ReplayServer([TALK]) as provider,
+        MockProvider([TALK]) as provider,
         fleet(tmp_path, server_url, keys, provider.url, (), policy("whole", "WholeRun")) as services,
     ):
         await services.start(*PIPELINE, *POLICY, env={"MARKS": str(tmp_path)})
@@ -281,7 +281,7 @@ async def test_a_policy_that_every_run_meets_may_ask_the_bus_and_does_not_judge_
 ) -> None:
     toml = policy("asks", "AsksTheBus", "timeout_s = 60") + '\n[[policy_routes]]\npolicies = ["asks"]\n'
     async with (
-        ReplayServer([TALK, SHORT]) as provider,
+        MockProvider([TALK, SHORT]) as provider,
         fleet(tmp_path, server_url, keys, provider.url, (*PIPELINE, *POLICY), toml),
     ):
         asked_about = await send("talk")
@@ -312,7 +312,7 @@ async def test_a_run_whose_policies_wait_for_those_of_others_is_patient(
     toml += policy("hide", "Replace", "timeout_s = 0.2", word="swordfish", by="*****")
     patience_s, clock = 0.5 + 0.2, asyncio.get_running_loop().time
     async with (
-        ReplayServer([TALK]) as provider,
+        MockProvider([TALK]) as provider,
         fleet(tmp_path, server_url, keys, provider.url, PIPELINE, toml) as services,
     ):
         await services.start(*POLICY, env={"MARKS": str(tmp_path)})
@@ -335,7 +335,7 @@ async def test_a_request_that_names_a_policy_which_is_not_there_is_refused(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:
     async with (
-        ReplayServer([TALK]) as provider,
+        MockProvider([TALK]) as provider,
         fleet(tmp_path, server_url, keys, provider.url, PIPELINE),
     ):
         run = await send("talk", policies=["nobody"])

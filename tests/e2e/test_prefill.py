@@ -13,7 +13,7 @@ from tests.e2e.conftest import WEATHER, Send
 from tests.e2e.fleet import PIPELINE, WITH_TOOLS, ended, fleet, provider_table
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
-from tokenbus_services.mock_provider import Delivery, Random, ReplayServer, Reply, Script, ToolCall, Turn
+from tokenbus_services.mock_provider import Delivery, MockProvider, Random, Reply, Script, ToolCall, Turn
 
 PREFILL: dict[str, Any] = {"mode": "prefill", "participant": "Claude"}
 
@@ -111,7 +111,7 @@ async def test_chat_and_prefill_parity(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path, name: str, stream: bool
 ) -> None:
     async with (
-        ReplayServer([WRITTEN, SPOKEN]) as provider,
+        MockProvider([WRITTEN, SPOKEN]) as provider,
         fleet(tmp_path, server_url, keys, provider.url, WITH_TOOLS, providers(provider.url)),
     ):
         written = await send("written", provider=name, tools=[WEATHER], stream=stream, **PREFILL)
@@ -132,7 +132,7 @@ async def test_a_provider_that_stopped_inside_thinking_is_resumed_and_one_that_s
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path, name: str
 ) -> None:
     async with (
-        ReplayServer([RESUMED]) as provider,
+        MockProvider([RESUMED]) as provider,
         fleet(tmp_path, server_url, keys, provider.url, PIPELINE, providers(provider.url)),
     ):
         run = await send("resumed", provider=name, **PREFILL)
@@ -148,7 +148,7 @@ async def test_the_end_of_turn_token_ends_the_turn_and_is_never_heard(
     names = [("Alice", "Hello"), ("Bob", "Hi there")]
     messages = [{"role": "user", "participant": who, "content": said} for who, said in names]
     async with (
-        ReplayServer([TURNED]) as provider,
+        MockProvider([TURNED]) as provider,
         fleet(tmp_path, server_url, keys, provider.url, PIPELINE, providers(provider.url)),
     ):
         runs = [
@@ -164,7 +164,7 @@ async def test_the_end_of_turn_token_ends_the_turn_and_is_never_heard(
             for stream in (True, False)
         ]
         logs: Any = await ended(server.client, keys, runs)
-        bodies = [exchange.asked.body for exchange in provider.requests if exchange.asked]
+        bodies = [exchange.request.body for exchange in provider.requests if exchange.request]
     for run in runs:
         judge.check(logs[run])
         assert judge.blocks(logs[run]) == [("text", "Hi <b>all</b>")]

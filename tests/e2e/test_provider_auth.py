@@ -10,7 +10,7 @@ from tests.e2e.conftest import Send
 from tests.e2e.fleet import PIPELINE, Fleet, ended, fleet, provider_table
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
-from tokenbus_services.mock_provider import ReplayServer, Reply, Script, Status, Turn
+from tokenbus_services.mock_provider import MockProvider, Reply, Script, Status, Turn
 
 SAYS = Script(name="says", turns=(Turn(says=Reply(text="Hello there.")),), repeat_last=True)
 REFUSES = Script(name="refuses", turns=(Turn(says=Reply(text="Hello there."), first=(Status(status=401),)),))
@@ -42,7 +42,7 @@ async def test_a_key_in_a_file_is_read_again_when_it_changes(
     first, second = tmp_path / "first", tmp_path / "second"
     first.write_text("key-one-0123456789\n")
     second.write_text("key-of-a-variable\n")
-    async with ReplayServer([SAYS]) as provider:
+    async with MockProvider([SAYS]) as provider:
         toml = keyless("filed", provider.url, f'api_key_file = "{first}"')
         toml += keyless("named", provider.url, 'api_key_env = "NAMED_KEY"')
         running = Fleet(tmp_path, server_url, keys, provider.url, toml)
@@ -58,7 +58,7 @@ async def test_a_key_in_a_file_is_read_again_when_it_changes(
             logs |= await ended(server.client, keys, [missing])
         finally:
             await running.stop()
-        sent = [exchange.received.headers["authorization"] for exchange in provider.requests]
+        sent = [exchange.http_request.headers["authorization"] for exchange in provider.requests]
     assert all(logs[run][-1]["type"] == "completed" for run in runs), logs
     assert sorted(sent[:2]) == ["Bearer key-of-a-variable", "Bearer key-one-0123456789"]
     assert sent[2:] == ["Bearer key-two-0123456789-longer"]
@@ -70,7 +70,7 @@ async def test_a_token_that_was_refused_is_fetched_anew_once(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:
     (tmp_path / "my_tokens.py").write_text(TOKENS)
-    async with ReplayServer([SAYS, REFUSES, NEVER]) as provider:
+    async with MockProvider([SAYS, REFUSES, NEVER]) as provider:
         toml = "[retry]\nbase_delay_s = 0.01\nmax_attempts = 2\n"
         for name in ("acme", "other", "broken"):
             more = f'auth = "my_tokens:issued"\nauth_options = {{ name = "{name}" }}'
@@ -85,7 +85,7 @@ async def test_a_token_that_was_refused_is_fetched_anew_once(
             hopeless = await send("never", provider="other")
             broken = await send("says", provider="broken", fallback=[{"provider": "anthropic", "model": "says"}])
             logs: Any = await ended(server.client, keys, [hopeless, broken])
-        sent = [exchange.received.headers.get("authorization") for exchange in provider.requests]
+        sent = [exchange.http_request.headers.get("authorization") for exchange in provider.requests]
     assert sent[:4] == [f"Bearer acme-token-{n}" for n in (1, 1, 1, 2)]
     assert sorted(filter(None, sent[4:])) == ["Bearer other-token-1", "Bearer other-token-2"]
     assert logs[hopeless][-1]["error"]["class"] == "auth"

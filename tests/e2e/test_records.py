@@ -24,9 +24,9 @@ from tokenbus_services.blobs.client import HttpBlobs
 from tokenbus_services.mock_provider import (
     CutOff,
     Delivery,
+    MockProvider,
     Picture,
     Random,
-    ReplayServer,
     Reply,
     Script,
     Stall,
@@ -121,7 +121,7 @@ class Scene:
 
 @asynccontextmanager
 async def scene(
-    server: Server, server_url: str, keys: Keys, directory: Path, provider: ReplayServer, *, table: str = "[records]"
+    server: Server, server_url: str, keys: Keys, directory: Path, provider: MockProvider, *, table: str = "[records]"
 ) -> AsyncGenerator[Scene]:
     async with fleet(directory, server_url, keys, provider.url, ()) as stores:
         [store] = await stores.start("blobs")
@@ -134,7 +134,7 @@ async def scene(
 async def test_a_recorded_run_is_played_once_more_and_equal(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:
-    async with ReplayServer(SCRIPTS) as provider, scene(server, server_url, keys, tmp_path, provider) as it:
+    async with MockProvider(SCRIPTS) as provider, scene(server, server_url, keys, tmp_path, provider) as it:
         await it.workers.start("recorder")
         asked: dict[str, Any] = {"tools": [WEATHER], "record": True}
         runs = [await send("retry", f"hello {api}", provider=api, id=api, **asked) for api in BASE_PATHS]
@@ -187,7 +187,7 @@ async def test_a_run_is_recorded_once_though_its_recorder_dies(
 ) -> None:
     table = "[records]\nsample = 1.0\nraw_bytes = 2000\n"
     async with (
-        ReplayServer(SCRIPTS) as provider,
+        MockProvider(SCRIPTS) as provider,
         scene(server, server_url, keys, tmp_path, provider, table=table) as it,
     ):
         [first] = await it.workers.start("recorder")
@@ -219,7 +219,7 @@ async def taken(server: Server, stream: str) -> bool:
 async def test_a_record_is_whole_and_holds_nothing_twice_though_every_worker_died_meanwhile(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:
-    async with ReplayServer(SCRIPTS) as provider, scene(server, server_url, keys, tmp_path, provider) as it:
+    async with MockProvider(SCRIPTS) as provider, scene(server, server_url, keys, tmp_path, provider) as it:
         await it.workers.start("recorder")
         victims = [worker for worker in it.workers.workers if worker.kind in PIPELINE]
         run = await send("slow", record=True)
@@ -246,7 +246,7 @@ async def test_a_deployment_that_records_nothing_refuses_to_be_asked(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:
     async with (
-        ReplayServer(SCRIPTS) as provider,
+        MockProvider(SCRIPTS) as provider,
         fleet(tmp_path, server_url, keys, provider.url, ("fetcher", "parser")),
     ):
         run = await send("retry", record=True)

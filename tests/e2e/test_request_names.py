@@ -14,7 +14,7 @@ from tokenbus import Client
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
 from tokenbus.errors import RequestInvalid
-from tokenbus_services.mock_provider import ReplayServer, Reply, Script, ToolCall, Turn
+from tokenbus_services.mock_provider import MockProvider, Reply, Script, ToolCall, Turn
 
 SAYS = Script(name="says", turns=(Turn(says=Reply(text="Hello there.")),), repeat_last=True)
 CALLS = Script(
@@ -29,7 +29,7 @@ CALLS = Script(
 async def test_a_field_that_nobody_knows_is_refused_by_the_client_and_noted_by_intake(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:
-    async with ReplayServer([SAYS]) as provider, fleet(tmp_path, server_url, keys, provider.url, WITH_TOOLS):
+    async with MockProvider([SAYS]) as provider, fleet(tmp_path, server_url, keys, provider.url, WITH_TOOLS):
         messages = [{"role": "user", "content": "Hi", "mood": "good"}]
         run = await send("says", max_token=5, messages=messages)
         log: Any = (await ended(server.client, keys, [run]))[run]
@@ -51,7 +51,7 @@ async def test_a_field_that_nobody_knows_is_refused_by_the_client_and_noted_by_i
 async def test_a_tool_by_its_name_alone_must_be_declared(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:
-    async with ReplayServer([SAYS, CALLS]) as provider, fleet(tmp_path, server_url, keys, provider.url, WITH_TOOLS):
+    async with MockProvider([SAYS, CALLS]) as provider, fleet(tmp_path, server_url, keys, provider.url, WITH_TOOLS):
         misspelt = await send("says", tools=[{"name": "weather"}, {"name": "wether"}])
         strange = await send("says", tools=[{"name": "xyzzy"}])
         declared = await send("calls", tools=[{"name": "weather"}])

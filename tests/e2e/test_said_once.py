@@ -12,7 +12,7 @@ from tests.unit.providers import test_said_once as said
 from tests.unit.providers.reading import sse
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
-from tokenbus_services.mock_provider import Delivery, Random, ReplayServer, Script, Turn, Wire
+from tokenbus_services.mock_provider import Delivery, MockProvider, Random, Script, Turn, Wire
 
 CALL = {"type": "function_call", "call_id": "c", "name": "weather", "arguments": '{"city":"Bern"}'}
 SHIFTED = [
@@ -97,7 +97,7 @@ async def test_what_a_provider_tells_twice_is_heard_once(
 ) -> None:
     scripts = [wire(name, sse(*events)) for name, (_, events) in STREAMS.items()]
     scripts += [wire(f"halves-{api}", halved(events)) for api, events in HALVES.items()]
-    async with ReplayServer(scripts) as provider, fleet(tmp_path, server_url, keys, provider.url, PIPELINE):
+    async with MockProvider(scripts) as provider, fleet(tmp_path, server_url, keys, provider.url, PIPELINE):
         runs = {
             name: await send(name, provider=api, tools=[WEATHER], max_tool_depth=0)
             for name, (api, _) in STREAMS.items()
@@ -131,7 +131,7 @@ async def test_no_other_participants_voice_is_heard_however_many_there_are(
     )
     end = [said.stops(0), {"type": "message_delta", "delta": {"stop_reason": "end_turn"}}, {"type": "message_stop"}]
     script = wire("crowd", sse(first, *deltas, *end))
-    async with ReplayServer([script]) as provider, fleet(tmp_path, server_url, keys, provider.url, PIPELINE):
+    async with MockProvider([script]) as provider, fleet(tmp_path, server_url, keys, provider.url, PIPELINE):
         run = await send("crowd", mode="prefill", participant="Claude", messages=crowd)
         logs: Any = await ended(server.client, keys, [run])
     judge.check(logs[run])

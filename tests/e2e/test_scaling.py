@@ -13,7 +13,7 @@ from tests.e2e.fleet import PIPELINE, Worker, ended, fleet, log_of
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
-from tokenbus_services.mock_provider import Delivery, ReplayServer, Reply, Script, Turn
+from tokenbus_services.mock_provider import Delivery, MockProvider, Reply, Script, Turn
 
 STAGES = ("normalizer", "parser")
 WORDS = " ".join(f"word{n}" for n in range(300))
@@ -37,7 +37,7 @@ async def test_shares_even_out_and_no_call_is_made_twice_while_workers_join_and_
         return None not in of and len(of) == min(len(pids), keys.partitions)
 
     async with (
-        ReplayServer([script]) as provider,
+        MockProvider([script]) as provider,
         fleet(tmp_path, server_url, keys, provider.url, PIPELINE) as running,
     ):
         first = list(running.workers)

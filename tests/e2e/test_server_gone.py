@@ -16,7 +16,7 @@ from tests.servers import binary
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
-from tokenbus_services.mock_provider import Delivery, ReplayServer, Script, Turn
+from tokenbus_services.mock_provider import Delivery, MockProvider, Script, Turn
 from tokenbus_services.process.embedded_server import EmbeddedServer
 
 RUNS = 12
@@ -30,7 +30,7 @@ async def test_runs_outlast_a_server_that_is_killed_and_started_again(tmp_path: 
     data = tmp_path / "data"
     with EmbeddedServer(data, binary=binary(), appendonly=True) as process:
         async with (
-            ReplayServer([script]) as provider,
+            MockProvider([script]) as provider,
             fleet(tmp_path, process.url, keys, provider.url, WITH_TOOLS),
             Server(process.url) as server,
         ):
@@ -61,7 +61,7 @@ async def test_workers_that_are_told_to_end_do_so_without_a_server(tmp_path: Pat
     script = Script(name="story", turns=tuple(Turn(says=reply, delivery=Delivery(pace=20)) for reply in TURNS))
     with EmbeddedServer(binary=binary()) as process:
         async with (
-            ReplayServer([script]) as provider,
+            MockProvider([script]) as provider,
             fleet(tmp_path, process.url, keys, provider.url, WITH_TOOLS) as running,
             Server(process.url) as server,
         ):

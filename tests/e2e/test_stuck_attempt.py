@@ -9,7 +9,7 @@ from tests.e2e.conftest import Send
 from tests.e2e.fleet import Fleet, ended, provider_table
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
-from tokenbus_services.mock_provider import ReplayServer, Reply, Script, Turn
+from tokenbus_services.mock_provider import MockProvider, Reply, Script, Turn
 
 FINE = Script(name="fine", turns=(Turn(says=Reply(text="Hello there")),))
 STUCK = Script(name="stuck", turns=(Turn(says=Reply(text="never asked for")),))
@@ -34,7 +34,7 @@ async def test_a_stuck_attempt_ends_soon_after_its_own_timeouts_and_not_after_th
     server: Server, server_url: str, keys: Keys, tmp_path: Path, send: Send
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(DEFECT)
-    async with ReplayServer([FINE, STUCK]) as provider:
+    async with MockProvider([FINE, STUCK]) as provider:
         quick = provider_table("quick", "anthropic", provider.url, TIMEOUTS)
         fleet = Fleet(tmp_path, server_url, keys, provider.url, quick)
         try:

@@ -18,7 +18,7 @@ from tests.e2e.fleet import WITH_TOOLS, Kind, ended, fleet
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
-from tokenbus_services.mock_provider import TOKEN, TOOL_RESULT, Delivery, ReplayServer, Reply, Script, ToolCall, Turn
+from tokenbus_services.mock_provider import TOKEN, TOOL_RESULT, Delivery, MockProvider, Reply, Script, ToolCall, Turn
 from tokenbus_services.runtime.supervision import EXIT_STUCK
 
 KINDS: tuple[Kind, ...] = (*WITH_TOOLS, "policy", "recorder")
@@ -107,7 +107,7 @@ class Load:
 async def loaded(server: Server, server_url: str, keys: Keys, directory: Path) -> AsyncGenerator[Load]:
     (directory / "store").mkdir()
     async with (
-        ReplayServer([SCRIPT]) as provider,
+        MockProvider([SCRIPT]) as provider,
         fleet(directory / "store", server_url, keys, provider.url, ["blobs"]) as stores,
         fleet(directory, server_url, keys, provider.url, KINDS, SETTINGS % stores.workers[0].url),
     ):

@@ -18,7 +18,7 @@ from tests.e2e.fleet import WITH_TOOLS, ended, fleet
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
-from tokenbus_services.mock_provider import Delivery, Fixed, ReplayServer, Script, Turn
+from tokenbus_services.mock_provider import Delivery, Fixed, MockProvider, Script, Turn
 from tokenbus_services.mock_provider.demo import DEMO_MODEL, DEMO_PROMPT, demo_scripts
 
 
@@ -65,7 +65,7 @@ async def test_plain_subscribers_follow_visible_and_blocks(
     [demo] = demo_scripts()
     cut = [Turn(says=turn.says, delivery=Delivery(cuts=Fixed(size=23))) for turn in demo.turns]
     async with (
-        ReplayServer([Script(name=DEMO_MODEL, turns=tuple(cut))]) as provider,
+        MockProvider([Script(name=DEMO_MODEL, turns=tuple(cut))]) as provider,
         fleet(tmp_path, server_url, keys, provider.url, WITH_TOOLS),
         faststream_listener(server_url, keys) as listener,
     ):

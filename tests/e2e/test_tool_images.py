@@ -12,7 +12,7 @@ from tests.e2e.fleet import BASE_PATHS, WITH_TOOLS, ended, fleet
 from tests.services.tools.sample_tools import draw
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
-from tokenbus_services.mock_provider import ReplayServer, Reply, Script, ToolCall, Turn
+from tokenbus_services.mock_provider import MockProvider, Reply, Script, ToolCall, Turn
 
 DRAW = '\n[tools.draw]\nkind = "python"\ncall = "tests.services.tools.sample_tools:draw"\n'
 TOOL = {"name": "draw", "parameters": {"type": "object", "properties": {}}}
@@ -34,14 +34,14 @@ async def test_an_image_of_a_tool_reaches_the_model_and_the_subscribers(
 ) -> None:
     image = b64encode(draw().data).decode()
     async with (
-        ReplayServer([SPOKEN, WRITTEN]) as provider,
+        MockProvider([SPOKEN, WRITTEN]) as provider,
         fleet(tmp_path, server_url, keys, provider.url, WITH_TOOLS, DRAW),
     ):
         runs = [await send("spoken", f"hello {api}", provider=api, id=api, tools=[TOOL]) for api in BASE_PATHS]
         prefill = {"mode": "prefill", "participant": "Claude"}
         runs.append(await send("written", "hello prefill", id="prefill", tools=[TOOL], **prefill))
         logs: Any = await ended(server.client, keys, runs)
-        bodies = [e.received.body.decode() for e in provider.requests]
+        bodies = [e.http_request.body.decode() for e in provider.requests]
     for run, log in logs.items():
         judge.check(log)
         assert log[-1]["type"] == "completed", log[-1]

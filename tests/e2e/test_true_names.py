@@ -12,7 +12,7 @@ from tests.e2e.fleet import PIPELINE, ended, fleet, provider_table
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
-from tokenbus_services.mock_provider import Delivery, ReplayServer, Reply, Script, Turn
+from tokenbus_services.mock_provider import Delivery, MockProvider, Reply, Script, Turn
 
 HELLO = Script(name="hello", turns=(Turn(says=Reply(text="Hello there")),))
 SILENT = Script(name="silent", turns=(Turn(says=Reply(text="late"), delivery=Delivery(delay_s=3600)),))
@@ -26,7 +26,7 @@ async def test_no_spelling_of_a_name_passes_a_models_limit_by(
         return SILENT
 
     async with (
-        ReplayServer([SILENT], choose=choose) as provider,
+        MockProvider([SILENT], choose=choose) as provider,
         fleet(tmp_path, server_url, keys, provider.url, PIPELINE, LIMITS),
     ):
         spellings = ["silent", "models/silent", " Silent ", "models/models/SILENT"]
@@ -53,7 +53,7 @@ async def test_no_spelling_of_a_name_passes_a_models_limit_by(
 async def test_a_model_that_would_choose_the_path_never_reaches_the_provider(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path, model: str
 ) -> None:
-    async with ReplayServer([HELLO]) as provider, fleet(tmp_path, server_url, keys, provider.url, PIPELINE):
+    async with MockProvider([HELLO]) as provider, fleet(tmp_path, server_url, keys, provider.url, PIPELINE):
         run = await send(model, provider="gemini")
         log: Any = (await ended(server.client, keys, [run]))[run]
         assert not provider.requests
@@ -63,7 +63,7 @@ async def test_a_model_that_would_choose_the_path_never_reaches_the_provider(
 async def test_an_alias_is_the_model_that_the_settings_say(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:
-    async with ReplayServer([HELLO]) as provider:
+    async with MockProvider([HELLO]) as provider:
         aliases = 'model_aliases = { "hello-latest" = "hello" }'
         table = provider_table("aliased", "gemini", provider.url, aliases)
         async with fleet(tmp_path, server_url, keys, provider.url, PIPELINE, table):

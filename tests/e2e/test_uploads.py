@@ -16,7 +16,7 @@ from tests.e2e.fleet import ended
 from tests.e2e.test_media import MB, PNG, asks, bus_bytes, most_memory, upload, with_store
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
-from tokenbus_services.mock_provider import Exchange, ReplayServer, Reply, Script, Status, ToolCall, Turn
+from tokenbus_services.mock_provider import Exchange, MockProvider, Reply, Script, Status, ToolCall, Turn
 
 CALL = ToolCall(name="weather", arguments={"city": "B"})
 LOOKS = Script(
@@ -35,7 +35,7 @@ OTHER = IMAGE[::-1]
 
 def calls_of(exchanges: Sequence[Exchange]) -> list[Exchange]:
     """Those that were no uploads."""
-    return [exchange for exchange in exchanges if exchange.asked is not None]
+    return [exchange for exchange in exchanges if exchange.request is not None]
 
 
 def check(logs: Any) -> None:
@@ -51,7 +51,7 @@ async def test_the_same_blob_in_three_turns_and_a_second_run_is_uploaded_once_an
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:
     async with (
-        ReplayServer([LOOKS]) as provider,
+        MockProvider([LOOKS]) as provider,
         with_store(tmp_path, server_url, keys, provider.url, UPLOADS) as (bus, blobs),
     ):
         await bus.start("tools")
@@ -68,8 +68,8 @@ async def test_the_same_blob_in_three_turns_and_a_second_run_is_uploaded_once_an
     assert len(calls) == 2 * 3 * len(APIS)
     for call in calls:
         assert call.status == 200
-        assert len(call.received.body) < 4096
-        assert sum(file_id.encode() in call.received.body for file_id in files) == 1
+        assert len(call.http_request.body) < 4096
+        assert sum(file_id.encode() in call.http_request.body for file_id in files) == 1
 
 
 @pytest.mark.timeout(120)
@@ -77,7 +77,7 @@ async def test_a_file_that_expired_costs_one_call_more_and_nobody_hears_of_it(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:
     async with (
-        ReplayServer([LOOKS]) as provider,
+        MockProvider([LOOKS]) as provider,
         with_store(tmp_path, server_url, keys, provider.url, UPLOADS) as (bus, blobs),
     ):
         await bus.start("tools")
@@ -90,10 +90,10 @@ async def test_a_file_that_expired_costs_one_call_more_and_nobody_hears_of_it(
             before = len(provider.requests)
             check(await ended(server.client, keys, runs))
             for file_id in list(provider.files.files) if number == 0 else ():
-                provider.files.vanish(file_id)
+                provider.files.expire(file_id)
         after = provider.requests[before:]
         statuses = [call.status for call in after]
-        inside = [call for call in calls_of(after) if b64encode(IMAGE) in call.received.body]
+        inside = [call for call in calls_of(after) if b64encode(IMAGE) in call.http_request.body]
     # Named once in vain, sent inside, and uploaded anew for the turns after that.
     assert sorted(status for status in statuses if status and status != 200) == [403, 404, 404]
     assert len(inside) == len(APIS)
@@ -105,7 +105,7 @@ async def test_fetchers_share_their_files_and_an_upload_that_fails_costs_no_run(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:
     async with (
-        ReplayServer([LOOKS]) as provider,
+        MockProvider([LOOKS]) as provider,
         with_store(tmp_path, server_url, keys, provider.url, UPLOADS) as (bus, blobs),
     ):
         await bus.start("fetcher", "tools")
@@ -118,12 +118,12 @@ async def test_fetchers_share_their_files_and_an_upload_that_fails_costs_no_run(
         runs = [await send("looks", f"hello {n}", messages=asks(source), **asked) for n in range(4)]
         check(await ended(server.client, keys, runs))
         assert len(provider.files.files) == made
-        provider.files.fail(*[Status(status=404)] * 2)
+        provider.files.fail_next_uploads(*[Status(status=404)] * 2)
         run = await send("looks", messages=asks(other), **asked)
         check(await ended(server.client, keys, [run]))
         calls = calls_of(provider.requests)
-    assert sum(b64encode(OTHER) in call.received.body for call in calls) == 3
-    assert not any(b64encode(IMAGE) in call.received.body for call in calls)
+    assert sum(b64encode(OTHER) in call.http_request.body for call in calls) == 3
+    assert not any(b64encode(IMAGE) in call.http_request.body for call in calls)
 
 
 @pytest.mark.timeout(120)
@@ -132,7 +132,7 @@ async def test_an_upload_of_20_mb_leaves_bus_and_fetcher_flat(
 ) -> None:
     image = PNG + bytes(range(256)) * (20 * MB // 256)
     async with (
-        ReplayServer([LOOKS]) as provider,
+        MockProvider([LOOKS]) as provider,
         with_store(tmp_path, server_url, keys, provider.url, UPLOADS) as (bus, blobs),
     ):
         await bus.start("tools")
@@ -145,7 +145,7 @@ async def test_an_upload_of_20_mb_leaves_bus_and_fetcher_flat(
         run = await send("looks", messages=asks(source), **asked)
         check(await ended(server.client, keys, [run]))
         after, fetcher_after = await bus_bytes(server, keys), most_memory(fetcher)
-        sizes = [len(call.received.body) for call in calls_of(provider.requests)]
+        sizes = [len(call.http_request.body) for call in calls_of(provider.requests)]
         digests = {file.sha256 for file in provider.files.files.values()}
     assert sha256(image).hexdigest() in digests
     assert max(sizes) < 4096

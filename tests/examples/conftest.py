@@ -1,4 +1,4 @@
-"""A deployment as a newcomer has one: its own server, the usual key names, the replay provider, every service."""
+"""A deployment as a newcomer has one: its own server, the usual key names, the mock provider, every service."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.e2e.fleet import WITH_TOOLS, fleet
 from tests.servers import binary
 from tokenbus import Client
 from tokenbus.bus.keys import Keys, SubscribedTopic
-from tokenbus_services.mock_provider import ReplayServer, Reply, Script, Stall, ToolCall, Turn
+from tokenbus_services.mock_provider import MockProvider, Reply, Script, Stall, ToolCall, Turn
 from tokenbus_services.process.embedded_server import EmbeddedServer
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
@@ -46,7 +46,7 @@ SCRIPTS = (
 class Deployment:
     """What an example's process is given, and a client beside it."""
 
-    def __init__(self, url: str, bus: Client, provider: ReplayServer) -> None:
+    def __init__(self, url: str, bus: Client, provider: MockProvider) -> None:
         self.bus = bus
         self.provider = provider
         self.env = {**os.environ, "TOKENBUS_REDIS_URL": url, "CHAT_PROVIDER": "anthropic", "CHAT_MODEL": "tale"}
@@ -86,7 +86,7 @@ async def deployment(tmp_path: Path) -> AsyncGenerator[Deployment]:
     with EmbeddedServer(binary=binary()) as server:
         keys = Keys()
         async with (
-            ReplayServer(SCRIPTS) as provider,
+            MockProvider(SCRIPTS) as provider,
             fleet(tmp_path, server.url, keys, provider.url, WITH_TOOLS),
             Client(server.url) as bus,
         ):

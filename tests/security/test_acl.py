@@ -30,7 +30,7 @@ from tokenbus.bus.server.server import Server
 from tokenbus.errors import ServerUnavailable
 from tokenbus_services.cli.scripts import all_scripts
 from tokenbus_services.fetcher.uploads.registry import UploadedFiles
-from tokenbus_services.mock_provider import ReplayServer, Reply, Script, ToolCall, Turn
+from tokenbus_services.mock_provider import MockProvider, Reply, Script, ToolCall, Turn
 from tokenbus_services.process.embedded_server import EmbeddedServer
 
 USERS = Path(__file__).parents[2] / "deploy" / "acl" / "users.conf"
@@ -104,7 +104,7 @@ async def test_a_user_without_a_password_cannot_log_in() -> None:
 
 async def test_each_service_does_its_work_as_its_own_user(guarded: Guarded, scripts: Command, tmp_path: Path) -> None:
     async with (
-        ReplayServer([ASKS]) as provider,
+        MockProvider([ASKS]) as provider,
         fleet(tmp_path, guarded.url("operator"), KEYS, provider.url, (), RECORDED + PASSES) as workers,
         Client(guarded.url("publisher")) as publisher,
         Client(guarded.url("subscriber")) as subscriber,

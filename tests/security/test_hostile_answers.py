@@ -15,7 +15,7 @@ from tests.e2e.fleet import PIPELINE, ended, fleet
 from tests.security.hostile_answers import HARM, hostile_provider
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
-from tokenbus_services.mock_provider import ReplayServer, Reply, Script, Turn
+from tokenbus_services.mock_provider import MockProvider, Reply, Script, Turn
 
 HELLO = Script(name="hello", turns=(Turn(says=Reply(text="Hello there")),))
 SETTINGS = """
@@ -62,7 +62,7 @@ async def test_each_harm_ends_its_own_run_by_name_and_runs_beside_it_do_not_wait
 ) -> None:
     assert ENDS.keys() == HARM.keys()
     async with (
-        ReplayServer([HELLO]) as provider,
+        MockProvider([HELLO]) as provider,
         hostile_provider() as hostile,
         fleet(tmp_path, server_url, keys, provider.url, PIPELINE, SETTINGS.format(url=hostile)),
     ):

@@ -21,7 +21,7 @@ from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
 from tokenbus_services.blobs.http import WithBlobs
 from tokenbus_services.cli.service_registry import SERVICES, ServiceName, create
-from tokenbus_services.mock_provider import ReplayServer, Reply, Script, Turn
+from tokenbus_services.mock_provider import MockProvider, Reply, Script, Turn
 from tokenbus_services.net.request_guard import RequestGuard
 from tokenbus_services.settings import BlobSettings, HttpSettings, RecordSettings, Settings
 
@@ -145,7 +145,7 @@ async def test_runs_end_while_strangers_do_what_they_can_to_the_pages(
 ) -> None:
     """What FastStream's page for trying out did to a worker, and more half-open connections than it may have."""
     async with (
-        ReplayServer([HELLO]) as provider,
+        MockProvider([HELLO]) as provider,
         fleet(tmp_path, server_url, keys, provider.url, PIPELINE, "[http]\nconnections = 8\n") as workers,
         Client(server_url, prefix=keys.prefix, partitions=keys.partitions) as bus,
         httpx.AsyncClient(timeout=60) as http,

@@ -15,7 +15,7 @@ from tokenbus import Client
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
 from tokenbus.errors import ServerUnavailable
-from tokenbus_services.mock_provider import ReplayServer, Reply, Script, Turn
+from tokenbus_services.mock_provider import MockProvider, Reply, Script, Turn
 
 HELLO = Script(name="hello", turns=(Turn(says=Reply(text="Hello there")),))
 
@@ -110,7 +110,7 @@ async def test_a_deployment_works_over_tls_as_a_user_whose_password_is_in_a_file
             admin.acl_setuser("ada", enabled=True, passwords=["+not-told-to-anyone"], keys=["*"], categories=["+@all"])
             admin.acl_setuser("default", enabled=False)
         monkeypatch.setenv("TOKENBUS_REDIS_URL", url)
-        async with ReplayServer([HELLO]) as provider, fleet(tmp_path, url, keys, provider.url, PIPELINE) as workers:
+        async with MockProvider([HELLO]) as provider, fleet(tmp_path, url, keys, provider.url, PIPELINE) as workers:
             async with Client() as bus:
                 message = {"role": "user", "content": "hello"}
                 run = {"type": "generate", "provider": "anthropic", "model": "hello", "messages": [message]}

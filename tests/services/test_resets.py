@@ -11,7 +11,7 @@ from anyio._backends._asyncio import SocketStream
 
 from tokenbus.providers.api import HttpCall
 from tokenbus_services.fetcher.endpoints import Endpoint
-from tokenbus_services.mock_provider import ReplayServer
+from tokenbus_services.mock_provider import MockProvider
 from tokenbus_services.net.egress import Egress, GuardedTransport
 from tokenbus_services.settings import ProviderSettings
 
@@ -25,7 +25,7 @@ async def url(monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[str]:
         stream._transport.abort()
 
     monkeypatch.setattr(SocketStream, "_raw_socket", property(reset))
-    async with ReplayServer([]) as provider:
+    async with MockProvider([]) as provider:
         yield provider.url
 
 

@@ -1,4 +1,4 @@
-"""A soak from its start to its verdict: a server, a process for each service, the replay provider, the load."""
+"""A soak from its start to its verdict: a server, a process for each service, the mock provider, the load."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.soak.judging import Finding, Series, Tolerance, judge
 from tests.soak.load import Load
 from tests.soak.sampling import Sampler
 from tests.waiting import eventually
-from tokenbus_services.mock_provider import ReplayServer
+from tokenbus_services.mock_provider import MockProvider
 from tokenbus_services.process.embedded_server import EmbeddedServer, free_port
 
 SERVICES = ("fetcher", "normalizer", "parser", "tools", "policy", "recorder", "blobs")
@@ -80,7 +80,7 @@ async def soak(plan: Plan, directory: Path) -> Result:
         server = stack.enter_context(EmbeddedServer(directory / "server", binary=binary()))
         client: Any = await stack.enter_async_context(Redis(port=server.port))
         stage = Stage(plan.seed, PREFIX, guarded=0.35)
-        provider = await stack.enter_async_context(ReplayServer(choose=stage.script_for, keep=10))
+        provider = await stack.enter_async_context(MockProvider(choose=stage.script_for, keep=10))
         processes = await stack.enter_async_context(_services(plan, directory, server.url, provider.url))
         load = Load(client, stage, PARTITIONS)
         saturated = await load.saturate(_MOST_OPEN, plan.calibrate_s)

@@ -51,8 +51,8 @@ FACADE = {
         BusRouter
     """,
     "tokenbus.testing": """
-        Asked CutOff Delivery ErrorEvent Exchange Fixed HangUp LocalBus NoSuchModel Offsets Picture Random
-        Received Recording Reply Stall Status ToolCall Turn Whole Wire
+        CutOff Delivery ErrorEvent Exchange Fixed HangUp HttpRequest LocalBus ModelRequest NoSuchModel Offsets Picture
+        Random Recording Reply Stall Status ToolCall Turn Whole Wire
     """,
     "tokenbus.providers": """
         Auth BlockStart BlockStop Built CallToSign Cut Decoder Done ErrorInfo Extra Failed FileAnswer FileApi

@@ -114,7 +114,7 @@ def up(scales: tuple[str, ...], services: str | None, data: Path | None, mock_pr
 def demo(provider: str | None, model: str | None, keep: bool) -> int:
     """Everything on this machine: one request with a tool, its text as it streams, then stop.
 
-    Needs no key: a replay provider answers.
+    Needs no key: a mock provider answers.
     """
     from tokenbus_services.cli.demo.command import run
 

@@ -5,8 +5,8 @@ Contains the scripts, their wire formats and the demo's conversation.
 
 from tokenbus_services.mock_provider.files import load_scripts, recorded
 from tokenbus_services.mock_provider.reply import STAMP, TOKEN, TOOL_RESULT, Picture, Reply, ToolCall
-from tokenbus_services.mock_provider.request import Asked
-from tokenbus_services.mock_provider.request_log import Exchange, Received
+from tokenbus_services.mock_provider.request import ModelRequest
+from tokenbus_services.mock_provider.request_log import Exchange, HttpRequest
 from tokenbus_services.mock_provider.script import (
     CutOff,
     Delivery,
@@ -23,25 +23,25 @@ from tokenbus_services.mock_provider.script import (
     Whole,
     Wire,
 )
-from tokenbus_services.mock_provider.server import ReplayServer
+from tokenbus_services.mock_provider.server import MockProvider
 
 __all__ = [
     "STAMP",
     "TOKEN",
     "TOOL_RESULT",
-    "Asked",
     "CutOff",
     "Delivery",
     "ErrorEvent",
     "Exchange",
     "Fixed",
     "HangUp",
+    "HttpRequest",
+    "MockProvider",
+    "ModelRequest",
     "Offsets",
     "Picture",
     "Random",
-    "Received",
     "Recording",
-    "ReplayServer",
     "Reply",
     "Script",
     "Stall",

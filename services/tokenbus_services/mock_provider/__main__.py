@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tokenbus_services.mock_provider.demo import answer, demo_scripts
 from tokenbus_services.mock_provider.files import load_scripts
-from tokenbus_services.mock_provider.server import ReplayServer
+from tokenbus_services.mock_provider.server import MockProvider
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -37,12 +37,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.rate is not None:
         scripts = [script.paced(options.rate or None) for script in scripts]
     choose = answer if options.any_model else None
-    server = ReplayServer(scripts, choose=choose, host=options.host, port=options.port)
+    server = MockProvider(scripts, choose=choose, host=options.host, port=options.port)
     announced = f"ready {options.announce} " if options.announce else ""
     asyncio.run(_serve(server, announced, with_parent=options.with_parent))
 
 
-async def _serve(server: ReplayServer, announced: str, *, with_parent: bool) -> None:
+async def _serve(server: MockProvider, announced: str, *, with_parent: bool) -> None:
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -11,7 +11,14 @@ from msgspec import Meta
 
 from tokenbus.providers.api import ApiName
 from tokenbus_services.mock_provider.reply import Finish, Reply, ToolCall
-from tokenbus_services.mock_provider.request import Asked, Refused, RequestOptions, Said, joined, read_as
+from tokenbus_services.mock_provider.request import (
+    HistoryItem,
+    ModelRequest,
+    ParsedBody,
+    Rejected,
+    decode_as,
+    join_texts,
+)
 
 _STOP_REASONS: dict[Finish, str] = {
     "stop": "end_turn",
@@ -59,18 +66,18 @@ class Anthropic:
     name: ApiName = "anthropic"
     route = re.compile(r"/v1/messages")
 
-    def hear(
+    def parse(
         self, route: re.Match[str], query: Mapping[str, str], headers: Mapping[str, str], body: Mapping[str, Any]
-    ) -> RequestOptions:
+    ) -> ParsedBody:
         if "anthropic-version" not in headers:
-            raise Refused(400, "anthropic-version: header is required")
-        request = read_as(body, _Request)
-        return RequestOptions(
+            raise Rejected(400, "anthropic-version: header is required")
+        request = decode_as(body, _Request)
+        return ParsedBody(
             model=request.model,
             stream=request.stream,
-            history="messages",
-            said=[tuple(_said(message)) for message in request.messages],
-            stops=request.stop_sequences,
+            history_field="messages",
+            messages=[tuple(_history_items(message)) for message in request.messages],
+            stop_strings=request.stop_sequences,
         )
 
     def error(self, status: int, message: str) -> bytes:
@@ -80,12 +87,12 @@ class Anthropic:
     def error_event(self, status: int, message: str) -> bytes:
         return b"event: error\ndata: %b\n\n" % self.error(status, message)
 
-    def stream(self, reply: Reply, asked: Asked) -> bytes:
+    def stream(self, reply: Reply, request: ModelRequest) -> bytes:
         usage = _usage(reply)
         usage_so_far = {**usage, "output_tokens": 1}
         opening: dict[str, object] = {"content": [], "stop_reason": None, "usage": usage_so_far}
-        events = [_event("message_start", message={**_envelope(asked), **opening})]
-        for index, block in enumerate(_blocks(reply, asked)):
+        events = [_event("message_start", message={**_envelope(request), **opening})]
+        for index, block in enumerate(_blocks(reply, request)):
             events.append(_event("content_block_start", index=index, content_block=block.opened))
             if index == 0:
                 events.append(_event("ping"))
@@ -96,18 +103,18 @@ class Anthropic:
         events.append(_event("message_stop"))
         return b"".join(events)
 
-    def body(self, reply: Reply, asked: Asked) -> bytes:
+    def body(self, reply: Reply, request: ModelRequest) -> bytes:
         return _encode(
             {
-                **_envelope(asked),
-                "content": [block.complete for block in _blocks(reply, asked)],
+                **_envelope(request),
+                "content": [block.complete for block in _blocks(reply, request)],
                 **_ending(reply),
                 "usage": _usage(reply),
             }
         )
 
 
-dialect = Anthropic()
+mock_api = Anthropic()
 
 
 class _Composed(msgspec.Struct):
@@ -118,32 +125,34 @@ class _Composed(msgspec.Struct):
     complete: dict[str, object]
 
 
-def _said(message: _Message) -> Iterator[Said]:
+def _history_items(message: _Message) -> Iterator[HistoryItem]:
     blocks = [_Block(type="text", text=message.content)] if isinstance(message.content, str) else message.content
-    text = joined(block.text for block in blocks if block.type == "text")
+    text = join_texts(block.text for block in blocks if block.type == "text")
     if message.role == "assistant":
-        yield Said(by="model", text=text, calls=tuple(block.id for block in blocks if block.type == "tool_use"))
+        yield HistoryItem(
+            role="model", text=text, calls=tuple(block.id for block in blocks if block.type == "tool_use")
+        )
         return
     results = [block for block in blocks if block.type == "tool_result"]
     for block in results:
-        yield Said(by="tool", text=_text_of(block.content), answers=block.tool_use_id)
+        yield HistoryItem(role="tool", text=_text_of(block.content), call_id=block.tool_use_id)
     if len(results) < len(blocks):
-        yield Said(by="user", text=text)
+        yield HistoryItem(role="user", text=text)
 
 
 def _text_of(content: Any) -> str:
     """The text of a tool result: a string, or the text blocks of a list."""
     if content is None or isinstance(content, str):
         return content or ""
-    return joined(block.text for block in read_as(content, list[_Block]))
+    return join_texts(block.text for block in decode_as(content, list[_Block]))
 
 
-def _blocks(reply: Reply, asked: Asked) -> Iterator[_Composed]:
+def _blocks(reply: Reply, request: ModelRequest) -> Iterator[_Composed]:
     if reply.thinking:
         yield _Composed(
             opened={"type": "thinking", "thinking": "", "signature": ""},
             deltas=[
-                *({"type": "thinking_delta", "thinking": piece} for piece in reply.pieces(reply.thinking)),
+                *({"type": "thinking_delta", "thinking": piece} for piece in reply.text_deltas(reply.thinking)),
                 {"type": "signature_delta", "signature": reply.signature},
             ],
             complete={"type": "thinking", "thinking": reply.thinking, "signature": reply.signature},
@@ -151,12 +160,12 @@ def _blocks(reply: Reply, asked: Asked) -> Iterator[_Composed]:
     if reply.text:
         yield _Composed(
             opened={"type": "text", "text": ""},
-            deltas=[{"type": "text_delta", "text": piece} for piece in reply.pieces(reply.text)],
+            deltas=[{"type": "text_delta", "text": piece} for piece in reply.text_deltas(reply.text)],
             complete={"type": "text", "text": reply.text},
         )
     for number, call in enumerate(reply.tool_calls):
-        head = {"type": "tool_use", "id": call.id or f"toolu_{asked.key[:20]}{number:02d}", "name": call.name}
-        fragments = ["", *reply.fragments(call.raw)]  # the first fragment of a real stream is empty
+        head = {"type": "tool_use", "id": call.id or f"toolu_{request.key[:20]}{number:02d}", "name": call.name}
+        fragments = ["", *reply.argument_deltas(call.raw)]  # the first fragment of a real stream is empty
         yield _Composed(
             opened={**head, "input": {}},
             deltas=[{"type": "input_json_delta", "partial_json": fragment} for fragment in fragments],
@@ -165,7 +174,7 @@ def _blocks(reply: Reply, asked: Asked) -> Iterator[_Composed]:
 
 
 def _ending(reply: Reply) -> dict[str, object]:
-    reason = "stop_sequence" if reply.stop_string else _STOP_REASONS[reply.ending]
+    reason = "stop_sequence" if reply.stop_string else _STOP_REASONS[reply.finish_reason]
     return {"stop_reason": reason, "stop_sequence": reply.stop_string or None}
 
 
@@ -177,18 +186,18 @@ def _parsed(call: ToolCall) -> object:
         return {}
 
 
-def _envelope(asked: Asked) -> dict[str, object]:
+def _envelope(request: ModelRequest) -> dict[str, object]:
     return {
-        "id": f"msg_{asked.key[:24]}",
+        "id": f"msg_{request.key[:24]}",
         "type": "message",
         "role": "assistant",
-        "model": asked.model,
+        "model": request.model,
         "stop_sequence": None,
     }
 
 
 def _usage(reply: Reply) -> dict[str, object]:
-    usage = reply.counted
+    usage = reply.reported_usage
     counts: dict[str, object] = {
         "input_tokens": usage.input or 0,
         "cache_creation_input_tokens": usage.cache_write or 0,

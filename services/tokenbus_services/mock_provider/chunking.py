@@ -19,7 +19,7 @@ def event_ends(body: bytes) -> list[int]:
     return [match.end() for match in _EMPTY_LINE.finditer(body)]
 
 
-def ends_of_reads(body: bytes, cuts: Cuts) -> list[int]:
+def read_ends(body: bytes, cuts: Cuts) -> list[int]:
     """Offsets at which a read ends, in order; the end of the body may be missing."""
     match cuts:
         case Whole():
@@ -32,13 +32,13 @@ def ends_of_reads(body: bytes, cuts: Cuts) -> list[int]:
             return sorted(cuts.at)
 
 
-def pieces(body: bytes, ends: Iterable[int]) -> list[bytes]:
+def split_at(body: bytes, ends: Iterable[int]) -> list[bytes]:
     """Split the body at these offsets; no piece is empty. Offsets outside the body are ignored."""
     places = sorted({0, len(body), *(end for end in ends if 0 < end < len(body))})
     return [body[start:end] for start, end in pairwise(places)]
 
 
-def place_of(body: bytes, fault: ErrorEvent | CutOff | Stall) -> int:
+def fault_offset(body: bytes, fault: ErrorEvent | CutOff | Stall) -> int:
     """The offset of a fault, at most the end of the body. Raises ValueError if its text is missing."""
     if fault.after_bytes is not None:
         return min(fault.after_bytes, len(body))

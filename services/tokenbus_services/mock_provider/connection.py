@@ -18,7 +18,7 @@ from urllib.parse import parse_qsl, urlsplit
 import h11
 
 from tokenbus_services.mock_provider.reply import STAMP
-from tokenbus_services.mock_provider.request_log import Received
+from tokenbus_services.mock_provider.request_log import HttpRequest
 
 MAX_REQUEST_BYTES = 64 * 2**20
 _READ_BYTES = 64 * 2**10
@@ -47,7 +47,7 @@ class Connection:
         self._socket: socket.socket = writer.get_extra_info("socket")
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
-    async def receive(self) -> Received | None:
+    async def receive(self) -> HttpRequest | None:
         """Return the next request; None if the client closed before one began. Raises BadRequest."""
         if self._http.our_state is h11.DONE:
             self._http.start_next_cycle()
@@ -78,7 +78,7 @@ class Connection:
             await self._write(self._http.send(h11.InformationalResponse(status_code=100, headers=[])))
         self._http.receive_data(await self._reader.read(_READ_BYTES))
 
-    async def gone(self) -> None:
+    async def wait_disconnected(self) -> None:
         """Return when the client has closed its side, or sends data that is not allowed during a response."""
         early = 0
         while data := await self._reader.read(_READ_BYTES):
@@ -113,7 +113,7 @@ class Connection:
         await self._write(self._http.send(h11.EndOfMessage()))
         return self._http.our_state is h11.DONE
 
-    async def refuse(self, bad: BadRequest) -> None:
+    async def reject(self, bad: BadRequest) -> None:
         """Send a plain error response to an invalid request, as the last response."""
         if self._http.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             return
@@ -141,9 +141,9 @@ class Connection:
         await self._writer.drain()
 
 
-def _received(request: h11.Request, body: bytes) -> Received:
+def _received(request: h11.Request, body: bytes) -> HttpRequest:
     target = urlsplit(request.target.decode("ascii"))
-    return Received(
+    return HttpRequest(
         method=request.method.decode("ascii"),
         path=target.path,
         query=dict(parse_qsl(target.query)),

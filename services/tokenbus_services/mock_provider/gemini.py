@@ -16,7 +16,14 @@ from msgspec import Meta
 
 from tokenbus.providers.api import ApiName
 from tokenbus_services.mock_provider.reply import Finish, Reply, ToolCall
-from tokenbus_services.mock_provider.request import Asked, Refused, RequestOptions, Said, joined, read_as
+from tokenbus_services.mock_provider.request import (
+    HistoryItem,
+    ModelRequest,
+    ParsedBody,
+    Rejected,
+    decode_as,
+    join_texts,
+)
 
 _FINISH_REASONS: dict[Finish, str] = {
     "stop": "STOP",
@@ -74,20 +81,20 @@ class Gemini:
     name: ApiName = "gemini"
     route = re.compile(r"/v1(?:beta)?/models/(?P<model>[^/:]+):(?P<method>generateContent|streamGenerateContent)")
 
-    def hear(
+    def parse(
         self, route: re.Match[str], query: Mapping[str, str], headers: Mapping[str, str], body: Mapping[str, Any]
-    ) -> RequestOptions:
+    ) -> ParsedBody:
         stream = route["method"] == "streamGenerateContent"
         if stream and query.get("alt") != "sse":
             # The real API answers with a JSON array then; nothing here asks for one.
-            raise Refused(400, "alt: the mock provider streams only with alt=sse only")
-        request = read_as(body, _Request)
-        return RequestOptions(
+            raise Rejected(400, "alt: the mock provider streams only with alt=sse only")
+        request = decode_as(body, _Request)
+        return ParsedBody(
             model=unquote(route["model"]),
             stream=stream,
-            history="contents",
-            said=[tuple(_said(content)) for content in request.contents],
-            stops=request.generation_config.stop_sequences,
+            history_field="contents",
+            messages=[tuple(_history_items(content)) for content in request.contents],
+            stop_strings=request.generation_config.stop_sequences,
         )
 
     def error(self, status: int, message: str) -> bytes:
@@ -96,39 +103,41 @@ class Gemini:
     def error_event(self, status: int, message: str) -> bytes:
         return b"data: %b\r\n\r\n" % self.error(status, message)
 
-    def stream(self, reply: Reply, asked: Asked) -> bytes:
-        parts: list[Json] = [{"text": piece, "thought": True} for piece in reply.pieces(reply.thinking)]
-        parts.extend({"text": piece} for piece in reply.pieces(reply.text))
+    def stream(self, reply: Reply, request: ModelRequest) -> bytes:
+        parts: list[Json] = [{"text": piece, "thought": True} for piece in reply.text_deltas(reply.thinking)]
+        parts.extend({"text": piece} for piece in reply.text_deltas(reply.text))
         parts += _pictures(reply)
-        parts += _calls(reply, asked)
-        chunks = [_chunk(asked, [part], _usage_so_far(reply)) for part in parts]
+        parts += _calls(reply, request)
+        chunks = [_chunk(request, [part], _usage_so_far(reply)) for part in parts]
         # The last chunk of a real stream has an empty text, and the signature of a text before it.
-        last = _chunk(asked, [{"text": ""} | _signature_of_text(reply)], _usage(reply), _FINISH_REASONS[reply.ending])
+        last = _chunk(
+            request, [{"text": ""} | _signature_of_text(reply)], _usage(reply), _FINISH_REASONS[reply.finish_reason]
+        )
         return b"".join(b"data: %b\r\n\r\n" % _encode(chunk) for chunk in [*chunks, last])
 
-    def body(self, reply: Reply, asked: Asked) -> bytes:
+    def body(self, reply: Reply, request: ModelRequest) -> bytes:
         parts: list[Json] = [{"text": reply.thinking, "thought": True}] if reply.thinking else []
         if reply.text:
             parts.append({"text": reply.text} | _signature_of_text(reply))
         parts += _pictures(reply)
-        parts += _calls(reply, asked)
-        return msgspec.json.format(_encode(_chunk(asked, parts, _usage(reply), _FINISH_REASONS[reply.ending])))
+        parts += _calls(reply, request)
+        return msgspec.json.format(_encode(_chunk(request, parts, _usage(reply), _FINISH_REASONS[reply.finish_reason])))
 
 
-dialect = Gemini()
+mock_api = Gemini()
 
 
-def _said(content: _Content) -> Iterator[Said]:
-    text = joined(part.text for part in content.parts)
+def _history_items(content: _Content) -> Iterator[HistoryItem]:
+    text = join_texts(part.text for part in content.parts)
     if content.role == "model":
         calls = (part.function_call for part in content.parts if part.function_call)
-        yield Said(by="model", text=text, calls=tuple(call.id for call in calls if call.id))
+        yield HistoryItem(role="model", text=text, calls=tuple(call.id for call in calls if call.id))
         return
     results = [part.function_response for part in content.parts if part.function_response]
     for result in results:
-        yield Said(by="tool", text=_text_of(result.response), answers=result.id)
+        yield HistoryItem(role="tool", text=_text_of(result.response), call_id=result.id)
     if len(results) < len(content.parts):
-        yield Said(by="user", text=text)
+        yield HistoryItem(role="user", text=text)
 
 
 def _text_of(response: Any) -> str:
@@ -140,15 +149,15 @@ def _text_of(response: Any) -> str:
             return _encode(response).decode()
 
 
-def _chunk(asked: Asked, parts: list[Json], usage: Json, finish: str | None = None) -> Json:
+def _chunk(request: ModelRequest, parts: list[Json], usage: Json, finish: str | None = None) -> Json:
     candidate: Json = {"content": {"parts": parts, "role": "model"}, "index": 0}
     if finish:
         candidate["finishReason"] = finish
     return {
         "candidates": [candidate],
         "usageMetadata": usage,
-        "modelVersion": asked.model,
-        "responseId": asked.key[:22],
+        "modelVersion": request.model,
+        "responseId": request.key[:22],
     }
 
 
@@ -163,10 +172,10 @@ def _pictures(reply: Reply) -> list[Json]:
     ]
 
 
-def _calls(reply: Reply, asked: Asked) -> list[Json]:
+def _calls(reply: Reply, request: ModelRequest) -> list[Json]:
     """The calls, each complete. Only the first of several parallel calls is signed."""
     calls: list[Json] = [
-        {"functionCall": {"name": call.name, "args": _parsed(call), "id": call.id or f"{asked.key[:12]}{number:02d}"}}
+        {"functionCall": {"name": call.name, "args": _parsed(call), "id": call.id or f"{request.key[:12]}{number:02d}"}}
         for number, call in enumerate(reply.tool_calls)
     ]
     if calls and reply.thinking:
@@ -188,7 +197,7 @@ def _signature_of_text(reply: Reply) -> Json:
 
 def _usage(reply: Reply) -> Json:
     """Thinking tokens are reported separately from candidate tokens, so they are subtracted from the output."""
-    usage = reply.counted
+    usage = reply.reported_usage
     given, written, thoughts = usage.input or 0, usage.output or 0, usage.reasoning or 0
     counts: Json = {
         "promptTokenCount": given,
@@ -203,5 +212,5 @@ def _usage(reply: Reply) -> Json:
 
 
 def _usage_so_far(reply: Reply) -> Json:
-    given = reply.counted.input or 0
+    given = reply.reported_usage.input or 0
     return {"promptTokenCount": given, "totalTokenCount": given}

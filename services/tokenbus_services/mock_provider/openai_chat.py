@@ -15,7 +15,7 @@ from msgspec import Meta
 from tokenbus.providers.api import ApiName
 from tokenbus_services.mock_provider.provider_api import CREATED
 from tokenbus_services.mock_provider.reply import Finish, Reply, ToolCall
-from tokenbus_services.mock_provider.request import Asked, RequestOptions, Said, joined, read_as
+from tokenbus_services.mock_provider.request import HistoryItem, ModelRequest, ParsedBody, decode_as, join_texts
 
 FINISH_REASONS: dict[Finish, str] = {
     "stop": "stop",
@@ -83,16 +83,16 @@ class OpenAIChat:
     name: ApiName = "openai-chat"
     route = re.compile(r"/v1/chat/completions")
 
-    def hear(
+    def parse(
         self, route: re.Match[str], query: Mapping[str, str], headers: Mapping[str, str], body: Mapping[str, Any]
-    ) -> RequestOptions:
-        request = read_as(body, _Request)
-        return RequestOptions(
+    ) -> ParsedBody:
+        request = decode_as(body, _Request)
+        return ParsedBody(
             model=request.model,
             stream=bool(request.stream),
-            history="messages",
-            said=[_said(message) for message in request.messages],
-            stops=request.stops,
+            history_field="messages",
+            messages=[_history_items(message) for message in request.messages],
+            stop_strings=request.stops,
         )
 
     def error(self, status: int, message: str) -> bytes:
@@ -101,9 +101,9 @@ class OpenAIChat:
     def error_event(self, status: int, message: str) -> bytes:
         return data_event(error_object(status, message))
 
-    def stream(self, reply: Reply, asked: Asked) -> bytes:
-        with_usage = read_as(asked.body, _Request).with_usage
-        head = _head(asked, "chat.completion.chunk")
+    def stream(self, reply: Reply, request: ModelRequest) -> bytes:
+        with_usage = decode_as(request.body, _Request).with_usage
+        head = _head(request, "chat.completion.chunk")
 
         def chunk(delta: dict[str, object], finish: str | None = None) -> bytes:
             choice: dict[str, object] = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
@@ -112,32 +112,32 @@ class OpenAIChat:
             # If usage is requested, every chunk has the field, null in all but the last.
             return data_event({**head, "choices": [choice], **({"usage": None} if with_usage else {})})
 
-        events = [chunk(delta) for delta in _deltas(reply, asked)]
-        events.append(chunk({}, FINISH_REASONS[reply.ending]))
+        events = [chunk(delta) for delta in _deltas(reply, request)]
+        events.append(chunk({}, FINISH_REASONS[reply.finish_reason]))
         if with_usage:
             events.append(data_event({**head, "choices": [], "usage": usage_object(reply)}))
         events.append(b"data: [DONE]\n\n")
         return b"".join(events)
 
-    def body(self, reply: Reply, asked: Asked) -> bytes:
+    def body(self, reply: Reply, request: ModelRequest) -> bytes:
         message: dict[str, object] = {"role": "assistant", "content": reply.text or None, "refusal": None}
         if reply.thinking:
             message["reasoning_content"] = reply.thinking
         if reply.tool_calls:
             message["tool_calls"] = [
                 {
-                    "id": _call_id(call, number, asked),
+                    "id": _call_id(call, number, request),
                     "type": "function",
                     "function": {"name": call.name, "arguments": call.raw},
                 }
                 for number, call in enumerate(reply.tool_calls)
             ]
-        finish = FINISH_REASONS[reply.ending]
+        finish = FINISH_REASONS[reply.finish_reason]
         choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": finish}
-        return _encode({**_head(asked, "chat.completion"), "choices": [choice], "usage": usage_object(reply)})
+        return _encode({**_head(request, "chat.completion"), "choices": [choice], "usage": usage_object(reply)})
 
 
-dialect = OpenAIChat()
+mock_api = OpenAIChat()
 
 
 def error_object(status: int, message: str) -> dict[str, object]:
@@ -146,55 +146,55 @@ def error_object(status: int, message: str) -> dict[str, object]:
     return {"error": {"message": message, "type": kind, "param": None, "code": code}}
 
 
-def _said(message: _Message) -> tuple[Said, ...]:
+def _history_items(message: _Message) -> tuple[HistoryItem, ...]:
     parts = message.content or ""
-    text = parts if isinstance(parts, str) else joined(part.text for part in parts)
+    text = parts if isinstance(parts, str) else join_texts(part.text for part in parts)
     match message.role:
         case "assistant":
-            return (Said(by="model", text=text, calls=tuple(call.id for call in message.tool_calls or ())),)
+            return (HistoryItem(role="model", text=text, calls=tuple(call.id for call in message.tool_calls or ())),)
         case "tool":
-            return (Said(by="tool", text=text, answers=message.tool_call_id),)
+            return (HistoryItem(role="tool", text=text, call_id=message.tool_call_id),)
         case "user":
-            return (Said(by="user", text=text),)
+            return (HistoryItem(role="user", text=text),)
         case _:
             return ()
 
 
-def _deltas(reply: Reply, asked: Asked) -> Iterator[dict[str, object]]:
+def _deltas(reply: Reply, request: ModelRequest) -> Iterator[dict[str, object]]:
     content = "" if reply.text else None
     if reply.thinking:
         yield {"role": "assistant", "content": None, "reasoning_content": ""}
-        for piece in reply.pieces(reply.thinking):
+        for piece in reply.text_deltas(reply.thinking):
             yield {"content": None, "reasoning_content": piece}
     else:
         yield {"role": "assistant", "content": content, "refusal": None}
-    for piece in reply.pieces(reply.text):
+    for piece in reply.text_deltas(reply.text):
         yield {"content": piece}
     for number, call in enumerate(reply.tool_calls):
         yield {
             "tool_calls": [
                 {
                     "index": number,
-                    "id": _call_id(call, number, asked),
+                    "id": _call_id(call, number, request),
                     "type": "function",
                     "function": {"name": call.name, "arguments": ""},
                 }
             ]
         }
-        for fragment in reply.fragments(call.raw):
+        for fragment in reply.argument_deltas(call.raw):
             yield {"tool_calls": [{"index": number, "function": {"arguments": fragment}}]}
 
 
-def _call_id(call: ToolCall, number: int, asked: Asked) -> str:
-    return call.id or f"call_{asked.key[:20]}{number:02d}"
+def _call_id(call: ToolCall, number: int, request: ModelRequest) -> str:
+    return call.id or f"call_{request.key[:20]}{number:02d}"
 
 
-def _head(asked: Asked, kind: str) -> dict[str, object]:
+def _head(request: ModelRequest, kind: str) -> dict[str, object]:
     return {
-        "id": f"chatcmpl-{asked.key[:28]}",
+        "id": f"chatcmpl-{request.key[:28]}",
         "object": kind,
         "created": CREATED,
-        "model": asked.model,
+        "model": request.model,
         "service_tier": "default",
         "system_fingerprint": None,
     }
@@ -202,7 +202,7 @@ def _head(asked: Asked, kind: str) -> dict[str, object]:
 
 def usage_object(reply: Reply) -> dict[str, object]:
     """The usage object of both completions APIs."""
-    usage = reply.counted
+    usage = reply.reported_usage
     prompt, completion = usage.input or 0, usage.output or 0
     return {
         "prompt_tokens": prompt,

@@ -16,7 +16,14 @@ from tokenbus.providers.api import ApiName
 from tokenbus_services.mock_provider.openai_chat import error_object
 from tokenbus_services.mock_provider.provider_api import CREATED
 from tokenbus_services.mock_provider.reply import Finish, Picture, Reply
-from tokenbus_services.mock_provider.request import Asked, Refused, RequestOptions, Said, joined, read_as
+from tokenbus_services.mock_provider.request import (
+    HistoryItem,
+    ModelRequest,
+    ParsedBody,
+    Rejected,
+    decode_as,
+    join_texts,
+)
 
 _INCOMPLETE: dict[Finish, str] = {"length": "max_output_tokens", "content_filter": "content_filter"}
 _ENCRYPTED = "reasoning.encrypted_content"
@@ -63,15 +70,15 @@ class OpenAIResponses:
     name: ApiName = "openai-responses"
     route = re.compile(r"/v1/responses")
 
-    def hear(
+    def parse(
         self, route: re.Match[str], query: Mapping[str, str], headers: Mapping[str, str], body: Mapping[str, Any]
-    ) -> RequestOptions:
+    ) -> ParsedBody:
         if body.get("previous_response_id"):
-            raise Refused(400, "previous_response_id: the mock provider stores no responses; send the whole input")
-        request = read_as(body, _Request)
+            raise Rejected(400, "previous_response_id: the mock provider stores no responses; send the whole input")
+        request = decode_as(body, _Request)
         items = [_Item(role="user", content=request.input)] if isinstance(request.input, str) else request.input
-        said = [_said(item) for item in items]
-        return RequestOptions(model=request.model, stream=bool(request.stream), history="input", said=said)
+        said = [_history_items(item) for item in items]
+        return ParsedBody(model=request.model, stream=bool(request.stream), history_field="input", messages=said)
 
     def error(self, status: int, message: str) -> bytes:
         return _encode(error_object(status, message))
@@ -81,25 +88,25 @@ class OpenAIResponses:
         event = {"type": "error", "code": code, "message": message, "param": None, "sequence_number": 0}
         return b"event: error\ndata: %b\n\n" % _encode(event)
 
-    def stream(self, reply: Reply, asked: Asked) -> bytes:
-        begun = _response(asked, "in_progress", output=[], usage=None)
+    def stream(self, reply: Reply, request: ModelRequest) -> bytes:
+        begun = _response(request, "in_progress", output=[], usage=None)
         events: list[Json] = [{"type": "response.created", "response": begun}]
         events.append({"type": "response.in_progress", "response": begun})
-        for index, item in enumerate(_items(reply, asked)):
+        for index, item in enumerate(_items(reply, request)):
             events.append({"type": "response.output_item.added", "output_index": index, "item": item.opened})
             at: Json = {"item_id": item.complete["id"], "output_index": index}
             events += [{**event, **at} for event in item.events]
             events.append({"type": "response.output_item.done", "output_index": index, "item": item.complete})
-        ended = _ended(reply, asked)
+        ended = _ended(reply, request)
         events.append({"type": f"response.{ended['status']}", "response": ended})
         numbered = ({**event, "sequence_number": number} for number, event in enumerate(events))
         return b"".join(b"event: %b\ndata: %b\n\n" % (str(e["type"]).encode(), _encode(e)) for e in numbered)
 
-    def body(self, reply: Reply, asked: Asked) -> bytes:
-        return _encode(_ended(reply, asked))
+    def body(self, reply: Reply, request: ModelRequest) -> bytes:
+        return _encode(_ended(reply, request))
 
 
-dialect = OpenAIResponses()
+mock_api = OpenAIResponses()
 
 
 class _Composed(msgspec.Struct):
@@ -110,32 +117,32 @@ class _Composed(msgspec.Struct):
     complete: Json
 
 
-def _said(item: _Item) -> tuple[Said, ...]:
+def _history_items(item: _Item) -> tuple[HistoryItem, ...]:
     match item.type, item.role:
         case "message", "user":
-            return (Said(by="user", text=_text(item.content)),)
+            return (HistoryItem(role="user", text=_text(item.content)),)
         case "message", "system" | "developer":
             return ()
         case "function_call" | "custom_tool_call", _:
-            return (Said(by="model", calls=(item.call_id,)),)
+            return (HistoryItem(role="model", calls=(item.call_id,)),)
         case "function_call_output" | "custom_tool_call_output", _:
-            return (Said(by="tool", text=_text(item.output), answers=item.call_id),)
+            return (HistoryItem(role="tool", text=_text(item.output), call_id=item.call_id),)
         case _:
-            return (Said(by="model", text=_text(item.content)),)
+            return (HistoryItem(role="model", text=_text(item.content)),)
 
 
 def _text(content: str | list[_Part] | None) -> str:
-    return joined(part.text for part in content) if isinstance(content, list) else content or ""
+    return join_texts(part.text for part in content) if isinstance(content, list) else content or ""
 
 
-def _items(reply: Reply, asked: Asked) -> Iterator[_Composed]:
-    key = asked.key[:24]
+def _items(reply: Reply, request: ModelRequest) -> Iterator[_Composed]:
+    key = request.key[:24]
     if reply.thinking:
-        yield _reasoning(reply, asked, f"rs_{key}")
+        yield _reasoning(reply, request, f"rs_{key}")
     if reply.text:
         yield _message(reply, f"msg_{key}")
     for number, picture in enumerate(reply.pictures):
-        yield _picture(picture, asked, f"ig_{key}{number:02d}")
+        yield _picture(picture, request, f"ig_{key}{number:02d}")
     for number, call in enumerate(reply.tool_calls):
         head: Json = {
             "id": f"fc_{key}{number:02d}",
@@ -144,7 +151,9 @@ def _items(reply: Reply, asked: Asked) -> Iterator[_Composed]:
             "name": call.name,
         }
         kind = "response.function_call_arguments"
-        deltas: list[Json] = [{"type": f"{kind}.delta", "delta": fragment} for fragment in reply.fragments(call.raw)]
+        deltas: list[Json] = [
+            {"type": f"{kind}.delta", "delta": fragment} for fragment in reply.argument_deltas(call.raw)
+        ]
         yield _Composed(
             opened={**head, "arguments": "", "status": "in_progress"},
             events=[*deltas, {"type": f"{kind}.done", "name": call.name, "arguments": call.raw}],
@@ -152,17 +161,17 @@ def _items(reply: Reply, asked: Asked) -> Iterator[_Composed]:
         )
 
 
-def _reasoning(reply: Reply, asked: Asked, item_id: str) -> _Composed:
+def _reasoning(reply: Reply, request: ModelRequest, item_id: str) -> _Composed:
     head: Json = {"id": item_id, "type": "reasoning"}
     complete: Json = {**head, "summary": [{"type": "summary_text", "text": reply.thinking}]}
-    if _ENCRYPTED in (read_as(asked.body, _Request).include or ()):
+    if _ENCRYPTED in (decode_as(request.body, _Request).include or ()):
         complete["encrypted_content"] = reply.signature
     kind, at = "response.reasoning_summary", {"summary_index": 0}
     return _Composed(
         opened={**head, "summary": []},
         events=[
             {"type": f"{kind}_part.added", **at, "part": {"type": "summary_text", "text": ""}},
-            *({"type": f"{kind}_text.delta", **at, "delta": piece} for piece in reply.pieces(reply.thinking)),
+            *({"type": f"{kind}_text.delta", **at, "delta": piece} for piece in reply.text_deltas(reply.thinking)),
             {"type": f"{kind}_text.done", **at, "text": reply.thinking},
             {"type": f"{kind}_part.done", **at, "part": {"type": "summary_text", "text": reply.thinking}},
         ],
@@ -180,19 +189,23 @@ def _message(reply: Reply, item_id: str) -> _Composed:
         opened={**head, "status": "in_progress", "content": []},
         events=[
             {"type": "response.content_part.added", **at, "part": empty},
-            *({"type": f"{kind}.delta", **at, "delta": piece, **more} for piece in reply.pieces(reply.text)),
+            *({"type": f"{kind}.delta", **at, "delta": piece, **more} for piece in reply.text_deltas(reply.text)),
             {"type": f"{kind}.done", **at, "text": reply.text, **more},
             {"type": "response.content_part.done", **at, "part": part},
         ],
-        complete={**head, "status": "incomplete" if reply.ending in _INCOMPLETE else "completed", "content": [part]},
+        complete={
+            **head,
+            "status": "incomplete" if reply.finish_reason in _INCOMPLETE else "completed",
+            "content": [part],
+        },
     )
 
 
-def _picture(picture: Picture, asked: Asked, item_id: str) -> _Composed:
-    tools = read_as(asked.body, _Request).tools or []
+def _picture(picture: Picture, request: ModelRequest, item_id: str) -> _Composed:
+    tools = decode_as(request.body, _Request).tools or []
     tool = next((tool for tool in tools if tool.type == "image_generation"), None)
     if tool is None:
-        raise Refused(501, "a picture needs the request's image_generation tool")
+        raise Rejected(501, "a picture needs the request's image_generation tool")
     head: Json = {"id": item_id, "type": "image_generation_call"}
     form: Json = {"size": tool.size, "quality": tool.quality, "background": "opaque"}
     form["output_format"] = picture.media_type.removeprefix("image/")
@@ -219,40 +232,40 @@ def _picture(picture: Picture, asked: Asked, item_id: str) -> _Composed:
     )
 
 
-def _ended(reply: Reply, asked: Asked) -> Json:
-    reason = _INCOMPLETE.get(reply.ending)
+def _ended(reply: Reply, request: ModelRequest) -> Json:
+    reason = _INCOMPLETE.get(reply.finish_reason)
     return _response(
-        asked,
+        request,
         "incomplete" if reason else "completed",
-        output=[item.complete for item in _items(reply, asked)],
+        output=[item.complete for item in _items(reply, request)],
         usage=_usage(reply),
         incomplete_details={"reason": reason} if reason else None,
     )
 
 
-def _response(asked: Asked, status: str, **fields: object) -> Json:
+def _response(request: ModelRequest, status: str, **fields: object) -> Json:
     """The response object, which repeats the request's settings."""
     return {
-        "id": f"resp_{asked.key[:28]}",
+        "id": f"resp_{request.key[:28]}",
         "object": "response",
         "created_at": CREATED,
         "status": status,
         "error": None,
         "incomplete_details": None,
-        "instructions": asked.body.get("instructions"),
+        "instructions": request.body.get("instructions"),
         "metadata": {},
-        "model": asked.model,
+        "model": request.model,
         "parallel_tool_calls": True,
-        "temperature": asked.body.get("temperature", 1.0),
-        "tool_choice": asked.body.get("tool_choice", "auto"),
-        "tools": asked.body.get("tools", []),
-        "top_p": asked.body.get("top_p", 1.0),
+        "temperature": request.body.get("temperature", 1.0),
+        "tool_choice": request.body.get("tool_choice", "auto"),
+        "tools": request.body.get("tools", []),
+        "top_p": request.body.get("top_p", 1.0),
         **fields,
     }
 
 
 def _usage(reply: Reply) -> Json:
-    usage = reply.counted
+    usage = reply.reported_usage
     given, written = usage.input or 0, usage.output or 0
     return {
         "input_tokens": given,

@@ -10,7 +10,7 @@ import msgspec
 from tokenbus_services.mock_provider import chunking
 from tokenbus_services.mock_provider.provider_api import MockApi
 from tokenbus_services.mock_provider.reply import Reply
-from tokenbus_services.mock_provider.request import Asked, Refused
+from tokenbus_services.mock_provider.request import ModelRequest, Rejected
 from tokenbus_services.mock_provider.script import (
     CutOff,
     ErrorEvent,
@@ -31,7 +31,7 @@ _JSON = "application/json"
 _EVENTS = "text/event-stream; charset=utf-8"
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class ResponsePlan(msgspec.Struct, frozen=True, kw_only=True):
     """One response. ``status`` None: close without sending a head."""
 
     status: int | None
@@ -44,82 +44,87 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     pace: float | None = None
 
 
-def refusal(dialect: MockApi, refused: Refused) -> Plan:
+def plan_rejection(mock_api: MockApi, rejected: Rejected) -> ResponsePlan:
     """An error caused by the request."""
-    return _error(dialect, Status(status=refused.status), refused.message)
+    return _error(mock_api, Status(status=rejected.status), rejected.message)
 
 
-def failed(dialect: MockApi, fault: Status) -> Plan:
+def plan_scripted_error(mock_api: MockApi, fault: Status) -> ResponsePlan:
     """An error from the script."""
-    return _error(dialect, fault, f"HTTP {fault.status}, as scripted")
+    return _error(mock_api, fault, f"HTTP {fault.status}, as scripted")
 
 
-def plan(turn: Turn, asked: Asked, dialect: MockApi, attempt: int) -> Plan:
+def plan_response(turn: Turn, request: ModelRequest, mock_api: MockApi, attempt: int) -> ResponsePlan:
     """Plan the response to one try (counted from 0) of one turn.
 
-    Raises Refused if the API cannot express the turn, OSError if a recording is unreadable, and ValueError if a fault's
-    position is not in the body.
+    Raises Rejected if the API cannot express the turn, OSError if a recording is unreadable, and ValueError if the
+    position of a fault is not in the body.
     """
     fault = turn.fault_of(attempt)
     match fault:
         case HangUp():
-            answer = Plan(status=None, ending="closed")
+            answer = ResponsePlan(status=None, ending="closed")
         case Status():
-            answer = failed(dialect, fault)
+            answer = plan_scripted_error(mock_api, fault)
         case _:
-            answer = _delivered(turn, asked, dialect, fault)
+            answer = _delivered(turn, request, mock_api, fault)
     return msgspec.structs.replace(answer, delay_s=turn.delivery.delay_s, pace=turn.delivery.pace)
 
 
-def _error(dialect: MockApi, fault: Status, message: str) -> Plan:
-    body = dialect.error(fault.status, message) if fault.body is None else fault.body
-    return Plan(status=fault.status, headers={"content-type": _JSON, **fault.headers}, reads=chunking.pieces(body, ()))
+def _error(mock_api: MockApi, fault: Status, message: str) -> ResponsePlan:
+    body = mock_api.error(fault.status, message) if fault.body is None else fault.body
+    return ResponsePlan(
+        status=fault.status, headers={"content-type": _JSON, **fault.headers}, reads=chunking.split_at(body, ())
+    )
 
 
-def _delivered(turn: Turn, asked: Asked, dialect: MockApi, fault: Fault | None) -> Plan:
-    body = _stream(turn.says, asked, dialect) if asked.stream else _body(turn.says, asked, dialect)
-    headers = {"content-type": _EVENTS if asked.stream else _JSON}
-    ends = chunking.ends_of_reads(body, turn.delivery.cuts)
+def _delivered(turn: Turn, request: ModelRequest, mock_api: MockApi, fault: Fault | None) -> ResponsePlan:
+    body = _stream(turn.says, request, mock_api) if request.stream else _body(turn.says, request, mock_api)
+    headers = {"content-type": _EVENTS if request.stream else _JSON}
+    ends = chunking.read_ends(body, turn.delivery.cuts)
     if not isinstance(fault, ErrorEvent | CutOff | Stall):
-        return Plan(status=200, headers=headers, reads=chunking.pieces(body, ends))
-    place = chunking.place_of(body, fault)
-    before, after = chunking.pieces(body[:place], ends), chunking.pieces(body[place:], (end - place for end in ends))
+        return ResponsePlan(status=200, headers=headers, reads=chunking.split_at(body, ends))
+    place = chunking.fault_offset(body, fault)
+    before, after = (
+        chunking.split_at(body[:place], ends),
+        chunking.split_at(body[place:], (end - place for end in ends)),
+    )
     match fault:
         case ErrorEvent():
-            if not asked.stream:
-                raise Refused(501, "a non-streamed response has no error event; use a status")
-            event = dialect.error_event(fault.status, "an error in mid-stream, as the replay script says")
-            return Plan(status=200, headers=headers, reads=[*before, event])
+            if not request.stream:
+                raise Rejected(501, "a non-streamed response has no error event; use a status")
+            event = mock_api.error_event(fault.status, "an error in mid-stream, as scripted")
+            return ResponsePlan(status=200, headers=headers, reads=[*before, event])
         case CutOff():
-            return Plan(status=200, headers=headers, reads=before, ending="reset" if fault.reset else "closed")
+            return ResponsePlan(status=200, headers=headers, reads=before, ending="reset" if fault.reset else "closed")
         case Stall():
-            return Plan(status=200, headers=headers, reads=before, ending="stalled", rest=after)
+            return ResponsePlan(status=200, headers=headers, reads=before, ending="stalled", rest=after)
 
 
-def _stream(says: Source, asked: Asked, dialect: MockApi) -> bytes:
+def _stream(says: Source, request: ModelRequest, mock_api: MockApi) -> bytes:
     match says:
         case Reply():
-            return dialect.stream(_filled(says, asked), asked)
+            return mock_api.stream(_filled(says, request), request)
         case Wire():
             return says.stream
         case Recording():
             return Path(says.stream).read_bytes()
 
 
-def _body(says: Source, asked: Asked, dialect: MockApi) -> bytes:
+def _body(says: Source, request: ModelRequest, mock_api: MockApi) -> bytes:
     match says:
         case Reply():
-            return dialect.body(_filled(says, asked), asked)
+            return mock_api.body(_filled(says, request), request)
         case Wire(body=bytes(body)):
             return body
         case Recording(body=str(path)):
             return Path(path).read_bytes()
         case _:
-            raise Refused(501, "this recording has no body for a request that does not stream")
+            raise Rejected(501, "this recording has no body for a request that does not stream")
 
 
-def _filled(reply: Reply, asked: Asked) -> Reply:
-    if reply.pictures and asked.api in ("anthropic", "openai-chat"):
-        raise Refused(501, "this API does not generate images")
-    filled = reply.filled(token=asked.token, tool_results=asked.tool_results)
-    return filled.continued(asked.prefilled, asked.stops) if asked.prefilled else filled
+def _filled(reply: Reply, request: ModelRequest) -> Reply:
+    if reply.pictures and request.api in ("anthropic", "openai-chat"):
+        raise Rejected(501, "this API does not generate images")
+    filled = reply.with_marks_filled(token=request.token, tool_results=request.tool_results)
+    return filled.continue_text(request.prefill, request.stop_strings) if request.prefill else filled

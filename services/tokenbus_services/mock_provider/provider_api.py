@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from tokenbus.providers.api import ApiName
 from tokenbus_services.mock_provider.reply import Reply
-from tokenbus_services.mock_provider.request import Asked, RequestOptions
+from tokenbus_services.mock_provider.request import ModelRequest, ParsedBody
 
 CREATED = 1_750_000_000
 """Fixed creation time (Unix) of composed replies, so that the same request gets the same bytes."""
@@ -17,26 +17,26 @@ CREATED = 1_750_000_000
 class Composer(Protocol):
     """Writes a `Reply` in the wire format of an API."""
 
-    def stream(self, reply: Reply, asked: Asked) -> bytes:
+    def stream(self, reply: Reply, request: ModelRequest) -> bytes:
         """The server-sent events of a streamed answer."""
         ...
 
-    def body(self, reply: Reply, asked: Asked) -> bytes:
+    def body(self, reply: Reply, request: ModelRequest) -> bytes:
         """The JSON body of an answer that is not streamed."""
         ...
 
 
 class MockApi(Composer, Protocol):
-    """One provider API; each module exports one as ``dialect``."""
+    """One provider API; each module exports one as ``mock_api``."""
 
     name: ApiName
     route: re.Pattern[str]
     """Matches the path of its requests."""
 
-    def hear(
+    def parse(
         self, route: re.Match[str], query: Mapping[str, str], headers: Mapping[str, str], body: Mapping[str, Any]
-    ) -> RequestOptions:
-        """Parse a request. Raises Refused for anything the real API would reject."""
+    ) -> ParsedBody:
+        """Parse a request. Raises Rejected for anything the real API would reject."""
         ...
 
     def error(self, status: int, message: str) -> bytes:

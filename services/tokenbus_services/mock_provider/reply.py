@@ -74,28 +74,28 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="
     """Characters a delta; None: a word, as models do."""
 
     @property
-    def ending(self) -> Finish:
+    def finish_reason(self) -> Finish:
         """Why the turn ends."""
         return self.finish or ("tool_use" if self.tool_calls else "stop")
 
     @property
-    def counted(self) -> Usage:
+    def reported_usage(self) -> Usage:
         """The usage to report."""
         if self.usage is not None:
             return self.usage
-        thinking = len(self.pieces(self.thinking))
-        spoken = len(self.pieces(self.text)) + sum(len(self.fragments(call.raw)) for call in self.tool_calls)
+        thinking = len(self.text_deltas(self.thinking))
+        spoken = len(self.text_deltas(self.text)) + sum(len(self.argument_deltas(call.raw)) for call in self.tool_calls)
         return Usage(input=25, output=thinking + spoken, reasoning=thinking or None)
 
-    def pieces(self, text: str) -> list[str]:
+    def text_deltas(self, text: str) -> list[str]:
         """The deltas of a text; they concatenate to it exactly."""
         return _WORD.findall(text) if self.chunk_size is None else _slices(text, self.chunk_size)
 
-    def fragments(self, arguments: str) -> list[str]:
+    def argument_deltas(self, arguments: str) -> list[str]:
         """The deltas of a tool call's arguments; they concatenate to it exactly."""
         return _slices(arguments, self.chunk_size or _ARGUMENT_SIZE)
 
-    def filled(self, *, token: str = "", tool_results: tuple[str, ...] = ()) -> Reply:
+    def with_marks_filled(self, *, token: str = "", tool_results: tuple[str, ...] = ()) -> Reply:
         """The reply with its marks filled in, all but `STAMP`; inside arguments they are escaped as JSON text."""
         values = {TOKEN: token, TOOL_RESULT: " ".join(tool_results)}
 
@@ -114,7 +114,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="
             ),
         )
 
-    def continued(self, before: str, stops: tuple[str, ...]) -> Reply:
+    def continue_text(self, before: str, stops: tuple[str, ...]) -> Reply:
         """Continue this text as a provider would; its end may already be the beginning of the reply.
 
         Stops at the first stop string, which is not included.

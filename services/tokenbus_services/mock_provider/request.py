@@ -19,13 +19,13 @@ from tokenbus.providers.api import ApiName
 
 T = TypeVar("T")
 
-_TRANSCRIPT = re.compile(r"^[^\n:]+: (?P<said>[^\n]*?)(?:\n|<\|\w+\|>)", re.MULTILINE)
+_TRANSCRIPT = re.compile(r"^[^\n:]+: (?P<content>[^\n]*?)(?:\n|<\|\w+\|>)", re.MULTILINE)
 """How a conversation written as one text begins: ``Name: text``, a line per message, or a token after each."""
 _RESULTS_END = "</function_results>"
 _RESULT = re.compile(r"<(?:result|error) [^>]*>(.*?)</(?:result|error)>", re.DOTALL)
 
 
-class Refused(Exception):
+class Rejected(Exception):
     """The request is rejected with ``status`` and a message in the API's own error format."""
 
     def __init__(self, status: int, message: str) -> None:
@@ -34,33 +34,33 @@ class Refused(Exception):
         self.message = message
 
 
-class Said(msgspec.Struct, frozen=True, kw_only=True):
-    """One contribution to the history."""
+class HistoryItem(msgspec.Struct, frozen=True, kw_only=True):
+    """One item of the history: what the model or the user wrote, or a tool returned."""
 
-    by: Literal["model", "user", "tool"]
+    role: Literal["model", "user", "tool"]
     text: str = ""
     calls: tuple[str, ...] = ()
     """model: ids of the tool calls it made."""
-    answers: str = ""
+    call_id: str = ""
     """tool: id of the call that this is the result of."""
 
 
-class RequestOptions(msgspec.Struct, frozen=True, kw_only=True):
+class ParsedBody(msgspec.Struct, frozen=True, kw_only=True):
     """A request as parsed by an API's module."""
 
     model: str
     stream: bool
-    history: str
+    history_field: str
     """The body's field that holds the history."""
-    said: list[tuple[Said, ...]]
-    """Contributions of each item of that field; none for instructions."""
-    stops: tuple[str, ...] = ()
+    messages: list[tuple[HistoryItem, ...]]
+    """The history items of each message in that field; none for instructions."""
+    stop_strings: tuple[str, ...] = ()
     """The stop strings."""
-    written: bool = False
+    is_transcript: bool = False
     """The history is one text, in which instructions stand before the conversation."""
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
+class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request after interpretation."""
 
     api: ApiName
@@ -74,16 +74,16 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     user_text: str
     """The user's last text."""
     tool_results: tuple[str, ...]
-    """What tools gave back since the model last spoke."""
+    """The results that tools returned since the model last spoke."""
     key: str
     """Same for each try of one turn of one conversation: a digest of API and body, without a prefill at its end.
 
     Two conversations with the same words have the same key; tests that run in parallel say something of their own.
     """
 
-    prefilled: str = ""
+    prefill: str = ""
     """The text that the model is to continue: the beginning of its own message, or a conversation as one text."""
-    stops: tuple[str, ...] = ()
+    stop_strings: tuple[str, ...] = ()
 
     @property
     def token(self) -> str:
@@ -92,97 +92,102 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
         return words[-1] if words else ""
 
 
-def understand(api: ApiName, heard: RequestOptions, headers: Mapping[str, str], body: Mapping[str, Any]) -> Asked:
-    """Interpret a request. Raises Refused if calls and results do not match."""
-    said = list(heard.said)
-    begun = ""
-    while said and said[-1] and all(one.by == "model" for one in said[-1]):
+def interpret(api: ApiName, parsed: ParsedBody, headers: Mapping[str, str], body: Mapping[str, Any]) -> ModelRequest:
+    """Interpret a request. Raises Rejected if calls and results do not match."""
+    messages = list(parsed.messages)
+    prefill = ""
+    while messages and messages[-1] and all(item.role == "model" for item in messages[-1]):
         # A prefill: the requested turn has already begun.
-        begun = joined(one.text for one in said.pop()) + begun
-    history = list(chain.from_iterable(said))
+        prefill = join_texts(item.text for item in messages.pop()) + prefill
+    history = list(chain.from_iterable(messages))
     _check_results(history)
-    asked_of = {**body, heard.history: body[heard.history][: len(said)]} if len(said) < len(heard.said) else body
-    written = (_TRANSCRIPT.search if heard.written else _TRANSCRIPT.match)(begun)
-    if written or _RESULTS_END in begun:  # after an image in it the text goes on in the middle
-        return _continuing(api, heard, (headers, body, asked_of), begun, written["said"] if written else "")
-    return Asked(
+    without_prefill = (
+        {**body, parsed.history_field: body[parsed.history_field][: len(messages)]}
+        if len(messages) < len(parsed.messages)
+        else body
+    )
+    transcript = (_TRANSCRIPT.search if parsed.is_transcript else _TRANSCRIPT.match)(prefill)
+    if transcript or _RESULTS_END in prefill:  # after an image the text continues in the middle of a conversation
+        first_line = transcript["content"] if transcript else ""
+        return _interpret_transcript(api, parsed, (headers, body, without_prefill), prefill, first_line)
+    return ModelRequest(
         api=api,
         headers=headers,
         body=body,
-        model=heard.model,
-        stream=heard.stream,
-        turn=sum(before.by == "model" != after.by for before, after in pairwise(history)),
-        user_text=next((one.text for one in reversed(history) if one.by == "user" and one.text), ""),
+        model=parsed.model,
+        stream=parsed.stream,
+        turn=sum(before.role == "model" != after.role for before, after in pairwise(history)),
+        user_text=next((item.text for item in reversed(history) if item.role == "user" and item.text), ""),
         tool_results=_latest_results(history),
-        key=blake2b(msgspec.json.encode((api, asked_of), order="sorted"), digest_size=16).hexdigest(),
-        prefilled=begun,
+        key=blake2b(msgspec.json.encode((api, without_prefill), order="sorted"), digest_size=16).hexdigest(),
+        prefill=prefill,
     )
 
 
-def _continuing(
+def _interpret_transcript(
     api: ApiName,
-    heard: RequestOptions,
-    sent: tuple[Mapping[str, str], Mapping[str, Any], Mapping[str, Any]],
+    parsed: ParsedBody,
+    request: tuple[Mapping[str, str], Mapping[str, Any], Mapping[str, Any]],
     text: str,
-    line: str,
-) -> Asked:
+    first_line: str,
+) -> ModelRequest:
     """Interpret a request whose text to continue is the whole conversation. Its turn is the number of results in it.
 
-    ``sent``: headers, body, and the body without that text; ``line``: the content of the text's first line.
+    ``request``: headers, body, and the body without that text; ``first_line``: the content of the text's first line.
     """
-    headers, body, asked_of = sent
-    settled, results, _ = text.rpartition(_RESULTS_END)
-    of_turn = settled if results else line
-    given = settled.rpartition("<function_results>")[2]
-    return Asked(
+    headers, body, without_prefill = request
+    answered, results, _ = text.rpartition(_RESULTS_END)
+    of_turn = answered if results else first_line
+    latest = answered.rpartition("<function_results>")[2]
+    return ModelRequest(
         api=api,
         headers=headers,
         body=body,
-        model=heard.model,
-        stream=heard.stream,
+        model=parsed.model,
+        stream=parsed.stream,
         turn=text.count(_RESULTS_END),
-        user_text=line,
-        tool_results=tuple(unescape(found[1]) for found in _RESULT.finditer(given)),
-        key=blake2b(msgspec.json.encode((api, asked_of, of_turn), order="sorted"), digest_size=16).hexdigest(),
-        prefilled=text,
-        stops=heard.stops,
+        user_text=first_line,
+        tool_results=tuple(unescape(found[1]) for found in _RESULT.finditer(latest)),
+        key=blake2b(msgspec.json.encode((api, without_prefill, of_turn), order="sorted"), digest_size=16).hexdigest(),
+        prefill=text,
+        stop_strings=parsed.stop_strings,
     )
 
 
-def read_as(json: object, shape: type[T], *, strict: bool = True) -> T:
+def decode_as(json: object, shape: type[T], *, strict: bool = True) -> T:
     """Decoded JSON as a type with the fields that matter here; not ``strict``: numbers and truth may be texts. Raises
-    Refused, saying which field is wrong."""
+    Rejected, saying which field is wrong."""
     try:
         return msgspec.convert(json, shape, strict=strict)
     except msgspec.ValidationError as e:
-        raise Refused(400, str(e)) from None
+        raise Rejected(400, str(e)) from None
 
 
-def joined(texts: Iterable[str]) -> str:
+def join_texts(texts: Iterable[str]) -> str:
     """The text of a message made of parts."""
     return "\n".join(text for text in texts if text)
 
 
-def _check_results(history: Sequence[Said]) -> None:
+def _check_results(history: Sequence[HistoryItem]) -> None:
     """Check that each call is answered before anything else, and that each result answers such a call.
 
     Anthropic and OpenAI both reject anything else, so a client that passes has not lost a call.
     """
     open_calls: set[str] = set()
     before = None
-    for one in history:
-        if one.by == "tool":
-            if one.answers and one.answers not in open_calls:
-                raise Refused(400, f"a tool result answers {one.answers!r}, which is no call of the turn before it")
-            open_calls.discard(one.answers)
-        elif open_calls and not before == one.by == "model":
+    for item in history:
+        if item.role == "tool":
+            if item.call_id and item.call_id not in open_calls:
+                raise Rejected(400, f"a tool result answers {item.call_id!r}, which is no call of the turn before it")
+            open_calls.discard(item.call_id)
+        elif open_calls and not before == item.role == "model":
             break
-        open_calls.update(one.calls)
-        before = one.by
+        open_calls.update(item.calls)
+        before = item.role
     if open_calls:
-        raise Refused(400, f"tool calls without a result right after them: {', '.join(sorted(open_calls))}")
+        raise Rejected(400, f"tool calls without a result right after them: {', '.join(sorted(open_calls))}")
 
 
-def _latest_results(history: Sequence[Said]) -> tuple[str, ...]:
-    last = max((i for i, one in enumerate(history) if one.by == "model"), default=-1)
-    return tuple(one.text for one in history[last + 1 :] if one.by == "tool")
+def _latest_results(history: Sequence[HistoryItem]) -> tuple[str, ...]:
+    last = max((i for i, item in enumerate(history) if item.role == "model"), default=-1)
+    return tuple(item.text for item in history[last + 1 :] if item.role == "tool")

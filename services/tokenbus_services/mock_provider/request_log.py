@@ -9,7 +9,7 @@ from typing import Literal
 
 import msgspec
 
-from tokenbus_services.mock_provider.request import Asked
+from tokenbus_services.mock_provider.request import ModelRequest
 
 State = Literal["received", "sending", "stalled", "sent", "cut", "disconnected"]
 """`sent`: the whole response was sent; `cut`: this side closed early; `disconnected`: the client left early. These
@@ -19,7 +19,7 @@ three are final.
 _FINAL = frozenset[State]({"sent", "cut", "disconnected"})
 
 
-class Received(msgspec.Struct, frozen=True, kw_only=True):
+class HttpRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One request as received."""
 
     method: str
@@ -33,9 +33,9 @@ class Received(msgspec.Struct, frozen=True, kw_only=True):
 class Exchange(msgspec.Struct, kw_only=True, eq=False):
     """One request and its response. Times are `time.monotonic()`, in seconds."""
 
-    received: Received
+    http_request: HttpRequest
     received_at: float
-    asked: Asked | None = None
+    request: ModelRequest | None = None
     """None: not a provider API request, or a rejected one."""
     attempt: int = 0
     """How often this turn of the conversation was requested before."""
@@ -53,7 +53,7 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
         return self.state in _FINAL
 
 
-class Journal:
+class RequestLog:
     """The latest exchanges, oldest first, with change notification. Bounded in number and bytes."""
 
     def __init__(self, *, exchanges: int, body_bytes: int) -> None:
@@ -62,7 +62,7 @@ class Journal:
         """Number of all requests, including evicted ones."""
         self._exchanges = exchanges
         self._body_bytes = body_bytes
-        self._held_bytes = 0
+        self._logged_bytes = 0
         self._changed = asyncio.Event()
         self._waiting = 0
 
@@ -70,9 +70,9 @@ class Journal:
         """Add a request, evicting the oldest if needed."""
         self.total += 1
         self.exchanges.append(exchange)
-        self._held_bytes += len(exchange.received.body)
-        while len(self.exchanges) > self._exchanges or self._held_bytes > self._body_bytes:
-            self._held_bytes -= len(self.exchanges.popleft().received.body)
+        self._logged_bytes += len(exchange.http_request.body)
+        while len(self.exchanges) > self._exchanges or self._logged_bytes > self._body_bytes:
+            self._logged_bytes -= len(self.exchanges.popleft().http_request.body)
         self.changed()
 
     def changed(self) -> None:
@@ -91,7 +91,7 @@ class Journal:
             self._waiting -= 1
 
 
-class Attempts:
+class AttemptCounter:
     """Counts tries per turn key. The least recently used of ``limit`` keys is evicted."""
 
     def __init__(self, limit: int) -> None:

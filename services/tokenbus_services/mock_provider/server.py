@@ -22,33 +22,33 @@ from tokenbus_services.mock_provider import (
 )
 from tokenbus_services.mock_provider.connection import BadRequest, Connection
 from tokenbus_services.mock_provider.multipart import MULTIPART, read_form
-from tokenbus_services.mock_provider.plan import Plan, plan, refusal
+from tokenbus_services.mock_provider.plan import ResponsePlan, plan_rejection, plan_response
 from tokenbus_services.mock_provider.provider_api import MockApi
-from tokenbus_services.mock_provider.request import Asked, Refused, understand
-from tokenbus_services.mock_provider.request_log import Attempts, Exchange, Journal, Received, State
+from tokenbus_services.mock_provider.request import ModelRequest, Rejected, interpret
+from tokenbus_services.mock_provider.request_log import AttemptCounter, Exchange, HttpRequest, RequestLog, State
 from tokenbus_services.mock_provider.script import Script, Turn
 from tokenbus_services.mock_provider.uploads import FileStore
 
-Choose = Callable[[Asked], Script | Turn | None]
+Choose = Callable[[ModelRequest], Script | Turn | None]
 """Chooses the script or turn for a request; None: the script named by its model."""
 
-_DIALECTS: tuple[MockApi, ...] = (
-    anthropic.dialect,
-    openai_chat.dialect,
-    openai_completions.dialect,
-    openai_responses.dialect,
-    openai_images.dialect,
-    gemini.dialect,
+_MOCK_APIS: tuple[MockApi, ...] = (
+    anthropic.mock_api,
+    openai_chat.mock_api,
+    openai_completions.mock_api,
+    openai_responses.mock_api,
+    openai_images.mock_api,
+    gemini.mock_api,
 )
 _KEPT_BODY_BYTES = 256 * 2**20
 _KEPT_ATTEMPTS = 100_000
 
 
-class ReplayServer:
+class MockProvider:
     """Serves scripts to requests, inside an event loop::
 
         hello = Script(name="hello", turns=(Turn(says=Reply(text="Hello")),))
-        async with ReplayServer([hello]) as server:
+        async with MockProvider([hello]) as server:
             ...  # POST to server.url + "/v1/messages" with model "hello"
 
     A request gets what ``choose`` says, else the script named like its model; the turn follows from its history.
@@ -69,8 +69,8 @@ class ReplayServer:
         self._scripts = {script.name: script for script in scripts}
         self._choose = choose
         self._address = (host, port)
-        self._journal = Journal(exchanges=keep, body_bytes=_KEPT_BODY_BYTES)
-        self._attempts = Attempts(_KEPT_ATTEMPTS)
+        self._log = RequestLog(exchanges=keep, body_bytes=_KEPT_BODY_BYTES)
+        self._attempts = AttemptCounter(_KEPT_ATTEMPTS)
         self._serving: set[asyncio.Task[None]] = set()
         self._error: Exception | None = None
         self._listener: asyncio.Server | None = None
@@ -86,7 +86,7 @@ class ReplayServer:
     @property
     def requests(self) -> Sequence[Exchange]:
         """The latest requests, ``keep`` at the most, oldest first."""
-        return tuple(self._journal.exchanges)
+        return tuple(self._log.exchanges)
 
     @property
     def open_connections(self) -> int:
@@ -95,12 +95,12 @@ class ReplayServer:
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Wait until the condition holds; it is checked whenever a request or connection changes."""
-        await self._journal.until(condition)
+        await self._log.until(condition)
 
     async def requested(self, count: int = 1) -> Exchange:
         """Wait for the ``count``-th request since the start and return the latest."""
-        await self.until(lambda: self._journal.total >= count)
-        return self._journal.exchanges[-1]
+        await self.until(lambda: self._log.total >= count)
+        return self._log.exchanges[-1]
 
     async def disconnected(self, exchange: Exchange) -> float:
         """Wait until the client leaves before the end of its response; return the time (`time.monotonic()`).
@@ -136,135 +136,137 @@ class ReplayServer:
     def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.create_task(self._serve(Connection(reader, writer)))
         self._serving.add(task)
-        task.add_done_callback(self._left)
+        task.add_done_callback(self._connection_closed)
 
-    def _left(self, task: asyncio.Task[None]) -> None:
+    def _connection_closed(self, task: asyncio.Task[None]) -> None:
         self._serving.discard(task)
         if not task.cancelled() and isinstance(error := task.exception(), Exception):
             self._error = self._error or error
-        self._journal.changed()
+        self._log.changed()
 
     async def _serve(self, connection: Connection) -> None:
         """One connection, from its first request to its close."""
         try:
             with suppress(OSError):  # a client may leave as it likes
                 try:
-                    while (received := await connection.receive()) and await self._exchange(connection, received):
+                    while (http_request := await connection.receive()) and await self._exchange(
+                        connection, http_request
+                    ):
                         pass
                 except BadRequest as e:
-                    await connection.refuse(e)
+                    await connection.reject(e)
         finally:
             await connection.close()
 
-    async def _exchange(self, connection: Connection, received: Received) -> bool:
+    async def _exchange(self, connection: Connection, http_request: HttpRequest) -> bool:
         """One request and its answer. False: the connection is of no further use."""
-        exchange = Exchange(received=received, received_at=time.monotonic())
-        self._journal.add(exchange)
+        exchange = Exchange(http_request=http_request, received_at=time.monotonic())
+        self._log.add(exchange)
         answering = asyncio.create_task(self._answer(connection, exchange, self._plan(exchange)))
-        leaving = asyncio.create_task(connection.gone())
+        leaving = asyncio.create_task(connection.wait_disconnected())
         try:
             await asyncio.wait((answering, leaving), return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
-            self._enter("cut", exchange)
+            self._set_state("cut", exchange)
             raise
         finally:
             answering.cancel()
             leaving.cancel()
             outcome, _ = await asyncio.gather(answering, leaving, return_exceptions=True)
         if isinstance(outcome, Exception) and not isinstance(outcome, OSError):
-            self._enter("cut", exchange)
+            self._set_state("cut", exchange)
             raise outcome
         if not exchange.ended:
-            self._enter("disconnected", exchange)
+            self._set_state("disconnected", exchange)
         return outcome is True
 
-    async def _answer(self, connection: Connection, exchange: Exchange, planned: Plan) -> bool:
+    async def _answer(self, connection: Connection, exchange: Exchange, planned: ResponsePlan) -> bool:
         """The answer to one request. True: another request may follow."""
 
         def sent(size: int) -> None:
             exchange.reads_sent += 1
             exchange.bytes_sent += size
-            self._journal.changed()
+            self._log.changed()
 
         await asyncio.sleep(planned.delay_s)
         if planned.status is not None:
             exchange.status = planned.status
-            self._enter("sending", exchange)
+            self._set_state("sending", exchange)
             await connection.send_head(planned.status, planned.headers)
             await connection.send_reads(planned.reads, planned.pace, sent)
         if planned.ending == "stalled":
-            self._enter("stalled", exchange)
+            self._set_state("stalled", exchange)
             await exchange.resumed.wait()
-            self._enter("sending", exchange)
+            self._set_state("sending", exchange)
             await connection.send_reads(planned.rest, planned.pace, sent)
         elif planned.ending != "complete":
             if planned.ending == "reset":
                 connection.reset()
-            self._enter("cut", exchange)
+            self._set_state("cut", exchange)
             return False
         more = await connection.send_end()
-        self._enter("sent", exchange)
+        self._set_state("sent", exchange)
         return more
 
-    def _enter(self, state: State, exchange: Exchange) -> None:
+    def _set_state(self, state: State, exchange: Exchange) -> None:
         exchange.state = state
         if exchange.ended:
             exchange.ended_at = time.monotonic()
-        self._journal.changed()
+        self._log.changed()
 
-    def _plan(self, exchange: Exchange) -> Plan:
-        if (uploading := self.files.plan(exchange.received)) is not None:
+    def _plan(self, exchange: Exchange) -> ResponsePlan:
+        if (uploading := self.files.plan(exchange.http_request)) is not None:
             return uploading
-        dialect, route = _route(exchange.received.path)
+        mock_api, route = _route(exchange.http_request.path)
         try:
             if route is None:
-                raise Refused(404, f"no such endpoint: {exchange.received.path}")
-            exchange.asked = asked = _understand(dialect, route, exchange.received)
-            self.files.check(asked.api, asked.headers, asked.body)
-            exchange.attempt = self._attempts.next(asked.key)
-            return plan(self._turn(asked), asked, dialect, exchange.attempt)
-        except Refused as refused:
-            return refusal(dialect, refused)
+                raise Rejected(404, f"no such endpoint: {exchange.http_request.path}")
+            exchange.request = request = _interpret(mock_api, route, exchange.http_request)
+            self.files.check(request.api, request.headers, request.body)
+            exchange.attempt = self._attempts.next(request.key)
+            return plan_response(self._turn(request), request, mock_api, exchange.attempt)
+        except Rejected as rejected:
+            return plan_rejection(mock_api, rejected)
         except Exception as e:
             self._error = self._error or e
-            return refusal(dialect, Refused(500, f"{type(e).__name__}: {e}"))
+            return plan_rejection(mock_api, Rejected(500, f"{type(e).__name__}: {e}"))
 
-    def _turn(self, asked: Asked) -> Turn:
-        chosen = self._choose(asked) if self._choose else None
+    def _turn(self, request: ModelRequest) -> Turn:
+        chosen = self._choose(request) if self._choose else None
         if isinstance(chosen, Turn):
             return chosen
-        script = chosen or self._scripts.get(asked.model)
+        script = chosen or self._scripts.get(request.model)
         if script is None:
-            raise Refused(404, f"model: no script {asked.model!r}; there are: {', '.join(sorted(self._scripts))}")
-        if asked.turn < len(script.turns):
-            return script.turns[asked.turn]
+            raise Rejected(404, f"model: no script {request.model!r}; there are: {', '.join(sorted(self._scripts))}")
+        if request.turn < len(script.turns):
+            return script.turns[request.turn]
         if script.repeat_last:
             return script.turns[-1]
-        raise Refused(400, f"script {script.name!r} has {len(script.turns)} turns, and this is turn {asked.turn}")
+        raise Rejected(400, f"script {script.name!r} has {len(script.turns)} turns, and this is turn {request.turn}")
 
 
 def _route(path: str) -> tuple[MockApi, re.Match[str] | None]:
     """The API of a path; for a path of none, one to write the error."""
-    for dialect in _DIALECTS:
-        if route := dialect.route.fullmatch(path):
-            return dialect, route
-    return openai_chat.dialect, None
+    for mock_api in _MOCK_APIS:
+        if route := mock_api.route.fullmatch(path):
+            return mock_api, route
+    return openai_chat.mock_api, None
 
 
-def _understand(dialect: MockApi, route: re.Match[str], received: Received) -> Asked:
-    if received.method != "POST":
-        raise Refused(405, f"{received.path} takes POST, not {received.method}")
-    body = _body(received)
-    heard = dialect.hear(route, received.query, received.headers, body)
-    return understand(dialect.name, heard, received.headers, body)
+def _interpret(mock_api: MockApi, route: re.Match[str], http_request: HttpRequest) -> ModelRequest:
+    if http_request.method != "POST":
+        raise Rejected(405, f"{http_request.path} takes POST, not {http_request.method}")
+    body = _body(http_request)
+    parsed = mock_api.parse(route, http_request.query, http_request.headers, body)
+    return interpret(mock_api.name, parsed, http_request.headers, body)
 
 
-def _body(received: Received) -> dict[str, Any]:
-    """Raises Refused."""
-    content_type = received.headers.get("content-type", "")
+def _body(http_request: HttpRequest) -> dict[str, Any]:
+    """Raises Rejected."""
+    content_type = http_request.headers.get("content-type", "")
     if content_type.startswith(MULTIPART):
-        return read_form(content_type, received.body)
+        return read_form(content_type, http_request.body)
     try:
-        return msgspec.json.decode(received.body, type=dict[str, Any])
+        return msgspec.json.decode(http_request.body, type=dict[str, Any])
     except msgspec.DecodeError as e:
-        raise Refused(400, f"the body is not a JSON object: {e}") from None
+        raise Rejected(400, f"the body is not a JSON object: {e}") from None

@@ -19,10 +19,10 @@ import msgspec
 from tokenbus.providers.api import ApiName
 from tokenbus_services.mock_provider import anthropic, gemini, openai_chat
 from tokenbus_services.mock_provider.multipart import read_form
-from tokenbus_services.mock_provider.plan import Plan, failed, refusal
+from tokenbus_services.mock_provider.plan import ResponsePlan, plan_rejection, plan_scripted_error
 from tokenbus_services.mock_provider.provider_api import CREATED, MockApi
-from tokenbus_services.mock_provider.request import Refused, read_as
-from tokenbus_services.mock_provider.request_log import Received
+from tokenbus_services.mock_provider.request import Rejected, decode_as
+from tokenbus_services.mock_provider.request_log import HttpRequest
 from tokenbus_services.mock_provider.script import Status
 
 BETA = "files-api-2025-04-14"
@@ -45,7 +45,7 @@ class StoredFile(msgspec.Struct, kw_only=True):
     size: int
     sha256: str
     fields: dict[str, str] = {}
-    """What else the form said."""
+    """The other fields of the form."""
 
 
 class _Named(msgspec.Struct, frozen=True, rename="camel"):
@@ -53,13 +53,13 @@ class _Named(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class _Description(msgspec.Struct):
-    """What the first call of a resumable upload says."""
+    """The body of the first call of a resumable upload."""
 
     file: _Named = _Named()
 
 
-class _Begun(msgspec.Struct):
-    """A resumable upload whose content is still to come."""
+class _OpenUpload(msgspec.Struct):
+    """A resumable upload whose content has not arrived yet."""
 
     filename: str
     media_type: str
@@ -73,64 +73,64 @@ class FileStore:
         self.files: dict[str, StoredFile] = {}
         self.processing = 0
         """How often a Gemini file is reported as processing before it can be used."""
-        self._failing: deque[Status] = deque()
-        self._begun: dict[str, _Begun] = {}
-        self._looks: dict[str, int] = {}
-        self._made = 0
+        self._scripted_errors: deque[Status] = deque()
+        self._open_uploads: dict[str, _OpenUpload] = {}
+        self._polls_until_active: dict[str, int] = {}
+        self._created = 0
 
-    def vanish(self, file_id: str) -> None:
+    def expire(self, file_id: str) -> None:
         """Expire the file now."""
         del self.files[file_id]
 
-    def fail(self, *faults: Status) -> None:
+    def fail_next_uploads(self, *faults: Status) -> None:
         """Make the next uploads fail with these errors, one each."""
-        self._failing.extend(faults)
+        self._scripted_errors.extend(faults)
 
-    def plan(self, received: Received) -> Plan | None:
+    def plan(self, http_request: HttpRequest) -> ResponsePlan | None:
         """Plan the response to a file API call; None for any other call."""
-        dialect = _dialect(received)
-        if dialect is None:
+        mock_api = _mock_api_of(http_request)
+        if mock_api is None:
             return None
         try:
-            if self._failing and received.method == "POST":
-                return failed(dialect, self._failing.popleft())
-            if dialect is gemini.dialect:
-                return self._gemini(received)
-            return self._form(dialect, received)
-        except Refused as refused:
-            return refusal(dialect, refused)
+            if self._scripted_errors and http_request.method == "POST":
+                return plan_scripted_error(mock_api, self._scripted_errors.popleft())
+            if mock_api is gemini.mock_api:
+                return self._handle_gemini(http_request)
+            return self._store_form(mock_api, http_request)
+        except Rejected as rejected:
+            return plan_rejection(mock_api, rejected)
 
     def check(self, api: ApiName, headers: Mapping[str, str], body: Mapping[str, Any]) -> None:
-        """Raise Refused if a request refers to a missing file."""
-        for name in _named(body):
+        """Raise Rejected if a request refers to a missing file."""
+        for name in _file_ids(body):
             if api == "anthropic" and BETA not in headers.get("anthropic-beta", ""):
-                raise Refused(400, "messages: a source of type file needs the beta header of the Files API")
+                raise Rejected(400, "messages: a source of type file needs the beta header of the Files API")
             file = self.files.get(name)
-            if file is not None and _house(file.api) == _house(api):
+            if file is not None and _vendor(file.api) == _vendor(api):
                 continue
             match api:
                 case "anthropic":
-                    raise Refused(404, f"File not found: {name}")
+                    raise Rejected(404, f"File not found: {name}")
                 case "gemini":
                     last = name.rpartition("/")[2]
-                    raise Refused(403, f"You do not have permission to access the File {last} or it may not exist.")
+                    raise Rejected(403, f"You do not have permission to access the File {last} or it may not exist.")
                 case _:
-                    raise Refused(404, f"There is no file with the id '{name}'.")
+                    raise Rejected(404, f"There is no file with the id '{name}'.")
 
-    def _form(self, dialect: MockApi, received: Received) -> Plan:
-        if received.method != "POST":
-            raise Refused(405, f"{received.path} takes POST, not {received.method}")
-        if dialect is anthropic.dialect and BETA not in received.headers.get("anthropic-beta", ""):
-            raise Refused(400, "anthropic-beta: the header of the Files API is required")
-        file, fields = _parts(received)
-        if dialect is openai_chat.dialect and fields.get("purpose") not in ("user_data", "vision", "assistants"):
-            raise Refused(400, f"purpose: {fields.get('purpose')!r} is not a purpose of files that requests can use")
-        self._made += 1
+    def _store_form(self, mock_api: MockApi, http_request: HttpRequest) -> ResponsePlan:
+        if http_request.method != "POST":
+            raise Rejected(405, f"{http_request.path} takes POST, not {http_request.method}")
+        if mock_api is anthropic.mock_api and BETA not in http_request.headers.get("anthropic-beta", ""):
+            raise Rejected(400, "anthropic-beta: the header of the Files API is required")
+        file, fields = _parts(http_request)
+        if mock_api is openai_chat.mock_api and fields.get("purpose") not in ("user_data", "vision", "assistants"):
+            raise Rejected(400, f"purpose: {fields.get('purpose')!r} is not a purpose of files that requests can use")
+        self._created += 1
         content: bytes = file["data"]
-        anthropics = dialect is anthropic.dialect
+        anthropics = mock_api is anthropic.mock_api
         stored = StoredFile(
-            file_id=f"{'file_' if anthropics else 'file-'}{self._made:022d}",
-            api=dialect.name,
+            file_id=f"{'file_' if anthropics else 'file-'}{self._created:022d}",
+            api=mock_api.name,
             filename=file["filename"],
             media_type=file["media_type"],
             size=len(content),
@@ -140,47 +140,47 @@ class FileStore:
         self.files[stored.file_id] = stored
         return _json(_anthropic(stored) if anthropics else _openai(stored))
 
-    def _gemini(self, received: Received) -> Plan:
-        if found := _GEMINI_FILE.fullmatch(received.path):
-            uri = f"{_origin(received)}/v1beta/{found[1]}"
+    def _handle_gemini(self, http_request: HttpRequest) -> ResponsePlan:
+        if found := _GEMINI_FILE.fullmatch(http_request.path):
+            uri = f"{_origin(http_request)}/v1beta/{found[1]}"
             if uri not in self.files:
-                raise Refused(403, f"You do not have permission to access the File {found[1]} or it may not exist.")
-            self._looks[uri] -= 1
-            return _json(self._described(self.files[uri]))
-        command = received.headers.get("x-goog-upload-command")
+                raise Rejected(403, f"You do not have permission to access the File {found[1]} or it may not exist.")
+            self._polls_until_active[uri] -= 1
+            return _json(self._gemini_file(self.files[uri]))
+        command = http_request.headers.get("x-goog-upload-command")
         if command == "start":
-            return self._begin(received)
-        begun = self._begun.pop(received.query.get("upload_id", ""), None)
-        if command != "upload, finalize" or begun is None:
-            raise Refused(400, "an upload begins with `start` and ends with `upload, finalize`")
-        if len(received.body) != begun.size:
-            raise Refused(400, f"received {len(received.body)} bytes instead of the declared {begun.size}")
-        self._made += 1
-        uri = f"{_origin(received)}/v1beta/files/f{self._made:011d}"
+            return self._start_resumable(http_request)
+        upload = self._open_uploads.pop(http_request.query.get("upload_id", ""), None)
+        if command != "upload, finalize" or upload is None:
+            raise Rejected(400, "an upload begins with `start` and ends with `upload, finalize`")
+        if len(http_request.body) != upload.size:
+            raise Rejected(400, f"received {len(http_request.body)} bytes instead of the declared {upload.size}")
+        self._created += 1
+        uri = f"{_origin(http_request)}/v1beta/files/f{self._created:011d}"
         self.files[uri] = stored = StoredFile(
             file_id=uri,
             api="gemini",
-            filename=begun.filename,
-            media_type=begun.media_type,
-            size=begun.size,
-            sha256=sha256(received.body).hexdigest(),
+            filename=upload.filename,
+            media_type=upload.media_type,
+            size=upload.size,
+            sha256=sha256(http_request.body).hexdigest(),
         )
-        self._looks[uri] = self.processing
-        return _json({"file": self._described(stored)}, {"x-goog-upload-status": "final"})
+        self._polls_until_active[uri] = self.processing
+        return _json({"file": self._gemini_file(stored)}, {"x-goog-upload-status": "final"})
 
-    def _begin(self, received: Received) -> Plan:
-        headers = received.headers
-        described = read_as(msgspec.json.decode(received.body or b"{}"), _Description)
-        upload_id = f"u{len(self._begun)}-{self._made}-{time.monotonic_ns()}"
-        self._begun[upload_id] = _Begun(
+    def _start_resumable(self, http_request: HttpRequest) -> ResponsePlan:
+        headers = http_request.headers
+        described = decode_as(msgspec.json.decode(http_request.body or b"{}"), _Description)
+        upload_id = f"u{len(self._open_uploads)}-{self._created}-{time.monotonic_ns()}"
+        self._open_uploads[upload_id] = _OpenUpload(
             described.file.display_name,
             headers.get("x-goog-upload-header-content-type", ""),
             int(headers.get("x-goog-upload-header-content-length", "-1")),
         )
-        url = f"{_origin(received)}/upload/v1beta/files?upload_id={upload_id}"
+        url = f"{_origin(http_request)}/upload/v1beta/files?upload_id={upload_id}"
         return _json({}, {"x-goog-upload-url": url, "x-goog-upload-status": "active"})
 
-    def _described(self, file: StoredFile) -> dict[str, object]:
+    def _gemini_file(self, file: StoredFile) -> dict[str, object]:
         return {
             "name": file.file_id.partition("/v1beta/")[2],
             "displayName": file.filename,
@@ -188,33 +188,37 @@ class FileStore:
             "sizeBytes": str(file.size),
             "expirationTime": datetime.fromtimestamp(time.time() + 48 * 3600, UTC).isoformat(),
             "uri": file.file_id,
-            "state": "PROCESSING" if self._looks[file.file_id] > 0 else "ACTIVE",
+            "state": "PROCESSING" if self._polls_until_active[file.file_id] > 0 else "ACTIVE",
         }
 
 
-def _dialect(received: Received) -> MockApi | None:
-    """Whose file API this is a call of."""
-    if received.path == FILES:
-        return anthropic.dialect if "anthropic-version" in received.headers else openai_chat.dialect
-    return gemini.dialect if _GEMINI_UPLOAD.fullmatch(received.path) or _GEMINI_FILE.fullmatch(received.path) else None
+def _mock_api_of(http_request: HttpRequest) -> MockApi | None:
+    """The API whose file API this request is for; None for any other request."""
+    if http_request.path == FILES:
+        return anthropic.mock_api if "anthropic-version" in http_request.headers else openai_chat.mock_api
+    return (
+        gemini.mock_api
+        if _GEMINI_UPLOAD.fullmatch(http_request.path) or _GEMINI_FILE.fullmatch(http_request.path)
+        else None
+    )
 
 
-def _house(api: ApiName) -> str:
-    """Those of one house share their files."""
+def _vendor(api: ApiName) -> str:
+    """The vendor of an API; the APIs of one vendor share their files."""
     return api.partition("-")[0]
 
 
-def _parts(received: Received) -> tuple[dict[str, Any], dict[str, str]]:
-    """The field `file` of a form, and its others. Raises Refused."""
-    fields = read_form(received.headers.get("content-type", ""), received.body)
+def _parts(http_request: HttpRequest) -> tuple[dict[str, Any], dict[str, str]]:
+    """The field `file` of a form, and its others. Raises Rejected."""
+    fields = read_form(http_request.headers.get("content-type", ""), http_request.body)
     file = fields.pop("file", None)
     if not isinstance(file, dict):
-        raise Refused(400, "file: field required")
+        raise Rejected(400, "file: field required")
     return cast("dict[str, Any]", file), fields
 
 
-def _named(value: object) -> Iterator[str]:
-    """The files that a request's body names, at whatever depth."""
+def _file_ids(value: object) -> Iterator[str]:
+    """The file ids in a request's body, at any depth."""
     match value:
         case dict():
             for key, inner in cast("dict[str, object]", value).items():
@@ -222,32 +226,39 @@ def _named(value: object) -> Iterator[str]:
                     if key == "file_id" or "/v1beta/files/" in inner:
                         yield inner
                 else:
-                    yield from _named(inner)
+                    yield from _file_ids(inner)
         case list():
             for inner in cast("list[object]", value):
-                yield from _named(inner)
+                yield from _file_ids(inner)
         case _:
             pass
 
 
 def _anthropic(file: StoredFile) -> dict[str, object]:
-    said: dict[str, object] = {"id": file.file_id, "type": "file", "filename": file.filename, "downloadable": False}
+    described: dict[str, object] = {
+        "id": file.file_id,
+        "type": "file",
+        "filename": file.filename,
+        "downloadable": False,
+    }
     if seconds := file.fields.get("expires_in_seconds"):
-        said["expires_at"] = datetime.fromtimestamp(time.time() + int(seconds), UTC).isoformat()
+        described["expires_at"] = datetime.fromtimestamp(time.time() + int(seconds), UTC).isoformat()
     created = datetime.fromtimestamp(CREATED, UTC).isoformat()
-    return said | {"mime_type": file.media_type, "size_bytes": file.size, "created_at": created}
+    return described | {"mime_type": file.media_type, "size_bytes": file.size, "created_at": created}
 
 
 def _openai(file: StoredFile) -> dict[str, object]:
-    said: dict[str, object] = {"id": file.file_id, "object": "file", "filename": file.filename, "bytes": file.size}
+    described: dict[str, object] = {"id": file.file_id, "object": "file", "filename": file.filename, "bytes": file.size}
     if seconds := file.fields.get("expires_after[seconds]"):
-        said["expires_at"] = round(time.time()) + int(seconds)
-    return said | {"created_at": CREATED, "purpose": file.fields["purpose"], "status": "processed"}
+        described["expires_at"] = round(time.time()) + int(seconds)
+    return described | {"created_at": CREATED, "purpose": file.fields["purpose"], "status": "processed"}
 
 
-def _origin(received: Received) -> str:
-    return f"http://{received.headers['host']}"
+def _origin(http_request: HttpRequest) -> str:
+    return f"http://{http_request.headers['host']}"
 
 
-def _json(body: Mapping[str, object], headers: Mapping[str, str] | None = None) -> Plan:
-    return Plan(status=200, headers={"content-type": "application/json", **(headers or {})}, reads=[_encode(body)])
+def _json(body: Mapping[str, object], headers: Mapping[str, str] | None = None) -> ResponsePlan:
+    return ResponsePlan(
+        status=200, headers={"content-type": "application/json", **(headers or {})}, reads=[_encode(body)]
+    )

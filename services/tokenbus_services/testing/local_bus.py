@@ -21,7 +21,7 @@ from tokenbus_services.cli.mock import API_PATHS
 from tokenbus_services.cli.service_registry import STOP_ORDER, ServiceName, services_of
 from tokenbus_services.cli.worker.command import listening, url_of
 from tokenbus_services.cli.worker.lifespan import AsgiApp, Lifespan
-from tokenbus_services.mock_provider import Asked, Exchange, ReplayServer, Reply, Script, Status, Turn
+from tokenbus_services.mock_provider import Exchange, MockProvider, ModelRequest, Reply, Script, Status, Turn
 from tokenbus_services.process.embedded_server import EmbeddedServer
 from tokenbus_services.settings import Settings, load
 
@@ -50,7 +50,7 @@ class LocalBus:
         self._unknown: list[str] = []
         self._directory = tempfile.TemporaryDirectory(prefix="tokenbus-test-", ignore_cleanup_errors=True)
         self._server = EmbeddedServer(Path(self._directory.name, "server"))
-        self._provider = ReplayServer(choose=self._script_of)
+        self._provider = MockProvider(choose=self._script_of)
         self._thread: threading.Thread | None = None
         self._started = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -70,7 +70,7 @@ class LocalBus:
     @property
     def requests(self) -> list[dict[str, Any]]:
         """The JSON bodies of the requests to the provider, oldest first."""
-        return [msgspec.json.decode(exchange.received.body) for exchange in self.exchanges]
+        return [msgspec.json.decode(exchange.http_request.body) for exchange in self.exchanges]
 
     @property
     def exchanges(self) -> list[Exchange]:
@@ -139,7 +139,7 @@ class LocalBus:
         if self._unknown and error is None:
             raise NoSuchModel(f"no script for model {self._unknown[0]!r}: call model_says({self._unknown[0]!r}, …)")
 
-    def _script_of(self, asked: Asked) -> Script:
+    def _script_of(self, asked: ModelRequest) -> Script:
         script = self._scripts.get(asked.model)
         if script is None:
             self._unknown.append(asked.model)

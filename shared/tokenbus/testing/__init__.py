@@ -14,17 +14,17 @@ As a pytest fixture: ``pytest_plugins = ["tokenbus.testing.fixtures"]`` in the t
 
 try:
     from tokenbus_services.mock_provider import (
-        Asked,
         CutOff,
         Delivery,
         ErrorEvent,
         Exchange,
         Fixed,
         HangUp,
+        HttpRequest,
+        ModelRequest,
         Offsets,
         Picture,
         Random,
-        Received,
         Recording,
         Reply,
         Stall,
@@ -39,19 +39,19 @@ except ModuleNotFoundError as e:
     raise ModuleNotFoundError(f"tokenbus.testing needs the extra `testing`: {e}", name=e.name) from e
 
 __all__ = [
-    "Asked",
     "CutOff",
     "Delivery",
     "ErrorEvent",
     "Exchange",
     "Fixed",
     "HangUp",
+    "HttpRequest",
     "LocalBus",
+    "ModelRequest",
     "NoSuchModel",
     "Offsets",
     "Picture",
     "Random",
-    "Received",
     "Recording",
     "Reply",
     "Stall",

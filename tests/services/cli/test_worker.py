@@ -16,7 +16,7 @@ from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server, join_deployment
 from tokenbus_services.cli.service_registry import SERVICES
-from tokenbus_services.mock_provider import Delivery, ReplayServer, Reply, Script, Turn
+from tokenbus_services.mock_provider import Delivery, MockProvider, Reply, Script, Turn
 
 SLOW = Script(name="slow", turns=(Turn(says=Reply(text="late"), delivery=Delivery(delay_s=3600)),))
 
@@ -103,7 +103,7 @@ async def test_a_server_that_never_answers_is_given_up_within_seconds(config: st
 
 @pytest.mark.leaves_pending
 async def test_the_first_signal_lets_a_run_finish_and_the_second_does_not(server: Server, keys: Keys, tmp_path: Path):
-    async with ReplayServer([SLOW]) as provider:
+    async with MockProvider([SLOW]) as provider:
         url = server.url.safe
         config = settings_file(
             tmp_path,

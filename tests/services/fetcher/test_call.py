@@ -6,11 +6,11 @@ import asyncio
 
 import msgspec
 
-from tests.services.replay.asking import asking
+from tests.services.mock_provider.asking import asking
 from tokenbus.providers.api import HttpCall
 from tokenbus_services.fetcher.endpoints import Endpoint
 from tokenbus_services.fetcher.provider_call import DEADLINE_PASSED, CallTimeouts
-from tokenbus_services.mock_provider import Delivery, ReplayServer, Reply, Script, Turn
+from tokenbus_services.mock_provider import Delivery, MockProvider, Reply, Script, Turn
 from tokenbus_services.settings import ProviderSettings
 
 MANY = 300
@@ -34,7 +34,7 @@ async def test_a_timer_that_ran_to_the_deadline_tells_of_the_deadline_even_where
 
 async def test_no_call_waits_here_for_a_connection_while_its_provider_seems_silent() -> None:
     silent = Script(name="told", turns=(Turn(says=Reply(text="late"), delivery=Delivery(delay_s=3600)),))
-    async with ReplayServer([silent]) as provider:
+    async with MockProvider([silent]) as provider:
         endpoint = Endpoint("p", ProviderSettings(api="openai-chat", base_url=provider.url, api_key_env=""), {})
         request = endpoint.request(HttpCall(path="v1/chat/completions", body=msgspec.json.encode(asking()), headers={}))
         calls = [asyncio.create_task(endpoint.send(request)) for _ in range(MANY)]

@@ -33,7 +33,7 @@ from tokenbus_services.fetcher.image_offload.base64_spool import Base64Spool
 from tokenbus_services.fetcher.image_offload.offload import SMALLEST_CHARS, ImageOffloader, ImageStore
 from tokenbus_services.fetcher.provider_call import fetch
 from tokenbus_services.media.blob_cache import RecentBlobs
-from tokenbus_services.mock_provider import Picture, ReplayServer, Reply, Script, Turn
+from tokenbus_services.mock_provider import MockProvider, Picture, Reply, Script, Turn
 from tokenbus_services.settings import ProviderSettings
 
 __all__ = ["run"]
@@ -204,7 +204,7 @@ async def test_a_full_disk_ends_the_attempt_to_be_tried_elsewhere(
     monkeypatch.setattr(Base64Spool, "write", full)
     request = Generate(provider="p", model="m", messages=[Message(role="user", content="A cat.")])
     async with (
-        ReplayServer([Script(name="m", turns=(Turn(says=Reply(pictures=(Picture(data=LARGE),))),))]) as provider,
+        MockProvider([Script(name="m", turns=(Turn(says=Reply(pictures=(Picture(data=LARGE),))),))]) as provider,
         writing(server, keys, run) as attempt,
     ):
         base_url = f"{provider.url}/v1"

@@ -19,7 +19,7 @@ from tokenbus.events.quirks import ApiName
 from tokenbus.events.requests import Generate, Message
 from tokenbus_services.fetcher.endpoints import Endpoint
 from tokenbus_services.fetcher.provider_call import fetch
-from tokenbus_services.mock_provider import ReplayServer, Reply, Script, Stall, Turn
+from tokenbus_services.mock_provider import MockProvider, Reply, Script, Stall, Turn
 from tokenbus_services.settings import ProviderSettings
 
 __all__ = ["run"]
@@ -34,7 +34,7 @@ LAST: dict[ApiName, str] = {
 
 @asynccontextmanager
 async def calling(
-    server: Server, keys: Keys, run: str, api: ApiName, provider: ReplayServer
+    server: Server, keys: Keys, run: str, api: ApiName, provider: MockProvider
 ) -> AsyncGenerator[asyncio.Task[None]]:
     """A call that no silence ends."""
     settings = ProviderSettings(
@@ -63,7 +63,7 @@ async def test_the_call_ends_well_and_the_socket_is_closed_by_us(
 ) -> None:
     turn = Turn(says=Reply(text="one two three"), fault=Stall(after_text=LAST[api]))
     async with (
-        ReplayServer([Script(name="m", turns=(turn,))]) as provider,
+        MockProvider([Script(name="m", turns=(turn,))]) as provider,
         calling(server, keys, run, api, provider) as call,
     ):
         exchange = await provider.requested()
@@ -79,7 +79,7 @@ async def test_a_silence_after_the_finish_reason_is_not_the_end(server: Server, 
     """Usage comes after it."""
     turn = Turn(says=Reply(text="one two three"), fault=Stall(after_text='"finish_reason":"stop"'))
     async with (
-        ReplayServer([Script(name="m", turns=(turn,))]) as provider,
+        MockProvider([Script(name="m", turns=(turn,))]) as provider,
         calling(server, keys, run, "openai-chat", provider) as call,
     ):
         exchange = await provider.requested()
@@ -94,7 +94,7 @@ async def test_a_body_that_is_closed_in_time_leaves_the_connection_for_the_next_
 ) -> None:
     turn = Turn(says=Reply(text="one two three"))
     async with (
-        ReplayServer([Script(name="m", turns=(turn,))]) as provider,
+        MockProvider([Script(name="m", turns=(turn,))]) as provider,
         calling(server, keys, run, "anthropic", provider) as call,
     ):
         await call

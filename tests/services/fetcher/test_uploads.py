@@ -42,7 +42,7 @@ from tokenbus_services.fetcher.uploads.upload import UploadFailed
 from tokenbus_services.media.blob_cache import RecentBlobs
 from tokenbus_services.media.body import MediaBody
 from tokenbus_services.media.errors import MediaFailed
-from tokenbus_services.mock_provider import ReplayServer, Reply, Script, Status, Turn
+from tokenbus_services.mock_provider import MockProvider, Reply, Script, Status, Turn
 from tokenbus_services.settings import MediaSettings, ProviderSettings, UploadSettings
 from tokenbus_services.settings.file import read_file
 
@@ -55,7 +55,7 @@ TOOL = Tool(name="look")
 class Bench:
     """One or two fetchers' ways from a request to its body, over one provider, one server and one blob store."""
 
-    def __init__(self, provider: ReplayServer, server: Server, keys: Keys) -> None:
+    def __init__(self, provider: MockProvider, server: Server, keys: Keys) -> None:
         self.provider = provider
         self.shelf = Shelf()
         self.endpoints: list[Endpoint] = []
@@ -106,7 +106,7 @@ class Bench:
 
 @pytest.fixture
 async def bench(server: Server, keys: Keys) -> AsyncIterator[Bench]:
-    async with ReplayServer() as provider:
+    async with MockProvider() as provider:
         made = Bench(provider, server, keys)
         yield made
         for endpoint in made.endpoints:
@@ -196,7 +196,7 @@ async def test_files_are_shared_by_those_of_one_key_alone(bench: Bench) -> None:
 async def test_a_film_is_named_once_it_is_processed(bench: Bench) -> None:
     bench.provider.files.processing = 2
     await bench.sent(bench.endpoint("gemini"), asks(bench.document(), tools=True))
-    assert [exchange.received.method for exchange in bench.provider.requests] == ["POST", "POST", "GET", "GET"]
+    assert [exchange.http_request.method for exchange in bench.provider.requests] == ["POST", "POST", "GET", "GET"]
 
 
 # --- what goes wrong ------------------------------------------------------------------------------------------------
@@ -204,7 +204,7 @@ async def test_a_film_is_named_once_it_is_processed(bench: Bench) -> None:
 
 @pytest.mark.parametrize("fault", [Status(status=500), Status(status=429, headers={"retry-after": "0"})])
 async def test_an_upload_is_tried_once_more_where_a_call_would_be(bench: Bench, fault: Status) -> None:
-    bench.provider.files.fail(fault)
+    bench.provider.files.fail_next_uploads(fault)
     assert not is_inside(PNG, await bench.sent(bench.endpoint(), asks(bench.image(), tools=True)))
     assert (bench.asked, bench.uploads) == (2, 1)
 
@@ -221,7 +221,7 @@ async def test_an_upload_is_tried_once_more_where_a_call_would_be(bench: Bench, 
 async def test_else_media_go_inside_and_nothing_is_uploaded_there_for_a_while(
     bench: Bench, faults: list[Status], asked: int
 ) -> None:
-    bench.provider.files.fail(*faults)
+    bench.provider.files.fail_next_uploads(*faults)
     endpoint = bench.endpoint()
     for content in (PNG, PNG, PNG + b"other"):
         assert is_inside(content, await bench.sent(endpoint, asks(bench.image(content), tools=True)))
@@ -229,7 +229,7 @@ async def test_else_media_go_inside_and_nothing_is_uploaded_there_for_a_while(
 
 
 async def test_a_file_that_is_refused_says_nothing_of_others(bench: Bench) -> None:
-    bench.provider.files.fail(Status(status=413))
+    bench.provider.files.fail_next_uploads(Status(status=413))
     endpoint, other = bench.endpoint(), PNG + b"other"
     for _ in range(2):
         assert is_inside(PNG, await bench.sent(endpoint, asks(bench.image(), tools=True)))
@@ -238,7 +238,7 @@ async def test_a_file_that_is_refused_says_nothing_of_others(bench: Bench) -> No
 
 
 async def test_what_fits_nowhere_else_ends_the_attempt_with_the_uploads_error(bench: Bench) -> None:
-    bench.provider.files.fail(Status(status=503), Status(status=503))
+    bench.provider.files.fail_next_uploads(Status(status=503), Status(status=503))
     with pytest.raises(UploadFailed) as e:
         await bench.sent(bench.endpoint(request_bytes=len(PNG)), asks(bench.image()))
     error = e.value.error
@@ -300,7 +300,7 @@ async def test_an_error_that_names_no_file_is_passed_on_and_one_that_does_leaves
 ) -> None:
     writer: Any = Written()
     script = Script(name="m", turns=(Turn(says=Reply(text="Hi"), fault=fault),))
-    async with ReplayServer([script]) as provider:
+    async with MockProvider([script]) as provider:
         settings = ProviderSettings(api="openai-responses", base_url=f"{provider.url}/v1", api_key_env="")
         endpoint = Endpoint("p", settings, {})
         request = asks()

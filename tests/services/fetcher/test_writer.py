@@ -18,7 +18,7 @@ from tokenbus.events.requests import Generate, Message
 from tokenbus_services.fetcher.endpoints import Endpoint
 from tokenbus_services.fetcher.provider_call import fetch
 from tokenbus_services.fetcher.raw_writer import AttemptWriter, RawWriter
-from tokenbus_services.mock_provider import ReplayServer, Reply, Script, Stall, Turn
+from tokenbus_services.mock_provider import MockProvider, Reply, Script, Stall, Turn
 from tokenbus_services.settings import ProviderSettings
 
 RUN = "r1"
@@ -110,7 +110,7 @@ async def _forwarded(server: Server, keys: Keys, run: str, upto: str) -> None:
     await server.client.hset(keys.run(run), mapping={"raw": 0})
     says = Reply(text="first second third")
     script = Script(name="m", turns=(Turn(says=says, fault=Stall(after_text=upto)),))
-    async with ReplayServer([script]) as provider, writing(server, keys, run) as attempt:
+    async with MockProvider([script]) as provider, writing(server, keys, run) as attempt:
         settings = ProviderSettings(api="anthropic", base_url=provider.url, api_key_env="")
         endpoint = Endpoint("anthropic", settings, {})
         request = Generate(provider="anthropic", model="m", messages=[Message(role="user", content="Go")])
@@ -199,7 +199,7 @@ async def test_a_provider_is_not_silent_while_nobody_listens(server: Server, key
     await behind(server, keys, "normalizer", LAG_BYTES + 1)
     says = Reply(text="word " * 20_000, chunk_size=5)
     async with (
-        ReplayServer([Script(name="m", turns=(Turn(says=says),))]) as provider,
+        MockProvider([Script(name="m", turns=(Turn(says=says),))]) as provider,
         writing(server, keys, run) as attempt,
     ):
         settings = ProviderSettings(

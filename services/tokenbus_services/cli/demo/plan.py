@@ -57,7 +57,7 @@ def plan_for(provider: str | None, model: str | None, env: Mapping[str, str]) ->
     """Return the plan for these options. Raises SettingsError if the API is unknown or its key is missing."""
     if provider is None:
         if model is not None:
-            raise SettingsError("options", "--model", "needs --provider: the replay provider has one model")
+            raise SettingsError("options", "--model", "needs --provider: the mock provider has one model")
         return DemoPlan(api=REPLAYED, model=DEMO_MODEL, replayed=True)
     api = _API.get(provider)
     if api is None:

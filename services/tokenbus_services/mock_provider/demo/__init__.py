@@ -12,7 +12,7 @@ from importlib import resources
 import msgspec
 
 from tokenbus_services.mock_provider.reply import Reply
-from tokenbus_services.mock_provider.request import Asked
+from tokenbus_services.mock_provider.request import ModelRequest
 from tokenbus_services.mock_provider.script import Delivery, Script, Turn
 
 DEMO_MODEL = "demo"
@@ -38,13 +38,13 @@ def demo_scripts() -> list[Script]:
     return [msgspec.json.decode(conversation, type=Script)]
 
 
-def answer(asked: Asked) -> Turn:
+def answer(request: ModelRequest) -> Turn:
     """The mock provider's answer for any model: deterministic, no key needed."""
-    tools = msgspec.json.encode(asked.body.get("tools"))
+    tools = msgspec.json.encode(request.body.get("tools"))
     if f'"{WEATHER_TOOL}"'.encode() in tools:
         turns = _conversation().turns
-        return turns[-1] if asked.tool_results else turns[0]
-    quoted = asked.user_text[:_QUOTED_CHARACTERS]
+        return turns[-1] if request.tool_results else turns[0]
+    quoted = request.user_text[:_QUOTED_CHARACTERS]
     text = f"This is the mock provider: no key is needed, and no model was asked. You wrote: “{quoted}”."
     return Turn(says=Reply(text=text), delivery=Delivery(pace=PACE))
 

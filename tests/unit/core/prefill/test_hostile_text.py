@@ -19,7 +19,7 @@ from tokenbus.events.quirks import ApiName, Quirks
 from tokenbus.events.requests import Generate, Message, Tool, ToolResultPart
 from tokenbus.providers import registry
 from tokenbus.providers.request.transcript import transcribe
-from tokenbus_services.mock_provider import Asked, Reply, anthropic, gemini, openai_chat
+from tokenbus_services.mock_provider import ModelRequest, Reply, anthropic, gemini, openai_chat
 from tokenbus_services.mock_provider.provider_api import Composer
 
 
@@ -97,11 +97,11 @@ def test_a_call_inside_an_open_thinking_is_a_call_and_inside_a_value_it_is_none(
 
 
 DIALECTS: dict[ApiName, Composer] = {
-    "anthropic": anthropic.dialect,
-    "openai-chat": openai_chat.dialect,
-    "gemini": gemini.dialect,
+    "anthropic": anthropic.mock_api,
+    "openai-chat": openai_chat.mock_api,
+    "gemini": gemini.mock_api,
 }
-ASKED = Asked(
+ASKED = ModelRequest(
     api="anthropic",
     headers={},
     body={"model": "m", "messages": [{"role": "user", "content": "Go"}], "stream": True},

@@ -1,4 +1,4 @@
-"""The file APIs of the replay provider, as the providers' own SDKs use them."""
+"""The file APIs of the mock provider, as the providers' own SDKs use them."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from tests.services.replay.asking import serving, told
-from tokenbus_services.mock_provider import ReplayServer, Reply
+from tests.services.mock_provider.asking import serving, told
+from tokenbus_services.mock_provider import MockProvider, Reply
 
 CONTENT = bytes(range(256)) * 300 + b"\r\n--\r\n"
 HELLO = told(Reply(text="Hello"))
 
 
-def stored(server: ReplayServer, media_type: str) -> str:
+def stored(server: MockProvider, media_type: str) -> str:
     """The id of the one file, whose content came as it was."""
     [file] = server.files.files.values()
     assert (file.sha256, file.size, file.media_type) == (sha256(CONTENT).hexdigest(), len(CONTENT), media_type)
@@ -37,7 +37,7 @@ async def test_the_anthropic_sdk_uploads_and_names_a_file() -> None:
         asking: dict[str, Any] = {"model": "told", "max_tokens": 9, "betas": betas}
         asking["messages"] = [{"role": "user", "content": [image]}]
         assert (await client.beta.messages.create(**asking)).content[0].text == "Hello"
-        server.files.vanish(made.id)
+        server.files.expire(made.id)
         with pytest.raises(anthropic.NotFoundError, match=made.id):
             await client.beta.messages.create(**asking)
 
@@ -58,7 +58,7 @@ async def test_the_openai_sdk_uploads_and_names_a_file() -> None:
         part = {"type": "input_file", "file_id": made.id}
         asking: dict[str, Any] = {"model": "told", "input": [{"role": "user", "content": [part]}]}
         assert (await client.responses.create(**asking)).output_text == "Hello"
-        server.files.vanish(made.id)
+        server.files.expire(made.id)
         with pytest.raises(openai.NotFoundError, match=made.id):
             await client.responses.create(**asking)
         with pytest.raises(openai.BadRequestError, match="purpose"):
@@ -80,7 +80,7 @@ async def test_the_google_sdk_uploads_and_names_a_file() -> None:
             assert (await client.aio.files.get(name=made.name)).state == types.FileState.ACTIVE
             contents = [types.Part.from_uri(file_uri=made.uri, mime_type="video/mp4")]
             assert (await client.aio.models.generate_content(model="told", contents=contents)).text == "Hello"
-            server.files.vanish(made.uri)
+            server.files.expire(made.uri)
             with pytest.raises(errors.ClientError, match="permission"):
                 await client.aio.models.generate_content(model="told", contents=contents)
         finally:

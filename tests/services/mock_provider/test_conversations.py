@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.services.replay.asking import (
+from tests.services.mock_provider.asking import (
     CHAT,
     EVENTS,
     GEMINI,
@@ -20,7 +20,7 @@ from tests.services.replay.asking import (
     serving,
     told,
 )
-from tokenbus_services.mock_provider import Asked, ReplayServer, Reply, Script, ToolCall, Turn, Wire
+from tokenbus_services.mock_provider import MockProvider, ModelRequest, Reply, Script, ToolCall, Turn, Wire
 from tokenbus_services.mock_provider.reply import Finish
 
 TURNS = Script(
@@ -65,7 +65,7 @@ CHAT_RESULT = {"role": "tool", "tool_call_id": "t1", "content": "rain"}
 async def test_the_turn_follows_from_the_history(path: str, messages: list[dict[str, Any]], turn: int) -> None:
     async with serving(TURNS) as (server, client):
         assert (await client.post(path, json=asking(messages=messages))).content == b"data: %d\n\n" % turn
-    asked = server.requests[0].asked
+    asked = server.requests[0].request
     assert asked is not None
     assert asked.turn == turn
 
@@ -82,7 +82,7 @@ async def test_the_turn_follows_from_the_items_of_a_responses_request() -> None:
     async with serving(TURNS) as (server, client):
         response = await client.post(RESPONSES, json={"model": "told", "stream": True, "input": items})
     assert response.content == b"data: 1\n\n"
-    asked = server.requests[0].asked
+    asked = server.requests[0].request
     assert asked is not None
     assert (asked.token, asked.tool_results) == ("today?", ("sun", "rain"))
 
@@ -96,7 +96,7 @@ async def test_the_turn_follows_from_the_contents_of_a_gemini_request() -> None:
     async with serving(TURNS) as (server, client):
         response = await client.post(GEMINI + "?alt=sse", json={"contents": contents})
     assert response.content == b"data: 1\n\n"
-    asked = server.requests[0].asked
+    asked = server.requests[0].request
     assert asked is not None
     assert (asked.token, asked.tool_results) == ("today?", ('{"sky":"rain"}',))
 
@@ -138,7 +138,7 @@ async def test_what_the_api_would_refuse_is_refused_by_name(path: str, body: dic
         response = await client.post(path, json=body)
     assert response.status_code in {400, 404}
     assert problem in response.json()["error"]["message"]
-    assert server.requests[0].received.path == path.partition("?")[0]
+    assert server.requests[0].http_request.path == path.partition("?")[0]
 
 
 async def test_a_body_that_is_no_json_object_is_refused() -> None:
@@ -159,7 +159,7 @@ async def test_past_its_last_turn_a_script_refuses_or_repeats_as_it_says() -> No
 
 
 async def test_a_chooser_sees_the_request_and_picks_a_script_a_turn_or_nothing() -> None:
-    def choose(asked: Asked) -> Script | Turn | None:
+    def choose(asked: ModelRequest) -> Script | Turn | None:
         match asked.headers.get("x-case"):
             case "script":
                 return TURNS
@@ -181,7 +181,7 @@ async def test_a_chooser_sees_the_request_and_picks_a_script_a_turn_or_nothing()
 
 
 async def test_an_error_in_a_chooser_is_raised_when_the_server_ends() -> None:
-    def choose(asked: Asked) -> None:
+    def choose(asked: ModelRequest) -> None:
         raise LookupError("no idea")
 
     with pytest.raises(LookupError, match="no idea"):  # noqa: PT012
@@ -197,7 +197,7 @@ async def test_parallel_runs_of_one_script_say_their_own_things() -> None:
         async def run(token: str) -> bool:
             body = (await client.post(CHAT, json=asking(f"my name is {token}", stream=False))).json()
             message = body["choices"][0]["message"]
-            expected = reply.filled(token=token)
+            expected = reply.with_marks_filled(token=token)
             called = message["tool_calls"][0]["function"]["arguments"]
             return (message["content"], called) == (expected.text, expected.tool_calls[0].raw)
 
@@ -261,11 +261,11 @@ async def test_the_records_hold_what_was_sent_and_are_bounded() -> None:
             await client.post(MESSAGES, json=asking(f"number {number}"), headers={"X-Api-Key": f"key {number}"})
         latest = await server.requested(5)
     kept = server.requests
-    assert [exchange.received.headers["x-api-key"] for exchange in kept] == ["key 2", "key 3", "key 4"]
+    assert [exchange.http_request.headers["x-api-key"] for exchange in kept] == ["key 2", "key 3", "key 4"]
     assert kept[-1] is latest
-    assert kept[-1].asked is not None
-    assert kept[-1].asked.user_text == "number 4"
-    assert (latest.received.method, latest.received.path, latest.state, latest.status) == (
+    assert kept[-1].request is not None
+    assert kept[-1].request.user_text == "number 4"
+    assert (latest.http_request.method, latest.http_request.path, latest.state, latest.status) == (
         "POST",
         MESSAGES,
         "sent",
@@ -275,7 +275,7 @@ async def test_the_records_hold_what_was_sent_and_are_bounded() -> None:
 
 async def test_a_server_that_does_not_run_has_no_url() -> None:
     with pytest.raises(RuntimeError):
-        _ = ReplayServer().url
+        _ = MockProvider().url
 
 
 def _ids(body: dict[str, Any]) -> list[str]:

@@ -15,7 +15,7 @@ import httpx
 import msgspec
 import pytest
 
-from tests.services.replay.asking import CHAT, EVENTS, asking, serving
+from tests.services.mock_provider.asking import CHAT, EVENTS, asking, serving
 from tokenbus_services.mock_provider import Reply, Script, Turn, load_scripts
 
 

@@ -1,4 +1,4 @@
-"""The providers' own SDKs read what the replay provider composes: that keeps its wire forms honest."""
+"""The providers' own SDKs read what the mock provider composes: that keeps its wire forms honest."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.services.replay.asking import CHAT, MESSAGES, RESPONSES, post, serving, told
+from tests.services.mock_provider.asking import CHAT, MESSAGES, RESPONSES, post, serving, told
 from tokenbus.events.usage import Usage
 from tokenbus_services.mock_provider import Delivery, ErrorEvent, Picture, Random, Reply, Script, Status, ToolCall
 from tokenbus_services.mock_provider.demo import DEMO_MODEL, DEMO_PROMPT, demo_scripts, weather
@@ -198,7 +198,7 @@ async def test_the_openai_sdk_sends_images_to_edit_and_reads_what_became_of_them
         asking: dict[str, Any] = {"model": "told", "prompt": "Blue."}
         stream = await sdk.images.edit(**asking, image=images, mask=images[0], stream=True, partial_images=1)
         streamed = [event async for event in stream]
-        asked = server.requests[-1].asked
+        asked = server.requests[-1].request
         whole = await sdk.images.edit(**asking, image=images[0])
         with pytest.raises(openai.BadRequestError, match="Missing required parameter: 'image'"):
             await sdk.post("/images/edits", body=asking, cast_to=object)

@@ -9,15 +9,15 @@ import h11
 import httpx
 import pytest
 
-from tests.services.replay.asking import CHAT, EVENTS, GEMINI, MESSAGES, RESPONSES, asking, serving, told
+from tests.services.mock_provider.asking import CHAT, EVENTS, GEMINI, MESSAGES, RESPONSES, asking, serving, told
 from tokenbus_services.mock_provider import (
     CutOff,
     Delivery,
     ErrorEvent,
     Fixed,
     HangUp,
+    MockProvider,
     Random,
-    ReplayServer,
     Reply,
     Stall,
     Status,
@@ -185,7 +185,7 @@ async def test_a_stalled_answer_that_goes_on_is_whole_and_its_connection_serves_
 
 
 async def test_a_server_that_ends_cuts_the_answers_still_open() -> None:
-    async with ReplayServer([told(fault=Stall(after_events=1))]) as server:
+    async with MockProvider([told(fault=Stall(after_events=1))]) as server:
         client = httpx.AsyncClient(base_url=server.url, headers={"anthropic-version": "1"}, trust_env=False)
         call = asyncio.create_task(client.post(MESSAGES, json=asking()))
         exchange = await server.requested()
@@ -197,7 +197,7 @@ async def test_a_server_that_ends_cuts_the_answers_still_open() -> None:
 
 
 async def test_headers_that_http_forbids_fail_the_test_that_wrote_them() -> None:
-    server = ReplayServer([told(fault=Status(status=500, headers={"retry-after": "1\r\nx: y"}))])
+    server = MockProvider([told(fault=Status(status=500, headers={"retry-after": "1\r\nx: y"}))])
     with pytest.raises(h11.LocalProtocolError):  # noqa: PT012
         async with server, httpx.AsyncClient(base_url=server.url, trust_env=False) as client:
             with pytest.raises(httpx.RemoteProtocolError):
@@ -248,7 +248,7 @@ async def test_waiting_for_a_disconnect_that_never_comes_is_an_error() -> None:
 
 
 async def test_a_fault_at_a_text_that_is_not_there_fails_the_test_that_wrote_it() -> None:
-    server = ReplayServer([told(fault=Stall(after_text="nowhere"))])
+    server = MockProvider([told(fault=Stall(after_text="nowhere"))])
     with pytest.raises(ValueError, match="nowhere"):  # noqa: PT012
         async with server, httpx.AsyncClient(base_url=server.url, trust_env=False) as client:
             response = await client.post(CHAT, json=asking())

@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 
-from tokenbus_services.mock_provider import Delivery, ReplayServer, Reply, Script, Turn, Wire
+from tokenbus_services.mock_provider import Delivery, MockProvider, Reply, Script, Turn, Wire
 from tokenbus_services.mock_provider.script import Fault
 from tokenbus_services.mock_provider.server import Choose
 
@@ -24,9 +24,9 @@ EVENTS = b"".join(b"event: e\ndata: %d\n\n" % number for number in range(12))
 @asynccontextmanager
 async def serving(
     *scripts: Script, choose: Choose | None = None, keep: int = 1_000
-) -> AsyncIterator[tuple[ReplayServer, httpx.AsyncClient]]:
+) -> AsyncIterator[tuple[MockProvider, httpx.AsyncClient]]:
     async with (
-        ReplayServer(scripts, choose=choose, keep=keep) as server,
+        MockProvider(scripts, choose=choose, keep=keep) as server,
         httpx.AsyncClient(
             base_url=server.url, headers={"anthropic-version": "2023-06-01"}, trust_env=False, timeout=20
         ) as client,

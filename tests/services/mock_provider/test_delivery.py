@@ -10,9 +10,9 @@ import httpx
 import msgspec
 import pytest
 
-from tests.services.replay.asking import CHAT, EVENTS, GEMINI, MESSAGES, RESPONSES, asking, serving, told
+from tests.services.mock_provider.asking import CHAT, EVENTS, GEMINI, MESSAGES, RESPONSES, asking, serving, told
 from tokenbus_services.mock_provider import STAMP, Delivery, Fixed, Offsets, Random, Reply, Stall, Whole, Wire
-from tokenbus_services.mock_provider.chunking import ends_of_reads, pieces
+from tokenbus_services.mock_provider.chunking import read_ends, split_at
 from tokenbus_services.mock_provider.script import Cuts
 
 ALL_CUTS = [Whole(), Whole(events=5), Fixed(size=1), Fixed(size=7), Random(seed=3, largest=20), Offsets(at=(1, 2, 40))]
@@ -26,7 +26,7 @@ async def test_cuts_arrive_as_sent(cuts: Cuts) -> None:
     ):
         # httpx gives a piece for each HTTP chunk, also where the kernel joined several.
         reads = [read async for read in response.aiter_raw()]
-    assert reads == pieces(EVENTS, ends_of_reads(EVENTS, cuts))
+    assert reads == split_at(EVENTS, read_ends(EVENTS, cuts))
     assert (server.requests[0].reads_sent, server.requests[0].bytes_sent) == (len(reads), len(EVENTS))
 
 
@@ -35,7 +35,7 @@ async def test_on_the_wire_each_read_is_one_http_chunk(cuts: Cuts) -> None:
     async with serving(told(delivery=Delivery(cuts=cuts))) as (server, _):
         head, body = await _raw_exchange(server.url)
     assert b"\r\ntransfer-encoding: chunked" in head.lower()
-    reads = pieces(EVENTS, ends_of_reads(EVENTS, cuts))
+    reads = split_at(EVENTS, read_ends(EVENTS, cuts))
     assert body == b"".join(b"%x\r\n%b\r\n" % (len(read), read) for read in reads) + b"0\r\n\r\n"
 
 
