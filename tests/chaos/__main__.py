@@ -99,12 +99,21 @@ def _round(plan: Plan, keep: Path | None) -> tuple[Record, list[Violation]]:
         directory = Path(temporary)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             record = runner.run(play(plan, directory))
-        found = judge(record)
-        if found and keep:
-            kept = keep / plan.seed
-            shutil.copytree(directory / "logs", kept / "logs", dirs_exist_ok=True)
-            (kept / "record.json").write_bytes(msgspec.json.encode(record))
+        try:
+            found = judge(record)
+        except Exception:  # of a log that no rule expects; what it was is wanted all the more
+            _keep(keep, plan, directory, record)
+            raise
+        if found:
+            _keep(keep, plan, directory, record)
     return record, found
+
+
+def _keep(keep: Path | None, plan: Plan, directory: Path, record: Record) -> None:
+    if keep:
+        kept = keep / plan.seed
+        shutil.copytree(directory / "logs", kept / "logs", dirs_exist_ok=True)
+        (kept / "record.json").write_bytes(msgspec.json.encode(record))
 
 
 if __name__ == "__main__":

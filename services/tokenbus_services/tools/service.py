@@ -70,6 +70,7 @@ class ToolService:
             worker=worker_name(),
             on_claimed_away=self._lost,
             members=keys.members(GROUP),
+            fair="tools",
             unreadable=self._poisoned,
             liveness=liveness,
         )

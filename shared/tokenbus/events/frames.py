@@ -361,6 +361,8 @@ class ToolWork(msgspec.Struct, frozen=True, array_like=True):
     name: str
     arguments: str
     timeout_s: float | None = None
+    tenant: str = ""
+    """The run's tenant: tenants take turns."""
 
 
 class Control(msgspec.Struct, frozen=True, array_like=True):

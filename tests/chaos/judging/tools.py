@@ -50,8 +50,11 @@ class _Names:
 
 def _of_run(name: _Names, log: list[dict[str, Any]], executions: dict[str, Line], *, lossy: bool) -> Iterator[str]:
     blocks = kept(log)
-    calls = {b["tool_id"]: b for b in blocks if b["kind"] == "tool_call"}
-    results = [b for b in blocks if b["kind"] == "tool_result"]
+    calls = {b["tool_id"]: b for b in blocks if b["kind"] == "tool_call" and "tool_id" in b}
+    results = [b for b in blocks if b["kind"] == "tool_result" and "tool_id" in b]
+    for block in blocks:
+        if block["kind"] in ("tool_call", "tool_result") and "tool_id" not in block:
+            yield f"the {block['kind']} of block {block['block']} does not say of which call it is"
     for tool_id, count in Counter(r["tool_id"] for r in results).items():
         if tool_id not in calls:
             yield f"a result for {tool_id}, which is no call that counts"

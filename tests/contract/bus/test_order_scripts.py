@@ -13,7 +13,7 @@ from tokenbus.bus.scripts.order import SORTED_ENTRIES, Entries, put_back, reclai
 from tokenbus.bus.scripts.work_queue import NOBODY, claim, finish
 from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server
-from tokenbus.events.frames import TurnWork, encode
+from tokenbus.events.frames import ToolWork, TurnWork, encode
 
 GROUP = "g"
 BINARY = b"\x89BIN\r\n\x1a\n\x00\x01" + (18).to_bytes(4, "big") + (20).to_bytes(4, "big") + b"{}"
@@ -253,3 +253,27 @@ async def test_turns_are_ordered_by_their_tenant_and_those_that_policies_judge_a
     _, _, taken = await turns.ask(4)
     assert {next(iter(fields(each))) for each in taken} == {b"big0", b"big5", b"s", b"odd"}
     await server.client.delete(turns.stream, *order_keys(turns.stream))
+
+
+async def test_tool_calls_are_ordered_by_their_tenant_and_cost_by_their_size(server: Server, keys: Keys):
+    calls = Inbound(server, keys)
+    calls.stream, calls.entries = keys.topic(0, "tools"), "tools"
+    await server.client.xgroup_create(calls.stream, GROUP, id="0-0", mkstream=True)
+    for name, tenant, arguments in (
+        *((f"big{n}", "big", "{}") for n in range(6)),
+        ("vast0", "vast", "x" * 300_000),
+        ("vast1", "vast", "{}"),
+        ("small0", "small", "{}"),
+        ("small1", "small", "{}"),
+    ):
+        work = ToolWork(name, 0, 1, 0, "call", "weather", arguments, None, tenant)
+        await server.client.xadd(calls.stream, {name: encode(work)})
+    await server.client.xadd(
+        calls.stream, {"old": msgspec.msgpack.encode(["old", 0, 1, 0, "call", "weather", "{}", None])}
+    )
+    await server.client.xadd(calls.stream, {"odd": b"no msgpack"})
+    _, _, taken = await calls.ask(7)
+    names = [next(iter(fields(each))).decode() for each in taken]
+    assert {*names[:4]} == {"big0", "vast0", "small0", "old"}
+    assert {*names[4:]} == {"big1", "small1", "odd"}
+    await server.client.delete(calls.stream, *order_keys(calls.stream))

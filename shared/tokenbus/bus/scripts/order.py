@@ -18,7 +18,7 @@ from tokenbus.bus.keys import TENANT_FIELD, order_keys
 from tokenbus.bus.scripts.script import Script, ScriptCall, script
 from tokenbus.bus.scripts.work_queue import HANDED_BACK_MS, NOBODY
 
-Entries = Literal["requests", "turns"]
+Entries = Literal["requests", "turns", "tools"]
 """What the stream's entries are, which determines how their tenant is found."""
 
 SORTED_ENTRIES = 500
@@ -80,6 +80,14 @@ local function look(fields)
   if not ok or type(work) ~= 'table' or type(work[5]) ~= 'string' then return '', 0, false end
   -- Runs that policies judge are apart, as where they wait in a fetcher.
   return string.sub(work[5], 1, {_TENANT_CHARS}) .. (work[6] == true and ' held' or ''), 0, false
+end
+""",
+    "tools": f"""
+local function look(fields)
+  local frame = fields[2] or ''
+  local ok, work = pcall(cmsgpack.unpack, frame)
+  if not ok or type(work) ~= 'table' or type(work[9]) ~= 'string' then return '', #frame, false end
+  return string.sub(work[9], 1, {_TENANT_CHARS}), #frame, false
 end
 """,
 }
