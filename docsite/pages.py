@@ -19,6 +19,7 @@ OUTSIDE = {
     "clients/typescript/README.md": "guides/node.md",
     "deploy/README.md": "operate/deploy.md",
     "deploy/acl/README.md": "operate/acl.md",
+    "deploy/kubernetes/README.md": "operate/kubernetes.md",
     "deploy/observability/README.md": "operate/observability.md",
 }
 """Pages outside docs/, and where they stand in the site."""

@@ -1,0 +1,129 @@
+"""The kustomization renders, and what it renders is what the API server and KEDA accept."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import jsonschema_rs
+import kubernetes_validate
+import pytest
+import yaml
+
+from tokenbus_services.cli.service_registry import SERVICES
+
+KUBERNETES = Path("deploy/kubernetes")
+VERSIONS = ("1.34", "1.37")
+"""The oldest version of Kubernetes that still has support, and the newest that there are schemas of."""
+KEDA = jsonschema_rs.validator_for(json.loads(Path(__file__).with_name("keda_scaled_object.json").read_text()))
+OPTIONAL = "  # - ../../components/"
+
+pytestmark = pytest.mark.skipif(not shutil.which("kubectl"), reason="no kubectl here to render with")
+
+
+def render(directory: Path) -> list[dict[str, Any]]:
+    done = subprocess.run(["kubectl", "kustomize", str(directory)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return list(yaml.safe_load_all(done.stdout))
+
+
+@pytest.fixture(scope="module")
+def everything(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """All objects, with each component that the overlay names."""
+    copy = tmp_path_factory.mktemp("kubernetes") / "kubernetes"
+    shutil.copytree(KUBERNETES, copy)
+    overlay = copy / "overlays/one-namespace/kustomization.yaml"
+    text = overlay.read_text()
+    assert OPTIONAL in text
+    overlay.write_text(text.replace(OPTIONAL, OPTIONAL.replace("# ", "")))
+    return render(overlay.parent)
+
+
+def of_kind(objects: list[dict[str, Any]], kind: str) -> dict[str, dict[str, Any]]:
+    return {each["metadata"]["name"]: each for each in objects if each["kind"] == kind}
+
+
+def container(deployment: dict[str, Any]) -> dict[str, Any]:
+    return deployment["spec"]["template"]["spec"]["containers"][0]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_every_object_is_what_the_api_server_accepts(everything: list[dict[str, Any]], version: str) -> None:
+    for each in everything:
+        if each["kind"] == "ScaledObject":
+            KEDA.validate(each)
+        else:
+            kubernetes_validate.validate(each, version, strict=True)
+
+
+def test_the_overlay_as_it_stands_has_a_server_and_no_optional_service() -> None:
+    objects = render(KUBERNETES / "overlays/one-namespace")
+    assert set(of_kind(objects, "Deployment")) == {"fetcher", "normalizer", "parser", "tools", "blobs"}
+    assert set(of_kind(objects, "StatefulSet")) == {"valkey"}
+
+
+def test_a_misspelt_field_is_found() -> None:
+    broken = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "x"}, "spec": {"replica": 1}}
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(broken, VERSIONS[-1], strict=True)
+    scaled = {"apiVersion": "keda.sh/v1alpha1", "kind": "ScaledObject", "metadata": {}, "spec": {"scaleTarget": {}}}
+    with pytest.raises(jsonschema_rs.ValidationError):
+        KEDA.validate(scaled)
+
+
+def test_each_service_has_a_deployment_of_its_own_command(everything: list[dict[str, Any]]) -> None:
+    deployments = of_kind(everything, "Deployment")
+    for name, deployment in deployments.items():
+        assert name in SERVICES
+        assert container(deployment)["args"][:2] == ["worker", name]
+    assert set(of_kind(everything, "PodDisruptionBudget")) == set(deployments) - {"blobs"}
+
+
+def test_every_pod_is_probed_bounded_and_without_rights(everything: list[dict[str, Any]]) -> None:
+    for deployment in of_kind(everything, "Deployment").values():
+        pod, only = deployment["spec"]["template"]["spec"], container(deployment)
+        assert only["livenessProbe"]["httpGet"]["path"] == "/health"
+        assert only["readinessProbe"]["httpGet"]["path"] == "/ready"
+        assert {"cpu", "memory"} <= set(only["resources"]["requests"])
+        assert "memory" in only["resources"]["limits"]
+        assert only["securityContext"]["readOnlyRootFilesystem"]
+        assert only["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+        assert pod["securityContext"]["runAsNonRoot"]
+        assert not pod["automountServiceAccountToken"]
+        assert pod["terminationGracePeriodSeconds"] >= 15
+
+
+def test_what_a_pod_mounts_and_reads_is_there(everything: list[dict[str, Any]]) -> None:
+    maps = set(of_kind(everything, "ConfigMap"))
+    for deployment in of_kind(everything, "Deployment").values():
+        pod, only = deployment["spec"]["template"]["spec"], container(deployment)
+        volumes = {volume["name"]: volume for volume in pod["volumes"]}
+        assert {mount["name"] for mount in only["volumeMounts"]} <= set(volumes)
+        named = {volume["configMap"]["name"] for volume in volumes.values() if "configMap" in volume}
+        sources = [variable["valueFrom"] for variable in only["env"] if "valueFrom" in variable]
+        named |= {source["configMapKeyRef"]["name"] for source in sources if "configMapKeyRef" in source}
+        assert len(named) == 2
+        assert named <= maps
+
+
+def test_provider_keys_reach_the_fetcher_alone(everything: list[dict[str, Any]]) -> None:
+    having = {
+        name
+        for name, deployment in of_kind(everything, "Deployment").items()
+        if "tokenbus-provider-keys" in json.dumps(deployment)
+    }
+    assert having == {"fetcher"}
+
+
+def test_a_stage_is_never_scaled_beyond_its_partitions(everything: list[dict[str, Any]]) -> None:
+    deployment = next(
+        m for name, m in of_kind(everything, "ConfigMap").items() if name.startswith("tokenbus-deployment")
+    )
+    partitions = int(deployment["data"]["TOKENBUS_PARTITIONS"])
+    scaled = of_kind(everything, "ScaledObject")
+    assert set(scaled) <= set(of_kind(everything, "Deployment"))
+    for stage in ("normalizer", "parser"):
+        assert scaled[stage]["spec"]["maxReplicaCount"] == partitions
