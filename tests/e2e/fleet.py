@@ -18,8 +18,11 @@ from tests.fork_server import Forked
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
 
-Kind = Literal["fetcher", "normalizer", "parser", "tools", "blobs", "recorder", "policy"]
+Kind = Literal["fetcher", "normalizer", "parser", "pipeline", "tools", "blobs", "recorder", "policy"]
 PIPELINE: tuple[Kind, ...] = ("fetcher", "normalizer", "parser")
+CHAINED: tuple[Kind, ...] = ("pipeline",)
+WAYS = {"separate": PIPELINE, "chained": CHAINED}
+"""For tests that run both ways: the services that stand for fetcher, normalizer and parser."""
 WITH_TOOLS: tuple[Kind, ...] = (*PIPELINE, "tools")
 BASE_PATHS = {"anthropic": "", "openai-chat": "/v1", "openai-responses": "/v1", "gemini": "/v1beta"}
 """Of each provider API, beneath the mock provider's address."""

@@ -78,3 +78,20 @@ def blocks(log: Log) -> list[tuple[str, str]]:
 def text(log: Log) -> str:
     """What a listener heard, in order."""
     return "".join(e["text"] for e in log if e["type"] == "chunk" and e["visible"])
+
+
+PASSING = ("run", "seq", "timing", "provider_id")
+"""Fields that differ between two runs of the same request."""
+
+
+def without_timing(log: Log) -> Log:
+    """The log without what depends on time and on the run's name: how the text was cut into chunks, above all."""
+    told: Log = []
+    for event in log:
+        kept = {name: value for name, value in event.items() if name not in PASSING and not name.endswith("_ms")}
+        before = told[-1] if told else {}
+        if event["type"] == "chunk" and {**before, "text": ""} == {**kept, "text": ""}:
+            before["text"] += kept["text"]
+        else:
+            told.append(kept)
+    return told

@@ -16,7 +16,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, NoPermissionError, ResponseError
 
 from tests.e2e.conftest import WEATHER
-from tests.e2e.fleet import WITH_TOOLS, Kind, ended, fleet
+from tests.e2e.fleet import PIPELINE, Kind, ended, fleet
 from tests.servers import binary
 from tests.services.cli.process import Command, running
 from tests.waiting import eventually
@@ -34,7 +34,7 @@ from tokenbus_services.mock_provider import MockProvider, Reply, Script, ToolCal
 from tokenbus_services.process.embedded_server import EmbeddedServer
 
 USERS = Path(__file__).parents[2] / "deploy" / "acl" / "users.conf"
-SERVICES = ("fetcher", "normalizer", "parser", "policy", "tools", "recorder", "blobs")
+SERVICES = ("fetcher", "normalizer", "parser", "pipeline", "policy", "tools", "recorder", "blobs")
 NAMES = ("publisher", "subscriber", *SERVICES, "operator", "scripts")
 KEYS = Keys(partitions=2)
 RECORDED = '[records]\nsample = 1.0\n[blobs]\nloader = "tests.e2e.own_store:create"\n'
@@ -102,7 +102,10 @@ async def test_a_user_without_a_password_cannot_log_in() -> None:
                     await admin.execute_command("AUTH", user, "")
 
 
-async def test_each_service_does_its_work_as_its_own_user(guarded: Guarded, scripts: Command, tmp_path: Path) -> None:
+@pytest.mark.parametrize("chain", [PIPELINE, ("pipeline",)], ids=["separate", "chained"])
+async def test_each_service_does_its_work_as_its_own_user(
+    guarded: Guarded, scripts: Command, tmp_path: Path, chain: tuple[Kind, ...]
+) -> None:
     async with (
         MockProvider([ASKS]) as provider,
         fleet(tmp_path, guarded.url("operator"), KEYS, provider.url, (), RECORDED + PASSES) as workers,
@@ -110,7 +113,7 @@ async def test_each_service_does_its_work_as_its_own_user(guarded: Guarded, scri
         Client(guarded.url("subscriber")) as subscriber,
         Server(guarded.url("operator")) as operator,
     ):
-        kinds: tuple[Kind, ...] = (*WITH_TOOLS, "policy", "recorder", "blobs")
+        kinds: tuple[Kind, ...] = (*chain, "tools", "policy", "recorder", "blobs")
         envs = [{"TOKENBUS_REDIS_URL": guarded.url(kind), "OWN_STORE": str(tmp_path)} for kind in kinds]
         await asyncio.gather(*(workers.start(kind, env=env) for kind, env in zip(kinds, envs, strict=True)))
         heard = asyncio.create_task(_listen(subscriber))
@@ -188,6 +191,7 @@ WRITES: dict[str, set[str]] = {
         ),
     },
     "policy": {"events", "requests", "dead"},
+    "pipeline": set(),
     "tools": {"tools", "events", "dead"},
     "recorder": {"dead", "records"},
     "blobs": set(),
@@ -202,6 +206,7 @@ READS: dict[str, set[str]] = {
     "normalizer": {"raw"},
     "parser": {"events", "turns", "log"},
     "policy": {"drafts", "log"},
+    "pipeline": set(),
     "tools": {"tools", "control"},
     "recorder": {"records", "tape", "log"},
     "blobs": set(),
@@ -212,6 +217,8 @@ READS: dict[str, set[str]] = {
     "scripts": set(),
 }
 """The streams that each may read."""
+for rights in (WRITES, READS):
+    rights["pipeline"] = rights["fetcher"] | rights["normalizer"] | rights["parser"]
 
 
 def streams() -> dict[str, str]:

@@ -65,7 +65,7 @@ def tokenbus(verbose: bool) -> None:
 @click.option("--port", type=click.IntRange(0, 65_535), help="Port, 0 for any free one; else the settings' one.")
 @click.option("--mock-url", metavar="URL", help="Add the providers mock-…, which ask the mock provider at URL.")
 def worker(service: ServiceName, host: str | None, port: int | None, mock_url: str | None) -> None:
-    """Run SERVICE (fetcher, normalizer, parser, tools, policy, blobs or recorder) until SIGTERM or Ctrl-C.
+    """Run SERVICE (fetcher, normalizer, parser, pipeline, tools, policy, blobs or recorder) until SIGTERM or Ctrl-C.
 
     A second signal ends it at once. Prints "ready SERVICE URL" when it can do its work.
     """
@@ -93,7 +93,12 @@ def worker(service: ServiceName, host: str | None, port: int | None, mock_url: s
     help="Run the mock provider too, which needs no key: the providers mock-anthropic, mock-openai-chat, "
     "mock-openai-responses and mock-gemini.",
 )
-def up(scales: tuple[str, ...], services: str | None, data: Path | None, mock_provider: bool) -> None:
+@click.option(
+    "--chained",
+    is_flag=True,
+    help="Run fetcher, normalizer and parser as one process, the pipeline; else as stages.chained says.",
+)
+def up(scales: tuple[str, ...], services: str | None, data: Path | None, mock_provider: bool, chained: bool) -> None:
     """Run a server and all services as child processes until Ctrl-C.
 
     The server is one of its own unless TOKENBUS_REDIS_URL names another. Commands, and clients that are given no URL,
@@ -101,7 +106,7 @@ def up(scales: tuple[str, ...], services: str | None, data: Path | None, mock_pr
     """
     from tokenbus_services.cli.up.command import run
 
-    run(scales=scales, services=services, data=data, mock_provider=mock_provider)
+    run(scales=scales, services=services, data=data, mock_provider=mock_provider, chained=chained)
 
 
 @tokenbus.command()

@@ -9,17 +9,32 @@ from urllib.parse import urlsplit
 from tokenbus_services.net.request_guard import RequestGuard
 from tokenbus_services.settings import Settings
 
-ServiceName = Literal["fetcher", "normalizer", "parser", "tools", "blobs", "recorder", "policy"]
+ServiceName = Literal["fetcher", "normalizer", "parser", "pipeline", "tools", "blobs", "recorder", "policy"]
 SERVICES: tuple[ServiceName, ...] = get_args(ServiceName)
+CHAINED: frozenset[ServiceName] = frozenset(("fetcher", "normalizer", "parser"))
+"""The services that one pipeline worker contains."""
+CALLS_PROVIDERS: frozenset[ServiceName] = frozenset(("fetcher", "pipeline"))
+"""The services that need provider keys."""
 
-STOP_ORDER: tuple[ServiceName, ...] = ("fetcher", "tools", "normalizer", "policy", "parser", "recorder", "blobs")
+STOP_ORDER: tuple[ServiceName, ...] = (
+    "fetcher",
+    "tools",
+    "pipeline",
+    "normalizer",
+    "policy",
+    "parser",
+    "recorder",
+    "blobs",
+)
 """Services that bring in work stop first, so that their work still reaches the logs."""
 
 
 def services_of(settings: Settings) -> list[ServiceName]:
     """Return the services that a deployment with these settings needs."""
+    chained = settings.stages.chained
     idle: dict[ServiceName, bool] = {"recorder": settings.records is None, "policy": not settings.policies}
-    return [service for service in SERVICES if not idle.get(service)]
+    idle["pipeline"] = not chained
+    return [service for service in SERVICES if not idle.get(service, chained and service in CHAINED)]
 
 
 def app_module(service: ServiceName) -> str:

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from faststream.asgi import AsgiFastStream
-from prometheus_client import CollectorRegistry, Gauge
+from prometheus_client import Gauge
 
 from tokenbus_services.fetcher.metrics import AdmissionMetrics, UploadMetrics
 from tokenbus_services.fetcher.service import FetcherService
-from tokenbus_services.runtime.app import make_app, make_broker
+from tokenbus_services.runtime.app import make_app
 from tokenbus_services.runtime.asyncapi_payloads import request_payload
 from tokenbus_services.runtime.faststream_source import attach
-from tokenbus_services.runtime.supervision import stuck_after_s
+from tokenbus_services.runtime.worker_core import WorkerCore
 from tokenbus_services.settings import Settings
 
 
-def create(settings: Settings) -> AsgiFastStream:
-    """Create one fetcher."""
-    registry = CollectorRegistry()
-    broker = make_broker(settings, registry)
-    service = FetcherService(settings, settings.tool_definitions, AdmissionMetrics(registry), UploadMetrics(registry))
+def fetcher(core: WorkerCore, *, prefers: Callable[[int], bool] | None = None) -> FetcherService:
+    """Add a fetcher to this process. ``prefers``: see `FetcherService`."""
+    settings, registry, broker = core.settings, core.registry, core.broker
+    service = FetcherService(
+        core, settings.tool_definitions, AdmissionMetrics(registry), UploadMetrics(registry), prefers=prefers
+    )
     admission = service.admission
     running = Gauge("tokenbus_attempts_running", "Provider calls in hand.", registry=registry)
     running.set_function(lambda: admission.running)
@@ -43,5 +46,10 @@ def create(settings: Settings) -> AsgiFastStream:
         handle=service.start_turns,
         liveness=service.liveness,
     )
-    assert settings.redis_url
-    return make_app(service, broker, registry, stuck_s=stuck_after_s(settings.redis_url))
+    return service
+
+
+def create(settings: Settings) -> AsgiFastStream:
+    """Create one fetcher."""
+    core = WorkerCore(settings)
+    return make_app(fetcher(core), core.broker, core.registry, stuck_s=core.stuck_s)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from math import inf
 
 import msgspec
 
 from tokenbus.bus.control import ControlListener
-from tokenbus.bus.liveness import Liveness, rest
-from tokenbus.bus.server.server import Server
+from tokenbus.bus.liveness import rest
 from tokenbus.bus.work_queue import QueueItem, WorkQueue
 from tokenbus.events.frames import Control, turn_decoder
 from tokenbus.events.requests import Tool
@@ -31,11 +30,9 @@ from tokenbus_services.intake.accept import Intake
 from tokenbus_services.intake.blob_offload import IntakeMedia
 from tokenbus_services.intake.cancels import Cancels
 from tokenbus_services.media.blob_cache import RecentBlobs
-from tokenbus_services.runtime.app import worker_name
-from tokenbus_services.runtime.deployment import Deployment
 from tokenbus_services.runtime.in_flight import InFlight, dead_letter_item
 from tokenbus_services.runtime.task_failures import LoggedTasks
-from tokenbus_services.settings import Settings
+from tokenbus_services.runtime.worker_core import WorkerCore
 
 INTAKE_GROUP = "intake"
 TURNS_GROUP = "fetcher"
@@ -55,15 +52,23 @@ class FetcherService:
     name = "fetcher"
 
     def __init__(
-        self, settings: Settings, tools: Sequence[Tool], metrics: AdmissionMetrics, uploads: UploadMetrics
+        self,
+        core: WorkerCore,
+        tools: Sequence[Tool],
+        metrics: AdmissionMetrics,
+        uploads: UploadMetrics,
+        *,
+        prefers: Callable[[int], bool] | None = None,
     ) -> None:
-        assert settings.redis_url
-        self._settings = settings
+        """``prefers``: whether this worker should make the attempts of a partition; those of the others only if no
+        other worker takes them at once. None: all.
+        """
+        self._core = core
+        self._settings = settings = core.settings
         keys = settings.keys
-        self._server = server = Server(settings.redis_url)
-        self.liveness = liveness = Liveness()
-        self._deployment = Deployment(server, keys, liveness)
-        worker = worker_name()
+        self._server = server = core.server
+        self.liveness = liveness = core.liveness
+        worker = core.worker
         self._providers = Providers(settings)
         self._blobs = RecentBlobs(loader_of(settings.blobs), settings.blobs.cache_bytes)
         self._writer = RawWriter(
@@ -96,14 +101,16 @@ class FetcherService:
             longest_wait_s=limits.longest_wait_s,
             liveness=liveness,
         )
+        partition_of = {keys.topic(p, "turns"): p for p in range(keys.partitions)}
         self._queue = WorkQueue(
             server,
             group=TURNS_GROUP,
-            streams=[keys.topic(p, "turns") for p in range(keys.partitions)],
+            streams=list(partition_of),
             worker=worker,
             on_claimed_away=self._on_claimed_away,
             members=keys.members(TURNS_GROUP),
             idle_only=lambda: self.admission.full,
+            prefers=None if prefers is None else lambda stream: prefers(partition_of[stream]),
             fair="turns",
             unreadable=self._poisoned,
             liveness=liveness,
@@ -150,8 +157,7 @@ class FetcherService:
         return all(part.healthy for part in parts)
 
     async def open(self) -> None:
-        await self._server.check()
-        await self._deployment.open()
+        await self._core.open()
         await self._writer.open()
         await self._limiter.open()
         await self.admission.open()
@@ -175,11 +181,10 @@ class FetcherService:
         await self._requests.close(begun=lambda item: not failed)
         await self._queue.close(begun=lambda item: not failed or item in self._attempts)
         await self._control.close()
-        await self._deployment.close()
         await self._writer.close()
         await self._providers.close()
         await self._blobs.aclose()
-        await self._server.aclose()
+        await self._core.close()
 
     async def read_requests(self) -> list[QueueItem]:
         """Read the next requests."""

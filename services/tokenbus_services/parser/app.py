@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from faststream.asgi import AsgiFastStream
-from prometheus_client import CollectorRegistry
 
 from tokenbus.bus.keys import PUBLIC_TOPICS
 from tokenbus.bus.liveness import Liveness
@@ -12,15 +11,15 @@ from tokenbus.bus.stage.stage import Stage
 from tokenbus_services.parser.logic import ParserLogic
 from tokenbus_services.parser.metrics import RunMetrics
 from tokenbus_services.parser.timeouts import TimeoutClock
-from tokenbus_services.runtime.stage_service import stage_app
+from tokenbus_services.runtime.stage_service import StageService, stage_app
+from tokenbus_services.runtime.worker_core import WorkerCore
 from tokenbus_services.settings import Settings
 
 
-def create(settings: Settings) -> AsgiFastStream:
-    """Create one parser worker."""
-    keys = settings.keys
-    registry = CollectorRegistry()
-    metrics = RunMetrics(registry)
+def parser(core: WorkerCore) -> StageService:
+    """Add a parser to this process."""
+    settings, keys = core.settings, core.settings.keys
+    metrics = RunMetrics(core.registry)
     logics: dict[int, ParserLogic] = {}
 
     def logic(partition: int) -> ParserLogic:
@@ -37,14 +36,19 @@ def create(settings: Settings) -> AsgiFastStream:
     def clock(server: Server, stage: Stage, liveness: Liveness) -> TimeoutClock:
         return TimeoutClock(server, stage, settings, logics, liveness)
 
-    return stage_app(
-        settings,
+    return StageService(
+        core,
         name="parser",
         topic="events",
         logic=logic,
         beside=clock,
-        registry=registry,
         fills=("turns", "tools"),
         description="Everything that can change a run's output, in one total order a partition.",
         publishes=[t for t in PUBLIC_TOPICS if t == "runs" or t in settings.topics],
     )
+
+
+def create(settings: Settings) -> AsgiFastStream:
+    """Create one parser worker."""
+    core = WorkerCore(settings)
+    return stage_app(parser(core), core)

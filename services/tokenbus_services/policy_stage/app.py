@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from faststream.asgi import AsgiFastStream
-from prometheus_client import CollectorRegistry
 
 from tokenbus.bus.liveness import Liveness
 from tokenbus.bus.server.server import Server
 from tokenbus.bus.stage.stage import Stage
 from tokenbus_services.policy_stage.record import GROUP
 from tokenbus_services.policy_stage.service import PolicyService
-from tokenbus_services.runtime.stage_service import stage_app
+from tokenbus_services.runtime.stage_service import StageService, stage_app
 from tokenbus_services.runtime.user_modules import look_beside_settings
+from tokenbus_services.runtime.worker_core import WorkerCore
 from tokenbus_services.settings import Settings
 
 
@@ -21,20 +21,19 @@ def create(settings: Settings) -> AsgiFastStream:
     Policies may be next to the settings file or in the working directory, as tools may.
     """
     look_beside_settings()
-    registry = CollectorRegistry()
-    service = PolicyService(settings, registry)
-
-    return stage_app(
-        settings,
+    core = WorkerCore(settings)
+    service = PolicyService(settings, core.registry)
+    stage = StageService(
+        core,
         name=GROUP,
         topic="drafts",
         logic=service.logic,
         beside=lambda server, stage, liveness: _Judging(service, server, stage, liveness),
         opening=service.start,
         room=service.room,
-        registry=registry,
         description="Events of runs that have policies, before anybody hears of them; rulings go to `events`.",
     )
+    return stage_app(stage, core)
 
 
 class _Judging:

@@ -2,33 +2,53 @@
 
 from __future__ import annotations
 
+import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 
-class StageMetrics:
-    """Metrics of an ordered stage."""
+class OneStageMetrics(msgspec.Struct, frozen=True):
+    """Metrics of one ordered stage."""
 
-    def __init__(self, registry: CollectorRegistry, stage: str) -> None:
-        labels = {"stage": stage}
-        self.entries = Counter(
+    entries: Counter
+    batch_s: Histogram
+    partitions: Gauge
+    blocked: Gauge
+    configured: Gauge
+
+
+class StageMetrics:
+    """Metrics of the ordered stages in one process, by stage."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._entries = Counter(
             "tokenbus_entries", "Stream entries worked in and committed.", ["stage"], registry=registry
-        ).labels(**labels)
-        self.batch_s = Histogram(
+        )
+        self._batch_s = Histogram(
             "tokenbus_batch_seconds",
             "From a read to its commit.",
             ["stage"],
             registry=registry,
             buckets=(0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 2.0),
-        ).labels(**labels)
-        self.partitions = Gauge(
-            "tokenbus_partitions", "Partitions owned by this worker.", ["stage"], registry=registry
-        ).labels(**labels)
-        self.blocked = Gauge(
+        )
+        self._partitions = Gauge(
+            "tokenbus_partitions", "Partitions that this worker owns.", ["stage"], registry=registry
+        )
+        self._blocked = Gauge(
             "tokenbus_partitions_blocked",
             "Partitions that this worker found with a shared key of the wrong type; `tokenbus doctor` names it.",
             ["stage"],
             registry=registry,
-        ).labels(**labels)
-        self.configured = Gauge(
+        )
+        self._configured = Gauge(
             "tokenbus_partitions_configured", "Partitions of the deployment.", ["stage"], registry=registry
-        ).labels(**labels)
+        )
+
+    def of(self, stage: str) -> OneStageMetrics:
+        """The metrics of one stage."""
+        return OneStageMetrics(
+            entries=self._entries.labels(stage),
+            batch_s=self._batch_s.labels(stage),
+            partitions=self._partitions.labels(stage),
+            blocked=self._blocked.labels(stage),
+            configured=self._configured.labels(stage),
+        )

@@ -7,19 +7,14 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 from faststream.asgi import AsgiFastStream
-from prometheus_client import CollectorRegistry
 
 from tokenbus.bus.keys import InternalTopic, PublicTopic
 from tokenbus.bus.liveness import Liveness
 from tokenbus.bus.server.server import Server
 from tokenbus.bus.stage.stage import Batch, Stage, StageLogic
-from tokenbus_services.runtime.app import declare_topics, make_app, make_broker, worker_name
-from tokenbus_services.runtime.deployment import Deployment
+from tokenbus_services.runtime.app import declare_topics, make_app
 from tokenbus_services.runtime.faststream_source import attach
-from tokenbus_services.runtime.metrics import StageMetrics
-from tokenbus_services.runtime.partition_gauges import PartitionGauges
-from tokenbus_services.runtime.supervision import stuck_after_s
-from tokenbus_services.settings import Settings
+from tokenbus_services.runtime.worker_core import WorkerCore
 
 STRETCH_S = 1.0
 """Longest time that consecutive batches are one message to FastStream."""
@@ -45,53 +40,75 @@ class StageService:
 
     def __init__(
         self,
-        settings: Settings,
+        core: WorkerCore,
         *,
         name: str,
         topic: InternalTopic,
         logic: Callable[[int], StageLogic],
-        downstream: str | None,
-        metrics: StageMetrics,
-        gauges: PartitionGauges,
+        description: str,
+        downstream: str | None = None,
+        fills: Sequence[InternalTopic] = (),
+        publishes: Sequence[PublicTopic] = (),
         beside: MakeBeside | None = None,
         opening: Open | None = None,
         closing: Close | None = None,
         room: Room | None = None,
     ) -> None:
-        assert settings.redis_url
+        """Adds the stage to the broker and the metrics of its process.
+
+        - ``fills``: the work queues that the stage writes to.
+        - ``beside``: creates what runs beside the stage.
+        - ``opening``: starts what the logic needs, before the worker acquires a partition.
+        - ``closing``: releases what the logic needs, after all work has ended.
+        - ``room``: awaited before each read.
+        """
         self.name = name
-        self._settings = settings
+        self.liveness = core.liveness
+        self._core = core
+        self._settings = settings = core.settings
         self._topic: InternalTopic = topic
         self._logic = logic
         self._downstream = downstream
-        self._metrics = metrics
-        self._gauges = gauges
-        self._server = Server(settings.redis_url)
-        self.liveness = Liveness()
-        self._deployment = Deployment(self._server, settings.keys, self.liveness)
+        self._metrics = core.stage_metrics.of(name)
         self._stage: Stage | None = None
         self._make_beside = beside
         self._beside: Companion | None = None
         self._opening = opening
         self._closing = closing
         self._room = room
+        core.gauges.add(name, lambda: self._stage.owned if self._stage else (), fills=fills)
+        attach(
+            core.broker,
+            stream=f"{settings.prefix}:{{n}}:{topic}",
+            title=name,
+            description=description,
+            read=self.read,
+            handle=self.handle,
+            liveness=core.liveness,
+            stretch_s=STRETCH_S,
+        )
+        declare_topics(core.broker, settings, publishes)
+
+    @property
+    def owned(self) -> list[int]:
+        """The partitions that this worker is processing."""
+        return self._stage.owned if self._stage else []
 
     @property
     def ready(self) -> bool:
         return self._stage is not None and self._stage.healthy
 
     async def open(self) -> None:
-        info = await self._server.check()
+        info = await self._core.open()
         s = self._settings
-        await self._deployment.open()
         if self._opening:
             await self._opening(self.liveness)
         self._stage = Stage(
-            self._server,
+            self._core.server,
             s.keys,
             group=self.name,
             topic=self._topic,
-            worker=worker_name(),
+            worker=self._core.worker,
             logic=self._logic,
             downstream=self._downstream,
             lag_bytes=s.limits.lag_bytes,
@@ -108,7 +125,7 @@ class StageService:
         self._metrics.configured.set(s.keys.partitions)
         await self._stage.open()
         if self._make_beside:
-            self._beside = self._make_beside(self._server, self._stage, self.liveness)
+            self._beside = self._make_beside(self._core.server, self._stage, self.liveness)
             await self._beside.open()
 
     async def close(self) -> None:
@@ -116,10 +133,9 @@ class StageService:
             await self._beside.close()
         if self._stage:
             await self._stage.close()
-        await self._deployment.close()
         if self._closing:
             await self._closing()
-        await self._server.aclose()
+        await self._core.close()
 
     async def read(self) -> list[Batch] | None:
         """Read the new entries of the owned partitions."""
@@ -136,59 +152,7 @@ class StageService:
         self._metrics.batch_s.observe(time.perf_counter() - begin)
         self._metrics.entries.inc(sum(len(b.entries) for b in batches))
 
-    async def measure(self) -> None:
-        """Measure the server's data, for `/metrics`."""
-        await self._gauges.measure(self._server, self._stage.owned if self._stage else ())
 
-
-def stage_app(
-    settings: Settings,
-    *,
-    name: str,
-    topic: InternalTopic,
-    logic: Callable[[int], StageLogic],
-    description: str,
-    registry: CollectorRegistry,
-    downstream: str | None = None,
-    fills: Sequence[InternalTopic] = (),
-    publishes: Sequence[PublicTopic] = (),
-    beside: MakeBeside | None = None,
-    opening: Open | None = None,
-    closing: Close | None = None,
-    room: Room | None = None,
-) -> AsgiFastStream:
-    """Create the FastStream app of an ordered stage's worker.
-
-    - ``fills``: the work queues that the stage writes to.
-    - ``beside``: creates what runs beside the stage.
-    - ``opening``: starts what the logic needs, before the worker acquires a partition.
-    - ``closing``: releases what the logic needs, after all work has ended.
-    - ``room``: awaited before each read.
-    """
-    broker = make_broker(settings, registry)
-    service = StageService(
-        settings,
-        name=name,
-        topic=topic,
-        logic=logic,
-        downstream=downstream,
-        metrics=StageMetrics(registry, name),
-        gauges=PartitionGauges(registry, settings.keys, stage=name, queues=fills),
-        beside=beside,
-        opening=opening,
-        closing=closing,
-        room=room,
-    )
-    attach(
-        broker,
-        stream=f"{settings.prefix}:{{n}}:{topic}",
-        title=name,
-        description=description,
-        read=service.read,
-        handle=service.handle,
-        liveness=service.liveness,
-        stretch_s=STRETCH_S,
-    )
-    declare_topics(broker, settings, publishes)
-    assert settings.redis_url
-    return make_app(service, broker, registry, stuck_s=stuck_after_s(settings.redis_url), measure=service.measure)
+def stage_app(service: StageService, core: WorkerCore) -> AsgiFastStream:
+    """Create the FastStream app of a worker that runs one ordered stage."""
+    return make_app(service, core.broker, core.registry, stuck_s=core.stuck_s, measure=core.measure)

@@ -29,6 +29,8 @@ class StageSettings(Table, frozen=True, kw_only=True):
     max_records: Count = 256
     linger_ms: Annotated[float, Meta(ge=0, le=100)] = 3.0
     """Maximum time the source batches under load; no delay while idle."""
+    chained: bool = False
+    """Whether `tokenbus up` runs fetcher, normalizer and parser as one process, the pipeline."""
     drain_s: Seconds = 6.0
     """At shutdown, how long a fetcher lets its runs finish before handing them over."""
 
@@ -50,3 +52,4 @@ class HttpSettings(Table, frozen=True, kw_only=True):
     blobs: int = 8085
     recorder: int = 8086
     policy: int = 8087
+    pipeline: int = 8089

@@ -36,6 +36,8 @@ shutdown waits at most this long.
 """
 LOOK_S = 0.1
 """Poll interval of a worker that takes only what no other worker wants."""
+ADOPTED_S = 5.0
+"""How long a worker reads a stream that it does not prefer and that no other worker reads."""
 LOOK_AHEAD_S = 0.02
 """Poll interval for urgent items while the worker takes no others."""
 SWEEP_S = 60.0
@@ -68,6 +70,7 @@ class WorkQueue:
         beat_s: float = 1.0,
         members: str | None = None,
         idle_only: Callable[[], bool] = lambda: False,
+        prefers: Callable[[str], bool] | None = None,
         fair: Entries | None = None,
         urgent: Callable[[QueueItem], bool] | None = None,
         unreadable: Callable[[QueueItem, Exception], Awaitable[None]] | None = None,
@@ -77,6 +80,7 @@ class WorkQueue:
         - ``count``: maximum items per read and stream.
         - ``members``: sorted set in which the worker signs on, even while the queue is empty.
         - ``idle_only``: while it returns True, take only items that no other worker takes at once.
+        - ``prefers``: of streams for which it returns False, take only items that no other worker takes at once.
         - ``fair``: tenants take turns while items wait (scripts/order.py); None: items come in stream order.
         - ``urgent`` is called with each new item of a fair queue when it is read, even if no caller waits in `read`. It
           returns True if it has handled the item, which then does not wait for its turn.
@@ -90,6 +94,12 @@ class WorkQueue:
         self._on_claimed_away = on_claimed_away
         self._count = count
         self._idle_only = idle_only
+        self._prefers = prefers
+        self._adopted: dict[str, float] = {}
+        """Stream that is not preferred, but whose items no other worker took at once -> until when it is read with the
+        preferred ones.
+        """
+        self._look_at_others = 0.0
         self._fair: Entries | None = fair
         self._urgent = urgent
         self._unreadable = unreadable
@@ -369,18 +379,45 @@ class WorkQueue:
         """Read new items; return how many ms the oldest of them had waited."""
         patient = self._idle_only()
         block = None if patient else BLOCK_MS
+        if self._prefers and not patient:
+            now = asyncio.get_running_loop().time()
+            ours = [s for s in streams if self._prefers(s) or self._adopted.get(s, 0.0) > now]
+            if len(ours) < len(streams):
+                return await self._read_preferred(ours, [s for s in streams if s not in ours])
+        waited = await self._read_streams(streams, block)
+        if patient and not waited:
+            await asyncio.sleep(LOOK_S)
+        return max(waited.values(), default=0.0)
+
+    async def _read_preferred(self, ours: list[str], others: list[str]) -> float:
+        """Read `ours`; of `others` take what no worker took at once. Return as `_read_new` does."""
+        clock = asyncio.get_running_loop().time
+        waited: dict[str, float] = {}
+        if ours:
+            waited = await self._read_streams(ours, round(LOOK_S * 1000))
+        else:
+            await asyncio.sleep(LOOK_S)
+        if clock() >= self._look_at_others and not self._closing:
+            self._look_at_others = clock() + LOOK_S
+            left = await self._read_streams(others, None)
+            # No worker waits for these at all: from here on this one does, too.
+            self._adopted |= {s: clock() + ADOPTED_S for s, ms in left.items() if ms >= LOOK_S * 500}
+            waited |= left
+        return max(waited.values(), default=0.0)
+
+    async def _read_streams(self, streams: list[str], block: int | None) -> dict[str, float]:
+        """Read new items; return by stream how many ms the oldest of them had waited."""
         now_ms = self._server.clock.now_ms()
         found: Any = await self._server.client.xreadgroup(
             self._group, self._worker, dict.fromkeys(streams, ">"), count=self._count, block=block
         )
-        if patient and not found:
-            await asyncio.sleep(LOOK_S)
-        oldest_ms = now_ms
+        waited: dict[str, float] = {}
         for name, entries in found or ():
             for entry_id, fields in entries:
                 self._claim_items(QueueItem(name.decode(), entry_id.decode(), fields, 1))
-            oldest_ms = min(oldest_ms, self._server.clock.ms_of(int(entries[0][0].partition(b"-")[0])))
-        return now_ms - oldest_ms
+            begun_ms = self._server.clock.ms_of(int(entries[0][0].partition(b"-")[0]))
+            waited[name.decode()] = max(0.0, now_ms - begun_ms)
+        return waited
 
     async def _claim(self, streams: list[str], backlog: Backlog, *, trusted: bool) -> bool:
         """Claim items that were handed back or, if ``trusted``, idle. False if there were none."""

@@ -531,3 +531,24 @@ async def test_an_item_that_breaks_each_connection_is_set_apart_and_those_beside
             await eventually(none_left)
     assert {each for each, _ in done} == {f"{when}-{n}" for when in ("before", "after") for n in range(4)}
     assert [(item.stream, item.fields) for item in apart] == [(scene.streams[0], {b"n": b""})]
+
+
+async def test_a_worker_takes_items_of_streams_it_does_not_prefer_only_where_no_other_takes_them(scene: Scene):
+    first: list[str] = []
+    second: list[str] = []
+    halves = set(scene.streams[:2]), set(scene.streams[2:])
+    ours, theirs = (scene.queue(w, prefers=half.__contains__) for w, half in zip("ab", halves, strict=True))
+    async with worked(ours, lambda item: first.append(item.stream)):
+        async with worked(theirs, lambda item: second.append(item.stream)):
+            for n in range(10):
+                for stream in range(4):
+                    await scene.put(str(n), stream=stream)
+                await eventually(lambda n=n: len(first) + len(second) == 4 * (n + 1))
+        # Either may find an item in the instant in which the other is between two reads.
+        assert sum(stream in halves[0] for stream in first) >= 15
+        assert sum(stream in halves[1] for stream in second) >= 15
+        done = len(first)
+        for n in range(3):  # nobody prefers these now
+            await scene.put(str(n), stream=3)
+            await eventually(lambda n=n: len(first) == done + n + 1)
+    assert await scene.left() == 0

@@ -3,22 +3,37 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from tokenbus.errors import RequestInvalid, SettingsError
 from tokenbus_services.cli.send import from_file, from_options
 from tokenbus_services.cli.service_registry import SERVICES, STOP_ORDER, services_of
 from tokenbus_services.cli.up.command import parse_scales, parse_services, posts_for, withheld_from
-from tokenbus_services.settings import HttpTool, McpStdio, PolicySettings, ProviderSettings, RecordSettings, Settings
+from tokenbus_services.settings import (
+    HttpTool,
+    McpStdio,
+    PolicySettings,
+    ProviderSettings,
+    RecordSettings,
+    Settings,
+    StageSettings,
+)
 
 
 def test_up_runs_one_worker_of_each_service_and_those_for_records_and_policies_where_there_are_any():
     everything = Settings(records=RecordSettings(), policies={"guard": PolicySettings(use="a:B")})
-    assert services_of(everything) == list(SERVICES)
+    assert services_of(everything) == [service for service in SERVICES if service != "pipeline"]
     services = services_of(Settings())
-    assert services == [service for service in SERVICES if service not in ("recorder", "policy")]
+    assert services == [service for service in SERVICES if service not in ("recorder", "policy", "pipeline")]
     posts = posts_for(services, {})
     assert [post.name for post in posts] == services
     assert not any(post.arguments for post in posts), "each on the port of the settings"
+
+
+def test_chained_one_pipeline_worker_stands_for_fetcher_normalizer_and_parser():
+    chained = Settings(stages=StageSettings(chained=True))
+    assert services_of(chained) == ["pipeline", "tools", "blobs"]
+    assert services_of(replace(chained, records=RecordSettings())) == ["pipeline", "tools", "blobs", "recorder"]
 
 
 def test_further_workers_of_a_service_take_any_free_port():
@@ -86,7 +101,7 @@ def test_provider_keys_are_for_the_fetcher_alone_and_for_the_tools_that_name_one
         tools={"t": HttpTool(url="http://h", header_env={"X": "A"})},
         mcp={"m": McpStdio(command="x", env_pass=("OTHER",))},
     )
-    assert withheld_from("fetcher", settings) == frozenset()
+    assert withheld_from("fetcher", settings) == withheld_from("pipeline", settings) == frozenset()
     keys = {"A", "A_FILE", "ANTHROPIC_API_KEY", "ANTHROPIC_API_KEY_FILE"}
     assert withheld_from("parser", settings) == withheld_from("policy", settings) == keys
     assert withheld_from("tools", settings) == keys - {"A"}

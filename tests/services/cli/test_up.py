@@ -62,6 +62,22 @@ async def test_up_brings_all_up_and_stops_all(tmp_path: Path):
     assert "Traceback" not in log
 
 
+async def test_up_chained_runs_one_process_for_fetcher_normalizer_and_parser(tmp_path: Path):
+    config = settings_file(tmp_path)
+    env = {"TOKENBUS_CONFIG": config, "TOKENBUS_DATA": str(tmp_path / "data")}
+    async with running(tmp_path / "err", "up", "--chained", **env) as up:
+        while not up.seen or up.seen[-1] != "ready":
+            await up.says("ready")
+        names = {line.split()[1] for line in up.seen if line.startswith("ready ")}
+        assert names == {"pipeline", "tools", "blobs"}
+        findings = {f["about"]: f for f in json.loads((await run("doctor", "--json", **env)).out)}
+        for about in ("intake", "fetcher", "normalizer", "parser"):
+            assert findings[about]["level"] == "ok"
+            assert findings[about]["says"].startswith("1 at work")
+        assert await up.stop() == 0
+    assert all_gone(tmp_path)
+
+
 async def test_what_dies_is_started_again(tmp_path: Path):
     env = {"TOKENBUS_CONFIG": settings_file(tmp_path), "TOKENBUS_DATA": str(tmp_path / "data")}
     async with running(tmp_path / "err", "up", "--services", "normalizer", **env) as up:

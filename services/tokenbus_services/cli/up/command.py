@@ -15,7 +15,7 @@ from tokenbus.errors import SettingsError
 from tokenbus_services import settings as configuration
 from tokenbus_services.cli import local_deployment as running
 from tokenbus_services.cli import mock
-from tokenbus_services.cli.service_registry import SERVICES, ServiceName, services_of
+from tokenbus_services.cli.service_registry import CALLS_PROVIDERS, SERVICES, ServiceName, services_of
 from tokenbus_services.cli.signals import stop_on_signal
 from tokenbus_services.cli.up.embedded_server import UpServer
 from tokenbus_services.cli.up.progress import UpWatcher, up_watcher
@@ -29,10 +29,17 @@ STOP_GRACE_S = 10.0
 
 
 def run(
-    *, scales: Sequence[str] = (), services: str | None = None, data: Path | None = None, mock_provider: bool = False
+    *,
+    scales: Sequence[str] = (),
+    services: str | None = None,
+    data: Path | None = None,
+    mock_provider: bool = False,
+    chained: bool = False,
 ) -> None:
     """Run until an orderly stop. Raises SettingsError, ServerUnavailable, ChildGone."""
     settings = configuration.load()
+    if chained:
+        settings = msgspec.structs.replace(settings, stages=msgspec.structs.replace(settings.stages, chained=True))
     posts = posts_for(parse_services(services) or services_of(settings), parse_scales(scales))
     if mock_provider:
         posts = with_mock_provider(posts, free_port())
@@ -98,10 +105,10 @@ def with_mock_provider(posts: Sequence[WorkerSlot], port: int) -> list[WorkerSlo
 
 
 def withheld_from(service: ServiceName | None, settings: Settings) -> frozenset[str]:
-    """Return the variables of provider keys and key files, withheld from every service but the fetcher. Tools get
-    the variables that they name.
+    """Return the variables of provider keys and key files, withheld from every service that calls no provider.
+    Tools get the variables that they name.
     """
-    if service == "fetcher":
+    if service in CALLS_PROVIDERS:
         return frozenset()
     keys = provider_key_variables(settings)
     keys |= {f"{name}_FILE" for name in keys}

@@ -118,7 +118,7 @@ async def serve(service: ServiceName, app: AsgiApp, listener: socket.socket, bou
 
 def _files_needed(service: ServiceName, settings: Settings) -> int:
     """Count connections to the pages, a fetcher's provider calls with a blob each, and files that are always open."""
-    calls = 2 * settings.limits.runs_per_fetcher if service == "fetcher" else 0
+    calls = 2 * settings.limits.runs_per_fetcher if service in services.CALLS_PROVIDERS else 0
     return settings.http.connections + calls + _FILES_BESIDE
 
 

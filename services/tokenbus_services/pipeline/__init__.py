@@ -1,0 +1,1 @@
+"""Pipeline worker: intake, fetcher, normalizer and parser in one process."""

@@ -1,0 +1,63 @@
+"""What all services of one process share: the connections to the server, the tasks it lives by, and its name."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from faststream.redis import RedisBroker
+from prometheus_client import CollectorRegistry
+
+from tokenbus.bus.liveness import Liveness
+from tokenbus.bus.server.server import Server, ServerInfo
+from tokenbus_services.runtime.app import make_broker, worker_name
+from tokenbus_services.runtime.deployment import Deployment
+from tokenbus_services.runtime.metrics import StageMetrics
+from tokenbus_services.runtime.partition_gauges import PartitionGauges
+from tokenbus_services.runtime.supervision import stuck_after_s
+from tokenbus_services.settings import Settings
+
+
+class WorkerCore:
+    """One per process. Each service calls `open`, then `close`: the first opens, the last closes."""
+
+    def __init__(self, settings: Settings) -> None:
+        assert settings.redis_url
+        self.settings = settings
+        self.registry = CollectorRegistry()
+        self.broker: RedisBroker = make_broker(settings, self.registry)
+        self.server = Server(settings.redis_url)
+        self.liveness = Liveness()
+        self.worker = worker_name()
+        self.stuck_s = stuck_after_s(settings.redis_url)
+        self._deployment = Deployment(self.server, settings.keys, self.liveness)
+        self._info: ServerInfo | None = None
+        self._users = 0
+
+    @cached_property
+    def stage_metrics(self) -> StageMetrics:
+        """Metrics of the ordered stages in this process."""
+        return StageMetrics(self.registry)
+
+    @cached_property
+    def gauges(self) -> PartitionGauges:
+        """Gauges of the partitions of those stages."""
+        return PartitionGauges(self.registry, self.settings.keys)
+
+    async def open(self) -> ServerInfo:
+        """Check the server and join the deployment. Raises TokenbusError if the settings and the server disagree."""
+        if self._info is None:
+            self._info = await self.server.check()
+            await self._deployment.open()
+        self._users += 1
+        return self._info
+
+    async def close(self) -> None:
+        """Close the connections if no other service of the process uses them."""
+        self._users -= 1
+        if self._users <= 0:
+            await self._deployment.close()
+            await self.server.aclose()
+
+    async def measure(self) -> None:
+        """Measure the server's data, for `/metrics`."""
+        await self.gauges.measure(self.server)
