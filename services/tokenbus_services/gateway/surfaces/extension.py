@@ -11,7 +11,7 @@ from typing import Any, cast, get_args
 
 import msgspec
 
-from tokenbus.events.requests import OnFailure, Tool
+from tokenbus.events.requests import OnFailure, RunId, Tool
 from tokenbus_services.gateway.problem import invalid, unsupported
 from tokenbus_services.gateway.surfaces.contract import Disconnect, TranslationRules
 from tokenbus_services.gateway.surfaces.fields import Fields, Json
@@ -20,12 +20,14 @@ HEADER = "x-tokenbus-"
 _LISTS = ("tools", "policies")
 _FLAGS = ("visible", "record")
 _NUMBERS = ("max-tool-depth", "deadline-s")
-_TEXTS = ("on-failure", "on-disconnect")
+_TEXTS = ("run", "on-failure", "on-disconnect")
 
 
 class Extension(msgspec.Struct, frozen=True, kw_only=True):
     """The options, checked against what the client's key allows."""
 
+    run: str | None = None
+    """A run id that the client chose."""
     tools: list[Tool] = []
     """Tools of the deployment, run by the bus."""
     max_tool_depth: int | None = None
@@ -56,6 +58,7 @@ def extension(body: Fields, headers: Mapping[str, str], rules: TranslationRules)
     inside = body.json("tokenbus") or {}
     fields = Fields({**_of_headers(headers), **inside}, "tokenbus")
     read = Extension(
+        run=_run(fields),
         tools=_tools(fields, rules),
         max_tool_depth=fields.whole("max_tool_depth"),
         on_failure=cast("OnFailure | None", fields.one_of("on_failure", get_args(OnFailure))),
@@ -68,6 +71,14 @@ def extension(body: Fields, headers: Mapping[str, str], rules: TranslationRules)
     )
     fields.end()
     return read
+
+
+def _run(fields: Fields) -> str | None:
+    value = fields.text("run")
+    try:
+        return msgspec.convert(value, RunId | None)
+    except msgspec.ValidationError as e:
+        raise invalid("tokenbus.run", str(e)) from None
 
 
 def _tools(fields: Fields, rules: TranslationRules) -> list[Tool]:

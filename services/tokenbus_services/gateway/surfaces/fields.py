@@ -50,6 +50,10 @@ class Fields:
         """Whether the field is there and was not read yet."""
         return name in self._left
 
+    def is_text(self, name: str) -> bool:
+        """Whether the field is there, was not read yet, and is a string."""
+        return isinstance(self._left.get(name), str)
+
     def take(self, name: str) -> Any:
         """Return the field's value of any type; None if absent."""
         return self._left.pop(name, None)
@@ -70,6 +74,13 @@ class Fields:
         if not float(value).is_integer() or value < least:
             raise invalid(self.path(name), f"must be a whole number of at least {least}")
         return int(value)
+
+    def share(self, name: str) -> float | None:
+        """Return a number from 0 to 1."""
+        value = self.number(name)
+        if value is not None and not 0 <= value <= 1:
+            raise invalid(self.path(name), "must be from 0 to 1")
+        return value
 
     def number(self, name: str) -> float | None:
         """Return a number."""

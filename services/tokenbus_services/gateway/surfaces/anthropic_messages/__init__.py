@@ -1,0 +1,5 @@
+"""Anthropic's Messages API: `POST /v1/messages`, for clients of both header generations."""
+
+from tokenbus_services.gateway.surfaces.anthropic_messages.surface import AnthropicMessages, models_answer
+
+__all__ = ["AnthropicMessages", "models_answer"]

@@ -1,0 +1,444 @@
+"""The surface of Anthropic's Messages API: what is asked of the bus, and what its clients are told."""
+
+from __future__ import annotations
+
+import re
+from base64 import b64encode
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+
+from tests.services.gateway.logs import (
+    BUSY,
+    DONE,
+    ROWS,
+    Log,
+    answered,
+    any_log,
+    call,
+    log_of,
+    recorded_events,
+    streamed,
+    text,
+    thinking,
+    visible_text,
+)
+from tests.services.gateway.rules import asked, refused, rules, translated
+from tests.unit.providers.corpus import Recording
+from tokenbus.client.response import Response
+from tokenbus.events import normalized as n
+from tokenbus.events.frames import CancelRequested, ToolReturned
+from tokenbus.events.public import TERMINAL, Completed
+from tokenbus.events.requests import (
+    Base64Source,
+    DocumentPart,
+    Fallback,
+    ImagePart,
+    Message,
+    OutputSchema,
+    TextPart,
+    Thinking,
+    ThinkingPart,
+    Tool,
+    ToolCallPart,
+    ToolChoice,
+    ToolResultPart,
+)
+from tokenbus_services.gateway.problem import Problem
+from tokenbus_services.gateway.surfaces.answering import Echo
+from tokenbus_services.gateway.surfaces.anthropic_messages import AnthropicMessages, models_answer
+from tokenbus_services.gateway.surfaces.anthropic_messages.stream import MessagesStream
+from tokenbus_services.gateway.surfaces.anthropic_messages.whole import WholeMessage
+
+SURFACE = AnthropicMessages()
+ECHO = Echo(api="anthropic")
+EPHEMERAL = {"type": "ephemeral"}
+LONG = {"type": "ephemeral", "ttl": "1h"}
+ONE = {"type": "auto", "disable_parallel_tool_use": True}
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
+TOOL = {"name": "weather", "description": "Now.", "input_schema": SCHEMA}
+_EVENT = re.compile(rb"event: (\w+)\ndata: (\{[^\r\n]*\})\n\n")
+
+
+def body(*messages: Any, **changes: Any) -> dict[str, Any]:
+    said = messages or ({"role": "user", "content": "Hi"},)
+    return {"model": "anthropic/claude", "max_tokens": 100, "messages": list(said), **changes}
+
+
+def assistant(*blocks: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": list(blocks)}
+
+
+def user(*blocks: Any) -> dict[str, Any]:
+    return {"role": "user", "content": list(blocks)}
+
+
+def read(stream: bytes) -> list[dict[str, Any]]:
+    """The events of a stream. Fails unless every byte belongs to one, in exactly the form that all clients read."""
+    at, events = 0, []
+    while at < len(stream):
+        found = _EVENT.match(stream, at)
+        assert found, stream[at : at + 200]
+        events.append(msgspec.json.decode(found[2]))
+        assert events[-1]["type"] == found[1].decode()
+        at = found.end()
+    return events
+
+
+def message_in(events: list[dict[str, Any]]) -> dict[str, Any]:
+    """Fold a stream as the SDKs do, and check its order. `error` holds the error that ended it."""
+    message: dict[str, Any] = {"content": [], "stop_reason": None, "error": None, "over": False}
+    open_blocks: set[int] = set()
+    for place, event in enumerate(events):
+        assert not message["over"], "nothing follows the end"
+        kind = event["type"]
+        assert (kind == "message_start") == (place == 0) or kind == "error"
+        if kind == "content_block_start":
+            assert event["index"] == len(message["content"]), "the index is the place in the content"
+            message["content"].append({**event["content_block"], "json": ""})
+            open_blocks.add(event["index"])
+        elif kind == "content_block_delta":
+            assert event["index"] in open_blocks
+            block, delta = message["content"][event["index"]], event["delta"]
+            field, piece = {
+                "text_delta": ("text", "text"),
+                "thinking_delta": ("thinking", "thinking"),
+                "signature_delta": ("signature", "signature"),
+                "input_json_delta": ("json", "partial_json"),
+            }[delta["type"]]
+            block[field] = delta[piece] if field == "signature" else block[field] + delta[piece]
+        elif kind == "content_block_stop":
+            open_blocks.remove(event["index"])
+        elif kind == "message_delta":
+            assert not open_blocks
+            message.update(event["delta"], usage=event["usage"])
+        elif kind in ("message_stop", "error"):
+            message["over"], message["error"] = True, event.get("error")
+    return message
+
+
+def told(log: Log, echo: Echo = ECHO) -> dict[str, Any]:
+    return message_in(read(streamed(MessagesStream("r1", "m", echo), log)))
+
+
+def kinds(message: dict[str, Any]) -> list[str]:
+    return [block["type"] for block in message["content"]]
+
+
+def text_in(message: dict[str, Any]) -> str:
+    return "".join(block["text"] for block in message["content"] if block["type"] == "text")
+
+
+# --- requests -----------------------------------------------------------------------------------------------------
+
+
+def test_a_conversation_with_everything_in_it_is_translated() -> None:
+    conversation = body(
+        user({"type": "text", "text": "Look", "cache_control": EPHEMERAL}, _image(), _document()),
+        assistant(
+            {"type": "thinking", "thinking": "hm", "signature": "sig"},
+            {"type": "redacted_thinking", "data": "secret"},
+            {"type": "text", "text": "One moment", "citations": None},
+            {"type": "tool_use", "id": "t1", "name": "weather", "input": {"city": "Bonn"}, "cache_control": EPHEMERAL},
+        ),
+        user(
+            {
+                "type": "tool_result",
+                "tool_use_id": "t1",
+                "content": [{"type": "text", "text": "rain"}, _image()],
+                "is_error": True,
+                "cache_control": EPHEMERAL,
+            }
+        ),
+    )
+    generate = translated(SURFACE, asked(conversation)).generate
+    image = ImagePart(source=Base64Source(media_type="image/png", data="aGk="))
+    plain = Base64Source(media_type="text/plain", data=b64encode("ü".encode()).decode())
+    assert generate.messages == [
+        Message(role="user", content=[TextPart(text="Look", cache=True), image, DocumentPart(source=plain, title="T")]),
+        Message(
+            role="assistant",
+            content=[
+                ThinkingPart(text="hm", signature="sig"),
+                ThinkingPart(opaque={"redacted": "secret"}),
+                TextPart(text="One moment"),
+                ToolCallPart(tool_id="t1", tool_name="weather", arguments='{"city":"Bonn"}'),
+            ],
+        ),
+        Message(
+            role="user",
+            content=[ToolResultPart(tool_id="t1", content=[TextPart(text="rain"), image], is_error=True, cache=True)],
+        ),
+    ]
+
+
+def _image() -> dict[str, Any]:
+    return {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "aGk="}}
+
+
+def _document() -> dict[str, Any]:
+    source = {"type": "text", "media_type": "text/plain", "data": "ü"}
+    return {"type": "document", "source": source, "title": "T", "citations": {"enabled": False}}
+
+
+def test_the_parameters_are_translated() -> None:
+    asking = body(
+        system=[{"type": "text", "text": "Be brief", "cache_control": {"type": "ephemeral", "ttl": "5m"}}],
+        stop_sequences=["END"],
+        temperature=0.5,
+        top_p=0.9,
+        top_k=7,
+        stream=True,
+        thinking={"type": "adaptive", "display": "summarized"},
+        output_config={"effort": "low", "format": {"type": "json_schema", "schema": SCHEMA}},
+        tools=[TOOL],
+        tool_choice={"type": "tool", "name": "weather", "disable_parallel_tool_use": True},
+        metadata={"user_id": "u1"},
+        cache_control=EPHEMERAL,
+        service_tier="auto",
+        context_management={"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+    )
+    answer = translated(SURFACE, asked(asking, query={"beta": "true"}))
+    generate = answer.generate
+    assert (answer.stream, answer.model, answer.on_disconnect) == (True, "anthropic/claude", "cancel")
+    assert (generate.provider, generate.model, generate.max_tokens) == ("anthropic", "claude", 100)
+    assert generate.system == [TextPart(text="Be brief", cache=True)]
+    assert (generate.stop, generate.temperature, generate.top_p) == (["END"], 0.5, 0.9)
+    assert generate.thinking == Thinking(effort="low")
+    assert generate.output_schema == OutputSchema(schema=SCHEMA)
+    assert generate.tools == [Tool(name="weather", description="Now.", parameters=SCHEMA)]
+    assert generate.tool_choice == ToolChoice(name="weather")
+    assert generate.max_tool_depth == 0, "the client runs its own tools"
+    assert generate.metadata == {"client": {"user_id": "u1"}}
+    assert generate.extra == {
+        "top_k": 7,
+        "tool_choice": {"disable_parallel_tool_use": True},
+        "metadata": {"user_id": "u1"},
+        "cache_control": EPHEMERAL,
+    }
+
+
+def test_an_alias_falls_back_to_its_next_provider() -> None:
+    answer = translated(SURFACE, asked(body(model="fast", top_k=3)))
+    assert answer.generate.fallback == [Fallback(provider="anthropic", model="haiku")]
+    assert answer.generate.extra == {"generationConfig": {"topK": 3}}
+    assert answer.model == "fast"
+
+
+def test_a_cache_mark_of_a_tool_covers_the_system_text_that_follows_the_tools() -> None:
+    asking = body(system="Be brief", tools=[{**TOOL, "cache_control": EPHEMERAL}])
+    assert translated(SURFACE, asked(asking)).generate.system == [TextPart(text="Be brief", cache=True)]
+
+
+@pytest.mark.parametrize(
+    ("thinking", "effort", "model", "expected", "extra"),
+    [
+        ({"type": "enabled", "budget_tokens": 2000}, None, "anthropic/m", Thinking(budget_tokens=2000), None),
+        ({"type": "disabled"}, None, "gemini/m", Thinking(enabled=False), None),
+        (None, "high", "anthropic/m", None, {"output_config": {"effort": "high"}}),
+        (None, "high", "openai/m", Thinking(effort="high"), None),
+    ],
+)
+def test_thinking_and_effort(thinking: Any, effort: Any, model: str, expected: Any, extra: Any) -> None:
+    asking = body(model=model, thinking=thinking, output_config=effort and {"effort": effort})
+    generate = translated(SURFACE, asked(asking)).generate
+    assert (generate.thinking, generate.extra) == (expected, extra)
+
+
+def test_tools_of_the_deployment_are_run_by_the_bus() -> None:
+    asking = asked(body(), headers={"x-tokenbus-tools": "weather", "x-tokenbus-max-tool-depth": "2"})
+    answer = translated(SURFACE, asking, rules(tools=None))
+    assert (answer.generate.tools, answer.generate.max_tool_depth) == ([Tool(name="weather")], 2)
+    assert answer.echo["bus_tools"] is True
+
+
+REFUSED: list[tuple[str, dict[str, Any]]] = [
+    ("max_tokens", {"max_tokens": None}),
+    ("model", {"model": "nobody/knows"}),
+    ("messages", {"messages": []}),
+    ("messages[0].role", {"messages": [{"role": "tool", "content": "x"}]}),
+    ("messages[0].content", {"messages": [{"role": "user"}]}),
+    ("messages[0].content[0].type", {"messages": [user({"type": "server_tool_use"})]}),
+    ("messages[0].content[0].type", {"messages": [user({"type": "tool_use"})]}),
+    ("messages[0].content[0].citations.enabled", {"messages": [user({**_document(), "citations": {"enabled": True}})]}),
+    ("messages[0].content[0].context", {"messages": [user({**_document(), "context": "x"})]}),
+    ("messages[0].content[0].cache_control.ttl", {"messages": [user({**_image(), "cache_control": LONG})]}),
+    ("messages[0].content[0].citations", {"messages": [assistant({"type": "text", "text": "x", "citations": [{}]})]}),
+    ("container", {"container": "c"}),
+    ("mcp_servers", {"mcp_servers": []}),
+    ("service_tier", {"service_tier": "standard_only"}),
+    ("inference_geo", {"inference_geo": "eu"}),
+    ("speed", {"speed": "fast"}),
+    ("diagnostics", {"diagnostics": {}}),
+    ("workspace_id", {"workspace_id": "w"}),
+    ("user_profile_id", {"user_profile_id": "w"}),
+    ("context_management", {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}),
+    ("tools[0].type", {"tools": [{"type": "web_search_20250305", "name": "web_search"}]}),
+    ("tools[0].defer_loading", {"tools": [{**TOOL, "defer_loading": True}]}),
+    ("tools[0].allowed_callers", {"tools": [{**TOOL, "allowed_callers": ["code_execution_20250825"]}]}),
+    ("tool_choice.type", {"tool_choice": {"type": "some"}}),
+    ("thinking.type", {"thinking": {"type": "between_tools"}}),
+    ("thinking.display", {"thinking": {"type": "adaptive", "display": "omitted"}}),
+    ("thinking.budget_tokens", {"thinking": {"type": "enabled"}}),
+    ("output_config.effort", {"output_config": {"effort": "endless"}}),
+    ("output_config.format.type", {"output_config": {"format": {"type": "grammar"}}}),
+    ("metadata.odd", {"metadata": {"odd": 1}}),
+    ("top_k", {"model": "openai/m", "top_k": 3}),
+    ("cache_control", {"model": "openai/m", "cache_control": EPHEMERAL}),
+    ("tool_choice.disable_parallel_tool_use", {"model": "gemini/m", "tool_choice": ONE}),
+    ("tokenbus.on_failure", {"stream": True, "tokenbus": {"on_failure": "restart"}}),
+    ("tokenbus.tools", {"tools": [TOOL], "tokenbus": {"tools": ["weather"]}}),
+    ("tokenbus.max_tool_depth", {"tokenbus": {"max_tool_depth": 3}}),
+    ("betas", {"betas": ["x"]}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("param", "changes"), REFUSED, ids=[f"{param}-{n}" for n, (param, _) in enumerate(REFUSED)])
+def test_what_cannot_be_honoured_is_refused_by_name(param: str, changes: dict[str, Any]) -> None:
+    problem = refused(SURFACE, asked(body(**changes)), rules(tools=None))
+    assert problem.param == param
+    answer = SURFACE.refusal(problem)
+    error = msgspec.json.decode(answer.body)["error"]
+    assert answer.status == (404 if param == "model" else 400)
+    assert error["message"].startswith(f"{param}: ")
+    assert error["type"] == ("not_found_error" if param == "model" else "invalid_request_error")
+
+
+def test_an_operator_may_have_parameters_dropped() -> None:
+    allowed = rules(drop_unsupported=frozenset({"speed", "top_k", "tools.defer_loading"}))
+    asking = body(model="openai/m", speed="fast", top_k=3, tools=[{**TOOL, "defer_loading": True}])
+    assert translated(SURFACE, asked(asking), allowed).generate.extra is None
+
+
+# --- answers ------------------------------------------------------------------------------------------------------
+
+
+def test_thinking_text_and_a_call_of_the_client_are_told_in_order() -> None:
+    said = [*thinking(0, "h", "m", signature="sig"), *text(1, "Let ", "me"), *call(2, "t1", "f", '{"a":', "1}")]
+    log = log_of([*said, n.Done("tool_use", "tool_use", DONE.usage)], max_tool_depth=0)
+    message = told(log)
+    assert kinds(message) == ["thinking", "text", "tool_use"]
+    thought, spoken, called = message["content"]
+    assert (thought["thinking"], thought["signature"], spoken["text"]) == ("hm", "sig", "Let me")
+    assert (called["id"], called["name"], called["input"], called["json"]) == ("t1", "f", {}, '{"a":1}')
+    assert message["stop_reason"] == "tool_use"
+    assert message["usage"] == {
+        "input_tokens": 9,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": 3,
+        "output_tokens": 5,
+        "output_tokens_details": {"thinking_tokens": 2},
+    }
+    status, whole = answered(WholeMessage("r1", "m", ECHO), log)
+    assert status == 200
+    assert whole["content"] == [
+        {"type": "thinking", "thinking": "hm", "signature": "sig"},
+        {"type": "text", "text": "Let me"},
+        {"type": "tool_use", "id": "t1", "name": "f", "input": {"a": 1}},
+    ]
+    assert (whole["id"], whole["stop_reason"], whole["usage"]) == ("msg_r1", "tool_use", message["usage"])
+
+
+def test_redacted_thinking_is_told_as_such() -> None:
+    hidden = [n.BlockStart(0, "thinking"), n.Opaque(0, "redacted", "data"), n.BlockStop(0)]
+    message = told(log_of([*hidden, *text(1, "Hi"), DONE]))
+    assert message["content"][0] == {"type": "redacted_thinking", "data": "data", "json": ""}
+
+
+def test_what_another_provider_wants_back_comes_back_as_it_was() -> None:
+    begun = n.Start("m", "r", api="openai-responses", provider="openai")
+    kept = [n.BlockStart(0, "thinking"), n.ThinkingDelta(0, "hm"), n.Opaque(0, "encrypted", "e"), n.BlockStop(0)]
+    message = told(log_of([begun, *kept, *text(1, "Hi"), DONE]), Echo(api="openai-responses"))
+    block = {name: value for name, value in message["content"][0].items() if name != "json"}
+    (said,) = translated(SURFACE, asked(body(assistant(block)))).generate.messages
+    origin = {"api": "openai-responses", "provider": "openai"}
+    assert said.content == [ThinkingPart(text="hm", opaque={"encrypted": "e", **origin})]
+
+
+def test_a_run_of_several_turns_is_one_message_without_the_calls_that_the_bus_ran() -> None:
+    first = [*text(0, "Let me look. "), *call(1, "t1", "f", "{}"), n.Done("tool_use")]
+    log = log_of(first, [ToolReturned(1, "rain", False)], [*text(0, "It rains."), DONE])
+    message = told(log, Echo(api="anthropic", bus_tools=True))
+    assert kinds(message) == ["text", "text"]
+    assert (text_in(message), message["stop_reason"]) == ("Let me look. It rains.", "end_turn")
+    _, whole = answered(WholeMessage("r1", "m", Echo(api="anthropic", bus_tools=True)), log)
+    assert [block["type"] for block in whole["content"]] == ["text", "text"]
+
+
+def test_a_client_hears_nothing_of_an_attempt_that_failed_after_thinking_and_a_call() -> None:
+    failing = [*thinking(0, "wrong"), *call(1, "t1", "f", "{}"), n.Failed(BUSY)]
+    message = told(log_of(failing, [*thinking(0, "right"), *text(1, "Hi"), DONE]))
+    assert [block.get("thinking") for block in message["content"]] == ["right", None]
+    assert message["over"]
+
+
+@pytest.mark.parametrize(
+    ("end", "kind", "code"),
+    [
+        ([n.Cut("the stream ended")], "api_error", "stream_cut"),
+        ([n.Failed(BUSY)], "overloaded_error", "overloaded_error"),
+        ([CancelRequested("enough")], "api_error", "cancelled"),
+    ],
+)
+def test_a_run_that_does_not_complete_ends_in_an_error(end: list[Any], kind: str, code: str) -> None:
+    log = log_of([*text(0, "Hal")[:-1]], end)
+    message = told(log)
+    assert (message["error"]["type"], message["error"]["code"]) == (kind, code)
+    assert message["error"]["message"].startswith(code)
+    status, whole = answered(WholeMessage("r1", "m", ECHO), log)
+    assert (status >= 400, whole["error"]) == (True, message["error"])
+
+
+def test_a_stop_string_and_the_bus_limit_of_tool_turns_have_their_reasons() -> None:
+    assert told(log_of([*text(0, "x"), n.Done("stop", stop_string="END")]))["stop_sequence"] == "END"
+    left = log_of([*call(0, "t1", "f", "{}"), n.Done("tool_use")], max_tool_depth=0)
+    message = told(left, Echo(api="anthropic", bus_tools=True))
+    assert (kinds(message), message["stop_reason"]) == ([], "pause_turn")
+
+
+def test_an_answer_that_the_gateway_cannot_go_on_with_ends_in_an_error() -> None:
+    problem = Problem(status=503, code="gateway_restarting", message="later", kind="overloaded", run="r1")
+    (event,) = read(b"".join(MessagesStream("r1", "m", ECHO).broken(problem)))
+    assert (event["error"]["type"], event["request_id"]) == ("overloaded_error", "req_r1")
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.file)
+def test_every_recorded_stream_is_told_whole(row: Recording) -> None:
+    log = recorded_events(row)
+    message = told(log, Echo(api=row.api_name))
+    if isinstance(log[-1], TERMINAL):
+        assert message["over"]
+        assert bool(message["error"]) == (not isinstance(log[-1], Completed))
+    assert text_in(message) == visible_text(log)
+    if isinstance(log[-1], Completed):
+        _, whole = answered(WholeMessage("r1", "m", Echo(api=row.api_name)), log)
+        assert text_in(whole) == visible_text(log)
+        assert (whole["usage"], whole["stop_reason"]) == (message["usage"], message["stop_reason"])
+        thought = "".join(block.get("thinking", "") for block in message["content"])
+        assert thought == Response.of(log).thinking
+
+
+@given(any_log())
+def test_any_log_gives_a_valid_message_with_the_visible_text(log: Log) -> None:
+    message = told(log)
+    assert message["over"] == isinstance(log[-1], TERMINAL)
+    assert text_in(message) == visible_text(log)
+
+
+@given(any_log(policies=["restart", "continue", "fail"]))
+def test_any_whole_answer_has_the_visible_text_or_is_an_error(log: Log) -> None:
+    if isinstance(log[-1], TERMINAL):
+        status, whole = answered(WholeMessage("r1", "m", ECHO), log)
+        if isinstance(log[-1], Completed):
+            assert text_in(whole) == visible_text(log)
+        else:
+            assert (status >= 400, whole["type"]) == (True, "error")
+
+
+def test_models_are_listed_in_the_form_of_the_api() -> None:
+    page = msgspec.json.decode(models_answer(["a", "b"]).body)
+    assert [model["id"] for model in page["data"]] == ["a", "b"]
+    assert (page["first_id"], page["last_id"], page["has_more"]) == ("a", "b", False)
+    assert msgspec.json.decode(models_answer([]).body)["first_id"] is None
