@@ -154,7 +154,8 @@ async def test_a_handler_that_only_fails_ends_its_subscriber_and_so_the_worker(s
     failures: list[str] = []
     liveness.ended, liveness.failed_work = ended.append, failures.append
     for stretch_s in (0, 60):
-        source.script, source.handled = ["a", *["bad"] * (MAX_DEFECTS - 1), "b", *["bad"] * MAX_DEFECTS, "c"], []
+        source.script += ["a", *["bad"] * (MAX_DEFECTS - 1), "b", *["bad"] * MAX_DEFECTS]
+        source.handled.clear()
         ended.clear()
         failures.clear()
         async with served(server_url, source, stretch_s=stretch_s, liveness=liveness):
