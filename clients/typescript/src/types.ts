@@ -244,13 +244,6 @@ export interface Generate {
   visible?: boolean;
   policies?: string[];
   fallback?: Fallback[];
-  json_object?: boolean;
-  parallel_tool_calls?: boolean;
-  seed?: number;
-  top_k?: number;
-  frequency_penalty?: number;
-  presence_penalty?: number;
-  user_id?: string;
 }
 
 /**
@@ -470,7 +463,7 @@ export interface TextPart {
 export interface Thinking {
   enabled?: boolean;
   budget_tokens?: number;
-  effort?: "high" | "low" | "max" | "medium" | "minimal" | "none" | "xhigh";
+  effort?: "high" | "low" | "medium" | "minimal";
 }
 
 /**
@@ -500,7 +493,6 @@ export interface Tool {
   name: string;
   description?: string;
   parameters?: Record<string, unknown>;
-  strict?: boolean;
 }
 
 /**

@@ -52,19 +52,3 @@ class StageMetrics:
             blocked=self._blocked.labels(stage),
             configured=self._configured.labels(stage),
         )
-
-
-class PassedOver:
-    """Counts work that failed and that its task went on from; each failure is in the log."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._failures = Counter(
-            "tokenbus_work_failures",
-            "Work of the worker's own tasks that failed, was logged and passed over.",
-            ["work"],
-            registry=registry,
-        )
-
-    def count(self, work: str) -> None:
-        """Count one failure of this work."""
-        self._failures.labels(work=work).inc()

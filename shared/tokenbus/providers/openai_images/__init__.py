@@ -38,7 +38,6 @@ class OpenAIImages(ProviderBase):
         request_bytes=512 * MIB,
     )
     makes_images = True
-    options = frozenset({"user_id"})
 
     def images_asked(self, request: Generate) -> ImagesRequested:
         """See `Provider.images_asked`."""
