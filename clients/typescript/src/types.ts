@@ -244,6 +244,13 @@ export interface Generate {
   visible?: boolean;
   policies?: string[];
   fallback?: Fallback[];
+  json_object?: boolean;
+  parallel_tool_calls?: boolean;
+  seed?: number;
+  top_k?: number;
+  frequency_penalty?: number;
+  presence_penalty?: number;
+  user_id?: string;
 }
 
 /**
@@ -463,7 +470,7 @@ export interface TextPart {
 export interface Thinking {
   enabled?: boolean;
   budget_tokens?: number;
-  effort?: "high" | "low" | "medium" | "minimal";
+  effort?: "high" | "low" | "max" | "medium" | "minimal" | "none" | "xhigh";
 }
 
 /**
@@ -493,6 +500,7 @@ export interface Tool {
   name: string;
   description?: string;
   parameters?: Record<string, unknown>;
+  strict?: boolean;
 }
 
 /**

@@ -13,6 +13,7 @@ class OneStageMetrics(msgspec.Struct, frozen=True):
     batch_s: Histogram
     partitions: Gauge
     blocked: Gauge
+    configured: Gauge
 
 
 class StageMetrics:
@@ -38,6 +39,9 @@ class StageMetrics:
             ["stage"],
             registry=registry,
         )
+        self._configured = Gauge(
+            "tokenbus_partitions_configured", "Partitions of the deployment.", ["stage"], registry=registry
+        )
 
     def of(self, stage: str) -> OneStageMetrics:
         """The metrics of one stage."""
@@ -46,4 +50,5 @@ class StageMetrics:
             batch_s=self._batch_s.labels(stage),
             partitions=self._partitions.labels(stage),
             blocked=self._blocked.labels(stage),
+            configured=self._configured.labels(stage),
         )

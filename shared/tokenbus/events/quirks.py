@@ -34,6 +34,8 @@ class Quirks(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Chat Completions: the name of the output limit."""
     stream_usage: bool = True
     """Chat Completions: request usage in the stream (`stream_options.include_usage`)."""
+    user_field: str = "user"
+    """Chat Completions: the field of `user_id` (`safety_identifier` for OpenAI's own newer models)."""
     system_role: str = "system"
     """Chat Completions: the role of system text (`developer` for some)."""
     reasoning_back: str = ""

@@ -12,7 +12,8 @@ RunId = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9.
 """Safe in a key and in a shell; a UUIDv7 if the client gives none."""
 OnFailure = Literal["before_first_visible", "continue", "restart", "fail"]
 Mode = Literal["chat", "prefill"]
-Effort = Literal["minimal", "low", "medium", "high"]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
 
 
 class _Part(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type"):
@@ -131,6 +132,8 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     name: Name
     description: str | None = None
     parameters: dict[str, object] = {}
+    strict: bool | None = None
+    """Whether the API should enforce the schema on the model's arguments; None: not, if the API has a choice."""
 
 
 class Thinking(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -139,6 +142,12 @@ class Thinking(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     enabled: bool = True
     budget_tokens: Annotated[int, Meta(ge=1)] | None = None
     effort: Effort | None = None
+    """``none`` is the same as ``enabled`` false. An API without a level gets its nearest one, with a note."""
+
+    @property
+    def wanted(self) -> bool:
+        """Whether the model shall think at all."""
+        return self.enabled and self.effort != "none"
 
 
 class ToolChoice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -263,6 +272,19 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, ta
     fallback: Annotated[list[Fallback], Meta(max_length=8)] | None = None
     """Providers and models to try in turn if a turn fails before any of its visible text was emitted. None: the
     deployment's setting; an empty list: none.
+    """
+    json_object: bool = False
+    """The answer must be a JSON object, of no certain schema. Mode chat only; not with ``output_schema``."""
+    parallel_tool_calls: bool | None = None
+    """False: one tool call per turn at most. None: the API's default, which allows several. Mode chat only."""
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    """Asks for the same answer to the same request, as far as the provider can."""
+    top_k: Annotated[int, Meta(ge=1)] | None = None
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    user_id: Annotated[str, Meta(min_length=1, max_length=512)] | None = None
+    """An opaque id of the person behind the request, for the provider's abuse detection. Unlike ``participant``, it is
+    never part of the text.
     """
 
 

@@ -12,6 +12,7 @@ from tokenbus.providers.file_api import FileApi
 from tokenbus.providers.media import MediaLimits
 from tokenbus.providers.request.build import formatted
 from tokenbus.providers.request.images import images_asked
+from tokenbus.providers.request.options import RequestOption
 
 
 class ProviderBase:
@@ -31,10 +32,12 @@ class ProviderBase:
     takes_path: bool = True
     makes_images: bool = False
     """Whether models of this API can generate images."""
+    options: frozenset[RequestOption] = frozenset()
+    """The optional request fields that this API has; a request with another one is rejected by name."""
 
     def build(self, request: Generate, history: list[Message], quirks: Quirks) -> Built:
         """See `Provider.build`."""
-        return formatted(self.formats, request, history, quirks, makes_images=self.makes_images)
+        return formatted(self.formats, request, history, quirks, makes_images=self.makes_images, options=self.options)
 
     def continues(self, request: Generate, quirks: Quirks) -> bool:
         """See `Provider.continues`."""

@@ -55,6 +55,7 @@ MODELS = {
 }
 BESIDE: dict[str, dict[str, Any]] = {
     "tool_choice": {"tools": [{"name": "weather", "parameters": {"type": "object"}}]},
+    "parallel_tool_calls": {"tools": [{"name": "weather", "parameters": {"type": "object"}}]},
     "mode": {"participant": "Claude"},
     "prefill": {"mode": "prefill", "participant": "Claude", "messages": [
         {"role": "user", "content": "Hi", "participant": "Ann"},

@@ -74,7 +74,7 @@ GOLDEN: list[tuple[Request, str]] = [
             id="r1",
             mode="prefill",
             system=[TextPart(text="You are Ada.")],
-            tools=[Tool(name="weather", description="d", parameters={"type": "object"})],
+            tools=[Tool(name="weather", description="d", parameters={"type": "object"}, strict=True)],
             tool_choice=ToolChoice(name="weather"),
             max_tokens=100,
             temperature=0.5,
@@ -116,6 +116,13 @@ GOLDEN: list[tuple[Request, str]] = [
             visible=False,
             policies=["guard"],
             fallback=[Fallback(provider="openai-chat", model="n", extra={"seed": 1})],
+            json_object=True,
+            parallel_tool_calls=False,
+            seed=-7,
+            top_k=40,
+            frequency_penalty=0.5,
+            presence_penalty=-2,
+            user_id="u-1",
         ),
         '{"type":"generate","provider":"anthropic","model":"m","messages":['
         '{"role":"system","content":"Be brief."},'
@@ -130,7 +137,7 @@ GOLDEN: list[tuple[Request, str]] = [
         '{"role":"tool","content":[{"type":"tool_result","tool_id":"t1","content":"sunny","tool_name":"weather",'
         '"is_error":true,"cache":true},{"type":"tool_result","tool_id":"t2","content":[{"type":"text","text":"rain"}]}]}],'
         '"id":"r1","mode":"prefill","system":[{"type":"text","text":"You are Ada."}],'
-        '"tools":[{"name":"weather","description":"d","parameters":{"type":"object"}}],'
+        '"tools":[{"name":"weather","description":"d","parameters":{"type":"object"},"strict":true}],'
         '"tool_choice":{"name":"weather"},"max_tokens":100,"temperature":0.5,"top_p":0.9,"stop":["END"],'
         '"thinking":{"enabled":false,"budget_tokens":1024,"effort":"low"},'
         '"output_schema":{"schema":{"type":"object"},"name":"city","strict":true},"stream":false,"max_tool_depth":3,'
@@ -142,7 +149,9 @@ GOLDEN: list[tuple[Request, str]] = [
         '"format":"webp","background":"auto","model":"gpt-image-2","count":2,"previews":3,"mask":{"type":"image",'
         '"source":{"type":"blob","blob_id":"sha256:00","media_type":"image/png"}},"deliver":"base64"},'
         '"record":true,"visible":false,"policies":["guard"],'
-        '"fallback":[{"provider":"openai-chat","model":"n","extra":{"seed":1}}]}',
+        '"fallback":[{"provider":"openai-chat","model":"n","extra":{"seed":1}}],'
+        '"json_object":true,"parallel_tool_calls":false,"seed":-7,"top_k":40,"frequency_penalty":0.5,'
+        '"presence_penalty":-2,"user_id":"u-1"}',
     ),
     (Cancel(run="r1"), '{"type":"cancel","run":"r1"}'),
     (

@@ -38,9 +38,11 @@ def check_request(request: Request) -> None:
       message holds tool results, and a tool message holds nothing else. Calls and results have a ``tool_id``.
     - Inline media are base64, not data URLs, and have a media type.
     - ``metadata.tenant`` is text.
+    - ``output_schema`` and ``json_object`` are exclusive.
     - ``fallback`` is incompatible with ``on_failure`` `fail`.
-    - Prefill needs ``participant``, the name under which the model writes. It accepts no ``images``, no
-      ``output_schema`` and no ``tool_choice`` but ``auto``. Its tool names must fit into tags.
+    - Prefill needs ``participant``, the name under which the model writes. It accepts no ``images``, ``output_schema``,
+      ``json_object`` or ``strict`` tool, no ``tool_choice`` but ``auto``, and no ban on parallel calls. Its tool names
+      must fit into tags.
     - ``prefill`` is valid in mode prefill only. Messages must be separated, the end-of-turn token must not be
       whitespace, and the model's own name can be omitted only if its turn is recognisable otherwise. If the request
       leaves the token open, the provider's applies, and `tokenbus.providers.request.transcript` checks that rule.
@@ -65,6 +67,8 @@ def _problems(request: Generate) -> Iterator[tuple[str, str]]:
     for i, message in enumerate(request.messages):
         yield from _message(f"messages[{i}]", message)
     yield from media_problems(request)
+    if request.json_object and request.output_schema:
+        yield "json_object", "`output_schema` asks for JSON already; set one of the two"
     if request.mode == "prefill":
         yield from _prefill(request)
     elif request.prefill:
@@ -96,7 +100,13 @@ def _prefill(request: Generate) -> Iterator[tuple[str, str]]:
         yield "images", "prefill has no form of answer but text"
     if request.output_schema:
         yield "output_schema", "prefill has no form of answer but text"
+    if request.json_object:
+        yield "json_object", "prefill has no form of answer but text"
+    if request.parallel_tool_calls is False:
+        yield "parallel_tool_calls", "in prefill nothing can keep the model from a second call"
     for i, tool in enumerate(request.tools):
+        if tool.strict:
+            yield f"tools[{i}].strict", "in prefill no API enforces a tool's schema"
         if any(char in tool.name for char in '<>"'):
             yield f"tools[{i}].name", "in prefill the name stands in a tag, and cannot hold < > or a quotation mark"
     if request.prefill:

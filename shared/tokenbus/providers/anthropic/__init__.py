@@ -43,12 +43,14 @@ class Anthropic(ProviderBase):
         request_bytes=32 * MIB,
     )
 
+    options = frozenset({"parallel_tool_calls", "top_k", "user_id", "strict_tools"})
+
     def continues(self, request: Generate, quirks: Quirks) -> bool:
         """See `Provider.continues`. Impossible with signed thinking, a forced call or enforced JSON
         (https://docs.claude.com/en/docs/build-with-claude/prefill-claudes-response).
         """
         free = request.output_schema is None and request.tool_choice in (None, "auto", "none")
-        thinks = request.thinking is not None and request.thinking.enabled
+        thinks = request.thinking is not None and request.thinking.wanted
         return free and not thinks and begins_with(request.model, quirks.models_continuing)
 
     def decoder(self, *, status: int, headers: Mapping[str, str], stream: bool, quirks: Quirks) -> Decoder:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from base64 import b64decode
 from binascii import Error as Base64Error
+from typing import Any
 
 import msgspec
 
@@ -19,6 +20,7 @@ from tokenbus.events.requests import (
     BlobSource,
     ContentPart,
     DocumentPart,
+    Effort,
     ExtraPart,
     FileSource,
     Generate,
@@ -35,9 +37,12 @@ from tokenbus.events.requests import (
 from tokenbus.providers.anthropic.files import API_VERSION, FILES_BETA
 from tokenbus.providers.api import Built, HttpCall, Quirks
 from tokenbus.providers.request.build import (
+    BUDGETS,
     budget_of,
+    effort_note,
     fitted_id,
     names_files,
+    nearest_effort,
     needs_tools,
     schema_of,
     told_stops,
@@ -46,6 +51,7 @@ from tokenbus.providers.request.build import (
 from tokenbus.providers.request.conversation import Spoken, Takes, conversation, own_extra, raw_json
 
 MIN_BUDGET = 1024
+EFFORTS: tuple[Effort, ...] = ("low", "medium", "high", "xhigh", "max")
 
 _TOOL_ID = re.compile(r"[A-Za-z0-9_-]+")
 _MAX_TOOL_ID = 128
@@ -78,6 +84,8 @@ def build(request: Generate, history: list[Message], quirks: Quirks) -> Built:
     if system:
         body["system"] = system
     body |= limits(request, quirks) | _tools(request)
+    budgets = begins_with(request.model, quirks.models_with_budgets)
+    notes += effort_note(request.thinking, BUDGETS if budgets else EFFORTS)
     if _lacks_its_thinking(turns, body):
         notes += ("thinking was turned off: the calls before the results were made without it or by another provider",)
         body |= limits(msgspec.structs.replace(request, thinking=Thinking(enabled=False)), quirks)
@@ -113,7 +121,7 @@ def limits(request: Generate, quirks: Quirks) -> dict[str, object]:
     """Output limit and format, thinking, sampling and stop strings."""
     payload: dict[str, object] = {}
     output: dict[str, object] = {}
-    thinking = request.thinking if request.thinking and request.thinking.enabled else None
+    thinking = request.thinking if request.thinking and request.thinking.wanted else None
     budget = thinking.budget_tokens if thinking else None
     if thinking and begins_with(request.model, quirks.models_with_budgets):
         budget = _within(request.max_tokens, budget_of(thinking)) if budget is None else budget
@@ -124,7 +132,7 @@ def limits(request: Generate, quirks: Quirks) -> dict[str, object]:
         # Models up to 4.5 take a budget; newer ones reject a budget and take an effort.
         payload["thinking"] = {"type": "enabled", "budget_tokens": budget} if budget else {"type": "adaptive"}
         if thinking.effort and not begins_with(request.model, quirks.models_with_budgets):
-            output["effort"] = "low" if thinking.effort == "minimal" else thinking.effort
+            output["effort"] = nearest_effort(thinking.effort, EFFORTS)
     elif request.thinking:
         payload["thinking"] = {"type": "disabled"}
     if request.output_schema:
@@ -135,6 +143,10 @@ def limits(request: Generate, quirks: Quirks) -> dict[str, object]:
         payload["temperature"] = request.temperature
     if request.top_p is not None:
         payload["top_p"] = request.top_p
+    if request.top_k is not None:
+        payload["top_k"] = request.top_k
+    if request.user_id is not None:
+        payload["metadata"] = {"user_id": request.user_id}
     if stop := told_stops(request.stop, quirks.max_stop_strings, blanks=False):
         payload["stop_sequences"] = stop
     return payload
@@ -146,17 +158,22 @@ def _within(max_tokens: int | None, budget: int | None) -> int | None:
 
 
 def _tools(request: Generate) -> dict[str, object]:
-    payload: dict[str, object] = {}
+    payload: dict[str, Any] = {}
     if request.tools:
         payload["tools"] = [
             {"name": tool.name, "input_schema": schema_of(tool.parameters)}
             | ({"description": tool.description} if tool.description else {})
+            | ({"strict": True} if tool.strict else {})
             for tool in request.tools
         ]
     choice = request.tool_choice
-    if needs_tools(request) and choice is not None:
+    if not needs_tools(request):
+        return payload
+    if choice is not None:
         named = isinstance(choice, ToolChoice)
         payload["tool_choice"] = {"type": "tool", "name": choice.name} if named else {"type": choice}
+    if request.parallel_tool_calls is False and choice != "none":
+        payload["tool_choice"] = payload.get("tool_choice", {"type": "auto"}) | {"disable_parallel_tool_use": True}
     return payload
 
 

@@ -52,6 +52,7 @@ class Gemini(ProviderBase):
     makes_images = True
     end_of_turn = END_OF_TURN
     takes_path = False
+    options = frozenset({"json_object", "seed", "top_k", "frequency_penalty", "presence_penalty"})
 
     def continues(self, request: Generate, quirks: Quirks) -> bool:
         """See `Provider.continues`."""

@@ -13,14 +13,23 @@ import msgspec
 
 from tokenbus.errors import RequestInvalid
 from tokenbus.events.model_names import begins_with, segment_problem
-from tokenbus.events.requests import Generate, Message, TextPart, ToolChoice
+from tokenbus.events.requests import Effort, Generate, Message, TextPart, ToolChoice
 from tokenbus.providers.api import Built, HttpCall, Quirks
 from tokenbus.providers.gemini.contents import Contents
-from tokenbus.providers.request.build import budget_of, needs_tools, told_stops, with_extra
+from tokenbus.providers.request.build import (
+    BUDGETS,
+    budget_of,
+    effort_note,
+    nearest_effort,
+    needs_tools,
+    told_stops,
+    with_extra,
+)
 from tokenbus.providers.request.conversation import Takes, conversation
 from tokenbus.providers.request.images import image_options
 
 MAX_STOP_STRINGS = 5
+EFFORTS: tuple[Effort, ...] = ("minimal", "low", "medium", "high", "xhigh")
 _COLLECTION = re.compile(
     r"(?:(?:projects/[\w-]+/locations/[\w-]+/)?publishers/[\w-]+/models|(?:projects/[\w-]+/locations/[\w-]+/)?endpoints"
     r"|models|tunedModels)",
@@ -50,6 +59,8 @@ def build(request: Generate, history: list[Message], quirks: Quirks) -> Built:
         body["systemInstruction"] = {"parts": [{"text": text} for text in system]}
     if generation := generation_of(request, quirks):
         body["generationConfig"] = generation
+    budgets = begins_with(request.model, quirks.models_with_budgets)
+    notes += effort_note(request.thinking, BUDGETS if budgets else EFFORTS)
     return built(body | _tools(request), request, notes)
 
 
@@ -90,12 +101,22 @@ def generation_of(request: Generate, quirks: Quirks) -> dict[str, object]:
     payload: dict[str, object] = {}
     if request.output_schema:
         payload |= {"responseMimeType": "application/json", "responseJsonSchema": request.output_schema.schema}
+    elif request.json_object:
+        payload["responseMimeType"] = "application/json"
     if request.max_tokens is not None:
         payload["maxOutputTokens"] = request.max_tokens
     if request.temperature is not None:
         payload["temperature"] = request.temperature
     if request.top_p is not None:
         payload["topP"] = request.top_p
+    if request.top_k is not None:
+        payload["topK"] = request.top_k
+    if request.seed is not None:
+        payload["seed"] = request.seed
+    if request.frequency_penalty is not None:
+        payload["frequencyPenalty"] = request.frequency_penalty
+    if request.presence_penalty is not None:
+        payload["presencePenalty"] = request.presence_penalty
     if stop := told_stops(request.stop, max_stops(quirks)):
         payload["stopSequences"] = stop
     if images := image_options(request, "size", "aspect_ratio"):
@@ -104,7 +125,7 @@ def generation_of(request: Generate, quirks: Quirks) -> dict[str, object]:
         if form := {name: value for name, value in form.items() if value}:
             payload["imageConfig"] = form
     thinking = request.thinking
-    if thinking and not thinking.enabled:
+    if thinking and not thinking.wanted:
         payload["thinkingConfig"] = {"thinkingBudget": 0}
     elif thinking:
         # Budget and level are mutually exclusive. All generations accept a budget; older ones do not accept a level.
@@ -112,7 +133,7 @@ def generation_of(request: Generate, quirks: Quirks) -> dict[str, object]:
         if thinking.budget_tokens or begins_with(request.model, quirks.models_with_budgets):
             asked = {"thinkingBudget": budget} if (budget := budget_of(thinking)) else {}
         elif thinking.effort:
-            asked = {"thinkingLevel": thinking.effort.upper()}
+            asked = {"thinkingLevel": nearest_effort(thinking.effort, EFFORTS).upper()}
         payload["thinkingConfig"] = {"includeThoughts": True, **asked}
     return payload
 

@@ -48,6 +48,17 @@ class OpenAIChat(ProviderBase):
         images=1500,
         request_bytes=512 * MIB,
     )
+    options = frozenset(
+        {
+            "json_object",
+            "parallel_tool_calls",
+            "seed",
+            "frequency_penalty",
+            "presence_penalty",
+            "user_id",
+            "strict_tools",
+        }
+    )
 
     def continues(self, request: Generate, quirks: Quirks) -> bool:
         """See `Provider.continues`. A chat template that opens the thinking tag does not do so when it continues a

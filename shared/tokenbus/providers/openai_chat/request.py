@@ -85,10 +85,20 @@ def limits(request: Generate, quirks: Quirks) -> dict[str, object]:
         payload |= _thinking(request.thinking, quirks)
     if request.output_schema:
         payload["response_format"] = {"type": "json_schema", "json_schema": named_schema(request.output_schema)}
+    elif request.json_object:
+        payload["response_format"] = {"type": "json_object"}
     if request.temperature is not None:
         payload["temperature"] = request.temperature
     if request.top_p is not None:
         payload["top_p"] = request.top_p
+    if request.seed is not None:
+        payload["seed"] = request.seed
+    if request.frequency_penalty is not None:
+        payload["frequency_penalty"] = request.frequency_penalty
+    if request.presence_penalty is not None:
+        payload["presence_penalty"] = request.presence_penalty
+    if request.user_id is not None:
+        payload[quirks.user_field] = request.user_id
     if stop := told_stops(request.stop, max_stops(quirks)):
         payload["stop"] = stop
     return payload
@@ -103,7 +113,7 @@ def _thinking(asked: Thinking, quirks: Quirks) -> dict[str, object]:
     """Thinking options. The API itself has efforts but no budgets: a budget without a vendor field becomes an
     effort.
     """
-    if not asked.enabled:
+    if not asked.wanted:
         return quirks.thinking_off or _placed(quirks.effort_field, "none")
     payload = quirks.thinking_on
     if effort := asked.effort if quirks.budget_field else effort_of(asked):
@@ -125,11 +135,16 @@ def _tools(request: Generate) -> dict[str, object]:
         functions = [
             {"name": tool.name, "parameters": schema_of(tool.parameters)}
             | ({"description": tool.description} if tool.description else {})
+            | ({} if tool.strict is None else {"strict": tool.strict})
             for tool in request.tools
         ]
         payload["tools"] = [{"type": "function", "function": function} for function in functions]
     choice = request.tool_choice
-    if needs_tools(request) and choice is not None:
+    if not needs_tools(request):
+        return payload
+    if request.parallel_tool_calls is not None:
+        payload["parallel_tool_calls"] = request.parallel_tool_calls
+    if choice is not None:
         if isinstance(choice, ToolChoice):
             payload["tool_choice"] = {"type": "function", "function": {"name": choice.name}}
         else:

@@ -25,6 +25,8 @@ def build(request: Generate, history: list[Message], quirks: Quirks) -> Built:
             raise RequestInvalid(name, "the Images API does not support this field; it takes a prompt and `images`")
     prompt, images = _prompt_and_images(request)
     body: dict[str, object] = {"model": request.model, "prompt": prompt, "stream": request.stream}
+    if request.user_id is not None:
+        body["user"] = request.user_id
     known = ("size", "quality", "format", "background", "count", "previews", "mask")
     asked = image_options(request, *known) or ImageOptions()
     body |= image_fields(asked)

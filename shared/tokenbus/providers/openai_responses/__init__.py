@@ -46,6 +46,7 @@ class OpenAIResponses(ProviderBase):
         image_types=COMMON_IMAGES, document_types=ANY, document_bytes=50 * MIB, images=1500, request_bytes=512 * MIB
     )
     makes_images = True
+    options = frozenset({"json_object", "parallel_tool_calls", "user_id", "strict_tools"})
 
     def decoder(self, *, status: int, headers: Mapping[str, str], stream: bool, quirks: Quirks) -> Decoder:
         """See `Provider.decoder`. A whole response identifies itself by its `object`, whatever was requested."""

@@ -67,16 +67,20 @@ def _limits(request: Generate, quirks: Quirks) -> dict[str, object]:
     if request.max_tokens is not None:
         payload["max_output_tokens"] = request.max_tokens
     thinking = request.thinking
-    if thinking and not thinking.enabled:
+    if thinking and not thinking.wanted:
         payload["reasoning"] = {"effort": "none"}
     elif thinking:
         payload["reasoning"] = {"summary": "auto"} | ({"effort": effort} if (effort := effort_of(thinking)) else {})
     if request.output_schema:
         payload["text"] = {"format": {"type": "json_schema", **named_schema(request.output_schema)}}
+    elif request.json_object:
+        payload["text"] = {"format": {"type": "json_object"}}
     if request.temperature is not None:
         payload["temperature"] = request.temperature
     if request.top_p is not None:
         payload["top_p"] = request.top_p
+    if request.user_id is not None:
+        payload["safety_identifier"] = request.user_id
     if stop := told_stops(request.stop, quirks.max_stop_strings or 0):
         payload["stop"] = stop
     return payload
@@ -91,7 +95,11 @@ def _tools(request: Generate) -> dict[str, object]:
     if tools:
         payload["tools"] = tools
     choice = request.tool_choice
-    if needs_tools(request) and choice is not None:
+    if not needs_tools(request):
+        return payload
+    if request.parallel_tool_calls is not None:
+        payload["parallel_tool_calls"] = request.parallel_tool_calls
+    if choice is not None:
         if isinstance(choice, ToolChoice):
             payload["tool_choice"] = {"type": "function", "name": choice.name}
         else:
@@ -102,4 +110,4 @@ def _tools(request: Generate) -> dict[str, object]:
 def _tool(tool: Tool) -> dict[str, object]:
     # Strict mode is the API's default and supports only a subset of JSON Schema.
     payload: dict[str, object] = {"type": "function", "name": tool.name, "parameters": schema_of(tool.parameters)}
-    return payload | {"strict": False} | ({"description": tool.description} if tool.description else {})
+    return payload | {"strict": bool(tool.strict)} | ({"description": tool.description} if tool.description else {})

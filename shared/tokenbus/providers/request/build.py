@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import cast
 from zlib import crc32
 
@@ -23,7 +23,9 @@ from tokenbus.events.requests import (
     UrlSource,
 )
 from tokenbus.providers.api import Built, Format, Quirks
+from tokenbus.providers.request.options import RequestOption, reject_missing_options
 
+LEVELS: tuple[Effort, ...] = ("minimal", "low", "medium", "high", "xhigh", "max")
 BUDGETS: dict[Effort, int] = {"minimal": 1024, "low": 4096, "medium": 8192, "high": 24_576}
 """Thinking tokens for each effort, for models that take only a budget. Every such model accepts these values."""
 
@@ -55,12 +57,14 @@ def formatted(
     quirks: Quirks,
     *,
     makes_images: bool = False,
+    options: frozenset[RequestOption] = frozenset(),
 ) -> Built:
-    """Build the request in the format of its mode. Raises RequestInvalid if the mode is not supported."""
+    """Build the request in the format of its mode. Raises RequestInvalid if the API lacks the mode or an option."""
     if request.images and not makes_images:
         raise RequestInvalid("images", "this provider API does not generate images")
     if request.mode not in formats:
         raise RequestInvalid("mode", f"this provider API does not support {request.mode} requests")
+    reject_missing_options(request, options)
     return formats[request.mode](request, history, quirks)
 
 
@@ -75,7 +79,22 @@ def effort_of(thinking: Thinking) -> Effort | None:
 
 def budget_of(thinking: Thinking) -> int | None:
     """The requested budget in tokens, or the budget of the effort: some models take budgets only."""
-    return thinking.budget_tokens or (BUDGETS[thinking.effort] if thinking.effort else None)
+    return thinking.budget_tokens or (BUDGETS[nearest_effort(thinking.effort, BUDGETS)] if thinking.effort else None)
+
+
+def nearest_effort(effort: Effort, known: Collection[Effort]) -> Effort:
+    """The effort itself, or the next lower one that the API knows, or its lowest."""
+    levels: list[Effort] = [level for level in LEVELS if level in known]
+    lower: list[Effort] = [level for level in levels if LEVELS.index(level) <= LEVELS.index(effort)]
+    return lower[-1] if lower else levels[0]
+
+
+def effort_note(thinking: Thinking | None, known: Collection[Effort]) -> tuple[str, ...]:
+    """The note for an effort that the API does not know; see `nearest_effort`."""
+    effort = thinking.effort if thinking and thinking.wanted else None
+    if effort is None or effort in known:
+        return ()
+    return (f"thinking.effort: {effort!r} became {nearest_effort(effort, known)!r}, the nearest that this model has",)
 
 
 def needs_tools(request: Generate) -> bool:

@@ -131,7 +131,7 @@ def continues_own(request: Generate) -> bool:
 
 def opens_thinking(request: Generate) -> bool:
     """Whether the text ends inside a thinking block that the model should continue."""
-    return bool(request.thinking and request.thinking.enabled) and not continues_own(request)
+    return bool(request.thinking and request.thinking.wanted) and not continues_own(request)
 
 
 def system_text(request: Generate) -> str:

@@ -1,0 +1,341 @@
+"""Tells a run as AG-UI events. Pure.
+
+Everything is told as it comes: what a retry voids is replaced by `MESSAGES_SNAPSHOT`, with the conversation that came
+with the request and all that still stands. A client that joins gets a snapshot of what is on the log already, then the
+beginnings of the open blocks, and the rest as it comes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from tokenbus.events.public import (
+    BlockComplete,
+    BlockStarted,
+    Cancelled,
+    Chunk,
+    Completed,
+    ImagePreview,
+    ImageRef,
+    Incomplete,
+    PublicEvent,
+    Restarted,
+    Retrying,
+    RunFailedEvent,
+    TerminalEvent,
+    ToolProgress,
+    UsageReported,
+)
+from tokenbus.events.usage import Usage
+from tokenbus_services.gateway.problem import Problem, of_run
+from tokenbus_services.gateway.surfaces.ag_ui.history import METADATA, Json, Told, encrypted, messages_of, parent_of
+from tokenbus_services.gateway.surfaces.contract import Encoder
+
+_encode = msgspec.json.Encoder().encode
+
+
+class AgUiStream(Encoder):
+    """The encoder. ``thread`` and ``client_run``: the client's ids. ``given``: the conversation of the request.
+
+    ``join_at``: the last seq on the log when the client joined; -1 if it reads from the beginning.
+    """
+
+    def __init__(
+        self, run: str, *, thread: str, client_run: str, given: Sequence[Json], model: str, join_at: int = -1
+    ) -> None:
+        self._run = run
+        self._thread = thread
+        self._client_run = client_run
+        self._given = given
+        self._model = model
+        self._join_at = join_at
+        self._seq = -1
+        self._out: list[bytes] = []
+        self._blocks: dict[int, Told] = {}
+        self._turn: int | None = None
+        self._began = False
+        self._ended = False
+
+    def feed(self, event: PublicEvent) -> list[bytes]:
+        """See `Encoder.feed`."""
+        if self._ended:
+            return []
+        self._seq = event.seq
+        if event.seq > self._join_at:
+            self._begin()
+            self._tell_event(event)
+            return self._taken()
+        if event.seq == self._join_at and isinstance(event, TerminalEvent):
+            self._join()
+            self._tell_event(event)
+            return self._taken()
+        self._began = True
+        self._tell_event(event)
+        self._out.clear()
+        if event.seq == self._join_at:
+            self._join()
+        return self._taken()
+
+    def broken(self, problem: Problem) -> list[bytes]:
+        """See `Encoder.broken`."""
+        if not self._ended:
+            self._begin()
+            self._error(problem.message, problem.code)
+        return self._taken()
+
+    # --- how a stream begins ------------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        if not self._began:
+            self._began = True
+            self._start()
+
+    def _start(self) -> None:
+        self._tell("RUN_STARTED", threadId=self._thread, runId=self._client_run, metadata=self._metadata(run=self._run))
+
+    def _join(self) -> None:
+        """What is on the log already, in one snapshot."""
+        self._out.clear()
+        self._began = True
+        self._start()
+        if self._turn is not None:
+            self._tell("STEP_STARTED", stepName=_step(self._turn))
+        self._snapshot([])
+        for told in self._blocks.values():
+            if told.open:
+                self._open(told)
+                if told.text:
+                    self._content(told, told.content)
+
+    def _snapshot(self, void: list[Told]) -> None:
+        own = messages_of(self._run, list(self._blocks.values()), void)
+        self._tell("MESSAGES_SNAPSHOT", messages=[*self._given, *own])
+
+    # --- events -------------------------------------------------------------------------------------------------
+
+    def _tell_event(self, event: PublicEvent) -> None:
+        match event:
+            case BlockStarted():
+                self._step(event.turn)
+                self._block_started(event)
+            case Chunk():
+                told = self._blocks.get(event.block)
+                if told and told.open and event.tool_call_part in (None, "input"):
+                    told.text.append(event.text)
+                    self._content(told, event.text)
+            case BlockComplete():
+                self._step(event.turn)
+                self._block_complete(event)
+            case ToolProgress():
+                given = {"progress": event.progress, "total": event.total, "message": event.message}
+                value = {name: each for name, each in given.items() if each is not None}
+                self._custom("tool_progress", {"toolCallId": event.tool_id, "toolName": event.tool_name, **value})
+            case ImagePreview():
+                self._image("image_preview", event.block, event.image, index=event.index)
+            case Retrying() | Restarted():
+                self._void(event)
+            case UsageReported():
+                self._custom("usage", self._usage(event.total)[0])
+            case Completed() | Incomplete() | RunFailedEvent() | Cancelled():
+                self._end(event)
+            case _:  # Started is told already; an event of a newer version
+                pass
+
+    def _step(self, turn: int) -> None:
+        if turn != self._turn:
+            self._finish_step()
+            self._turn = turn
+            self._tell("STEP_STARTED", stepName=_step(turn))
+
+    def _finish_step(self) -> None:
+        if self._turn is not None:
+            self._tell("STEP_FINISHED", stepName=_step(self._turn))
+            self._turn = None
+
+    def _block_started(self, event: BlockStarted) -> None:
+        if event.kind in ("image", "tool_result"):
+            return
+        message = event.tool_id if event.kind == "tool_call" and event.tool_id else f"{self._run}:{event.block}"
+        told = Told(
+            block=event.block, turn=event.turn, kind=event.kind, id=message, name=event.tool_name or "", text=[]
+        )
+        self._blocks[event.block] = told
+        self._open(told)
+
+    def _open(self, told: Told) -> None:
+        match told.kind:
+            case "text":
+                self._tell("TEXT_MESSAGE_START", messageId=told.id, role="assistant")
+            case "thinking":
+                self._tell("REASONING_START", messageId=told.id)
+                self._tell("REASONING_MESSAGE_START", messageId=told.id, role="reasoning")
+            case _:
+                parent = parent_of(self._run, told.turn, self._blocks.values())
+                self._tell("TOOL_CALL_START", toolCallId=told.id, toolCallName=told.name, parentMessageId=parent)
+
+    def _content(self, told: Told, delta: str) -> None:
+        match told.kind:
+            case "text":
+                self._tell("TEXT_MESSAGE_CONTENT", messageId=told.id, delta=delta)
+            case "thinking":
+                self._tell("REASONING_MESSAGE_CONTENT", messageId=told.id, delta=delta)
+            case _:
+                self._tell("TOOL_CALL_ARGS", toolCallId=told.id, delta=delta)
+
+    def _block_complete(self, event: BlockComplete) -> None:
+        if event.kind == "tool_result":
+            self._result(event)
+        elif event.kind == "image":
+            if event.image and not event.cut and not event.image.draft:
+                self._image("image", event.block, event.image)
+        elif (told := self._blocks.get(event.block)) and told.open:
+            if not event.cut:
+                told.encrypted = encrypted(event)
+            self._close(told)
+
+    def _close(self, told: Told) -> None:
+        told.open = False
+        match told.kind:
+            case "text":
+                self._tell("TEXT_MESSAGE_END", messageId=told.id)
+                self._encrypted("message", told)
+            case "thinking":
+                self._tell("REASONING_MESSAGE_END", messageId=told.id)
+                self._encrypted("message", told)
+                self._tell("REASONING_END", messageId=told.id)
+            case _:
+                self._tell("TOOL_CALL_END", toolCallId=told.id)
+                self._encrypted("tool-call", told)
+
+    def _encrypted(self, subtype: str, told: Told) -> None:
+        if told.encrypted:
+            self._tell("REASONING_ENCRYPTED_VALUE", subtype=subtype, entityId=told.id, encryptedValue=told.encrypted)
+
+    def _result(self, event: BlockComplete) -> None:
+        told = Told(
+            block=event.block,
+            turn=event.turn,
+            kind="tool_result",
+            id=f"{self._run}:{event.block}",
+            call=event.tool_id or "",
+            text=[event.content or ""],
+            open=False,
+            failed=bool(event.is_error),
+        )
+        self._blocks[event.block] = told
+        failed = {"is_error": True} if told.failed else {}  # the event has no field for it
+        self._tell(
+            "TOOL_CALL_RESULT",
+            messageId=told.id,
+            toolCallId=told.call,
+            content=told.content,
+            role="tool",
+            metadata=self._metadata(**failed),
+        )
+
+    def _image(self, name: str, block: int, image: ImageRef, **more: object) -> None:
+        value: Json = {"block": block, "mediaType": image.media_type, **more}
+        if image.base64 is not None:
+            value["data"] = image.base64
+        elif image.blob_id:
+            value["blobId"] = image.blob_id
+        self._custom(name, value)
+
+    def _void(self, event: Retrying | Restarted) -> None:
+        kind = "restarted" if isinstance(event, Restarted) else "retrying"
+        value = {
+            "code": event.error.code,
+            "drop_from": event.drop_from,
+            "next_attempt": event.next_attempt,
+            "delay_ms": event.delay_ms,
+            "continues": isinstance(event, Retrying) and bool(event.continues),
+        }
+        self._custom(kind, value)
+        void = [told for told in self._blocks.values() if told.block >= event.drop_from]
+        if not void:
+            return
+        for told in void:
+            if told.open:
+                self._close(told)
+            if told.kind == "tool_call":  # else the client counts it as pending; the snapshot removes the result
+                call = {"toolCallId": told.id, "content": "void"}
+                self._tell("TOOL_CALL_RESULT", messageId=f"{self._run}:{told.block}", role="tool", **call)
+            del self._blocks[told.block]
+        self._snapshot(void)
+        for told in self._blocks.values():  # the snapshot has emptied what goes on
+            if told.open and told.text:
+                self._content(told, told.content)
+
+    # --- ends ---------------------------------------------------------------------------------------------------
+
+    def _end(self, event: TerminalEvent) -> None:
+        match event:
+            case Completed():
+                self._close_all()
+                outcome: Json = {"type": "success"}
+                if event.finish == "tool_use" and (pending := self._pending()):
+                    outcome["pendingToolCallIds"] = pending
+                self._finish(event, outcome)
+            case Cancelled():
+                self._close_all()
+                self._finish(event, {"type": "cancelled"})
+            case RunFailedEvent():
+                problem = of_run(event.error, self._run)
+                self._error(problem.message, problem.code, event.usage)
+            case Incomplete():
+                code = event.error.code if event.error else "stream_cut"
+                self._error(f"{code}: {event.reason}", code, event.usage)
+
+    def _close_all(self) -> None:
+        for told in self._blocks.values():
+            if told.open:
+                self._close(told)
+        self._finish_step()
+
+    def _pending(self) -> list[str]:
+        answered = {told.call for told in self._blocks.values() if told.kind == "tool_result"}
+        return [told.id for told in self._blocks.values() if told.kind == "tool_call" and told.id not in answered]
+
+    def _finish(self, event: Completed | Cancelled, outcome: Json) -> None:
+        usage = {"usage": self._usage(event.usage)} if event.usage else {}
+        self._tell("RUN_FINISHED", threadId=self._thread, runId=self._client_run, outcome=outcome, **usage)
+        self._ended = True
+
+    def _error(self, message: str, code: str, usage: Usage | None = None) -> None:
+        self._tell("RUN_ERROR", message=message, code=code, **({"usage": self._usage(usage)} if usage else {}))
+        self._ended = True
+
+    def _usage(self, usage: Usage) -> list[Json]:
+        counts = {
+            "inputTokens": usage.input,
+            "outputTokens": usage.output,
+            "totalTokens": usage.total,
+            "reasoningTokens": usage.reasoning,
+            "cachedInputTokens": usage.cache_read,
+            "cacheWriteInputTokens": usage.cache_write,
+        }
+        return [{"model": self._model, **{name: count for name, count in counts.items() if count is not None}}]
+
+    # --- writing ------------------------------------------------------------------------------------------------
+
+    def _metadata(self, **more: object) -> Json:
+        return {METADATA: {"seq": self._seq, **more}}
+
+    def _custom(self, name: str, value: object) -> None:
+        self._tell("CUSTOM", name=f"{METADATA}.{name}", value=value)
+
+    def _tell(self, event_type: str, **fields: object) -> None:
+        # A client rejects an event with a null in it, and splits the stream at two line feeds alone.
+        event = {"type": event_type, **fields}
+        event.setdefault("metadata", self._metadata())
+        self._out.append(b"data: " + _encode(event) + b"\n\n")
+
+    def _taken(self) -> list[bytes]:
+        out, self._out = self._out, []
+        return out
+
+
+def _step(turn: int) -> str:
+    return f"turn {turn}"

@@ -1,0 +1,334 @@
+"""Tells a run as a UI message stream. Pure.
+
+What a retry voids cannot be taken back in versions 5 and 6, so:
+
+- A tool call becomes available to the client only once its turn is over, because the client may run it. Version 7 gets
+  the call's input as it comes; older ones get the whole call at once.
+- Thinking is told live. Its end, which has the signature, waits until the block is settled. If it becomes void, its
+  end says so, and the request translator leaves it out of the history that the client sends back.
+- Version 7 is told `reset-step` if a whole turn is void.
+
+A block of thinking is settled by visible text in a later block: a retry voids only what comes after the text.
+"""
+
+from __future__ import annotations
+
+from tokenbus.events.public import (
+    BlockComplete,
+    BlockStarted,
+    Cancelled,
+    Chunk,
+    Completed,
+    ImagePreview,
+    Incomplete,
+    PublicEvent,
+    Restarted,
+    Retrying,
+    RunFailedEvent,
+    TerminalEvent,
+    ToolProgress,
+    UsageReported,
+)
+from tokenbus_services.gateway.problem import Problem
+from tokenbus_services.gateway.surfaces.ai_sdk_ui import parts
+from tokenbus_services.gateway.surfaces.ai_sdk_ui.parts import DONE, METADATA, Part, written
+from tokenbus_services.gateway.surfaces.contract import Encoder
+
+VOID: Part = {"providerMetadata": {METADATA: {"void": True}}}
+_SAID = (Chunk, BlockStarted, BlockComplete, ImagePreview, ToolProgress)
+
+
+class UiStream(Encoder):
+    """The encoder. ``ui``: major version of the client's `ai` package. ``bus_tools``: tools that the bus runs."""
+
+    def __init__(self, run: str, *, model: str, message_id: str, ui: int, bus_tools: frozenset[str]) -> None:
+        self._run = run
+        self._model = model
+        self._message_id = message_id
+        self._v7 = ui >= 7
+        self._bus_tools = bus_tools
+        self._out: list[bytes] = []
+        self._began = False
+        self._ended = False
+        self._turn: int | None = None
+        self._first_block: int | None = None
+        """First block that the client was told since the turn began, or was reset."""
+        self._open: dict[int, str] = {}
+        """Open text and reasoning parts, by block: `text` or `reasoning`."""
+        self._thoughts: dict[int, BlockComplete] = {}
+        """Complete thinking that is not settled; its part is still open."""
+        self._calls: dict[int, BlockComplete] = {}
+        """Complete calls of the turn, not told as available yet."""
+        self._begun_calls: dict[int, BlockStarted] = {}
+        """Calls whose input is told as it comes."""
+        self._known_calls: set[str] = set()
+        """Ids of the calls that the client knows."""
+
+    def feed(self, event: PublicEvent) -> list[bytes]:
+        """See `Encoder.feed`."""
+        if self._ended:
+            return []
+        self._begin()
+        if isinstance(event, _SAID):
+            if event.turn != self._turn:
+                self._next_turn(event.turn)
+            if self._first_block is None:
+                self._first_block = event.block
+        match event:
+            case BlockStarted():
+                self._block_started(event)
+            case Chunk():
+                self._chunk(event)
+            case BlockComplete():
+                self._block_complete(event)
+            case ImagePreview():
+                if url := parts.image_url(event.image):
+                    data = {"url": url, "index": event.index}
+                    self._tell({"type": "data-image-preview", "id": str(event.block), "data": data, "transient": True})
+            case ToolProgress():
+                self._settle_turn()
+                self._progress(event)
+            case Retrying() | Restarted():
+                self._void(event)
+            case UsageReported():
+                self._settle_turn()
+                self._tell({"type": "message-metadata", "messageMetadata": {"usage": parts.usage(event.total)}})
+            case Completed() | Incomplete() | RunFailedEvent() | Cancelled():
+                self._end(event)
+            case _:  # Started is told already; an event of a newer version
+                pass
+        return self._taken()
+
+    def broken(self, problem: Problem) -> list[bytes]:
+        """See `Encoder.broken`."""
+        if not self._ended:
+            self._begin()
+            self._close(void=True)
+            self._tell({"type": "error", "errorText": parts.SENTENCES[problem.kind]})
+            self._finish("error")
+        return self._taken()
+
+    def _begin(self) -> None:
+        if not self._began:
+            self._began = True
+            metadata = {"run": self._run, "model": self._model}
+            self._tell({"type": "start", "messageId": self._message_id, "messageMetadata": metadata})
+
+    def _next_turn(self, turn: int) -> None:
+        self._settle_turn()
+        self._finish_step()
+        self._tell({"type": "start-step"})
+        self._turn = turn
+        self._first_block = None
+
+    def _finish_step(self) -> None:
+        # Not with the end of the turn: version 5 wants a tool's output inside the step of its call.
+        if self._turn is not None:
+            self._tell({"type": "finish-step"})
+
+    def _block_started(self, event: BlockStarted) -> None:
+        match event.kind:
+            case "text":
+                self._start(event.block, "text")
+            case "thinking":
+                self._start(event.block, "reasoning")
+            case "tool_call" if self._v7:
+                self._begun_calls[event.block] = event
+                self._begin_call(event.tool_id or "", event.tool_name or "")
+            case _:
+                pass
+
+    def _start(self, block: int, kind: str) -> None:
+        self._open[block] = kind
+        self._tell({"type": f"{kind}-start", "id": str(block)})
+
+    def _chunk(self, event: Chunk) -> None:
+        if event.visible:
+            self._settle_before(event.block)
+        match event.kind:
+            case "text" | "thinking":
+                kind = "text" if event.kind == "text" else "reasoning"
+                if event.block not in self._open:
+                    self._start(event.block, kind)
+                self._tell({"type": f"{kind}-delta", "id": str(event.block), "delta": event.text})
+            case "tool_call" if event.block in self._begun_calls and event.tool_call_part == "input":
+                tool_id = self._begun_calls[event.block].tool_id or ""
+                self._tell({"type": "tool-input-delta", "toolCallId": tool_id, "inputTextDelta": event.text})
+            case _:
+                pass
+
+    def _block_complete(self, event: BlockComplete) -> None:
+        match event.kind:
+            case "text":
+                if event.block in self._open:
+                    self._stop(event.block, parts.provider_metadata(event))
+            case "thinking":
+                if event.block in self._open:
+                    self._thoughts[event.block] = event
+            case "tool_call":
+                if not event.cut:
+                    self._calls[event.block] = event
+            case "tool_result":
+                self._settle_turn()
+                self._result(event)
+            case "image":
+                self._image(event)
+
+    def _image(self, event: BlockComplete) -> None:
+        if event.image is None or event.cut or (event.image.draft and not self._v7):
+            return
+        if url := parts.image_url(event.image):
+            kind = "reasoning-file" if event.image.draft else "file"
+            metadata = parts.provider_metadata(event, blob_id=event.image.blob_id)
+            self._tell({"type": kind, "url": url, "mediaType": event.image.media_type, **metadata})
+
+    def _settle_before(self, block: int) -> None:
+        """Visible text of ``block``: no retry voids what was thought before it."""
+        for thought in [n for n in self._thoughts if n < block]:
+            self._stop(thought, parts.provider_metadata(self._thoughts.pop(thought)))
+
+    def _settle_turn(self) -> None:
+        """The turn is over: its thinking stands, and its calls run."""
+        for block in list(self._thoughts):
+            self._stop(block, parts.provider_metadata(self._thoughts.pop(block)))
+        for block in list(self._calls):
+            self._call(self._calls.pop(block))
+
+    def _call(self, event: BlockComplete) -> None:
+        tool_id, tool_name = event.tool_id or "", event.tool_name or ""
+        if self._begun_calls.pop(event.block, None) is None:
+            self._begin_call(tool_id, tool_name)
+        self._known_calls.add(tool_id)
+        call: Part = {"toolCallId": tool_id, "toolName": tool_name, **self._flags(tool_name)}
+        metadata = parts.provider_metadata(event)
+        if event.input_error is not None:
+            error = {"input": event.arguments, "errorText": event.input_error}
+            self._tell({"type": "tool-input-error", **call, **error, **metadata})
+        else:
+            self._tell({"type": "tool-input-available", **call, "input": event.input or {}, **metadata})
+
+    def _begin_call(self, tool_id: str, tool_name: str) -> None:
+        flags = self._flags(tool_name)
+        self._tell({"type": "tool-input-start", "toolCallId": tool_id, "toolName": tool_name, **flags})
+
+    def _flags(self, tool_name: str) -> Part:
+        # Without them, the client would run the bus's tool too.
+        return {"dynamic": True, "providerExecuted": True} if tool_name in self._bus_tools else {}
+
+    def _progress(self, event: ToolProgress) -> None:
+        if event.tool_id not in self._known_calls:
+            return
+        given = {"progress": event.progress, "total": event.total, "message": event.message}
+        output = {name: value for name, value in given.items() if value is not None}
+        self._output(event.tool_id, event.tool_name, "available", {"output": output, "preliminary": True})
+
+    def _result(self, event: BlockComplete) -> None:
+        # A client fails on an output without its call, which a policy may have removed.
+        if event.tool_id not in self._known_calls:
+            return
+        if event.is_error:
+            self._output(event.tool_id, event.tool_name, "error", {"errorText": event.content or ""})
+        else:
+            self._output(event.tool_id, event.tool_name, "available", {"output": event.content or ""})
+
+    def _output(self, tool_id: str, tool_name: str | None, how: str, values: Part) -> None:
+        self._tell({"type": f"tool-output-{how}", "toolCallId": tool_id, **self._flags(tool_name or ""), **values})
+
+    def _void(self, event: Retrying | Restarted) -> None:
+        self._tell({"type": "data-tokenbus", "data": _notice(event), "transient": True})
+        if self._first_block is None:
+            return
+        self._calls = {n: call for n, call in self._calls.items() if n < event.drop_from}
+        if self._v7 and event.drop_from <= self._first_block:
+            self._tell({"type": "reset-step"})
+            self._first_block = None
+            self._open.clear()
+            self._thoughts.clear()
+            self._begun_calls.clear()
+        else:
+            self._stop_from(event.drop_from)
+
+    def _stop_from(self, first: int) -> None:
+        """End the open parts from a block on, as void."""
+        for block in [n for n in self._open if n >= first]:
+            self._thoughts.pop(block, None)
+            self._stop(block, VOID)
+        for block in [n for n in self._begun_calls if n >= first]:
+            call = self._begun_calls.pop(block)
+            name = call.tool_name or ""
+            self._tell(
+                {
+                    "type": "tool-input-error",
+                    "toolCallId": call.tool_id or "",
+                    "toolName": name,
+                    "input": "",
+                    "errorText": "The answer was cut here; the call did not run.",
+                    **self._flags(name),
+                    **VOID,
+                }
+            )
+
+    def _stop(self, block: int, metadata: Part) -> None:
+        kind = self._open.pop(block)
+        self._tell({"type": f"{kind}-end", "id": str(block), **metadata})
+
+    def _close(self, *, void: bool) -> None:
+        """End all open parts. ``void``: what is not settled does not stand."""
+        if void:
+            self._calls.clear()
+        self._settle_turn()
+        for block in [n for n, kind in self._open.items() if kind == "text"]:
+            self._stop(block, {})
+        self._stop_from(0)
+
+    def _end(self, event: TerminalEvent) -> None:
+        self._close(void=not isinstance(event, Completed))
+        match event:
+            case Completed():
+                self._finish_step()
+                self._finish(parts.FINISH[event.finish], {"timing": event.timing})
+            case Incomplete():
+                self._tell({"type": "error", "errorText": parts.CUT})
+                self._finish_step()
+                self._finish("interrupted" if self._v7 else "other")
+            case RunFailedEvent():
+                self._tell({"type": "error", "errorText": parts.SENTENCES[event.error.kind]})
+                self._finish("error")
+            case Cancelled():
+                self._finish_step()
+                self._tell({"type": "abort", **({"reason": event.reason} if event.reason else {})})
+                self._done()
+
+    def _finish(self, reason: str, metadata: Part | None = None) -> None:
+        self._tell(
+            {
+                "type": "finish",
+                "finishReason": reason,
+                **({"messageMetadata": metadata} if metadata is not None else {}),
+            }
+        )
+        self._done()
+
+    def _done(self) -> None:
+        self._out.append(DONE)
+        self._ended = True
+
+    def _tell(self, part: Part) -> None:
+        self._out.append(written(part))
+
+    def _taken(self) -> list[bytes]:
+        out, self._out = self._out, []
+        return out
+
+
+def _notice(event: Retrying | Restarted) -> Part:
+    """A retry as the client may know it, without the provider's raw error."""
+    return {
+        "type": "restarted" if isinstance(event, Restarted) else "retrying",
+        "seq": event.seq,
+        "code": event.error.code,
+        "drop_from": event.drop_from,
+        "next_attempt": event.next_attempt,
+        "delay_ms": event.delay_ms,
+        "continues": isinstance(event, Retrying) and bool(event.continues),
+    }

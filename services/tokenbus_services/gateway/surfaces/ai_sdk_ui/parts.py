@@ -1,0 +1,85 @@
+"""Parts of the AI SDK's UI message stream as bytes, and the values inside them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from tokenbus.events.error_info import ErrorClass
+from tokenbus.events.normalized import FinishReason
+from tokenbus.events.public import BlockComplete, ImageRef
+from tokenbus.events.usage import Usage
+
+Part = dict[str, object]
+DONE = b"data: [DONE]\n\n"
+METADATA = "tokenbus"
+"""Key of our values in `providerMetadata`, which clients send back with their messages."""
+
+FINISH: Mapping[FinishReason, str] = {
+    "stop": "stop",
+    "length": "length",
+    "content_filter": "content-filter",
+    "tool_use": "tool-calls",
+    "error": "error",
+    "pause": "other",
+    "unknown": "other",
+}
+
+CUT = "The answer was cut short."
+SENTENCES: Mapping[ErrorClass, str] = {
+    "invalid_request": "The request was not accepted.",
+    "content_filter": "The provider's content filter stopped the answer.",
+    "not_found": "The model is not available.",
+    "rate_limit": "Too many requests. Try again in a moment.",
+    "limit": "Too many requests. Try again in a moment.",
+    "overloaded": "The model is overloaded. Try again in a moment.",
+    "timeout": "The answer took too long.",
+    "auth": "The model's provider refused the request.",
+    "network": "The model's provider could not be reached.",
+    "protocol": "The model's provider gave an answer that could not be read.",
+    "server": "The model's provider failed.",
+    "unknown": "The answer failed.",
+    "internal": "The answer failed.",
+    "tool": "A tool failed.",
+}
+"""What the user reads: `useChat` shows the text as it is, so it names no account and no inner address."""
+
+_encode = msgspec.json.Encoder().encode
+
+
+def written(part: Part) -> bytes:
+    """One server-sent event."""
+    return b"data: " + _encode(part) + b"\n\n"
+
+
+def provider_metadata(complete: BlockComplete, **more: object) -> Part:
+    """What the provider wants back with a block, in the form that the client returns it; empty if there is nothing."""
+    values = {
+        "signature": complete.signature,
+        "opaque": complete.opaque,
+        "opaque_blobs": complete.opaque_blobs,
+        "cut": complete.cut,
+        **more,
+    }
+    kept = {name: value for name, value in values.items() if value}
+    return {"providerMetadata": {METADATA: kept}} if kept else {}
+
+
+def usage(total: Usage) -> Part:
+    """Token counts, named as in the AI SDK."""
+    counts = {
+        "inputTokens": total.input,
+        "outputTokens": total.output,
+        "reasoningTokens": total.reasoning,
+        "cachedInputTokens": total.cache_read,
+        "totalTokens": total.total,
+    }
+    return {name: count for name, count in counts.items() if count is not None}
+
+
+def image_url(image: ImageRef) -> str | None:
+    """A `data:` url, or that of a blob; None if the image is in neither form."""
+    if image.base64 is not None:
+        return f"data:{image.media_type};base64,{image.base64}"
+    return f"/blobs/{image.blob_id}" if image.blob_id else None

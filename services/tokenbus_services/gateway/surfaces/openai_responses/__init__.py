@@ -1,1 +1,0 @@
-"""OpenAI's Responses API: a request translator, and encoders of its event stream. Pure."""
