@@ -32,8 +32,10 @@ class ExecutorProcess(asyncio.Protocol):
     ) -> None:
         """``separate``: whether it is for one run only."""
         self.separate = separate
-        self.left = False
-        """Whether it was shared, and is now left to a run that blocks it."""
+        self.takes_place = separate
+        """Whether it counts among the executors for single runs; one that was shared and is left to a run does not."""
+        self.killed_with_all = False
+        """Whether its fork server was given up, and all executors with it: no run's fault."""
         self.emptied = False
         """Whether its only run no longer needs it."""
         self.runs: dict[int, RunInExecutor] = {}
@@ -84,6 +86,12 @@ class ExecutorProcess(asyncio.Protocol):
         if self.runs.pop(task, None):
             self._send(messages.Close(task))
             self._end_if_empty()
+
+    def leave_unused(self) -> None:
+        """End it: nobody waits for it any more."""
+        self.takes_place = False
+        self.emptied = True
+        self.half_close()
 
     def half_close(self) -> None:
         """Tell it to finish running work and exit."""

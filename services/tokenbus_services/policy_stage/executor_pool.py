@@ -51,6 +51,7 @@ class ExecutorPool:
         self._on_end = on_end
         self._server: ForkServer | None = None
         self._forking = asyncio.Lock()
+        self._forks: set[asyncio.Task[ExecutorProcess]] = set()
         self._processes: set[ExecutorProcess] = set()
         self._separate = asyncio.Semaphore(MOST_SEPARATE)
         self._changed = asyncio.Event()
@@ -87,6 +88,10 @@ class ExecutorPool:
             each.half_close()
         if running:
             await asyncio.wait([each.gone for each in running], timeout=CLOSE_S)
+        forks = [*self._forks]
+        for fork in forks:
+            fork.cancel()
+        await asyncio.gather(*forks, return_exceptions=True)
         if self._server:
             await self._server.close()
         if running:
@@ -125,6 +130,19 @@ class ExecutorPool:
         return [each for each in self._processes if not each.separate]
 
     async def _fork(self, *, separate: bool) -> ExecutorProcess:
+        """Fork one. If the caller is cancelled, the fork is completed all the same: the fork server answers in order,
+        and an answer that nobody reads would be taken for that of the next fork.
+        """
+        forking = asyncio.create_task(self._complete_fork(separate=separate), name="fork of an executor")
+        self._forks.add(forking)
+        forking.add_done_callback(self._forks.discard)
+        try:
+            return await asyncio.shield(forking)
+        except asyncio.CancelledError:
+            forking.add_done_callback(_leave_unused)
+            raise
+
+    async def _complete_fork(self, *, separate: bool) -> ExecutorProcess:
         async with self._forking:
             assert self._server
             process = ExecutorProcess(
@@ -134,6 +152,8 @@ class ExecutorPool:
                 await process.start(self._server, rss_bytes)
             except (OSError, TimeoutError):
                 if not self._closed:
+                    for each in self._processes:
+                        each.killed_with_all = True
                     await self._server.close()
                     self._server = ForkServer(self._setup)
                     await self._server.open()
@@ -199,7 +219,7 @@ class ExecutorPool:
         policy = self._names[call.policy]
         log.warning("policy_blocks", policy=policy, pid=process.pid, runs=len(process.runs))
         self._note(policy)
-        process.separate = process.left = True
+        process.separate = True
         others = {task: run for task, run in process.runs.items() if task != call.task}
         for task, run in others.items():
             process.close(task)
@@ -214,7 +234,7 @@ class ExecutorPool:
     def _ended(self, process: ExecutorProcess) -> None:
         """Handle an executor that has ended or must not be used again."""
         self._processes.discard(process)
-        if process.separate and not process.left:
+        if process.takes_place:
             self._separate.release()
         runs, process.runs = process.runs, {}
         marks = process.page.read()
@@ -222,6 +242,10 @@ class ExecutorPool:
         if self._server:
             self._server.kill(process.pid)  # it may only have closed its connection
         if self._closed or (process.emptied and not runs):
+            return
+        if process.killed_with_all:
+            for run in runs.values():
+                run.lost(None, suspect=False)
             return
         end: End = "memory" if marks.out_of_memory else process.killed_for or "exited"
         if (over := process.overran) and end == "overran":
@@ -241,6 +265,11 @@ class ExecutorPool:
 
     def _note(self, policy: str) -> None:
         self._blocks_until[policy] = time.monotonic() + SEPARATE_S
+
+
+def _leave_unused(fork: asyncio.Task[ExecutorProcess]) -> None:
+    if not fork.cancelled() and not fork.exception():
+        fork.result().leave_unused()
 
 
 def rss_bytes(pid: int) -> int:

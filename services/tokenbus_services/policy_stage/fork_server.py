@@ -15,8 +15,8 @@ from tokenbus_services.policy_stage.executor_process import COMMAND, FORK, KILL,
 from tokenbus_services.policy_stage.messages import Setup
 
 END_S = 2.0
-FORK_S = 5.0
-"""A fork takes milliseconds."""
+FORK_S = 20.0
+"""A fork takes milliseconds, and longer on a machine without CPU. Whatever this ends, all executors end with it."""
 
 
 class ForkServer:
@@ -49,7 +49,10 @@ class ForkServer:
             raise SettingsError(*problem)
 
     async def fork(self, connection: socket.socket, page: int) -> int:
-        """Fork an executor with this socket and this page; return its process id. Raises OSError."""
+        """Fork an executor with this socket and this page; return its process id. Raises OSError.
+
+        Do not cancel: the answer would be the next fork's.
+        """
         assert self._sock
         async with self._forking, asyncio.timeout(FORK_S):
             socket.send_fds(self._sock, [COMMAND.pack(FORK, 0)], [connection.fileno(), page])
