@@ -212,19 +212,16 @@ def test_the_parameters_are_translated() -> None:
     assert generate.tool_choice == ToolChoice(name="weather")
     assert generate.max_tool_depth == 0, "the client runs its own tools"
     assert generate.metadata == {"client": {"user_id": "u1"}}
-    assert generate.extra == {
-        "top_k": 7,
-        "tool_choice": {"disable_parallel_tool_use": True},
-        "metadata": {"user_id": "u1"},
-        "cache_control": EPHEMERAL,
-    }
+    assert (generate.top_k, generate.user_id, generate.parallel_tool_calls) == (7, "u1", False)
+    assert generate.extra == {"cache_control": EPHEMERAL}
 
 
 def test_an_alias_falls_back_to_its_next_provider() -> None:
-    answer = translated(SURFACE, asked(body(model="fast", top_k=3)))
+    answer = translated(SURFACE, asked(body(model="fast", top_k=3, metadata={"user_id": "u1"})))
     assert answer.generate.fallback == [Fallback(provider="anthropic", model="haiku")]
-    assert answer.generate.extra == {"generationConfig": {"topK": 3}}
     assert answer.model == "fast"
+    assert answer.generate.top_k == 3, "both providers have it"
+    assert answer.generate.user_id is None, "one of the providers has no place for it"
 
 
 def test_a_cache_mark_of_a_tool_covers_the_system_text_that_follows_the_tools() -> None:
@@ -276,6 +273,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("user_profile_id", {"user_profile_id": "w"}),
     ("context_management", {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}),
     ("tools[0].type", {"tools": [{"type": "web_search_20250305", "name": "web_search"}]}),
+    ("tools[0].strict", {"model": "gemini/m", "tools": [{**TOOL, "strict": True}]}),
     ("tools[0].defer_loading", {"tools": [{**TOOL, "defer_loading": True}]}),
     ("tools[0].allowed_callers", {"tools": [{**TOOL, "allowed_callers": ["code_execution_20250825"]}]}),
     ("tool_choice.type", {"tool_choice": {"type": "some"}}),

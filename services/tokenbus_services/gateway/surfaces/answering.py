@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import msgspec
 
 from tokenbus.events.public import RunEnd
 from tokenbus.events.requests import Generate, OnFailure, Tool
+from tokenbus.providers import registry
 from tokenbus.providers.api import ApiName
+from tokenbus.providers.base import ProviderBase
 from tokenbus.providers.request.build import deep_merged
+from tokenbus.providers.request.options import RequestOption
 from tokenbus_services.gateway.models import ModelTable, ResolvedModel
 from tokenbus_services.gateway.problem import unsupported
 from tokenbus_services.gateway.surfaces.extension import Extension
@@ -32,7 +37,7 @@ class Echo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 def echo_of(model: ResolvedModel, models: ModelTable, asked: Extension) -> dict[str, object]:
     """The fields of `Echo` for a request."""
-    apis = {each.provider: models.resolve(f"{each.provider}/{each.model}").api for each in model.fallback}
+    apis = _fallback_apis(model, models)
     if apis:
         apis[model.provider] = model.api
     echo = Echo(
@@ -42,6 +47,20 @@ def echo_of(model: ResolvedModel, models: ModelTable, asked: Extension) -> dict[
         bus_tools=bool(asked.tools),
     )
     return msgspec.to_builtins(echo)
+
+
+def options_of(model: ResolvedModel, models: ModelTable) -> frozenset[RequestOption]:
+    """The optional request fields that every provider of the model has."""
+    options = frozenset[RequestOption](get_args(RequestOption))
+    for api in (model.api, *_fallback_apis(model, models).values()):
+        provider = registry.get(api)
+        if isinstance(provider, ProviderBase):  # of an API from another package the bus itself knows
+            options &= provider.options
+    return options
+
+
+def _fallback_apis(model: ResolvedModel, models: ModelTable) -> dict[str, ApiName]:
+    return {each.provider: models.resolve(f"{each.provider}/{each.model}").api for each in model.fallback}
 
 
 def read_echo(echo: dict[str, object]) -> Echo:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from math import isfinite
 from typing import Any, TypeVar, cast
 
@@ -34,13 +34,17 @@ class Fields:
     """One JSON object of a request. `end` refuses every field that nothing has read.
 
     A field that is null counts as absent. ``drop`` names fields that are dropped instead of refused, as a path without
-    indices (`metadata.user_id`).
+    indices (`metadata.user_id`). ``spelling`` maps each name to the one under which it is read, for an API that allows
+    several spellings.
     """
 
-    def __init__(self, value: Json, at: str = "", drop: Collection[str] = ()) -> None:
-        self._left = {name: each for name, each in value.items() if each is not None}
+    def __init__(
+        self, value: Json, at: str = "", drop: Collection[str] = (), spelling: Callable[[str], str] | None = None
+    ) -> None:
+        self._left = {spelling(name) if spelling else name: each for name, each in value.items() if each is not None}
         self._at = at
         self._drop = drop
+        self._spelling = spelling
 
     def path(self, name: str) -> str:
         """The field's place in the body."""
@@ -66,13 +70,15 @@ class Fields:
         """Return a boolean."""
         return self._typed(name, bool, "true or false")
 
-    def whole(self, name: str, least: int = 0) -> int | None:
+    def whole(self, name: str, least: int | None = 0) -> int | None:
         """Return a whole number of at least ``least``."""
         value = self.number(name)
         if value is None:
             return None
-        if not float(value).is_integer() or value < least:
-            raise invalid(self.path(name), f"must be a whole number of at least {least}")
+        if not float(value).is_integer():
+            raise invalid(self.path(name), "must be a whole number")
+        if least is not None and value < least:
+            raise invalid(self.path(name), f"must be at least {least}")
         return int(value)
 
     def share(self, name: str) -> float | None:
@@ -106,7 +112,7 @@ class Fields:
     def fields(self, name: str) -> Fields | None:
         """Return an object to be read field by field."""
         value = self.json(name)
-        return None if value is None else Fields(value, self.path(name), self._drop)
+        return None if value is None else Fields(value, self.path(name), self._drop, self._spelling)
 
     def texts(self, name: str) -> list[str]:
         """Return a list of strings; empty if absent."""
@@ -122,7 +128,7 @@ class Fields:
             at = f"{self.path(name)}[{i}]"
             if not isinstance(value, dict):
                 raise invalid(at, "must be an object")
-            fields = Fields(cast("Json", value), at, self._drop)
+            fields = Fields(cast("Json", value), at, self._drop, self._spelling)
             yield fields
             fields.end()
 

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any, cast, get_args
+from typing import cast, get_args
 
 import msgspec
 
 from tokenbus.events.requests import Effort, OutputSchema, Thinking, Tool, ToolChoice
-from tokenbus.providers.api import ApiName
+from tokenbus.providers.request.options import RequestOption
 from tokenbus_services.gateway.models import ResolvedModel
 from tokenbus_services.gateway.problem import invalid, unsupported
-from tokenbus_services.gateway.surfaces.answering import echo_of, generate_of, tool_fields
+from tokenbus_services.gateway.surfaces.answering import echo_of, generate_of, options_of, tool_fields
 from tokenbus_services.gateway.surfaces.anthropic_messages.content import cache_mark, messages_of, system_of
 from tokenbus_services.gateway.surfaces.contract import GatewayRequest, Translated, TranslationRules
 from tokenbus_services.gateway.surfaces.extension import extension
 from tokenbus_services.gateway.surfaces.fields import Fields, Json, json_body
 
-APIS_WITH_PARALLEL: dict[ApiName, Json] = {
-    "anthropic": {"tool_choice": {"disable_parallel_tool_use": True}},
-    "openai-chat": {"parallel_tool_calls": False},
-    "openai-responses": {"parallel_tool_calls": False},
-}
-"""How an API is asked for one call at a time, where it can be."""
+NOT_HERE = "is not supported by this provider"
 
 
 def translate(request: GatewayRequest, rules: TranslationRules) -> Translated:
@@ -32,8 +27,9 @@ def translate(request: GatewayRequest, rules: TranslationRules) -> Translated:
     model = rules.models.resolve(name)
     stream = body.flag("stream") or False
     extra: Json = {}
+    has = options_of(model, rules.models)
     system = system_of(body)
-    tools, marked = _tools(body)
+    tools, marked = _tools(body, has)
     if marked and system:  # the prompt up to the system text begins with the tools
         system[0] = msgspec.structs.replace(system[0], cache=True)
     fields: Json = {
@@ -45,8 +41,9 @@ def translate(request: GatewayRequest, rules: TranslationRules) -> Translated:
         "top_p": body.share("top_p"),
         **_thinking(body, model, extra),
         **tool_fields(tools, asked),
-        "tool_choice": _tool_choice(body, model, extra),
-        **_metadata(body, model, extra),
+        **_tool_choice(body, has),
+        **_metadata(body, has),
+        "top_k": body.whole("top_k", least=1) if "top_k" in has else None,
     }
     _only_some(body, model, extra)
     body.end()
@@ -89,14 +86,15 @@ def _thinking(body: Fields, model: ResolvedModel, extra: Json) -> Json:
     return {**read, "thinking": thinking}
 
 
-def _tools(body: Fields) -> tuple[list[Tool], bool]:
+def _tools(body: Fields, has: frozenset[RequestOption]) -> tuple[list[Tool], bool]:
     """The client's tools, and whether one of them has a cache mark."""
     tools: list[Tool] = []
     marked = False
     for fields in body.each("tools"):
         fields.one_of("type", ("custom",))
         marked |= cache_mark(fields)
-        fields.only("strict", False)
+        if "strict_tools" not in has:
+            fields.only("strict", False, why=NOT_HERE)
         fields.only("defer_loading", False)
         fields.only("allowed_callers", ["direct"])
         fields.only("input_examples", [])
@@ -106,47 +104,39 @@ def _tools(body: Fields) -> tuple[list[Tool], bool]:
                 name=fields.needed("name", fields.text("name")),
                 description=fields.text("description"),
                 parameters=fields.needed("input_schema", fields.json("input_schema")),
+                strict=fields.flag("strict"),
             )
         )
     return tools, marked
 
 
-def _tool_choice(body: Fields, model: ResolvedModel, extra: Json) -> Any:
+def _tool_choice(body: Fields, has: frozenset[RequestOption]) -> Json:
     given = body.fields("tool_choice")
     if given is None:
-        return None
+        return {}
     kind = given.needed("type", given.one_of("type", ("auto", "any", "none", "tool")))
     choice = ToolChoice(name=given.needed("name", given.text("name"))) if kind == "tool" else kind
-    if model.api in APIS_WITH_PARALLEL:
-        if given.flag("disable_parallel_tool_use"):
-            extra.update(APIS_WITH_PARALLEL[model.api])
-    else:
-        given.only("disable_parallel_tool_use", False, why="is not supported by this provider")
+    if "parallel_tool_calls" not in has:
+        given.only("disable_parallel_tool_use", False, why=NOT_HERE)
+    one = given.flag("disable_parallel_tool_use")
     given.end()
-    return choice
+    return {"tool_choice": choice, "parallel_tool_calls": False if one else None}
 
 
-def _metadata(body: Fields, model: ResolvedModel, extra: Json) -> Json:
+def _metadata(body: Fields, has: frozenset[RequestOption]) -> Json:
     fields = body.fields("metadata")
     if fields is None:
         return {}
     user = fields.text("user_id")
     fields.end()
-    if user is None:
+    if not user:
         return {}
-    if model.api == "anthropic":
-        extra["metadata"] = {"user_id": user}
-    return {"metadata": {"client": {"user_id": user}}}
+    return {"metadata": {"client": {"user_id": user}}, "user_id": user if "user_id" in has else None}
 
 
 def _only_some(body: Fields, model: ResolvedModel, extra: Json) -> None:
     """Parameters that only some providers have, and values that change nothing."""
-    if model.api == "anthropic" and body.has("top_k"):
-        extra["top_k"] = body.whole("top_k")
-    elif model.api == "gemini" and body.has("top_k"):
-        extra["generationConfig"] = {"topK": body.whole("top_k")}
-    else:
-        body.refuse("is not supported by this provider", "top_k")
+    body.refuse(NOT_HERE, "top_k")
     if model.api == "anthropic":
         if cache_mark(body):
             extra["cache_control"] = {"type": "ephemeral"}
