@@ -190,6 +190,8 @@ async def hostile_provider() -> AsyncGenerator[str]:
                 asked: dict[str, Any] = msgspec.json.decode(await reader.readexactly(size))
                 async with asyncio.timeout(_LONG_S):
                     await ways[asked["model"]](send)
+        except asyncio.CancelledError:
+            return  # the round is over; asyncio's streams take a cancelled callback for a failed one
         finally:
             writer.close()
 

@@ -10,12 +10,14 @@ import os
 import random
 import signal
 import time
+import weakref
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any, cast
 
 from tests.awaited import path_of
 from tests.chaos.broken import BUILDS
+from tokenbus.bus.liveness import Liveness
 from tokenbus_services.cli.worker import command as worker
 
 LEFT_BEHIND = "left behind:"
@@ -28,6 +30,7 @@ _OLD_S = 1.0
 """A task that was there so long after the start is one that the worker lives by."""
 _NOT_THESE = ("lifespan", "supervisor", "Task-", "replay ", "work ")
 """How names of tasks begin that are the harness's, uvicorn's, who watches the others, or end by themselves."""
+_passing: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
 _OF_A_RUN = "-run"
 """In the names of tasks of one run, which end with it."""
 
@@ -39,6 +42,7 @@ def prepare(build: str, clock: str) -> None:
         BUILDS[build]()
     if clock:
         _let_the_clock_jump(clock)
+    _note_passing()
     serve: Any = worker.serve
     worker.serve = _watched(serve)
 
@@ -70,13 +74,26 @@ def _tell_tasks() -> None:
 
 
 def _long_lived() -> list[asyncio.Task[Any]]:
-    named = ((task, task.get_name()) for task in asyncio.all_tasks())
+    named = ((task, task.get_name()) for task in asyncio.all_tasks() - set(_passing))
     return [task for task, name in named if not name.startswith(_NOT_THESE) and _OF_A_RUN not in name]
+
+
+def _note_passing() -> None:
+    """Remember the tasks that the worker itself says end by themselves."""
+    start: Any = Liveness.start_passing
+
+    def noted(self: Liveness, work: Any, *, name: str) -> Any:
+        task = start(self, work, name=name)
+        _passing.add(task)
+        return task
+
+    cast(Any, Liveness).start_passing = noted
 
 
 def _hurt(old: list[asyncio.Task[Any]], how: Callable[[asyncio.Task[Any]], None]) -> None:
     # A task that is about to run waits for nothing yet.
-    old = old or _long_lived()  # a worker that was slow to start had none yet
+    if all(task.done() for task in old):  # a worker that was slow to start had none yet, or only what it began with
+        old = _long_lived()
     waiting = [task for task in old if not task.done() and getattr(task, "_fut_waiter", None) is not None]
     if not waiting:
         asyncio.get_running_loop().call_later(0.01, _hurt, old, how)

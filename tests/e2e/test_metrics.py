@@ -105,7 +105,7 @@ async def test_the_pages_tell_of_runs_calls_and_queues_and_hold_all_that_dashboa
 
         seen = await eventually(told)  # a worker counts what it wrote when it hears that it is written
 
-    assert {has["queue"] for name, has, _ in seen.samples if name == "tokenbus_queue_entries"} == {
+    assert {has["queue"] for name, has, _ in seen.samples if name == "tokenbus_deployment_queue_entries"} == {
         "requests",
         "turns",
         "tools",
@@ -119,7 +119,7 @@ async def test_the_pages_tell_of_runs_calls_and_queues_and_hold_all_that_dashboa
         assert named <= seen.names, f"{expression}: nobody shows {named - seen.names}"
         [by] = re.findall(r"\bby \(([a-z, ]+)\)", expression)[:1] or [""]
         wanted = {label.strip() for label in by.split(",") if label} - {"job", "le"}
-        for name in named & set(seen.labels):
+        for name in set(re.findall(r"\btokenbus_[a-z_]+", expression.partition("scalar(")[0])) & set(seen.labels):
             assert wanted <= seen.labels[name], f"{expression}: {name} has no {wanted - seen.labels[name]}"
 
 
@@ -135,18 +135,20 @@ def check_sums(seen: Seen, *, runs: int, partitions: int) -> None:
     assert seen.sum("tokenbus_first_text_seconds_count") == runs
     for stage in ("normalizer", "parser"):
         assert seen.sum("tokenbus_partitions", stage=stage) == partitions
-        assert seen.sum("tokenbus_partitions_configured", stage=stage) == partitions
+        assert seen.sum("tokenbus_deployment_owned_partitions", stage=stage) == partitions
     assert seen.sum("tokenbus_images_total", lies="blob") == 1
     assert seen.sum("tokenbus_records_total", status="completed") == runs
     assert seen.sum("tokenbus_record_raw_bytes_total") > 0
-    assert seen.sum("tokenbus_dead_entries") == 1
-    assert seen.sum("tokenbus_open_runs") == seen.sum("tokenbus_lag_bytes", stage="parser") == 0
+    assert seen.sum("tokenbus_deployment_partitions") == partitions
+    assert seen.sum("tokenbus_deployment_dead_entries", kind="rejected") == 1
+    assert seen.sum("tokenbus_deployment_dead_entries", kind="crashed") == 0
+    assert seen.sum("tokenbus_deployment_open_runs") == seen.sum("tokenbus_lag_bytes", stage="parser") == 0
 
 
 def test_every_metric_of_the_services_is_on_the_dashboard_or_in_an_alert():
     """By their names in the code; FastStream's own are another matter."""
     code = "".join(path.read_text() for path in SERVICES.rglob("*.py"))
-    made = set(re.findall(r"""(?:Counter|Gauge|Histogram)\(\s*"(tokenbus_[a-z_]+)\"""", code))
+    made = set(re.findall(r"""(?:Counter|[Gg]auge|Histogram)\(\s*"(tokenbus_[a-z_]+)\"""", code))
     shown = " ".join(asked())
     assert len(made) > 25
     assert {name for name in made if not re.search(rf"\b{name}(?:_total|_bucket|_count|_sum)?\b", shown)} == set()

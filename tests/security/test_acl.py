@@ -361,7 +361,7 @@ async def test_the_fetcher_keeps_the_table_of_uploaded_files_and_others_cannot_t
         await files.drop(["b"], 60)
         assert await files.look(["a", "b", "c"]) == {"a": "file-1", "b": ""}
     assert await guarded.refusals() == []
-    for name in set(NAMES) - {"fetcher"}:
+    for name in set(NAMES) - {"fetcher", "pipeline"}:
         async with Redis.from_url(guarded.url(name)) as user:
             with refused():
                 await user.set(KEYS.file("a"), "file-2")

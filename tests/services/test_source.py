@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 from redis.exceptions import ConnectionError as ConnectionLost
 
 from tests.waiting import eventually
-from tokenbus.bus.liveness import Liveness
+from tokenbus.bus.liveness import MAX_DEFECTS, Liveness, LongTask
 from tokenbus_services.runtime import faststream_source as source_module
 from tokenbus_services.runtime.app import make_broker
 from tokenbus_services.runtime.faststream_source import attach
@@ -50,7 +50,9 @@ class Source:
 
 
 @asynccontextmanager
-async def served(server_url: str, source: Source, *, stretch_s: float) -> AsyncGenerator[None]:
+async def served(
+    server_url: str, source: Source, *, stretch_s: float, liveness: Liveness | None = None
+) -> AsyncGenerator[None]:
     broker = make_broker(Settings(redis_url=server_url), source.registry)
     attach(
         broker,
@@ -59,7 +61,7 @@ async def served(server_url: str, source: Source, *, stretch_s: float) -> AsyncG
         description="d",
         read=source.read,
         handle=source.handle,
-        liveness=Liveness(),
+        liveness=liveness or Liveness(),
         stretch_s=stretch_s,
     )
     await broker.start()
@@ -143,3 +145,21 @@ async def test_it_may_be_stopped_while_it_pauses_after_a_read_that_failed(server
     source = Source([ConnectionLost("away")] * 1000)
     async with served(server_url, source, stretch_s=0):
         await eventually(lambda: len(source.script) < 998)
+
+
+async def test_a_handler_that_only_fails_ends_its_subscriber_and_so_the_worker(server_url: str):
+    source = Source([])
+    liveness = Liveness()
+    ended: list[LongTask] = []
+    failures: list[str] = []
+    liveness.ended, liveness.failed_work = ended.append, failures.append
+    for stretch_s in (0, 60):
+        source.script += ["a", *["bad"] * (MAX_DEFECTS - 1), "b", *["bad"] * MAX_DEFECTS]
+        source.handled.clear()
+        ended.clear()
+        failures.clear()
+        async with served(server_url, source, stretch_s=stretch_s, liveness=liveness):
+            await eventually(lambda: bool(ended))
+        assert isinstance(ended[0].task.exception(), ValueError)
+        assert source.handled == ["a", "b"]
+        assert failures == ["subscriber t"] * (2 * MAX_DEFECTS - 1)

@@ -22,6 +22,7 @@ def fetcher(core: WorkerCore, *, prefers: Callable[[int], bool] | None = None) -
     service = FetcherService(
         core, settings.tool_definitions, AdmissionMetrics(registry), UploadMetrics(registry), prefers=prefers
     )
+    core.watch_deployment()
     admission = service.admission
     running = Gauge("tokenbus_attempts_running", "Provider calls in hand.", registry=registry)
     running.set_function(lambda: admission.running)
@@ -52,4 +53,4 @@ def fetcher(core: WorkerCore, *, prefers: Callable[[int], bool] | None = None) -
 def create(settings: Settings) -> AsgiFastStream:
     """Create one fetcher."""
     core = WorkerCore(settings)
-    return make_app(fetcher(core), core.broker, core.registry, stuck_s=core.stuck_s)
+    return make_app(fetcher(core), core.broker, core.registry, stuck_s=core.stuck_s, measure=core.measure)

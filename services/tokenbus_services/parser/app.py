@@ -42,7 +42,6 @@ def parser(core: WorkerCore) -> StageService:
         topic="events",
         logic=logic,
         beside=clock,
-        fills=("turns", "tools"),
         description="Everything that can change a run's output, in one total order a partition.",
         publishes=[t for t in PUBLIC_TOPICS if t == "runs" or t in settings.topics],
     )

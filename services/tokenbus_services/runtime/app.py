@@ -28,6 +28,7 @@ from tokenbus.bus.liveness import Liveness
 from tokenbus.bus.server.server import ServerUrl, parse_url
 from tokenbus_services.runtime.asyncapi_payloads import payload
 from tokenbus_services.runtime.http_pages import document_routes, json_answer
+from tokenbus_services.runtime.metrics import PassedOver
 from tokenbus_services.runtime.supervision import WorkerSupervisor
 from tokenbus_services.settings import Settings
 
@@ -124,6 +125,8 @@ def make_app(
     read. If the server is away, the page is still served.
     """
     ProcessCollector(registry=registry)
+    passed_over = PassedOver(registry)
+    service.liveness.failed_work = passed_over.count
     supervisor = WorkerSupervisor(service.liveness, stuck_s=stuck_s)
 
     @get

@@ -90,6 +90,9 @@ class SourceSubscriber(StreamBatchSubscriber):
         self._stretch_s = stretch_s
         self._pause = FIRST_PAUSE_S
         self._defects = Defects()
+        self._handler_defects = Defects()
+        self._broken: Exception | None = None
+        """The last error of a handler that only fails. It ends this subscriber, and so the worker."""
         self._waiting: asyncio.Timeout | None = None
         """Scope of the read that is waiting."""
 
@@ -112,6 +115,8 @@ class SourceSubscriber(StreamBatchSubscriber):
                 stretch = self._stretch(delivery, name)
                 message = {"type": "bstream", "channel": name, "message_ids": [], "data": [b""], "stretch": stretch}
                 await self.consume_one(message)
+            if self._broken:
+                raise self._broken
 
     async def _stretch(self, delivery: Any, name: str) -> AsyncGenerator[Any]:
         """Yield the delivery and those after it, until there is none for a while."""
@@ -121,8 +126,24 @@ class SourceSubscriber(StreamBatchSubscriber):
             yield delivery
             delivery = await self._next(name) if self.running and clock() < until else None
 
+    def handled(self) -> None:
+        """Record a delivery that was handled."""
+        self._handler_defects.none()
+
+    def not_handled(self, error: Exception) -> None:
+        """Record a delivery whose handler failed; its queue or its stage gives it out again."""
+        # FastStream has no logger here and would drop it silently.
+        log.error("handler_failed", handler=self._task_name, exc_info=error)
+        self._liveness.failed_work(self._task_name)
+        try:
+            self._handler_defects.count(error)
+        except Exception as e:
+            self._broken = e
+
     async def _next(self, name: str) -> Any:
         beat()
+        if self._broken:
+            return None
         try:
             try:
                 async with asyncio.timeout(None) as self._waiting:
@@ -187,9 +208,10 @@ def attach(
             async for delivery in stretch:
                 try:
                     await handle(delivery)
-                except Exception:
-                    # FastStream has no logger here and would drop it silently.
-                    log.exception("handler_failed", handler=title)
+                except Exception as e:
+                    subscriber.not_handled(e)
+                else:
+                    subscriber.handled()
 
     handler.__name__ = title
     cast("Any", subscriber)(handler)

@@ -13,7 +13,6 @@ class OneStageMetrics(msgspec.Struct, frozen=True):
     batch_s: Histogram
     partitions: Gauge
     blocked: Gauge
-    configured: Gauge
 
 
 class StageMetrics:
@@ -39,9 +38,6 @@ class StageMetrics:
             ["stage"],
             registry=registry,
         )
-        self._configured = Gauge(
-            "tokenbus_partitions_configured", "Partitions of the deployment.", ["stage"], registry=registry
-        )
 
     def of(self, stage: str) -> OneStageMetrics:
         """The metrics of one stage."""
@@ -50,5 +46,20 @@ class StageMetrics:
             batch_s=self._batch_s.labels(stage),
             partitions=self._partitions.labels(stage),
             blocked=self._blocked.labels(stage),
-            configured=self._configured.labels(stage),
         )
+
+
+class PassedOver:
+    """Counts work that failed and that its task went on from; each failure is in the log."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._failures = Counter(
+            "tokenbus_work_failures",
+            "Work of the worker's own tasks that failed, was logged and passed over.",
+            ["work"],
+            registry=registry,
+        )
+
+    def count(self, work: str) -> None:
+        """Count one failure of this work."""
+        self._failures.labels(work=work).inc()

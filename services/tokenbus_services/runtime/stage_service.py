@@ -47,7 +47,6 @@ class StageService:
         logic: Callable[[int], StageLogic],
         description: str,
         downstream: str | None = None,
-        fills: Sequence[InternalTopic] = (),
         publishes: Sequence[PublicTopic] = (),
         beside: MakeBeside | None = None,
         opening: Open | None = None,
@@ -56,7 +55,6 @@ class StageService:
     ) -> None:
         """Adds the stage to the broker and the metrics of its process.
 
-        - ``fills``: the work queues that the stage writes to.
         - ``beside``: creates what runs beside the stage.
         - ``opening``: starts what the logic needs, before the worker acquires a partition.
         - ``closing``: releases what the logic needs, after all work has ended.
@@ -76,7 +74,7 @@ class StageService:
         self._opening = opening
         self._closing = closing
         self._room = room
-        core.gauges.add(name, lambda: self._stage.owned if self._stage else (), fills=fills)
+        core.gauges.add(name, lambda: self._stage.owned if self._stage else ())
         attach(
             core.broker,
             stream=f"{settings.prefix}:{{n}}:{topic}",
@@ -122,7 +120,6 @@ class StageService:
         )
         self._metrics.partitions.set_function(lambda stage=self._stage: len(stage.owned))
         self._metrics.blocked.set_function(lambda stage=self._stage: len(stage.blocked))
-        self._metrics.configured.set(s.keys.partitions)
         await self._stage.open()
         if self._make_beside:
             self._beside = self._make_beside(self._core.server, self._stage, self.liveness)

@@ -11,6 +11,7 @@ from tokenbus.bus.liveness import Liveness
 from tokenbus.bus.server.server import Server, ServerInfo
 from tokenbus_services.runtime.app import make_broker, worker_name
 from tokenbus_services.runtime.deployment import Deployment
+from tokenbus_services.runtime.deployment_gauges import DeploymentGauges
 from tokenbus_services.runtime.metrics import StageMetrics
 from tokenbus_services.runtime.partition_gauges import PartitionGauges
 from tokenbus_services.runtime.supervision import stuck_after_s
@@ -32,6 +33,7 @@ class WorkerCore:
         self._deployment = Deployment(self.server, settings.keys, self.liveness)
         self._info: ServerInfo | None = None
         self._users = 0
+        self._deployment_gauges: DeploymentGauges | None = None
 
     @cached_property
     def stage_metrics(self) -> StageMetrics:
@@ -42,6 +44,11 @@ class WorkerCore:
     def gauges(self) -> PartitionGauges:
         """Gauges of the partitions of those stages."""
         return PartitionGauges(self.registry, self.settings.keys)
+
+    def watch_deployment(self) -> None:
+        """Show on `/metrics` what exists once in the deployment too."""
+        settings = self.settings
+        self._deployment_gauges = DeploymentGauges(self.registry, settings.keys, judged=bool(settings.policies))
 
     async def open(self) -> ServerInfo:
         """Check the server and join the deployment. Raises TokenbusError if the settings and the server disagree."""
@@ -61,3 +68,5 @@ class WorkerCore:
     async def measure(self) -> None:
         """Measure the server's data, for `/metrics`."""
         await self.gauges.measure(self.server)
+        if self._deployment_gauges:
+            await self._deployment_gauges.measure(self.server)

@@ -106,6 +106,8 @@ class Liveness:
         """Clock advanced by the watcher; it stops while the event loop is blocked, because no task can beat then."""
         self.ended: Callable[[LongTask], None] = lambda long_task: None
         """Called with each task that ended, successfully or not, until `close`."""
+        self.failed_work: Callable[[str], object] = lambda work: None
+        """Called with the name of work that failed and was passed over, so that it can be counted. Few names exist."""
         self.failed = False
         """The worker is shutting down after a failure: it claims and renews nothing more and hands over its work."""
         self.expected: set[str] = set()

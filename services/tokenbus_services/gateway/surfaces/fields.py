@@ -58,6 +58,10 @@ class Fields:
         """Whether the field is there, was not read yet, and is a string."""
         return isinstance(self._left.get(name), str)
 
+    def peek(self, name: str) -> Any:
+        """Return the field's value of any type without reading it; None if absent."""
+        return self._left.get(name)
+
     def take(self, name: str) -> Any:
         """Return the field's value of any type; None if absent."""
         return self._left.pop(name, None)

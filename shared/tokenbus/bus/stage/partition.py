@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 import msgspec
@@ -462,6 +462,17 @@ class Partition:
             if not any(at and id_key(entry_id) <= id_key(at) for at in (kept and kept[0], until)):
                 self._lost[run] = found.reason
         self._consumed += sum(found.sizes.values())
+
+    def lose(self, runs: Iterable[str], reason: str) -> None:
+        """Instead of a replay: the state of these runs is given up."""
+        for run in runs:
+            if self._keys.partition_of(run) == self.number:
+                self._lost[run] = reason
+
+    def skip(self, entry_id: str, fields: Mapping[bytes, object], reason: str) -> None:
+        """Instead of a replay: give up the state of all runs of an entry that an earlier owner committed."""
+        self.lose((name.decode(errors="replace") for name in fields), reason)
+        self.offset = entry_id
 
     def finish_replay(self, offset: str) -> list[str]:
         """End the replay at the committed offset. Returns the open runs."""

@@ -14,7 +14,7 @@ from tokenbus.bus.leases import Lease
 from tokenbus.bus.quarantine import may_be_an_entry, read_one_by_one
 from tokenbus.bus.run_record import ATTEMPT, ENDED, SEQ, STATUS, TURN, status_of
 from tokenbus.bus.server.run_scripts import run_script
-from tokenbus.bus.server.server import Server, may_pass
+from tokenbus.bus.server.server import Server, is_final
 from tokenbus.bus.server.stream_reader import Entry, Unreadable
 from tokenbus.bus.stage.partition import LearnsFromLog, Partition, RunPosition
 
@@ -40,7 +40,7 @@ async def rebuild(server: Server, keys: Keys, part: Partition, lease: Lease) -> 
             try:
                 found = await client.hmget(keys.pieces(part.number, part.group, run), group)
             except ResponseError as e:
-                if may_pass(e):
+                if not is_final(e):
                     raise
                 break  # without its pieces the run is unreadable
             pieces[run] |= {number: piece for number, piece in zip(group, found, strict=True) if piece is not None}
@@ -61,6 +61,24 @@ async def rebuild(server: Server, keys: Keys, part: Partition, lease: Lease) -> 
     for run, at in (await run_positions(server, keys, runs)).items():
         if at.seq:
             part.logic.recall(run, at.seq)
+
+
+async def give_up_state(server: Server, keys: Keys, part: Partition, lease: Lease, reason: str) -> None:
+    """Bring a new partition to the committed offset without its last owner's state: the runs that may have been open
+    there are lost. If it raises (redis-py's errors), start over with a new one.
+    """
+    part.loads = await run_script(server, scripts.count(part.lease_key, "loads"))
+    part.lose((name.decode(errors="replace") for name in await server.client.hkeys(part.state_key)), reason)
+    while part.offset != lease.offset:
+        page, unreadable = await _page(server, part, lease.offset)
+        if not page and not unreadable:
+            break
+        for entry_id, fields in page:
+            part.skip(entry_id.decode(), fields, reason)
+        if unreadable:
+            part.skip(unreadable.entry[0].decode(), {**unreadable.entry[1], **unreadable.sizes}, reason)
+        await asyncio.sleep(0)
+    part.finish_replay(lease.offset)
 
 
 async def _page(server: Server, part: Partition, last: str) -> tuple[list[Entry], Unreadable | None]:
@@ -84,12 +102,17 @@ async def learn_from_logs(server: Server, keys: Keys, part: Partition, runs: Ite
                 for _, fields in page:
                     part.logic.learn(run, fields.get(DATA_FIELD.encode(), b""))
                 begin = f"({page[-1][0].decode()}"
-        except ResponseError as e:  # a connection error restarts the whole rebuild
+        except ResponseError as e:  # any other error restarts the whole rebuild
+            if not is_final(e):
+                raise
             log.warning("run %s: its log cannot be read, so its open blocks are not completed: %s", run, e)
 
 
 async def run_positions(server: Server, keys: Keys, runs: Iterable[str]) -> dict[str, RunPosition]:
-    """Positions of open runs from their hashes; omits runs without a valid hash."""
+    """Positions of open runs from their hashes; omits runs without a valid hash. Raises redis-py's errors.
+
+    An error that may pass is raised: a run without its position would repeat numbers that its log has.
+    """
     runs = list(runs)
     if not runs:
         return {}
@@ -98,7 +121,7 @@ async def run_positions(server: Server, keys: Keys, runs: Iterable[str]) -> dict
         pipe.hmget(keys.run(run), [TURN, ATTEMPT, SEQ, STATUS])
     found: dict[str, RunPosition] = {}
     for run, reply in zip(runs, await pipe.execute(raise_on_error=False), strict=True):
-        if isinstance(reply, ResponseError):
+        if isinstance(reply, ResponseError) and is_final(reply):
             log.error("run %s: its hash cannot be read: %s", run, reply)
             continue
         if isinstance(reply, Exception):

@@ -12,16 +12,20 @@ import asyncio
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from redis.exceptions import RedisError, ResponseError
 
+from tokenbus.bus import scripts
 from tokenbus.bus.keys import InternalTopic, Keys
 from tokenbus.bus.leases import Lease, Leases
 from tokenbus.bus.liveness import Liveness, holding, slack
 from tokenbus.bus.quarantine import read_one_by_one
+from tokenbus.bus.scripts import Commit
 from tokenbus.bus.server.retry import retry_until_available
+from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server, is_alien
 from tokenbus.bus.server.stream_reader import StreamReader
 from tokenbus.bus.stage.background_tasks import BackgroundTasks
@@ -29,7 +33,7 @@ from tokenbus.bus.stage.commit_journal import LOST_WRITES, CommitJournal
 from tokenbus.bus.stage.committer import AppliedBatch, Committer
 from tokenbus.bus.stage.partition import AppliedEntries, FinishesReplay, Partition, PreparedCommit, StageLogic
 from tokenbus.bus.stage.read_buffer import Batch, ReadBuffer
-from tokenbus.bus.stage.recovery import learn_from_logs, rebuild, run_position, run_positions
+from tokenbus.bus.stage.recovery import give_up_state, learn_from_logs, rebuild, run_position, run_positions
 from tokenbus.bus.stage_lag import read_lag
 
 __all__ = ["Batch", "Stage", "StageLogic"]
@@ -42,6 +46,10 @@ CAREFUL_LOADS = 3
 """After more loads than this without a commit, process one entry at a time and record it before trying."""
 MOST_ALONE = 2
 """Quarantine an entry after more isolated tries than this without a commit: processing it crashes its workers."""
+MAX_REPLAYS = 8
+"""After this many replays in a row that came to no end, by an error or a death, the partition continues without its
+state: its open runs end as `state_unreadable`.
+"""
 PAUSED_POLL_MS = 20
 SETTLING_S = 20.0
 """Maximum duration of `finish_replay`, plus a margin for the event loop."""
@@ -220,12 +228,22 @@ class Stage:
         """Pause a partition whose shared key has the wrong type. No entry is at fault, and the other partitions
         continue.
         """
-        if part.number not in self._blocked:
-            log.error(
-                "%s partition %d waits until its key is mended (delete or rename it): %s", self._group, part.number, why
-            )
-        self._blocked.add(part.number)
+        self._say_blocked(part.number, why)
         self._drop(part, shun_s=BLOCKED_S)
+
+    def _say_blocked(self, partition: int, why: str) -> None:
+        if partition not in self._blocked:
+            log.error(
+                "%s partition %d waits until its key is mended (delete or rename it): %s", self._group, partition, why
+            )
+        self._blocked.add(partition)
+
+    async def _await_mending(self, partition: int, error: Exception) -> None:
+        """`_block` a partition that cannot be loaded. Its state is not at fault, so the tries do not count."""
+        self._say_blocked(partition, str(error))
+        self._leases.forget(partition, shun_s=BLOCKED_S)
+        with suppress(RedisError, OSError):
+            await run_script(self._server, scripts.note(self._keys.lease(partition, self._group), "replays", 0))
 
     def _is_ready(self, part: Partition) -> bool:
         """Whether the partition can be processed now."""
@@ -426,37 +444,52 @@ class Stage:
 
     async def _rebuilt(self, lease: Lease) -> Partition:
         """The partition in its last owner's state."""
-        logic = self._logic(lease.partition)
-        part = Partition(lease, logic, keys=self._keys, topic=self._topic, group=self._group)
+        part = self._new(lease)
         await rebuild(self._server, self._keys, part, lease)
         return part
 
-    async def _fail_unreadable(self, part: Partition, lease: Lease) -> None:
-        """End runs whose state is unreadable; the partition continues."""
+    def _new(self, lease: Lease) -> Partition:
+        logic = self._logic(lease.partition)
+        return Partition(lease, logic, keys=self._keys, topic=self._topic, group=self._group)
+
+    async def _restored(self, lease: Lease, replays: int) -> tuple[Partition, Commit | None]:
+        """The partition in its last owner's state, and the commit that ends runs whose state is unreadable, if any.
+
+        After too many replays that came to no end, all of its open runs are such runs.
+        """
+        if replays > MAX_REPLAYS:
+            part = self._new(lease)
+            await give_up_state(self._server, self._keys, part, lease, f"{replays - 1} replays came to no end")
+        else:
+            part = await self._rebuilt(lease)
         if not part.unread:
-            return
+            return part, None
         found = await run_positions(self._server, self._keys, part.unread)
         await learn_from_logs(self._server, self._keys, part, [run for run, at in found.items() if not at.over])
-        commit = part.fail_unreadable(found)
-        if commit:
-            try:
-                await self._commits.recover_rollback(part, lease, commit)
-            except (RedisError, OSError):
-                if self._closed:
-                    raise
-                log.exception("%s partition %d: runs that nobody can read go on", self._group, part.number)
+        return part, part.fail_unreadable(found)
 
     async def _load(self, lease: Lease) -> None:
         """Rebuild the partition's state, then start reading it."""
+        what = f"replay of {self._group}"
+        begun = scripts.count(self._keys.lease(lease.partition, self._group), "replays")
         try:
-            part = await retry_until_available(
-                self._server, lambda: self._rebuilt(lease), what=f"replay of {self._group}"
-            )
-            await self._fail_unreadable(part, lease)
-        except Exception:
-            # No known cause; another worker may succeed once the lease has expired.
-            log.exception("replay of partition %d of %s failed", lease.partition, self._group)
-            self._leases.forget(lease.partition, shun_s=2 * self._lease_s)
+            replays = await retry_until_available(self._server, lambda: run_script(self._server, begun), what=what)
+            if replays > MAX_REPLAYS:
+                log.error("%s partition %d: its state is given up", self._group, lease.partition)
+            part, commit = await retry_until_available(self._server, lambda: self._restored(lease, replays), what=what)
+            if commit:
+                await self._commits.recover_rollback(part, lease, commit)
+            await self._commits.note(part, "replays", 0)
+        except Exception as e:
+            if self._closed:
+                return
+            if is_alien(e):
+                await self._await_mending(lease.partition, e)
+            else:
+                # Another worker may succeed once the lease has expired. Tries are bounded: see MAX_REPLAYS.
+                log.exception("replay of partition %d of %s failed", lease.partition, self._group)
+                self._liveness.failed_work(f"replay {self._group}")
+                self._leases.forget(lease.partition, shun_s=2 * self._lease_s)
             return
         finally:
             self._loading.pop(lease.partition, None)

@@ -1,0 +1,1 @@
+"""OpenAI's Responses API: a request translator, and encoders of its event stream. Pure."""

@@ -1,0 +1,111 @@
+"""The event stream of a response, and its whole answer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from tokenbus.events.public import TERMINAL, Incomplete, PublicEvent, RunFailedEvent
+from tokenbus_services.gateway.problem import Problem, of_run
+from tokenbus_services.gateway.surfaces.contract import Answer, Encoder, GatewayNote, WholeAnswer
+from tokenbus_services.gateway.surfaces.openai_responses.response_log import ResponseLog
+
+DONE = b"data: [DONE]\n\n"
+_encode = msgspec.json.Encoder().encode
+
+Json = dict[str, Any]
+
+
+class ResponseStream(Encoder):
+    """Server-sent events, each with its name. ``after``: the `sequence_number` after which they are told."""
+
+    def __init__(self, note: GatewayNote, run: str, *, after: int = -1) -> None:
+        self._log = ResponseLog(note, run, streamed=True)
+        self._after = after
+
+    def feed(self, event: PublicEvent) -> list[bytes]:
+        told = self._framed(self._log.feed(event))
+        return [*told, DONE] if isinstance(event, TERMINAL) else told
+
+    def broken(self, problem: Problem) -> list[bytes]:
+        return [*self._framed(self._log.broken(problem)), DONE]
+
+    def _framed(self, events: list[Json]) -> list[bytes]:
+        return [
+            b"event: %b\ndata: %b\n\n" % (event["type"].encode(), _encode(event))
+            for event in events
+            if event["sequence_number"] > self._after
+        ]
+
+
+class ResponseFrames(Encoder):
+    """The same events, each as one JSON object: the frames of a WebSocket."""
+
+    def __init__(self, note: GatewayNote, run: str) -> None:
+        self._log = ResponseLog(note, run, streamed=True)
+
+    def feed(self, event: PublicEvent) -> list[bytes]:
+        return [_encode(each) for each in self._log.feed(event)]
+
+    def broken(self, problem: Problem) -> list[bytes]:
+        return [_encode(each) for each in self._log.broken(problem)]
+
+
+class WholeResponse(WholeAnswer):
+    """The response after the run's end. A run that failed is an HTTP error."""
+
+    def __init__(self, note: GatewayNote, run: str) -> None:
+        self._log = ResponseLog(note, run, streamed=False)
+        self._run = run
+
+    def feed(self, event: PublicEvent) -> Answer | None:
+        self._log.feed(event)
+        match event:
+            case RunFailedEvent(error=error):
+                return refusal(of_run(error, self._run))
+            case Incomplete(error=error) if error:
+                return refusal(of_run(error, self._run))
+            case _ if isinstance(event, TERMINAL):
+                return Answer(status=200, body=_encode(self._log.response))
+            case _:
+                return None
+
+
+class ResponseSoFar:
+    """The response at any time, as `GET /v1/responses/{id}` has it: a failed run is no HTTP error here."""
+
+    def __init__(self, note: GatewayNote, run: str) -> None:
+        self._log = ResponseLog(note, run, streamed=False)
+
+    def feed(self, event: PublicEvent) -> None:
+        """Apply an event."""
+        self._log.feed(event)
+
+    def answer(self) -> Answer:
+        """The response as it is now."""
+        return Answer(status=200, body=_encode(self._log.response))
+
+
+def refusal(problem: Problem) -> Answer:
+    """A problem in OpenAI's error shape."""
+    return Answer(status=problem.status, body=_encode({"error": error_object(problem)}))
+
+
+def error_object(problem: Problem) -> Json:
+    """The object `error`."""
+    return {
+        "message": problem.message,
+        "type": _TYPES.get(problem.kind, "server_error"),
+        "param": problem.param,
+        "code": problem.code,
+    }
+
+
+_TYPES = {
+    "invalid_request": "invalid_request_error",
+    "content_filter": "invalid_request_error",
+    "not_found": "invalid_request_error",
+    "rate_limit": "rate_limit_error",
+    "limit": "rate_limit_error",
+}

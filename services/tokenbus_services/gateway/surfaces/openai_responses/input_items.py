@@ -1,0 +1,191 @@
+"""The input of a Responses request as messages of the bus. Pure.
+
+Items of the model that follow one another (reasoning, text, calls) become one message of it, and outputs of calls one
+message of tools.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import msgspec
+
+from tokenbus.events.requests import (
+    Base64Source,
+    ContentPart,
+    DocumentPart,
+    FileSource,
+    ImagePart,
+    Message,
+    Source,
+    TextPart,
+    ThinkingPart,
+    ToolCallPart,
+    ToolResultPart,
+    UrlSource,
+)
+from tokenbus_services.gateway.problem import invalid, unsupported
+from tokenbus_services.gateway.surfaces.fields import Fields
+from tokenbus_services.gateway.surfaces.openai_responses.opaque_items import Carried, of_field, opened
+
+ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
+_KINDS = ("message", "function_call", "function_call_output", "reasoning")
+
+
+def messages_of(body: Fields) -> list[Message]:
+    """Read `input`. Raises Refusal."""
+    value = body.needed("input", body.peek("input"))
+    if isinstance(value, str):
+        body.take("input")
+        return [Message(role="user", content=value)]
+    reader = _Reader()
+    for item in body.each("input"):
+        reader.add(item)
+    if not reader.messages:
+        raise invalid("input", "must have at least one item")
+    return [msgspec.structs.replace(each, content=_plain(each.content)) for each in reader.messages]
+
+
+class _Reader:
+    """Collects the messages, item by item."""
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+        self._tools: dict[str, str] = {}
+
+    def add(self, item: Fields) -> None:
+        kind = item.one_of("type", _KINDS) or "message"
+        item.take("id")
+        item.one_of("status", ("in_progress", "completed", "incomplete"))
+        carried = _carried(item)
+        match kind:
+            case "function_call":
+                name = item.needed("name", item.text("name"))
+                call_id = item.needed("call_id", item.text("call_id"))
+                arguments = item.needed("arguments", item.text("arguments"))
+                item.refuse("is not supported by this gateway", "namespace")
+                self._tools[call_id] = name
+                part = ToolCallPart(tool_id=call_id, tool_name=name, arguments=arguments, **carried.fields)
+                self._append("assistant", [part])
+            case "function_call_output":
+                self._append("tool", [self._result(item)])
+            case "reasoning":
+                self._append("assistant", [_reasoning(item)])
+            case _:
+                self._message(item, carried)
+
+    def _message(self, item: Fields, carried: Carried) -> None:
+        role = ROLES[item.needed("role", item.one_of("role", tuple(ROLES)))]
+        item.take("phase")
+        content = item.needed("content", item.peek("content"))
+        parts: list[ContentPart] = []
+        if isinstance(content, str):
+            item.take("content")
+            parts = [TextPart(text=content)]
+        else:
+            for part in item.each("content"):
+                parts.append(_content(part, role))
+        if role == "assistant":
+            parts = [msgspec.structs.replace(each, **carried.fields) for each in parts]
+            self._append(role, parts)
+        else:
+            self.messages.append(Message(role=cast("Any", role), content=parts))
+
+    def _append(self, role: str, parts: list[ContentPart]) -> None:
+        """Add to the last message if it has this role."""
+        last = self.messages[-1] if self.messages else None
+        if last and last.role == role and isinstance(last.content, list):
+            last.content.extend(parts)
+        else:
+            self.messages.append(Message(role=cast("Any", role), content=parts))
+
+    def _result(self, item: Fields) -> ToolResultPart:
+        call_id = item.needed("call_id", item.text("call_id"))
+        output = item.needed("output", item.peek("output"))
+        item.take("name")
+        content: str | list[TextPart | ImagePart]
+        if isinstance(output, str):
+            item.take("output")
+            content = output
+        else:
+            content = []
+            for part in item.each("output"):
+                at, read = part.path("type"), _content(part, "tool")
+                if not isinstance(read, TextPart | ImagePart):
+                    raise unsupported(at, "an output may have texts and images only")
+                content.append(read)
+        return ToolResultPart(tool_id=call_id, content=content, tool_name=self._tools.get(call_id))
+
+
+def _content(part: Fields, role: str) -> ContentPart:
+    """One content part of a message."""
+    kinds = ("output_text", "refusal", "input_text") if role == "assistant" else _INPUT
+    kind = part.needed("type", part.one_of("type", kinds))
+    if kind == "refusal":
+        return TextPart(text=part.needed("refusal", part.text("refusal")))
+    if kind == "output_text":
+        part.take("annotations")
+        part.take("logprobs")
+    cache = part.take("prompt_cache_breakpoint") is not None
+    if kind in ("input_text", "output_text"):
+        return TextPart(text=part.needed("text", part.text("text")), cache=cache)
+    part.only("detail", "auto", why="with this value is not supported by this gateway")
+    if kind == "input_image":
+        return ImagePart(source=_source(part, "image_url", "image_url"), cache=cache)
+    title = part.text("filename")
+    return DocumentPart(source=_source(part, "file_url", "file_data"), title=title, cache=cache)
+
+
+_INPUT = ("input_text", "input_image", "input_file")
+
+
+def _source(part: Fields, url_field: str, data_field: str) -> Source:
+    """Where the media are: a provider's file, inline, or at a URL."""
+    if file_id := part.text("file_id"):
+        return FileSource(file_id=file_id)
+    at = part.path(data_field)
+    data = part.text(data_field)
+    if data is not None and (data.startswith("data:") or data_field != url_field):
+        return _inline(data, at)
+    return UrlSource(url=part.needed(url_field, data if data_field == url_field else part.text(url_field)))
+
+
+def _inline(data: str, at: str) -> Base64Source:
+    head, comma, base64 = data.partition(",")
+    media_type = head.removeprefix("data:").removesuffix(";base64")
+    if not (comma and head.startswith("data:") and head.endswith(";base64") and media_type):
+        raise invalid(at, "must be a data URL with base64: data:TYPE;base64,…")
+    return Base64Source(media_type=media_type, data=base64)
+
+
+def _reasoning(item: Fields) -> ThinkingPart:
+    text = _texts(item, "summary") + _texts(item, "content")
+    sealed = item.text("encrypted_content")
+    # Another server's encrypted reasoning is of no use here: the bus drops thinking that nobody signed, with a note.
+    carried = (opened(sealed) if sealed else None) or Carried()
+    return ThinkingPart(text=text, signature=carried.signature, **carried.fields)
+
+
+def _texts(item: Fields, name: str) -> str:
+    texts: list[str] = []
+    for part in item.each(name):
+        part.one_of("type", ("summary_text", "reasoning_text"))
+        texts.append(part.needed("text", part.text("text")))
+    return "".join(texts)
+
+
+def _carried(item: Fields) -> Carried:
+    at = item.path("tokenbus")
+    try:
+        return of_field(item.json("tokenbus"))
+    except msgspec.ValidationError as e:
+        raise invalid(at, str(e)) from None
+
+
+def _plain(content: str | list[ContentPart]) -> str | list[ContentPart]:
+    """A single text without anything else as a string."""
+    match content:
+        case [TextPart(text=text, cache=False, opaque=None, opaque_blobs=None)]:
+            return text
+        case _:
+            return content

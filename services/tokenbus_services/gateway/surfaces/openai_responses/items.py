@@ -1,0 +1,258 @@
+"""Output items: what the API tells of one block, from its beginning to its end. Pure.
+
+Each item yields the events of its block, without `output_index` and `sequence_number`, and is its own state in the
+response's output meanwhile. Ids follow from the run and the block's number.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, Literal
+
+from tokenbus.events.public import BlockComplete, BlockStarted, Chunk, ImagePreview
+from tokenbus_services.gateway.surfaces.openai_responses.opaque_items import field_of, of_block, sealed
+
+Json = dict[str, Any]
+ItemStatus = Literal["completed", "incomplete"]
+FORMATS = ("png", "jpeg", "webp", "gif")
+
+
+class Item(ABC):
+    """One output item. `state` is the item as it is now."""
+
+    prefix: str
+
+    def __init__(self, run: str, start: BlockStarted | Chunk | BlockComplete) -> None:
+        self.block = start.block
+        self.id = f"{self.prefix}_{run}_{start.block}"
+        self.open = True
+        self._pieces: list[str] = []
+        self.state = self._begun(start)
+
+    @abstractmethod
+    def _begun(self, start: BlockStarted | Chunk | BlockComplete) -> Json: ...
+
+    @abstractmethod
+    def chunk(self, chunk: Chunk) -> list[Json]:
+        """The events of a chunk."""
+
+    def preview(self, preview: ImagePreview) -> list[Json]:
+        """The events of a preview."""
+        return []
+
+    def complete(self, end: BlockComplete) -> list[Json]:
+        """The events of the block's end, but for the item's own `done`."""
+        events = self._completed(end)
+        self.open = False
+        return events
+
+    @property
+    def so_far(self) -> Json:
+        """The item with the content that it has so far."""
+        return self._partial("".join(self._pieces)) if self.open and self._pieces else self.state
+
+    @abstractmethod
+    def _completed(self, end: BlockComplete) -> list[Json]: ...
+
+    def _partial(self, content: str) -> Json:
+        """The item, still open, with this content."""
+        return self.state
+
+    def _event(self, kind: str, **fields: object) -> Json:
+        return {"type": f"response.{kind}", "item_id": self.id, **fields}
+
+
+class Message(Item):
+    """A text: a message of one part."""
+
+    prefix = "msg"
+
+    def _begun(self, start: BlockStarted | Chunk | BlockComplete) -> Json:
+        self._said = False
+        return {"id": self.id, "type": "message", "role": "assistant", "status": "in_progress", "content": []}
+
+    def chunk(self, chunk: Chunk) -> list[Json]:
+        self._pieces.append(chunk.text)
+        delta = self._event("output_text.delta", content_index=0, delta=chunk.text, logprobs=[])
+        return [*self._part_begun(), delta]
+
+    def _completed(self, end: BlockComplete) -> list[Json]:
+        text = "".join(self._pieces)
+        part = _text_part(text)
+        self.state = {
+            **self.state,
+            "status": "incomplete" if end.cut else "completed",
+            "content": [part],
+            **field_of(of_block(end)),
+        }
+        return [
+            *self._part_begun(),
+            self._event("output_text.done", content_index=0, text=text, logprobs=[]),
+            self._event("content_part.done", content_index=0, part=part),
+        ]
+
+    def _part_begun(self) -> list[Json]:
+        if self._said:
+            return []
+        self._said = True
+        return [self._event("content_part.added", content_index=0, part=_text_part(""))]
+
+    def _partial(self, content: str) -> Json:
+        return {**self.state, "content": [_text_part(content)]}
+
+
+class Reasoning(Item):
+    """A thinking: a reasoning item, its text as the summary."""
+
+    prefix = "rs"
+
+    def _begun(self, start: BlockStarted | Chunk | BlockComplete) -> Json:
+        return {"id": self.id, "type": "reasoning", "summary": []}
+
+    def chunk(self, chunk: Chunk) -> list[Json]:
+        begun: list[Json] = []
+        if not self._pieces:
+            begun = [self._event("reasoning_summary_part.added", summary_index=0, part=_summary(""))]
+        self._pieces.append(chunk.text)
+        return [*begun, self._event("reasoning_summary_text.delta", summary_index=0, delta=chunk.text)]
+
+    def _completed(self, end: BlockComplete) -> list[Json]:
+        text = "".join(self._pieces)
+        if carried := of_block(end):
+            self.state = {**self.state, "encrypted_content": sealed(carried)}
+        if not self._pieces:
+            return []
+        self.state = {**self.state, "summary": [_summary(text)]}
+        return [
+            self._event("reasoning_summary_text.done", summary_index=0, text=text),
+            self._event("reasoning_summary_part.done", summary_index=0, part=_summary(text)),
+        ]
+
+    def _partial(self, content: str) -> Json:
+        return {**self.state, "summary": [_summary(content)]}
+
+
+class FunctionCall(Item):
+    """A tool call."""
+
+    prefix = "fc"
+
+    def _begun(self, start: BlockStarted | Chunk | BlockComplete) -> Json:
+        return {
+            "id": self.id,
+            "type": "function_call",
+            "call_id": start.tool_id or self.id,
+            "name": start.tool_name or "",
+            "arguments": "",
+            "status": "in_progress",
+        }
+
+    def chunk(self, chunk: Chunk) -> list[Json]:
+        if chunk.tool_call_part != "input":
+            return []
+        self._pieces.append(chunk.text)
+        return [self._event("function_call_arguments.delta", delta=chunk.text)]
+
+    def _completed(self, end: BlockComplete) -> list[Json]:
+        deltas: list[Json] = []
+        if not any(self._pieces) and not end.cut:  # no arguments: clients parse this as JSON
+            self._pieces = ["{}"]
+            deltas = [self._event("function_call_arguments.delta", delta="{}")]
+        arguments = "".join(self._pieces)
+        self.state = {
+            **self.state,
+            "arguments": arguments,
+            "status": "incomplete" if end.cut else "completed",
+            **field_of(of_block(end)),
+        }
+        done = self._event("function_call_arguments.done", name=self.state["name"], arguments=arguments)
+        return [*deltas, done]
+
+    def _partial(self, content: str) -> Json:
+        return {**self.state, "arguments": content}
+
+
+class FunctionOutput(Item):
+    """The result of a call that the bus ran."""
+
+    prefix = "fco"
+
+    def _begun(self, start: BlockStarted | Chunk | BlockComplete) -> Json:
+        return {
+            "id": self.id,
+            "type": "function_call_output",
+            "call_id": start.tool_id or "",
+            "output": "",
+            "status": "in_progress",
+        }
+
+    def chunk(self, chunk: Chunk) -> list[Json]:
+        return []
+
+    def _completed(self, end: BlockComplete) -> list[Json]:
+        self.state = {**self.state, "output": end.content or "", "status": "incomplete" if end.cut else "completed"}
+        return []
+
+
+class Image(Item):
+    """An image that the model makes. Its bytes are in it if the events carry them, else the id of the blob."""
+
+    prefix = "ig"
+
+    def _begun(self, start: BlockStarted | Chunk | BlockComplete) -> Json:
+        return {"id": self.id, "type": "image_generation_call", "status": "in_progress", "result": None}
+
+    def chunk(self, chunk: Chunk) -> list[Json]:
+        return []
+
+    def begin(self) -> list[Json]:
+        """The events that follow the item's beginning."""
+        return [self._event("image_generation_call.in_progress"), self._event("image_generation_call.generating")]
+
+    def preview(self, preview: ImagePreview) -> list[Json]:
+        if not preview.image.base64:
+            return []
+        return [
+            self._event(
+                "image_generation_call.partial_image",
+                partial_image_index=preview.index,
+                partial_image_b64=preview.image.base64,
+            )
+        ]
+
+    def _completed(self, end: BlockComplete) -> list[Json]:
+        image = end.image
+        if image is None or end.cut:
+            self.state = {**self.state, "status": "failed"}
+            return []
+        self.state = {**self.state, "status": "completed", "result": image.base64}
+        told = {"revised_prompt": image.revised_prompt, "size": image.size}
+        kind = image.media_type.removeprefix("image/")
+        told["output_format"] = kind if kind in FORMATS else None
+        self.state |= {name: value for name, value in told.items() if value}
+        if image.blob_id:
+            self.state["tokenbus"] = {"blob_id": image.blob_id, "media_type": image.media_type}
+        return [self._event("image_generation_call.completed")]
+
+
+def item_of(run: str, start: BlockStarted | Chunk | BlockComplete) -> Item:
+    """A new item for a block that begins."""
+    match start.kind:
+        case "text":
+            return Message(run, start)
+        case "thinking":
+            return Reasoning(run, start)
+        case "tool_call":
+            return FunctionCall(run, start)
+        case "tool_result":
+            return FunctionOutput(run, start)
+        case "image":
+            return Image(run, start)
+
+
+def _text_part(text: str) -> Json:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+def _summary(text: str) -> Json:
+    return {"type": "summary_text", "text": text}

@@ -1,0 +1,187 @@
+"""Tells one run's log as the events of a response. Pure: the same log gives the same events and numbers.
+
+The stream begins with `response.created` and ends with one of `response.completed`, `response.incomplete` and
+`response.failed`. Only settled blocks become output items, since an item cannot be taken back (see `settling`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tokenbus.events.error_info import ErrorInfo
+from tokenbus.events.public import (
+    TERMINAL,
+    BlockComplete,
+    BlockStarted,
+    Chunk,
+    ImagePreview,
+    PublicEvent,
+    Restarted,
+    Retrying,
+    Started,
+    UsageReported,
+)
+from tokenbus_services.gateway.problem import Problem
+from tokenbus_services.gateway.surfaces.contract import GatewayNote
+from tokenbus_services.gateway.surfaces.openai_responses.items import Image, Item, item_of
+from tokenbus_services.gateway.surfaces.openai_responses.response_object import ResponseObject, settings_of
+from tokenbus_services.gateway.surfaces.settling import Settling
+
+Json = dict[str, Any]
+_VOID = -1
+
+
+class ResponseLog:
+    """Feed it the run's events from seq 0. `response` is the response as it is then."""
+
+    def __init__(self, note: GatewayNote, run: str, *, streamed: bool) -> None:
+        """``streamed``: items that were told cannot become void; if a turn starts over after its text, the response
+        fails. Otherwise they are removed.
+        """
+        self._run = run
+        self._settings = settings_of(note)
+        self._streamed = streamed
+        self._settling = Settling(hold_thinking=True, hold_calls=True, on_failure=self._settings.on_failure)
+        self._object = ResponseObject(note, run)
+        self._items: dict[int, Item] = {}
+        """By output index."""
+        self._index: dict[int, int] = {}
+        """Output index by block."""
+        self._numbered = 0
+        self._begun = self.ended = False
+
+    @property
+    def response(self) -> Json:
+        """The response object as it is now."""
+        return self._object.build([item.so_far for item in self._items.values()])
+
+    @property
+    def status(self) -> str:
+        """The response's status."""
+        return self._object.status
+
+    def feed(self, event: PublicEvent) -> list[Json]:
+        """Return the events to tell, each with its `sequence_number`."""
+        told = self._begin()
+        for each in self._settling.feed(event):
+            if not self.ended:
+                told += self._tell(each)
+        return self._number(told)
+
+    def broken(self, problem: Problem) -> list[Json]:
+        """End the response with the gateway's own error."""
+        if self.ended:
+            return []
+        told = self._begin()
+        return self._number([*told, *self._end(self._object.broken(problem))])
+
+    def _begin(self) -> list[Json]:
+        if self._begun:
+            return []
+        self._begun = True
+        told = [self._state("response.created")]
+        if self._settings.background:
+            told.append(self._state("response.queued"))
+        self._object.status = "in_progress"
+        return [*told, self._state("response.in_progress")]
+
+    def _tell(self, event: PublicEvent) -> list[Json]:
+        match event:
+            case Started():
+                self._object.answered_by(event.provider, event.model)
+            case BlockStarted():
+                return self._item(event)[1]
+            case Chunk():
+                item, told = self._item(event)
+                return [*told, *self._of(item, item.chunk(event) if item and item.open else [])]
+            case ImagePreview():
+                item = self._items.get(self._index.get(event.block, -1))
+                return self._of(item, item.preview(event) if item and item.open else [])
+            case BlockComplete():
+                item, told = self._item(event)
+                return [*told, *self._complete(item, event)]
+            case Retrying() | Restarted():
+                if isinstance(event, Retrying) and event.fallback:
+                    self._object.answered_by(event.fallback.provider, event.fallback.model)
+                return self._void(event.drop_from, event.error)
+            case UsageReported():
+                self._object.usage = event.total
+                self._object.answered_by(event.provider, event.model)
+            case _ if isinstance(event, TERMINAL):
+                return self._end(self._object.end(event))
+            case _:
+                pass
+        return []
+
+    # --- items --------------------------------------------------------------------------------------------------
+
+    def _item(self, event: BlockStarted | Chunk | BlockComplete) -> tuple[Item | None, list[Json]]:
+        """The block's item, and the events that begin it if it is new. None: the client is not told of the block."""
+        if event.block in self._index:
+            return self._items.get(self._index[event.block]), []
+        if not self._shows(event):
+            return None, []
+        item = item_of(self._run, event)
+        index = self._index[event.block] = max(self._items, default=-1) + 1
+        self._items[index] = item
+        told: list[Json] = [{"type": "response.output_item.added", "output_index": index, "item": item.state}]
+        if isinstance(item, Image):
+            told += self._of(item, item.begin())
+        return item, told
+
+    def _shows(self, event: BlockStarted | Chunk | BlockComplete) -> bool:
+        if event.kind == "tool_call":
+            return self._settings.show_tools or not self._settings.bus_tools
+        if event.kind == "tool_result":
+            return self._settings.show_tools
+        return True
+
+    def _of(self, item: Item | None, events: list[Json]) -> list[Json]:
+        """Events of an item, with its output index."""
+        if item is None:
+            return []
+        return [{**event, "output_index": self._index[item.block]} for event in events]
+
+    def _complete(self, item: Item | None, end: BlockComplete) -> list[Json]:
+        if item is None or not item.open:
+            return []
+        told = self._of(item, item.complete(end))
+        done: Json = {"type": "response.output_item.done", "item": item.state}
+        return [*told, *self._of(item, [done])]
+
+    def _void(self, drop_from: int, error: ErrorInfo) -> list[Json]:
+        """Blocks from this number on are void. Told ones end a streamed response."""
+        void = [block for block, index in self._index.items() if block >= drop_from and index in self._items]
+        if not void:
+            return []
+        if self._streamed:
+            why = f"restarted: the turn starts over after its text was told ({error.code}); read the response again"
+            return self._end(self._object.fail("server", why))
+        for block in void:
+            del self._items[self._index[block]]
+            self._index[block] = _VOID
+        return []
+
+    # --- the end ------------------------------------------------------------------------------------------------
+
+    def _end(self, kind: str) -> list[Json]:
+        told: list[Json] = []
+        for item in self._items.values():
+            if item.open:
+                told += self._complete(item, self._cut(item))
+        self.ended = True
+        return [*told, self._state(kind)]
+
+    def _cut(self, item: Item) -> BlockComplete:
+        """An end for an item whose block has none."""
+        return BlockComplete(run=self._run, seq=0, turn=0, attempt=0, block=item.block, kind="text", cut=True)
+
+    def _state(self, kind: str) -> Json:
+        return {"type": kind, "response": self.response}
+
+    def _number(self, events: list[Json]) -> list[Json]:
+        numbered = [
+            {"type": event["type"], "sequence_number": n, **event} for n, event in enumerate(events, self._numbered)
+        ]
+        self._numbered += len(events)
+        return numbered

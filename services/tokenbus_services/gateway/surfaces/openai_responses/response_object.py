@@ -1,0 +1,181 @@
+"""The object `response`: the request's settings, the state of the run, its output and usage. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from tokenbus.events.error_info import ErrorClass
+from tokenbus.events.public import Cancelled, Completed, Incomplete, RunFailedEvent, TerminalEvent
+from tokenbus.events.usage import Usage
+from tokenbus_services.gateway.problem import Problem
+from tokenbus_services.gateway.surfaces.contract import GatewayNote
+
+PREFIX = "resp_"
+MAX_ECHO_BYTES = 16 * 1024
+"""Bound of the settings that are kept with a run to be repeated: every subscriber of the bus gets them."""
+SHED = ("instructions", "tools", "text")
+"""Settings that are left out first if they are too large."""
+
+Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
+ErrorCode = Literal["server_error", "rate_limit_exceeded", "invalid_prompt"]
+Json = dict[str, Any]
+
+DEFAULTS: Mapping[str, object] = {
+    "instructions": None,
+    "max_output_tokens": None,
+    "max_tool_calls": None,
+    "parallel_tool_calls": True,
+    "previous_response_id": None,
+    "prompt_cache_key": None,
+    "reasoning": {"effort": None, "summary": None},
+    "safety_identifier": None,
+    "service_tier": "default",
+    "store": True,
+    "temperature": 1.0,
+    "text": {"format": {"type": "text"}},
+    "tool_choice": "auto",
+    "tools": [],
+    "top_logprobs": 0,
+    "top_p": 1.0,
+    "presence_penalty": 0,
+    "frequency_penalty": 0,
+    "truncation": "disabled",
+    "user": None,
+    "metadata": {},
+}
+"""Settings that a response repeats, as they are if the request does not set them."""
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the note keeps of a request: what a response repeats, and how its run is told."""
+
+    response: dict[str, object] = {}
+    """Fields of `DEFAULTS` that the request set to another value."""
+    background: bool = False
+    on_failure: Literal["before_first_visible", "continue", "restart", "fail"] | None = None
+    """None for a run that another service published."""
+    bus_tools: bool = False
+    """The bus runs the tools, so no call is the client's to run."""
+    show_tools: bool = False
+    """Calls that the bus runs are output items too."""
+    images: bool = False
+    """Events carry the bytes of images."""
+
+
+def settings_of(note: GatewayNote) -> Settings:
+    """The settings in a run's note; those of an unknown request if they cannot be read."""
+    try:
+        return msgspec.convert(note.echo, Settings)
+    except msgspec.ValidationError:
+        return Settings()
+
+
+def bounded(response: Mapping[str, object]) -> dict[str, object]:
+    """The settings to keep, within `MAX_ECHO_BYTES`."""
+    kept = dict(response)
+    for name in SHED:
+        if len(msgspec.json.encode(kept)) <= MAX_ECHO_BYTES:
+            break
+        kept.pop(name, None)
+    return kept
+
+
+class ResponseObject:
+    """Builds the object at each point of the run."""
+
+    def __init__(self, note: GatewayNote, run: str) -> None:
+        self._note = note
+        self._run = run
+        self._settings = settings = settings_of(note)
+        self.status: Status = "queued" if settings.background else "in_progress"
+        self.usage: Usage | None = None
+        self._error: Json | None = None
+        self._incomplete: Json | None = None
+        self._completed_at: int | None = None
+        self._spoke: Json = {}
+
+    def answered_by(self, provider: str | None, model: str | None) -> None:
+        """Note which provider and model speak; None: unchanged."""
+        self._spoke |= {k: v for k, v in (("provider", provider), ("model", model)) if v}
+
+    def end(self, event: TerminalEvent) -> str:
+        """Apply the run's end; return the type of the event that tells it."""
+        self.usage = event.usage or self.usage
+        self._completed_at = self._note.created + event.timing.total_ms // 1000
+        self.answered_by(event.provider, event.model)
+        match event:
+            case Completed(finish="length"):
+                return self._incompleted("incomplete", "max_output_tokens")
+            case Completed(finish="content_filter"):
+                return self._incompleted("incomplete", "content_filter")
+            case Completed():
+                self.status = "completed"
+                return "response.completed"
+            case Cancelled():
+                return self._incompleted("cancelled", "cancelled")
+            case Incomplete(error=error, reason=reason):
+                code = error.code if error else "stream_cut"
+                return self.fail(error.kind if error else "network", f"{code}: {error.message if error else reason}")
+            case RunFailedEvent(error=error):
+                return self.fail(error.kind, f"{error.code}: {error.message}")
+
+    def broken(self, problem: Problem) -> str:
+        """End the response because of the gateway."""
+        code = f"{problem.code}: "
+        return self.fail(problem.kind, problem.message if problem.message.startswith(code) else code + problem.message)
+
+    def fail(self, kind: ErrorClass, message: str) -> str:
+        """End the response with an error."""
+        self.status = "failed"
+        self._error = {"code": error_code(kind), "message": message}
+        return "response.failed"
+
+    def build(self, output: Sequence[Json]) -> Json:
+        """The object as it is now, with these items."""
+        repeated = {**DEFAULTS, **self._settings.response}
+        return {
+            "id": PREFIX + self._run,
+            "object": "response",
+            "created_at": self._note.created,
+            "completed_at": self._completed_at if self.status == "completed" else None,
+            "status": self.status,
+            "background": self._settings.background,
+            "error": self._error,
+            "incomplete_details": self._incomplete,
+            "model": self._note.model,
+            "output": output,
+            **repeated,
+            "usage": usage_object(self.usage) if self.usage else None,
+            "tokenbus": {"run": self._run, **self._spoke},
+        }
+
+    def _incompleted(self, status: Status, reason: str) -> str:
+        self.status = status
+        self._incomplete = {"reason": reason}
+        return "response.incomplete"
+
+
+def error_code(kind: ErrorClass) -> ErrorCode:
+    """The API's own code: its set is closed, so the bus's code stands in the message."""
+    match kind:
+        case "rate_limit" | "limit":
+            return "rate_limit_exceeded"
+        case "invalid_request" | "content_filter":
+            return "invalid_prompt"
+        case _:
+            return "server_error"
+
+
+def usage_object(usage: Usage) -> Json:
+    """Token counts; what the provider did not report is 0."""
+    given, written = usage.input or 0, usage.output or 0
+    return {
+        "input_tokens": given,
+        "input_tokens_details": {"cached_tokens": usage.cache_read or 0, "cache_write_tokens": usage.cache_write or 0},
+        "output_tokens": written,
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning or 0},
+        "total_tokens": given + written if usage.total is None else usage.total,
+    }

@@ -1,0 +1,47 @@
+"""The Responses API as a surface of the gateway."""
+
+from __future__ import annotations
+
+from tokenbus_services.gateway.problem import Problem, invalid
+from tokenbus_services.gateway.surfaces.contract import (
+    Answer,
+    Encoder,
+    GatewayNote,
+    GatewayRequest,
+    Surface,
+    Translated,
+    TranslationRules,
+    WholeAnswer,
+)
+from tokenbus_services.gateway.surfaces.openai_responses.encoder import ResponseStream, WholeResponse, refusal
+from tokenbus_services.gateway.surfaces.openai_responses.request import translate
+
+
+class OpenAIResponses(Surface):
+    """`POST /v1/responses` and its streams. `GET` with ``starting_after`` continues after that number."""
+
+    name = "openai_responses"
+    version = 1
+    keep_alive = b": keep-alive\n\n"
+
+    def translate(self, request: GatewayRequest, rules: TranslationRules) -> Translated:
+        return translate(request, rules)
+
+    def encoder(self, request: GatewayRequest | None, note: GatewayNote, run: str) -> Encoder:
+        return ResponseStream(note, run, after=starting_after(request) if request else -1)
+
+    def whole(self, note: GatewayNote, run: str) -> WholeAnswer:
+        return WholeResponse(note, run)
+
+    def refusal(self, problem: Problem) -> Answer:
+        return refusal(problem)
+
+
+def starting_after(request: GatewayRequest) -> int:
+    """The `sequence_number` after which a stream continues; -1: its beginning. Raises Refusal."""
+    text = request.query.get("starting_after")
+    if text is None:
+        return -1
+    if not (text.isascii() and text.isdigit() and len(text) <= 18):
+        raise invalid("starting_after", "must be a whole number from 0")
+    return int(text)
