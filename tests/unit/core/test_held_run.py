@@ -425,3 +425,26 @@ async def test_a_broken_ruling_harms_no_listener() -> None:
     )
     story.control(CancelRequested())
     assert said(story) == ""
+
+
+async def test_a_call_that_was_held_back_gets_no_result_that_is_heard_if_its_turn_fails() -> None:
+    story = HeldStory(on_failure="fail")
+    late = ErrorInfo(code="deadline", kind="timeout", message="the run's deadline has passed")
+    story.provider(n.Start("m"), *call(0, "c1", "weather", "{}"), *call(1, "c2", "f", '{"x":1}'), n.Cut("cut", late))
+    story.ruled = len(story.drafts)
+    story.rule(*held_back(story.drafts, block=0))
+    story.pass_all()
+    assert judge.blocks(heard(story)) == [("tool_call", '{"x":1}'), ("tool_result", late.message)]
+
+
+async def test_a_result_that_is_cut_says_of_which_call_it_is() -> None:
+    story = HeldStory()
+    story.provider(n.Start("m"), *call(0, "c1", "weather", "{}"), n.Done("tool_use"))
+    story.pass_all()
+    (run,) = story.of(RunTools)
+    story.control(ToolReturned(run.work[0].block, "warm", is_error=False))
+    start = next(d for d in story.drafts if isinstance(d, BlockStarted) and d.kind == "tool_result")
+    story.rule(PolicyVerdict(start.seq, events=[start]))
+    story.control(CancelRequested())
+    (cut,) = [e for e in of_type(story.heard, BlockComplete) if e.kind == "tool_result"]
+    assert (cut.cut, cut.tool_id, cut.tool_name) == (True, "c1", "weather")

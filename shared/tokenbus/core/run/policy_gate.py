@@ -82,7 +82,7 @@ class ReleasedOutput(msgspec.Struct):
                 starts += 1
                 if place in self.born:
                     self.names[event.block] = self.born[place]
-                elif not known:
+                elif not known and not self._of_withheld_call(event):
                     self.born[place] = self.names[event.block] = self._start(event, out)
             elif not known:
                 self.release(event, out)
@@ -119,8 +119,9 @@ class ReleasedOutput(msgspec.Struct):
         for number, block in list(self.open.items()):
             fields: dict[str, Any] = {"block": number, "kind": block.kind, "cut": True}
             fields |= content_fields(block.kind, "".join(block.pieces), cut=True)
-            if block.kind == "tool_call":
+            if block.kind in ("tool_call", "tool_result"):
                 fields |= {"tool_id": block.tool_id, "tool_name": block.tool_name}
+            if block.kind == "tool_call":
                 self.unanswered.append(ToolCall(number, block.tool_id or "", block.tool_name or "", ""))
             out.event(self.turn, self.attempt, BlockComplete, **fields)
         self.open = {}
@@ -174,6 +175,14 @@ class ReleasedOutput(msgspec.Struct):
             if not event.cut:
                 self.judged.heard.append(call)
         out.event(self.turn, self.attempt, BlockComplete, **fields)
+
+    def _of_withheld_call(self, event: BlockStarted) -> bool:
+        """Whether it begins the result of a call that was never released, as a turn that fails gives to all its
+        calls.
+        """
+        if event.kind != "tool_result" or not event.tool_id:
+            return False
+        return all(call.tool_id != event.tool_id for call in self.unanswered)
 
     def _answered(self, tool_id: str | None) -> None:
         for call in self.unanswered:
