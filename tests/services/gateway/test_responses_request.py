@@ -185,15 +185,24 @@ def test_a_json_schema_is_the_output_schema_and_verbosity_goes_to_the_provider()
 
 def test_openais_own_parameters_go_to_openai() -> None:
     generate = generated(user="u", safety_identifier="s", prompt_cache_key="k", service_tier="flex")
-    assert generate.extra == {"user": "u", "safety_identifier": "s", "prompt_cache_key": "k", "service_tier": "flex"}
-    assert generated(parallel_tool_calls=True).extra is None
+    assert generate.extra == {"prompt_cache_key": "k", "service_tier": "flex"}
+    assert generate.user_id == "s"
+    assert generated(user="u", parallel_tool_calls=False).user_id == "u"
+    assert generated(parallel_tool_calls=False).parallel_tool_calls is False
 
 
 @pytest.mark.parametrize("name", ["user", "safety_identifier", "prompt_cache_key"])
-def test_another_provider_has_none_of_them(name: str) -> None:
-    body = {"model": "anthropic/m", "input": "Hi", name: "x"}
+def test_a_provider_that_has_none_of_them_refuses_them_by_name(name: str) -> None:
+    body = {"model": "gemini/m", "input": "Hi", name: "x"}
     assert refused(SURFACE, asked(body)).param == name
     assert translated(SURFACE, asked(body), rules(drop_unsupported=frozenset({name}))).generate.extra is None
+
+
+def test_a_json_object_without_a_schema_is_for_providers_that_have_it() -> None:
+    form = {"format": {"type": "json_object"}}
+    assert generated(text=form).json_object
+    body = {"model": "anthropic/m", "input": "Hi", "text": form}
+    assert refused(SURFACE, asked(body)).param == "text.format.type"
 
 
 def test_values_that_change_nothing_pass() -> None:

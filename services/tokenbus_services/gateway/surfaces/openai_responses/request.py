@@ -7,9 +7,10 @@ from typing import Any, cast, get_args
 import msgspec
 
 from tokenbus.events.requests import Effort, OutputSchema, Thinking, Tool, ToolChoice
+from tokenbus.providers.request.options import RequestOption
 from tokenbus_services.gateway.models import ResolvedModel
 from tokenbus_services.gateway.problem import invalid, unsupported
-from tokenbus_services.gateway.surfaces.answering import generate_of, tool_fields
+from tokenbus_services.gateway.surfaces.answering import generate_of, options_of, tool_fields
 from tokenbus_services.gateway.surfaces.contract import GatewayRequest, Translated, TranslationRules
 from tokenbus_services.gateway.surfaces.extension import extension
 from tokenbus_services.gateway.surfaces.fields import Fields, Json, json_body
@@ -39,14 +40,15 @@ def translate(request: GatewayRequest, rules: TranslationRules) -> Translated:
     asked = extension(body, request.headers, rules)
     name = body.needed("model", body.text("model"))
     model = rules.models.resolve(name)
+    options = options_of(model, rules.models)
     stream = body.flag("stream") or False
     background = body.flag("background") or False
     store = body.flag("store")
     if background and store is False:
         raise invalid("store", "a background response must be stored")
-    if options := body.fields("stream_options"):
-        options.flag("include_obfuscation")
-        options.end()
+    if stream_options := body.fields("stream_options"):
+        stream_options.flag("include_obfuscation")
+        stream_options.end()
     body.refuse("is not supported by this gateway", *REFUSED)
     body.only("truncation", "disabled")
     body.only("top_logprobs", 0)
@@ -58,7 +60,7 @@ def translate(request: GatewayRequest, rules: TranslationRules) -> Translated:
     echo["max_output_tokens"] = max_tokens = body.whole("max_output_tokens", least=1)
     echo["temperature"] = temperature = body.number("temperature")
     echo["top_p"] = top_p = body.share("top_p")
-    tools = _tools(body, echo)
+    tools = _tools(body, options, echo)
     fields: Json = {
         "messages": messages_of(body),
         "system": instructions or None,
@@ -69,7 +71,8 @@ def translate(request: GatewayRequest, rules: TranslationRules) -> Translated:
         "tool_choice": _tool_choice(body, echo),
         "metadata": _metadata(body, echo),
         **tool_fields(tools, asked),
-        **_text(body, model, extra, echo),
+        **_text(body, model, options, extra, echo),
+        **_optional(body, options, echo),
     }
     _only_some(body, model, extra, echo)
     body.end()
@@ -123,20 +126,22 @@ def _thinking(body: Fields, echo: Json) -> Thinking | None:
     return Thinking(effort=cast("Effort | None", effort)) if effort or summary else None
 
 
-def _tools(body: Fields, echo: Json) -> list[Tool]:
+def _tools(body: Fields, options: frozenset[RequestOption], echo: Json) -> list[Tool]:
     tools: list[Tool] = []
     told: list[Json] = []
     for fields in body.each("tools"):
         fields.needed("type", fields.one_of("type", ("function",)))
-        strict = fields.flag("strict")
+        if "strict_tools" not in options:
+            fields.only("strict", False, why="is not supported by this provider")
         fields.only("defer_loading", False)
         tool = Tool(
             name=fields.needed("name", fields.text("name")),
             description=fields.text("description"),
             parameters=fields.json("parameters") or {},
+            strict=fields.flag("strict"),
         )
         tools.append(tool)
-        told.append({"type": "function", **msgspec.structs.asdict(tool), "strict": bool(strict)})
+        told.append({"type": "function", **msgspec.structs.asdict(tool), "strict": bool(tool.strict)})
     if told:
         echo["tools"] = told
     return tools
@@ -155,7 +160,7 @@ def _tool_choice(body: Fields, echo: Json) -> Any:
     return "any" if choice == "required" else choice
 
 
-def _text(body: Fields, model: ResolvedModel, extra: Json, echo: Json) -> Json:
+def _text(body: Fields, model: ResolvedModel, options: frozenset[RequestOption], extra: Json, echo: Json) -> Json:
     """Format and verbosity of the text."""
     text = body.fields("text")
     if text is None:
@@ -163,7 +168,12 @@ def _text(body: Fields, model: ResolvedModel, extra: Json, echo: Json) -> Json:
     read: Json = {}
     echo["text"] = told = Json(format={"type": "text"})
     if form := text.fields("format"):
-        kind = form.needed("type", form.one_of("type", ("text", "json_schema")))
+        kind = form.needed("type", form.one_of("type", ("text", "json_schema", "json_object")))
+        if kind == "json_object":
+            if "json_object" not in options:
+                raise unsupported(form.path("type"), "'json_object' is not supported by this provider; give a schema")
+            read["json_object"] = True
+            told["format"] = {"type": kind}
         if kind == "json_schema":
             read["output_schema"] = OutputSchema(
                 name=form.needed("name", form.text("name")),
@@ -197,16 +207,24 @@ def _metadata(body: Fields, echo: Json) -> Json | None:
     return {"client": given}
 
 
+def _optional(body: Fields, options: frozenset[RequestOption], echo: Json) -> Json:
+    """Options of the bus. One that the provider lacks is refused here, by the name that the client knows."""
+    why = "is not supported by this provider"
+    if "parallel_tool_calls" not in options:
+        body.only("parallel_tool_calls", True, why=why)
+    if "user_id" not in options:
+        body.refuse(why, "user", "safety_identifier")
+    echo["parallel_tool_calls"] = parallel = body.flag("parallel_tool_calls")
+    echo["user"], echo["safety_identifier"] = body.text("user"), body.text("safety_identifier")
+    return {"parallel_tool_calls": parallel, "user_id": echo["safety_identifier"] or echo["user"] or None}
+
+
 def _only_some(body: Fields, model: ResolvedModel, extra: Json, echo: Json) -> None:
     """Parameters that only OpenAI's APIs have, and values that change nothing."""
     if model.api in _OPENAI:
-        for name in ("user", "safety_identifier", "prompt_cache_key", "service_tier"):
+        for name in ("prompt_cache_key", "service_tier"):
             if (text := body.text(name)) is not None:
                 echo[name] = extra[name] = text
-        if (parallel := body.flag("parallel_tool_calls")) is not None:
-            echo["parallel_tool_calls"] = parallel
-            extra |= {} if parallel else {"parallel_tool_calls": False}
         return
     body.only("service_tier", "auto", "default", why="is not supported by this provider")
-    body.only("parallel_tool_calls", True, why="is not supported by this provider")
-    body.refuse("is not supported by this provider", "user", "safety_identifier", "prompt_cache_key")
+    body.refuse("is not supported by this provider", "prompt_cache_key")
