@@ -18,7 +18,7 @@ from tests.fork_server import Forked
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
 
-Kind = Literal["fetcher", "normalizer", "parser", "pipeline", "tools", "blobs", "recorder", "policy"]
+Kind = Literal["fetcher", "normalizer", "parser", "pipeline", "tools", "blobs", "recorder", "policy", "gateway"]
 PIPELINE: tuple[Kind, ...] = ("fetcher", "normalizer", "parser")
 CHAINED: tuple[Kind, ...] = ("pipeline",)
 WAYS = {"separate": PIPELINE, "chained": CHAINED}

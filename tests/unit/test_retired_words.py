@@ -35,7 +35,6 @@ RETIRED = {
     "ReplayServer": "MockProvider",
     "Ruled": "PolicyVerdicts",
     "RunningLink": "PolicyRunner",
-    "Settling": "FinishesReplay",
     "Shelf": "ImageStore",
     "Silence": "CallTimeouts",
     "Standing": "RunPosition",

@@ -6,10 +6,11 @@ import importlib
 from typing import Literal, get_args
 from urllib.parse import urlsplit
 
-from tokenbus_services.net.request_guard import RequestGuard
+from tokenbus_services.gateway.callers import has_keys
+from tokenbus_services.net.request_guard import AsgiApp, RequestGuard
 from tokenbus_services.settings import Settings
 
-ServiceName = Literal["fetcher", "normalizer", "parser", "pipeline", "tools", "blobs", "recorder", "policy"]
+ServiceName = Literal["fetcher", "normalizer", "parser", "pipeline", "tools", "blobs", "recorder", "policy", "gateway"]
 SERVICES: tuple[ServiceName, ...] = get_args(ServiceName)
 CHAINED: frozenset[ServiceName] = frozenset(("fetcher", "normalizer", "parser"))
 """The services that one pipeline worker contains."""
@@ -17,6 +18,7 @@ CALLS_PROVIDERS: frozenset[ServiceName] = frozenset(("fetcher", "pipeline"))
 """The services that need provider keys."""
 
 STOP_ORDER: tuple[ServiceName, ...] = (
+    "gateway",
     "fetcher",
     "tools",
     "pipeline",
@@ -32,8 +34,12 @@ STOP_ORDER: tuple[ServiceName, ...] = (
 def services_of(settings: Settings) -> list[ServiceName]:
     """Return the services that a deployment with these settings needs."""
     chained = settings.stages.chained
-    idle: dict[ServiceName, bool] = {"recorder": settings.records is None, "policy": not settings.policies}
-    idle["pipeline"] = not chained
+    idle: dict[ServiceName, bool] = {
+        "recorder": settings.records is None,
+        "policy": not settings.policies,
+        "gateway": settings.gateway is None,
+        "pipeline": not chained,
+    }
     return [service for service in SERVICES if not idle.get(service, chained and service in CHAINED)]
 
 
@@ -42,8 +48,13 @@ def app_module(service: ServiceName) -> str:
     return f"tokenbus_services.{'policy_stage' if service == 'policy' else service}.app"
 
 
-def create(service: ServiceName, settings: Settings) -> RequestGuard:
+def create(service: ServiceName, settings: Settings) -> AsgiApp:
     """Create the ASGI app of one service, wrapped in its request guard. Raises SettingsError."""
     app = importlib.import_module(app_module(service)).create(settings)
     names = (*settings.http.hosts, urlsplit(settings.blobs.service_url).hostname or "")
-    return RequestGuard(app, hosts=names, private=("/blobs",))
+    if service != "gateway" or settings.gateway is None:
+        return RequestGuard(app, hosts=names, private=("/blobs",))
+    # Without keys any page in a browser on this machine could read runs, so the guard stands before everything.
+    return (
+        app if has_keys(settings) else RequestGuard(app, hosts=names, private=("",), origins=settings.gateway.origins)
+    )

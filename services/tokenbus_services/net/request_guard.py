@@ -36,13 +36,21 @@ class Refusal(msgspec.Struct, frozen=True):
 class RequestGuard:
     """ASGI middleware: rejects writes that come from a page of another site or under an unknown host name."""
 
-    def __init__(self, app: AsgiApp, *, hosts: Iterable[str] = (), private: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        app: AsgiApp,
+        *,
+        hosts: Iterable[str] = (),
+        private: Sequence[str] = (),
+        origins: Iterable[str] = (),
+    ) -> None:
         """``hosts``: names of the service in addition to addresses and ``localhost``. ``private``: path prefixes for
-        which ``Host`` is checked on reads as well.
+        which ``Host`` is checked on reads as well. ``origins``: pages of these origins may write.
         """
         self.app = app
         self._hosts = frozenset(host.lower().rstrip(".") for host in hosts)
         self._private = tuple(private)
+        self._origins = frozenset(origin.lower() for origin in origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         refusal = self._refusal(scope) if scope["type"] == "http" else None
@@ -69,6 +77,8 @@ class RequestGuard:
             return HTTPStatus.MISDIRECTED_REQUEST, Refusal(
                 "host_refused", "Host is neither an address nor a known name of this service; http.hosts adds names"
             )
+        if any(origin.lower() in self._origins for origin in given.get("origin", [])):
+            return None
         if writes and any(site not in {"same-origin", "none"} for site in given.get("sec-fetch-site", [])):
             return HTTPStatus.FORBIDDEN, Refusal("cross_site", "the request comes from a page of another site")
         if writes and any(not _same(origin, host[0]) for origin in given.get("origin", [])):

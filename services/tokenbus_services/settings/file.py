@@ -16,6 +16,7 @@ from tokenbus.errors import SettingsError
 from tokenbus.events.requests import Tool
 from tokenbus_services.settings.errors import explained
 from tokenbus_services.settings.fallbacks import FallbackRoute
+from tokenbus_services.settings.gateway import GatewaySettings
 from tokenbus_services.settings.limits import LimitSettings
 from tokenbus_services.settings.policies import PolicyRoute, PolicySettings
 from tokenbus_services.settings.providers import DEFAULT_PROVIDERS, ProviderSettings
@@ -55,6 +56,8 @@ class Settings(Table, frozen=True, kw_only=True):
     """If there are any, the policy stage is enabled."""
     policy_routes: tuple[PolicyRoute, ...] = ()
     fallback_routes: tuple[FallbackRoute, ...] = ()
+    gateway: GatewaySettings | None = None
+    """If the table is there, even empty, the gateway is enabled."""
     stages: StageSettings = StageSettings()
     http: HttpSettings = HttpSettings()
 
@@ -118,6 +121,11 @@ def load(env: Mapping[str, str] = os.environ) -> Settings:
             if choice.provider not in settings.providers:
                 where = f"fallback_routes[{i}].fallback[{j}].provider"
                 raise SettingsError(path or "settings", where, f"unknown provider {choice.provider!r}")
+    for name, choices in (settings.gateway.aliases if settings.gateway else {}).items():
+        for i, choice in enumerate(choices):
+            if (provider := choice.partition("/")[0]) not in settings.providers:
+                where = f"gateway.aliases.{name}[{i}]"
+                raise SettingsError(path or "settings", where, f"unknown provider {provider!r}")
     return settings
 
 

@@ -40,7 +40,7 @@ class HttpSettings(Table, frozen=True, kw_only=True):
 
     host: str = "127.0.0.1"
     hosts: tuple[str, ...] = ()
-    """Host names of the blob service in addition to `localhost`, addresses and `blobs.service_url`."""
+    """Host names of the blob service and the gateway in addition to `localhost`, addresses and `blobs.service_url`."""
     connections: Count = 256
     """Maximum connections per worker; beyond it, the one that has waited longest without a complete request is
     closed.
@@ -53,3 +53,4 @@ class HttpSettings(Table, frozen=True, kw_only=True):
     recorder: int = 8086
     policy: int = 8087
     pipeline: int = 8089
+    gateway: int = 8088

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import msgspec
 import uvicorn
@@ -19,13 +19,14 @@ from tokenbus.sync import Client as SyncClient
 from tokenbus_services.cli import service_registry as services
 from tokenbus_services.cli.mock import API_PATHS
 from tokenbus_services.cli.service_registry import STOP_ORDER, ServiceName, services_of
-from tokenbus_services.cli.worker.command import listening, url_of
+from tokenbus_services.cli.worker.command import listening, url_of, websockets_of
 from tokenbus_services.cli.worker.lifespan import AsgiApp, Lifespan
 from tokenbus_services.mock_provider import Exchange, MockProvider, ModelRequest, Reply, Script, Status, Turn
 from tokenbus_services.process.embedded_server import EmbeddedServer
 from tokenbus_services.settings import Settings, load
 
 START_S = 60.0
+_HTTP_GRACE_S = 1
 
 
 class NoSuchModel(LookupError):
@@ -56,11 +57,17 @@ class LocalBus:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: asyncio.Event | None = None
         self._error: BaseException | None = None
+        self._gateway = ""
 
     @property
     def url(self) -> str:
         """The server's URL for `Client`. Known while the bus is running."""
         return self._server.url
+
+    @property
+    def gateway(self) -> str:
+        """The gateway's URL, if the settings have a table `[gateway]`; else empty. Known while the bus is running."""
+        return self._gateway
 
     @property
     def environment(self) -> dict[str, str]:
@@ -163,6 +170,10 @@ class LocalBus:
             settings = self._settings(url_of(listener))
             apps: dict[ServiceName, AsgiApp] = {name: services.create(name, settings) for name in services_of(settings)}
             await stack.enter_async_context(_served(apps["blobs"], listener))
+            if "gateway" in apps:
+                door = stack.enter_context(listening("gateway", "127.0.0.1", 0))
+                self._gateway = url_of(door)
+                await stack.enter_async_context(_served(apps["gateway"], door, websockets_of("gateway")))
             running: dict[ServiceName, Lifespan] = {}
             try:
                 for name, app in apps.items():
@@ -193,8 +204,15 @@ def _reply(said: str | Reply) -> Reply:
 
 
 @asynccontextmanager
-async def _served(app: AsgiApp, listener: Any) -> AsyncGenerator[None]:
-    config = uvicorn.Config(app, lifespan="off", log_config=None, access_log=False, ws="none")
+async def _served(app: AsgiApp, listener: Any, websockets: Literal["none", "auto"] = "none") -> AsyncGenerator[None]:
+    config = uvicorn.Config(
+        app,
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        ws=websockets,
+        timeout_graceful_shutdown=_HTTP_GRACE_S,
+    )
     server = uvicorn.Server(config)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:

@@ -10,6 +10,7 @@ from tokenbus_services.cli.send import from_file, from_options
 from tokenbus_services.cli.service_registry import SERVICES, STOP_ORDER, services_of
 from tokenbus_services.cli.up.command import parse_scales, parse_services, posts_for, withheld_from
 from tokenbus_services.settings import (
+    GatewaySettings,
     HttpTool,
     McpStdio,
     PolicySettings,
@@ -20,11 +21,12 @@ from tokenbus_services.settings import (
 )
 
 
-def test_up_runs_one_worker_of_each_service_and_those_for_records_and_policies_where_there_are_any():
-    everything = Settings(records=RecordSettings(), policies={"guard": PolicySettings(use="a:B")})
+def test_up_runs_one_worker_of_each_service_and_those_for_records_policies_and_the_gateway_where_there_are_any():
+    policies = {"guard": PolicySettings(use="a:B")}
+    everything = Settings(records=RecordSettings(), policies=policies, gateway=GatewaySettings())
     assert services_of(everything) == [service for service in SERVICES if service != "pipeline"]
     services = services_of(Settings())
-    assert services == [service for service in SERVICES if service not in ("recorder", "policy", "pipeline")]
+    assert services == [service for service in SERVICES if service not in ("recorder", "policy", "pipeline", "gateway")]
     posts = posts_for(services, {})
     assert [post.name for post in posts] == services
     assert not any(post.arguments for post in posts), "each on the port of the settings"
@@ -67,7 +69,7 @@ def test_unknown_services_and_none_at_all_are_refused():
 
 def test_every_service_has_its_place_in_the_order_of_stopping():
     assert sorted(STOP_ORDER) == sorted(SERVICES)
-    assert STOP_ORDER[0] == "fetcher"
+    assert STOP_ORDER[:2] == ("gateway", "fetcher"), "what brings in work"
 
 
 def test_options_make_a_request():

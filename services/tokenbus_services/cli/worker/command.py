@@ -9,6 +9,7 @@ import os
 import socket
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from typing import Literal
 
 import structlog
 import uvicorn
@@ -25,6 +26,7 @@ from tokenbus_services.cli.mock import with_mock
 from tokenbus_services.cli.service_registry import ServiceName
 from tokenbus_services.cli.signals import stop_on_signal
 from tokenbus_services.cli.worker.lifespan import AsgiApp, Lifespan
+from tokenbus_services.gateway.callers import check_exposed as check_gateway_exposed
 from tokenbus_services.net.http_server import HttpBounds, bounded
 from tokenbus_services.net.open_files import raise_open_files
 from tokenbus_services.redaction import secrets_of
@@ -36,6 +38,8 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 _HTTP_GRACE_S = 3
 """How long HTTP requests in progress may take at shutdown."""
 _FILES_BESIDE = 256
+_KEPT_S = 75.0
+"""How long the gateway keeps an idle connection: longer than proxies do, so that they meet no closed one."""
 _FIRST_ASK_S, _LONGEST_ASK_S = 0.02, 0.5
 _ANY_HOST = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
 
@@ -56,10 +60,14 @@ def run(service: ServiceName, *, host: str | None = None, port: int | None = Non
     with listening(service, host or settings.http.host, asked) as listener:
         if service == "blobs":
             check_exposed(settings.blobs, os.environ, listener.getsockname()[0])
+        if service == "gateway":
+            check_gateway_exposed(settings, listener.getsockname()[0])
         app = services.create(service, settings)
         try:
             with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-                runner.run(serve(service, app, listener, HttpBounds(connections=settings.http.connections)))
+                runner.run(
+                    serve(service, app, listener, http_bounds(service, settings), grace_s=_grace_s(service, settings))
+                )
         except (RedisError, ConnectionError, TimeoutError) as e:
             raise ServerUnavailable(parse_url(settings.redis_url).safe, str(e) or type(e).__name__) from e
 
@@ -89,8 +97,13 @@ def url_of(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-async def serve(service: ServiceName, app: AsgiApp, listener: socket.socket, bounds: HttpBounds) -> None:
-    """Start the app, announce when it is ready, and stop it after a signal. Raises any other error that stopped it."""
+async def serve(
+    service: ServiceName, app: AsgiApp, listener: socket.socket, bounds: HttpBounds, *, grace_s: int = _HTTP_GRACE_S
+) -> None:
+    """Start the app, announce when it is ready, and stop it after a signal. Raises any other error that stopped it.
+
+    ``grace_s``: how long requests in progress may take once it stops; then they are cancelled.
+    """
     stop = stop_on_signal()
     lifespan = Lifespan(app)
     await lifespan.start()
@@ -101,8 +114,9 @@ async def serve(service: ServiceName, app: AsgiApp, listener: socket.socket, bou
             lifespan="off",
             log_config=None,
             access_log=False,
-            ws="none",
-            timeout_graceful_shutdown=_HTTP_GRACE_S,
+            ws=websockets_of(service),
+            timeout_keep_alive=round(bounds.head_s) if service == "gateway" else 5,
+            timeout_graceful_shutdown=grace_s,
         )
     )
     serving = asyncio.create_task(server.serve(sockets=[listener]))
@@ -116,10 +130,31 @@ async def serve(service: ServiceName, app: AsgiApp, listener: socket.socket, bou
     serving.result()
 
 
+def http_bounds(service: ServiceName, settings: Settings) -> HttpBounds:
+    """The limits of a service's connections. Clients of the gateway keep theirs for long, and proxies reuse them."""
+    if service == "gateway" and settings.gateway:
+        return HttpBounds(
+            connections=settings.gateway.connections,
+            head_s=_KEPT_S,
+            answer_s=settings.gateway.send_timeout_s,
+        )
+    return HttpBounds(connections=settings.http.connections)
+
+
+def websockets_of(service: ServiceName) -> Literal["none", "auto"]:
+    """uvicorn's ``ws`` option: only the gateway has WebSocket routes."""
+    return "auto" if service == "gateway" else "none"
+
+
+def _grace_s(service: ServiceName, settings: Settings) -> int:
+    return max(_HTTP_GRACE_S, round(settings.stages.drain_s)) if service == "gateway" else _HTTP_GRACE_S
+
+
 def _files_needed(service: ServiceName, settings: Settings) -> int:
     """Count connections to the pages, a fetcher's provider calls with a blob each, and files that are always open."""
     calls = 2 * settings.limits.runs_per_fetcher if service in services.CALLS_PROVIDERS else 0
-    return settings.http.connections + calls + _FILES_BESIDE
+    connections = http_bounds(service, settings).connections
+    return connections + calls + _FILES_BESIDE
 
 
 class _Server(uvicorn.Server):

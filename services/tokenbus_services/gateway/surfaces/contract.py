@@ -72,6 +72,8 @@ class Translated(msgspec.Struct, frozen=True, kw_only=True):
     stream: bool
     model: str
     """As the client named it."""
+    run: str | None = None
+    """A run id that the client chose: if that run exists and is the client's own, it is joined."""
     echo: dict[str, object] = {}
     on_disconnect: Disconnect = "cancel"
     background: bool = False

@@ -66,6 +66,10 @@ class Fields:
         """Return the field's value of any type; None if absent."""
         return self._left.pop(name, None)
 
+    def put(self, name: str, value: object) -> None:
+        """Put a field back, or in."""
+        self._left[name] = value
+
     def text(self, name: str) -> str | None:
         """Return a string. Raises Refusal if the field has another type; likewise below."""
         return self._typed(name, str, "a string")

@@ -1,0 +1,280 @@
+"""The answer to one request for a run: a stream in the surface's protocol, or a whole body.
+
+A status can be told only before the first byte. So a stream's head waits for the run's first event that tells how it
+goes, and after a short time goes out as 200 anyway. Then silence is filled with the protocol's keep-alive bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Callable, Mapping, MutableMapping
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+import structlog
+
+from tokenbus.client.decode import is_end
+from tokenbus.errors import TokenbusError
+from tokenbus.events.public import (
+    Cancelled,
+    Incomplete,
+    PublicEvent,
+    Retrying,
+    RunFailedEvent,
+    Started,
+    ToolProgress,
+    UnknownEvent,
+)
+from tokenbus_services.gateway import sse
+from tokenbus_services.gateway.problem import Problem, Refusal, of_exception, of_run
+from tokenbus_services.gateway.reader import Receive, RunReader
+from tokenbus_services.gateway.sse import Send
+from tokenbus_services.gateway.surfaces.contract import Answer, Encoder, WholeAnswer
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+_SAYS_LITTLE = (Started, Retrying, ToolProgress, UnknownEvent)
+"""Events after which the run may still fail before anything was told."""
+_LAST_WORDS_S = 1.0
+RESTARTING = "gateway_restarting"
+
+
+class AnswerTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """Waits of a streamed answer, in seconds."""
+
+    early_status_s: float = 2.0
+    keep_alive_s: float = 5.0
+    send_timeout_s: float = 30.0
+
+
+class RunAnswer(ABC):
+    """An ASGI app that answers one request with one run."""
+
+    def __init__(
+        self,
+        run: str,
+        events: AsyncGenerator[PublicEvent],
+        *,
+        refusal: Callable[[Problem], Answer],
+        headers: Mapping[str, str],
+        on_gone: Callable[[], None],
+        on_end: Callable[[], None],
+        times: AnswerTimes,
+    ) -> None:
+        """``refusal``: writes a problem before the first byte. ``on_gone``: called if the client goes before the run's
+        end. ``on_end``: called in any case.
+        """
+        self.run = run
+        self._events = events
+        self._refusal = refusal
+        self._headers = {"x-tokenbus-run": run, **headers}
+        self._on_gone = on_gone
+        self._on_end = on_end
+        self._times = times
+        self._head_sent = False
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        reader = RunReader(self._events, receive)
+        try:
+            async with reader:
+                try:
+                    await self._answer(reader, send)
+                except Refusal as e:
+                    await self._fail(send, e.problem)
+                except TokenbusError as e:
+                    await self._fail(send, of_exception(e))
+                except OSError:  # servers of newer ASGI versions tell a disconnect so
+                    reader.gone = True
+        except asyncio.CancelledError:  # the server stops
+            if not (reader.ended or reader.gone):
+                with suppress(TimeoutError, OSError):
+                    async with asyncio.timeout(_LAST_WORDS_S):
+                        await self._fail(send, _restarting(self.run))
+            raise
+        except Exception as e:
+            log.exception("answer_failed", run=self.run)
+            await self._fail(send, _defect(self.run, e))
+        finally:
+            if reader.gone and not reader.ended:
+                self._on_gone()
+            self._on_end()
+
+    @abstractmethod
+    async def _answer(self, reader: RunReader, send: Send) -> None:
+        """Send the answer. Returns if the client has gone."""
+
+    @abstractmethod
+    async def _fail(self, send: Send, problem: Problem) -> None:
+        """End the answer with this problem."""
+
+    async def _refuse(self, send: Send, problem: Problem) -> None:
+        self._head_sent = True
+        await sse.send_answer(send, self._refusal(problem), {**self._headers, **sse.headers_of(problem)})
+
+
+class StreamedAnswer(RunAnswer):
+    """A stream of the surface's events."""
+
+    def __init__(
+        self,
+        run: str,
+        events: AsyncGenerator[PublicEvent],
+        *,
+        encoder: Callable[[PublicEvent], Encoder],
+        media_type: str,
+        keep_alive: bytes,
+        early: bool = True,
+        **how: Any,
+    ) -> None:
+        """``encoder``: makes the encoder, given the first event; may raise Refusal. ``early``: False sends the head at
+        once.
+        """
+        super().__init__(run, events, **how)
+        self._make_encoder = encoder
+        self._encoder: Encoder | None = None
+        self._media_type = media_type
+        self._keep_alive = keep_alive
+        self._early = early
+
+    async def _answer(self, reader: RunReader, send: Send) -> None:
+        events = await self._first(reader) if self._early else []
+        if reader.gone:
+            return
+        if problem := _refused(events, self.run):
+            await self._refuse(send, problem)
+            return
+        first = self._encoded(events)
+        await self._send_head(send)
+        await self._send(send, first, last=reader.ended)
+        while not reader.ended and not reader.gone:
+            events = await reader.take(self._times.keep_alive_s)
+            if events:
+                await self._send(send, self._encoded(events), last=reader.ended)
+            elif not reader.ended and not reader.gone:
+                await self._send(send, self._keep_alive)
+
+    async def _first(self, reader: RunReader) -> list[PublicEvent]:
+        """Wait for an event that tells how the run goes."""
+        clock = asyncio.get_running_loop().time
+        until = clock() + self._times.early_status_s
+        events: list[PublicEvent] = []
+        while not reader.ended and not reader.gone and (left := until - clock()) > 0:
+            events += await reader.take(left)
+            if any(not isinstance(event, _SAYS_LITTLE) for event in events):
+                break
+        return events
+
+    def _encoded(self, events: list[PublicEvent]) -> bytes:
+        told: list[bytes] = []
+        for event in events:
+            if self._encoder is None:
+                self._encoder = self._make_encoder(event)
+            told += self._encoder.feed(event)
+            if isinstance(event, UnknownEvent) and is_end(event):
+                told += self._encoder.broken(_unknown_end(self.run))
+        return b"".join(told)
+
+    async def _send_head(self, send: Send) -> None:
+        self._head_sent = True
+        await send(sse.head(200, {**sse.STREAM_HEADERS, "content-type": self._media_type, **self._headers}))
+
+    async def _send(self, send: Send, data: bytes, *, last: bool = False) -> None:
+        if data or last:
+            async with asyncio.timeout(self._times.send_timeout_s):
+                await send({"type": "http.response.body", "body": data, "more_body": not last})
+
+    async def _fail(self, send: Send, problem: Problem) -> None:
+        if not self._head_sent:
+            await self._refuse(send, problem)
+            return
+        # Without an encoder nothing was told yet; the surface's own form of an error is known to its encoders alone.
+        encoder = self._encoder or self._make_encoder(_nothing(self.run))
+        await self._send(send, b"".join(encoder.broken(problem)), last=True)
+
+
+class WholeRunAnswer(RunAnswer):
+    """One body, after the run's end."""
+
+    def __init__(
+        self,
+        run: str,
+        events: AsyncGenerator[PublicEvent],
+        *,
+        whole: Callable[[PublicEvent], WholeAnswer],
+        **how: Any,
+    ) -> None:
+        """``whole``: makes the collector, given the first event; may raise Refusal."""
+        super().__init__(run, events, **how)
+        self._make_whole = whole
+
+    async def _answer(self, reader: RunReader, send: Send) -> None:
+        whole: WholeAnswer | None = None
+        while not reader.ended and not reader.gone:
+            for event in await reader.take(self._times.keep_alive_s):
+                whole = whole or self._make_whole(event)
+                if answer := whole.feed(event):
+                    self._head_sent = True
+                    extra = sse.headers_of(_problem_of(event, self.run)) if answer.status >= 400 else {}
+                    await sse.send_answer(send, answer, {**self._headers, **extra})
+                    return
+        if not reader.gone:
+            await self._fail(send, _unknown_end(self.run))
+
+    async def _fail(self, send: Send, problem: Problem) -> None:
+        if not self._head_sent:
+            await self._refuse(send, problem)
+
+
+def _refused(events: list[PublicEvent], run: str) -> Problem | None:
+    """The problem of a run that ended before anything was told."""
+    if not events or any(not isinstance(event, _SAYS_LITTLE) for event in events[:-1]):
+        return None
+    match events[-1]:
+        case RunFailedEvent() | Incomplete() | Cancelled():
+            return _problem_of(events[-1], run)
+        case _:
+            return None
+
+
+def _problem_of(event: PublicEvent, run: str) -> Problem:
+    match event:
+        case RunFailedEvent(error=error):
+            return of_run(error, run)
+        case Incomplete(error=error, reason=reason):
+            if error:
+                return of_run(error, run)
+            return Problem(status=502, code="stream_cut", message=reason, kind="network", run=run)
+        case Cancelled(reason=reason):
+            why = f"the run was cancelled: {reason}" if reason else "the run was cancelled"
+            return Problem(status=409, code="run_cancelled", message=why, kind="invalid_request", run=run)
+        case _:
+            return _unknown_end(run)
+
+
+def _unknown_end(run: str) -> Problem:
+    """A newer version ended the run in a way that no encoder here knows."""
+    why = "the run ended in a way that this version of the gateway does not know"
+    return Problem(status=502, code="unknown_end", message=why, kind="protocol", run=run)
+
+
+def _nothing(run: str) -> PublicEvent:
+    return UnknownEvent(run=run, seq=0, turn=0, attempt=0, event_type="none", fields={})
+
+
+def _restarting(run: str) -> Problem:
+    return Problem(
+        status=503,
+        code=RESTARTING,
+        message=f"the gateway is restarting; run {run} goes on",
+        kind="overloaded",
+        retry_after_s=1.0,
+        should_retry=True,
+        run=run,
+    )
+
+
+def _defect(run: str, error: Exception) -> Problem:
+    why = f"the gateway failed ({type(error).__name__})"
+    return Problem(status=500, code="gateway_error", message=why, kind="internal", run=run)

@@ -1,0 +1,118 @@
+"""The gateway's app: its routes in front of the pages that every service has."""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+from typing import Any
+
+import msgspec
+from prometheus_client import CollectorRegistry
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tokenbus import Client
+from tokenbus.bus.server.server import Server
+from tokenbus.errors import SettingsError
+from tokenbus_services.gateway.callers import Door, OpenDoor
+from tokenbus_services.gateway.cors import WithCors
+from tokenbus_services.gateway.gateway import Gateway
+from tokenbus_services.gateway.http_request import AsgiApp, WithRequestId
+from tokenbus_services.gateway.metrics import GatewayMetrics
+from tokenbus_services.gateway.models import ModelTable, ProviderModel
+from tokenbus_services.gateway.registry import routes_of
+from tokenbus_services.gateway.runs import GatewayRuns
+from tokenbus_services.gateway.service import GatewayService
+from tokenbus_services.gateway.surfaces.contract import TranslationRules
+from tokenbus_services.runtime.app import make_app, make_broker
+from tokenbus_services.runtime.supervision import stuck_after_s
+from tokenbus_services.settings import GatewaySettings, Settings
+
+PAGES = ("/health", "/ready", "/metrics", "/asyncapi", "/asyncapi.json")
+"""Of every service; everything else is the gateway's."""
+
+
+class WithPages:
+    """The routes of the gateway, beside an app with the pages of every service and the lifespan."""
+
+    def __init__(self, pages: AsgiApp, routes: AsgiApp) -> None:
+        self.app = pages
+        self._routes = routes
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
+        is_page = scope["type"] == "lifespan" or scope.get("path") in PAGES
+        await (self.app if is_page else self._routes)(scope, receive, send)
+
+
+def create(settings: Settings) -> AsgiApp:
+    """Create a gateway. Raises SettingsError if the settings have no table `[gateway]`."""
+    table = settings.gateway
+    if table is None:
+        raise SettingsError("settings", "gateway", "the table is missing; an empty one is enough")
+    assert settings.redis_url
+    registry = CollectorRegistry()
+    server = Server(settings.redis_url)
+    bus = Client(settings.redis_url, prefix=settings.prefix, partitions=settings.partitions)
+    models = model_table(settings, table)
+    door = make_door(settings, table, models)
+    runs = GatewayRuns(table, bus=bus, server=server, keys=settings.keys)
+    gateway = Gateway(settings, runs=runs, door=door, models=models, metrics=GatewayMetrics(registry))
+    service = GatewayService(settings, server=server, bus=bus, runs=runs, door=door)
+    app = make_app(service, make_broker(settings, registry), registry, stuck_s=stuck_after_s(settings.redis_url))
+    return WithPages(app, routes(gateway))
+
+
+def routes(gateway: Gateway) -> AsgiApp:
+    """The app of all surfaces."""
+    handlers: Any = {HTTPException: _no_route, Exception: _defect}
+    app: AsgiApp = Starlette(routes=routes_of(gateway), exception_handlers=handlers)
+    if gateway.settings.origins:
+        app = WithCors(app, origins=gateway.settings.origins)
+    return WithRequestId(app)
+
+
+def model_table(settings: Settings, table: GatewaySettings) -> ModelTable:
+    """The names of models that clients may use."""
+    aliases = {name: [_provider_model(choice) for choice in choices] for name, choices in table.aliases.items()}
+    providers = {name: provider.api for name, provider in settings.providers.items()}
+    return ModelTable(providers, aliases, table.models)
+
+
+def make_door(settings: Settings, table: GatewaySettings, models: ModelTable) -> Door:
+    """The door in front of all routes."""
+    return OpenDoor(rules_of(table, models))
+
+
+def rules_of(table: GatewaySettings, models: ModelTable) -> TranslationRules:
+    """What the deployment allows every client."""
+    return TranslationRules(
+        models=models,
+        drop_unsupported=frozenset(table.drop_unsupported),
+        allow_extra=frozenset(table.allow_extra),
+        tools=None if "*" in table.tools else frozenset(table.tools),
+    )
+
+
+def _provider_model(name: str) -> ProviderModel:
+    provider, _, model = name.partition("/")
+    return ProviderModel(provider=provider, model=model)
+
+
+async def _no_route(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "http_error")
+    why = f"{request.method} {request.url.path[:200]}: {error.detail}"
+    return _problem(error.status_code, code, why, dict(error.headers or {}))
+
+
+async def _defect(request: Request, error: Exception) -> Response:
+    return _problem(500, "gateway_error", f"the gateway failed ({type(error).__name__})", {})
+
+
+def _problem(status: int, code: str, message: str, headers: dict[str, str]) -> Response:
+    """No surface is known here, so the error has the shape that most clients read, OpenAI's."""
+    kind = "server_error" if status >= 500 else "invalid_request_error"
+    body = {"error": {"message": message, "type": kind, "param": None, "code": code}}
+    headers = {"x-should-retry": "false", **headers}
+    return Response(msgspec.json.encode(body), status, headers, media_type="application/json")

@@ -1,0 +1,94 @@
+"""Who asks: the interface between the routes and the keys, and the door of a gateway without keys."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from ipaddress import ip_address
+
+import msgspec
+
+from tokenbus.errors import SettingsError
+from tokenbus.events.requests import Generate
+from tokenbus_services.gateway.problem import Problem, Refusal
+from tokenbus_services.gateway.surfaces.contract import TranslationRules
+from tokenbus_services.settings import Settings
+
+
+class Caller(msgspec.Struct, frozen=True, kw_only=True):
+    """A client, as its key tells."""
+
+    rules: TranslationRules
+    tenant: str = ""
+    """Set as `metadata.tenant` of its runs. Empty: the gateway has no tenants."""
+    key: str | None = None
+    """Id of its key, never the key."""
+    operator: bool = False
+    """May read topics, and the runs of every tenant."""
+    surfaces: frozenset[str] | None = None
+    """The surfaces that it may use; None: all."""
+
+    def owns(self, tenant: str) -> bool:
+        """Whether it may see the runs of this tenant."""
+        return self.operator or tenant == self.tenant
+
+    def may_use(self, surface: str) -> None:
+        """Raises Refusal (403) if the key is not for this surface."""
+        if self.surfaces is not None and surface not in self.surfaces:
+            why = f"this key may not use {surface}"
+            raise Refusal(Problem(status=403, code="surface_not_allowed", message=why, kind="auth"))
+
+
+class Admitted(msgspec.Struct, frozen=True, kw_only=True):
+    """A request that may be published."""
+
+    generate: Generate
+    """With the fields that the key forces."""
+    headers: Mapping[str, str] = {}
+    """For the answer: the limits and what is left of them."""
+
+
+class Door(ABC):
+    """Tells who asks, and whether the request may be published now."""
+
+    async def open(self) -> None:  # noqa: B027 (a door needs none of the three)
+        """Called before the first request."""
+
+    async def close(self) -> None:  # noqa: B027
+        """Called after the last one."""
+
+    @abstractmethod
+    async def identify(self, headers: Mapping[str, str]) -> Caller:
+        """The caller of a request with these headers (names in lower case). Raises Refusal (401)."""
+
+    @abstractmethod
+    async def admit(self, caller: Caller, surface: str, generate: Generate) -> Admitted:
+        """Check limits and budgets; ``generate`` has its id. Raises Refusal (402, 403, 429)."""
+
+    async def leave(self, caller: Caller, run: str) -> None:  # noqa: B027
+        """The answer to an admitted request has ended, whatever its end. Called once for each `admit`."""
+
+
+class OpenDoor(Door):
+    """Lets everybody in. Only for a gateway that listens on loopback."""
+
+    def __init__(self, rules: TranslationRules) -> None:
+        self._caller = Caller(rules=rules, operator=True)
+
+    async def identify(self, headers: Mapping[str, str]) -> Caller:
+        return self._caller
+
+    async def admit(self, caller: Caller, surface: str, generate: Generate) -> Admitted:
+        return Admitted(generate=generate)
+
+
+def has_keys(settings: Settings) -> bool:
+    """Whether clients need a key."""
+    return False
+
+
+def check_exposed(settings: Settings, address: str) -> None:
+    """Raise SettingsError if a gateway without keys would listen on a non-loopback address."""
+    if not has_keys(settings) and not ip_address(address.partition("%")[0]).is_loopback:
+        problem = f"no keys are configured, so the gateway may listen only on loopback, not on {address}"
+        raise SettingsError("settings", "gateway.keys", problem)

@@ -1,0 +1,245 @@
+"""The runs behind the answers: publish one, join one by its `Idempotency-Key`, cancel one whose client has gone."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import msgspec
+import structlog
+
+from tokenbus import Client
+from tokenbus.bus.keys import Keys
+from tokenbus.bus.run_record import ENDED, REQUEST, read_status
+from tokenbus.bus.server.server import Server, translated
+from tokenbus.client.decode import public_event
+from tokenbus.client.run_id import new_run_id
+from tokenbus.core.request.tenant import tenant_of
+from tokenbus.errors import RunNotFound, RunNotRepeatable, ServerError
+from tokenbus.events.public import PublicEvent, Started
+from tokenbus.events.requests import Generate
+from tokenbus_services.gateway import idempotency
+from tokenbus_services.gateway.callers import Admitted, Caller, Door
+from tokenbus_services.gateway.problem import Problem, Refusal
+from tokenbus_services.gateway.surfaces.contract import NOTE, GatewayNote, GatewayRequest, Surface, Translated
+from tokenbus_services.settings import GatewaySettings
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+GONE = "client_disconnected"
+"""Reason of a cancel because the client has gone."""
+CANCEL_TRIES, CANCEL_PAUSE_S = 20, 0.5
+MAX_RETRIES_OF_A_KEY = 16
+"""Runs in a row under one Idempotency-Key."""
+JOINS_KEPT_S = 3600
+
+
+class OpenRun(msgspec.Struct, frozen=True, kw_only=True):
+    """A run that a request has published or joined."""
+
+    id: str
+    note: GatewayNote
+    caller: Caller
+    admission: Admitted
+    joined: bool = False
+    """It was not new, so it may be of another body, tenant or surface; see `note_for`."""
+    ticket: int | None = None
+    """Number of this reader among those of an Idempotency-Key. Only the newest one cancels."""
+
+    def note_for(self, first: PublicEvent) -> GatewayNote:
+        """The note of the run, given its first event. Raises Refusal if the run is not one of this request."""
+        if not isinstance(first, Started):
+            return self.note
+        found = note_in(first.metadata)
+        if not self.joined:
+            return found or self.note
+        if not self.caller.owns(tenant_of(first.metadata)):
+            raise not_found(self.id)
+        if found is None or found.surface != self.note.surface:
+            raise _conflict(self.id, "this run belongs to another kind of request")
+        if self.note.body is not None and found.body != self.note.body:
+            raise idempotency.mismatch(self.id)
+        if found.version != self.note.version:
+            raise _conflict(self.id, "this run began under another version of the gateway: read it from its beginning")
+        return found
+
+
+class GatewayRuns:
+    """The bus, as the surfaces use it. Call `open` first and `close` last."""
+
+    def __init__(self, settings: GatewaySettings, *, bus: Client, server: Server, keys: Keys) -> None:
+        self.bus = bus
+        self._settings = settings
+        self._server = server
+        self._keys = keys
+        self._leaving: set[asyncio.Task[None]] = set()
+        self._closing = asyncio.Event()
+
+    async def close(self) -> None:
+        """Send the cancels that are due."""
+        self._closing.set()
+        await asyncio.gather(*self._leaving, return_exceptions=True)
+
+    async def publish(
+        self, door: Door, caller: Caller, surface: Surface, request: GatewayRequest, translated: Translated
+    ) -> OpenRun:
+        """Publish a translated request, or join the run that it names. Raises Refusal, TokenbusError."""
+        key = request.headers.get(idempotency.HEADER)
+        run = idempotency.run_of(caller.tenant, key, surface.name) if key is not None else translated.run
+        note = GatewayNote(
+            surface=surface.name,
+            version=surface.version,
+            created=int(time.time()),
+            model=translated.model,
+            key=caller.key,
+            body=idempotency.hash_of(request.body) if key is not None else None,
+            echo=translated.echo,
+        )
+        generate = self._with_note(translated, run or new_run_id(), caller, note)
+        admission = await door.admit(caller, surface.name, generate)
+        generate = admission.generate
+        assert generate.id
+        try:
+            ticket = await self._ticket(generate.id) if key is not None else None
+            name = await self._published(generate, may_exist=run is not None)
+        except BaseException:
+            await door.leave(caller, generate.id)
+            raise
+        return OpenRun(id=name, note=note, caller=caller, admission=admission, joined=run is not None, ticket=ticket)
+
+    def follow(self, run: str, *, after: int = -1) -> AsyncGenerator[PublicEvent]:
+        """See `Client.follow`."""
+        return self.bus.follow(run, after=after)
+
+    async def owned(self, run: str, caller: Caller) -> GatewayNote | None:
+        """The note of a run that the caller may see; None if it was published by another service.
+
+        Raises Refusal (404) for another tenant's run exactly as for one that does not exist, and ServerUnavailable.
+        """
+        keys = self._keys
+        with translated(self._server):
+            first: list[Any] = await self._server.client.xrange(keys.log(run), count=1)
+        event = public_event(run, first[0]) if first else None
+        if isinstance(event, Started):
+            metadata = event.metadata
+        else:  # not accepted yet, refused, or the log's beginning is trimmed
+            with translated(self._server):
+                stored: bytes | None = await self._server.client.hget(keys.run(run), REQUEST)
+            metadata = msgspec.json.decode(stored, type=_Stored).metadata if stored else None
+            if stored is None and not (caller.operator and event is not None):
+                raise not_found(run)
+        if not caller.owns(tenant_of(metadata)):
+            raise not_found(run)
+        return note_in(metadata)
+
+    def client_gone(self, opened: OpenRun) -> None:
+        """Cancel a run whose client has gone: by a task of its own, since the request's task ends now."""
+        self._later(self._cancel_left(opened))
+
+    def leave(self, door: Door, opened: OpenRun) -> None:
+        """Tell the door that an answer has ended."""
+        self._later(door.leave(opened.caller, opened.admission.generate.id or opened.id))
+
+    async def cancel(self, run: str, reason: str) -> None:
+        """Cancel, also if the server is away for some seconds. Raises ServerError after that."""
+        for n in range(CANCEL_TRIES):
+            try:
+                await self.bus.cancel(run, reason)
+                return
+            except ServerError:
+                if n == CANCEL_TRIES - 1 or self._closing.is_set():
+                    raise
+                await asyncio.sleep(CANCEL_PAUSE_S)
+
+    # ----------------------------------------------------------------------------------------------------------
+
+    def _with_note(self, translated: Translated, run: str, caller: Caller, note: GatewayNote) -> Generate:
+        metadata = {k: v for k, v in (translated.generate.metadata or {}).items() if k not in (NOTE, "tenant")}
+        if caller.tenant:
+            metadata["tenant"] = caller.tenant
+        metadata[NOTE] = msgspec.to_builtins(note)
+        deadline = translated.generate.deadline_s
+        if deadline is None and not translated.background:
+            deadline = self._settings.deadline_s
+        return msgspec.structs.replace(translated.generate, id=run, metadata=metadata, deadline_s=deadline)
+
+    async def _published(self, generate: Generate, *, may_exist: bool) -> str:
+        """Publish the request unless its run exists; go on with a retry of it if it ended in a way that may pass."""
+        assert generate.id
+        run = generate.id
+        for _ in range(MAX_RETRIES_OF_A_KEY if may_exist else 0):
+            keys = self._keys
+            with translated(self._server):
+                status = await read_status(self._server.client, keys.run(run))
+                if status not in ENDED:
+                    break
+                last: list[Any] = await self._server.client.xrevrange(keys.log(run), count=1)
+            if not last or not idempotency.is_worth_a_retry(public_event(run, last[0])):
+                return run
+            try:
+                run = (await self.bus.retry(run)).id
+            except (RunNotFound, RunNotRepeatable):
+                return run  # not repeatable: the client gets the end that the run had
+        if run == generate.id:
+            await self.bus.publish(generate)
+        return run
+
+    async def _ticket(self, run: str) -> int:
+        key = self._joins(run)
+        with translated(self._server):
+            number = int(await self._server.client.incr(key))
+            await self._server.client.expire(key, JOINS_KEPT_S)
+        return number
+
+    async def _cancel_left(self, opened: OpenRun) -> None:
+        if opened.ticket is not None:
+            try:
+                async with asyncio.timeout(self._settings.rejoin_s):
+                    await self._closing.wait()
+            except TimeoutError:
+                pass
+            assert opened.admission.generate.id
+            with translated(self._server):
+                newest = await self._server.client.get(self._joins(opened.admission.generate.id))
+            if newest is not None and int(newest) != opened.ticket:
+                return  # a retry has joined the run
+        await self.cancel(opened.id, GONE)
+
+    def _joins(self, run: str) -> str:
+        return f"{self._keys.prefix}:gateway:joins:{run}"
+
+    def _later(self, work: Any) -> None:
+        task: asyncio.Task[None] = asyncio.create_task(work)
+        self._leaving.add(task)
+        task.add_done_callback(self._left)
+
+    def _left(self, task: asyncio.Task[None]) -> None:
+        self._leaving.discard(task)
+        if not task.cancelled() and (error := task.exception()):
+            log.warning("run_not_left", error=f"{type(error).__name__}: {error}")
+
+
+class _Stored(msgspec.Struct):
+    metadata: dict[str, object] | None = None
+
+
+def note_in(metadata: dict[str, object] | None) -> GatewayNote | None:
+    """The gateway's note in a run's metadata."""
+    found = (metadata or {}).get(NOTE)
+    try:
+        return msgspec.convert(found, GatewayNote) if found is not None else None
+    except msgspec.ValidationError:
+        return None
+
+
+def not_found(run: str) -> Refusal:
+    """No such run, or not one of this caller."""
+    return Refusal(
+        Problem(status=404, code="run_not_found", message="no such run", kind="not_found", param="run", run=run)
+    )
+
+
+def _conflict(run: str, why: str) -> Refusal:
+    return Refusal(Problem(status=409, code="run_conflict", message=why, kind="invalid_request", run=run))

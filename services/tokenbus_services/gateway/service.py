@@ -1,0 +1,45 @@
+"""The gateway as a service: its connection to the bus, opened before the first request and closed after the last."""
+
+from __future__ import annotations
+
+from tokenbus import Client
+from tokenbus.bus.liveness import Liveness
+from tokenbus.bus.server.server import Server
+from tokenbus_services.gateway.callers import Door
+from tokenbus_services.gateway.runs import GatewayRuns
+from tokenbus_services.runtime.deployment import Deployment
+from tokenbus_services.settings import Settings
+
+
+class GatewayService:
+    """Holds no state of its own: any number of gateways serve the same runs."""
+
+    name = "gateway"
+
+    def __init__(self, settings: Settings, *, server: Server, bus: Client, runs: GatewayRuns, door: Door) -> None:
+        self.liveness = Liveness()
+        self._server = server
+        self._bus = bus
+        self._runs = runs
+        self._door = door
+        self._deployment = Deployment(server, settings.keys, self.liveness)
+        self._open = False
+
+    @property
+    def ready(self) -> bool:
+        return self._open
+
+    async def open(self) -> None:
+        await self._server.check()
+        await self._deployment.open()
+        await self._bus.__aenter__()
+        await self._door.open()
+        self._open = True
+
+    async def close(self) -> None:
+        self._open = False
+        await self._runs.close()
+        await self._door.close()
+        await self._bus.aclose()
+        await self._deployment.close()
+        await self._server.aclose()

@@ -1,0 +1,5 @@
+"""OpenAI's Chat Completions: `POST /v1/chat/completions`, streamed and whole."""
+
+from tokenbus_services.gateway.surfaces.openai_chat.surface import OpenAIChat
+
+__all__ = ["OpenAIChat"]

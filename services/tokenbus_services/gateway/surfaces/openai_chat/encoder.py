@@ -1,0 +1,118 @@
+"""Chat Completions as a stream of chunks. Pure.
+
+The rules are those of the official clients: the first delta has the role; a call's first delta alone has its id and
+name; calls are numbered from 0 over the whole answer; one call per chunk; the usage chunk is the last before `[DONE]`.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from tokenbus.events.public import (
+    TERMINAL,
+    BlockStarted,
+    Cancelled,
+    Chunk,
+    Completed,
+    Incomplete,
+    PublicEvent,
+    RunFailedEvent,
+    TerminalEvent,
+)
+from tokenbus_services.gateway.problem import Problem
+from tokenbus_services.gateway.surfaces.contract import Encoder, GatewayNote
+from tokenbus_services.gateway.surfaces.openai_chat.errors import error_event
+from tokenbus_services.gateway.surfaces.openai_chat.told import echo_of, finish_of, problem_of, usage_object
+from tokenbus_services.gateway.surfaces.settling import Settling
+
+_encode = msgspec.json.Encoder().encode
+DONE = b"data: [DONE]\n\n"
+
+
+class ChatEncoder(Encoder):
+    """Tells one run. Thinking is told at once, as it comes back unsigned and does no harm; calls once they stand."""
+
+    def __init__(self, note: GatewayNote, run: str) -> None:
+        self._run = run
+        self._echo = echo = echo_of(note)
+        self._settling = Settling(hold_thinking=False, hold_calls=True, on_failure=echo.on_failure)
+        same = {
+            "id": f"chatcmpl-{run}",
+            "object": "chat.completion.chunk",
+            "created": note.created,
+            "model": note.model,
+        }
+        self._same = _encode(same)[:-1]
+        self._role_told = False
+        self._calls: dict[int, int] = {}
+        """Number of each call of the answer, by its block."""
+        self._text_of: int | None = None
+        """The block whose text was told last."""
+        self._over = False
+
+    def feed(self, event: PublicEvent) -> list[bytes]:
+        if self._over:
+            return []
+        told: list[bytes] = []
+        for settled in self._settling.feed(event):
+            told += self._tell(settled)
+        if isinstance(event, TERMINAL):
+            self._over = True
+        return told
+
+    def broken(self, problem: Problem) -> list[bytes]:
+        if self._over:
+            return []
+        self._over = True
+        return [error_event(problem)]
+
+    def _tell(self, event: PublicEvent) -> list[bytes]:
+        match event:
+            case Chunk(kind="text", visible=True, text=text) if text:
+                return [*self._role(), *self._seam(event), self._text(text)]
+            case Chunk(kind="thinking", text=text) if text and self._echo.reasoning:
+                return [*self._role(), self._delta({"reasoning_content": text})]
+            case BlockStarted(kind="tool_call") if not self._echo.bus_tools:
+                return self._call(event)
+            case Chunk(kind="tool_call", tool_call_part="input", text=text) if event.block in self._calls and text:
+                call = {"index": self._calls[event.block], "function": {"arguments": text}}
+                return [self._delta({"tool_calls": [call]})]
+            case Completed() | Incomplete() | RunFailedEvent() | Cancelled():
+                return self._end(event)
+            case _:
+                return []
+
+    def _role(self) -> list[bytes]:
+        if self._role_told:
+            return []
+        self._role_told = True
+        return [self._delta({"role": "assistant", "content": ""})]
+
+    def _seam(self, event: Chunk) -> list[bytes]:
+        """Texts of two turns of one answer are apart by a blank line, as in the run's own `text`."""
+        before, self._text_of = self._text_of, event.turn
+        return [self._text("\n\n")] if before is not None and before != event.turn else []
+
+    def _call(self, event: BlockStarted) -> list[bytes]:
+        self._calls[event.block] = index = len(self._calls)
+        function = {"name": event.tool_name or "", "arguments": ""}
+        call = {"index": index, "id": event.tool_id or f"call_{event.block}", "type": "function", "function": function}
+        return [*self._role(), self._delta({"tool_calls": [call]})]
+
+    def _end(self, end: TerminalEvent) -> list[bytes]:
+        if problem := problem_of(end, self._run):
+            return [error_event(problem)]
+        finish = finish_of(end.finish, calls=bool(self._calls))
+        told = [*self._role(), self._delta({}, finish)]
+        if self._echo.usage:
+            told.append(self._chunk(b'"choices":[],"usage":' + _encode(usage_object(end.usage))))
+        return [*told, DONE]
+
+    def _text(self, text: str) -> bytes:
+        return self._chunk(b'"choices":[{"index":0,"delta":{"content":' + _encode(text) + b'},"finish_reason":null}]')
+
+    def _delta(self, delta: dict[str, object], finish: str | None = None) -> bytes:
+        return self._chunk(b'"choices":' + _encode([{"index": 0, "delta": delta, "finish_reason": finish}]))
+
+    def _chunk(self, rest: bytes) -> bytes:
+        return b"data: " + self._same + b"," + rest + b"}\n\n"

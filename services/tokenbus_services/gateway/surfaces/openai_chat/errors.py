@@ -1,0 +1,53 @@
+"""Problems as OpenAI's clients read them: always nested in `error`, before and within a stream. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from tokenbus.events.error_info import ErrorClass
+from tokenbus_services.gateway.problem import Problem
+from tokenbus_services.gateway.surfaces.contract import Answer
+
+_TYPES: Mapping[ErrorClass, str] = {
+    "invalid_request": "invalid_request_error",
+    "content_filter": "invalid_request_error",
+    "not_found": "invalid_request_error",
+    "rate_limit": "rate_limit_error",
+    "limit": "rate_limit_error",
+}
+_CODES: Mapping[ErrorClass, str] = {
+    "content_filter": "content_filter",
+    "rate_limit": "rate_limit_exceeded",
+    "overloaded": "overloaded",
+    "timeout": "timeout",
+}
+"""Codes that clients know by name; every other problem has its own."""
+_OWN_TYPES: Mapping[int, str] = {
+    401: "authentication_error",
+    402: "insufficient_quota",
+    403: "permission_error",
+    429: "rate_limit_error",
+}
+
+
+def error_object(problem: Problem) -> dict[str, object]:
+    """The object `error`."""
+    code = _CODES.get(problem.kind, problem.code) if problem.run else problem.code
+    if problem.run and problem.kind == "auth":
+        code = "upstream_auth"
+    if problem.run and problem.kind == "not_found" and problem.code != "run_not_found":
+        code = "model_not_found"
+    kind = _OWN_TYPES.get(problem.status) or _TYPES.get(problem.kind, "server_error")
+    return {"message": problem.message, "type": kind, "param": problem.param, "code": code}
+
+
+def refusal(problem: Problem) -> Answer:
+    """A problem before the first byte."""
+    return Answer(status=problem.status, body=msgspec.json.encode({"error": error_object(problem)}))
+
+
+def error_event(problem: Problem) -> bytes:
+    """A problem within a stream. No `[DONE]` follows: it would make the answer look whole."""
+    return b"data: " + msgspec.json.encode({"error": error_object(problem)}) + b"\n\n"

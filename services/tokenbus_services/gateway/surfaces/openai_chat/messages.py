@@ -1,0 +1,124 @@
+"""Messages and content parts of Chat Completions as those of the bus. Pure."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Literal, cast
+
+from tokenbus.events.requests import (
+    Base64Source,
+    ContentPart,
+    DocumentPart,
+    FileSource,
+    ImagePart,
+    Message,
+    Source,
+    TextPart,
+    ToolCallPart,
+    ToolResultPart,
+    UrlSource,
+)
+from tokenbus_services.gateway.problem import invalid, unsupported
+from tokenbus_services.gateway.surfaces.fields import Fields
+
+_ROLES = ("system", "developer", "user", "assistant", "tool")
+_DATA_URL = re.compile(r"data:([\w.+-]+/[\w.+-]+)(?:;[\w=.+-]+)*;base64,(.*)", re.DOTALL)
+_IGNORED = ("reasoning_content", "reasoning", "reasoning_details", "annotations", "audio", "refusal", "parsed")
+"""Fields of an assistant message that clients send back. Thinking is unsigned here, so no provider would take it."""
+
+
+def messages_of(body: Fields) -> list[Message]:
+    """Read the conversation. Raises Refusal."""
+    messages: list[Message] = []
+    for fields in body.each("messages"):
+        role = fields.needed("role", fields.one_of("role", _ROLES))
+        messages.append(_message(fields, role))
+    if not messages:
+        raise invalid("messages", "at least one message is required")
+    return messages
+
+
+def _message(fields: Fields, role: str) -> Message:
+    name = fields.text("name")
+    match role:
+        case "tool":
+            tool_id = fields.needed("tool_call_id", fields.text("tool_call_id"))
+            content = _content(fields)
+            parts = content if isinstance(content, str) else _texts_only(content, fields)
+            return Message(role="tool", content=[ToolResultPart(tool_id=tool_id, tool_name=name, content=parts)])
+        case "assistant":
+            return Message(role="assistant", content=_assistant(fields), participant=name)
+        case "developer":
+            return Message(role="system", content=_content(fields), participant=name)
+        case _:
+            return Message(role=cast(Literal["system", "user"], role), content=_content(fields), participant=name)
+
+
+def _assistant(fields: Fields) -> str | list[ContentPart]:
+    for name in _IGNORED:
+        fields.take(name)
+    fields.refuse("is not supported by this gateway", "function_call")
+    content: str | list[ContentPart] = "" if not fields.has("content") else _content(fields)
+    calls: list[ContentPart] = []
+    for call in fields.each("tool_calls"):
+        call.take("index")  # of a stream's delta, sent back by some clients
+        call.needed("type", call.one_of("type", ("function",)))
+        function = call.needed("function", call.fields("function"))
+        calls.append(
+            ToolCallPart(
+                tool_id=call.needed("id", call.text("id")),
+                tool_name=function.needed("name", function.text("name")),
+                arguments=function.needed("arguments", function.text("arguments")),
+            )
+        )
+        function.end()
+    if not calls:
+        return content
+    said: list[ContentPart] = [TextPart(text=content)] if isinstance(content, str) and content else []
+    return [*(content if isinstance(content, list) else said), *calls]
+
+
+def _content(fields: Fields) -> str | list[ContentPart]:
+    given: Any = fields.take("content")
+    if isinstance(given, str):
+        return given
+    if not isinstance(given, list):
+        raise invalid(fields.path("content"), "must be a string or a list of parts")
+    fields.put("content", cast("list[object]", given))
+    return [_part(part) for part in fields.each("content")]
+
+
+def _part(part: Fields) -> ContentPart:
+    match part.needed("type", part.one_of("type", ("text", "image_url", "file", "refusal"))):
+        case "text":
+            return TextPart(text=part.needed("text", part.text("text")))
+        case "refusal":
+            return TextPart(text=part.needed("refusal", part.text("refusal")))
+        case "image_url":
+            image = part.needed("image_url", part.fields("image_url"))
+            image.only("detail", "auto", why="other than 'auto' is not supported by this gateway")
+            source = _source(image.needed("url", image.text("url")), image.path("url"))
+            image.end()
+            return ImagePart(source=source)
+        case _:
+            file = part.needed("file", part.fields("file"))
+            title, data, file_id = file.text("filename"), file.text("file_data"), file.text("file_id")
+            file.end()
+            if file_id is not None:
+                return DocumentPart(source=FileSource(file_id=file_id), title=title)
+            return DocumentPart(source=_source(file.needed("file_data", data), file.path("file_data")), title=title)
+
+
+def _source(url: str, where: str) -> Source:
+    if found := _DATA_URL.fullmatch(url):
+        return Base64Source(media_type=found[1], data=found[2])
+    if url.startswith(("http://", "https://")):
+        return UrlSource(url=url)
+    raise invalid(where, "must be an http(s) URL, or a data: URL in base64")
+
+
+def _texts_only(content: list[ContentPart], fields: Fields) -> list[TextPart | ImagePart]:
+    parts = [part for part in content if isinstance(part, TextPart | ImagePart)]
+    if len(parts) != len(content):
+        raise unsupported(fields.path("content"), "a tool's result holds text and images only")
+    return parts

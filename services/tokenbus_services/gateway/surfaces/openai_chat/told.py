@@ -1,0 +1,72 @@
+"""What streamed and whole answers of Chat Completions have in common: identity, finish reasons, usage. Pure."""
+
+from __future__ import annotations
+
+import msgspec
+
+from tokenbus.events.normalized import FinishReason
+from tokenbus.events.public import Cancelled, Incomplete, PublicEvent, RunFailedEvent
+from tokenbus.events.requests import OnFailure
+from tokenbus.events.usage import Usage
+from tokenbus_services.gateway.problem import Problem, of_run
+from tokenbus_services.gateway.surfaces.contract import GatewayNote
+
+
+class ChatEcho(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What encoders know of the request, in `GatewayNote.echo`."""
+
+    usage: bool = False
+    """The stream ends with a chunk of token counts."""
+    reasoning: bool = True
+    """Thinking is told as `reasoning_content`."""
+    bus_tools: bool = False
+    """The bus runs the calls, so the client is not told of them: it would run them again."""
+    on_failure: OnFailure | None = None
+
+
+def echo_of(note: GatewayNote) -> ChatEcho:
+    """Read the note; what cannot be read is as if it was not asked."""
+    try:
+        return msgspec.convert(note.echo, ChatEcho)
+    except msgspec.ValidationError:
+        return ChatEcho()
+
+
+def finish_of(finish: FinishReason, *, calls: bool) -> str:
+    """The finish reason. ``calls``: the client has been told of tool calls."""
+    match finish:
+        case "length":
+            return "length"
+        case "content_filter":
+            return "content_filter"
+        case _:
+            return "tool_calls" if calls else "stop"
+
+
+def usage_object(usage: Usage | None) -> dict[str, object]:
+    """Token counts. What the provider did not tell counts as 0: clients insist on numbers."""
+    told = usage or Usage()
+    read, written = told.input or 0, told.output or 0
+    return {
+        "prompt_tokens": read,
+        "completion_tokens": written,
+        "total_tokens": told.total if told.total is not None else read + written,
+        "prompt_tokens_details": {"cached_tokens": told.cache_read or 0},
+        "completion_tokens_details": {"reasoning_tokens": told.reasoning or 0},
+    }
+
+
+def problem_of(end: PublicEvent, run: str) -> Problem | None:
+    """Why the run's end is an error for the client; None if the answer is whole."""
+    match end:
+        case RunFailedEvent(error=error):
+            return of_run(error, run)
+        case Incomplete(error=error, reason=reason):
+            if error:
+                return of_run(error, run)
+            return Problem(status=502, code="stream_cut", message=f"stream_cut: {reason}", kind="network", run=run)
+        case Cancelled(reason=reason):
+            why = f"the run was cancelled: {reason}" if reason else "the run was cancelled"
+            return Problem(status=409, code="run_cancelled", message=why, kind="invalid_request", run=run)
+        case _:
+            return None

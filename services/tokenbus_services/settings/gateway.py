@@ -1,0 +1,61 @@
+"""The gateway: model names, surfaces and limits of its HTTP side. Its port is `http.gateway`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, get_args
+
+from msgspec import Meta
+
+from tokenbus_services.settings.types import Bytes, Count, Seconds, Table
+
+SurfaceName = Literal[
+    "native",
+    "openai_chat",
+    "openai_responses",
+    "openai_images",
+    "anthropic_messages",
+    "gemini",
+    "ai_sdk_ui",
+    "ag_ui",
+    "durable_streams",
+]
+ALL_SURFACES: tuple[SurfaceName, ...] = get_args(SurfaceName)
+ModelName = Annotated[str, Meta(pattern=r"^[^/\s]+/\S+$(?!\n)")]
+"""`PROVIDER/MODEL`."""
+Origin = Annotated[str, Meta(pattern=r"^https?://[^/?#\s*]+$(?!\n)")]
+"""`https://HOST` or `https://HOST:PORT`, as browsers send it."""
+
+
+class GatewaySettings(Table, frozen=True, kw_only=True):
+    """If the table is there, `tokenbus up` runs the gateway."""
+
+    aliases: dict[str, Annotated[tuple[ModelName, ...], Meta(min_length=1, max_length=9)]] = {}
+    """Model names of your own, each with one or more `PROVIDER/MODEL`. The further ones are tried in turn if a turn
+    fails before any of its visible text was emitted.
+    """
+    models: tuple[ModelName, ...] = ()
+    """`PROVIDER/MODEL` names that `/v1/models` lists beside the aliases. Requests may name others."""
+    surfaces: tuple[SurfaceName, ...] = ALL_SURFACES
+    """The client protocols that are served."""
+    drop_unsupported: tuple[str, ...] = ()
+    """Parameters that are ignored, rather than refused, if they cannot be honoured (`user`, `seed`)."""
+    allow_extra: tuple[str, ...] = ()
+    """Fields of the provider's request body that clients may set."""
+    tools: tuple[str, ...] = ()
+    """Tools of this deployment that clients may name in `tokenbus.tools`; `*`: all."""
+    origins: tuple[Origin, ...] = ()
+    """Web pages of these origins may call the gateway (CORS)."""
+    deadline_s: Seconds = 600.0
+    """Deadline of runs whose client waits for the answer, if the request sets none."""
+    body_bytes: Bytes = 32 * 2**20
+    """Maximum size of a request's body."""
+    connections: Count = 4096
+    """Maximum connections per gateway."""
+    early_status_s: Seconds = 2.0
+    """How long a streamed answer waits for its first event, so that a failure still has its own HTTP status."""
+    keep_alive_s: Seconds = 5.0
+    """A stream that is silent for this long gets some bytes without meaning, in its protocol's form."""
+    send_timeout_s: Seconds = 30.0
+    """A client that reads nothing for this long is dropped."""
+    rejoin_s: Seconds = 10.0
+    """How long a run with an `Idempotency-Key` goes on after its client has gone, for a retry to join it."""
