@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import msgspec
-
 from tokenbus.events.public import (
     BlockComplete,
     BlockStarted,
@@ -32,8 +30,7 @@ from tokenbus.events.usage import Usage
 from tokenbus_services.gateway.problem import Problem, of_run
 from tokenbus_services.gateway.surfaces.ag_ui.history import METADATA, Json, Told, encrypted, messages_of, parent_of
 from tokenbus_services.gateway.surfaces.contract import Encoder
-
-_encode = msgspec.json.Encoder().encode
+from tokenbus_services.gateway.surfaces.json_text import encode_line
 
 
 class AgUiStream(Encoder):
@@ -330,7 +327,7 @@ class AgUiStream(Encoder):
         # A client rejects an event with a null in it, and splits the stream at two line feeds alone.
         event = {"type": event_type, **fields}
         event.setdefault("metadata", self._metadata())
-        self._out.append(b"data: " + _encode(event) + b"\n\n")
+        self._out.append(b"data: " + encode_line(event) + b"\n\n")
 
     def _taken(self) -> list[bytes]:
         out, self._out = self._out, []

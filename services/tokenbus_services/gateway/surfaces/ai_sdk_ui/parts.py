@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import msgspec
-
 from tokenbus.events.error_info import ErrorClass
 from tokenbus.events.normalized import FinishReason
 from tokenbus.events.public import BlockComplete, ImageRef
 from tokenbus.events.usage import Usage
+from tokenbus_services.gateway.surfaces.json_text import encode_line
 
 Part = dict[str, object]
 DONE = b"data: [DONE]\n\n"
@@ -45,12 +44,10 @@ SENTENCES: Mapping[ErrorClass, str] = {
 }
 """What the user reads: `useChat` shows the text as it is, so it names no account and no inner address."""
 
-_encode = msgspec.json.Encoder().encode
-
 
 def written(part: Part) -> bytes:
     """One server-sent event."""
-    return b"data: " + _encode(part) + b"\n\n"
+    return b"data: " + encode_line(part) + b"\n\n"
 
 
 def provider_metadata(complete: BlockComplete, **more: object) -> Part:

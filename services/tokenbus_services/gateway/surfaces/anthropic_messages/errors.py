@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from tokenbus_services.gateway.problem import Problem
+from tokenbus_services.gateway.surfaces.json_text import encode_line
 
 _TYPES = {
     401: "authentication_error",
@@ -17,7 +16,6 @@ _TYPES = {
     504: "timeout_error",
     529: "overloaded_error",
 }
-_encode = msgspec.json.Encoder().encode
 
 
 def status_of(problem: Problem) -> int:
@@ -39,4 +37,4 @@ def error_body(problem: Problem) -> bytes:
         "param": problem.param,
     }
     request_id = f"req_{problem.run}" if problem.run else None
-    return _encode({"type": "error", "error": error, "request_id": request_id})
+    return encode_line({"type": "error", "error": error, "request_id": request_id})

@@ -5,8 +5,6 @@ One run is one message, however many turns it has. Pure.
 
 from __future__ import annotations
 
-import msgspec
-
 from tokenbus.events.public import (
     BlockComplete,
     BlockStarted,
@@ -30,9 +28,8 @@ from tokenbus_services.gateway.surfaces.anthropic_messages.answer import (
 )
 from tokenbus_services.gateway.surfaces.anthropic_messages.errors import error_body
 from tokenbus_services.gateway.surfaces.contract import Encoder
+from tokenbus_services.gateway.surfaces.json_text import encode_line
 from tokenbus_services.gateway.surfaces.settling import Settling
-
-_encode = msgspec.json.Encoder().encode
 
 
 class MessagesStream(Encoder):
@@ -121,4 +118,4 @@ class MessagesStream(Encoder):
 
 
 def _event(kind: str, **fields: object) -> bytes:
-    return b"event: %b\ndata: %b\n\n" % (kind.encode(), _encode({"type": kind, **fields}))
+    return b"event: %b\ndata: %b\n\n" % (kind.encode(), encode_line({"type": kind, **fields}))

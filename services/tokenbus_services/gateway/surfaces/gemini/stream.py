@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 
-import msgspec
-
 from tokenbus.events.public import BlockComplete, Cancelled, Chunk, Completed, Incomplete, PublicEvent, RunFailedEvent
 from tokenbus_services.gateway.problem import Problem, of_end
 from tokenbus_services.gateway.surfaces.contract import Encoder
 from tokenbus_services.gateway.surfaces.gemini.answer import Answer, GeminiEcho, Json
 from tokenbus_services.gateway.surfaces.gemini.errors import error_object
+from tokenbus_services.gateway.surfaces.json_text import encode_line
 from tokenbus_services.gateway.surfaces.settling import Settling
-
-_encode = msgspec.json.Encoder().encode
 
 
 class GeminiStream(Encoder):
@@ -56,7 +53,7 @@ class EventStream(GeminiStream):
     """Server-sent events (`alt=sse`). Clients take no other lines than `data:`."""
 
     def _more(self, chunk: Json) -> bytes:
-        return b"data: %b\n\n" % _encode(chunk)
+        return b"data: %b\n\n" % encode_line(chunk)
 
     def _last(self, chunk: Json) -> bytes:
         return self._more(chunk)
@@ -71,7 +68,7 @@ class ArrayStream(GeminiStream):
 
     def _more(self, chunk: Json) -> bytes:
         before, self._before = self._before, b",\n"
-        return before + _encode(chunk)
+        return before + encode_line(chunk)
 
     def _last(self, chunk: Json) -> bytes:
         return self._more(chunk) + b"]\n"
