@@ -50,13 +50,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, message="%(prog)s %(version)s")
 @click.option("-v", "--verbose", is_flag=True, help="Log everything, and show where an error came from.")
-def tokenbus(verbose: bool) -> None:
+@click.pass_context
+def tokenbus(context: click.Context, verbose: bool) -> None:
     """A message bus for language-model output.
 
-    Settings come from the file that TOKENBUS_CONFIG names, and from the environment (TOKENBUS_REDIS_URL, …).
+    Settings come from the file that TOKENBUS_CONFIG names, else from the tokenbus.toml of the working directory, and
+    from the environment (TOKENBUS_REDIS_URL, …).
     """
+    from tokenbus_services.settings.settings_file import use_file_here
+
     if verbose:
         os.environ["TOKENBUS_LOG_LEVEL"] = "debug"  # for the services that this command starts, too
+    if (file := use_file_here(os.environ)) and context.invoked_subcommand in ("up", "worker"):
+        click.echo(f"settings: {file}, of the working directory, for TOKENBUS_CONFIG is not set", err=True)
 
 
 @tokenbus.command()

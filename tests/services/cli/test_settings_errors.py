@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
+from asyncio.subprocess import DEVNULL, PIPE
 from pathlib import Path
 
 import pytest
 
+from tests.services.cli.process import ENDED_S, TOKENBUS, environment
 from tokenbus.errors import SettingsError
 from tokenbus_services.settings import Settings, load, old_names_in
+
+USAGE = 2
+"""Exit code of a wrong setting."""
+
+
+async def ended_in(directory: Path, *command: str, **env: str) -> tuple[int | None, str]:
+    """Run a command in this directory to its end: its exit code, and what it said on stderr."""
+    process = await asyncio.create_subprocess_exec(
+        *TOKENBUS, *command, cwd=directory, env=environment(**env), stdin=DEVNULL, stdout=DEVNULL, stderr=PIPE
+    )
+    async with asyncio.timeout(ENDED_S):
+        _, said = await process.communicate()
+    return process.returncode, said.decode()
 
 
 def loaded(directory: Path, text: str) -> Settings:
@@ -66,3 +82,29 @@ def test_old_names_of_settings_work_and_are_told(tmp_path: Path) -> None:
 def test_both_names_of_one_setting_are_an_error(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="leave one of them"):
         loaded(tmp_path, "[limits]\nblock_bytes = 1\nblock_characters = 2\n")
+
+
+@pytest.mark.parametrize("command", [("up",), ("worker", "normalizer")])
+async def test_the_settings_file_of_the_working_directory_is_used_and_named(
+    tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    file = tmp_path / "tokenbus.toml"
+    file.write_text("[limits]\nnonsense = 1\n")
+    code, said = await ended_in(tmp_path, *command)
+    assert code == USAGE
+    found, error = said.splitlines()
+    assert found == f"settings: {file}, of the working directory, for TOKENBUS_CONFIG is not set"
+    assert error.startswith(f"error: {file}: ")
+    other = tmp_path / "other.toml"
+    other.write_text("[limits]\nnonsense = 2\n")
+    code, said = await ended_in(tmp_path, *command, TOKENBUS_CONFIG=str(other))
+    assert (code, said.partition(": ")[2].partition(": ")[0]) == (USAGE, str(other))
+
+
+async def test_an_empty_variable_means_no_settings_file(tmp_path: Path) -> None:
+    (tmp_path / "tokenbus.toml").write_text("[limits]\nnonsense = 1\n")
+    _, said = await ended_in(
+        tmp_path, "worker", "normalizer", TOKENBUS_CONFIG="", TOKENBUS_REDIS_URL="redis://127.0.0.1:1"
+    )
+    assert "tokenbus.toml" not in said
+    assert "127.0.0.1:1 is unavailable" in said
