@@ -28,7 +28,7 @@ from tokenbus.events.public import (
     UnknownEvent,
 )
 from tokenbus_services.gateway import sse
-from tokenbus_services.gateway.problem import Problem, Refusal, of_exception, of_run
+from tokenbus_services.gateway.problem import Problem, Refusal, of_end, of_exception
 from tokenbus_services.gateway.reader import Receive, RunReader
 from tokenbus_services.gateway.sse import Send
 from tokenbus_services.gateway.surfaces.contract import Answer, Encoder, WholeAnswer
@@ -37,6 +37,7 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 _SAYS_LITTLE = (Started, Retrying, ToolProgress, UnknownEvent)
 """Events after which the run may still fail before anything was told."""
+_BAD_ENDS = (RunFailedEvent, Incomplete, Cancelled)
 _LAST_WORDS_S = 1.0
 RESTARTING = "gateway_restarting"
 
@@ -142,7 +143,7 @@ class StreamedAnswer(RunAnswer):
         events = await self._first(reader) if self._early else []
         if reader.gone:
             return
-        if problem := _refused(events, self.run):
+        if problem := _refused(events):
             await self._refuse(send, problem)
             return
         first = self._encoded(events)
@@ -216,7 +217,7 @@ class WholeRunAnswer(RunAnswer):
                 whole = whole or self._make_whole(event)
                 if answer := whole.feed(event):
                     self._head_sent = True
-                    extra = sse.headers_of(_problem_of(event, self.run)) if answer.status >= 400 else {}
+                    extra = sse.headers_of(of_end(event)) if isinstance(event, _BAD_ENDS) else {}
                     await sse.send_answer(send, answer, {**self._headers, **extra})
                     return
         if not reader.gone:
@@ -227,30 +228,15 @@ class WholeRunAnswer(RunAnswer):
             await self._refuse(send, problem)
 
 
-def _refused(events: list[PublicEvent], run: str) -> Problem | None:
+def _refused(events: list[PublicEvent]) -> Problem | None:
     """The problem of a run that ended before anything was told."""
     if not events or any(not isinstance(event, _SAYS_LITTLE) for event in events[:-1]):
         return None
     match events[-1]:
-        case RunFailedEvent() | Incomplete() | Cancelled():
-            return _problem_of(events[-1], run)
+        case RunFailedEvent() | Incomplete() | Cancelled() as end:
+            return of_end(end)
         case _:
             return None
-
-
-def _problem_of(event: PublicEvent, run: str) -> Problem:
-    match event:
-        case RunFailedEvent(error=error):
-            return of_run(error, run)
-        case Incomplete(error=error, reason=reason):
-            if error:
-                return of_run(error, run)
-            return Problem(status=502, code="stream_cut", message=reason, kind="network", run=run)
-        case Cancelled(reason=reason):
-            why = f"the run was cancelled: {reason}" if reason else "the run was cancelled"
-            return Problem(status=409, code="run_cancelled", message=why, kind="invalid_request", run=run)
-        case _:
-            return _unknown_end(run)
 
 
 def _unknown_end(run: str) -> Problem:

@@ -58,7 +58,7 @@ def create(settings: Settings) -> AsgiApp:
     door = make_door(settings, table, models)
     runs = GatewayRuns(table, bus=bus, server=server, keys=settings.keys)
     gateway = Gateway(settings, runs=runs, door=door, models=models, metrics=GatewayMetrics(registry))
-    service = GatewayService(settings, server=server, bus=bus, runs=runs, door=door)
+    service = GatewayService(settings, server=server, bus=bus, gateway=gateway)
     app = make_app(service, make_broker(settings, registry), registry, stuck_s=stuck_after_s(settings.redis_url))
     return WithPages(app, routes(gateway))
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Any, TypeAlias
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Any, TypeAlias, cast
 
 import structlog
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from tokenbus.blobs import DEFAULT_MEDIA_TYPE, BlobRef, BlobStreams
 from tokenbus.errors import TokenbusError
+from tokenbus_services.blobs.loader import loader_of
 from tokenbus_services.gateway import sse
 from tokenbus_services.gateway.answers import AnswerTimes, RunAnswer, StreamedAnswer, WholeRunAnswer
 from tokenbus_services.gateway.callers import Caller, Door
@@ -41,6 +43,7 @@ class Gateway:
         self.door = door
         self.models = models
         self.metrics = metrics
+        self._blobs = loader_of(settings.blobs)
         self.times = AnswerTimes(
             early_status_s=settings.gateway.early_status_s,
             keep_alive_s=settings.gateway.keep_alive_s,
@@ -103,6 +106,17 @@ class Gateway:
             **how,
         )
 
+    async def blob(self, blob_id: str) -> tuple[BlobRef, AsyncGenerator[bytes]]:
+        """A blob of the deployment's store: what it is, and its content. Raises BlobError."""
+        if not isinstance(self._blobs, BlobStreams):
+            content = await self._blobs.load(blob_id)
+            return BlobRef(blob_id=blob_id, media_type=DEFAULT_MEDIA_TYPE, size=len(content)), _once(content)
+        return await self._blobs.head(blob_id), cast("AsyncGenerator[bytes]", self._blobs.chunks(blob_id))
+
+    async def aclose(self) -> None:
+        """Close the connection to the blob store."""
+        await self._blobs.aclose()
+
     def guarded(self, name: str, refusal: Refuse, handle: Handler) -> Handler:
         """Wrap an endpoint: problems are answered in the surface's own shape, and every request is counted."""
 
@@ -127,6 +141,10 @@ def response_to(problem: Problem, refusal: Refuse) -> Response:
     if problem.run:
         headers["x-tokenbus-run"] = problem.run
     return Response(answer.body, answer.status, headers, media_type=answer.media_type)
+
+
+async def _once(content: bytes) -> AsyncGenerator[bytes]:
+    yield content
 
 
 def _stay() -> None:

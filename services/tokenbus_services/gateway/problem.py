@@ -7,6 +7,9 @@ from collections.abc import Mapping
 import msgspec
 
 from tokenbus.errors import (
+    BlobNotFound,
+    CursorAhead,
+    CursorTrimmed,
     RequestInvalid,
     RequestTooLarge,
     RunNotFound,
@@ -111,8 +114,12 @@ def of_exception(error: TokenbusError) -> Problem:
         case RequestInvalid():
             status, kind = 400, "invalid_request"
             param = getattr(error, "where", None) or None
-        case RunNotFound():
+        case RunNotFound() | BlobNotFound():
             status, kind = 404, "not_found"
+        case CursorAhead():
+            status, kind, param = 400, "invalid_request", "after"
+        case CursorTrimmed():
+            status, kind, param = 410, "not_found", "after"
         case RunOpen():
             status, kind = 409, "invalid_request"
         case RunNotRepeatable():

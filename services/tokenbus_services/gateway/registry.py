@@ -11,10 +11,14 @@ from typing import Protocol, cast
 
 from starlette.routing import BaseRoute
 
+from tokenbus_services.gateway import http_models
 from tokenbus_services.gateway.gateway import Gateway
 from tokenbus_services.settings import SurfaceName
 
-SURFACES: tuple[SurfaceName, ...] = ("openai_chat",)
+SURFACES: tuple[SurfaceName, ...] = (
+    "native",
+    "openai_chat",
+)
 """In the order in which their routes are tried."""
 
 
@@ -23,10 +27,10 @@ class _Routes(Protocol):
 
 
 def routes_of(gateway: Gateway) -> list[BaseRoute]:
-    """The routes of the surfaces that the settings turn on."""
+    """The routes of the surfaces that the settings turn on, and the list of models."""
     found: list[BaseRoute] = []
     for name in SURFACES:
         if name in gateway.settings.surfaces:
             module = importlib.import_module(f"tokenbus_services.gateway.http_{name}")
             found += cast(_Routes, module).routes(gateway)
-    return found
+    return [*found, *http_models.routes(gateway)]

@@ -34,6 +34,7 @@ CANCEL_TRIES, CANCEL_PAUSE_S = 20, 0.5
 MAX_RETRIES_OF_A_KEY = 16
 """Runs in a row under one Idempotency-Key."""
 JOINS_KEPT_S = 3600
+READ_COUNT = 1000
 
 
 class OpenRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,6 +134,29 @@ class GatewayRuns:
         if not caller.owns(tenant_of(metadata)):
             raise not_found(run)
         return note_in(metadata)
+
+    async def stored(self, run: str) -> list[PublicEvent]:
+        """The events that the run has now, from seq 0."""
+        log_key, events, position = self._keys.log(run), list[PublicEvent](), "-"
+        while True:
+            with translated(self._server):
+                entries: list[Any] = await self._server.client.xrange(log_key, min=position, count=READ_COUNT)
+            events += [public_event(log_key, entry) for entry in entries]
+            if len(entries) < READ_COUNT:
+                return sorted(events, key=lambda event: event.seq)
+            position = f"({entries[-1][0].decode()}"
+
+    async def last_event(self, run: str) -> PublicEvent | None:
+        """The newest event of the run; None if there is none yet."""
+        log_key = self._keys.log(run)
+        with translated(self._server):
+            last: list[Any] = await self._server.client.xrevrange(log_key, count=1)
+        return public_event(log_key, last[0]) if last else None
+
+    async def names_blob(self, run: str, blob_id: str) -> bool:
+        """Whether one of the run's events names this blob."""
+        name = msgspec.json.encode(blob_id)
+        return any(name in msgspec.json.encode(event) for event in await self.stored(run))
 
     def client_gone(self, opened: OpenRun) -> None:
         """Cancel a run whose client has gone: by a task of its own, since the request's task ends now."""

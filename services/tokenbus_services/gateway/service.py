@@ -5,8 +5,7 @@ from __future__ import annotations
 from tokenbus import Client
 from tokenbus.bus.liveness import Liveness
 from tokenbus.bus.server.server import Server
-from tokenbus_services.gateway.callers import Door
-from tokenbus_services.gateway.runs import GatewayRuns
+from tokenbus_services.gateway.gateway import Gateway
 from tokenbus_services.runtime.deployment import Deployment
 from tokenbus_services.settings import Settings
 
@@ -16,12 +15,11 @@ class GatewayService:
 
     name = "gateway"
 
-    def __init__(self, settings: Settings, *, server: Server, bus: Client, runs: GatewayRuns, door: Door) -> None:
+    def __init__(self, settings: Settings, *, server: Server, bus: Client, gateway: Gateway) -> None:
         self.liveness = Liveness()
         self._server = server
         self._bus = bus
-        self._runs = runs
-        self._door = door
+        self._gateway = gateway
         self._deployment = Deployment(server, settings.keys, self.liveness)
         self._open = False
 
@@ -33,13 +31,14 @@ class GatewayService:
         await self._server.check()
         await self._deployment.open()
         await self._bus.__aenter__()
-        await self._door.open()
+        await self._gateway.door.open()
         self._open = True
 
     async def close(self) -> None:
         self._open = False
-        await self._runs.close()
-        await self._door.close()
+        await self._gateway.runs.close()
+        await self._gateway.door.close()
         await self._bus.aclose()
+        await self._gateway.aclose()
         await self._deployment.close()
         await self._server.aclose()

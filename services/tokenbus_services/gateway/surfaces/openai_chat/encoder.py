@@ -19,10 +19,10 @@ from tokenbus.events.public import (
     RunFailedEvent,
     TerminalEvent,
 )
-from tokenbus_services.gateway.problem import Problem
+from tokenbus_services.gateway.problem import Problem, of_end
 from tokenbus_services.gateway.surfaces.contract import Encoder, GatewayNote
 from tokenbus_services.gateway.surfaces.openai_chat.errors import error_event
-from tokenbus_services.gateway.surfaces.openai_chat.told import echo_of, finish_of, problem_of, usage_object
+from tokenbus_services.gateway.surfaces.openai_chat.told import echo_of, finish_of, usage_object
 from tokenbus_services.gateway.surfaces.settling import Settling
 
 _encode = msgspec.json.Encoder().encode
@@ -33,7 +33,6 @@ class ChatEncoder(Encoder):
     """Tells one run. Thinking is told at once, as it comes back unsigned and does no harm; calls once they stand."""
 
     def __init__(self, note: GatewayNote, run: str) -> None:
-        self._run = run
         self._echo = echo = echo_of(note)
         self._settling = Settling(hold_thinking=False, hold_calls=True, on_failure=echo.on_failure)
         same = {
@@ -100,8 +99,8 @@ class ChatEncoder(Encoder):
         return [*self._role(), self._delta({"tool_calls": [call]})]
 
     def _end(self, end: TerminalEvent) -> list[bytes]:
-        if problem := problem_of(end, self._run):
-            return [error_event(problem)]
+        if not isinstance(end, Completed):
+            return [error_event(of_end(end))]
         finish = finish_of(end.finish, calls=bool(self._calls))
         told = [*self._role(), self._delta({}, finish)]
         if self._echo.usage:

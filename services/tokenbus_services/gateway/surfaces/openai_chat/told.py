@@ -5,10 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from tokenbus.events.normalized import FinishReason
-from tokenbus.events.public import Cancelled, Incomplete, PublicEvent, RunFailedEvent
 from tokenbus.events.requests import OnFailure
 from tokenbus.events.usage import Usage
-from tokenbus_services.gateway.problem import Problem, of_run
 from tokenbus_services.gateway.surfaces.contract import GatewayNote
 
 
@@ -54,19 +52,3 @@ def usage_object(usage: Usage | None) -> dict[str, object]:
         "prompt_tokens_details": {"cached_tokens": told.cache_read or 0},
         "completion_tokens_details": {"reasoning_tokens": told.reasoning or 0},
     }
-
-
-def problem_of(end: PublicEvent, run: str) -> Problem | None:
-    """Why the run's end is an error for the client; None if the answer is whole."""
-    match end:
-        case RunFailedEvent(error=error):
-            return of_run(error, run)
-        case Incomplete(error=error, reason=reason):
-            if error:
-                return of_run(error, run)
-            return Problem(status=502, code="stream_cut", message=f"stream_cut: {reason}", kind="network", run=run)
-        case Cancelled(reason=reason):
-            why = f"the run was cancelled: {reason}" if reason else "the run was cancelled"
-            return Problem(status=409, code="run_cancelled", message=why, kind="invalid_request", run=run)
-        case _:
-            return None

@@ -5,10 +5,11 @@ from __future__ import annotations
 import msgspec
 
 from tokenbus.client.response import ResponseBuilder
-from tokenbus.events.public import Completed, PublicEvent, RunEnd
+from tokenbus.events.public import Cancelled, Completed, Incomplete, PublicEvent, RunEnd, RunFailedEvent
+from tokenbus_services.gateway.problem import of_end
 from tokenbus_services.gateway.surfaces.contract import Answer, GatewayNote, WholeAnswer
 from tokenbus_services.gateway.surfaces.openai_chat.errors import refusal
-from tokenbus_services.gateway.surfaces.openai_chat.told import echo_of, finish_of, problem_of, usage_object
+from tokenbus_services.gateway.surfaces.openai_chat.told import echo_of, finish_of, usage_object
 
 
 class WholeChat(WholeAnswer):
@@ -22,8 +23,8 @@ class WholeChat(WholeAnswer):
 
     def feed(self, event: PublicEvent) -> Answer | None:
         self._builder.add(event)
-        if problem := problem_of(event, self._run):
-            return refusal(problem)
+        if isinstance(event, Incomplete | RunFailedEvent | Cancelled):
+            return refusal(of_end(event))
         if not isinstance(event, Completed):
             return None
         return Answer(status=200, body=msgspec.json.encode(self._completion(event)))

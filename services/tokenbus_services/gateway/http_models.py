@@ -1,0 +1,52 @@
+"""`/v1/models`: the names that requests may give, in the shape of OpenAI's list, or of Anthropic's for its clients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import BaseRoute, Route
+
+from tokenbus_services.gateway.gateway import Gateway
+from tokenbus_services.gateway.http_request import headers_in
+from tokenbus_services.gateway.models import ModelTable
+from tokenbus_services.gateway.surfaces.openai_chat.errors import refusal
+
+CREATED = 1763769600
+CREATED_AT = "2025-11-22T00:00:00Z"
+"""Models have no time of their own here; clients insist on one."""
+
+
+def routes(gateway: Gateway) -> list[BaseRoute]:
+    """The list, and one model; clients send the slash of a name percent-encoded."""
+
+    async def every(request: Request) -> Any:
+        models = (await gateway.door.identify(headers_in(request))).rules.models
+        if "anthropic-version" in request.headers:
+            data = [_anthropic(name) for name in models.names()]
+            ends = (
+                {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {"first_id": None, "last_id": None}
+            )
+            return JSONResponse({"data": data, "has_more": False, **ends})
+        return JSONResponse({"object": "list", "data": [_openai(name, models) for name in models.names()]})
+
+    async def one(request: Request) -> Any:
+        models = (await gateway.door.identify(headers_in(request))).rules.models
+        name: str = request.path_params["id"]
+        models.resolve(name)
+        return JSONResponse(_anthropic(name) if "anthropic-version" in request.headers else _openai(name, models))
+
+    found: list[BaseRoute] = []
+    for prefix in ("/v1", ""):
+        found.append(Route(f"{prefix}/models", gateway.guarded("models", refusal, every), methods=["GET"]))
+        found.append(Route(f"{prefix}/models/{{id:path}}", gateway.guarded("models", refusal, one), methods=["GET"]))
+    return found
+
+
+def _openai(name: str, models: ModelTable) -> dict[str, object]:
+    return {"id": name, "object": "model", "created": CREATED, "owned_by": models.resolve(name).provider}
+
+
+def _anthropic(name: str) -> dict[str, object]:
+    return {"type": "model", "id": name, "display_name": name, "created_at": CREATED_AT}

@@ -1,0 +1,223 @@
+"""Routes of the bus's own protocol: runs, their events, and the topics for operators.
+
+``POST /runs``                publish: 202 with the run's id, or its events with ``Accept: text/event-stream``
+``GET /runs/{id}``            the run's output so far as one object; with ``?wait=true`` after its end
+``GET /runs/{id}/events``     its events; ``Last-Event-ID`` or ``?after=SEQ`` go on after one; 204 if there are no more
+``POST /runs/{id}/cancel``    ``{"reason", "heard_through"}``: 202
+``POST /runs/{id}/retry``     the same request again, ``resume``: from its text on: 202 with the new run's id
+``GET /runs/{id}/blobs/{id}`` a blob that the run's events name
+``GET /topics/{topic}``       live events of all runs, for operators: ``?group=NAME`` shares them among its readers
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, MutableMapping
+from typing import Any, Literal, get_args
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response as HttpResponse
+from starlette.responses import StreamingResponse
+from starlette.routing import BaseRoute, Route
+
+from tokenbus import Response
+from tokenbus.bus.keys import PublicTopic
+from tokenbus.events.public import TERMINAL, PublicEvent
+from tokenbus_services.gateway import sse
+from tokenbus_services.gateway.answers import StreamedAnswer
+from tokenbus_services.gateway.callers import Caller
+from tokenbus_services.gateway.gateway import Gateway, Handler
+from tokenbus_services.gateway.http_request import headers_in, read_request
+from tokenbus_services.gateway.problem import Problem, Refusal, invalid
+from tokenbus_services.gateway.runs import not_found
+from tokenbus_services.gateway.surfaces.contract import Answer
+from tokenbus_services.gateway.surfaces.fields import Fields, json_body
+from tokenbus_services.gateway.surfaces.native import Native
+from tokenbus_services.gateway.surfaces.native.surface import NativeEncoder, accepted, event_lines
+
+
+def routes(gateway: Gateway) -> list[BaseRoute]:
+    """The routes of this surface."""
+    native = _NativeRoutes(gateway)
+    surface = native.surface
+
+    def route(path: str, method: str, handle: Handler) -> Route:
+        return Route(path, gateway.guarded(surface.name, surface.refusal, handle), methods=[method])
+
+    return [
+        gateway.post("/runs", surface),
+        route("/runs/{run}", "GET", native.whole),
+        route("/runs/{run}/events", "GET", native.events),
+        route("/runs/{run}/cancel", "POST", native.cancel),
+        route("/runs/{run}/retry", "POST", native.retry),
+        route("/runs/{run}/resume", "POST", native.resume),
+        route("/runs/{run}/blobs/{blob_id}", "GET", native.blob),
+        route("/topics/{topic}", "GET", native.topic),
+    ]
+
+
+class _NativeRoutes:
+    def __init__(self, gateway: Gateway) -> None:
+        self.surface = Native()
+        self._gateway = gateway
+
+    async def whole(self, request: Request) -> Any:
+        """The output so far, or once the run has ended."""
+        run, _ = await self._owned(request)
+        if request.query_params.get("wait") == "true":
+            events = [event async for event in self._gateway.runs.follow(run)]
+        else:
+            events = await self._gateway.runs.stored(run)
+        if not events:  # published, and not accepted yet
+            return _sent(Answer(status=200, body=msgspec.json.encode({"run": run, "status": "open"})))
+        response = Response.of(events)
+        body = {**msgspec.to_builtins(response), "messages": msgspec.to_builtins(response.messages)}
+        return _sent(Answer(status=200, body=msgspec.json.encode(body)))
+
+    async def events(self, request: Request) -> Any:
+        """The events after a seq."""
+        run, _ = await self._owned(request)
+        after = _after(request)
+        last = await self._gateway.runs.last_event(run)
+        if isinstance(last, TERMINAL) and last.seq <= after:
+            return HttpResponse(status_code=204)
+        return StreamedAnswer(
+            run,
+            self._gateway.runs.follow(run, after=after),
+            encoder=lambda first: NativeEncoder(),
+            media_type=self.surface.media_type,
+            keep_alive=self.surface.keep_alive,
+            early=False,
+            refusal=self.surface.refusal,
+            headers={},
+            on_gone=_nothing,
+            on_end=_nothing,
+            times=self._gateway.times,
+        )
+
+    async def cancel(self, request: Request) -> Any:
+        """Ask for the run's end."""
+        run, fields = await self._owned(request)
+        assert fields
+        reason, heard = fields.text("reason"), fields.whole("heard_through", least=-1)
+        fields.end()
+        await self._gateway.runs.bus.cancel(run, reason, heard_through=heard)
+        return _sent(accepted(run))
+
+    async def retry(self, request: Request) -> Any:
+        """The same request as a new run."""
+        return await self._again(request, self._gateway.runs.bus.retry)
+
+    async def resume(self, request: Request) -> Any:
+        """A new run that goes on from the text of this one."""
+        return await self._again(request, self._gateway.runs.bus.resume)
+
+    async def _again(self, request: Request, publish: Any) -> Any:
+        run, fields = await self._owned(request)
+        assert fields
+        again = fields.whole("again", least=1)
+        fields.end()
+        return _sent(accepted((await publish(run, again=again or 1)).id))
+
+    async def blob(self, request: Request) -> Any:
+        """A blob, if the run's events name it."""
+        run, _ = await self._owned(request)
+        blob_id = request.path_params["blob_id"]
+        if not await self._gateway.runs.names_blob(run, blob_id):
+            raise not_found(run)
+        ref, chunks = await self._gateway.blob(blob_id)
+        headers = {
+            "content-length": str(ref.size),
+            "etag": f'"{ref.blob_id}"',
+            "cache-control": "private, max-age=31536000, immutable",
+            # Content of models or strangers: browsers must neither guess its type nor run it.
+            "x-content-type-options": "nosniff",
+            "content-security-policy": "sandbox",
+        }
+        return StreamingResponse(chunks, headers=headers, media_type=ref.media_type)
+
+    async def topic(self, request: Request) -> Any:
+        """Live events of all runs."""
+        caller = await self._gateway.caller(request, self.surface)
+        if not caller.operator:
+            why = "topics are for operators' keys"
+            raise Refusal(Problem(status=403, code="operators_only", message=why, kind="auth"))
+        topic = request.path_params["topic"]
+        if topic not in get_args(PublicTopic):
+            raise Refusal(Problem(status=404, code="not_found", message="no such topic", kind="not_found"))
+        begin = request.query_params.get("from", "now")
+        if begin not in ("now", "start"):
+            raise invalid("from", "must be 'now' or 'start'")
+        events = self._of_topic(topic, request.query_params.get("group"), begin)
+        return _TopicAnswer(events, keep_alive_s=self._gateway.times.keep_alive_s)
+
+    async def _of_topic(
+        self, topic: PublicTopic, group: str | None, begin: Literal["now", "start"]
+    ) -> AsyncGenerator[PublicEvent]:
+        subscribe: Any = self._gateway.runs.bus.subscribe
+        async with subscribe(topic, group=group, from_=begin) as subscription:
+            async for event in subscription:
+                yield event
+
+    async def _owned(self, request: Request) -> tuple[str, Fields | None]:
+        """The run of the path, and the body of a POST. Raises Refusal."""
+        caller: Caller = await self._gateway.caller(request, self.surface)
+        run: str = request.path_params["run"]
+        fields: Fields | None = None
+        if request.method == "POST":
+            asked = await read_request(request, most_bytes=self._gateway.settings.body_bytes)
+            fields = Fields(json_body(asked.body) if asked.body else {})
+        await self._gateway.runs.owned(run, caller)
+        return run, fields
+
+
+class _TopicAnswer:
+    """Events of a topic as a stream without ids: it has no end, and a new reader begins where it says."""
+
+    def __init__(self, events: AsyncGenerator[PublicEvent], *, keep_alive_s: float) -> None:
+        self._events = events
+        self._keep_alive_s = keep_alive_s
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: sse.Send) -> None:
+        response = StreamingResponse(
+            self._lines(), headers=dict(sse.STREAM_HEADERS), media_type="text/event-stream; charset=utf-8"
+        )
+        await response(scope, receive, send)
+
+    async def _lines(self) -> AsyncGenerator[bytes]:
+        waiting: asyncio.Task[PublicEvent] | None = None
+        try:
+            while True:
+                waiting = waiting or asyncio.ensure_future(anext(self._events))
+                done, _ = await asyncio.wait({waiting}, timeout=self._keep_alive_s)
+                if not done:
+                    yield Native.keep_alive
+                    continue
+                try:
+                    event = waiting.result()
+                except StopAsyncIteration:
+                    return
+                waiting = None
+                yield event_lines(event, numbered=False)
+        finally:
+            if waiting:
+                waiting.cancel()
+                await asyncio.gather(waiting, return_exceptions=True)
+            await self._events.aclose()
+
+
+def _after(request: Request) -> int:
+    """The seq after which the client wants to go on: `Last-Event-ID` of an EventSource that reconnects goes first."""
+    given = headers_in(request).get("last-event-id") or request.query_params.get("after", "-1")
+    if not given.removeprefix("-").isascii() or not given.removeprefix("-").isdigit() or int(given) < -1:
+        raise invalid("after", "must be the seq of an event")
+    return int(given)
+
+
+def _sent(answer: Answer) -> HttpResponse:
+    return HttpResponse(answer.body, answer.status, dict(answer.headers), media_type=answer.media_type)
+
+
+def _nothing() -> None:
+    """Reading a run changes nothing of it."""

@@ -1,0 +1,5 @@
+"""The bus's own protocol over HTTP: requests and events as they are on the bus."""
+
+from tokenbus_services.gateway.surfaces.native.surface import Native
+
+__all__ = ["Native"]

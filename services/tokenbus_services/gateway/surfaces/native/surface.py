@@ -1,0 +1,156 @@
+"""Requests and events of the bus, over HTTP: nothing is held back, nothing renamed. Pure."""
+
+from __future__ import annotations
+
+import msgspec
+
+from tokenbus.core.request.parse import request_from
+from tokenbus.errors import RequestInvalid
+from tokenbus.events.public import TERMINAL, PublicEvent, RunFailedEvent, UnknownEvent, encode
+from tokenbus.events.requests import Generate
+from tokenbus_services.gateway.problem import Problem, Refusal, invalid, of_end, of_exception, unsupported
+from tokenbus_services.gateway.surfaces.contract import (
+    Answer,
+    Encoder,
+    GatewayNote,
+    GatewayRequest,
+    Surface,
+    Translated,
+    TranslationRules,
+    WholeAnswer,
+)
+from tokenbus_services.gateway.surfaces.fields import Json, json_body
+
+EVENT_STREAM = "text/event-stream"
+
+
+class Native(Surface):
+    """`POST /runs`, and a run's events as server-sent events whose ids are their seqs."""
+
+    name = "native"
+    keep_alive = b": \n\n"
+
+    def translate(self, request: GatewayRequest, rules: TranslationRules) -> Translated:
+        """The body is a request of the bus. It needs no ``provider`` if ``model`` is `PROVIDER/MODEL` or an alias."""
+        body = json_body(request.body)
+        generate = _generate(body, rules)
+        name = str(body["model"])
+        return Translated(
+            generate=msgspec.structs.replace(generate, id=None),
+            stream=EVENT_STREAM in request.headers.get("accept", ""),
+            model=name,
+            run=generate.id,
+            background=True,
+            on_disconnect="continue",
+        )
+
+    def encoder(self, request: GatewayRequest | None, note: GatewayNote, run: str) -> NativeEncoder:
+        return NativeEncoder()
+
+    def whole(self, note: GatewayNote, run: str) -> WholeAnswer:
+        return _Accepted(run)
+
+    def refusal(self, problem: Problem) -> Answer:
+        return refusal(problem)
+
+
+class NativeEncoder(Encoder):
+    """Every event as it is on the log, with its seq as the id."""
+
+    def __init__(self) -> None:
+        self._over = False
+
+    def feed(self, event: PublicEvent) -> list[bytes]:
+        if isinstance(event, TERMINAL):
+            self._over = True
+        return [event_lines(event, numbered=True)]
+
+    def broken(self, problem: Problem) -> list[bytes]:
+        if self._over:
+            return []
+        self._over = True
+        return [b"event: gateway_error\ndata: " + _error(problem) + b"\n\n"]
+
+
+def event_lines(event: PublicEvent, *, numbered: bool) -> bytes:
+    """One server-sent event."""
+    if isinstance(event, UnknownEvent):
+        name, data = event.event_type, msgspec.json.encode(event.fields)
+    else:
+        name, data = str(event.__struct_config__.tag), encode(event)
+    number = b"id: %d\n" % event.seq if numbered else b""
+    return number + b"event: " + name.encode() + b"\ndata: " + data + b"\n\n"
+
+
+class _Accepted(WholeAnswer):
+    """The run's name, as soon as it is accepted."""
+
+    def __init__(self, run: str) -> None:
+        self._run = run
+
+    def feed(self, event: PublicEvent) -> Answer | None:
+        if isinstance(event, RunFailedEvent) and event.seq == 0:
+            return refusal(of_end(event))
+        return accepted(self._run)
+
+
+def refusal(problem: Problem) -> Answer:
+    """A problem before the first byte."""
+    return Answer(status=problem.status, body=_error(problem))
+
+
+def accepted(run: str) -> Answer:
+    """The answer to a published run."""
+    body = {"run": run, "events": f"/runs/{run}/events"}
+    return Answer(status=202, body=msgspec.json.encode(body), headers={"location": f"/runs/{run}"})
+
+
+def _generate(body: Json, rules: TranslationRules) -> Generate:
+    name = body.get("model")
+    if not isinstance(name, str):
+        raise invalid("model", "must be a string")
+    provider = body.get("provider")
+    resolved = rules.models.resolve(name if provider is None else f"{provider}/{name}")
+    given = {"type": "generate", **body, "provider": resolved.provider, "model": resolved.model}
+    if resolved.fallbacks and "fallback" not in body:
+        given["fallback"] = msgspec.to_builtins(resolved.fallbacks)
+    try:
+        request = request_from(given)
+    except RequestInvalid as e:
+        raise Refusal(of_exception(e)) from None
+    if not isinstance(request, Generate):
+        raise invalid("type", "must be 'generate'; a cancel is POST /runs/{id}/cancel")
+    _check_allowed(request, rules)
+    return request
+
+
+def _check_allowed(request: Generate, rules: TranslationRules) -> None:
+    """A key that may not use a tool, a model or a field must not reach it by this way either."""
+    for i, tool in enumerate(request.tools):
+        runs_on_the_bus = request.max_tool_depth > 0
+        if runs_on_the_bus and rules.tools is not None and tool.name not in rules.tools:
+            raise invalid(
+                f"tools[{i}].name", "this key may not use this tool of the deployment; max_tool_depth 0 runs none"
+            )
+    extras = [
+        ("extra", request.extra),
+        *((f"fallback[{i}].extra", each.extra) for i, each in enumerate(request.fallback or ())),
+    ]
+    for where, extra in extras:
+        for name in extra or {}:
+            if name not in rules.allow_extra:
+                raise unsupported(f"{where}.{name[:100]}", "this gateway does not let clients set this field")
+    for each in request.fallback or ():
+        rules.models.resolve(f"{each.provider}/{each.model}")
+
+
+def _error(problem: Problem) -> bytes:
+    error = {
+        "code": problem.code,
+        "class": problem.kind,
+        "message": problem.message,
+        "param": problem.param,
+        "retryable": problem.should_retry,
+        "run": problem.run,
+    }
+    return msgspec.json.encode({"error": {name: value for name, value in error.items() if value is not None}})
