@@ -53,13 +53,13 @@ class ServerRunRecord:
         pairs = zip(self._policies, numbers[::2], numbers[1::2], strict=True)
         return {policy: Starts(count, failed_at) for policy, count, failed_at in pairs}
 
-    async def count(self, policy: str, by: int, *, failed_at: int | None = None) -> Starts | None:
+    async def count(self, policy: str, starts: int, *, failed_at: int | None = None) -> Starts | None:
         call = count_policy_start(
             self._keys.run(self._run),
             self._lease,
             token=self._token,
             policy=policy,
-            by=by,
+            starts=starts,
             failed_at=failed_at or 0,
         )
         reply = await self._sent(call, "count of a policy's start")

@@ -35,8 +35,8 @@ class RunRecord(Protocol):
         """Return the failed starts of its policies; None if the run is over or another worker owns it."""
         ...
 
-    async def count(self, policy: str, by: int, *, failed_at: int | None = None) -> Starts | None:
-        """Change a count and return it. None: as for `starts`."""
+    async def count(self, policy: str, starts: int, *, failed_at: int | None = None) -> Starts | None:
+        """Set a count and return it. None: as for `starts`."""
         ...
 
     async def tell(self, start: int, steps: list[PolicyVerdict]) -> bool:
@@ -193,7 +193,8 @@ class PolicyRunTask:
         *,
         failed_at: int | None = None,
     ) -> Starts | None:
-        if counted := await record.count(policy, by, failed_at=failed_at):
+        held_against = starts[policy].count if policy in starts else 0
+        if counted := await record.count(policy, max(0, held_against + by), failed_at=failed_at):
             starts[policy] = counted
         return counted
 

@@ -40,7 +40,7 @@ def judge(record: Record) -> Iterator[Violation]:
             if count:
                 yield Violation("pending", "", f"{key.name}: {count} entries of the group {group}")
         if _LEASE.fullmatch(key.name):
-            yield from _lease(key, record.living)
+            yield from _lease(key, [*record.living, *_going(record)])
     for key in record.keys_after:
         if "owner" in key.fields:
             yield Violation("leases", "", f"{key.name} is held by {key.fields['owner']}, and no worker is left")
@@ -75,6 +75,11 @@ def _key(key: KeyFact) -> str | None:
     if name == "meta" or _KEPT.fullmatch(name) or _LEASE.fullmatch(name):
         return None
     return "nobody knows what bounds it"
+
+
+def _going(record: Record) -> list[int]:
+    """Workers of which a task was hurt so late that they may still have been there, and hold what they held."""
+    return [end.pid for end in record.exits if end.hurt_s is not None and end.hurt_s <= GOES_S]
 
 
 def _lease(key: KeyFact, living: list[int]) -> Iterator[Violation]:

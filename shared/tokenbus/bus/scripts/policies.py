@@ -17,13 +17,14 @@ _COUNT_START = script(
     _OF_OWNER
     + ROOM
     + """
-local starts, at = redis.call('HINCRBY', KEYS[1], ARGV[2], ARGV[3]), tonumber(ARGV[5])
+local at = tonumber(ARGV[5])
+redis.call('HSET', KEYS[1], ARGV[2], ARGV[3])
 local before = tonumber(redis.call('HGET', KEYS[1], ARGV[4]) or '0')
 if at > before then
   redis.call('HSET', KEYS[1], ARGV[4], at)
   before = at
 end
-return {starts, before}
+return {tonumber(ARGV[3]), before}
 """,
 )
 
@@ -49,12 +50,12 @@ def policy_starts(run_key: str, policy_lease: str, *, token: str, policies: Sequ
 
 
 def count_policy_start(
-    run_key: str, policy_lease: str, *, token: str, policy: str, by: int, failed_at: int = 0
+    run_key: str, policy_lease: str, *, token: str, policy: str, starts: int, failed_at: int = 0
 ) -> ScriptCall:
-    """Count a start of a policy or, with ``by`` -1, take one back. ``failed_at``: the position at which it failed.
+    """Set how many starts are held against a policy; ``failed_at``: the position at which the last one failed.
 
-    Reply: the new values of both fields, or the refusals of `policy_starts`. May count twice if it is sent again after
-    a lost reply; the policy then has one start less.
+    The owner alone writes them and knows them, so the same call may be sent again after a lost reply. Reply: the new
+    values of both fields, or the refusals of `policy_starts`.
     """
-    fields = [starts_field(policy), by, failed_at_field(policy), failed_at]
+    fields = [starts_field(policy), starts, failed_at_field(policy), failed_at]
     return ScriptCall(_COUNT_START, [run_key, policy_lease], [token, *fields])

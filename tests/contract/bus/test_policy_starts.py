@@ -1,0 +1,68 @@
+"""The starts that a run's hash holds against a policy: counted by the owner of its partition alone, and each once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tokenbus.bus.keys import Keys
+from tokenbus.bus.scripts.policies import count_policy_start, policy_starts
+from tokenbus.bus.server.run_scripts import run_script
+from tokenbus.bus.server.server import Server
+
+RUN, TOKEN = "run-1", "7:me"
+
+
+class Counted:
+    def __init__(self, server: Server, keys: Keys) -> None:
+        self.server = server
+        self.run_key, self.lease = keys.run(RUN), keys.lease(0, "policy")
+
+    async def count(self, starts: int, *, token: str = TOKEN, failed_at: int = 0) -> Any:
+        call = count_policy_start(self.run_key, self.lease, token=token, policy="p", starts=starts, failed_at=failed_at)
+        return await run_script(self.server, call)
+
+    async def read(self, *, token: str = TOKEN) -> Any:
+        return await run_script(self.server, policy_starts(self.run_key, self.lease, token=token, policies=["p"]))
+
+
+@pytest.fixture
+async def counted(server: Server, keys: Keys) -> Counted:
+    made = Counted(server, keys)
+    await server.client.hset(made.lease, "token", TOKEN)
+    await server.client.hset(made.run_key, "status", "open")
+    await server.client.pexpire(made.run_key, 60_000)
+    return made
+
+
+async def test_a_start_whose_reply_was_lost_is_counted_once(counted: Counted):
+    assert await counted.count(1, failed_at=4) == [1, 4]
+    assert await counted.count(1, failed_at=4) == [1, 4]
+    assert await counted.read() == [b"1", b"4"]
+
+
+async def test_the_place_of_the_last_failure_stays_when_a_start_is_taken_back(counted: Counted):
+    await counted.count(2, failed_at=9)
+    assert await counted.count(1, failed_at=3) == [1, 9]
+    assert await counted.count(0) == [0, 9]
+
+
+async def test_a_worker_that_lost_the_partition_counts_nothing(counted: Counted):
+    await counted.count(1)
+    assert await counted.count(2, token="6:other") == b"fenced"
+    assert await counted.read(token="6:other") == b"fenced"
+    assert await counted.read() == [b"1", None]
+
+
+@pytest.mark.parametrize(("status", "said"), [("failed", b"failed"), ("", b"")])
+async def test_nothing_is_counted_for_a_run_that_is_over(counted: Counted, status: str, said: bytes):
+    await counted.server.client.hset(counted.run_key, "status", status)
+    assert await counted.count(1) == said
+    assert not await counted.server.client.hexists(counted.run_key, "starts:p")
+
+
+async def test_nothing_is_counted_for_a_run_that_is_gone(counted: Counted):
+    await counted.server.client.delete(counted.run_key)
+    assert await counted.count(1) == b"gone"
+    assert not await counted.server.client.exists(counted.run_key)
