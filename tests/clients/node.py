@@ -1,4 +1,4 @@
-"""The TypeScript client as a user has it: its packages installed by npm from the lock, once for all tests."""
+"""Clients for Node as a user has them: their packages installed by npm from a lock, once for all tests."""
 
 from __future__ import annotations
 
@@ -37,9 +37,11 @@ def run(
     )
 
 
-def packages() -> Path:
-    """The `node_modules` that the lock names; kept in the venv. Skips the test where no registry can be reached."""
-    files = [PACKAGE / "package.json", PACKAGE / "package-lock.json"]
+def packages(package: Path = PACKAGE) -> Path:
+    """The `node_modules` that the package's lock names; kept in the venv. Skips the test where no registry can be
+    reached.
+    """
+    files = [package / "package.json", package / "package-lock.json"]
     place = CACHE / hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
     CACHE.mkdir(parents=True, exist_ok=True)
     with (CACHE / "lock").open("w") as lock:

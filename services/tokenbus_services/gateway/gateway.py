@@ -68,11 +68,14 @@ class Gateway:
 
     async def run(self, caller: Caller, surface: Surface, asked: GatewayRequest) -> RunAnswer:
         """Publish a request and return its answer. Raises Refusal, TokenbusError."""
+        return await self.publish(caller, surface, asked, self.translated(caller, surface, asked))
+
+    def translated(self, caller: Caller, surface: Surface, asked: GatewayRequest) -> Translated:
+        """Translate a request. Raises Refusal."""
         try:
-            translated = surface.translate(asked, caller.rules)
+            return surface.translate(asked, caller.rules)
         except RecursionError:
             raise Refusal(_too_deep()) from None
-        return await self.publish(caller, surface, asked, translated)
 
     async def publish(
         self, caller: Caller, surface: Surface, asked: GatewayRequest, translated: Translated

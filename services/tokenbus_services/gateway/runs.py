@@ -73,8 +73,8 @@ class GatewayRuns:
     def __init__(self, settings: GatewaySettings, *, bus: Client, server: Server, keys: Keys) -> None:
         self.bus = bus
         self._settings = settings
-        self._server = server
-        self._keys = keys
+        self.server = server
+        self.keys = keys
         self._leaving: set[asyncio.Task[None]] = set()
         self._closing = asyncio.Event()
 
@@ -119,15 +119,15 @@ class GatewayRuns:
 
         Raises Refusal (404) for another tenant's run exactly as for one that does not exist, and ServerUnavailable.
         """
-        keys = self._keys
-        with translated(self._server):
-            first: list[Any] = await self._server.client.xrange(keys.log(run), count=1)
+        keys = self.keys
+        with translated(self.server):
+            first: list[Any] = await self.server.client.xrange(keys.log(run), count=1)
         event = public_event(run, first[0]) if first else None
         if isinstance(event, Started):
             metadata = event.metadata
         else:  # not accepted yet, refused, or the log's beginning is trimmed
-            with translated(self._server):
-                stored: bytes | None = await self._server.client.hget(keys.run(run), REQUEST)
+            with translated(self.server):
+                stored: bytes | None = await self.server.client.hget(keys.run(run), REQUEST)
             metadata = msgspec.json.decode(stored, type=_Stored).metadata if stored else None
             if stored is None and not (caller.operator and event is not None):
                 raise not_found(run)
@@ -137,10 +137,10 @@ class GatewayRuns:
 
     async def stored(self, run: str) -> list[PublicEvent]:
         """The events that the run has now, from seq 0."""
-        log_key, events, position = self._keys.log(run), list[PublicEvent](), "-"
+        log_key, events, position = self.keys.log(run), list[PublicEvent](), "-"
         while True:
-            with translated(self._server):
-                entries: list[Any] = await self._server.client.xrange(log_key, min=position, count=READ_COUNT)
+            with translated(self.server):
+                entries: list[Any] = await self.server.client.xrange(log_key, min=position, count=READ_COUNT)
             events += [public_event(log_key, entry) for entry in entries]
             if len(entries) < READ_COUNT:
                 return sorted(events, key=lambda event: event.seq)
@@ -148,9 +148,9 @@ class GatewayRuns:
 
     async def last_event(self, run: str) -> PublicEvent | None:
         """The newest event of the run; None if there is none yet."""
-        log_key = self._keys.log(run)
-        with translated(self._server):
-            last: list[Any] = await self._server.client.xrevrange(log_key, count=1)
+        log_key = self.keys.log(run)
+        with translated(self.server):
+            last: list[Any] = await self.server.client.xrevrange(log_key, count=1)
         return public_event(log_key, last[0]) if last else None
 
     async def names_blob(self, run: str, blob_id: str) -> bool:
@@ -194,12 +194,12 @@ class GatewayRuns:
         assert generate.id
         run = generate.id
         for _ in range(MAX_RETRIES_OF_A_KEY if may_exist else 0):
-            keys = self._keys
-            with translated(self._server):
-                status = await read_status(self._server.client, keys.run(run))
+            keys = self.keys
+            with translated(self.server):
+                status = await read_status(self.server.client, keys.run(run))
                 if status not in ENDED:
                     break
-                last: list[Any] = await self._server.client.xrevrange(keys.log(run), count=1)
+                last: list[Any] = await self.server.client.xrevrange(keys.log(run), count=1)
             if not last or not idempotency.is_worth_a_retry(public_event(run, last[0])):
                 return run
             try:
@@ -212,9 +212,9 @@ class GatewayRuns:
 
     async def _ticket(self, run: str) -> int:
         key = self._joins(run)
-        with translated(self._server):
-            number = int(await self._server.client.incr(key))
-            await self._server.client.expire(key, JOINS_KEPT_S)
+        with translated(self.server):
+            number = int(await self.server.client.incr(key))
+            await self.server.client.expire(key, JOINS_KEPT_S)
         return number
 
     async def _cancel_left(self, opened: OpenRun) -> None:
@@ -225,14 +225,14 @@ class GatewayRuns:
             except TimeoutError:
                 pass
             assert opened.admission.generate.id
-            with translated(self._server):
-                newest = await self._server.client.get(self._joins(opened.admission.generate.id))
+            with translated(self.server):
+                newest = await self.server.client.get(self._joins(opened.admission.generate.id))
             if newest is not None and int(newest) != opened.ticket:
                 return  # a retry has joined the run
         await self.cancel(opened.id, GONE)
 
     def _joins(self, run: str) -> str:
-        return f"{self._keys.prefix}:gateway:joins:{run}"
+        return f"{self.keys.prefix}:gateway:joins:{run}"
 
     def _later(self, work: Any) -> None:
         task: asyncio.Task[None] = asyncio.create_task(work)

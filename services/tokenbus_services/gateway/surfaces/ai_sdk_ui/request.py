@@ -13,6 +13,7 @@ from tokenbus_services.gateway.surfaces.fields import Fields, json_body
 
 DEFAULT_MODEL = "default"
 """The alias of requests that name no model: `useChat` knows none."""
+MAX_ID_CHARS = 256
 VERSIONS = ("5", "6", "7")
 _CHOICES = {"auto": "auto", "none": "none", "required": "any"}
 
@@ -20,7 +21,9 @@ _CHOICES = {"auto": "auto", "none": "none", "required": "any"}
 def translate(request: GatewayRequest, rules: TranslationRules) -> Translated:
     """Translate a `POST` of `DefaultChatTransport`. Raises Refusal."""
     body = Fields(json_body(request.body), drop=rules.drop_unsupported)
-    chat_id(body.needed("id", body.text("id")), "id")
+    chat = body.needed("id", body.text("id"))
+    if not 0 < len(chat) <= MAX_ID_CHARS:
+        raise invalid("id", f"must have 1 to {MAX_ID_CHARS} characters")
     body.one_of("trigger", ("submit-message", "regenerate-message"))
     body.text("messageId")  # the client has already removed the message that it wants anew
     own = extension(body, request.headers, rules)
@@ -54,7 +57,7 @@ def translate(request: GatewayRequest, rules: TranslationRules) -> Translated:
         **own.generate,
     )
     body.end()
-    echo: dict[str, object] = {"ui": ui, "bus_tools": [tool.name for tool in bus_tools]}
+    echo: dict[str, object] = {"chat": chat, "ui": ui, "bus_tools": [tool.name for tool in bus_tools]}
     if (continued := _continued(cast("list[Any]", values))) is not None:
         echo["message_id"] = continued
     return Translated(
@@ -68,13 +71,6 @@ def version(request: GatewayRequest) -> int:
     if asked not in VERSIONS:
         raise invalid("ui", "must be 5, 6 or 7")
     return int(asked)
-
-
-def chat_id(value: str, name: str) -> str:
-    """A chat's id. Raises Refusal."""
-    if not 0 < len(value) <= 256:
-        raise invalid(name, "must have 1 to 256 characters")
-    return value
 
 
 def _check_ends(own: Extension, ui: int) -> None:

@@ -1,0 +1,101 @@
+"""Routes of AG-UI: a run, the join of a client that lost it, and its cancel.
+
+The protocol has neither of the last two. The client's `runId` names the run, so the same request twice is one run.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from tokenbus_services.gateway import idempotency
+from tokenbus_services.gateway.answers import StreamedAnswer
+from tokenbus_services.gateway.callers import Caller
+from tokenbus_services.gateway.gateway import Gateway
+from tokenbus_services.gateway.http_request import read_request
+from tokenbus_services.gateway.runs import not_found
+from tokenbus_services.gateway.sessions import Session, Sessions
+from tokenbus_services.gateway.surfaces.ag_ui import AgUi
+from tokenbus_services.gateway.surfaces.contract import GatewayNote, GatewayRequest
+
+
+def routes(gateway: Gateway) -> list[BaseRoute]:
+    """The routes of this surface."""
+    agent = _Agent(gateway)
+    served = (
+        ("/agui", agent.post, "POST"),
+        ("/agui/runs/{run:path}", agent.join, "GET"),
+        ("/agui/runs/{run:path}", agent.cancel, "DELETE"),
+    )
+    surface = agent.surface
+    return [
+        Route(path, gateway.guarded(surface.name, surface.refusal, handle), methods=[method])
+        for path, handle, method in served
+    ]
+
+
+class _Agent:
+    def __init__(self, gateway: Gateway) -> None:
+        self.surface = AgUi()
+        self._gateway = gateway
+        self._sessions = Sessions("agui", server=gateway.runs.server, keys=gateway.runs.keys)
+
+    async def post(self, request: Request) -> Any:
+        gateway, surface = self._gateway, self.surface
+        caller = await gateway.caller(request, surface)
+        asked = await read_request(request, most_bytes=gateway.settings.body_bytes)
+        translated = gateway.translated(caller, surface, asked)
+        name = str(translated.echo["run"])
+        headers = {idempotency.HEADER: name, **asked.headers}
+        asked = msgspec.structs.replace(asked, headers=headers)
+        opened = await gateway.runs.publish(gateway.door, caller, surface, asked, translated)
+        try:
+            await self._sessions.put(caller.tenant, name, Session(opened.id, asked.body))
+        except BaseException:
+            gateway.runs.client_gone(opened)
+            gateway.runs.leave(gateway.door, opened)
+            raise
+        return gateway.answer(opened, surface, asked, translated)
+
+    async def join(self, request: Request) -> Any:
+        gateway, surface = self._gateway, self.surface
+        caller = await gateway.caller(request, surface)
+        session, note = await self._session(request, caller)
+        join_at = await self._sessions.last_seq(session.run)
+        given = GatewayRequest(body=session.body, headers={})
+        return StreamedAnswer(
+            session.run,
+            gateway.runs.follow(session.run),
+            encoder=lambda first: surface.joining(given, note, session.run, join_at=join_at),
+            media_type=surface.media_type,
+            keep_alive=surface.keep_alive,
+            early=False,
+            refusal=surface.refusal,
+            headers=surface.stream_headers,
+            on_gone=_stay,
+            on_end=_stay,
+            times=gateway.times,
+        )
+
+    async def cancel(self, request: Request) -> Response:
+        caller = await self._gateway.caller(request, self.surface)
+        session, _ = await self._session(request, caller)
+        await self._gateway.runs.cancel(session.run, "cancelled by the client")
+        return Response(status_code=204)
+
+    async def _session(self, request: Request, caller: Caller) -> tuple[Session, GatewayNote]:
+        """The run of the client's `runId`. Raises Refusal (404)."""
+        name: str = request.path_params["run"]
+        session = await self._sessions.get(caller.tenant, name)
+        note = await self._gateway.runs.owned(session.run, caller) if session else None
+        if session is None or note is None:
+            raise not_found(name)
+        return session, note
+
+
+def _stay() -> None:
+    """The run goes on without its client."""

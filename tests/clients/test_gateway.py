@@ -1,0 +1,139 @@
+"""Clients of the gateway for Node, unmodified: the AI SDK's chats of three versions."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.clients import node
+from tokenbus.testing import CutOff, Delivery, ErrorEvent, LocalBus, Reply, Stall, Status, ToolCall, Turn
+
+SOURCES = Path(__file__).parent / "gateway"
+TEXT = "Yes, take it along. It should be dry from six in the evening on. 🌤️ Then you may go without."
+SETTINGS = """
+[gateway]
+tools = ["weather"]
+[tools.weather]
+kind = "python"
+call = "tests.clients.gateway_tools:weather"
+[tools.weather.parameters]
+type = "object"
+"""
+
+pytestmark = pytest.mark.xdist_group("gateway clients")  # one bus and one gateway for all of them
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("clients")
+    (directory / "node_modules").symlink_to(node.packages(SOURCES))
+    for source in (*SOURCES.glob("*.mjs"), SOURCES / "package.json"):
+        shutil.copy(source, directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def base() -> Iterator[str]:
+    answer = Reply(thinking="Hm.", text=TEXT)
+    with LocalBus(SETTINGS) as local:
+        local.model_says("text", answer)
+        local.model_says(
+            "bus-tool", Reply(tool_calls=(ToolCall(name="weather", arguments={"city": "Bonn"}),)), "So: {tool_result}"
+        )
+        local.model_says("own-tool", Reply(text="I look.", tool_calls=(ToolCall(name="place"),)), "So: {tool_result}")
+        local.model_says("failing", Turn(says=answer, fault=Status(status=400)))
+        local.model_says("cut", Turn(says=answer, fault=CutOff(after_text="evening")))
+        local.model_says("retried", Turn(says=answer, first=(ErrorEvent(after_text="Hm"),)))
+        local.model_says("stalled", Turn(says=answer, fault=Stall(after_text="evening")))
+        local.model_says("paced", Turn(says=answer, delivery=Delivery(pace=20)))
+        yield local.gateway
+
+
+def told(project: Path, script: str, *args: str) -> dict[str, Any]:
+    done = node.run(script, *args, cwd=project, timeout=240)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_the_lock_names_no_registry() -> None:
+    lock = json.loads((SOURCES / "package-lock.json").read_text())
+    assert not [name for name, package in lock["packages"].items() if "resolved" in package]
+
+
+@pytest.fixture(scope="module", params=["ai5", "ai6", "ai"])
+def chats(request: pytest.FixtureRequest, base: str, project: Path) -> dict[str, Any]:
+    """What the chats of one version of the AI SDK ended with."""
+    return told(project, "ui.mjs", request.param, base)
+
+
+def test_a_chat_has_its_text_and_its_thinking_and_goes_on(chats: dict[str, Any]) -> None:
+    chat = chats["text"]
+    assert (chat["status"], chat["text"]) == ("ready", TEXT)
+    assert [message["role"] for message in chat["messages"]] == ["user", "assistant", "user", "assistant"]
+    thinking = chat["messages"][1]["parts"][1]
+    assert (thinking["text"], thinking["state"]) == ("Hm.", "done")
+    assert thinking["providerMetadata"]["tokenbus"]["signature"]
+
+
+def test_a_tool_of_the_bus_is_shown_and_does_not_run_in_the_browser(chats: dict[str, Any]) -> None:
+    chat = chats["bus_tool"]
+    assert (chat["text"], chat["ran"]) == ("So: Rain in Bonn.", [])
+    tool = next(part for part in chat["messages"][-1]["parts"] if part["type"] == "dynamic-tool")
+    assert (tool["state"], tool["input"], tool["output"]) == ("output-available", {"city": "Bonn"}, "Rain in Bonn.")
+
+
+def test_a_tool_of_the_browser_runs_there_and_the_answer_goes_on_in_the_same_message(chats: dict[str, Any]) -> None:
+    chat = chats["own_tool"]
+    assert chat["status"] == "ready"
+    assert [message["role"] for message in chat["messages"]] == ["user", "assistant"]
+    assert chat["text"] == 'I look.So: {"city":"Bonn"}'
+
+
+@pytest.mark.parametrize(
+    ("story", "sentence"),
+    [
+        ("refused", "'frobnicate' is not supported by this gateway"),
+        ("failed", "The request was not accepted."),
+        ("unknown_model", "the model 'nobody/knows' is neither PROVIDER/MODEL of a configured provider nor an alias"),
+    ],
+)
+def test_a_refusal_is_a_sentence_for_the_user(chats: dict[str, Any], story: str, sentence: str) -> None:
+    assert chats[story]["status"] == "error"
+    assert chats[story]["error"] == sentence
+
+
+def test_a_cut_keeps_the_text_and_is_an_error(chats: dict[str, Any]) -> None:
+    chat = chats["cut"]
+    assert (chat["status"], chat["error"]) == ("error", "The answer was cut short.")
+    assert chat["text"]
+    assert TEXT.startswith(chat["text"])
+
+
+def test_a_retry_that_nobody_heard_is_not_seen(chats: dict[str, Any]) -> None:
+    assert (chats["retried"]["status"], chats["retried"]["text"]) == ("ready", TEXT)
+
+
+def test_a_stop_ends_the_run_and_is_no_error(chats: dict[str, Any]) -> None:
+    chat = chats["stopped"]
+    assert chat["status"] == "ready"
+    assert (chat["stop"], chat["again"]) == ({"stopped": True}, {"stopped": False})
+    assert chat["messages"][-1]["parts"][-1]["state"] == "done"
+
+
+def test_a_chat_resumes_after_its_page_was_closed(chats: dict[str, Any]) -> None:
+    chat = chats["resumed"]
+    assert (chat["status"], chat["text"]) == ("ready", TEXT)
+    assert [message["role"] for message in chat["messages"]] == ["user", "assistant"]
+    assert (chat["late"]["status"], chat["late"]["text"], chat["fetched"]) == ("ready", TEXT, 204)
+
+
+def test_a_second_request_of_a_chat_ends_the_first_one(chats: dict[str, Any]) -> None:
+    chat = chats["superseded"]
+    assert (chat["status"], chat["text"]) == ("ready", TEXT)
+    assert chat["first"]["status"] == "ready"
+    assert TEXT.startswith(chat["first"]["text"])
