@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.e2e import judge
@@ -25,6 +26,8 @@ STARTS = 3
 ONCE = {"Raises", "Never", "Late"}
 """Their executor survives them: no start counts."""
 HARM = ("Sleeps", "Exits", "ExitsLater", "Raises", "Allocates", "TakesAll", "Never", "Deaf", "Late")
+BLOCKING = {"Sleeps", "Deaf"}
+"""They keep their executor for the whole of their timeout, in each start."""
 LIMITS = "[limits]\npolicy_memory_bytes = 134217728\n"
 PROBES = 4
 """Runs under a good policy that are under way at any time."""
@@ -68,6 +71,18 @@ async def counted_starts(server: Server, keys: Keys, run: str, policy: str) -> i
     return int(await server.client.hget(keys.run(run), f"starts:{policy}") or 0)
 
 
+async def lifecycle(server: Server, keys: Keys) -> list[tuple[str, str]]:
+    """All runs, each as it started and as it ended, in the order in which the server wrote that down."""
+    found: list[tuple[tuple[int, ...], str, str]] = []
+    for p in range(keys.partitions):
+        for entry_id, fields in await server.client.xrange(keys.topic(p, "runs")):
+            event: dict[str, Any] = msgspec.json.decode(fields[b"__data__"])
+            if event["type"] in ("started", *judge.TERMINAL):
+                at = tuple(map(int, entry_id.split(b"-")))
+                found.append((at, event["run"], "started" if event["type"] == "started" else "ended"))
+    return [(run, what) for _, run, what in sorted(found)]
+
+
 def starts(directory: Path, use: str, run: str) -> list[int]:
     """The process of each start of a policy for a run."""
     marks = directory / f"{use}-{run}"
@@ -92,7 +107,9 @@ async def test_each_bad_policy_ends_its_own_run_by_its_on_error_and_touches_no_o
         policies = {run: (use, use.lower()) for run, use in blocked.items()}
         policies |= {run: (use, f"{use.lower()}_pass") for run, use in passed.items()}
         logs: Any = await ended(server.client, keys, [*blocked, *passed], timeout=240)
+        meanwhile = probes.ended
         await probes.finish()
+        order = await lifecycle(server, keys)
         told = {run: await decisions_of(server, keys, run) for run in logs}
         counted = {run: await counted_starts(server, keys, run, name) for run, (_, name) in policies.items()}
         owners = {await server.client.hget(keys.lease(p, "policy"), "owner") for p in range(keys.partitions)}
@@ -116,7 +133,14 @@ async def test_each_bad_policy_ends_its_own_run_by_its_on_error_and_touches_no_o
     for run, use in passed.items():
         assert logs[run][-1]["type"] == "completed", use
         assert judge.text(logs[run]) == HEARD, use
-    assert probes.ended >= PROBES
+    # What blocks for seconds holds up no other: probes begin and end, one after the other, while it is under way.
+    assert meanwhile >= 2 * PROBES
+    probed = {run for run, _ in order} - set(policies)
+    first_blocked = min(order.index((run, "started")) for run, (use, _) in policies.items() if use in BLOCKING)
+    last_blocked = max(order.index((run, "ended")) for run, (use, _) in policies.items() if use in BLOCKING)
+    between = order[first_blocked:last_blocked]
+    whole = [run for run in probed if {(run, "started"), (run, "ended")} <= {*between}]
+    assert len(whole) >= PROBES, order
     assert len(owners) == 1, "its partitions stayed with the one worker"
     assert "dropped:" not in log_text, "no lease was lost"
 
