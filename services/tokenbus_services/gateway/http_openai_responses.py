@@ -1,0 +1,264 @@
+"""Routes of the Responses API: create, look up, resume, cancel, delete, and the WebSocket on the same path."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import aclosing
+from typing import Any
+from uuid import UUID
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route, WebSocketRoute
+
+from tokenbus.client.decode import is_end
+from tokenbus.errors import CursorTrimmed, RunNotFound
+from tokenbus.events.public import PublicEvent, RunFailedEvent, Started
+from tokenbus.events.requests import Message
+from tokenbus_services.gateway.answers import StreamedAnswer
+from tokenbus_services.gateway.callers import Caller
+from tokenbus_services.gateway.gateway import Gateway
+from tokenbus_services.gateway.http_request import headers_in, read_request
+from tokenbus_services.gateway.problem import Problem, Refusal, of_run
+from tokenbus_services.gateway.response_socket import ResponseSocket
+from tokenbus_services.gateway.response_store import Published, ResponseStore
+from tokenbus_services.gateway.runs import OpenRun
+from tokenbus_services.gateway.surfaces.contract import Answer, GatewayNote, GatewayRequest, Translated
+from tokenbus_services.gateway.surfaces.openai_responses.encoder import ResponseSoFar
+from tokenbus_services.gateway.surfaces.openai_responses.listing import items_of, listed
+from tokenbus_services.gateway.surfaces.openai_responses.response_object import PREFIX
+from tokenbus_services.gateway.surfaces.openai_responses.surface import OpenAIResponses, starting_after
+
+PATHS = ("/v1/responses", "/responses")
+CANCELLED = "cancelled by its client"
+CANCEL_WAIT_S = 5.0
+"""How long a cancel waits for the run's end, to answer with it."""
+
+
+def routes(gateway: Gateway) -> list[BaseRoute]:
+    """The routes of this surface."""
+    api = ResponsesApi(gateway)
+    found: list[BaseRoute] = []
+    for path in PATHS:
+        one = path + "/{id}"
+        found += [
+            Route(path, api.guarded(api.create), methods=["POST"]),
+            Route(one, api.guarded(api.retrieve), methods=["GET"]),
+            Route(one, api.guarded(api.delete), methods=["DELETE"]),
+            Route(one + "/cancel", api.guarded(api.cancel), methods=["POST"]),
+            Route(one + "/input_items", api.guarded(api.input_items), methods=["GET"]),
+            WebSocketRoute(path, api.socket),
+        ]
+    return found
+
+
+class ResponsesApi:
+    """The endpoints, on one gateway's parts."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._surface = OpenAIResponses()
+        self._store = ResponseStore(gateway.runs.server, gateway.runs.keys)
+
+    def guarded(self, handle: Any) -> Any:
+        """An endpoint whose problems have OpenAI's shape."""
+        return self._gateway.guarded(self._surface.name, self._surface.refusal, handle)
+
+    async def create(self, request: Request) -> Any:
+        """Publish a request; answer with its stream, its end, or at once if it runs in the background."""
+        caller = await self._gateway.caller(request, self._surface)
+        asked = await read_request(request, most_bytes=self._gateway.settings.body_bytes)
+        translated = await self.translated(caller, asked)
+        runs = self._gateway.runs
+        opened = await runs.publish(self._gateway.door, caller, self._surface, asked, translated)
+        if not translated.background or translated.stream:
+            return self._gateway.answer(opened, self._surface, asked, translated)
+        try:
+            return _answer(await self._begun(opened), opened.id, opened.admission.headers)
+        finally:
+            runs.leave(self._gateway.door, opened)
+
+    async def translated(self, caller: Caller, asked: GatewayRequest) -> Translated:
+        """Translate a request; the conversation of `previous_response_id` goes before its input. Raises Refusal."""
+        translated = self._gateway.translated(caller, self._surface, asked)
+        settings: Any = translated.echo.get("response") or {}
+        previous = settings.get("previous_response_id")
+        if previous is None:
+            return translated
+        history = await self._history(caller, previous)
+        generate = msgspec.structs.replace(translated.generate, messages=[*history, *translated.generate.messages])
+        return msgspec.structs.replace(translated, generate=generate)
+
+    async def retrieve(self, request: Request) -> Any:
+        """The response as it is now, or its stream from any point."""
+        asked = GatewayRequest(body=b"", headers=headers_in(request), query=dict(request.query_params))
+        caller = await self._gateway.caller(request, self._surface)
+        run = _run_in(request)
+        after = starting_after(asked)
+        if asked.query.get("stream") != "true":
+            return _answer(await self._so_far(caller, run), run)
+        note = await self._note(caller, run)
+        if note and note.surface == self._surface.name and note.version != self._surface.version and after >= 0:
+            why = "this response began under another version of the gateway: read it without 'starting_after'"
+            raise Refusal(Problem(status=409, code="response_conflict", message=why, kind="invalid_request", run=run))
+        return StreamedAnswer(
+            run,
+            self._gateway.runs.follow(run),
+            encoder=lambda first: self._surface.encoder(asked, note or foreign_note(run, first), run),
+            media_type=self._surface.media_type,
+            keep_alive=self._surface.keep_alive,
+            early=False,
+            refusal=self._surface.refusal,
+            headers={},
+            on_gone=_nothing,
+            on_end=_nothing,
+            times=self._gateway.times,
+        )
+
+    async def cancel(self, request: Request) -> Response:
+        """Cancel a response, background or not; answer with it as it is then. A second cancel changes nothing."""
+        caller = await self._gateway.caller(request, self._surface)
+        run = _run_in(request)
+        await self._note(caller, run)
+        await self._gateway.runs.cancel(run, CANCELLED)
+        try:
+            async with asyncio.timeout(CANCEL_WAIT_S), aclosing(self._gateway.runs.follow(run)) as events:
+                async for event in events:
+                    if is_end(event):
+                        break
+        except TimeoutError:
+            pass
+        return _answer(await self._so_far(caller, run), run)
+
+    async def delete(self, request: Request) -> Response:
+        """Forget a response; an open one is cancelled."""
+        caller = await self._gateway.caller(request, self._surface)
+        run = _run_in(request)
+        await self._note(caller, run)
+        if await self._store.is_open(run):
+            await self._gateway.runs.cancel(run, CANCELLED)
+        await self._store.delete(run)
+        body = {"id": PREFIX + run, "object": "response", "deleted": True}
+        return _answer(Answer(status=200, body=msgspec.json.encode(body)), run)
+
+    async def input_items(self, request: Request) -> Response:
+        """The items of the response's input."""
+        caller = await self._gateway.caller(request, self._surface)
+        run = _run_in(request)
+        await self._note(caller, run)
+        messages = await self._store.messages(run)
+        if messages is None:
+            raise not_found(run)
+        page = listed(items_of(run, messages), request.query_params)
+        return _answer(Answer(status=200, body=msgspec.json.encode(page)), run)
+
+    async def socket(self, websocket: Any) -> None:
+        """Serve responses over a WebSocket."""
+        await ResponseSocket(self._gateway, self._surface, self.translated, websocket).serve()
+
+    # ----------------------------------------------------------------------------------------------------------
+
+    async def _begun(self, opened: OpenRun) -> Answer:
+        """The response of a background request, once the bus has taken it in or after a short time."""
+        so_far = ResponseSoFar(opened.note, opened.id)
+        try:
+            async with asyncio.timeout(self._gateway.times.early_status_s):
+                async with aclosing(self._gateway.runs.follow(opened.id)) as events:
+                    first = await anext(events)
+        except TimeoutError:
+            published = Published(note=opened.note, tenant=opened.caller.tenant)
+            await self._store.remember(opened.id, published)
+            return so_far.answer()
+        if isinstance(first, RunFailedEvent):
+            raise Refusal(of_run(first.error, opened.id))
+        return ResponseSoFar(opened.note_for(first), opened.id).answer()
+
+    async def _so_far(self, caller: Caller, run: str) -> Answer:
+        """The response as the log has it now."""
+        try:
+            note = await self._note(caller, run)
+        except Refusal:
+            if await self._store.is_deleted(run):
+                raise
+            published = await self._store.published(run)
+            if published is None or not caller.owns(published.tenant):
+                raise
+            return ResponseSoFar(published.note, run).answer()
+        events = await self._store.events_so_far(run)
+        if events and events[0].seq != 0:
+            raise not_found(run)
+        if note is None and not events:
+            raise not_found(run)
+        so_far = ResponseSoFar(note or foreign_note(run, events[0]), run)
+        for event in events:
+            so_far.feed(event)
+        return so_far.answer()
+
+    async def _note(self, caller: Caller, run: str) -> GatewayNote | None:
+        """The note of a response that the caller may see. Raises Refusal (404)."""
+        try:
+            note = await self._gateway.runs.owned(run, caller)
+        except Refusal as e:
+            raise (not_found(run) if e.problem.status == 404 else e) from None
+        if await self._store.is_deleted(run):
+            raise not_found(run)
+        return note
+
+    async def _history(self, caller: Caller, previous: str) -> list[Message]:
+        """The conversation up to the end of a response. Raises Refusal."""
+        run = previous.removeprefix(PREFIX)
+        try:
+            await self._note(caller, run)
+            asked = await self._store.messages(run)
+            if asked is None:
+                raise not_found(run)
+            if await self._store.is_open(run):
+                why = f"response {previous[:200]!r} has not ended yet"
+                raise _previous(why, "previous_response_not_ended")
+            return [*asked, *await self._gateway.runs.bus.messages(run, wait_s=self._gateway.times.early_status_s)]
+        except (Refusal, RunNotFound, CursorTrimmed) as e:
+            if isinstance(e, Refusal) and e.problem.status != 404:
+                raise
+            why = f"response {previous[:200]!r} was not found; send the whole conversation"
+            raise _previous(why, "previous_response_not_found") from None
+
+
+def foreign_note(run: str, first: PublicEvent) -> GatewayNote:
+    """A note for a run that another service published."""
+    model = f"{first.provider}/{first.model}" if isinstance(first, Started) else ""
+    return GatewayNote(surface="", version=0, created=_created(run), model=model)
+
+
+def not_found(run: str) -> Refusal:
+    """No such response, or not one of this caller."""
+    why = "no such response"
+    return Refusal(Problem(status=404, code="response_not_found", message=why, kind="not_found", run=run))
+
+
+def _created(run: str) -> int:
+    """The time in a run's id, if it is a UUIDv7; else 0."""
+    try:
+        parsed = UUID(run)
+    except ValueError:
+        return 0
+    return (parsed.int >> 80) // 1000 if parsed.version == 7 else 0
+
+
+def _previous(why: str, code: str) -> Refusal:
+    problem = Problem(status=400, code=code, message=why, kind="invalid_request", param="previous_response_id")
+    return Refusal(problem)
+
+
+def _run_in(request: Request) -> str:
+    return str(request.path_params["id"]).removeprefix(PREFIX)
+
+
+def _answer(answer: Answer, run: str, headers: Mapping[str, str] | None = None) -> Response:
+    told = {"x-tokenbus-run": run, "x-content-type-options": "nosniff", **(headers or {}), **answer.headers}
+    return Response(answer.body, answer.status, told, media_type=answer.media_type)
+
+
+def _nothing() -> None:
+    """The run goes on without this reader."""

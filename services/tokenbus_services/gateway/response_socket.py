@@ -1,0 +1,175 @@
+"""Responses over a WebSocket: each frame `response.create` is one response, whose events are frames.
+
+Frames are answered in turn. Closing the socket is the only cancel: it ends the response that is under way, and drops
+those that wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import aclosing, suppress
+from typing import TypeAlias
+
+import msgspec
+import structlog
+from starlette.responses import Response
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from tokenbus.client.decode import is_end
+from tokenbus.errors import Malformed, TokenbusError
+from tokenbus.events.public import UnknownEvent
+from tokenbus_services.gateway import idempotency
+from tokenbus_services.gateway.callers import Caller
+from tokenbus_services.gateway.gateway import Gateway, response_to
+from tokenbus_services.gateway.problem import Problem, Refusal, invalid, of_exception, unsupported
+from tokenbus_services.gateway.surfaces.contract import GatewayRequest, Surface, Translated
+from tokenbus_services.gateway.surfaces.fields import json_body
+from tokenbus_services.gateway.surfaces.openai_responses.encoder import ResponseFrames, error_object
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+Translate: TypeAlias = Callable[[Caller, GatewayRequest], Awaitable[Translated]]
+MAX_WAITING = 16
+"""Requests that may wait for their turn on one socket."""
+_SERVER_STOPS = 1012
+_encode = msgspec.json.Encoder().encode
+
+
+class ResponseSocket:
+    """One client's connection."""
+
+    def __init__(self, gateway: Gateway, surface: Surface, translate: Translate, websocket: WebSocket) -> None:
+        self._gateway = gateway
+        self._surface = surface
+        self._translate = translate
+        self._socket = websocket
+        self._headers = _headers_of(websocket)
+        self._waiting: asyncio.Queue[bytes] = asyncio.Queue(MAX_WAITING)
+        self._client_left = False
+
+    async def serve(self) -> None:
+        """Serve the connection until it is closed."""
+        try:
+            self._check_origin()
+            caller = await self._gateway.door.identify(self._headers)
+            caller.may_use(self._surface.name)
+        except Refusal as e:
+            await self._deny(response_to(e.problem, self._surface.refusal))
+            return
+        except TokenbusError as e:
+            await self._deny(response_to(of_exception(e), self._surface.refusal))
+            return
+        await self._socket.accept()
+        answering = asyncio.create_task(self._answer_all(caller), name="answers of a socket")
+        try:
+            await self._read(answering)
+        finally:
+            answering.cancel()
+            await asyncio.gather(answering, return_exceptions=True)
+
+    async def _read(self, answering: asyncio.Task[None]) -> None:
+        """Put the client's frames into the queue until it leaves, or answering has ended."""
+        while not answering.done():
+            receiving = asyncio.ensure_future(self._socket.receive())
+            try:
+                await asyncio.wait((receiving, answering), return_when=asyncio.FIRST_COMPLETED)
+                if not receiving.done():
+                    return
+                message = receiving.result()
+            finally:
+                receiving.cancel()
+            if message["type"] == "websocket.disconnect":
+                self._client_left = message.get("code") != _SERVER_STOPS
+                return
+            data = message.get("text") or message.get("bytes") or ""
+            try:
+                self._waiting.put_nowait(data.encode() if isinstance(data, str) else data)
+            except asyncio.QueueFull:
+                why = f"more than {MAX_WAITING} requests wait on this socket"
+                await self._tell(Problem(status=429, code="too_many_requests", message=why, kind="rate_limit"))
+
+    async def _answer_all(self, caller: Caller) -> None:
+        with suppress(WebSocketDisconnect, RuntimeError):  # the client has gone while a frame was sent
+            while True:
+                frame = await self._waiting.get()
+                try:
+                    await self._answer(caller, frame)
+                except Refusal as e:
+                    await self._tell(e.problem)
+                except TokenbusError as e:
+                    await self._tell(of_exception(e))
+
+    async def _answer(self, caller: Caller, frame: bytes) -> None:
+        """Answer one frame with its response. Raises Refusal, TokenbusError."""
+        asked = GatewayRequest(body=self._body(frame), headers=self._headers)
+        translated = await self._translate(caller, asked)
+        runs, door = self._gateway.runs, self._gateway.door
+        opened = await runs.publish(door, caller, self._surface, asked, translated)
+        encoder = ResponseFrames(opened.note, opened.id)
+        ended = False
+        try:
+            async with aclosing(runs.follow(opened.id)) as events:
+                async for event in events:
+                    ended = is_end(event)
+                    for data in encoder.feed(event):
+                        await self._send(data)
+                    if ended and isinstance(event, UnknownEvent):
+                        raise Malformed(f"run {opened.id}", "it ended in a way that this gateway does not know")
+        except TokenbusError as e:
+            for data in encoder.broken(of_exception(e)):
+                await self._send(data)
+        except TimeoutError:  # the client reads nothing
+            self._client_left = True
+            await self._socket.close(1008)
+            raise WebSocketDisconnect(1008) from None
+        except (WebSocketDisconnect, RuntimeError):
+            self._client_left = True
+            raise
+        finally:
+            if self._client_left and not ended and translated.on_disconnect == "cancel":
+                runs.client_gone(opened)
+            runs.leave(door, opened)
+
+    def _body(self, frame: bytes) -> bytes:
+        """The body of the request that a frame holds. Raises Refusal."""
+        most = self._gateway.settings.body_bytes
+        if len(frame) > most:
+            why = f"the frame has more than {most} bytes"
+            raise Refusal(Problem(status=413, code="request_too_large", message=why, kind="invalid_request"))
+        body = json_body(frame)
+        if body.pop("type", None) != "response.create":
+            raise unsupported("type", "frames of other types than 'response.create' are not supported")
+        if body.get("background"):
+            raise invalid("background", "a response over a WebSocket cannot run in the background")
+        return _encode({**body, "stream": True})
+
+    async def _send(self, data: bytes) -> None:
+        async with asyncio.timeout(self._gateway.settings.send_timeout_s):
+            await self._socket.send_text(data.decode())
+
+    async def _tell(self, problem: Problem) -> None:
+        await self._send(_encode({"type": "error", "status": problem.status, "error": error_object(problem)}))
+
+    def _check_origin(self) -> None:
+        """Only pages that the operator listed may connect: browsers put no limit on WebSockets to other sites."""
+        origin = self._headers.get("origin")
+        if origin is not None and origin.lower() not in {each.lower() for each in self._gateway.settings.origins}:
+            why = "pages of this origin may not connect"
+            raise Refusal(Problem(status=403, code="origin_not_allowed", message=why, kind="auth"))
+
+    async def _deny(self, response: Response) -> None:
+        """Refuse the connection with an HTTP status, if the server can."""
+        if "websocket.http.response" in self._socket.scope.get("extensions", {}):
+            await self._socket.send_denial_response(response)
+        else:
+            await self._socket.close(1008)
+
+
+def _headers_of(websocket: WebSocket) -> Mapping[str, str]:
+    """The headers of the handshake. An `Idempotency-Key` would make all responses of the socket the same run."""
+    headers: dict[str, str] = {}
+    for name, value in websocket.headers.items():
+        headers.setdefault(name, value)
+    headers.pop(idempotency.HEADER, None)
+    return headers

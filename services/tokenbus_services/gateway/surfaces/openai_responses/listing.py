@@ -1,0 +1,130 @@
+"""The input of a response as a list of items, as `GET /v1/responses/{id}/input_items` has it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from tokenbus.events.requests import (
+    Base64Source,
+    ContentPart,
+    DocumentPart,
+    FileSource,
+    ImagePart,
+    Message,
+    Source,
+    TextPart,
+    ThinkingPart,
+    ToolCallPart,
+    ToolResultPart,
+    UrlSource,
+)
+from tokenbus_services.gateway.problem import invalid, unsupported
+from tokenbus_services.gateway.surfaces.openai_responses.opaque_items import Carried, field_of, sealed
+
+MAX_ITEMS, DEFAULT_ITEMS = 100, 20
+
+Json = dict[str, Any]
+
+
+def listed(items: Sequence[Json], query: Mapping[str, str]) -> Json:
+    """One page of the items. Raises Refusal."""
+    order = query.get("order", "desc")
+    if order not in ("asc", "desc"):
+        raise invalid("order", "must be 'asc' or 'desc'")
+    limit = query.get("limit", str(DEFAULT_ITEMS))
+    if not (limit.isascii() and limit.isdigit() and 1 <= int(limit) <= MAX_ITEMS):
+        raise invalid("limit", f"must be a whole number from 1 to {MAX_ITEMS}")
+    if "include" in query or "include[]" in query:
+        raise unsupported("include", "'include' is not supported by this gateway")
+    ordered = list(items) if order == "asc" else list(reversed(items))
+    if after := query.get("after"):
+        ids = [item["id"] for item in ordered]
+        if after not in ids:
+            raise invalid("after", "no item of this response has this id")
+        ordered = ordered[ids.index(after) + 1 :]
+    page = ordered[: int(limit)]
+    return {
+        "object": "list",
+        "data": page,
+        "first_id": page[0]["id"] if page else None,
+        "last_id": page[-1]["id"] if page else None,
+        "has_more": len(ordered) > len(page),
+    }
+
+
+def items_of(run: str, messages: Sequence[Message]) -> list[Json]:
+    """The items of these messages, in order."""
+    items: list[Json] = []
+    for message in messages:
+        content = [TextPart(text=message.content)] if isinstance(message.content, str) else message.content
+        items += _items(message.role, content)
+    return [{"id": f"{_PREFIX.get(item['type'], 'msg')}_{run}_in{n}", **item} for n, item in enumerate(items)]
+
+
+_PREFIX = {"function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
+
+
+def _items(role: str, parts: Sequence[ContentPart]) -> list[Json]:
+    items: list[Json] = []
+    for part in parts:
+        match part:
+            case ThinkingPart():
+                items.append(_reasoning(part))
+            case ToolCallPart():
+                call = {"call_id": part.tool_id, "name": part.tool_name, "arguments": part.arguments}
+                items.append({"type": "function_call", **call, "status": "completed", **field_of(_carried(part))})
+            case ToolResultPart():
+                output = part.content if isinstance(part.content, str) else [_content(p, role) for p in part.content]
+                item = {"call_id": part.tool_id, "output": output, "status": "completed"}
+                items.append({"type": "function_call_output", **item})
+            case TextPart() | ImagePart() | DocumentPart():
+                last: Json = items[-1] if items else {}
+                if last.get("type") != "message":
+                    last = {"type": "message", "role": role, "status": "completed", "content": []}
+                    items.append(last)
+                cast("list[Json]", last["content"]).append(_content(part, role))
+            case _:  # an item of the provider's own, which no client sent here
+                pass
+    return items
+
+
+def _reasoning(part: ThinkingPart) -> Json:
+    carried = _carried(part)
+    return {
+        "type": "reasoning",
+        "summary": [{"type": "summary_text", "text": part.text}] if part.text else [],
+        **({"encrypted_content": sealed(carried)} if carried else {}),
+    }
+
+
+def _carried(part: ThinkingPart | ToolCallPart) -> Carried | None:
+    signature = part.signature if isinstance(part, ThinkingPart) else None
+    if not (signature or part.opaque or part.opaque_blobs):
+        return None
+    return Carried(signature=signature, opaque=part.opaque, opaque_blobs=part.opaque_blobs)
+
+
+def _content(part: TextPart | ImagePart | DocumentPart, role: str) -> Json:
+    match part:
+        case TextPart() if role == "assistant":
+            return {"type": "output_text", "text": part.text, "annotations": [], "logprobs": []}
+        case TextPart():
+            return {"type": "input_text", "text": part.text}
+        case ImagePart():
+            return {"type": "input_image", "detail": "auto", **_source(part.source, "image_url", "image_url")}
+        case DocumentPart():
+            named = {"filename": part.title} if part.title else {}
+            return {"type": "input_file", **named, **_source(part.source, "file_url", "file_data")}
+
+
+def _source(source: Source, url_field: str, data_field: str) -> Json:
+    match source:
+        case UrlSource():
+            return {url_field: source.url}
+        case Base64Source():
+            return {data_field: f"data:{source.media_type};base64,{source.data}"}
+        case FileSource():
+            return {"file_id": source.file_id}
+        case _:  # a blob, of a request that came over the bus
+            return {"tokenbus": {"blob_id": source.blob_id, "media_type": source.media_type}}
