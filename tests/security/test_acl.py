@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import httpx
 import pytest
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
@@ -34,7 +35,7 @@ from tokenbus_services.mock_provider import MockProvider, Reply, Script, ToolCal
 from tokenbus_services.process.embedded_server import EmbeddedServer
 
 USERS = Path(__file__).parents[2] / "deploy" / "acl" / "users.conf"
-SERVICES = ("fetcher", "normalizer", "parser", "pipeline", "policy", "tools", "recorder", "blobs")
+SERVICES = ("fetcher", "normalizer", "parser", "pipeline", "policy", "tools", "recorder", "blobs", "gateway")
 NAMES = ("publisher", "subscriber", *SERVICES, "operator", "scripts")
 KEYS = Keys(partitions=2)
 RECORDED = '[records]\nsample = 1.0\n[blobs]\nloader = "tests.e2e.own_store:create"\n'
@@ -49,6 +50,7 @@ ASKS = Script(
 
 
 PASSES = '[policies.passes]\nuse = "tokenbus.policy:StreamProcessor"\n'
+GATEWAY = "[gateway]\n"
 
 
 class Guarded:
@@ -108,12 +110,12 @@ async def test_each_service_does_its_work_as_its_own_user(
 ) -> None:
     async with (
         MockProvider([ASKS]) as provider,
-        fleet(tmp_path, guarded.url("operator"), KEYS, provider.url, (), RECORDED + PASSES) as workers,
+        fleet(tmp_path, guarded.url("operator"), KEYS, provider.url, (), RECORDED + PASSES + GATEWAY) as workers,
         Client(guarded.url("publisher")) as publisher,
         Client(guarded.url("subscriber")) as subscriber,
         Server(guarded.url("operator")) as operator,
     ):
-        kinds: tuple[Kind, ...] = (*chain, "tools", "policy", "recorder", "blobs")
+        kinds: tuple[Kind, ...] = (*chain, "tools", "policy", "recorder", "blobs", "gateway")
         envs = [{"TOKENBUS_REDIS_URL": guarded.url(kind), "OWN_STORE": str(tmp_path)} for kind in kinds]
         await asyncio.gather(*(workers.start(kind, env=env) for kind, env in zip(kinds, envs, strict=True)))
         heard = asyncio.create_task(_listen(subscriber))
@@ -127,6 +129,8 @@ async def test_each_service_does_its_work_as_its_own_user(
         assert await heard == "It rains."
         judged = await publisher.publish({**_request("asks"), "policies": ["passes"]})
         assert (await publisher.result(judged)).text == "Let me look.\n\nIt rains."
+        gateway = next(worker for worker in workers.workers if worker.kind == "gateway")
+        by_http = await _asked_by_http(gateway.url)
         await guarded.admin.script_flush()  # as after a restart
         # Its first line has the count: other tests of this process may have declared scripts that it does not know.
         count = scripts.seen[0].split()[2]
@@ -136,9 +140,23 @@ async def test_each_service_does_its_work_as_its_own_user(
         await ended(operator.client, KEYS, [cancelled.id])
         await operator.client.xadd(KEYS.requests, {"__data__": "no request"})
         await eventually(lambda: operator.client.xlen(KEYS.dead))
-        await eventually(lambda: _recorded(operator, [run.id, judged.id, cancelled.id]))
+        await eventually(lambda: _recorded(operator, [run.id, judged.id, by_http, cancelled.id]))
     # What was asked while the scripts were gone, and then waited.
     assert [refusal for refusal in await guarded.refusals() if " eval " not in refusal] == []
+
+
+async def _asked_by_http(gateway: str) -> str:
+    """A run that a client of the gateway asked for."""
+    body = {"model": "anthropic/asks", "messages": [{"role": "user", "content": "Does it rain?"}]}
+    async with httpx.AsyncClient(base_url=gateway, timeout=60) as http:
+        answer = await http.post("/v1/chat/completions", json=body, headers={"idempotency-key": "once"})
+        assert answer.status_code == 200, answer.text
+        run: str = answer.headers["x-tokenbus-run"]
+        async with http.stream("GET", "/topics/runs", params={"from": "start", "group": "desk"}) as topic:
+            async for text in topic.aiter_text():
+                if run in text:
+                    return run
+    raise AssertionError("the topic ended")
 
 
 async def _recorded(server: Server, runs: list[str]) -> bool:
@@ -195,6 +213,7 @@ WRITES: dict[str, set[str]] = {
     "tools": {"tools", "events", "dead"},
     "recorder": {"dead", "records"},
     "blobs": set(),
+    "gateway": {"requests"},
     "operator": {"requests"},
     "scripts": set(),
 }
@@ -210,6 +229,7 @@ READS: dict[str, set[str]] = {
     "tools": {"tools", "control"},
     "recorder": {"records", "tape", "log"},
     "blobs": set(),
+    "gateway": {*TOPICS, "log"},
     "operator": {
         *(*TOPICS, "log", "requests", "turns", "tools", "raw", "events", "drafts", "decisions", "control"),
         *("records", "tape", "dead"),

@@ -71,9 +71,9 @@ def tokenbus(context: click.Context, verbose: bool) -> None:
 @click.option("--port", type=click.IntRange(0, 65_535), help="Port, 0 for any free one; else the settings' one.")
 @click.option("--mock-url", metavar="URL", help="Add the providers mock-…, which ask the mock provider at URL.")
 def worker(service: ServiceName, host: str | None, port: int | None, mock_url: str | None) -> None:
-    """Run SERVICE (fetcher, normalizer, parser, pipeline, tools, policy, blobs or recorder) until SIGTERM or Ctrl-C.
+    """Run SERVICE (fetcher, normalizer, parser, pipeline, tools, policy, blobs, recorder or gateway) until a signal.
 
-    A second signal ends it at once. Prints "ready SERVICE URL" when it can do its work.
+    SIGTERM and Ctrl-C stop it in order; a second one ends it at once. Prints "ready SERVICE URL" when it can work.
     """
     from tokenbus_services.cli.worker.command import run
 

@@ -73,7 +73,11 @@ def routes(gateway: Gateway) -> AsgiApp:
 
 
 def model_table(settings: Settings, table: GatewaySettings) -> ModelTable:
-    """The names of models that clients may use."""
+    """The names of models that clients may use. Raises SettingsError for an alias to a provider that is not there."""
+    for name, choices in table.aliases.items():
+        for i, choice in enumerate(choices):
+            if (provider := choice.partition("/")[0]) not in settings.providers:
+                raise SettingsError("settings", f"gateway.aliases.{name}[{i}]", f"unknown provider {provider!r}")
     aliases = {name: [_provider_model(choice) for choice in choices] for name, choices in table.aliases.items()}
     providers = {name: provider.api for name, provider in settings.providers.items()}
     return ModelTable(providers, aliases, table.models)

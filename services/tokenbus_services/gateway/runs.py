@@ -232,7 +232,7 @@ class GatewayRuns:
         await self.cancel(opened.id, GONE)
 
     def _joins(self, run: str) -> str:
-        return f"{self.keys.prefix}:gateway:joins:{run}"
+        return f"{self.keys.prefix}:{{gateway}}:joins:{run}"
 
     def _later(self, work: Any) -> None:
         task: asyncio.Task[None] = asyncio.create_task(work)

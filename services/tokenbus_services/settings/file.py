@@ -121,11 +121,6 @@ def load(env: Mapping[str, str] = os.environ) -> Settings:
             if choice.provider not in settings.providers:
                 where = f"fallback_routes[{i}].fallback[{j}].provider"
                 raise SettingsError(path or "settings", where, f"unknown provider {choice.provider!r}")
-    for name, choices in (settings.gateway.aliases if settings.gateway else {}).items():
-        for i, choice in enumerate(choices):
-            if (provider := choice.partition("/")[0]) not in settings.providers:
-                where = f"gateway.aliases.{name}[{i}]"
-                raise SettingsError(path or "settings", where, f"unknown provider {provider!r}")
     return settings
 
 
