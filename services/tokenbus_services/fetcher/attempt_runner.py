@@ -44,8 +44,10 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 LOOK_S = 1.0
 """How often a run that waits for the policy stage checks whether it still has to wait; it may have ended."""
-MEDIA_S = 900.0
-"""Time limit for finding a turn's media and uploading them to its provider, without a sign of progress."""
+MEDIA_S = 60.0
+"""How long finding a turn's media and uploading them to its provider may go without progress: a piece of a blob, or a
+step of an upload (`uploads.flight`).
+"""
 LOOK_UPS = 32
 """Maximum concurrent request look-ups: each request may be large."""
 LONGEST_WAIT = ErrorInfo(code="limit_wait", kind="rate_limit", message="the run's turn did not come in time")

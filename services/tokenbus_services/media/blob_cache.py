@@ -14,6 +14,7 @@ from typing import Protocol, cast, runtime_checkable
 import msgspec
 
 from tokenbus.blobs import BlobLoader, BlobRef, BlobStreams, blob_id_of, parse_blob_id
+from tokenbus.bus.liveness import beat
 from tokenbus.errors import BlobCorrupt, BlobError, BlobUnavailable
 
 _PIECE_BYTES = 64 * 2**10
@@ -125,6 +126,7 @@ class RecentBlobs:
             async with aclosing(stream):
                 async for piece in stream:
                     gather(piece)
+                    beat()
                     yield piece
 
     @contextmanager

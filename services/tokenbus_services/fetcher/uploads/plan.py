@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Collection, Coroutine, Mapping
+from functools import partial
 from hashlib import blake2b
 from typing import Any, cast
 
@@ -25,6 +26,7 @@ from tokenbus.events.requests import BlobSource, FileSource, ImagePart
 from tokenbus.providers.file_api import FileApi, FileToUpload, Kind, ProviderFile
 from tokenbus_services.fetcher.endpoints import Endpoint
 from tokenbus_services.fetcher.metrics import UploadMetrics
+from tokenbus_services.fetcher.uploads.flight import Flight
 from tokenbus_services.fetcher.uploads.registry import SENT, UploadedFiles
 from tokenbus_services.fetcher.uploads.upload import UploadFailed, upload
 from tokenbus_services.media.blob_cache import Found
@@ -61,21 +63,13 @@ class Sendable(msgspec.Struct, frozen=True):
     """Name of its row: a digest of everything the file depends on."""
 
 
-class _Flight:
-    """An upload in progress, shared by all turns that want it. Cancelled when the last of them is."""
-
-    def __init__(self, task: asyncio.Task[ProviderFile]) -> None:
-        self.task = task
-        self.waiting = 0
-
-
 class Uploads:
     """The uploads of one fetcher."""
 
     def __init__(self, files: UploadedFiles, metrics: UploadMetrics) -> None:
         self._files = files
         self._metrics = metrics
-        self._flights: dict[str, _Flight] = {}
+        self._flights: dict[str, Flight] = {}
         self._resting: dict[str, tuple[float, ErrorInfo]] = {}
         """Endpoints and rows with suspended uploads: until when, and the error that caused it."""
 
@@ -139,7 +133,7 @@ class Uploads:
                 return file_id
             async with at_once:
                 try:
-                    return (await self._shared(one.name, lambda: self._upload(endpoint, api, settings, one))).file_id
+                    return (await self._shared(one.name, partial(self._upload, endpoint, api, settings, one))).file_id
                 except UploadFailed as e:
                     return e.at(one.where)
                 except MediaFailed as e:
@@ -159,24 +153,27 @@ class Uploads:
                 named[where] = FileSource(file_id=made, media_type=one.media_type)
         return named, failures
 
-    async def _shared(self, name: str, make: Callable[[], Coroutine[Any, Any, ProviderFile]]) -> ProviderFile:
+    async def _shared(self, name: str, make: Callable[[Flight], Coroutine[Any, Any, ProviderFile]]) -> ProviderFile:
         """Return the file of this row; uploaded once for all turns here that want it now."""
         flight = self._flights.get(name)
         if flight is None:
-            flight = self._flights[name] = _Flight(asyncio.create_task(make(), name="upload"))
+            flight = self._flights[name] = Flight()
+            flight.start(make(flight))
         flight.waiting += 1
         try:
-            return await asyncio.shield(flight.task)
+            return await flight.landed()
         finally:
             flight.waiting -= 1
             if not flight.waiting:
                 if self._flights.get(name) is flight:
                     del self._flights[name]
-                if not flight.task.done():
+                if flight.task and not flight.task.done():
                     flight.task.cancel()
                     await asyncio.gather(flight.task, return_exceptions=True)
 
-    async def _upload(self, endpoint: Endpoint, api: FileApi, settings: UploadSettings, one: Sendable) -> ProviderFile:
+    async def _upload(
+        self, endpoint: Endpoint, api: FileApi, settings: UploadSettings, one: Sendable, flight: Flight
+    ) -> ProviderFile:
         """Upload the blob and register the file for all fetchers. Raises UploadFailed, and MediaFailed if the blob
         breaks off.
         """
@@ -185,9 +182,9 @@ class Uploads:
         file = FileToUpload(
             kind=one.kind, media_type=one.media_type, size=one.found.size, keep_s=settings.keep_s + MARGIN_S
         )
-        content = Embedded(one.where, one.blob_id, one.found, raw=True)
+        content = Embedded(one.where, one.blob_id, flight.watched(one.found), raw=True)
         try:
-            made = await self._tried(lambda: upload(endpoint, api, file, content))
+            made = await self._tried(lambda: upload(endpoint, api, file, content, moves=flight.moves))
         except UploadFailed as e:
             self._rest(one.name if e.error.kind in _OF_THE_FILE else endpoint.account, e.error)
             self._metrics.failed.inc()

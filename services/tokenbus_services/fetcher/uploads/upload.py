@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from base64 import b64decode
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import httpx
 import msgspec
@@ -38,8 +38,11 @@ class UploadFailed(Exception):
         return UploadFailed(msgspec.structs.replace(self.error, message=f"{where}: {self.error.message}", where=where))
 
 
-async def upload(endpoint: Endpoint, api: FileApi, file: FileToUpload, content: Embedded) -> ProviderFile:
-    """Upload the blob as a file. Holds at most one piece of its content in memory.
+async def upload(
+    endpoint: Endpoint, api: FileApi, file: FileToUpload, content: Embedded, *, moves: Callable[[float], None]
+) -> ProviderFile:
+    """Upload the blob as a file. Holds at most one piece of its content in memory. ``moves``: called with the longest
+    time that the next step may take in silence.
 
     Raises UploadFailed, and MediaFailed if the blob breaks off.
     """
@@ -49,6 +52,8 @@ async def upload(endpoint: Endpoint, api: FileApi, file: FileToUpload, content: 
     try:
         call = next(steps)
         while True:
+            timeouts = endpoint.settings
+            moves(call.pause_s + timeouts.connect_timeout_s + timeouts.first_event_timeout_s)
             await asyncio.sleep(call.pause_s)
             pieces = [piece if isinstance(piece, bytes) else content for piece in marks.split(call.body)]
             try:
