@@ -42,12 +42,12 @@ def _with_the_watermark_too_far() -> None:
 
 def _counting_every_ruling() -> None:
     """What a policy worker says of a draft counts though another has said it before."""
-    first = PolicyGate.fresh
+    first = PolicyGate.mark_applied
 
     def fresh(self: PolicyGate, step: PolicyVerdict) -> bool:
-        return first(self, step) or (not step.part and step.draft < self.ruled)
+        return first(self, step) or (not step.part and step.draft < self.judged_count)
 
-    PolicyGate.fresh = fresh
+    PolicyGate.mark_applied = fresh
 
 
 BUILDS = {

@@ -12,30 +12,30 @@ class Quota:
 
     def __init__(self, most: int | None) -> None:
         """``most``: the quota; None for none."""
-        self._most = most
-        self._held: int | None = None
+        self._limit = most
+        self._used: int | None = None
         """Stored bytes: the last count plus this process's changes; None before the first count."""
         self._changes = 0
 
     @property
     def is_set(self) -> bool:
         """Whether there is a quota."""
-        return self._most is not None
+        return self._limit is not None
 
     @property
     def wants_count(self) -> bool:
         """Whether the stored bytes must be counted before anything can be reserved."""
-        return self.is_set and self._held is None
+        return self.is_set and self._used is None
 
     def reserve(self, size: int) -> None:
         """Reserve bytes that are about to be stored. Raises BlobQuotaExceeded."""
-        held = self._held or 0
-        if self._most is not None and held + size > self._most:
-            raise BlobQuotaExceeded("quota", f"{held} of {self._most} bytes are used, {size} more were requested")
+        held = self._used or 0
+        if self._limit is not None and held + size > self._limit:
+            raise BlobQuotaExceeded("quota", f"{held} of {self._limit} bytes are used, {size} more were requested")
         self._changes += 1
         self._add(size)
 
-    def give_back(self, size: int) -> None:
+    def release(self, size: int) -> None:
         """Release bytes that were removed, or not stored after all."""
         self._add(-size)
 
@@ -43,13 +43,13 @@ class Quota:
         """Start a count; pass the returned value to `counted`."""
         return self._changes
 
-    def counted(self, begun: int, held: int) -> None:
+    def finish_count(self, begun: int, held: int) -> None:
         """Finish a count, which excludes bytes released meanwhile. Ignored if anything was stored meanwhile, because
         the count may or may not include it.
         """
         if self._changes == begun:
-            self._held = held
+            self._used = held
 
     def _add(self, size: int) -> None:
-        if self._held is not None:
-            self._held += size
+        if self._used is not None:
+            self._used += size

@@ -11,19 +11,19 @@ from tokenbus.errors import BlobError, BlobUnavailable
 TRIES = 3
 PAUSE_S = 0.1
 """Pause between two tries."""
-REST_S = 5.0
+COOL_DOWN_S = 5.0
 """Cool-down after a failure, during which the store is not tried."""
 
 T = TypeVar("T")
 
 
-class Patience(Generic[T]):
+class StoreRetry(Generic[T]):
     """Retries and cool-down for one store, shared by all its users."""
 
     def __init__(self, store: Callable[[bytes | AsyncIterable[bytes], str], Awaitable[T]]) -> None:
         """``store`` may raise anything: exceptions other than BlobError count as an unavailable store."""
         self._store = store
-        self._rests_until = 0.0
+        self._cooling_down_until = 0.0
 
     async def put(self, content: Callable[[], bytes | AsyncIterable[bytes]], media_type: str, *, until: float) -> T:
         """Store content and return the store's answer. ``content`` is called for each try; ``until`` is in event loop
@@ -32,12 +32,12 @@ class Patience(Generic[T]):
         Raises BlobError; BlobUnavailable also during the cool-down and on timeout.
         """
         clock = asyncio.get_running_loop().time
-        if clock() < self._rests_until:
+        if clock() < self._cooling_down_until:
             raise BlobUnavailable("blobs", "the blob store was unavailable a moment ago")
         began = clock()
         try:
             async with asyncio.timeout_at(until):
-                return await self._tried(content, media_type)
+                return await self._store_with_retries(content, media_type)
         except TimeoutError:
             problem: BlobError = BlobUnavailable("blobs", f"not stored within {clock() - began:.0f} s")
         except BlobError as e:
@@ -46,10 +46,10 @@ class Patience(Generic[T]):
             problem = e
         except Exception as e:
             problem = BlobUnavailable("blobs", f"{type(e).__name__}: {e}")
-        self._rests_until = clock() + REST_S
+        self._cooling_down_until = clock() + COOL_DOWN_S
         raise problem
 
-    async def _tried(self, content: Callable[[], bytes | AsyncIterable[bytes]], media_type: str) -> T:
+    async def _store_with_retries(self, content: Callable[[], bytes | AsyncIterable[bytes]], media_type: str) -> T:
         for _ in range(TRIES - 1):
             try:
                 return await self._store(content(), media_type)

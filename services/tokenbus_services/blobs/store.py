@@ -148,7 +148,7 @@ class BlobStore:
                     with store_errors("put"):
                         await obstore.put_async(self._objects, key, spool, max_concurrency=2)
                 except BaseException:
-                    self._quota.give_back(more)
+                    self._quota.release(more)
                     raise
         return BlobRef(blob_id=blob_id_from_digest(digest), media_type=media_type, size=size)
 
@@ -228,14 +228,14 @@ class BlobStore:
                     )
                     removed += gone
                     if gone:
-                        self._quota.give_back(found["size"])
+                        self._quota.release(found["size"])
                     else:
                         held += found["size"]
             async for batch in listed(self._objects, leases.ROOT):
                 for found in batch:
                     if (until := leases.until_of(found["path"])) is not None and until <= limit:
                         await self._remove(found["path"])
-        self._quota.counted(count, held)
+        self._quota.finish_count(count, held)
         if isinstance(self._objects, LocalStore) and self._objects.prefix is not None:
             await asyncio.to_thread(remove_staged, self._objects.prefix / _ROOT, limit - _STAGED_STALE_S)
         return removed

@@ -86,7 +86,7 @@ def worker(service: ServiceName, host: str | None, port: int | None, mock_url: s
     "scales",
     multiple=True,
     metavar="SERVICE=N",
-    help="Workers of a service, 1 unless told. May be repeated.",
+    help="Workers of a service, 1 by default. May be repeated.",
 )
 @click.option("--services", metavar="NAME,…", help="Only these services.")
 @click.option(
@@ -266,7 +266,7 @@ def dead_show(entry: str, raw: bool, as_json: bool) -> None:
 def dead_retry(entries: tuple[str, ...], everything: bool, as_json: bool) -> int:
     """Send the request behind each ENTRY again, as a new run, and take the entry away.
 
-    Sent twice it is one run. An entry from which no request can be made stays, and the reason is told.
+    Sending it twice starts one run only. An entry from which no request can be made stays, and the reason is printed.
 
     Exit code: 1 where an entry stays.
     """

@@ -229,14 +229,14 @@ class AttemptRunner:
 
     async def _call(self, turn: _Turn, grant: Reservation, writer: AttemptWriter) -> None:
         """Make the call, then refund the unused part of its reservation."""
-        tally = TokenTally() if grant.ask.scopes else None
+        tally = TokenTally() if grant.request.scopes else None
         whole = False
         try:
             await self._make(turn, writer, tally)
             whole = True
         finally:
             # The parser may end the run, and with it this call, before the provider has closed the body.
-            used = tally.used if tally and (whole or tally.settled) else None
+            used = tally.used if tally and (whole or tally.final_count) else None
             wait_s = tally.error.retry_after_s if tally and tally.error else None
             self._admission.leave(grant, used=used, wait_s=wait_s)
 

@@ -119,7 +119,7 @@ class Backpressure:
         if await self._lag(partition, "policy") <= (self._most // 2 if waits else self._most):
             return False
         record = await read_attempt(self._server.client, self._keys.run(run), attempt)
-        return record.is_open and not record.let_go
+        return record.is_open and not record.bypassed
 
     async def _lag(self, partition: int, stage: Later | Literal["parser"]) -> int:
         return await read_lag(self._server.client, self._keys.lease(partition, stage))

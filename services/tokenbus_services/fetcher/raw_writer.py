@@ -160,7 +160,7 @@ class AttemptWriter:
         record = await self.writer.record_of(self.run, self.attempt)
         if not record.is_open:
             self.refuse("over")
-        elif record.let_go:
+        elif record.bypassed:
             self.held = False
 
     def part(self, keys: Keys) -> tuple[RawPart, int, int]:

@@ -38,13 +38,15 @@ class BodyRefused(Exception):
 
 def described(error: BaseException) -> str:
     """Describe the error. If it has no text, describe its cause, such as a connection reset."""
-    told: BaseException | None = error
-    while told is not None and not str(told):
-        told = told.__cause__ or told.__context__
-    if told is None:
+    cause: BaseException | None = error
+    while cause is not None and not str(cause):
+        cause = cause.__cause__ or cause.__context__
+    if cause is None:
         return type(error).__name__
     return (
-        f"{type(error).__name__}: {told}" if told is error else f"{type(error).__name__}: {type(told).__name__}: {told}"
+        f"{type(error).__name__}: {cause}"
+        if cause is error
+        else f"{type(error).__name__}: {type(cause).__name__}: {cause}"
     )
 
 
@@ -126,8 +128,8 @@ def coding_of(header: str) -> str | None:
     if not codings:
         return None
     if len(codings) > 1 or codings[0] not in _CODINGS:
-        told = ", ".join(codings)[:80]
-        message = f"the answer is encoded as {told!r}; not asked for, and not one of {', '.join(_CODINGS)} alone"
+        encodings = ", ".join(codings)[:80]
+        message = f"the answer is encoded as {encodings!r}; not asked for, and not one of {', '.join(_CODINGS)} alone"
         raise BodyRefused(ErrorInfo(code="body_encoding", kind="protocol", message=message, where="content-encoding"))
     return codings[0]
 

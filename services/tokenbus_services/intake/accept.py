@@ -18,7 +18,7 @@ from tokenbus.bus import scripts
 from tokenbus.bus.dead_letters import DeadLetter, dead_letter
 from tokenbus.bus.keys import DATA_FIELD, Keys
 from tokenbus.bus.liveness import beating
-from tokenbus.bus.quarantine import asked_in
+from tokenbus.bus.quarantine import type_and_id
 from tokenbus.bus.run_record import ACCEPTED, ASKED, CONTINUES, DEADLINE, RECORD, REQUEST
 from tokenbus.bus.server.retry import ISOLATED_TRIES, retry_until_available
 from tokenbus.bus.server.run_scripts import run_script, run_scripts
@@ -60,10 +60,10 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 MEDIA_S = 30.0
 """Time limit for storing the media of the requests of one read, if the store is slow (`media_intake`)."""
-MOST_ASIDE = 1024
+MAX_BACKGROUND = 1024
 ALONE_S = 1.0
 """Cluster: how long a request that may kill its workers is processed alone."""
-MOST_DELIVERIES = 4
+MAX_DELIVERIES = 4
 """A request that has killed this many workers is not tried again."""
 
 
@@ -90,7 +90,7 @@ class Intake:
         self._routes = PolicyRoutes(settings)
         self._keys: Keys = settings.keys
         self._queue = queue
-        self._asides = LoggedTasks("intake", most=MOST_ASIDE)
+        self._background_tasks = LoggedTasks("intake", most=MAX_BACKGROUND)
         self._cancels = cancels
         self._providers = providers
         self._fallbacks = Fallbacks(settings.fallback_routes, providers)
@@ -121,16 +121,16 @@ class Intake:
         """
         if fresh := [item for item in items if item.deliveries == 1]:
             if self._server.topology == "cluster":
-                await self._asides.run(partial(self._take, [item]) for item in fresh)
+                await self._background_tasks.run(partial(self._take, [item]) for item in fresh)
             else:
                 await self._take(fresh)
         for n, item in enumerate(item for item in items if item.deliveries > 1):
-            if n == 0 and item.deliveries > MOST_DELIVERIES:
+            if n == 0 and item.deliveries > MAX_DELIVERIES:
                 take = partial(self._give_up, item)
             else:
                 take = partial(self._take, [item])
             if self._server.topology == "cluster":
-                await self._asides.run([take], patience_s=ALONE_S)
+                await self._background_tasks.run([take], patience_s=ALONE_S)
             else:
                 await take()
 
@@ -142,7 +142,7 @@ class Intake:
         """
         named: dict[bytes, bytes] = {}
         try:
-            kind, run = await asked_in(self._server, item.stream, item.entry_id)
+            kind, run = await type_and_id(self._server, item.stream, item.entry_id)
             named[DATA_FIELD.encode()] = msgspec.json.encode({"type": kind, "id": run or None})
         except (RedisError, OSError) as e:
             log.warning("id_not_found", entry=item.entry_id, problem=str(e))
@@ -152,7 +152,7 @@ class Intake:
 
     async def close(self) -> None:
         """Stop; other workers take over unfinished work."""
-        await self._asides.close()
+        await self._background_tasks.close()
 
     async def _give_up(self, item: QueueItem) -> None:
         await self._refuse(item, PoisonRequest(item.deliveries - 1))
@@ -175,7 +175,7 @@ class Intake:
         sent = await self._send(calls)  # first, so that good requests do not wait for bad ones
         for item, error in refused:
             await self.dead_letter(item, error)
-        await self._queue.finish(items, again=lambda: self._send_again(sent))
+        await self._queue.finish(items, again=lambda: self._resend(sent))
 
     async def _calls(self, items: Sequence[QueueItem]) -> list[scripts.ScriptCall | BaseException]:
         return await asyncio.gather(*(self._call(item) for item in items), return_exceptions=True)
@@ -184,19 +184,19 @@ class Intake:
         """Send the calls; return those that the server accepted. The others are dead-lettered."""
         sent = [call for _, call in calls]
         try:
-            await self._send_again(sent)
+            await self._resend(sent)
         except (RedisError, OSError):
             # One of them is at fault, for example a key of its run has the wrong type. All are safe to send again.
             for item, call in calls:
                 try:
-                    await self._send_alone(call)
+                    await self._send_individually(call)
                 except (RedisError, OSError) as e:
                     sent.remove(call)
                     await self.dead_letter(item, e)
                     await self._end(item, e)
         return sent
 
-    async def _send_alone(self, call: scripts.ScriptCall) -> None:
+    async def _send_individually(self, call: scripts.ScriptCall) -> None:
         await retry_until_available(
             self._server, lambda: run_script(self._server, call), what="intake", tries=ISOLATED_TRIES
         )
@@ -205,11 +205,11 @@ class Intake:
         """End the run of a refused request as `failed`, if the server accepts at least that."""
         if call := self._reject(item, error):
             try:
-                await self._send_alone(call)
+                await self._send_individually(call)
             except (RedisError, OSError):
                 log.exception("run_not_ended", run=rejected_run_id(item.fields), entry=item.entry_id)
 
-    async def _send_again(self, calls: Sequence[scripts.ScriptCall]) -> None:
+    async def _resend(self, calls: Sequence[scripts.ScriptCall]) -> None:
         await retry_until_available(self._server, lambda: run_scripts(self._server, calls), what="intake")
 
     async def _refuse(self, item: QueueItem, error: Exception) -> None:
@@ -231,9 +231,9 @@ class Intake:
         request = await self._with_tools(self._with_true_names(request))
         check_tools(request.tools)
         check_output(request.output_schema)
-        request, notes = self._fallbacks.settled(request)
+        request, notes = self._fallbacks.resolve(request)
         policing = await self._policy_plan(request)
-        return self._accept(await self._media.taken(request), item, policing, [*unknown, *notes])
+        return self._accept(await self._media.offload(request), item, policing, [*unknown, *notes])
 
     async def _policy_plan(self, request: Generate) -> PolicyPlan | None:
         """Return the run's policies; None, whatever its routes, if a policy published the request."""

@@ -52,7 +52,7 @@ class IntakeMedia:
         self._at_once = asyncio.Semaphore(AT_ONCE)
         self._away_until = 0.0
 
-    async def taken(self, request: Generate) -> Generate:
+    async def offload(self, request: Generate) -> Generate:
         """Return the request as its run stores it.
 
         Raises RequestInvalid, naming the field, for large media with invalid base64 or type, and for too many blobs.

@@ -37,7 +37,7 @@ class Fallbacks:
         self._routes = routes
         self._providers = providers
 
-    def settled(self, request: Generate) -> tuple[Generate, list[str]]:
+    def resolve(self, request: Generate) -> tuple[Generate, list[str]]:
         """Return the request with its usable fallbacks, and a note for each route fallback that cannot take it.
 
         Raises RequestInvalid, naming the place, if one of the request's own fallbacks cannot take it.

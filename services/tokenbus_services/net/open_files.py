@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import structlog
 
-MOST = 65_536
+MAX_OPEN_FILES = 65_536
 """More than any worker needs. Some systems report an infinite limit but reject numbers that are too large."""
 
 _log = structlog.stdlib.get_logger()
@@ -24,7 +24,7 @@ def raise_open_files(needed: int) -> int | None:
         return None
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     unlimited = resource.RLIM_INFINITY
-    wanted = MOST if hard == unlimited else min(hard, MOST)
+    wanted = MAX_OPEN_FILES if hard == unlimited else min(hard, MAX_OPEN_FILES)
     if soft != unlimited and soft < wanted:
         with suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

@@ -21,11 +21,11 @@ from tokenbus.core.image_header import in_blob
 from tokenbus.errors import BlobError
 from tokenbus.events.frames import BusEvent
 from tokenbus.events.normalized import Extra, Image, Normalized, Opaque
-from tokenbus_services.blobs.retry import Patience
+from tokenbus_services.blobs.retry import StoreRetry
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
-PATIENCE_S = 10.0
+STORE_TIMEOUT_S = 10.0
 """Maximum time a batch waits for all of its images."""
 LARGE_CHARS = 32 * 1024
 """Opaque data longer than this is also stored as a blob, which public events refer to."""
@@ -45,7 +45,7 @@ class ImageKeeper:
 
     def __init__(self, blobs: BlobLoader, registry: CollectorRegistry) -> None:
         self._blobs = blobs
-        self._patience = Patience(blobs.store)
+        self._retry = StoreRetry(blobs.store)
         self._kept = Counter(
             "tokenbus_images", "Generated images, including previews, by location.", ["lies"], registry=registry
         )
@@ -61,10 +61,10 @@ class ImageKeeper:
         Does not raise; takes at most `PATIENCE_S`.
         """
         places = asyncio.Semaphore(AT_ONCE)
-        until = asyncio.get_running_loop().time() + PATIENCE_S
+        until = asyncio.get_running_loop().time() + STORE_TIMEOUT_S
         return await asyncio.gather(
             *(
-                self._data(one, places, until) if isinstance(one, Opaque) else self._told(one, places, until)
+                self._data(one, places, until) if isinstance(one, Opaque) else self._log_failure(one, places, until)
                 for one in large
             )
         )
@@ -72,20 +72,20 @@ class ImageKeeper:
     async def _data(self, data: Opaque, places: asyncio.Semaphore, until: float) -> list[Normalized]:
         try:
             async with places:
-                ref = await self._patience.put(data.value.encode, "text/plain;charset=utf-8", until=until)
+                ref = await self._retry.put(data.value.encode, "text/plain;charset=utf-8", until=until)
         except BlobError as e:
             log.warning("opaque_not_stored", name=data.name, characters=len(data.value), problem=str(e))
             return [data]
         return [msgspec.structs.replace(data, blob_id=ref.blob_id)]
 
-    async def _told(self, image: Image, places: asyncio.Semaphore, until: float) -> list[Normalized]:
+    async def _log_failure(self, image: Image, places: asyncio.Semaphore, until: float) -> list[Normalized]:
         if image.blob_id:  # already stored by its fetcher
             self._kept.labels("blob").inc()
             return [image]
         try:
             async with places:
                 content = b64decode(image.base64, validate=True)
-                ref = await self._patience.put(lambda: content, image.media_type, until=until)
+                ref = await self._retry.put(lambda: content, image.media_type, until=until)
         except BlobError as e:
             problem = str(e)
         except binascii.Error as e:

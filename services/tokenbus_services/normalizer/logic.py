@@ -39,7 +39,7 @@ class NormalizerLogic:
         if reader is None or raw.attempt > reader.attempt:
             reader = self._readers[run] = AttemptReader(raw.attempt)
         if events := reader.read(raw):
-            said = self._say(run, EventFrame(raw.turn, raw.attempt, raw.at_ms, events))
+            said = self._emit(run, EventFrame(raw.turn, raw.attempt, raw.at_ms, events))
             if self._keeper:
                 places = range(len(said) - len(events), len(said))
                 self._large += [
@@ -56,14 +56,14 @@ class NormalizerLogic:
         """Move the frames' images and large opaque data to the blob store."""
         waiting, self._large = self._large, []
         if self._keeper and waiting:
-            told = await self._keeper.keep([cast("Image | Opaque", events[place]) for events, place in waiting])
+            replacements = await self._keeper.keep([cast("Image | Opaque", events[place]) for events, place in waiting])
             # From the end, so that earlier indexes stay valid.
-            for (events, place), instead in reversed(list(zip(waiting, told, strict=True))):
+            for (events, place), instead in reversed(list(zip(waiting, replacements, strict=True))):
                 events[place : place + 1] = instead
 
     def fail(self, run: str, error: ErrorInfo) -> None:
         # Addressed to the run rather than an attempt, because the attempt number may be unreadable.
-        self._say(run, EventFrame(0, CONTROL_ATTEMPT, 0, [Failed(error)]))
+        self._emit(run, EventFrame(0, CONTROL_ATTEMPT, 0, [Failed(error)]))
         self._readers.pop(run, None)
 
     def abandon(self, run: str, error: ErrorInfo) -> None:
@@ -73,7 +73,7 @@ class NormalizerLogic:
         """The attempt's stream cannot be read any further: report it as lost, and let the parser decide what to do."""
         self._readers.pop(run, None)
         cut = ErrorInfo(code=WORKER_LOST, kind="internal", message=error.message, retryable=True)
-        self._say(run, EventFrame(standing.turn, standing.attempt, 0, [Cut(error.message, cut)]))
+        self._emit(run, EventFrame(standing.turn, standing.attempt, 0, [Cut(error.message, cut)]))
 
     def is_open(self, run: str) -> bool:
         return run in self._readers
@@ -108,7 +108,7 @@ class NormalizerLogic:
     def recall(self, run: str, seq: int) -> None:
         """The normalizer does not depend on event numbers."""
 
-    def _say(self, run: str, frame: EventFrame) -> list[BusEvent]:
+    def _emit(self, run: str, frame: EventFrame) -> list[BusEvent]:
         """Add a frame and return the event list that now ends in its events."""
         frames = self._frames.setdefault(run, [])
         if frames and frames[-1].attempt == frame.attempt:

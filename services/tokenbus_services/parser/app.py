@@ -29,7 +29,7 @@ def parser(core: WorkerCore) -> StageService:
             topics=settings.topics,
             open_run_ms=round(settings.retention.open_run_s * 1000),
             finished_run_ms=round(settings.retention.finished_run_s * 1000),
-            told=metrics.count,
+            on_published=metrics.count,
         )
         return logics[partition]
 

@@ -10,8 +10,8 @@ import msgspec
 from tokenbus.bus.keys import Keys, PublicTopic
 from tokenbus.bus.run_record import (
     ATTEMPT,
+    BYPASSED,
     CHOICE,
-    LET_GO,
     RAW,
     RESULT,
     SEQ,
@@ -73,10 +73,10 @@ class ParserLogic:
         topics: Collection[PublicTopic],
         open_run_ms: int,
         finished_run_ms: int,
-        told: Callable[[PublicEvent], None] | None = None,
+        on_published: Callable[[PublicEvent], None] | None = None,
     ) -> None:
         """``topics``: which of visible, chunks and blocks are written. ``open_run_ms``, ``finished_run_ms``:
-        lifetimes of the keys. ``told``: called with each event that is written.
+        lifetimes of the keys. ``on_published``: called with each event that is written.
         """
         self._keys = keys
         self._turns = keys.topic(partition, "turns")
@@ -95,12 +95,12 @@ class ParserLogic:
         self._hidden = [s for t, s in streams.items() if t == "chunks"]
         self._blocks = [s for t, s in streams.items() if t == "blocks"]
         self._lifecycle = [keys.topic(partition, "runs")]
-        self._told = told
+        self._on_published = on_published
         self._runs: dict[str, RunMachine | GatedRun] = {}
         self._changed: dict[str, RunMachine | GatedRun] = {}
         self._checkpoints: dict[str, Checkpoints] = {}
         """By long run."""
-        self._said: dict[str, OpenBlocks] = {}
+        self._open_blocks: dict[str, OpenBlocks] = {}
         """By run that `fail_unreadable` will end: the open blocks of its log."""
         self._tapes: dict[str, list[TapedFrame]] = {}
         """By recorded run: the frames that were applied."""
@@ -131,7 +131,7 @@ class ParserLogic:
             self._changed[run] = machine
 
     def learn(self, run: str, event: bytes) -> None:
-        self._said.setdefault(run, OpenBlocks()).read(event)
+        self._open_blocks.setdefault(run, OpenBlocks()).read(event)
 
     def fail_unreadable(self, run: str, error: ErrorInfo, standing: RunPosition) -> None:
         """End the run as `failed`, under its next seq; blocks still open in its log are cut."""
@@ -140,8 +140,8 @@ class ParserLogic:
         turn, attempt = standing.turn, max(1, standing.attempt)
         nothing = Accepted(provider="", model="", on_failure="fail", max_tool_depth=0, rules=RunLimits(), tools=[])
         blocks = BlockTable(turn, attempt, 0, 0)
-        if said := self._said.pop(run, None):
-            blocks.open = said.by_number
+        if open_blocks := self._open_blocks.pop(run, None):
+            blocks.open = open_blocks.by_number
         state = RunState(run, nothing, _now_ms(), blocks, turn, attempt, standing.seq)
         self._changed[run] = machine = RunMachine(state)
         machine.fail(error)
@@ -224,8 +224,8 @@ class ParserLogic:
         for event in events:
             last = encode_public(event)
             commit.publish(log, f"{event.attempt}-{event.seq}", last, self._topics_of(event))
-            if self._told:
-                self._told(event)
+            if self._on_published:
+                self._on_published(event)
         if events:
             s.seq += len(events)
             commit.put(run_key, SEQ, s.seq)
@@ -260,7 +260,7 @@ class ParserLogic:
                 commit.put(run_key, TURN, work.turn, ATTEMPT, work.attempt, RAW, 0)
                 if work.choice:
                     commit.put(run_key, CHOICE, work.choice)
-                held = s.gate is not None and not s.gate.passing
+                held = s.gate is not None and not s.gate.bypassed
                 work = msgspec.structs.replace(work, tenant=tenant_of(s.accepted.metadata), held=held)
                 commit.append(self._turns, [s.run, encode(work)])
                 commit.expire(run_key, self._open_run_ms)
@@ -276,10 +276,10 @@ class ParserLogic:
                 commit.append(self._drafts, [s.run, data])
                 commit.count(self._policy_lease, len(data))
             case Decide(number, turn, attempt, decision):
-                told = Decided.of(s.run, number, turn, attempt, decision)
-                commit.tell(self._decisions, encode_decided(told))
+                decided = Decided.of(s.run, number, turn, attempt, decision)
+                commit.tell(self._decisions, encode_decided(decided))
             case ReleaseFromPolicies():
-                commit.put(run_key, LET_GO, 1)
+                commit.put(run_key, BYPASSED, 1)
             case EndRun(status):
                 self._close_attempt(s.run, s.turn, s.attempt, f"the run is {status}", commit)
                 commit.put(run_key, STATUS, status, RESULT, last)
@@ -291,9 +291,9 @@ class ParserLogic:
 
     def _close_attempt(self, run: str, turn: int, attempt: int, reason: str, commit: Commit) -> None:
         lost = encode(RawFrame(turn, attempt, ANY_FRAME, 0, [Lost(reason)]))
-        told = encode(Control(run, "closed", attempt))
+        closed = encode(Control(run, "closed", attempt))
         places = (self._raw, self._normalizer_lease, self._control)
-        commit.close_attempt(self._keys.run(run), attempt, *places, run=run, lost=lost, control_frame=told)
+        commit.close_attempt(self._keys.run(run), attempt, *places, run=run, lost=lost, control_frame=closed)
 
 
 def _now_ms() -> int:

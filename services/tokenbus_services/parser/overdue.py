@@ -10,7 +10,7 @@ from tokenbus.core.run.state import PendingCall, RunState
 from tokenbus_services.settings import DEFAULT_TOOL_TIMEOUT_S, Settings
 
 
-class PolicyTimeouts(msgspec.Struct, frozen=True):
+class PolicyStageStatus(msgspec.Struct, frozen=True):
     """The state of the policy stage in one partition."""
 
     alive_ms: int
@@ -23,33 +23,33 @@ class PolicyTimeouts(msgspec.Struct, frozen=True):
     """When the last draft that it has read was written."""
 
 
-MOST_LOSSES = 5
+MAX_LOSSES = 5
 """How often a stage may be lost without reading anything before it counts as away."""
 
 
-class JudgesSeen:
+class PolicyStageObserver:
     """Observes the policy stage in one partition, look by look."""
 
     def __init__(self) -> None:
         self._alive_ms: int | None = None
         self._read = ""
-        self._here = False
+        self._was_alive = False
         self._losses = 0
 
-    def look(self, *, alive: bool, lag_bytes: int, read: str, read_ms: int, now_ms: int) -> PolicyTimeouts:
+    def observe(self, *, alive: bool, lag_bytes: int, read: str, read_ms: int, now_ms: int) -> PolicyStageStatus:
         """Record an observation: whether a worker owns it, and the last entry read, with the time of that draft.
 
         A stage that is lost repeatedly without reading anything counts as away: its workers do not restart the timeout.
         """
         if read != self._read or lag_bytes == 0:
             self._read, self._losses = read, 0
-        if self._here and not alive:
+        if self._was_alive and not alive:
             self._losses += 1
-        self._here = alive
+        self._was_alive = alive
         # If it is away at the first look, it existed before; when it was lost is unknown, so assume now.
-        if (alive and self._losses < MOST_LOSSES) or (self._alive_ms is None and read != "0-0"):
+        if (alive and self._losses < MAX_LOSSES) or (self._alive_ms is None and read != "0-0"):
             self._alive_ms = now_ms
-        return PolicyTimeouts(self._alive_ms or 0, alive, lag_bytes, read_ms)
+        return PolicyStageStatus(self._alive_ms or 0, alive, lag_bytes, read_ms)
 
 
 class Timeouts(msgspec.Struct, frozen=True):
@@ -86,7 +86,7 @@ class Timeouts(msgspec.Struct, frozen=True):
         """Whether the run's deadline has passed."""
         return 0 < s.accepted.deadline_ms <= now_ms
 
-    def vanished_calls(self, s: RunState, now_ms: int) -> Iterator[PendingCall]:
+    def overdue_calls(self, s: RunState, now_ms: int) -> Iterator[PendingCall]:
         """Yield calls whose tool would have returned by now if it had run."""
         if s.phase == "tools":
             for pending in s.calls:
@@ -94,32 +94,32 @@ class Timeouts(msgspec.Struct, frozen=True):
                 if pending.result is None and now_ms - s.seen_ms > allowed_s * 1000:
                     yield pending
 
-    def unjudged(self, s: RunState, now_ms: int, judges: PolicyTimeouts) -> bool:
+    def policies_overdue(self, s: RunState, now_ms: int, stage: PolicyStageStatus) -> bool:
         """Whether the run's policies would have decided by now if any worker were running them.
 
         A slow stage is not an absent one: drafts that it has not read are waiting their turn. If the stage is away, a
         run whose attempt is held back by other runs' drafts waits no longer than a run with drafts of its own.
         """
         gate, policing = s.gate, s.accepted.policing
-        if gate is None or policing is None or gate.passing:
+        if gate is None or policing is None or gate.bypassed:
             return False
-        if gate.idle and (judges.alive or s.phase != "streaming" or judges.lag_bytes <= self.lag_bytes // 2):
+        if gate.idle and (stage.alive or s.phase != "streaming" or stage.lag_bytes <= self.lag_bytes // 2):
             return False
         since_ms = max(gate.since_ms, s.seen_ms, s.accepted_ms) if gate.idle else gate.since_ms
-        if not judges.alive:
-            now_ms -= max(0, judges.alive_ms - since_ms)
-        elif judges.lag_bytes > 0:
-            now_ms = min(now_ms, judges.read_ms)
+        if not stage.alive:
+            now_ms -= max(0, stage.alive_ms - since_ms)
+        elif stage.lag_bytes > 0:
+            now_ms = min(now_ms, stage.read_ms)
         return now_ms - since_ms > policing.patience_ms
 
-    def silent(self, s: RunState, now_ms: int) -> bool:
+    def attempt_overdue(self, s: RunState, now_ms: int) -> bool:
         """Whether the provider would have sent something by now if it had been called."""
         allowed_s = max(self.silent_s, self.providers_s.get(s.accepted.provider, 0))
         return s.phase == "streaming" and now_ms - max(s.seen_ms, s.accepted_ms) > allowed_s * 1000
 
-    def _tool_s(self, name: str, asked_s: float | None) -> float:
+    def _tool_s(self, name: str, requested_s: float | None) -> float:
         own_s = self.tools_s.get(name)
         for prefix, timeout_s in self.prefixes_s.items():
             if name not in self.tools_s and name.startswith(prefix):
                 own_s = timeout_s
-        return min((s for s in (asked_s, own_s) if s is not None), default=DEFAULT_TOOL_TIMEOUT_S)
+        return min((s for s in (requested_s, own_s) if s is not None), default=DEFAULT_TOOL_TIMEOUT_S)

@@ -16,7 +16,7 @@ from redis.exceptions import RedisError, ResponseError
 from tokenbus.bus import scripts
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.liveness import Defects, Liveness, rest
-from tokenbus.bus.scripts.timeouts import expire, judges, tell
+from tokenbus.bus.scripts.timeouts import append_timeout, expire, read_policy_stage
 from tokenbus.bus.server.run_scripts import run_script, run_scripts
 from tokenbus.bus.server.server import Server, is_final
 from tokenbus.bus.server.stream_reader import id_key
@@ -25,13 +25,13 @@ from tokenbus.bus.stage_lag import read_lag
 from tokenbus.core.run.state import PendingCall, RunState
 from tokenbus.events.frames import CONTROL_ATTEMPT, BusEvent, Control, DeadlinePassed, EventFrame, ToolReturned, encode
 from tokenbus_services.parser.logic import ParserLogic
-from tokenbus_services.parser.overdue import JudgesSeen, PolicyTimeouts, Timeouts
+from tokenbus_services.parser.overdue import PolicyStageObserver, PolicyStageStatus, Timeouts
 from tokenbus_services.settings import Settings
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 NO_RESULT = "the tool's result never came"
-LOOKS = 30
+CHECKS_PER_TIMEOUT = 30
 """How often to look for silent runs during the time after which a run counts as silent."""
 PAGE = 1000
 
@@ -53,11 +53,11 @@ class TimeoutClock:
         self._keys: Keys = settings.keys
         self._logics = logics
         self._liveness = liveness or Liveness()
-        self._patience = Timeouts.of(settings)
+        self._timeouts = Timeouts.of(settings)
         self._tick_s = settings.stages.tick_s
-        self._look_s = settings.limits.silent_run_s / LOOKS
-        self._look_at = 0.0
-        self._judges_seen: dict[int, JudgesSeen] = {}
+        self._silence_check_s = settings.limits.silent_run_s / CHECKS_PER_TIMEOUT
+        self._next_silence_check = 0.0
+        self._policy_stage_observers: dict[int, PolicyStageObserver] = {}
         """By partition."""
         self._task: asyncio.Task[None] | None = None
 
@@ -84,24 +84,24 @@ class TimeoutClock:
 
     async def _tick(self) -> None:
         calls: list[scripts.ScriptCall] = []
-        look = time.monotonic() >= self._look_at
+        look = time.monotonic() >= self._next_silence_check
         if look:
-            self._look_at = time.monotonic() + self._look_s
-        judges_of = await self._judges()
+            self._next_silence_check = time.monotonic() + self._silence_check_s
+        stages = await self._read_policy_stages()
         for partition in self._stage.owned:
-            now_ms, judges = self._server.clock.now_ms(), judges_of.get(partition)
+            now_ms, stage = self._server.clock.now_ms(), stages.get(partition)
             silent: list[RunState] = []
             for s in self._logics[partition].states():
-                if self._patience.deadline_passed(s, now_ms):
-                    calls.append(self._expire(partition, s))
+                if self._timeouts.deadline_passed(s, now_ms):
+                    calls.append(self._deadline(partition, s))
                     continue
-                calls += [self._answer(partition, s, p) for p in self._patience.vanished_calls(s, now_ms)]
-                if judges and self._patience.unjudged(s, now_ms, judges):
-                    calls.append(self._unjudged(partition, s))
-                if look and self._patience.silent(s, now_ms):
+                calls += [self._tool_timeout(partition, s, p) for p in self._timeouts.overdue_calls(s, now_ms)]
+                if stage and self._timeouts.policies_overdue(s, now_ms, stage):
+                    calls.append(self._policy_timeout(partition, s))
+                if look and self._timeouts.attempt_overdue(s, now_ms):
                     silent.append(s)
             if silent:
-                calls += [self._lost(partition, s) for s in await self._without_worker(partition, silent)]
+                calls += [self._attempt_timeout(partition, s) for s in await self._without_worker(partition, silent)]
         if calls:
             await self._send(calls)
 
@@ -118,19 +118,19 @@ class TimeoutClock:
                 except ResponseError as e:
                     log.warning("clock_not_heard", key=call.keys[0], problem=str(e))
 
-    async def _judges(self) -> dict[int, PolicyTimeouts]:
+    async def _read_policy_stages(self) -> dict[int, PolicyStageStatus]:
         """Read the state of the policy stage in partitions that have runs under policies."""
         owned = self._stage.owned
-        self._judges_seen = {p: seen for p, seen in self._judges_seen.items() if p in owned}
+        self._policy_stage_observers = {p: seen for p, seen in self._policy_stage_observers.items() if p in owned}
         partitions = [p for p in owned if any(s.gate for s in self._logics[p].states())]
-        calls = [judges(self._keys.lease(p, "policy")) for p in partitions]
+        calls = [read_policy_stage(self._keys.lease(p, "policy")) for p in partitions]
         replies = await run_scripts(self._server, calls) if calls else []
-        now_ms, found = self._server.clock.now_ms(), dict[int, PolicyTimeouts]()
+        now_ms, found = self._server.clock.now_ms(), dict[int, PolicyStageStatus]()
         for partition, (alive, lag, read) in zip(partitions, replies, strict=True):
-            seen = self._judges_seen.setdefault(partition, JudgesSeen())
+            seen = self._policy_stage_observers.setdefault(partition, PolicyStageObserver())
             at = read.decode()
             read_ms = self._server.clock.ms_of(id_key(at)[0])
-            found[partition] = seen.look(alive=bool(alive), lag_bytes=lag, read=at, read_ms=read_ms, now_ms=now_ms)
+            found[partition] = seen.observe(alive=bool(alive), lag_bytes=lag, read=at, read_ms=read_ms, now_ms=now_ms)
         return found
 
     async def _without_worker(self, partition: int, silent: list[RunState]) -> list[RunState]:
@@ -138,7 +138,7 @@ class TimeoutClock:
         unknown then.
         """
         client, keys = self._server.client, self._keys
-        judged = [(s, s.taken) for s in silent]
+        judged = [(s, s.events_applied) for s in silent]
         for group in ("normalizer", "parser"):
             if await read_lag(client, keys.lease(partition, group)):
                 return []
@@ -146,11 +146,11 @@ class TimeoutClock:
         while page := await client.xrange(keys.topic(partition, "turns"), begin, "+", count=PAGE):
             having.update(name.decode() for _, fields in page for name in fields)
             begin = f"({page[-1][0].decode()}"
-        return [s for s, taken in judged if s.run not in having and s.taken == taken]
+        return [s for s, taken in judged if s.run not in having and s.events_applied == taken]
 
     # --- what it tells ----------------------------------------------------------------------------------------
 
-    def _expire(self, partition: int, s: RunState) -> scripts.ScriptCall:
+    def _deadline(self, partition: int, s: RunState) -> scripts.ScriptCall:
         keys = self._keys
         log.info("run_expired", run=s.run, turn=s.turn, attempt=s.attempt)
         return expire(
@@ -165,7 +165,7 @@ class TimeoutClock:
             control_frame=encode(Control(s.run)),
         )
 
-    def _answer(self, partition: int, s: RunState, pending: PendingCall) -> scripts.ScriptCall:
+    def _tool_timeout(self, partition: int, s: RunState, pending: PendingCall) -> scripts.ScriptCall:
         keys, block = self._keys, pending.call.block
         log.info("tool_vanished", run=s.run, turn=s.turn, block=block, tool=pending.call.name)
         return scripts.tool_result(
@@ -178,21 +178,21 @@ class TimeoutClock:
             frame=self._frame(ToolReturned(block, NO_RESULT, is_error=True)),
         )
 
-    def _unjudged(self, partition: int, s: RunState) -> scripts.ScriptCall:
+    def _policy_timeout(self, partition: int, s: RunState) -> scripts.ScriptCall:
         assert s.gate
         log.warning("run_unjudged", run=s.run, turn=s.turn, attempt=s.attempt)
-        return self._tell(partition, s, DeadlinePassed("policy", s.gate.alive))
+        return self._append(partition, s, DeadlinePassed("policy", s.gate.signs_of_life))
 
-    def _lost(self, partition: int, s: RunState) -> scripts.ScriptCall:
+    def _attempt_timeout(self, partition: int, s: RunState) -> scripts.ScriptCall:
         log.warning("run_lost", run=s.run, turn=s.turn, attempt=s.attempt)
-        return self._tell(partition, s, DeadlinePassed("silent", s.taken))
+        return self._append(partition, s, DeadlinePassed("silent", s.events_applied))
 
     def _frame(self, event: BusEvent) -> bytes:
         return encode(EventFrame(0, CONTROL_ATTEMPT, self._server.clock.now_ms(), [event]))
 
-    def _tell(self, partition: int, s: RunState, event: DeadlinePassed) -> scripts.ScriptCall:
+    def _append(self, partition: int, s: RunState, event: DeadlinePassed) -> scripts.ScriptCall:
         keys = self._keys
-        return tell(
+        return append_timeout(
             keys.run(s.run),
             keys.topic(partition, "events"),
             keys.lease(partition, "parser"),

@@ -28,7 +28,7 @@ def create(settings: Settings) -> AsgiFastStream:
         name=GROUP,
         topic="drafts",
         logic=service.logic,
-        beside=lambda server, stage, liveness: _Judging(service, server, stage, liveness),
+        beside=lambda server, stage, liveness: _PolicyCompanion(service, server, stage, liveness),
         opening=service.start,
         room=service.room,
         description="Events of runs that have policies, before anybody hears of them; rulings go to `events`.",
@@ -36,7 +36,7 @@ def create(settings: Settings) -> AsgiFastStream:
     return stage_app(stage, core)
 
 
-class _Judging:
+class _PolicyCompanion:
     """Opens and closes the service beside its stage."""
 
     def __init__(self, service: PolicyService, server: Server, stage: Stage, liveness: Liveness) -> None:

@@ -16,7 +16,7 @@ End = Literal["blocked", "exited", "memory", "overran"]
 timeout.
 """
 
-WORDS: Mapping[End, str] = {
+END_TEXTS: Mapping[End, str] = {
     "blocked": "a call blocked its process",
     "exited": "its process died",
     "memory": "its process took too much memory",
@@ -56,7 +56,7 @@ class Starts(msgspec.Struct):
     """The place of its last failure."""
 
 
-class Sentence(msgspec.Struct, frozen=True):
+class StartDecision(msgspec.Struct, frozen=True):
     """What to do with a run before its next start."""
 
     ended_by: str | None = None
@@ -67,9 +67,9 @@ class Sentence(msgspec.Struct, frozen=True):
     """These may end their executor: the run gets one of its own, and the start counts."""
 
 
-def sentence(
+def decide_start(
     starts: Mapping[str, Starts], policies: Sequence[str], on_error: Mapping[str, OnError], *, most: int
-) -> Sentence:
+) -> StartDecision:
     """Decide on the run's policies. ``most``: failed starts after which a policy is not called again for the run.
 
     A policy whose ``on_error`` is ``pass`` is called up to where it failed, so that chunks it held go out. If it fails
@@ -84,13 +84,13 @@ def sentence(
         if counted.count < most:
             suspects.append(policy)
         elif on_error[policy] == "block":
-            return Sentence(ended_by=policy)
+            return StartDecision(ended_by=policy)
         elif counted.count == most:
             failing[policy] = Failing(counted.failed_at, reason(counted.count))
             suspects.append(policy)
         else:
             failing[policy] = Failing(0, reason(most))
-    return Sentence(failing=failing, suspects=suspects)
+    return StartDecision(failing=failing, suspects=suspects)
 
 
 def reason(starts: int) -> str:

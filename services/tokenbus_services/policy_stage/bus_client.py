@@ -25,7 +25,7 @@ from tokenbus.errors import RequestInvalid
 from tokenbus.events.requests import Generate
 
 
-class AskingClient(Client):
+class PolicyClient(Client):
     """A client whose runs have no policies and are not visible."""
 
     def __init__(self, redis_url: str, keys: Keys, *, run_ttl_ms: int) -> None:

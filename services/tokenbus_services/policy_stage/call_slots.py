@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 
 
-class Seats:
+class FairSemaphore:
     """A fair semaphore for policy calls."""
 
     def __init__(self, most: int, *, reassure_s: float) -> None:
@@ -28,7 +28,7 @@ class Seats:
         return sum(len(calls) for calls in self._waiting.values())
 
     @asynccontextmanager
-    async def seat(self, run: str, reassure: Callable[[], object]) -> AsyncGenerator[None]:
+    async def slot(self, run: str, reassure: Callable[[], object]) -> AsyncGenerator[None]:
         """Hold a slot inside this block. ``reassure`` is called periodically while the run waits for it."""
         if self._free and not self._waiting:
             self._free -= 1

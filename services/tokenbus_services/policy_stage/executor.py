@@ -21,20 +21,20 @@ from tokenbus.events.public import TERMINAL, PublicEvent
 from tokenbus.policy.loading import PolicySpec, load
 from tokenbus.policy.policy_chain import PolicyStream
 from tokenbus.policy.policy_runner import BoundPolicy
-from tokenbus.policy.processor import Decision as Said
+from tokenbus.policy.processor import Decision as LibraryDecision
 from tokenbus.policy.public.format import PublicEvents
 from tokenbus_services.policy_stage import messages
-from tokenbus_services.policy_stage.call_slots import Seats
+from tokenbus_services.policy_stage.call_slots import FairSemaphore
 from tokenbus_services.policy_stage.marking import Marking, current_call
 from tokenbus_services.policy_stage.marks import Call, place_of
 from tokenbus_services.policy_stage.messages import ToExecutor
-from tokenbus_services.policy_stage.provenance import Trace, TracedEvents
+from tokenbus_services.policy_stage.provenance import Provenance, TracedEvents
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 OVERRUN_S = 2.0
 """How long a cancelled call may take to end after its timeout."""
-LOOK_S = 0.5
+CHECK_S = 0.5
 
 Links = Mapping[str, Callable[[], BoundPolicy]]
 Send = Callable[[messages.FromExecutor], None]
@@ -52,7 +52,7 @@ def load_policies(policies: Mapping[str, PolicySpec]) -> Links:
     return {name: load(spec, f"policies.{name}") for name, spec in policies.items()}
 
 
-class _Underway(msgspec.Struct, eq=False):
+class _RunningCall(msgspec.Struct, eq=False):
     """A running call."""
 
     task: int
@@ -83,18 +83,18 @@ class PolicyExecutor:
         self._policies = {name: n for n, name in enumerate(links)}
         self._client = client
         self._timeouts = timeouts
-        self._seats = Seats(calls, reassure_s=reassure_s)
+        self._slots = FairSemaphore(calls, reassure_s=reassure_s)
         self.send = send
         self._marking = marking
         self._out_of_memory = out_of_memory
         self._runs: dict[int, _RunInExecutor] = {}
-        self._underway: set[_Underway] = set()
+        self._running_calls: set[_RunningCall] = set()
         self._watching: asyncio.Task[None] | None = None
 
     @property
     def waiting(self) -> int:
         """Number of calls waiting for a slot."""
-        return self._seats.waiting
+        return self._slots.waiting
 
     def handle(self, message: ToExecutor) -> None:
         """Handle a message from the worker."""
@@ -122,30 +122,30 @@ class PolicyExecutor:
         if tasks:
             await asyncio.wait(tasks)
 
-    def stream(self, opened: messages.Open, trace: Trace) -> PolicyStream[PublicEvent]:
+    def stream(self, opened: messages.Open, trace: Provenance) -> PolicyStream[PublicEvent]:
         """Create the run's policy stream, with new policy instances."""
         return PolicyStream(
             [self._links[name]() for name in opened.policies],
             TracedEvents(PublicEvents(lambda: 0), trace),
             run=opened.run,
             client=self._client,
-            seat=lambda policy: self._slot(opened, policy),
+            slot=lambda policy: self._slot(opened, policy),
         )
 
     @asynccontextmanager
     async def _slot(self, opened: messages.Open, policy: str) -> AsyncGenerator[None]:
         """Entered around each policy call and each deferred work item, in the task that runs it."""
         run = self._runs.get(opened.task)
-        put_off = run is None or asyncio.current_task() is not run.task
-        place = place_of(_draft.get(), put_off=put_off)
+        deferred = run is None or asyncio.current_task() is not run.task
+        place = place_of(_draft.get(), deferred=deferred)
         failing = opened.failing.get(policy)
         if failing and place >= failing.since:
             raise PolicyStopped(failing.reason)
-        async with self._seats.seat(opened.run, lambda: self.send(messages.Waits(opened.task))):
+        async with self._slots.slot(opened.run, lambda: self.send(messages.WaitingForSlot(opened.task))):
             call = Call(opened.task, self._policies[policy], place)
             until = asyncio.get_running_loop().time() + self._timeouts[policy] + OVERRUN_S
-            underway = _Underway(opened.task, policy, place, until)
-            self._underway.add(underway)
+            underway = _RunningCall(opened.task, policy, place, until)
+            self._running_calls.add(underway)
             token = current_call.set(call)
             if self._marking:
                 self._marking.page.waiting(self.waiting)
@@ -159,7 +159,7 @@ class PolicyExecutor:
                 if self._marking:
                     self._marking.end(call)
                 current_call.reset(token)
-                self._underway.discard(underway)
+                self._running_calls.discard(underway)
 
     def ended(self, run: _RunInExecutor) -> None:
         """Forget a run that has ended."""
@@ -170,13 +170,13 @@ class PolicyExecutor:
         """Report calls that ignore their cancellation, and show that the event loop turns."""
         clock = asyncio.get_running_loop().time
         while True:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(CHECK_S)
             now = clock()
             if self._marking:
                 self._marking.page.beat()
                 self._marking.page.waiting(self.waiting)
-            for each in [each for each in self._underway if each.until < now]:
-                self._underway.discard(each)
+            for each in [each for each in self._running_calls if each.until < now]:
+                self._running_calls.discard(each)
                 self.send(messages.Overran(each.task, each.policy, each.place))
 
 
@@ -213,13 +213,13 @@ class _RunInExecutor:
             self._executor.ended(self)
 
     async def _judge(self) -> None:
-        trace = Trace()
+        trace = Provenance()
         stream = self._executor.stream(self.opened, trace)
         try:
             while True:
                 if stream.pending and not self._drafts:
                     await self._until_known(stream.pending)
-                    self._say(trace, await stream.collect(), stream)
+                    self._send_verdicts(trace, await stream.collect(), stream)
                 if not self._drafts:
                     if not stream.pending:
                         self._more.clear()
@@ -232,7 +232,7 @@ class _RunInExecutor:
                 out = await stream.feed(draft)
                 if isinstance(draft, TERMINAL):
                     out += await stream.end()
-                self._say(trace, out, stream)
+                self._send_verdicts(trace, out, stream)
                 if isinstance(draft, TERMINAL) or stream.terminated:
                     return
         finally:
@@ -249,7 +249,7 @@ class _RunInExecutor:
             with suppress(asyncio.CancelledError):
                 await more
 
-    def _say(self, trace: Trace, out: Sequence[PublicEvent], stream: PolicyStream[PublicEvent]) -> None:
+    def _send_verdicts(self, trace: Provenance, out: Sequence[PublicEvent], stream: PolicyStream[PublicEvent]) -> None:
         stream.decisions()  # the trace has them, each with its origin
         ends: str | None = None
         if ended := stream.terminated:
@@ -260,10 +260,10 @@ class _RunInExecutor:
             decisions = [_decision(decision) for decision in known.decisions]
             step = PolicyVerdict(known.origin.draft, known.origin.part, known.later, known.events, decisions)
             steps.append(msgspec.structs.replace(step, ends=ends) if known.ends else step)
-        self._executor.send(messages.Said(self.opened.task, self._seen, steps))
+        self._executor.send(messages.Verdicts(self.opened.task, self._seen, steps))
 
 
-def _decision(said: Said) -> Decision:
+def _decision(made: LibraryDecision) -> Decision:
     return Decision(
-        said.policy, said.action, said.reason, said.block, said.tool_id, said.tool_name, said.original, said.final
+        made.policy, made.action, made.reason, made.block, made.tool_id, made.tool_name, made.original, made.final
     )

@@ -115,7 +115,7 @@ class ExecutorProcess(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         try:
             for message in self._frames.feed(data):
-                self._heard(message)
+                self._on_message(message)
         except msgspec.DecodeError as e:  # a policy wrote to the executor's connection
             log.warning("policy_executor_unreadable", pid=self.pid, problem=str(e))
             assert self._transport
@@ -125,7 +125,7 @@ class ExecutorProcess(asyncio.Protocol):
         self._on_end(self)
         self.gone.set_result(None)
 
-    def _heard(self, message: messages.FromExecutor) -> None:
+    def _on_message(self, message: messages.FromExecutor) -> None:
         if isinstance(message, messages.Overran):
             self._on_overrun(self, message)
         elif (run := self.runs.get(message.task)) and deliver(message, run):

@@ -26,10 +26,10 @@ from tokenbus_services.policy_stage.messages import Overran, Setup
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
-LOOK_S = 0.1
+CHECK_S = 0.1
 BLOCKED_S = 1.0
 """A shared executor stuck in one step of a call for this long is left to that call's run."""
-MOST_SEPARATE = 4
+MAX_SEPARATE = 4
 """Maximum executors for single runs."""
 SEPARATE_S = 60.0
 """How long all runs of a policy that ended or blocked an executor get their own."""
@@ -53,7 +53,7 @@ class ExecutorPool:
         self._forking = asyncio.Lock()
         self._forks: set[asyncio.Task[ExecutorProcess]] = set()
         self._processes: set[ExecutorProcess] = set()
-        self._separate = asyncio.Semaphore(MOST_SEPARATE)
+        self._separate = asyncio.Semaphore(MAX_SEPARATE)
         self._changed = asyncio.Event()
         """Set when there is another shared executor."""
         self._blocks_until: dict[str, float] = {}
@@ -172,10 +172,10 @@ class ExecutorPool:
     async def _watch(self) -> None:
         defects, before = Defects(), time.monotonic()
         while True:
-            await rest(LOOK_S)
+            await rest(CHECK_S)
             now = time.monotonic()
             # Cap the step: a worker that was stopped or had no CPU did not see whether its executors progressed.
-            passed_s, before = min(now - before, 2 * LOOK_S), now
+            passed_s, before = min(now - before, 2 * CHECK_S), now
             try:
                 for process in [*self._processes]:
                     self._look_at(process, passed_s)
@@ -223,7 +223,7 @@ class ExecutorPool:
         others = {task: run for task, run in process.runs.items() if task != call.task}
         for task, run in others.items():
             process.close(task)
-            run.lost(None, suspect=False)
+            run.on_lost(None, suspect=False)
         if not process.runs:  # the run has ended meanwhile, but its call is still running
             self._kill(process, "blocked")
 
@@ -245,7 +245,7 @@ class ExecutorPool:
             return
         if process.killed_with_all:
             for run in runs.values():
-                run.lost(None, suspect=False)
+                run.on_lost(None, suspect=False)
             return
         end: End = "memory" if marks.out_of_memory else process.killed_for or "exited"
         if (over := process.overran) and end == "overran":
@@ -261,7 +261,7 @@ class ExecutorPool:
         for task, run in runs.items():
             at_fault = call is not None and call.task == task
             fault = Fault(self._names[call.policy], call.place, end) if call and at_fault else None
-            run.lost(fault, suspect=call is None)
+            run.on_lost(fault, suspect=call is None)
 
     def _note(self, policy: str) -> None:
         self._blocks_until[policy] = time.monotonic() + SEPARATE_S

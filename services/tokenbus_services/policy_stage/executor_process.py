@@ -27,7 +27,7 @@ import msgspec
 from tokenbus.bus.keys import Keys
 from tokenbus.errors import SettingsError
 from tokenbus_services.policy_stage import messages
-from tokenbus_services.policy_stage.bus_client import AskingClient
+from tokenbus_services.policy_stage.bus_client import PolicyClient
 from tokenbus_services.policy_stage.executor import Links, PolicyExecutor, load_policies
 from tokenbus_services.policy_stage.marking import Marking
 from tokenbus_services.policy_stage.marks import MarksPage
@@ -155,7 +155,7 @@ async def _serve(connection: socket.socket, setup: Setup, links: Links, marking:
 
     executor = PolicyExecutor(
         links,
-        AskingClient(setup.redis_url, Keys(setup.prefix, setup.partitions), run_ttl_ms=setup.run_ttl_ms),
+        PolicyClient(setup.redis_url, Keys(setup.prefix, setup.partitions), run_ttl_ms=setup.run_ttl_ms),
         timeouts={name: policy.timeout_s for name, policy in setup.policies.items()},
         calls=setup.calls,
         reassure_s=setup.reassure_s,

@@ -11,7 +11,7 @@ from typing import Protocol
 from tokenbus.bus.liveness import Liveness
 from tokenbus_services.policy_stage import messages
 from tokenbus_services.policy_stage.blame import Fault
-from tokenbus_services.policy_stage.bus_client import AskingClient
+from tokenbus_services.policy_stage.bus_client import PolicyClient
 from tokenbus_services.policy_stage.executor import PolicyExecutor, load_policies
 from tokenbus_services.policy_stage.messages import FromExecutor, Setup
 
@@ -19,19 +19,19 @@ from tokenbus_services.policy_stage.messages import FromExecutor, Setup
 class RunInExecutor(Protocol):
     """Callbacks for a run in its executor. None is called after `finished` or `lost`."""
 
-    def said(self, message: messages.Said) -> None:
+    def on_verdicts(self, message: messages.Verdicts) -> None:
         """Its policies returned verdicts."""
         ...
 
-    def waits(self) -> None:
+    def on_waiting(self) -> None:
         """It is waiting for a slot."""
         ...
 
-    def finished(self) -> None:
+    def on_finished(self) -> None:
         """All of it has been judged."""
         ...
 
-    def lost(self, fault: Fault | None, *, suspect: bool) -> None:
+    def on_lost(self, fault: Fault | None, *, suspect: bool) -> None:
         """The executor is gone, and the run must start again. ``fault``: this run's own fault, if it is.
         ``suspect``: it is unknown whose fault it was.
         """
@@ -95,7 +95,7 @@ class Executors(Protocol):
 class InProcessExecutors:
     """The worker's process as the only executor: a policy that blocks or ends it costs the worker its leases."""
 
-    def __init__(self, setup: Setup, client: AskingClient) -> None:
+    def __init__(self, setup: Setup, client: PolicyClient) -> None:
         """Import the policies. Raises SettingsError if one cannot be loaded or its options are invalid."""
         self._client = client
         self._runs: dict[int, RunInExecutor] = {}
@@ -106,7 +106,7 @@ class InProcessExecutors:
             timeouts={name: policy.timeout_s for name, policy in setup.policies.items()},
             calls=setup.calls,
             reassure_s=setup.reassure_s,
-            send=self._heard,
+            send=self._on_message,
         )
 
     @property
@@ -148,7 +148,7 @@ class InProcessExecutors:
         if self._runs.pop(task, None):
             self._executor.handle(messages.Close(task))
 
-    def _heard(self, message: FromExecutor) -> None:
+    def _on_message(self, message: FromExecutor) -> None:
         if (run := self._runs.get(message.task)) and deliver(message, run):
             self._runs.pop(message.task, None)
 
@@ -156,12 +156,12 @@ class InProcessExecutors:
 def deliver(message: FromExecutor, run: RunInExecutor) -> bool:
     """Pass an executor's message on to its run; return whether it is the last one."""
     match message:
-        case messages.Said():
-            run.said(message)
-        case messages.Waits():
-            run.waits()
+        case messages.Verdicts():
+            run.on_verdicts(message)
+        case messages.WaitingForSlot():
+            run.on_waiting()
         case messages.Finished() | messages.Defect():
-            run.finished()
+            run.on_finished()
             return True
         case messages.Overran():
             pass  # the executor pool handles it

@@ -32,9 +32,9 @@ class Call(NamedTuple):
     """See `place_of`."""
 
 
-def place_of(draft: int, *, put_off: bool) -> int:
+def place_of(draft: int, *, deferred: bool) -> int:
     """Return a call's position in its run: work deferred under a draft comes after the call with that draft."""
-    return 2 * draft + put_off
+    return 2 * draft + deferred
 
 
 class Marks(NamedTuple):

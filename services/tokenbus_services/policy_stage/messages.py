@@ -66,7 +66,7 @@ class Close(msgspec.Struct, frozen=True, array_like=True, tag="close"):
 ToExecutor = Open | Feed | Close
 
 
-class Said(msgspec.Struct, frozen=True, array_like=True, tag="said"):
+class Verdicts(msgspec.Struct, frozen=True, array_like=True, tag="said"):
     """Verdicts of a run's policies."""
 
     task: int
@@ -75,7 +75,7 @@ class Said(msgspec.Struct, frozen=True, array_like=True, tag="said"):
     steps: list[PolicyVerdict]
 
 
-class Waits(msgspec.Struct, frozen=True, array_like=True, tag="waits"):
+class WaitingForSlot(msgspec.Struct, frozen=True, array_like=True, tag="waits"):
     """The run is waiting for a slot."""
 
     task: int
@@ -102,7 +102,7 @@ class Overran(msgspec.Struct, frozen=True, array_like=True, tag="overran"):
     place: int
 
 
-FromExecutor = Said | Waits | Finished | Defect | Overran
+FromExecutor = Verdicts | WaitingForSlot | Finished | Defect | Overran
 
 to_executor = msgspec.msgpack.Decoder(ToExecutor)
 from_executor = msgspec.msgpack.Decoder(FromExecutor)

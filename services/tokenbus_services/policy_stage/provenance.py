@@ -26,7 +26,7 @@ class Origin(msgspec.Struct, frozen=True):
     """Empty: from the call with the draft itself."""
 
 
-class Known(msgspec.Struct):
+class OriginOutput(msgspec.Struct):
     """The result for an origin: everything that goes out for it."""
 
     origin: Origin
@@ -39,14 +39,14 @@ class Known(msgspec.Struct):
     """Whether a policy terminated the stream there."""
 
 
-class Trace:
+class Provenance:
     """What goes out of one stream, by origin, since it was last taken."""
 
     def __init__(self) -> None:
         self._origins: dict[int, tuple[PublicEvent, Origin]] = {}
         """By identity: events that a policy sent and that no one has consumed yet."""
         self._parts: dict[Origin, int] = {}
-        self._known: dict[Origin, Known] = {}
+        self._known: dict[Origin, OriginOutput] = {}
         """Origins worked on and not taken yet."""
 
     def draft(self, event: PublicEvent) -> None:
@@ -62,18 +62,18 @@ class Trace:
         """Note the origin of an event that a policy sent."""
         self._origins[id(event)] = event, origin
 
-    def put_off(self, origin: Origin) -> Origin:
+    def add_part(self, origin: Origin) -> Origin:
         """Create a new part of this origin's draft."""
         nth = self._parts[origin] = self._parts.get(origin, 0) + 1
         part = f"{origin.part}.{nth}" if origin.part else str(nth)
         self.of(origin).later.append(part)
         return Origin(origin.draft, part)
 
-    def of(self, origin: Origin) -> Known:
+    def of(self, origin: Origin) -> OriginOutput:
         """Return the current result for this origin, and mark it as worked on."""
-        return self._known.setdefault(origin, Known(origin))
+        return self._known.setdefault(origin, OriginOutput(origin))
 
-    def take(self, out: Sequence[PublicEvent]) -> list[Known]:
+    def take(self, out: Sequence[PublicEvent]) -> list[OriginOutput]:
         """Return and clear every origin worked on since the last call.
 
         They are ordered by the last event of each. An event that must not overtake anything, a retry or an end, is the
@@ -91,7 +91,7 @@ class Trace:
 class TracedEvents:
     """The bus's stream format, with a trace of origins."""
 
-    def __init__(self, events: PublicEvents, trace: Trace) -> None:
+    def __init__(self, events: PublicEvents, trace: Provenance) -> None:
         self._events = events
         self._trace = trace
 
@@ -109,7 +109,7 @@ class TracedEvents:
 class TracedWriter:
     """The traced writer of one policy."""
 
-    def __init__(self, writer: Writer[PublicEvent], trace: Trace) -> None:
+    def __init__(self, writer: Writer[PublicEvent], trace: Provenance) -> None:
         self._writer = writer
         self._trace = trace
         self._now = Origin(0)
@@ -119,7 +119,7 @@ class TracedWriter:
         self._writer.before_chunk(chunk)
 
     def defer(self) -> object:
-        return self._trace.put_off(self._now)
+        return self._trace.add_part(self._now)
 
     def resume_deferred(self, mark: object) -> None:
         self._now = cast("Origin", mark)
@@ -129,13 +129,13 @@ class TracedWriter:
         self._trace.of(self._now).decisions.append(decision)
 
     def write(self, sent: PublicEvent | NewText | NewToolCall) -> Sequence[PublicEvent]:
-        return self._told(lambda: self._writer.write(sent))
+        return self._traced(lambda: self._writer.write(sent))
 
     def terminate(self, decision: Decision) -> Sequence[PublicEvent]:
         self._trace.of(self._now).ends = True
-        return self._told(lambda: self._writer.terminate(decision))
+        return self._traced(lambda: self._writer.terminate(decision))
 
-    def _told(self, write: Callable[[], Sequence[PublicEvent]]) -> list[PublicEvent]:
+    def _traced(self, write: Callable[[], Sequence[PublicEvent]]) -> list[PublicEvent]:
         out = list(write())
         for event in out:
             self._trace.sent(event, self._now)

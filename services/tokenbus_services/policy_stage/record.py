@@ -46,7 +46,7 @@ class ServerRunRecord:
 
     async def starts(self) -> dict[str, Starts] | None:
         call = policy_starts(self._keys.run(self._run), self._lease, token=self._token, policies=self._policies)
-        reply = await self._sent(call, "starts of a run's policies")
+        reply = await self._run_script(call, "starts of a run's policies")
         if isinstance(reply, bytes):
             return None
         numbers = [int(value or 0) for value in reply]
@@ -62,14 +62,14 @@ class ServerRunRecord:
             starts=starts,
             failed_at=failed_at or 0,
         )
-        reply = await self._sent(call, "count of a policy's start")
+        reply = await self._run_script(call, "count of a policy's start")
         return None if isinstance(reply, bytes) else Starts(*reply)
 
-    async def tell(self, start: int, steps: list[PolicyVerdict]) -> bool:
+    async def append_verdicts(self, start: int, steps: list[PolicyVerdict]) -> bool:
         server, keys = self._server, self._keys
-        teller = f"{self._token} {start}" if start else self._token
-        frame = EventFrame(0, CONTROL_ATTEMPT, server.clock.now_ms(), [PolicyVerdicts(teller, steps)])
-        call = scripts.rule(
+        worker = f"{self._token} {start}" if start else self._token
+        frame = EventFrame(0, CONTROL_ATTEMPT, server.clock.now_ms(), [PolicyVerdicts(worker, steps)])
+        call = scripts.append_verdicts(
             keys.run(self._run),
             keys.topic(self._partition, "events"),
             keys.lease(self._partition, "parser"),
@@ -78,9 +78,9 @@ class ServerRunRecord:
             token=self._token,
             frame=encode(frame),
         )
-        reply = await self._sent(call, "ruling")
+        reply = await self._run_script(call, "verdicts")
         if reply != b"ok":
-            log.info("ruling_refused", run=self._run, reply=reply.decode())
+            log.info("verdicts_refused", run=self._run, reply=reply.decode())
             return False
         for step in steps:
             for decision in step.decisions:
@@ -88,5 +88,5 @@ class ServerRunRecord:
                 log.info("policy_decided", run=self._run, policy=decision.policy, action=decision.action)
         return True
 
-    async def _sent(self, call: scripts.ScriptCall, what: str) -> Any:
+    async def _run_script(self, call: scripts.ScriptCall, what: str) -> Any:
         return await retry_until_available(self._server, lambda: run_script(self._server, call), what=what)

@@ -17,14 +17,14 @@ import structlog
 
 from tokenbus.events.frames import WHOLE_RUN, Decision, PolicyVerdict
 from tokenbus.policy.policy_runner import OnError
-from tokenbus_services.policy_stage.blame import WORDS, Fault, Sentence, Starts, reason, sentence
+from tokenbus_services.policy_stage.blame import END_TEXTS, Fault, StartDecision, Starts, decide_start, reason
 from tokenbus_services.policy_stage.executors import Executors
-from tokenbus_services.policy_stage.messages import Said
+from tokenbus_services.policy_stage.messages import Verdicts
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 UNCOUNT_S = 1.0
-STEPS_A_RULING = 200
+VERDICTS_PER_MESSAGE = 200
 """Maximum verdicts per message."""
 
 
@@ -39,7 +39,7 @@ class RunRecord(Protocol):
         """Set a count and return it. None: as for `starts`."""
         ...
 
-    async def tell(self, start: int, steps: list[PolicyVerdict]) -> bool:
+    async def append_verdicts(self, start: int, steps: list[PolicyVerdict]) -> bool:
         """Send verdicts; return False if they are no longer needed. ``start``: number of the start; each one
         renumbers blocks.
         """
@@ -71,7 +71,7 @@ class PolicyRunTask:
         self._get_record = record
         self._executors = executors
         self._on_error = on_error
-        self._most_starts = most_starts
+        self._max_starts = most_starts
         self._reassure_s = reassure_s
         self._waiting = waiting
         self._drafts = self._seen = 0
@@ -82,9 +82,9 @@ class PolicyRunTask:
         self._reassuring = False
         """Whether the run is waiting for a slot and the parser must be told so."""
         self._steps: deque[PolicyVerdict] = deque()
-        self._to_tell = asyncio.Event()
+        self._wake = asyncio.Event()
         self._outcome: asyncio.Future[Fault | bool | None]
-        self._suspect = False
+        self._may_end_executor = False
         self._task: asyncio.Task[None] | None = None
 
     def add(self, frame: bytes, drafts: int) -> None:
@@ -114,25 +114,25 @@ class PolicyRunTask:
 
     # --- what its executor says -----------------------------------------------------------------------------------
 
-    def said(self, message: Said) -> None:
+    def on_verdicts(self, message: Verdicts) -> None:
         if message.seen > self._seen:
             self._waiting(self._seen - message.seen)
             self._seen = message.seen
         self._steps.extend(message.steps)
-        self._to_tell.set()
+        self._wake.set()
 
-    def waits(self) -> None:
+    def on_waiting(self) -> None:
         self._reassuring = True
-        self._to_tell.set()
+        self._wake.set()
 
-    def finished(self) -> None:
-        self._came_to(None)
+    def on_finished(self) -> None:
+        self._set_outcome(None)
 
-    def lost(self, fault: Fault | None, *, suspect: bool) -> None:
-        self._suspect = self._suspect or suspect
-        self._came_to(fault or False)
+    def on_lost(self, fault: Fault | None, *, suspect: bool) -> None:
+        self._may_end_executor = self._may_end_executor or suspect
+        self._set_outcome(fault or False)
 
-    def _came_to(self, outcome: Fault | bool | None) -> None:
+    def _set_outcome(self, outcome: Fault | bool | None) -> None:
         self._fed = None
         if not self._outcome.done():
             self._outcome.set_result(outcome)
@@ -147,8 +147,8 @@ class PolicyRunTask:
                 return
             async with asyncio.TaskGroup() as tasks:
                 judging = tasks.create_task(self._judge(record, starts))
-                judging.add_done_callback(lambda _: self._to_tell.set())
-                await self._telling(record, judging)
+                judging.add_done_callback(lambda _: self._wake.set())
+                await self._send_verdicts(record, judging)
                 judging.cancel()
         except Exception:
             # Not caused by a policy; the executor handles those errors. The parser's policy timeout ends the run.
@@ -157,7 +157,7 @@ class PolicyRunTask:
     async def _judge(self, record: RunRecord, starts: dict[str, Starts]) -> None:
         """Start the run, again and again until all is judged."""
         while True:
-            decided = sentence(starts, self._policies, self._on_error, most=self._most_starts)
+            decided = decide_start(starts, self._policies, self._on_error, most=self._max_starts)
             if decided.ended_by:
                 self._end(decided.ended_by, starts[decided.ended_by].count)
                 return
@@ -181,7 +181,7 @@ class PolicyRunTask:
                 counted = await self._count(record, starts, fault.policy, by, failed_at=fault.place)
                 if counted is None:
                     return
-                why, count = WORDS[fault.end], counted.count
+                why, count = END_TEXTS[fault.end], counted.count
                 log.warning("policy_start_failed", run=self.run, policy=fault.policy, problem=why, starts=count)
 
     async def _count(
@@ -202,12 +202,12 @@ class PolicyRunTask:
         for policy in policies:
             await self._count(record, starts, policy, -1)
 
-    async def _in_executor(self, decided: Sentence) -> Fault | bool | None:
+    async def _in_executor(self, decided: StartDecision) -> Fault | bool | None:
         """Judge the run from its first draft on. Returns None at its end; a fault, or False, if the executor was
         lost.
         """
-        if self._suspect or decided.suspects or self._executors.may_block(self._policies):
-            executor = await self._executors.separate(self.waits, each_s=self._reassure_s)
+        if self._may_end_executor or decided.suspects or self._executors.may_block(self._policies):
+            executor = await self._executors.separate(self.on_waiting, each_s=self._reassure_s)
         else:
             executor = await self._executors.shared()
         self._start += 1
@@ -226,16 +226,16 @@ class PolicyRunTask:
         why = f"PolicyStopped: {reason(starts)}"
         decision = Decision(policy, "error", why)
         self._steps.append(PolicyVerdict(WHOLE_RUN, decisions=[decision], ends=f"{policy}: failed: {why}"))
-        self._to_tell.set()
+        self._wake.set()
 
-    async def _telling(self, record: RunRecord, judging: asyncio.Task[None]) -> None:
+    async def _send_verdicts(self, record: RunRecord, judging: asyncio.Task[None]) -> None:
         """Send verdicts until all is judged; verdicts that arrive meanwhile form the next message."""
         while self._steps or not judging.done():
             if not self._steps and not self._reassuring:
-                self._to_tell.clear()
-                await self._to_tell.wait()
+                self._wake.clear()
+                await self._wake.wait()
                 continue
             self._reassuring = False
-            steps = [self._steps.popleft() for _ in range(min(len(self._steps), STEPS_A_RULING))]
-            if not await record.tell(max(self._start, 0), steps):
+            steps = [self._steps.popleft() for _ in range(min(len(self._steps), VERDICTS_PER_MESSAGE))]
+            if not await record.append_verdicts(max(self._start, 0), steps):
                 return

@@ -16,7 +16,7 @@ from tokenbus.events.frames import Decision
 from tokenbus.policy.loading import PolicySpec
 from tokenbus.policy.policy_runner import OnError
 from tokenbus_services.policy_stage.blame import End
-from tokenbus_services.policy_stage.bus_client import AskingClient
+from tokenbus_services.policy_stage.bus_client import PolicyClient
 from tokenbus_services.policy_stage.executor_pool import ExecutorPool
 from tokenbus_services.policy_stage.executors import Executors, InProcessExecutors
 from tokenbus_services.policy_stage.logic import PolicyLogic
@@ -123,7 +123,7 @@ class PolicyService:
         )
         if processes:
             return ExecutorPool(setup, most=processes, on_end=self._executor_ended)
-        client = AskingClient(settings.redis_url, settings.keys, run_ttl_ms=setup.run_ttl_ms)
+        client = PolicyClient(settings.redis_url, settings.keys, run_ttl_ms=setup.run_ttl_ms)
         return InProcessExecutors(setup, client)
 
     def _executor_ended(self, end: End) -> None:

@@ -23,7 +23,7 @@ async def gather(server: Server, keys: Keys, run: str) -> Record | None:
     found = await _fields(server, key, [n for n in names if n.startswith(FRAME)])
     tape = await _entries(server, keys.tape(run), b"taken")
     events = await _entries(server, keys.log(run), DATA_FIELD.encode())
-    told = await _fields(server, key, [n for n in names if n.startswith(HISTORY)])
+    histories = await _fields(server, key, [n for n in names if n.startswith(HISTORY)])
     # Read last: while this field exists, nothing above was dropped.
     accepted, request, left = await client.hmget(key, [ACCEPTED, REQUEST, RECORD])
     if left is None or request is None:
@@ -33,7 +33,8 @@ async def gather(server: Server, keys: Keys, run: str) -> Record | None:
         accepted_ms=int(accepted or 0),
         request=msgspec.json.decode(request),
         history={
-            name.removeprefix(HISTORY): msgspec.to_builtins(history_decoder.decode(data)) for name, data in told.items()
+            name.removeprefix(HISTORY): msgspec.to_builtins(history_decoder.decode(data))
+            for name, data in histories.items()
         },
         frames=packed(list(found.values())),
         tape=packed(tape),

@@ -73,7 +73,7 @@ class RecordService:
             unreadable=self._poisoned,
             liveness=self.liveness,
         )
-        self._work_in_hand = InFlight(
+        self._in_flight = InFlight(
             self._queue,
             most=AT_ONCE,
             work=self._work,
@@ -97,9 +97,9 @@ class RecordService:
     async def close(self) -> None:
         failed = self.liveness.failed
         await self._queue.stop_reading()
-        await self._work_in_hand.drain(0 if failed else self._settings.stages.drain_s)
-        await self._work_in_hand.stop()
-        await self._queue.close(begun=lambda item: not failed or item in self._work_in_hand)
+        await self._in_flight.drain(0 if failed else self._settings.stages.drain_s)
+        await self._in_flight.stop()
+        await self._queue.close(begun=lambda item: not failed or item in self._in_flight)
         await self._deployment.close()
         if self._renewing:
             self._renewing.cancel()
@@ -109,12 +109,12 @@ class RecordService:
 
     async def read(self) -> QueueItem:
         """Return the next run to record, once there is room for it."""
-        await self._work_in_hand.room()
+        await self._in_flight.room()
         return await self._queue.read()
 
     async def start(self, item: QueueItem) -> None:
         """Record the run."""
-        await self._work_in_hand.start(item)
+        await self._in_flight.start(item)
 
     async def _work(self, item: QueueItem) -> None:
         if item.deliveries > MOST_DELIVERIES:
@@ -227,4 +227,4 @@ class RecordService:
             await dead_letter(self._server, self._keys, entry, most=self._settings.retention.dead_entries)
 
     def _lost(self, item: QueueItem) -> None:
-        self._work_in_hand.on_claimed_away(item)
+        self._in_flight.on_claimed_away(item)

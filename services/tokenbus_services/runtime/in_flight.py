@@ -25,7 +25,7 @@ from tokenbus_services.settings import Settings
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 ABANDON_S = 5.0
-LOOK_S = 10.0
+CHECK_S = 10.0
 """How often to check work for progress."""
 
 
@@ -184,7 +184,7 @@ class InFlight:
     async def _ended(self, work: _Work, task: asyncio.Task[None]) -> Exception | None:
         """Wait for the work to end. Returns its error, or None if it finished or was stopped on request."""
         step_s = self._still_s(work.item)
-        while not (await asyncio.wait({task}, timeout=min(LOOK_S, step_s)))[0]:
+        while not (await asyncio.wait({task}, timeout=min(CHECK_S, step_s)))[0]:
             if work.progress and work.progress.still_s > (most_s := step_s + work.progress.slack_s):
                 log.error("work_stuck", stream=work.item.stream, entry=work.item.entry_id, seconds=round(most_s))
                 work.stop()

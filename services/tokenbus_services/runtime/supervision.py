@@ -34,7 +34,7 @@ HAND_OVER_S = 4.0
 """How long a failing worker may take to hand over its work; then the process is ended."""
 BLOCKED_S = 30.0
 """An event loop blocked for this long counts as dead."""
-LOOK_S = 1.0
+CHECK_S = 1.0
 
 
 class WorkerStuck(TokenbusError):
@@ -96,12 +96,12 @@ class WorkerSupervisor:
         """Wrap the lifespan's ASGI ``receive``: it also tells the app to shut down if the worker cannot continue."""
 
         async def receive_or_failed() -> Any:
-            told, failed = asyncio.ensure_future(receive()), asyncio.ensure_future(self._failed.wait())
+            message, failed = asyncio.ensure_future(receive()), asyncio.ensure_future(self._failed.wait())
             try:
-                await asyncio.wait({told, failed}, return_when=asyncio.FIRST_COMPLETED)
-                return told.result() if told.done() else {"type": "lifespan.shutdown"}
+                await asyncio.wait({message, failed}, return_when=asyncio.FIRST_COMPLETED)
+                return message.result() if message.done() else {"type": "lifespan.shutdown"}
             finally:
-                told.cancel()
+                message.cancel()
                 failed.cancel()
 
         return receive_or_failed
@@ -152,9 +152,9 @@ class WorkerSupervisor:
 
     def _watch_loop(self) -> None:
         seen, still_s, before = -1, 0.0, time.monotonic()
-        while not self._closed.wait(LOOK_S):
+        while not self._closed.wait(CHECK_S):
             now = time.monotonic()
-            still_s += min(now - before, 2 * LOOK_S)
+            still_s += min(now - before, 2 * CHECK_S)
             before = now
             if self._turns != seen or (self._task and self._task.done()):
                 seen, still_s = self._turns, 0.0

@@ -11,7 +11,7 @@ from tokenbus.bus.liveness import beat
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
-LOOK_S = 0.5
+CHECK_S = 0.5
 STRAGGLING_S = 0.05
 """How long `run` waits for the tasks it started; normally they have ended by then."""
 
@@ -35,7 +35,7 @@ class LoggedTasks:
         for work in works:
             while len(self._tasks) >= self._most:
                 beat()  # a full set is not the caller's defect
-                await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED, timeout=LOOK_S)
+                await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED, timeout=CHECK_S)
             started.add(self._start(work))
         if started:
             await asyncio.wait(started, timeout=patience_s)

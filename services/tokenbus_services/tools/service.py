@@ -68,7 +68,7 @@ class ToolService:
             group=GROUP,
             streams=[keys.topic(p, "tools") for p in range(keys.partitions)],
             worker=worker_name(),
-            on_claimed_away=self._lost,
+            on_claimed_away=self._on_claimed_away,
             members=keys.members(GROUP),
             fair="tools",
             unreadable=self._poisoned,
@@ -83,7 +83,7 @@ class ToolService:
             still_s=self._still_s,
             liveness=liveness,
         )
-        self._control = ControlListener(server, keys, self._told, liveness=liveness)
+        self._control = ControlListener(server, keys, self._on_control, liveness=liveness)
         self._lists = McpLists(executor.mcp, McpToolCache(server, keys), liveness) if executor.mcp else None
 
     @property
@@ -144,7 +144,7 @@ class ToolService:
                     partial(self._progress, work),
                 )
                 self._metrics.ran(time.perf_counter() - begin, is_error=outcome.is_error)
-            await self._hand_in(work, outcome)
+            await self._deliver_result(work, outcome)
 
     def _still_s(self, item: QueueItem) -> float:
         try:
@@ -162,15 +162,15 @@ class ToolService:
         return found == [b"open", str(work.attempt).encode()]
 
     async def _progress(self, work: ToolWork, report: ToolReported) -> None:
-        await run_script(self._server, self._said(scripts.tool_progress, work, report))
+        await run_script(self._server, self._script_call(scripts.tool_progress, work, report))
 
-    async def _hand_in(self, work: ToolWork, outcome: ToolOutcome) -> None:
+    async def _deliver_result(self, work: ToolWork, outcome: ToolOutcome) -> None:
         returned = ToolReturned(work.block, outcome.content, outcome.is_error, outcome.blob_id, list(outcome.images))
-        call = self._said(scripts.tool_result, work, returned)
+        call = self._script_call(scripts.tool_result, work, returned)
         taken = await retry_until_available(self._server, lambda: run_script(self._server, call), what="tool result")
         log.info("tool_returned", run=work.run, tool=work.name, error=outcome.is_error, taken=bool(taken))
 
-    def _said(
+    def _script_call(
         self, script: Callable[..., scripts.ScriptCall], work: ToolWork, event: ToolReported | ToolReturned
     ) -> scripts.ScriptCall:
         partition = self._keys.partition_of(work.run)
@@ -190,9 +190,9 @@ class ToolService:
     async def _poisoned(self, item: QueueItem, error: Exception) -> None:
         await dead_letter_item(self._server, self._settings, self.name, item, error)
 
-    def _lost(self, item: QueueItem) -> None:
+    def _on_claimed_away(self, item: QueueItem) -> None:
         self.calls.on_claimed_away(item)
 
-    def _told(self, message: Control) -> None:
+    def _on_control(self, message: Control) -> None:
         if message.what == "cancel":
             self.calls.cancel(message.run)

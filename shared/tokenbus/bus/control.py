@@ -19,14 +19,14 @@ COUNT = 500
 
 
 class ControlListener:
-    """Calls ``told`` with every control message after `open`; misses none if the connection is lost."""
+    """Calls ``on_message`` with every control message after `open`; misses none if the connection is lost."""
 
     def __init__(
-        self, server: Server, keys: Keys, told: Callable[[Control], None], *, liveness: Liveness | None = None
+        self, server: Server, keys: Keys, on_message: Callable[[Control], None], *, liveness: Liveness | None = None
     ) -> None:
         self._server = server
         self._streams = [keys.topic(p, "control") for p in range(keys.partitions)]
-        self._told = told
+        self._on_message = on_message
         self._reader = StreamReader(server, count=COUNT)
         self._offsets: dict[str, str] = {}
         self._liveness = liveness or Liveness()
@@ -69,6 +69,6 @@ class ControlListener:
 
     def _notify(self, stream: str, frame: bytes) -> None:
         try:
-            self._told(control_decoder.decode(frame))
+            self._on_message(control_decoder.decode(frame))
         except Exception:  # one bad message must not stop the listener
             log.exception("control message of %s", stream)

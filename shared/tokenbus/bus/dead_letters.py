@@ -42,7 +42,7 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 REJECTED_SHARE = 4
 """Rejected requests get one part in this many of the dead stream; the rest is reserved for poison."""
 
-_BURY_REJECTED = script(
+_DEAD_LETTER_REJECTED = script(
     "bury_rejected",
     """
 local over = redis.call('LLEN', KEYS[2]) + 1 - ARGV[3]
@@ -80,7 +80,7 @@ async def dead_letter(
     async def add() -> None:
         if rejected:
             args = [DATA_FIELD, most, max(1, most // REJECTED_SHARE), data]
-            await run_script(server, ScriptCall(_BURY_REJECTED, [keys.dead, keys.rejected], args))
+            await run_script(server, ScriptCall(_DEAD_LETTER_REJECTED, [keys.dead, keys.rejected], args))
         else:
             await server.client.xadd(keys.dead, {DATA_FIELD: data}, maxlen=most, approximate=True)
 

@@ -93,16 +93,16 @@ class Leases:
         self._liveness = liveness or Liveness()
         self._owned: dict[int, Lease] = {}
         self._committed: dict[int, str] = {}
-        self._shunned: dict[int, float] = {}
+        self._avoid_until: dict[int, float] = {}
         """Partition -> time until which this worker does not acquire it."""
         self.blocked: set[int] = set()
         """Partitions whose lease hash or stream has the wrong type."""
         self._renew_at: dict[int, float] = {}
-        self._asked: dict[int, asyncio.Task[Exception | None]] = {}
+        self._renewals: dict[int, asyncio.Task[Exception | None]] = {}
         """Pending request per partition."""
         self._counted: asyncio.Task[list[str]] | None = None
         """Pending request for the members."""
-        self._troubled: set[int] = set()
+        self._problem_partitions: set[int] = set()
         """Partitions whose server failed to answer the last request."""
         self._healthy = False
         self._closing = asyncio.Event()
@@ -154,7 +154,7 @@ class Leases:
         """Wait for pending requests; a cancelled one might acquire leases unnoticed. The wait is bounded so that leases
         on the other nodes of a Cluster can still be released.
         """
-        asked: set[asyncio.Task[Any]] = set(self._asked.values())
+        asked: set[asyncio.Task[Any]] = set(self._renewals.values())
         if self._counted:
             asked.add(self._counted)
         if asked:
@@ -173,7 +173,7 @@ class Leases:
         """
         self._owned.pop(partition, None)
         if shun_s:
-            self._shunned[partition] = asyncio.get_running_loop().time() + shun_s
+            self._avoid_until[partition] = asyncio.get_running_loop().time() + shun_s
 
     async def _run(self) -> None:
         defects = Defects()
@@ -201,7 +201,7 @@ class Leases:
         """
         until = asyncio.get_running_loop().time() + 3 * self._tick_s
         for partition in partitions:
-            self._shunned[partition] = max(until, self._shunned.get(partition, 0.0))
+            self._avoid_until[partition] = max(until, self._avoid_until.get(partition, 0.0))
             self._renew_at[partition] = 0.0
 
     async def _wait_for_tick(self) -> bool:
@@ -244,8 +244,8 @@ class Leases:
             asked = [self._ask(group, self._revoke_expired) for group in self._groups(sorted(self._owned)[due:])]
             return await self._answers(asked, patience_s)
         now = asyncio.get_running_loop().time()
-        self._shunned = {p: until for p, until in self._shunned.items() if until > now}
-        free = [p for p in range(self._keys.partitions) if p not in self._owned and p not in self._shunned]
+        self._avoid_until = {p: until for p, until in self._avoid_until.items() if until > now}
+        free = [p for p in range(self._keys.partitions) if p not in self._owned and p not in self._avoid_until]
         random.shuffle(free)  # so that several new workers do not all ask for the same ones
         error = None
         while (wanted := due - len(self._owned)) > 0 and free and not error:
@@ -258,22 +258,22 @@ class Leases:
 
     def _groups(self, partitions: Iterable[int]) -> list[list[int]]:
         """The partitions without a pending request, grouped if they are known to be on one node."""
-        free = [p for p in partitions if p not in self._asked]
+        free = [p for p in partitions if p not in self._renewals]
         return [[p] for p in free] if self._server.topology == "cluster" else [free] if free else []
 
     def _ask(self, group: list[int], about: Callable[[list[int]], Awaitable[None]]) -> asyncio.Task[Exception | None]:
         task = self._liveness.start_passing(self._answer(group, about), name=f"answer {self._group} {group}")
-        self._asked |= dict.fromkeys(group, task)
+        self._renewals |= dict.fromkeys(group, task)
         return task
 
     async def _answer(self, group: list[int], about: Callable[[list[int]], Awaitable[None]]) -> Exception | None:
         try:
             await about(group)
-            self._troubled.difference_update(group)
+            self._problem_partitions.difference_update(group)
         except (RedisError, OSError) as e:
-            if self._healthy and not self._troubled.issuperset(group):
+            if self._healthy and not self._problem_partitions.issuperset(group):
                 log.warning("leases of %s: no answer about %s: %s", self._group, group, str(e) or type(e).__name__)
-            self._troubled.update(group)
+            self._problem_partitions.update(group)
             self._back_off(group if self._server.topology == "cluster" else range(self._keys.partitions))
             return e
         except Exception as e:
@@ -281,7 +281,7 @@ class Leases:
             return e
         finally:
             for partition in group:
-                del self._asked[partition]
+                del self._renewals[partition]
         return None
 
     @staticmethod

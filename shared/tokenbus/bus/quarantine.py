@@ -20,12 +20,12 @@ from tokenbus.bus.server.stream_reader import Entry, Unreadable
 
 BROKEN_DELIVERIES = 3
 """Check an entry separately after this many deliveries, the last of them to a worker that never received it."""
-MOST_LOOKED_AT = 32
+MAX_INSPECTED = 32
 _NAME_BYTES = 1024
-MOST_STEPS = 100_000
+MAX_STEPS = 100_000
 """Limit of the server's search for a request's id: some hundredths of a second."""
 
-MOST_BAD_FIELDS = 3
+MAX_BAD_FIELDS = 3
 """Fields of one entry that may fail; after that, the rest of the entry counts as unreadable too."""
 READ_BYTES = 512 * 1024
 """Bytes of entries that one call of `read_one_by_one` reads; the rest is left to the next call."""
@@ -83,7 +83,7 @@ while steps < MOST_STEPS and not (found.id and found.type) do
   end
 end
 return {found.type or '', found.id or ''}
-""".replace("NAME_BYTES", str(_NAME_BYTES)).replace("MOST_STEPS", str(MOST_STEPS)),
+""".replace("NAME_BYTES", str(_NAME_BYTES)).replace("MOST_STEPS", str(MAX_STEPS)),
 )
 _IDS = script(
     "ids",
@@ -113,10 +113,10 @@ async def never_arrived(
     """
     client: Any = server.client
     pending = await client.xpending_range(
-        stream, group, min="-", max="+", count=len(held) + MOST_LOOKED_AT, consumername=consumer
+        stream, group, min="-", max="+", count=len(held) + MAX_INSPECTED, consumername=consumer
     )
     found = [(each["message_id"].decode(), int(each["times_delivered"])) for each in pending]
-    return [(i, n) for i, n in found if n >= BROKEN_DELIVERIES and (stream, i) not in held][:MOST_LOOKED_AT]
+    return [(i, n) for i, n in found if n >= BROKEN_DELIVERIES and (stream, i) not in held][:MAX_INSPECTED]
 
 
 async def why_unreadable(server: Server, stream: str, entry_id: str) -> Exception | None:
@@ -132,7 +132,7 @@ async def names_in(server: Server, stream: str, entry_id: str) -> dict[bytes, in
     return dict(zip(flat[::2], flat[1::2], strict=True))
 
 
-async def asked_in(server: Server, stream: str, entry_id: str) -> tuple[str, str]:
+async def type_and_id(server: Server, stream: str, entry_id: str) -> tuple[str, str]:
     """Type and id at the top level of a request, unparsed; empty if there is none.
 
     The server searches for them, in JSON with or without FastStream's binary header, and returns nothing else of the
@@ -174,7 +174,7 @@ async def _read_fields(server: Server, stream: str, entry_id: bytes, error: Exce
     bad: dict[bytes, int] = {}
     for n, (name, size) in enumerate(sizes.items()):
         value = error
-        if len(sizes) > 1 and len(bad) < MOST_BAD_FIELDS:
+        if len(sizes) > 1 and len(bad) < MAX_BAD_FIELDS:
             value = await _isolated(server, ScriptCall(_VALUE, [stream], [entry_id, 2 * n + 2]))
         if isinstance(value, Exception):
             bad[name] = size

@@ -40,7 +40,7 @@ RECORD = "record"
 """Recorded runs only: bytes of raw frames that may still be kept."""
 ASKED = "asked"
 """A policy requested this run, so no policy judges it."""
-LET_GO = "let_go"
+BYPASSED = "let_go"
 """Policies no longer judge the run, although it has some."""
 CHOICE = "choice"
 """Provider and model in use: 0 or missing for the request's own, n for its n-th fallback."""
@@ -77,15 +77,15 @@ class AttemptRecord(msgspec.Struct, frozen=True):
 
     is_open: bool
     """Whether the attempt may write: its run is open, no newer attempt has begun, and the attempt is not closed."""
-    let_go: bool
-    """See `LET_GO`."""
+    bypassed: bool
+    """See `BYPASSED`."""
     more: Sequence[bytes | None] = ()
     """Values of the additional fields."""
 
 
 async def read_attempt(client: Any, run_key: str, attempt: int, more: Sequence[str] = ()) -> AttemptRecord:
     """Read the hash of the attempt's run, and ``more`` fields of it. Raises redis-py's errors."""
-    values: list[bytes | None] = await client.hmget(run_key, [STATUS, ATTEMPT, CLOSED, LET_GO, *more])
+    values: list[bytes | None] = await client.hmget(run_key, [STATUS, ATTEMPT, CLOSED, BYPASSED, *more])
     status, newest, closed, let_go, *rest = values
     this = b"%d" % attempt
     return AttemptRecord(status_of(status) == "open" and newest == this and closed != this, let_go is not None, rest)

@@ -55,7 +55,7 @@ class PublishQueue:
         """``most_queued``: entries in flight before a caller with ``wait=False`` is refused."""
         self._server = server
         self._most_queued = most_queued
-        self._on_their_way = 0
+        self._in_flight = 0
         self._room = asyncio.Semaphore(ENTRIES)
         self._queue: deque[_Entry] = deque()
         self._sending: set[asyncio.Task[None]] = set()
@@ -67,14 +67,14 @@ class PublishQueue:
         """Reserve a slot while one entry is prepared and put. Raises PublishQueueFull if waiting is not allowed and the
         queue is full.
         """
-        if not wait and self._on_their_way >= self._most_queued:
-            raise PublishQueueFull(self._on_their_way)
-        self._on_their_way += 1
+        if not wait and self._in_flight >= self._most_queued:
+            raise PublishQueueFull(self._in_flight)
+        self._in_flight += 1
         try:
             async with self._room:
                 yield
         finally:
-            self._on_their_way -= 1
+            self._in_flight -= 1
 
     async def put(self, stream: str, data: bytes, *, tenant: str = "", most: int, first: bool = False) -> None:
         """Append one entry if the stream holds fewer than ``most``. ``first``: put it ahead of the entries queued here.

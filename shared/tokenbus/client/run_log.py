@@ -122,7 +122,7 @@ class LogReader:
 
     async def _new(self, keys: Keys, feed: Feed) -> list[Entry]:
         asked = time.monotonic()
-        entries = await feed.take(self._patience_s())
+        entries = await feed.take(self._timeout_s())
         if not entries:
             self._waited_s += time.monotonic() - asked
             self._look_s = min(2 * self._look_s, LONGEST_LOOK_S)
@@ -172,7 +172,7 @@ class LogReader:
             self._position = entry[0].decode()
         return events
 
-    def _patience_s(self) -> float:
+    def _timeout_s(self) -> float:
         if self._known or self._wait_s is None:
             return self._look_s
         return max(0.001, min(self._look_s, self._wait_s - self._waited_s))

@@ -64,7 +64,7 @@ class AttemptReader:
             if frame.n > self._next:
                 missing = f"frames {self._next} to {frame.n - 1} of the attempt were lost on the server"
                 error = ErrorInfo(code="frames_lost", kind="network", message=missing, retryable=True)
-                self._say([Cut(missing, error)], events)
+                self._emit([Cut(missing, error)], events)
             self._next = frame.n + 1
         for item in frame.items:
             self._item(item, events)
@@ -74,7 +74,7 @@ class AttemptReader:
         match item:
             case Data():
                 if self._decoder and not self._terminal:
-                    self._say(self._decoder.feed(item.data), events)
+                    self._emit(self._decoder.feed(item.data), events)
             case Opened():
                 self._api, self._provider = item.api, item.provider
                 self.images = item.images
@@ -86,11 +86,11 @@ class AttemptReader:
                 if not self._terminal:
                     events.append(item)
             case Ended():
-                self._say(self._end(item.error), events)
+                self._emit(self._end(item.error), events)
                 self.over = True
             case Lost():
                 error = ErrorInfo(code=WORKER_LOST, kind="internal", message=item.reason, retryable=True)
-                self._say([Cut(item.reason, error)], events)
+                self._emit([Cut(item.reason, error)], events)
                 self.over = True
 
     def _end(self, error: ErrorInfo | None) -> Sequence[BusEvent]:
@@ -111,13 +111,13 @@ class AttemptReader:
             if not isinstance(event, BlockStop | ToolCallDone)  # a block that only ends here is incomplete
         ]
 
-    def _say(self, new: Sequence[BusEvent], events: list[BusEvent]) -> None:
+    def _emit(self, new: Sequence[BusEvent], events: list[BusEvent]) -> None:
         for event in new:
             if self._terminal:
                 return
             match event:
                 case BlockStart() | Image():
-                    events.append(self._as_asked(event))
+                    events.append(self._with_request_model(event))
                 case Start():
                     events.append(msgspec.structs.replace(event, api=self._api or "", provider=self._provider))
                 case Failed() | Cut():
@@ -134,7 +134,7 @@ class AttemptReader:
         error = msgspec.structs.replace(error, request_id=error.request_id or self._request_id)
         return msgspec.structs.replace(event, error=error)
 
-    def _as_asked(self, event: BlockStart | Image) -> BlockStart | Image:
+    def _with_request_model(self, event: BlockStart | Image) -> BlockStart | Image:
         """Add the request's image settings if the answer has none."""
         asked = self.images
         if isinstance(event, BlockStart):

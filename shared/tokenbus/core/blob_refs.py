@@ -148,8 +148,8 @@ class _Sanitizing:
             return text
         if found := _read_base64(text):
             content, form = found
-            told = _DATA_URL.match(form.head)
-            return self._take(content, len(text), told[1] if told else media_type, form)
+            data_url = _DATA_URL.match(form.head)
+            return self._take(content, len(text), data_url[1] if data_url else media_type, form)
         if named:
             return self._take(text.encode("utf-8", "surrogatepass"), len(text), "text/plain", Form(kind="text"))
         return text

@@ -37,7 +37,7 @@ class StopScan(msgspec.Struct):
                 text = self.texts[event.block]
                 said, text.state, found = stops(self.strings).take(text.state, event.text)
                 if said:
-                    self._say(event.block, text, said, out)
+                    self._emit(event.block, text, said, out)
                 if found:
                     out += self.release()
                 return out, found
@@ -74,9 +74,9 @@ class StopScan(msgspec.Struct):
     def _release(self, block: int, text: _Text, out: list[n.Normalized]) -> None:
         if text.state:
             held, text.state = stops(self.strings).held(text.state), 0
-            self._say(block, text, held, out)
+            self._emit(block, text, held, out)
 
-    def _say(self, block: int, text: _Text, said: str, out: list[n.Normalized]) -> None:
+    def _emit(self, block: int, text: _Text, said: str, out: list[n.Normalized]) -> None:
         self._begin(block, text, out)
         out.append(n.TextDelta(block, said))
 

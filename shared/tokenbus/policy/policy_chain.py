@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from tokenbus.policy.policy_runner import BoundPolicy, PolicyRunner, Seat
+from tokenbus.policy.policy_runner import BoundPolicy, PolicyRunner, Slot
 from tokenbus.policy.processor import Decision
 from tokenbus.policy.stream_format import StreamFormat
 
@@ -31,14 +31,14 @@ class PolicyStream(Generic[C]):
     def __init__(
         self,
         links: Sequence[BoundPolicy],
-        dialect: StreamFormat[C],
+        stream_format: StreamFormat[C],
         *,
         run: str = "",
         client: Client | None = None,
-        seat: Seat = nullcontext,
+        slot: Slot = nullcontext,
     ) -> None:
-        """``seat``: a context entered around each policy call; limits concurrent calls."""
-        self._links = [PolicyRunner(link, dialect, run, client, seat) for link in links]
+        """``slot``: a context entered around each policy call; limits concurrent calls."""
+        self._links = [PolicyRunner(link, stream_format, run, client, slot) for link in links]
         self._decisions: list[Decision] = []
         self.terminated: Decision | None = None
         """The decision that terminated the stream early. The caller should stop the source; `feed` returns nothing

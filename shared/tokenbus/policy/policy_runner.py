@@ -30,7 +30,7 @@ C = TypeVar("C")
 T = TypeVar("T")
 
 OnError = Literal["block", "pass"]
-Seat: TypeAlias = Callable[[str], AbstractAsyncContextManager[object]]
+Slot: TypeAlias = Callable[[str], AbstractAsyncContextManager[object]]
 """Context entered for each call of the policy with this name; the call's timeout starts after entering."""
 
 REASON_CHARS = 500
@@ -60,17 +60,22 @@ class PolicyRunner(Generic[C]):
     """One element of a `PolicyStream`; see there."""
 
     def __init__(
-        self, link: BoundPolicy, dialect: StreamFormat[C], run: str, client: Client | None, seat: Seat = nullcontext
+        self,
+        link: BoundPolicy,
+        stream_format: StreamFormat[C],
+        run: str,
+        client: Client | None,
+        slot: Slot = nullcontext,
     ) -> None:
         self._name = link.name
         self._policy = link.policy
         self._handling = link.handling
-        self._seat = seat
-        self._words = dialect.words
-        self._reader = dialect.reader()
-        self._writer = dialect.writer()
+        self._slot = slot
+        self._words = stream_format.words
+        self._reader = stream_format.reader()
+        self._writer = stream_format.writer()
         self._assembler = BlockAssembler()
-        self._context = StreamContext(run, link.name, dialect.words, client)
+        self._context = StreamContext(run, link.name, stream_format.words, client)
         self._works: deque[_Work[C]] = deque()
         self._held: dict[int, tuple[int | None, C]] = {}
         """By key: block and chunk of each chunk neither sent nor decided on. Kept only if ``on_error`` is ``pass``."""
@@ -96,7 +101,7 @@ class PolicyRunner(Generic[C]):
                 out += await self.finish_deferred()
             if self.terminated:
                 break
-            self._assembler.fold(piece.changes, piece.block)
+            self._assembler.apply(piece.changes, piece.block)
             self._writer.before_chunk(piece.chunk)
             if self._out_of_work:
                 out += self._written(piece.chunk)
@@ -111,7 +116,7 @@ class PolicyRunner(Generic[C]):
     async def end(self) -> list[C]:
         out = await self.finish_deferred()
         if not self.terminated and not self._out_of_work:
-            self._assembler.fold([])
+            self._assembler.apply([])
             call = partial(self._policy.on_end, self._assembler.state, self._context)
             out += await self._call(call, waits=True)
         if not self.terminated:
@@ -155,7 +160,7 @@ class PolicyRunner(Generic[C]):
         """Call the policy and return its output; if ``waits``, all deferred output comes first."""
         error: Exception | None = None
         try:
-            async with self._seat(self._name):
+            async with self._slot(self._name):
                 await _in_time(call, self._handling.timeout_s)
         except Exception as e:
             error = e
@@ -168,9 +173,9 @@ class PolicyRunner(Generic[C]):
         taken = self._context.take()
         decisions = [*decided, *taken.decisions]
         if self._held:
-            self._let_go(taken.dealt_with, decisions)
-        timeout_s, context, seat = self._handling.timeout_s, self._context, partial(self._seat, self._name)
-        self._works.extend(_Work(work, timeout_s, self._writer.defer(), context, seat) for work in taken.later)
+            self._release(taken.dealt_with, decisions)
+        timeout_s, context, slot = self._handling.timeout_s, self._context, partial(self._slot, self._name)
+        self._works.extend(_Work(work, timeout_s, self._writer.defer(), context, slot) for work in taken.later)
         for decision in decisions:
             self._decide(decision)
         return taken.sent
@@ -187,7 +192,7 @@ class PolicyRunner(Generic[C]):
             out += self._stop(next(d for d in reversed(self._decisions) if d.action == "terminate"))
         return out
 
-    def _let_go(self, dealt_with: Iterable[int], decisions: Iterable[Decision]) -> None:
+    def _release(self, dealt_with: Iterable[int], decisions: Iterable[Decision]) -> None:
         """Release chunks that were dealt with or decided on."""
         for key in dealt_with:
             self._held.pop(key, None)
@@ -235,13 +240,13 @@ class _Work(Generic[C]):
         timeout_s: float,
         mark: object,
         context: StreamContext[C],
-        seat: Callable[[], AbstractAsyncContextManager[object]],
+        slot: Callable[[], AbstractAsyncContextManager[object]],
     ) -> None:
         self.mark = mark
         self.holding: list[C | NewText | NewToolCall] = [*later.holding]
         self.decisions: list[Decision] = []
         self.task: asyncio.Task[list[C | NewText | NewToolCall | str]] = asyncio.ensure_future(
-            self._within(later.work, timeout_s, context, seat)
+            self._within(later.work, timeout_s, context, slot)
         )
 
     async def _within(
@@ -249,11 +254,11 @@ class _Work(Generic[C]):
         work: Awaitable[Iterable[C | NewText | NewToolCall | str]],
         timeout_s: float,
         context: StreamContext[C],
-        seat: Callable[[], AbstractAsyncContextManager[object]],
+        slot: Callable[[], AbstractAsyncContextManager[object]],
     ) -> list[C | NewText | NewToolCall | str]:
         try:
             with context.putting_off(self.decisions):
-                async with seat():
+                async with slot():
                     return list(await _in_time(lambda: work, timeout_s))
         finally:
             _unused(work)

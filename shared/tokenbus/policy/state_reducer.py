@@ -21,14 +21,14 @@ class BlockAssembler:
         self.state = StreamState()
         self._blocks: dict[int, StreamBlock] = {}
 
-    def fold(self, changes: Iterable[Change], block: int | None = None) -> None:
+    def apply(self, changes: Iterable[Change], block: int | None = None) -> None:
         """Apply the changes of one chunk, which is part of ``block``."""
         self.state.just_completed = self.state.just_cut = None
         for change in changes:
-            self._fold(change)
+            self._apply(change)
         self.state.chunk_block = None if block is None else self._blocks[block]
 
-    def _fold(self, change: Change) -> None:
+    def _apply(self, change: Change) -> None:
         state = self.state
         match change:
             case Began():

@@ -9,7 +9,7 @@ import pytest
 from tests.contract.bus.state import everything
 from tests.contract.bus.test_run_scripts import Scene
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.scripts.timeouts import expire, tell
+from tokenbus.bus.scripts.timeouts import append_timeout, expire
 from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server
 from tokenbus.events.frames import ANY_FRAME, Lost, RawFrame, raw_decoder
@@ -33,7 +33,7 @@ class ClockScene(Scene):
         )
 
     async def tell(self) -> int:
-        call = tell(
+        call = append_timeout(
             self.keys.run(self.run),
             self.topic("events"),
             self.keys.lease(0, "parser"),

@@ -36,7 +36,7 @@ class Stand:
 
     async def rule(self, token: str | None = None) -> bytes:
         keys, p = self.keys, self.partition
-        call = scripts.rule(
+        call = scripts.append_verdicts(
             keys.run(RUN),
             self.events,
             keys.lease(p, "parser"),

@@ -8,7 +8,7 @@ from tests.censoring import FORBIDDEN, UPSTREAM_FAILURE, censoring
 from tests.contract.bus.test_unreadable import EndingLogic
 from tests.contract.bus.toys import GROUP, Bench, Outputs, saying, working
 from tests.waiting import eventually
-from tokenbus.bus.quarantine import asked_in
+from tokenbus.bus.quarantine import type_and_id
 from tokenbus.bus.server.server import Server
 
 FAULTS = pytest.mark.parametrize("instead", [b"", UPSTREAM_FAILURE], ids=["connection broken", "error reply"])
@@ -92,4 +92,4 @@ async def test_the_server_finds_the_id_of_a_request_in_json_and_tells_nothing_el
     bench: Bench, data: bytes, told: tuple[str, str]
 ):
     entry_id = await bench.server.client.xadd(bench.keys.requests, {"tenant": "t", "__data__": data})
-    assert await asked_in(bench.server, bench.keys.requests, entry_id.decode()) == told
+    assert await type_and_id(bench.server, bench.keys.requests, entry_id.decode()) == told

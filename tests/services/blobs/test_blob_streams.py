@@ -101,7 +101,7 @@ async def test_a_request_keeps_its_blobs_alive_while_its_run_waits(blobs: HttpBl
         ],
     )
     recent = RecentBlobs(blobs, 0)
-    await IntakeMedia(recent, inline_characters=1000).taken(request)
+    await IntakeMedia(recent, inline_characters=1000).offload(request)
     unnamed = await blobs.store(b"nobody's", "image/png")
     shelf.now = TTL_S + 10
     assert await shelf.store.sweep() == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from tokenbus_services.cli.inspect.snapshot import NodeFacts, PartitionFacts, QueueFacts, Snapshot, StageFacts, rates
-from tokenbus_services.cli.top.figures import Look, lines
+from tokenbus_services.cli.top.figures import Sample, lines
 
 NODE = NodeFacts(name="h:1", memory_bytes=3 * 2**20, memory_limit=0, commands_per_s=7, clients=2, now_ms=1_000)
 
@@ -42,7 +42,7 @@ def test_open_runs_are_those_of_the_parser():
 
 def test_a_look_is_a_line_for_each_group_and_server():
     before, now = snapshot(1_000, added=1, chunks=1, done=1), snapshot(2_000, added=3, chunks=11, done=1)
-    head, server, *groups = lines(Look(now, rates(before, now)))
+    head, server, *groups = lines(Sample(now, rates(before, now)))
     assert head.startswith("open runs 4  requests 2.0/s")
     assert "chunks 10.0/s" in head
     assert "memory 3.0 MB  commands 7/s" in server

@@ -11,7 +11,7 @@ from rich.console import Console, Group
 from tokenbus.errors import ServerError, ServerTooOld, ServerUnavailable, SettingsError
 from tokenbus_services.cli.doctor.checks import server_todo
 from tokenbus_services.cli.inspect.snapshot import PartitionFacts, QueueFacts, Rates, Snapshot, StageFacts
-from tokenbus_services.cli.top.command import Look
+from tokenbus_services.cli.top.command import Sample
 from tokenbus_services.cli.top.screen import screen_parts
 
 
@@ -50,7 +50,7 @@ def test_top_is_whole_on_a_terminal_of_60_columns() -> None:
     )
     now = Snapshot(at_ms=0, stages=stages, queues=queues, nodes=[], chunks=1, dead=0)
     console = Console(width=60, file=io.StringIO(), record=True)
-    console.print(Group(*screen_parts(Look(now, rates), rows=8, narrow=True)))
+    console.print(Group(*screen_parts(Sample(now, rates), rows=8, narrow=True)))
     shown = console.export_text()
     for word in ("normalizer", "parser", "policy", "intake", "fetcher", "tools", "open runs", "in hand"):
         assert word in shown

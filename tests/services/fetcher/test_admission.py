@@ -43,7 +43,7 @@ class Server:
         return Reservation(ask, (0,) * len(ask.scopes))
 
     def refund(self, grant: Reservation, used: int | None) -> None:
-        self.settled.append((grant.ask.call, used))
+        self.settled.append((grant.request.call, used))
 
 
 class Hall:

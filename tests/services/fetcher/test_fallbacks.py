@@ -14,6 +14,6 @@ def test_a_model_that_a_route_names_by_an_alias_has_its_true_name() -> None:
     choices = [("a", " Newest"), ("b", "newest"), ("nobody", "newest"), ("a", "m-1")]
     route = FallbackRoute(fallback=tuple(FallbackChoice(provider=p, model=m) for p, m in choices))
     request = Generate(provider="a", model="m-1", messages=[Message(role="user", content="Hi")], max_tokens=9)
-    settled, notes = Fallbacks((route,), providers.get).settled(request)
+    settled, notes = Fallbacks((route,), providers.get).resolve(request)
     assert settled.fallback == [Fallback(provider="a", model="m-2"), Fallback(provider="b", model="newest")]
     assert len(notes) == 1, "nobody is configured, and the last is whom the run asks in any case"

@@ -14,7 +14,7 @@ from tokenbus.bus.dead_letters import DeadLetter
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
 from tokenbus.bus.work_queue import QueueItem
-from tokenbus_services.intake.accept import MOST_DELIVERIES, Intake
+from tokenbus_services.intake.accept import MAX_DELIVERIES, Intake
 from tokenbus_services.intake.blob_offload import IntakeMedia
 from tokenbus_services.intake.cancels import Cancels
 from tokenbus_services.media.blob_cache import RecentBlobs
@@ -118,7 +118,7 @@ async def test_a_bad_request_that_nobody_can_bury_holds_nothing_up(
 async def test_of_the_requests_on_which_workers_died_the_first_is_given_up_and_the_others_are_tried(
     server: Server, keys: Keys, intake: Intake, queue: Finished
 ):
-    often = MOST_DELIVERIES + 1
+    often = MAX_DELIVERIES + 1
     await intake.accept(
         [item(keys, 9, "new"), item(keys, 1, "killer", deliveries=often), item(keys, 2, "beside", deliveries=often)]
     )
@@ -127,12 +127,12 @@ async def test_of_the_requests_on_which_workers_died_the_first_is_given_up_and_t
     [entry] = await dead(server, keys)
     assert (entry.run, entry.reason) == (
         "killer",
-        f"poison: {MOST_DELIVERIES} workers crashed while accepting the request",
+        f"poison: {MAX_DELIVERIES} workers crashed while accepting the request",
     )
 
 
 async def test_a_request_that_came_back_less_often_is_taken(server: Server, keys: Keys, intake: Intake):
-    await intake.accept([item(keys, 1, "a", deliveries=MOST_DELIVERIES)])
+    await intake.accept([item(keys, 1, "a", deliveries=MAX_DELIVERIES)])
     assert await accepted(server, keys, "a")
 
 

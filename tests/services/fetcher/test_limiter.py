@@ -34,7 +34,7 @@ async def test_a_fetcher_that_was_taken_for_dead_frees_its_own_place_and_not_its
         zombie.refund(before, used=0)
 
         async def one_is_left() -> bool:
-            return await server.client.zrange(scopes[0].held, 0, -1) == [after.ask.member.encode()]
+            return await server.client.zrange(scopes[0].held, 0, -1) == [after.request.member.encode()]
 
         await eventually(one_is_left)
         other = await successor.reserve(ReservationRequest("other/1", "", scopes, 0))

@@ -76,7 +76,7 @@ async def test_what_is_large_becomes_a_reference_wherever_it_stands_and_all_else
         ToolResultPart(tool_id="c", content=[TextPart(text="here"), ImagePart(source=inline(LARGE, "image/gif"))]),
     )
     moved = {"blob_id": blob_id_of(LARGE), "size_bytes": len(LARGE)}
-    assert await intake(shelf).taken(request) == asks(
+    assert await intake(shelf).offload(request) == asks(
         ImagePart(source=BlobSource(media_type="image/png", **moved), cache=True),
         ImagePart(source=inline(SMALL)),
         url,
@@ -96,16 +96,16 @@ async def test_a_mask_is_moved_and_leased_as_any_image() -> None:
         return msgspec.structs.replace(asks(), images=ImageOptions(mask=ImagePart(source=source), previews=1))
 
     stored = BlobSource(media_type="image/png", blob_id=blob_id_of(LARGE), size_bytes=len(LARGE))
-    assert await intake(shelf).taken(masked(inline(LARGE))) == masked(stored)
+    assert await intake(shelf).offload(masked(inline(LARGE))) == masked(stored)
     shelf.leased.clear()
-    await intake(shelf).taken(masked(stored))
+    await intake(shelf).offload(masked(stored))
     assert shelf.leased == [stored.blob_id]
 
 
 async def test_a_request_without_media_asks_no_store() -> None:
     shelf = Asked()
     request = Generate(provider="p", model="m", messages=[Message(role="user", content="Hi")])
-    assert await intake(shelf).taken(request) == request
+    assert await intake(shelf).offload(request) == request
     assert shelf.questions == 0
 
 
@@ -117,7 +117,7 @@ async def test_a_blob_that_the_request_names_is_leased_and_a_missing_one_is_left
         ImagePart(source=BlobSource(blob_id=blob_id_of(b"gone"), media_type="image/png")),
         ImagePart(source=BlobSource(blob_id="no id", media_type="image/png")),
     )
-    assert await intake(shelf).taken(request) == request
+    assert await intake(shelf).offload(request) == request
     assert shelf.leased == [there.blob_id]
 
 
@@ -128,10 +128,10 @@ async def test_a_blob_is_leased_once_however_often_it_is_named_and_too_many_blob
         for n in range(MOST_BLOBS + 1)
     ]
     media = intake(shelf)
-    await media.taken(asks(*images[:3] * 400))
+    await media.offload(asks(*images[:3] * 400))
     assert len(shelf.leased) == 3
     with pytest.raises(RequestInvalid) as e:
-        await media.taken(asks(*images))
+        await media.offload(asks(*images))
     assert e.value.where == f"messages[0].content[{MOST_BLOBS + 1}]"
 
 
@@ -146,7 +146,7 @@ async def test_a_blob_is_leased_once_however_often_it_is_named_and_too_many_blob
 )
 async def test_large_media_that_are_none_are_refused_by_their_place(source: Base64Source, where: str) -> None:
     with pytest.raises(RequestInvalid) as e:
-        await intake(Checking()).taken(asks(ImagePart(source=source)))
+        await intake(Checking()).offload(asks(ImagePart(source=source)))
     assert e.value.where == where
 
 
@@ -165,13 +165,13 @@ async def test_a_store_that_fails_leaves_the_request_whole_and_is_left_in_peace_
     media = intake(shelf, clock)
     request = asks(ImagePart(source=inline(LARGE)), ImagePart(source=inline(LARGE)))
     shelf.failure = failure
-    assert await media.taken(request) == request
+    assert await media.offload(request) == request
     assert shelf.questions == TRIES
     shelf.failure = None
-    assert await media.taken(request) == request
+    assert await media.offload(request) == request
     assert shelf.questions == TRIES
     clock.now += AWAY_S
-    assert await media.taken(request) != request
+    assert await media.offload(request) != request
 
 
 async def test_a_store_that_failed_once_is_tried_again() -> None:
@@ -184,7 +184,7 @@ async def test_a_store_that_failed_once_is_tried_again() -> None:
 
     shelf = Stumbling()
     shelf.failure = BlobUnavailable("blobs", "away")
-    await intake(shelf).taken(asks(ImagePart(source=inline(LARGE))))
+    await intake(shelf).offload(asks(ImagePart(source=inline(LARGE))))
     assert shelf.stored == [blob_id_of(LARGE)]
 
 
@@ -197,14 +197,14 @@ async def test_a_store_that_never_answers_holds_a_request_up_for_a_bounded_time(
 
     monkeypatch.setattr("tokenbus_services.intake.blob_offload.TRY_S", 0.01)
     request = asks(ImagePart(source=inline(LARGE)))
-    assert await intake(Silent()).taken(request) == request
+    assert await intake(Silent()).offload(request) == request
 
 
 async def test_blobs_of_opaque_data_live_from_intake_on_too() -> None:
     shelf = Shelf()
     blob_id = shelf.put(b"thoughts", "text/plain")
     request = Generate(provider="p", model="m", messages=[Message(role="assistant", content=[THOUGHT])])
-    assert await intake(shelf).taken(request) == request
+    assert await intake(shelf).offload(request) == request
     assert shelf.leased == [blob_id]
 
 
@@ -212,7 +212,7 @@ async def test_large_media_of_an_odd_type_are_stored_under_the_plain_one() -> No
     shelf = Shelf()
     image = ImagePart(source=inline(LARGE, "IMAGE/JPG; q=1"))
     request = Generate(provider="p", model="m", messages=[Message(role="user", content=[image])])
-    taken = await intake(shelf).taken(request)
+    taken = await intake(shelf).offload(request)
     [(_, stored)] = shelf.contents.values()
     assert stored == "image/jpeg"
     [part] = taken.messages[0].content

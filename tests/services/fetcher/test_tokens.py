@@ -55,11 +55,11 @@ def test_a_call_that_ended_soundly_took_what_the_provider_says() -> None:
 
 def test_what_breaks_off_after_the_providers_last_word_changes_nothing() -> None:
     heard = tally(200, START, END, ended=False)
-    assert (heard.settled, heard.used) == (True, 17)
+    assert (heard.final_count, heard.used) == (True, 17)
 
 
 def test_what_a_call_took_that_was_broken_off_nobody_knows() -> None:
-    assert not tally(200, START, ended=False).settled
+    assert not tally(200, START, ended=False).final_count
     assert tally(200, START, ended=False).used is None
     assert tally(200, START).used is None
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.run_record import LET_GO
+from tokenbus.bus.run_record import BYPASSED
 from tokenbus.bus.server.server import Server
 from tokenbus.errors import AttemptRefused
 from tokenbus.events.frames import Data, Ended, Lost, RawFrame, RawItem, raw_decoder
@@ -177,7 +177,7 @@ async def test_a_run_that_its_policies_let_go_of_waits_no_longer(server: Server,
     async with writing(server, keys, run, held=True) as attempt:
         await attempt.write(Data(b"a"), urgent=True)
         await eventually(lambda: attempt.must_wait)
-        await server.client.hset(keys.run(run), LET_GO, 1)
+        await server.client.hset(keys.run(run), BYPASSED, 1)
         await attempt.room()
         assert not attempt.must_wait
 

@@ -10,7 +10,7 @@ from tests.unit.core.script import START_MS, Story, call, text
 from tokenbus.events import normalized as n
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.frames import ToolReturned
-from tokenbus_services.parser.overdue import MOST_LOSSES, JudgesSeen, PolicyTimeouts, Timeouts
+from tokenbus_services.parser.overdue import MAX_LOSSES, PolicyStageObserver, PolicyStageStatus, Timeouts
 from tokenbus_services.settings import LimitSettings, McpStdio, ProviderSettings, PythonTool, Settings
 
 SETTINGS = Settings(
@@ -29,7 +29,7 @@ def in_tools(name: str, **changes: object) -> Story:
 
 
 def vanished(told: Story, after_s: float) -> list[str]:
-    return [p.call.tool_id for p in PATIENCE.vanished_calls(told.run.state, told.at_ms + round(after_s * 1000))]
+    return [p.call.tool_id for p in PATIENCE.overdue_calls(told.run.state, told.at_ms + round(after_s * 1000))]
 
 
 def test_a_deadline_passes_at_its_moment_and_without_one_never() -> None:
@@ -57,28 +57,28 @@ def test_a_call_with_its_result_has_not_vanished() -> None:
 def test_a_run_is_silent_only_while_it_waits_for_a_provider() -> None:
     streaming, tools = Story(), in_tools("f")
     for told, expected in ((streaming, True), (tools, False)):
-        assert PATIENCE.silent(told.run.state, told.at_ms + 100_001) is expected
-        assert not PATIENCE.silent(told.run.state, told.at_ms + 100_000)
+        assert PATIENCE.attempt_overdue(told.run.state, told.at_ms + 100_001) is expected
+        assert not PATIENCE.attempt_overdue(told.run.state, told.at_ms + 100_000)
 
 
 def test_a_retry_that_waits_is_not_silent_before_it_is_due() -> None:
     told = Story()
     wait = ErrorInfo(code="rate_limit", kind="rate_limit", message="", retryable=True, retry_after_s=20)
     told.provider(n.Failed(wait))
-    assert not PATIENCE.silent(told.run.state, told.at_ms + 119_000)
-    assert PATIENCE.silent(told.run.state, told.at_ms + 121_000)
+    assert not PATIENCE.attempt_overdue(told.run.state, told.at_ms + 119_000)
+    assert PATIENCE.attempt_overdue(told.run.state, told.at_ms + 121_000)
 
 
 def test_a_provider_whose_own_timeouts_are_longer_may_be_silent_for_longer() -> None:
     slow = ProviderSettings(api="anthropic", first_event_timeout_s=3600)
     patience = Timeouts.of(Settings(providers={"anthropic": slow}, limits=SETTINGS.limits))
     s = Story().run.state
-    assert not patience.silent(s, START_MS + 3_600_000)
-    assert patience.silent(s, START_MS + 4_000_000)
+    assert not patience.attempt_overdue(s, START_MS + 3_600_000)
+    assert patience.attempt_overdue(s, START_MS + 4_000_000)
 
 
-HERE = PolicyTimeouts(alive_ms=START_MS, alive=True, lag_bytes=0, read_ms=START_MS)
-NOBODY = PolicyTimeouts(alive_ms=0, alive=False, lag_bytes=100, read_ms=0)
+HERE = PolicyStageStatus(alive_ms=START_MS, alive=True, lag_bytes=0, read_ms=START_MS)
+NOBODY = PolicyStageStatus(alive_ms=0, alive=False, lag_bytes=100, read_ms=0)
 FULL = msgspec.structs.replace(NOBODY, lag_bytes=SETTINGS.limits.lag_bytes)
 
 
@@ -89,12 +89,12 @@ def drafted() -> HeldStory:
     return told
 
 
-def unjudged(told: HeldStory, after_ms: int, judges: PolicyTimeouts) -> bool:
-    return PATIENCE.unjudged(told.run.state, told.at_ms + after_ms, judges)
+def unjudged(told: HeldStory, after_ms: int, judges: PolicyStageStatus) -> bool:
+    return PATIENCE.policies_overdue(told.run.state, told.at_ms + after_ms, judges)
 
 
 @pytest.mark.parametrize("judges", [HERE, NOBODY])
-def test_a_run_waits_for_its_policies_as_long_as_they_may_take(judges: PolicyTimeouts) -> None:
+def test_a_run_waits_for_its_policies_as_long_as_they_may_take(judges: PolicyStageStatus) -> None:
     told = drafted()
     assert not unjudged(told, 1_000, judges)
     assert unjudged(told, 1_001, judges)
@@ -118,24 +118,24 @@ def test_a_stage_that_was_just_lost_has_the_time_to_come_back() -> None:
 
 
 def test_a_stage_that_comes_and_goes_and_reads_nothing_is_away() -> None:
-    told, seen = drafted(), JudgesSeen()
-    for loss in range(MOST_LOSSES):
+    told, seen = drafted(), PolicyStageObserver()
+    for loss in range(MAX_LOSSES):
         assert not unjudged(
-            told, 0, seen.look(alive=True, lag_bytes=9, read="5-0", read_ms=0, now_ms=told.at_ms + loss * 500)
+            told, 0, seen.observe(alive=True, lag_bytes=9, read="5-0", read_ms=0, now_ms=told.at_ms + loss * 500)
         )
-        away = seen.look(alive=False, lag_bytes=9, read="5-0", read_ms=0, now_ms=told.at_ms + loss * 500 + 250)
+        away = seen.observe(alive=False, lag_bytes=9, read="5-0", read_ms=0, now_ms=told.at_ms + loss * 500 + 250)
         assert not unjudged(told, loss * 500 + 250, away)
-    lost_ms = (MOST_LOSSES - 1) * 500
-    seen.look(alive=True, lag_bytes=9, read="5-0", read_ms=0, now_ms=told.at_ms + lost_ms + 500)
-    away = seen.look(alive=False, lag_bytes=9, read="5-0", read_ms=0, now_ms=told.at_ms + lost_ms + 1_001)
+    lost_ms = (MAX_LOSSES - 1) * 500
+    seen.observe(alive=True, lag_bytes=9, read="5-0", read_ms=0, now_ms=told.at_ms + lost_ms + 500)
+    away = seen.observe(alive=False, lag_bytes=9, read="5-0", read_ms=0, now_ms=told.at_ms + lost_ms + 1_001)
     assert unjudged(told, lost_ms + 1_001, away)
 
 
 def test_a_stage_that_reads_on_between_its_losses_has_the_time_to_come_back() -> None:
-    told, seen = drafted(), JudgesSeen()
-    for loss in range(3 * MOST_LOSSES):
-        seen.look(alive=True, lag_bytes=9, read=f"{loss}-0", read_ms=0, now_ms=told.at_ms + loss * 500)
-        away = seen.look(alive=False, lag_bytes=9, read=f"{loss}-0", read_ms=0, now_ms=told.at_ms + loss * 500 + 250)
+    told, seen = drafted(), PolicyStageObserver()
+    for loss in range(3 * MAX_LOSSES):
+        seen.observe(alive=True, lag_bytes=9, read=f"{loss}-0", read_ms=0, now_ms=told.at_ms + loss * 500)
+        away = seen.observe(alive=False, lag_bytes=9, read=f"{loss}-0", read_ms=0, now_ms=told.at_ms + loss * 500 + 250)
         assert not unjudged(told, loss * 500 + 250, away)
 
 

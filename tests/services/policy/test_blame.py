@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tokenbus.policy.policy_runner import OnError
-from tokenbus_services.policy_stage.blame import Sentence, Starts, culprit, reason, sentence
+from tokenbus_services.policy_stage.blame import StartDecision, Starts, culprit, decide_start, reason
 from tokenbus_services.policy_stage.marks import Call, Marks
 from tokenbus_services.policy_stage.messages import Failing
 
@@ -46,23 +46,23 @@ def test_memory_that_grew_by_many_calls_is_nobodys_fault():
 
 
 def test_a_policy_with_nothing_against_it_is_no_suspect():
-    assert sentence({"a": Starts()}, ("a", "b"), {"a": "block", "b": "block"}, most=MOST) == Sentence()
+    assert decide_start({"a": Starts()}, ("a", "b"), {"a": "block", "b": "block"}, most=MOST) == StartDecision()
 
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_policy_that_failed_is_a_suspect_until_its_starts_are_used_up(count: int):
-    decided = sentence({"b": Starts(count, 4)}, ("a", "b"), {"a": "block", "b": "block"}, most=MOST)
-    assert decided == Sentence(suspects=["b"])
+    decided = decide_start({"b": Starts(count, 4)}, ("a", "b"), {"a": "block", "b": "block"}, most=MOST)
+    assert decided == StartDecision(suspects=["b"])
 
 
 def test_after_its_last_start_block_ends_the_run():
-    decided = sentence({"b": Starts(MOST, 4)}, ("a", "b"), {"a": "pass", "b": "block"}, most=MOST)
+    decided = decide_start({"b": Starts(MOST, 4)}, ("a", "b"), {"a": "pass", "b": "block"}, most=MOST)
     assert decided.ended_by == "b"
 
 
 def test_after_its_last_start_pass_calls_the_policy_as_far_as_it_came_and_then_not_at_all():
     on_error: dict[str, OnError] = {"a": "pass", "b": "block"}
-    decided = sentence({"a": Starts(MOST, 4)}, ("a", "b"), on_error, most=MOST)
-    assert decided == Sentence(failing={"a": Failing(4, reason(MOST))}, suspects=["a"])
-    decided = sentence({"a": Starts(MOST + 1, 4)}, ("a", "b"), on_error, most=MOST)
-    assert decided == Sentence(failing={"a": Failing(0, reason(MOST))})
+    decided = decide_start({"a": Starts(MOST, 4)}, ("a", "b"), on_error, most=MOST)
+    assert decided == StartDecision(failing={"a": Failing(4, reason(MOST))}, suspects=["a"])
+    decided = decide_start({"a": Starts(MOST + 1, 4)}, ("a", "b"), on_error, most=MOST)
+    assert decided == StartDecision(failing={"a": Failing(0, reason(MOST))})

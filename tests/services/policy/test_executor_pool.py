@@ -18,8 +18,8 @@ from tokenbus.policy.loading import PolicySpec
 from tokenbus_services.policy_stage import fork_server
 from tokenbus_services.policy_stage.blame import End, Fault
 from tokenbus_services.policy_stage.executor_client import ExecutorProcess
-from tokenbus_services.policy_stage.executor_pool import MOST_SEPARATE, ExecutorPool
-from tokenbus_services.policy_stage.messages import Said, Setup
+from tokenbus_services.policy_stage.executor_pool import MAX_SEPARATE, ExecutorPool
+from tokenbus_services.policy_stage.messages import Setup, Verdicts
 
 SETUP = Setup(
     policies={"passes": PolicySpec(policy="tokenbus.policy:StreamProcessor", timeout_s=5.0)},
@@ -42,13 +42,13 @@ class Run:
     def __init__(self) -> None:
         self.losses: list[tuple[Fault | None, bool]] = []
 
-    def said(self, message: Said) -> None: ...
+    def on_verdicts(self, message: Verdicts) -> None: ...
 
-    def waits(self) -> None: ...
+    def on_waiting(self) -> None: ...
 
-    def finished(self) -> None: ...
+    def on_finished(self) -> None: ...
 
-    def lost(self, fault: Fault | None, *, suspect: bool) -> None:
+    def on_lost(self, fault: Fault | None, *, suspect: bool) -> None:
         self.losses.append((fault, suspect))
 
 
@@ -69,13 +69,13 @@ async def separate(pool: ExecutorPool) -> ExecutorProcess:
 async def test_who_stops_waiting_for_an_executor_leaves_no_other_with_a_wrong_process_id():
     ends: list[End] = []
     async with started(ends) as pool:
-        for steps in range(2 * MOST_SEPARATE):
+        for steps in range(2 * MAX_SEPARATE):
             waiting = asyncio.create_task(separate(pool))
             for _ in range(1 + steps):
                 await asyncio.sleep(0)
             waiting.cancel()
             await asyncio.gather(waiting, return_exceptions=True)
-        runs = [Run() for _ in range(MOST_SEPARATE)]
+        runs = [Run() for _ in range(MAX_SEPARATE)]
         executors = [await separate(pool) for _ in runs]  # all places are free again
         for executor, run in zip(executors, runs, strict=True):
             executor.open("r", ("passes",), {}, run)
@@ -83,7 +83,7 @@ async def test_who_stops_waiting_for_an_executor_leaves_no_other_with_a_wrong_pr
         await eventually(executors[1].gone.done)
         assert [bool(run.losses) for run in runs] == [False, True, False, False]
         assert ends == ["exited"]
-        await eventually(lambda: pool.count == MOST_SEPARATE)  # the others, and the shared one; nobody's are gone
+        await eventually(lambda: pool.count == MAX_SEPARATE)  # the others, and the shared one; nobody's are gone
 
 
 async def test_a_fork_server_that_is_given_up_is_no_runs_fault(monkeypatch: pytest.MonkeyPatch):

@@ -9,13 +9,13 @@ from contextlib import asynccontextmanager
 import pytest
 
 from tests.waiting import eventually
-from tokenbus_services.policy_stage.call_slots import Seats
+from tokenbus_services.policy_stage.call_slots import FairSemaphore
 
 
 class Calls:
     """Calls that take a seat and keep it until they are told to go."""
 
-    def __init__(self, seats: Seats) -> None:
+    def __init__(self, seats: FairSemaphore) -> None:
         self.seats = seats
         self.seated: list[str] = []
         self.reassured: list[str] = []
@@ -31,14 +31,14 @@ class Calls:
         await self.tasks[name]
 
     async def _sit(self, run: str, name: str) -> None:
-        async with self.seats.seat(run, lambda: self.reassured.append(run)):
+        async with self.seats.slot(run, lambda: self.reassured.append(run)):
             self.seated.append(name)
             await self._go[name].wait()
 
 
 @asynccontextmanager
 async def calls(most: int, *, reassure_s: float = 60) -> AsyncGenerator[Calls]:
-    made = Calls(Seats(most, reassure_s=reassure_s))
+    made = Calls(FairSemaphore(most, reassure_s=reassure_s))
     yield made
     for task in made.tasks.values():
         task.cancel()

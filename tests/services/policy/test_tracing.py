@@ -14,7 +14,7 @@ from tokenbus.policy.policy_chain import PolicyStream
 from tokenbus.policy.policy_runner import BoundPolicy
 from tokenbus.policy.processor import NewText, StreamProcessor
 from tokenbus.policy.public.format import PublicEvents
-from tokenbus_services.policy_stage.provenance import Known, Trace, TracedEvents
+from tokenbus_services.policy_stage.provenance import OriginOutput, Provenance, TracedEvents
 
 BROKEN = ErrorInfo(code="timeout", kind="timeout", message="broke off", retryable=True)
 
@@ -50,7 +50,7 @@ def drafts() -> list[PublicEvent]:
 async def judged(order: str) -> dict[tuple[int, str], tuple[list[str], list[str]]]:
     """What each origin came to: its texts, and the parts put off under it."""
     known = {"a": asyncio.Event(), "b": asyncio.Event()}
-    trace = Trace()
+    trace = Provenance()
     links = [BoundPolicy("off", PutsOff(known)), BoundPolicy("all", StreamProcessor())]
     stream = PolicyStream(links, TracedEvents(PublicEvents(lambda: 0), trace), run="r")
     found: dict[tuple[int, str], tuple[list[str], list[str]]] = {}
@@ -114,9 +114,9 @@ class Judges(StreamProcessor):
         return held
 
 
-async def in_one_take(*policies: StreamProcessor, known: asyncio.Event) -> list[Known]:
+async def in_one_take(*policies: StreamProcessor, known: asyncio.Event) -> list[OriginOutput]:
     """What is known where a retry finds out all that was put off before it."""
-    trace = Trace()
+    trace = Provenance()
     links = [BoundPolicy(str(n), policy) for n, policy in enumerate(policies)]
     stream = PolicyStream(links, TracedEvents(PublicEvents(lambda: 0), trace), run="r")
     for draft in drafts():
@@ -130,11 +130,11 @@ async def in_one_take(*policies: StreamProcessor, known: asyncio.Event) -> list[
     return taken
 
 
-async def through_one(known: asyncio.Event, *, ends: bool = False) -> list[Known]:
+async def through_one(known: asyncio.Event, *, ends: bool = False) -> list[OriginOutput]:
     return await in_one_take(Judges(known, ends=ends), known=known)
 
 
-async def through_two(known: asyncio.Event, *, ends: bool = False) -> list[Known]:
+async def through_two(known: asyncio.Event, *, ends: bool = False) -> list[OriginOutput]:
     return await in_one_take(StreamProcessor(), Judges(known, ends=ends), known=known)
 
 

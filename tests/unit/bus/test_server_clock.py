@@ -36,13 +36,13 @@ def ahead_s(clock: ServerClock) -> float:
 
 async def test_it_tells_the_servers_time_and_not_the_hosts() -> None:
     clock = ServerClock(Asked())
-    await clock.look()
+    await clock.measure()
     assert ahead_s(clock) == pytest.approx(HOUR_S, abs=5)
 
 
 async def test_a_hosts_clock_that_is_set_anew_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = ServerClock(Asked())
-    await clock.look()
+    await clock.measure()
     before = clock.now_ms()
     monkeypatch.setattr(time, "time_ns", lambda: 0)
     monkeypatch.setattr(time, "time", lambda: 0.0)
@@ -55,7 +55,7 @@ async def test_it_looks_again_behind_the_scenes_and_runs_on_while_the_server_is_
     monkeypatch.setattr(server_clock, "LOOK_S", 0.0)
     asked = Asked()
     clock = ServerClock(asked)
-    await clock.look()
+    await clock.measure()
     asked.away, asked.ahead_s = True, HOUR_S + 0.9
     assert ahead_s(clock) == pytest.approx(HOUR_S, abs=5)
     await eventually(lambda: clock.now_ms() and asked.times > 3)
@@ -69,10 +69,10 @@ async def test_it_looks_again_behind_the_scenes_and_runs_on_while_the_server_is_
 async def test_a_reply_that_took_long_does_not_move_it(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = Asked()
     clock = ServerClock(asked)
-    await clock.look()
+    await clock.measure()
     monkeypatch.setattr(server_clock, "LONGEST_LOOK_S", 0.0)
     asked.ahead_s = 2.0 * HOUR_S
-    await clock.look()
+    await clock.measure()
     assert ahead_s(clock) == pytest.approx(HOUR_S, abs=5)
 
 
@@ -95,15 +95,15 @@ async def test_a_jump_of_the_servers_clock_moves_durations_by_a_tenth_at_the_mos
         return round(wall[0] * 1_000_000)
 
     clock = ServerClock(ask)
-    await clock.look()
+    await clock.measure()
     began = clock.now_ms()
     wall[0] += jump_s
-    await clock.look()
+    await clock.measure()
     assert clock.now_ms() == began
     for _ in range(50):
         before = clock.now_ms()
         steady.now, wall[0] = steady.now + 1, wall[0] + 1
-        await clock.look()
+        await clock.measure()
         assert 899 <= clock.now_ms() - before <= 1101
     assert clock.ms_of(round(wall[0] * 1000)) == pytest.approx(clock.now_ms(), abs=2)
     steady.now += 3 * 3600
@@ -117,11 +117,11 @@ async def test_a_jump_that_is_taken_back_costs_next_to_nothing(monkeypatch: pyte
         return round(wall[0] * 1_000_000)
 
     clock = ServerClock(ask)
-    await clock.look()
+    await clock.measure()
     began = clock.now_ms()
     wall[0] += 1000
-    await clock.look()
+    await clock.measure()
     steady.now, wall[0] = steady.now + 5, wall[0] + 5 - 1000
-    await clock.look()
+    await clock.measure()
     steady.now += 5
     assert clock.now_ms() - began == pytest.approx(10_000, abs=600)

@@ -171,7 +171,7 @@ def test_a_text_after_a_call_cannot_be_gone_on_from() -> None:
     end = told.events[-1]
     assert isinstance(end, Incomplete)
     assert end.provider_extra
-    assert "no way to go on" in str(end.provider_extra[-1]["note"])
+    assert "cannot continue the text" in str(end.provider_extra[-1]["note"])
 
 
 def test_where_provider_or_model_cannot_the_run_ends_as_by_default() -> None:

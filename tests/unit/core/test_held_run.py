@@ -11,7 +11,7 @@ from tests.e2e import judge
 from tests.unit.core.held import JUDGED, HeldStory
 from tests.unit.core.script import call, of_type, text
 from tokenbus.core.run.effects import Draft, EndRun, NextTurn, ReleaseFromPolicies, RunTools
-from tokenbus.core.run.policy_gate import MOST_TELLERS
+from tokenbus.core.run.policy_gate import MAX_WORKERS_WITHOUT_PROGRESS
 from tokenbus.events import normalized as n
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.frames import (
@@ -281,7 +281,7 @@ async def test_where_no_worker_answers_the_run_goes_on_without_when_it_may(judge
     story.provider(n.TextDelta(0, "lo "), n.BlockStop(0))
     story.rule(*(PolicyVerdict(d.seq, events=[d]) for d in story.drafts[:judged]))
     story.reborn()
-    story.control(DeadlinePassed("policy", story.run.state.gate.alive if story.run.state.gate else -1))
+    story.control(DeadlinePassed("policy", story.run.state.gate.signs_of_life if story.run.state.gate else -1))
     story.provider(*text(1, "you"), n.Done("stop"))
     assert said(story) == "Hello you"
     assert isinstance(end_of(story), Completed)
@@ -322,17 +322,17 @@ async def test_patience_does_not_begin_anew_with_each_of_many_who_come_to_nothin
     story = HeldStory()
     story.provider(n.Start("m"), *text(0, "Hello"))
     story.rule(PolicyVerdict(0, events=[story.drafts[0]]))
-    for number in range(MOST_TELLERS):
+    for number in range(MAX_WORKERS_WITHOUT_PROGRESS):
         story.rule(PolicyVerdict(0, events=[story.drafts[0]]), teller=f"other {number}")
     story.reborn()
     assert story.run.state.gate
-    alive = story.run.state.gate.alive
+    alive = story.run.state.gate.signs_of_life
     story.control(PolicyVerdicts("one more", []))
     story.rule(PolicyVerdict(0, events=[story.drafts[0]]), teller="one more")
-    assert story.run.state.gate.alive == alive
+    assert story.run.state.gate.signs_of_life == alive
     story.rule(PolicyVerdict(1, events=[story.drafts[1]]), teller="one more")
     story.control(PolicyVerdicts("another", []))
-    assert story.run.state.gate.alive > alive + 1
+    assert story.run.state.gate.signs_of_life > alive + 1
 
 
 async def test_a_policy_that_is_called_no_more_ends_the_run_wherever_it_stands() -> None:
@@ -354,7 +354,7 @@ async def test_a_policy_that_is_called_no_more_ends_the_run_wherever_it_stands()
 async def test_a_run_that_is_held_back_before_its_first_draft_waits_no_longer_than_others(may_pass: bool) -> None:
     story = HeldStory(PASSING if may_pass else JUDGED)
     story.pass_all()
-    story.control(DeadlinePassed("policy", story.run.state.gate.alive if story.run.state.gate else -1))
+    story.control(DeadlinePassed("policy", story.run.state.gate.signs_of_life if story.run.state.gate else -1))
     story.provider(n.Start("m"), *text(0, "Hello"), n.Done("stop"))
     assert len(story.of(ReleaseFromPolicies)) == may_pass
     assert said(story) == ("Hello" if may_pass else "")

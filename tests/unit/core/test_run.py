@@ -492,10 +492,10 @@ def test_an_attempt_that_breaks_after_the_deadline_ends_the_run_as_the_deadline_
 def test_a_run_on_which_nobody_works_ends_incomplete_unless_something_came_meanwhile() -> None:
     story = Story()
     story.provider(n.BlockStart(0, "text"), n.TextDelta(0, "Hel"))
-    judged = story.run.state.taken
+    judged = story.run.state.events_applied
     story.provider(n.TextDelta(0, "lo"))
     assert story.control(DeadlinePassed("silent", judged)) == []
-    story.control(DeadlinePassed("silent", story.run.state.taken))
+    story.control(DeadlinePassed("silent", story.run.state.events_applied))
     end = story.events[-1]
     assert isinstance(end, Incomplete)
     assert end.error

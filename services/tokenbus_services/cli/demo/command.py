@@ -87,7 +87,7 @@ async def _demo(plan: DemoPlan, directory: Path, watcher: DemoWatcher) -> int:
             async with asyncio.TaskGroup() as group:  # if a service ends, the demo ends, and vice versa
                 group.create_task(supervisor.run(stop))
                 await supervisor.all_ready(timeout_s=START_S)
-                watcher.asked(request_of(plan))
+                watcher.on_request(request_of(plan))
                 status = await _one_run(plan, url)
                 stop.set()
         except BaseExceptionGroup as e:
@@ -124,24 +124,24 @@ async def _provider(plan: DemoPlan, watcher: DemoWatcher) -> AsyncGenerator[str 
     if not plan.replayed:
         yield plan.base_url
         return
-    told: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    first_line: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
-    def heard(line: str) -> None:
-        if told.done():
-            watcher.heard(PROVIDER, line)
+    def on_line(line: str) -> None:
+        if first_line.done():
+            watcher.on_line(PROVIDER, line)
         else:
-            told.set_result(line)  # its first line is its URL
+            first_line.set_result(line)  # its first line is its URL
 
     env = {name: value for name, value in os.environ.items() if name not in KEY_VARIABLES}
-    child = await Child.start([sys.executable, "-P", "-m", "tokenbus_services.mock_provider"], env, heard)
+    child = await Child.start([sys.executable, "-P", "-m", "tokenbus_services.mock_provider"], env, on_line)
     try:
         ended = asyncio.create_task(child.ended())
-        await asyncio.wait({told, ended}, timeout=START_S, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({first_line, ended}, timeout=START_S, return_when=asyncio.FIRST_COMPLETED)
         if ended.done():
-            raise ChildGone(PROVIDER, ended.result(), told.result() if told.done() else "")
-        if not told.done():
+            raise ChildGone(PROVIDER, ended.result(), first_line.result() if first_line.done() else "")
+        if not first_line.done():
             raise ChildrenSlow([PROVIDER], START_S)
-        watcher.ready(PROVIDER, told.result())
-        yield told.result()
+        watcher.ready(PROVIDER, first_line.result())
+        yield first_line.result()
     finally:
         await child.stop(STOP_GRACE_S)

@@ -16,7 +16,7 @@ from tokenbus_services.cli.up.supervisor import Watcher
 class DemoWatcher(Watcher, Protocol):
     """Receives the demo's events, besides those of its services."""
 
-    def asked(self, request: Generate) -> None:
+    def on_request(self, request: Generate) -> None:
         """The request is being sent."""
         ...
 
@@ -38,7 +38,7 @@ class _Logs:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
-    def heard(self, name: str, line: str) -> None:
+    def on_line(self, name: str, line: str) -> None:
         with (self._directory / f"{name}.log").open("a", encoding="utf-8") as log:
             log.write(f"{line}\n")
 
@@ -58,7 +58,7 @@ class PlainDemo(_Logs):
     def all_ready(self) -> None:
         """Show nothing: each service has had its own line."""
 
-    def asked(self, request: Generate) -> None:
+    def on_request(self, request: Generate) -> None:
         print(f"[user] {_question(request)}", flush=True)
 
 
@@ -78,7 +78,7 @@ class ShownDemo(_Logs):
     def all_ready(self) -> None:
         self._table.stop()
 
-    def asked(self, request: Generate) -> None:
+    def on_request(self, request: Generate) -> None:
         from rich.panel import Panel
 
         self._table.console.print(Panel(_question(request), title="user", title_align="left", border_style="yellow"))

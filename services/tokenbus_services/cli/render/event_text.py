@@ -128,7 +128,7 @@ def usage(counts: Usage) -> str:
         "cache write": counts.cache_write,
         "total": counts.total,
     }
-    return ", ".join(f"{name} {count}" for name, count in named.items() if count is not None) or "not told"
+    return ", ".join(f"{name} {count}" for name, count in named.items() if count is not None) or "unknown"
 
 
 def timing(times: Timing) -> str:

@@ -134,7 +134,7 @@ class Screen:
     def __init__(self, console: Console, *, many_runs: bool = False) -> None:
         self._console = console
         self._many_runs = many_runs
-        self._fold = LiveBlocks()
+        self._blocks = LiveBlocks()
         self._open: tuple[Block, ...] = ()  # a snapshot for the drawing thread
         self._live = Live(console=console, get_renderable=self._growing, refresh_per_second=12, transient=True)
 
@@ -153,8 +153,8 @@ class Screen:
         if isinstance(event, Decided):
             self._console.print(Text(safe(wording.one_line(event))))
             return
-        done = self._fold.feed(event)
-        self._open = self._fold.open
+        done = self._blocks.feed(event)
+        self._open = self._blocks.open
         for thing in done:
             self._console.print(
                 panel(thing, self._many_runs) if isinstance(thing, Block) else life(thing, self._many_runs)

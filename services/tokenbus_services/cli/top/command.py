@@ -16,7 +16,7 @@ from tokenbus_services.cli import connect as reaching
 from tokenbus_services.cli.inspect.observer import Observer
 from tokenbus_services.cli.inspect.snapshot import Snapshot, rates
 from tokenbus_services.cli.render import terminal
-from tokenbus_services.cli.top.figures import Look, lines
+from tokenbus_services.cli.top.figures import Sample, lines
 from tokenbus_services.settings import Settings
 
 
@@ -51,7 +51,7 @@ async def top(*, every_s: float, once: bool, as_json: bool) -> None:
                 return
 
 
-async def _looks(observer: Observer, every_s: float) -> AsyncGenerator[Look | ServerUnavailable]:
+async def _looks(observer: Observer, every_s: float) -> AsyncGenerator[Sample | ServerUnavailable]:
     """Yield a look from the second sample on, or ServerUnavailable while the server is away."""
     before: Snapshot | None = None
     while True:
@@ -61,7 +61,7 @@ async def _looks(observer: Observer, every_s: float) -> AsyncGenerator[Look | Se
             yield e
         else:
             if before:
-                yield Look(now, rates(before, now))
+                yield Sample(now, rates(before, now))
             before = now
         await asyncio.sleep(every_s)
 

@@ -10,14 +10,14 @@ from tokenbus_services.cli.inspect.snapshot import Rates, Snapshot
 from tokenbus_services.cli.render.event_text import per_second, size
 
 
-class Look(msgspec.Struct, frozen=True):
+class Sample(msgspec.Struct, frozen=True):
     """A sample, and the rates since the sample before."""
 
     now: Snapshot
     rates: Rates
 
 
-def lines(look: Look) -> Iterator[str]:
+def lines(look: Sample) -> Iterator[str]:
     """Yield a sample as lines of text."""
     yield "  ".join(f"{name} {value}" for name, value in totals(look).items())
     for node in look.now.nodes:
@@ -30,14 +30,14 @@ def lines(look: Look) -> Iterator[str]:
         owned = sum(p.owner is not None for p in stage.partitions)
         yield (
             f"{stage.name:<10}  workers {len(stage.workers)}  partitions owned {owned} of {len(stage.partitions)}"
-            f"  behind {behind(stage.lag_entries, stage.lag_bytes)}"
+            f"  behind {describe_lag(stage.lag_entries, stage.lag_bytes)}"
             f"  works {per_second(look.rates.stage_bytes[stage.name], size)}"
         )
     for queue in look.now.queues:
         yield f"{queue.name:<10}  workers {len(queue.workers)}  waiting {queue.waiting}  in hand {queue.held}"
 
 
-def totals(look: Look) -> dict[str, str]:
+def totals(look: Sample) -> dict[str, str]:
     """Return the figures of the whole deployment, by name."""
     return {
         "open runs": str(look.now.open_runs),
@@ -49,6 +49,6 @@ def totals(look: Look) -> dict[str, str]:
     }
 
 
-def behind(entries: int | None, lag_bytes: int) -> str:
+def describe_lag(entries: int | None, lag_bytes: int) -> str:
     """Describe a lag in words."""
     return size(lag_bytes) if entries is None else f"{entries} ({size(lag_bytes)})"

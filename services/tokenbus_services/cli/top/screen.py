@@ -16,7 +16,7 @@ from tokenbus.errors import ServerUnavailable
 from tokenbus_services.cli.inspect.snapshot import QueueFacts, StageFacts
 from tokenbus_services.cli.render.event_text import per_second, size
 from tokenbus_services.cli.render.terminal import safe
-from tokenbus_services.cli.top.figures import Look, behind, totals
+from tokenbus_services.cli.top.figures import Sample, describe_lag, totals
 
 NARROW = 90
 """Terminal width in columns below which worker names are omitted."""
@@ -30,7 +30,7 @@ class TopScreen:
     def __init__(self, console: Console, title: str) -> None:
         self._console = console
         self._title = title
-        self._last: Look | None = None
+        self._last: Sample | None = None
         self._live = Live(Text("looking …"), console=console, screen=True, auto_refresh=False)
 
     def __enter__(self) -> Self:
@@ -42,9 +42,9 @@ class TopScreen:
     ) -> None:
         self._live.stop()
 
-    def show(self, found: Look | ServerUnavailable) -> None:
+    def show(self, found: Sample | ServerUnavailable) -> None:
         """Show the sample. If the server is away, the last sample stays."""
-        if isinstance(found, Look):
+        if isinstance(found, Sample):
             self._last = found
         parts = [self._heading(found)]
         if look := self._last:
@@ -52,14 +52,14 @@ class TopScreen:
             parts += screen_parts(look, rows=rows, narrow=self._console.width < NARROW)
         self._live.update(Group(*parts), refresh=True)
 
-    def _heading(self, found: Look | ServerUnavailable) -> Text | Table:
+    def _heading(self, found: Sample | ServerUnavailable) -> Text | Table:
         heading = Text(safe(self._title), style="bold")
         if isinstance(found, ServerUnavailable):
             heading.append(f"  {safe(str(found))}", style="bold red")
         return heading
 
 
-def screen_parts(look: Look, *, rows: int, narrow: bool) -> list[Text | Table]:
+def screen_parts(look: Sample, *, rows: int, narrow: bool) -> list[Text | Table]:
     """Return what is below the heading. ``narrow``: omit worker names, so that everything else fits."""
     figures = Table.grid(padding=(0, 3))
     cells = [Text.assemble((f"{name} ", "dim"), value) for name, value in totals(look).items()]
@@ -78,7 +78,7 @@ def screen_parts(look: Look, *, rows: int, narrow: bool) -> list[Text | Table]:
     return [figures, nodes, _groups(look, narrow), *_partitions(look.now.stages, rows, narrow)]
 
 
-def _groups(look: Look, narrow: bool) -> Table:
+def _groups(look: Sample, narrow: bool) -> Table:
     waiting = "waiting" if narrow else "waiting or behind"
     who = [] if narrow else ["who"]
     table = Table("group", "workers", waiting, "in hand", "works", *who, box=SIMPLE_HEAD, expand=True)
@@ -97,7 +97,7 @@ def _groups(look: Look, narrow: bool) -> Table:
         )
     for stage in look.now.stages:
         rate = per_second(look.rates.stage_bytes[stage.name], size)
-        lag = behind(stage.lag_entries, stage.lag_bytes)
+        lag = describe_lag(stage.lag_entries, stage.lag_bytes)
         table.add_row(stage.name, _count(stage), lag, "", rate, *([] if narrow else [_who(stage.workers)]))
     return table
 
@@ -122,7 +122,7 @@ def _partitions(stages: Sequence[StageFacts], rows: int, narrow: bool) -> list[T
         cells = [Text(str(n))]
         for p in across[n]:
             owner = Text(safe(p.owner)) if p.owner else Text("nobody", style="bold red")
-            lag = Text(behind(p.lag_entries, p.lag_bytes))
+            lag = Text(describe_lag(p.lag_entries, p.lag_bytes))
             cells += [owner, lag] if not narrow else [lag if p.owner else owner]
         table.add_row(*cells, Text(str(across[n][parser].open)))
     rest = len(across) - len(shown)
@@ -137,6 +137,6 @@ def _who(workers: Sequence[str]) -> Text:
     return Text(safe(", ".join(workers)), style="dim", overflow="ellipsis")
 
 
-def _coming(look: Look, queue: str) -> str:
+def _coming(look: Sample, queue: str) -> str:
     rates = {"intake": look.rates.requests, "fetcher": look.rates.attempts, "tools": look.rates.tool_calls}
     return per_second(rates[queue])

@@ -43,17 +43,17 @@ class ChildrenSlow(TokenbusError):
 
 
 class Child:
-    """A program with its guard, from `start` to its end. Each line of its output is passed to ``heard``."""
+    """A program with its guard, from `start` to its end. Each line of its output is passed to ``on_line``."""
 
-    def __init__(self, guarding: Process, pid: int, heard: Callable[[str], None]) -> None:
+    def __init__(self, guarding: Process, pid: int, on_line: Callable[[str], None]) -> None:
         self.pid = pid
         """The program's process id; 0 if it could not be started."""
         self._guarding = guarding
-        self._unheard: Exception | None = None
-        self._life = asyncio.create_task(self._live(heard), name=f"life of {pid}")
+        self._unread_output: Exception | None = None
+        self._life = asyncio.create_task(self._live(on_line), name=f"life of {pid}")
 
     @classmethod
-    async def start(cls, command: Sequence[str], env: Mapping[str, str], heard: Callable[[str], None]) -> Self:
+    async def start(cls, command: Sequence[str], env: Mapping[str, str], on_line: Callable[[str], None]) -> Self:
         """Start the program. Raises OSError if no process can be created."""
         guarding = await asyncio.create_subprocess_exec(
             *(sys.executable, "-I", "-S", guard.__file__, *command),
@@ -65,10 +65,10 @@ class Child:
             start_new_session=True,  # Ctrl-C goes to this process only, which stops all children in order
         )
         assert guarding.stdout
-        return cls(guarding, int(await guarding.stdout.readline() or 0), heard)
+        return cls(guarding, int(await guarding.stdout.readline() or 0), on_line)
 
     async def ended(self) -> int:
-        """Wait for the program to end; return its exit code as a shell reports it. Raises what ``heard`` raised."""
+        """Wait for the program to end; return its exit code as a shell reports it. Raises what ``on_line`` raised."""
         return await asyncio.shield(self._life)
 
     async def stop(self, grace_s: float) -> int:
@@ -86,18 +86,18 @@ class Child:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
-    async def _live(self, heard: Callable[[str], None]) -> int:
-        listening = asyncio.create_task(self._listen(heard))
+    async def _live(self, on_line: Callable[[str], None]) -> int:
+        listening = asyncio.create_task(self._listen(on_line))
         code = await self._guarding.wait()
         await asyncio.wait(
             {listening}, timeout=_LAST_WORDS_S
         )  # a process that the program left behind may hold the pipe
         listening.cancel()
-        if self._unheard:
-            raise self._unheard
+        if self._unread_output:
+            raise self._unread_output
         return code if code >= 0 else 128 - code
 
-    async def _listen(self, heard: Callable[[str], None]) -> None:
+    async def _listen(self, on_line: Callable[[str], None]) -> None:
         output = self._guarding.stderr
         assert output
         while True:
@@ -107,9 +107,9 @@ class Child:
                 continue  # longer than any log line; the reader has dropped it
             if not line:
                 return
-            if self._unheard is None:
+            if self._unread_output is None:
                 try:
-                    heard(line.decode(errors="replace").rstrip())
+                    on_line(line.decode(errors="replace").rstrip())
                 except Exception as e:  # for example, our own stdout is gone: nobody is watching any more
-                    self._unheard = e
+                    self._unread_output = e
                     self._send(signal.SIGTERM)

@@ -100,8 +100,8 @@ def posts_for(services: Sequence[ServiceName], scales: dict[ServiceName, int]) -
 def with_mock_provider(posts: Sequence[WorkerSlot], port: int) -> list[WorkerSlot]:
     """Return the workers with the mock provider before them, on this port; it keeps the port across restarts."""
     url = f"http://{HOST}:{port}"
-    told = [msgspec.structs.replace(post, arguments=(*post.arguments, "--mock-url", url)) for post in posts]
-    return [WorkerSlot(name=mock.NAME, service=None, program=tuple(mock.command(port))), *told]
+    with_mock_url = [msgspec.structs.replace(post, arguments=(*post.arguments, "--mock-url", url)) for post in posts]
+    return [WorkerSlot(name=mock.NAME, service=None, program=tuple(mock.command(port))), *with_mock_url]
 
 
 def withheld_from(service: ServiceName | None, settings: Settings) -> frozenset[str]:

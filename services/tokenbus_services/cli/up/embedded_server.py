@@ -60,7 +60,7 @@ class UpServer:
                 started = loop.time()
                 self._watcher.ready(NAME, self.url)
             except ServerUnavailable as e:
-                self._watcher.heard(NAME, str(e))
+                self._watcher.on_line(NAME, str(e))
 
     async def _stopped_within(self, seconds: float) -> bool:
         try:

@@ -56,7 +56,7 @@ class PlainWatcher:
     def stopping(self) -> None:
         print("stopping", flush=True)
 
-    def heard(self, name: str, line: str) -> None:
+    def on_line(self, name: str, line: str) -> None:
         print(f"{name} | {line}", file=sys.stderr, flush=True)
 
 
@@ -108,7 +108,7 @@ class StartTable:
         self.stop()
         self.console.print("stopping", style="dim")
 
-    def heard(self, name: str, line: str) -> None:
+    def on_line(self, name: str, line: str) -> None:
         self.console.print(log_line(name, line))
 
     def _show(self) -> None:

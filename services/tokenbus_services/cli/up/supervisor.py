@@ -38,7 +38,7 @@ class WorkerSlot(msgspec.Struct, frozen=True, kw_only=True):
 class Watcher(Protocol):
     """Receives the events of children."""
 
-    def heard(self, name: str, line: str) -> None:
+    def on_line(self, name: str, line: str) -> None:
         """A child wrote a line of output."""
         ...
 
@@ -132,7 +132,7 @@ class Supervisor:
     def _on_line(self, post: WorkerSlot, term: _Term, line: str) -> None:
         if not line.startswith(f"ready {post.service or post.name} "):
             term.last_line = line or term.last_line
-            self._watcher.heard(post.name, line)
+            self._watcher.on_line(post.name, line)
             return
         term.ready_at = time.monotonic()
         self._watcher.ready(post.name, line.split()[2])

@@ -21,13 +21,13 @@ class Lifespan:
 
     def __init__(self, app: AsgiApp) -> None:
         self._app = app
-        self._told: asyncio.Queue[Message] = asyncio.Queue()
+        self._messages: asyncio.Queue[Message] = asyncio.Queue()
         self._started = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Start the app; returns when it has started. Raises the error that stopped it."""
-        self._told.put_nowait({"type": "lifespan.startup"})
+        self._messages.put_nowait({"type": "lifespan.startup"})
         self._task = asyncio.create_task(self._run(), name="lifespan")
         started = asyncio.create_task(self._started.wait())
         await asyncio.wait({self._task, started}, return_when=asyncio.FIRST_COMPLETED)
@@ -43,12 +43,14 @@ class Lifespan:
     async def stop(self) -> None:
         """Stop the app; returns when it has stopped. Raises the error that stopped it."""
         assert self._task
-        self._told.put_nowait({"type": "lifespan.shutdown"})
+        self._messages.put_nowait({"type": "lifespan.shutdown"})
         await self._task
 
     async def _run(self) -> None:
-        await self._app({"type": "lifespan", "asgi": {"version": "3.0"}, "state": {}}, self._told.get, self._hear)
+        await self._app(
+            {"type": "lifespan", "asgi": {"version": "3.0"}, "state": {}}, self._messages.get, self._on_app_message
+        )
 
-    async def _hear(self, message: Message) -> None:
+    async def _on_app_message(self, message: Message) -> None:
         if message["type"] == "lifespan.startup.complete":
             self._started.set()

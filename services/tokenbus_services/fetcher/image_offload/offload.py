@@ -20,7 +20,7 @@ from tokenbus.blobs import DEFAULT_MEDIA_TYPE
 from tokenbus.core.image_header import format_of, pixels
 from tokenbus.core.image_placeholder import name_of
 from tokenbus.errors import BlobError
-from tokenbus_services.blobs.retry import Patience
+from tokenbus_services.blobs.retry import StoreRetry
 from tokenbus_services.fetcher.image_offload.base64_spool import Base64Spool, Content
 from tokenbus_services.media.blob_cache import RecentBlobs
 
@@ -28,7 +28,7 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 SMALLEST_CHARS = 32 * 2**10
 """Shorter base64 is passed on unchanged."""
-PATIENCE_S = 30.0
+STORE_TIMEOUT_S = 30.0
 """Longest time that an answer waits for one of its images."""
 _KEY_BYTES = 320
 """Preceding bytes searched for a key: more than any key with whitespace."""
@@ -40,13 +40,13 @@ class ImageStore:
     def __init__(self, blobs: RecentBlobs, *, largest_bytes: int) -> None:
         """``largest_bytes``: maximum size of a blob."""
         self.largest_chars = largest_bytes // 3 * 4 + 4
-        self._patience = Patience(blobs.store)
+        self._retry = StoreRetry(blobs.store)
 
     async def put(self, spool: Base64Spool, media_type: str) -> bool:
         """Store the decoded content of the spool; return whether it worked. Takes at most `PATIENCE_S`."""
-        until = asyncio.get_running_loop().time() + PATIENCE_S
+        until = asyncio.get_running_loop().time() + STORE_TIMEOUT_S
         try:
-            await self._patience.put(lambda: _pieces(spool), media_type, until=until)
+            await self._retry.put(lambda: _pieces(spool), media_type, until=until)
         except BlobError as e:
             log.warning("image_not_lifted", problem=str(e))
             return False
@@ -64,7 +64,7 @@ class ImageOffloader:
         """
         self.secret = uuid4().hex
         self._keys = keys
-        self._shelf = shelf
+        self._store = shelf
         self._waiting = waiting
         self._before = b""
         self._held: Base64Spool | None = None
@@ -91,7 +91,7 @@ class ImageOffloader:
             inside = data if end < 0 else data[:end]
             self._held.write(inside)
             data = data[len(inside) :]
-            if end >= 0 or self._held.size > self._shelf.largest_chars:
+            if end >= 0 or self._held.size > self._store.largest_chars:
                 with self._held as held:
                     self._held = None
                     if end >= 0 and (name := await self._offloaded(held)):
@@ -127,7 +127,7 @@ class ImageOffloader:
             except binascii.Error:
                 return None
             if content.blob_id not in self._stored:
-                if not await self._shelf.put(held, format_of(content.head) or DEFAULT_MEDIA_TYPE):
+                if not await self._store.put(held, format_of(content.head) or DEFAULT_MEDIA_TYPE):
                     return None
                 self._stored.add(content.blob_id)
         return self._name(content)

@@ -162,8 +162,8 @@ class FairQueue:
         self._running -= 1
         self._limiter.refund(grant, used)
         if wait_s:
-            self._limiter.pause(grant.ask, wait_s)
-        for scope in grant.ask.scopes:
+            self._limiter.pause(grant.request, wait_s)
+        for scope in grant.request.scopes:
             self._refused_until.pop(scope, None)  # there may be room now
         self._changed.set()
 

@@ -24,10 +24,10 @@ from tokenbus.bus.server.server import Server
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 LEASE_S = 8.0
-BEAT_S = 2.0
+HEARTBEAT_S = 2.0
 LONGEST_PAUSE_S = 60.0
 """Longest pause that a provider's Retry-After can cause; after it the provider is tried again."""
-MEMBERS_A_CALL = 500
+MEMBERS_PER_CALL = 500
 
 
 class ReservationRequest(msgspec.Struct, frozen=True, eq=False):
@@ -51,8 +51,8 @@ class ReservationRequest(msgspec.Struct, frozen=True, eq=False):
 class Reservation(msgspec.Struct, frozen=True, eq=False):
     """Permission to make the call."""
 
-    ask: ReservationRequest
-    taken: tuple[int, ...]
+    request: ReservationRequest
+    tokens_until: tuple[int, ...]
     """Per scope: the time until which its tokens are taken."""
 
 
@@ -70,54 +70,56 @@ class Limiter:
         self._server = server
         self._liveness = liveness or Liveness()
         self._worker = worker
-        self._held: dict[Scope, set[str]] = {}
+        self._running: dict[Scope, set[str]] = {}
         """Running calls by scope, if the scope limits concurrency."""
-        self._beats: asyncio.Task[None] | None = None
-        self._settling: set[asyncio.Task[None]] = set()
+        self._heartbeat: asyncio.Task[None] | None = None
+        self._sending: set[asyncio.Task[None]] = set()
 
     async def open(self) -> None:
         """Start renewing leases."""
-        self._beats = self._liveness.start(self._beat(), name="limits")
+        self._heartbeat = self._liveness.start(self._run_heartbeat(), name="limits")
 
     async def close(self) -> None:
         """Send outstanding refunds and stop."""
-        await asyncio.gather(*self._settling)
-        if self._beats:
-            self._beats.cancel()
-            await asyncio.gather(self._beats, return_exceptions=True)
+        await asyncio.gather(*self._sending)
+        if self._heartbeat:
+            self._heartbeat.cancel()
+            await asyncio.gather(self._heartbeat, return_exceptions=True)
 
-    async def reserve(self, ask: ReservationRequest) -> Reservation | Refusal:
+    async def reserve(self, request: ReservationRequest) -> Reservation | Refusal:
         """Reserve in all of the call's scopes, or in none. Sends no command if there are no scopes."""
-        if not ask.scopes:
-            return Reservation(ask, ())
+        if not request.scopes:
+            return Reservation(request, ())
         lease_ms = round(LEASE_S * 1000)
-        call = scripts.reserve(ask.scopes, member=ask.member, worker=self._worker, tokens=ask.tokens, lease_ms=lease_ms)
+        call = scripts.reserve(
+            request.scopes, member=request.member, worker=self._worker, tokens=request.tokens, lease_ms=lease_ms
+        )
         reply = await retry_until_available(self._server, lambda: run_script(self._server, call), what="limits")
         if reply[0] == b"wait":
-            return Refusal(ask.scopes[int(reply[1]) - 1], int(reply[2]) / 1000)
-        for scope in ask.scopes:
+            return Refusal(request.scopes[int(reply[1]) - 1], int(reply[2]) / 1000)
+        for scope in request.scopes:
             if scope.concurrency:
-                self._held.setdefault(scope, set()).add(ask.member)
-        taken = reply[1:] if reply[0] == b"ok" else [0] * len(ask.scopes)
-        return Reservation(ask, tuple(int(until) for until in taken))
+                self._running.setdefault(scope, set()).add(request.member)
+        taken = reply[1:] if reply[0] == b"ok" else [0] * len(request.scopes)
+        return Reservation(request, tuple(int(until) for until in taken))
 
-    def refund(self, grant: Reservation, used: int | None) -> None:
+    def refund(self, reservation: Reservation, used: int | None) -> None:
         """End the call, which took ``used`` tokens (None: unknown, and the estimate counts)."""
-        ask = grant.ask
+        ask = reservation.request
         if not ask.scopes:
             return
         for scope in ask.scopes:
-            if members := self._held.get(scope):
+            if members := self._running.get(scope):
                 members.discard(ask.member)
                 if not members:
-                    del self._held[scope]
+                    del self._running[scope]
         left = 0 if used is None else ask.tokens - used
-        self._later(scripts.refund(ask.scopes, member=ask.member, left=left, taken=grant.taken))
+        self._later(scripts.refund(ask.scopes, member=ask.member, left=left, taken=reservation.tokens_until))
 
-    def pause(self, ask: ReservationRequest, seconds: float) -> None:
+    def pause(self, request: ReservationRequest, seconds: float) -> None:
         """Pause all fetchers' calls of this provider and model, as the provider asked."""
         ms = round(min(seconds, LONGEST_PAUSE_S) * 1000)
-        for scope in ask.scopes:
+        for scope in request.scopes:
             if scope.kind == "model" and ms > 0:
                 log.info("provider_paused", scope=scope.key, ms=ms)
                 self._later(scripts.pause(scope, ms=ms))
@@ -125,8 +127,8 @@ class Limiter:
     def _later(self, call: ScriptCall) -> None:
         # In its own task: the caller may be cancelled at any moment and must not wait for the server.
         task = asyncio.create_task(self._send_once(call), name="limits")
-        self._settling.add(task)
-        task.add_done_callback(self._settling.discard)
+        self._sending.add(task)
+        task.add_done_callback(self._sending.discard)
 
     async def _send_once(self, call: ScriptCall) -> None:
         try:
@@ -135,13 +137,13 @@ class Limiter:
             # Do not retry: it may have arrived. Reserved tokens flow back with time, and the slot's lease expires.
             log.warning("limits_not_settled", error=str(e))
 
-    async def _beat(self) -> None:
+    async def _run_heartbeat(self) -> None:
         defects = Defects()
         while True:
-            await rest(BEAT_S)
+            await rest(HEARTBEAT_S)
             calls = [
                 scripts.renew(scope, part, lease_ms=round(LEASE_S * 1000))
-                for scope, members in self._held.items()
+                for scope, members in self._running.items()
                 for part in _parts(sorted(members))
             ]
             try:
@@ -153,4 +155,4 @@ class Limiter:
 
 
 def _parts(members: Sequence[str]) -> list[Sequence[str]]:
-    return [members[i : i + MEMBERS_A_CALL] for i in range(0, len(members), MEMBERS_A_CALL)]
+    return [members[i : i + MEMBERS_PER_CALL] for i in range(0, len(members), MEMBERS_PER_CALL)]

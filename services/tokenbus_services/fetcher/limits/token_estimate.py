@@ -71,7 +71,7 @@ class TokenTally:
             self._take(self._decoder.end())
 
     @property
-    def settled(self) -> bool:
+    def final_count(self) -> bool:
         """Whether the provider reported the end and its usage; a connection lost after that changes nothing."""
         return self._done and self._usage is not None
 

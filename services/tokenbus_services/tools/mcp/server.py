@@ -36,7 +36,7 @@ FIRST_PAUSE_S = 0.25
 LONGEST_PAUSE_S = 30.0
 STEADY_S = 10.0
 """A connection that lasted this long counts as successful: the restart delay is reset."""
-MOST_PAGES = 64
+MAX_PAGES = 64
 CLOSE_S = 8.0
 """How long a connection may take to close properly. After that it is cancelled, and if that fails, abandoned."""
 CUT_S = 2.0
@@ -92,7 +92,7 @@ class McpServer:
             try:
                 await self._connected()
             except Exception as e:
-                self._problem = _told(e)
+                self._problem = _describe(e)
             self.tried.set()
             if self._connected_at is not None and clock() - self._connected_at >= STEADY_S:
                 pause = FIRST_PAUSE_S
@@ -116,14 +116,14 @@ class McpServer:
             )
         except MCPError as e:
             if e.code == types.CONNECTION_CLOSED or e.message == "Session terminated":
-                self._doubt()
+                self._check_connection()
             raise ToolFailure(tool, "mcp_error", f"MCP error {e.code}: {e.message}") from None
         except ValueError as e:  # includes pydantic's ValidationError, whose text contains what the server sent
             problem = f"the server's response is not a call result: {type(e).__name__}"
             raise ToolFailure(tool, "bad_result", problem) from None
         except Exception as e:
-            self._doubt()
-            raise ToolFailure(tool, "unavailable", f"the MCP server was lost during the call: {_told(e)}") from None
+            self._check_connection()
+            raise ToolFailure(tool, "unavailable", f"the MCP server was lost during the call: {_describe(e)}") from None
         if isinstance(result, types.InputRequiredResult):
             raise ToolFailure(tool, "bad_result", "the tool requires user input, which is not supported")
         return result
@@ -131,7 +131,7 @@ class McpServer:
     async def _connected(self) -> None:
         """Run one connection until it ends or hangs. Raises what ended it."""
         clock = asyncio.get_running_loop().time
-        self._gets_on(self._connect_timeout_s)
+        self._begin_step(self._connect_timeout_s)
         connection = asyncio.create_task(self._connection(), name=f"mcp connection {self.name}")
         try:
             while not (await asyncio.wait({connection}, timeout=IDLE_S))[0]:
@@ -164,7 +164,7 @@ class McpServer:
         if not connection.cancelled():
             connection.exception()  # retrieved here, because nothing else awaits the task
 
-    def _gets_on(self, step_s: float) -> None:
+    def _begin_step(self, step_s: float) -> None:
         """Start a step of the connection that may take ``step_s``, after which it may have to close."""
         self._due = asyncio.get_running_loop().time() + step_s + CLOSE_S
 
@@ -175,9 +175,9 @@ class McpServer:
         async with AsyncExitStack() as stack:
             # No anyio scope here: the client's own would outlive it.
             async with asyncio.timeout(self._connect_timeout_s):
-                transport = self._connect(self._tell_lost)
+                transport = self._connect(self._on_lost)
                 client = await stack.enter_async_context(
-                    Client(transport, cache=None, message_handler=self._told_something)
+                    Client(transport, cache=None, message_handler=self._on_message)
                 )
                 await self._list(client)
             self._client = client
@@ -188,7 +188,7 @@ class McpServer:
                 await self._watch(client)
             finally:
                 self._client = None
-                self._gets_on(0)
+                self._begin_step(0)
                 listening.cancel()
                 await asyncio.wait({listening})
 
@@ -198,7 +198,7 @@ class McpServer:
         last = clock()
         while True:
             due = last + (LIST_GAP_S if self._changed else RELIST_S)
-            self._gets_on(self._connect_timeout_s)
+            self._begin_step(self._connect_timeout_s)
             await wait_briefly(self._wake, timeout_s=due - clock())
             self._wake.clear()
             if self._lost is not None:
@@ -212,7 +212,7 @@ class McpServer:
     async def _list(self, client: Client) -> None:
         tools: list[types.Tool] = []
         cursor: str | None = None
-        for _ in range(MOST_PAGES):
+        for _ in range(MAX_PAGES):
             page = await client.list_tools(cursor=cursor)
             tools += page.tools
             cursor = page.next_cursor
@@ -235,29 +235,29 @@ class McpServer:
             async with client.listen(tools_list_changed=True) as events:
                 async for event in events:
                     if isinstance(event, ToolsListChanged):
-                        self._tell_changed()
+                        self._on_changed()
         except Exception as e:  # any exception: the periodic listing still works
-            _log.info("mcp_server_not_heard", server=self.name, problem=_told(e))
+            _log.info("mcp_server_not_heard", server=self.name, problem=_describe(e))
 
-    async def _told_something(self, message: IncomingMessage) -> None:
+    async def _on_message(self, message: IncomingMessage) -> None:
         if isinstance(message, types.ToolListChangedNotification):
-            self._tell_changed()
+            self._on_changed()
 
-    def _tell_changed(self) -> None:
+    def _on_changed(self) -> None:
         self._changed = True
         self._wake.set()
 
-    def _tell_lost(self, problem: str) -> None:
+    def _on_lost(self, problem: str) -> None:
         self._client = None
         self._problem = self._lost = problem
         self._wake.set()
 
-    def _doubt(self) -> None:
+    def _check_connection(self) -> None:
         """Handle a call failure that may mean a lost connection: list the tools again to find out."""
-        self._tell_changed()
+        self._on_changed()
 
 
-def _told(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     """Describe the first cause: the package wraps errors in exception groups."""
     cause = error
     while isinstance(cause, ExceptionGroup):

@@ -70,8 +70,8 @@ def accept(
 
 
 STOP = """
-local function stop(h, told, why, status)
-  redis.call('XADD', KEYS[4], 'MAXLEN', '~', 1000, '*', ARGV[1], told)
+local function stop(h, control_frame, why, status)
+  redis.call('XADD', KEYS[4], 'MAXLEN', '~', 1000, '*', ARGV[1], control_frame)
   if h[3] ~= h[2] then
     -- A RawFrame that ends the present attempt (see frames.py): turn, attempt, any frame, no time, its one item.
     local turn, attempt = tonumber(h[4] or '0'), tonumber(h[2])
@@ -274,7 +274,7 @@ def tool_progress(
     return ScriptCall(_TOOL_PROGRESS, [run_key, events, parser_lease], [run, call_field(block), attempt, frame])
 
 
-_RULE = script(
+_APPEND_VERDICTS = script(
     "rule",
     """
 if redis.call('HGET', KEYS[4], 'token') ~= ARGV[2] then return 'fenced' end
@@ -288,7 +288,7 @@ return 'ok'
 )
 
 
-def rule(
+def append_verdicts(
     run_key: str, events: str, parser_lease: str, policy_lease: str, *, run: str, token: str, frame: bytes
 ) -> ScriptCall:
     """Submit policy verdicts of a run, as the owner of the policy lease with ``token``.
@@ -296,4 +296,4 @@ def rule(
     Reply: ``ok``; or ``fenced``, ``gone``, or the run's status if it is no longer open: these write nothing. A retry
     after a lost reply may append it twice; the parser applies each part once.
     """
-    return ScriptCall(_RULE, [run_key, events, parser_lease, policy_lease], [run, token, frame])
+    return ScriptCall(_APPEND_VERDICTS, [run_key, events, parser_lease, policy_lease], [run, token, frame])

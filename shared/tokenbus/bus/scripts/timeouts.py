@@ -42,7 +42,7 @@ def expire(
     return ScriptCall(_EXPIRE, keys, [run, frame, control_frame])
 
 
-_TELL = script(
+_APPEND_TIMEOUT = script(
     "tell",
     """
 local status = redis.call('HGET', KEYS[1], 'status')
@@ -55,14 +55,14 @@ return 1
 )
 
 
-def tell(run_key: str, events: str, parser_lease: str, *, run: str, frame: bytes) -> ScriptCall:
+def append_timeout(run_key: str, events: str, parser_lease: str, *, run: str, frame: bytes) -> ScriptCall:
     """Append a timeout event to `events`: 1, or 0 if the run is no longer open. Fences nothing; the parser may find
     that the timeout does not apply.
     """
-    return ScriptCall(_TELL, [run_key, events, parser_lease], [run, frame])
+    return ScriptCall(_APPEND_TIMEOUT, [run_key, events, parser_lease], [run, frame])
 
 
-_JUDGES = script(
+_READ_POLICY_STAGE = script(
     "judges",
     NOW
     + """
@@ -73,8 +73,8 @@ return {alive, tonumber(h[3] or '0') - tonumber(h[4] or '0'), h[5] or '0-0'}
 )
 
 
-def judges(policy_lease: str) -> ScriptCall:
+def read_policy_stage(policy_lease: str) -> ScriptCall:
     """State of the policy stage in a partition: whether a worker owns it (1 or 0), its unread bytes, and its committed
     offset.
     """
-    return ScriptCall(_JUDGES, [policy_lease], [])
+    return ScriptCall(_READ_POLICY_STAGE, [policy_lease], [])

@@ -32,7 +32,7 @@ SLEW = 0.1
 
 
 class ServerClock:
-    """Estimates the server's Unix time. Returns the host's before the first `look`."""
+    """Estimates the server's Unix time. Returns the host's before the first `measure`."""
 
     def __init__(self, ask: Callable[[], Awaitable[int]]) -> None:
         """``ask`` returns the server's Unix time in µs; it raises redis-py's errors."""
@@ -51,7 +51,7 @@ class ServerClock:
         now = time.monotonic()
         if now - self._looked_at > LOOK_S and (self._looking is None or self._looking.done()):
             self._looked_at = now
-            self._looking = asyncio.get_running_loop().create_task(self._look_again(), name="the server's time")
+            self._looking = asyncio.get_running_loop().create_task(self._remeasure(), name="the server's time")
         if self._ahead_s is None:
             return time.time_ns() // 1_000_000
         if self._ahead_s != self._server_ahead_s:
@@ -67,7 +67,7 @@ class ServerClock:
         self._moved_at = now
         return ahead_s + max(-most, min(most, self._server_ahead_s - ahead_s))
 
-    async def look(self) -> None:
+    async def measure(self) -> None:
         """Query the server. Raises redis-py's errors."""
         asked_at = time.monotonic()
         at_us = await self._ask()
@@ -89,8 +89,8 @@ class ServerClock:
             self._looking.cancel()
             await asyncio.gather(self._looking, return_exceptions=True)
 
-    async def _look_again(self) -> None:
+    async def _remeasure(self) -> None:
         try:
-            await self.look()
+            await self.measure()
         except (RedisError, OSError) as e:  # the monotonic clock continues
             log.info("the server's time: %s", e)

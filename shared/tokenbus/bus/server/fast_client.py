@@ -24,7 +24,7 @@ class FastRedis(_Redis):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         _Redis.__init__(self, *args, **kwargs)
-        self._at_hand: list[Any] = []
+        self._pooled: list[Any] = []
         """Pool connections that no command is using. The pool closes them with its own."""
 
     def separate_client(self) -> FastRedis:
@@ -34,19 +34,19 @@ class FastRedis(_Redis):
     async def release(self) -> None:
         """Return the idle connections to the pool."""
         pool: Any = self.connection_pool
-        while self._at_hand:
-            await pool.release(self._at_hand.pop())
+        while self._pooled:
+            await pool.release(self._pooled.pop())
 
     async def execute_command(self, *args: Any, **options: Any) -> Any:
         beat()
         pool: Any = self.connection_pool
-        connection = self._at_hand.pop() if self._at_hand else await pool.get_connection()
+        connection = self._pooled.pop() if self._pooled else await pool.get_connection()
         try:
             await pool.ensure_connection(connection)  # reconnects if the last command or the server closed it
             await connection.send_packed_command(_packed(connection, args), check_health=False)
             return await self.parse_response(connection, args[0], **options)
         finally:
-            self._at_hand.append(connection)
+            self._pooled.append(connection)
 
 
 def _packed(connection: Any, args: tuple[Any, ...]) -> Any:

@@ -31,9 +31,9 @@ fewer, a network that breaks many connections is sooner mistaken for a fault of 
 """
 ISOLATED_TRIES = 6
 """The same for a part of a command that has been tried that often already."""
-A_SILENCE = 3
+LOG_AFTER_S = 3
 """A try without a reply takes seconds and counts as this many tries."""
-SAY_AGAIN_S = 30.0
+LOG_EVERY_S = 30.0
 
 
 async def retry_until_available(
@@ -61,14 +61,14 @@ async def retry_until_available(
                 raise
             if not may_pass(e):
                 if await server.answers():
-                    at_fault += A_SILENCE if isinstance(e, NoReply) else 1
+                    at_fault += LOG_AFTER_S if isinstance(e, NoReply) else 1
                 else:
                     at_fault = 0
             if at_fault >= tries:
                 log.error("%s: given up, for the server answers others: %s", what, str(e) or type(e).__name__)
                 raise
             if loop.time() >= say_at:
-                say_at = loop.time() + SAY_AGAIN_S
+                say_at = loop.time() + LOG_EVERY_S
                 log.warning("%s: trying again until the server takes it: %s", what, str(e) or type(e).__name__)
             await asyncio.sleep(pause)
             pause = min(pause * 2, LONGEST_PAUSE_S)

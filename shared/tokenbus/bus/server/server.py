@@ -347,7 +347,7 @@ async def join_deployment(server: Server, keys: Keys) -> None:
     """
     ours = {"partitions": keys.partitions, "wire_version": WIRE_VERSION}
     with translated(server, keys.meta):
-        await server.clock.look()
+        await server.clock.measure()
         reply: Any = await evaluate(server.client, ScriptCall(_JOIN, [keys.meta], list(ours.values())))
     for (name, value), found in zip(ours.items(), reply, strict=True):
         theirs = found.decode() if found is not None else "not set"

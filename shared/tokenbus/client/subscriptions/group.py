@@ -103,7 +103,7 @@ class SharedSubscription(Generic[E]):
         self._opened: _Opened | None = None
         self._parts: dict[int, OwnedPartition] = {}
         self._pending: deque[tuple[OwnedPartition, Entry]] = deque()
-        self._hand = AckTracker(topic)
+        self._tracker = AckTracker(topic)
         self._last: E | None = None
         """Acknowledged when the next event is taken."""
         self._acked = asyncio.Event()
@@ -136,7 +136,7 @@ class SharedSubscription(Generic[E]):
         """
         self._closed = True
         self._pending.clear()
-        self._hand.drop()
+        self._tracker.drop()
         self._acked.set()
         if self._opened:
             await self._opened.leases.close()
@@ -149,7 +149,7 @@ class SharedSubscription(Generic[E]):
         Sent to the server in batches, within a second or two. If another worker owns the partition by then, the event
         is delivered again there.
         """
-        self._hand.done(event)
+        self._tracker.done(event)
         self._acked.set()
 
     async def each(self, handler: Callable[[E], Awaitable[None]], *, concurrency: int = 1) -> None:
@@ -186,8 +186,8 @@ class SharedSubscription(Generic[E]):
     async def _take(self) -> E:
         while not self._closed:
             try:
-                await self._tell()
-                if len(self._hand) >= self._most_in_hand:
+                await self._commit_offsets()
+                if len(self._tracker) >= self._most_in_hand:
                     await self._wait_for_ack()
                 elif not self._pending:
                     await self._refill()
@@ -195,17 +195,17 @@ class SharedSubscription(Generic[E]):
             except ServerUnavailable as e:
                 await self._outage.wait(e)
                 continue
-            if self._pending and len(self._hand) < self._most_in_hand and (event := self._give()) is not None:
+            if self._pending and len(self._tracker) < self._most_in_hand and (event := self._deliver()) is not None:
                 return event
         raise StopAsyncIteration
 
-    def _give(self) -> E | None:
+    def _deliver(self) -> E | None:
         """Return the next wanted event that has been read."""
         while self._pending:
             part, entry = self._pending.popleft()
             source = f"{self._topic} {part.lease.partition}"
             try:
-                event = self._hand.take(source, entry, part, self._selection)
+                event = self._tracker.take(source, entry, part, self._selection)
             except Malformed as e:
                 self.gaps.was_malformed(e)
                 continue
@@ -256,7 +256,7 @@ class SharedSubscription(Generic[E]):
             found = await opened.reader.read()
         except CursorTrimmed as e:
             for part in self._parts.values():
-                part.shown = False  # trimmed entries count as read
+                part.mirrored = False  # trimmed entries count as read
             for partition, oldest in opened.reader.oldest_after(e):
                 self._parts[partition].skip(just_before(oldest))
             self.gaps.was_trimmed(e)
@@ -265,12 +265,12 @@ class SharedSubscription(Generic[E]):
             part = self._parts[partition]
             self._pending.extend((part, entry) for entry in entries)
 
-    async def _tell(self) -> None:
+    async def _commit_offsets(self) -> None:
         """Send due acknowledgements. Raises ServerUnavailable."""
         if not self._opened or (self._pending and not self._opened.acknowledging.due):
             return
         with translated(self._deployment.server):
-            for part in await self._opened.acknowledging.tell(list(self._parts.values())):
+            for part in await self._opened.acknowledging.commit_and_mirror(list(self._parts.values())):
                 if self._parts.get(part.lease.partition) is part:
                     self._forget(part)
 

@@ -12,7 +12,7 @@ from tokenbus.bus.scripts import Commit, ScriptCall
 from tokenbus.bus.server.run_scripts import run_scripts
 from tokenbus.bus.server.server import Server
 from tokenbus.client.subscriptions.ack_tracker import OffsetTracker
-from tokenbus.client.subscriptions.offset_mirror import show
+from tokenbus.client.subscriptions.offset_mirror import mirror_offset
 
 ACK_S = 1.0
 """Longest time between commits while more events are taken."""
@@ -24,8 +24,8 @@ class OwnedPartition(OffsetTracker):
     def __init__(self, lease: Lease) -> None:
         super().__init__(lease.offset)
         self.lease = lease
-        self.told = lease.offset
-        self.shown = False
+        self.committed = lease.offset
+        self.mirrored = False
         """Whether the mirroring consumer group has its entry count."""
 
 
@@ -44,30 +44,32 @@ class OffsetCommitter:
         self._group = group
         self._lease_s = lease_s
         self._entries_read = entries_read
-        self._telling = asyncio.Lock()
-        self._told_at = time.monotonic()
+        self._lock = asyncio.Lock()
+        self._committed_at = time.monotonic()
 
     @property
     def due(self) -> bool:
-        """Whether the last commit through `tell` was so long ago that another is due."""
-        return time.monotonic() - self._told_at >= ACK_S
+        """Whether the last commit through `commit_and_mirror` was so long ago that another is due."""
+        return time.monotonic() - self._committed_at >= ACK_S
 
-    async def tell(self, parts: Sequence[OwnedPartition]) -> list[OwnedPartition]:
+    async def commit_and_mirror(self, parts: Sequence[OwnedPartition]) -> list[OwnedPartition]:
         """Commit the offsets up to what is done, and update the mirrors.
 
         Returns the partitions that another worker owns by now; that worker delivers their events again. Raises
         redis-py's errors.
         """
-        await self._show([part for part in parts if not part.shown])
+        await self._mirror([part for part in parts if not part.mirrored])
         refused = await self.commit(parts)
-        self._told_at = time.monotonic()
+        self._committed_at = time.monotonic()
         return refused
 
     async def commit(self, parts: Sequence[OwnedPartition]) -> list[OwnedPartition]:
-        """Like `tell`, without setting the entry counts of the mirrors."""
-        async with self._telling:
+        """Like `commit_and_mirror`, without setting the entry counts of the mirrors."""
+        async with self._lock:
             calls = [
-                (part, self._call(part), part.position, part.entries) for part in parts if part.position != part.told
+                (part, self._call(part), part.position, part.entries)
+                for part in parts
+                if part.position != part.committed
             ]
             if not calls:
                 return []
@@ -75,35 +77,35 @@ class OffsetCommitter:
             replies = await run_scripts(self._server, [call for _, call, _, _ in calls])
             for (part, _, done, entries), reply in zip(calls, replies, strict=True):
                 if reply[0] in (b"ok", b"already"):
-                    part.told = done
+                    part.committed = done
                     part.entries = max(0, part.entries - entries)  # a gap may have reset it meanwhile
                 else:
                     refused.append(part)
             return refused
 
-    async def _show(self, new: list[OwnedPartition]) -> None:
+    async def _mirror(self, new: list[OwnedPartition]) -> None:
         """Set the entry counts of new partitions' mirrors to what lies before the group's offset."""
         if not new:
             return
         calls = [
-            show(
+            mirror_offset(
                 self._keys.lease(part.lease.partition, self._group),
                 self._keys.topic(part.lease.partition, self._topic),
                 group=self._group,
-                offset=part.told,
+                offset=part.committed,
             )
             for part in new
         ]
         await run_scripts(self._server, calls)
         for part in new:
-            part.shown = True
+            part.mirrored = True
 
     def _call(self, part: OwnedPartition) -> ScriptCall:
         number = part.lease.partition
         return Commit(self._keys.lease(number, self._group), self._keys.topic(number, self._topic)).call(
             token=part.lease.token,
             ttl_ms=int(self._lease_s * 1000),
-            begin=part.told,
+            begin=part.committed,
             end=part.position,
             watermark="0-0",  # a commit trims its input below this; other subscriptions read this input too
             entries=part.entries,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from tokenbus.bus.scripts.script import ScriptCall, script
 
-_SHOW = script(
+_MIRROR_OFFSET = script(
     "show",
     """
 if redis.call('EXISTS', KEYS[2]) == 0 then return 0 end
@@ -31,8 +31,8 @@ return 1
 )
 
 
-def show(lease: str, stream: str, *, group: str, offset: str) -> ScriptCall:
+def mirror_offset(lease: str, stream: str, *, group: str, offset: str) -> ScriptCall:
     """Set the group's entry count up to ``offset`` and mirror both. Does nothing if the server does not count entries
     (Redis 6.2).
     """
-    return ScriptCall(_SHOW, [lease, stream], [group, offset])
+    return ScriptCall(_MIRROR_OFFSET, [lease, stream], [group, offset])

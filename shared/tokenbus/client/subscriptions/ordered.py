@@ -69,7 +69,7 @@ class OrderedSubscription(Generic[E]):
         self._reader: TopicReader | None = None
         self._parts: dict[int, OffsetTracker] = {}
         self._pending: deque[tuple[int, Entry]] = deque()
-        self._hand = AckTracker(topic)
+        self._tracker = AckTracker(topic)
         self._entered = False
         self._closed = False
         self.gaps = Gaps(on_trimmed)
@@ -109,12 +109,12 @@ class OrderedSubscription(Generic[E]):
     async def __anext__(self) -> E:
         event = await self._take()
         if self._auto:
-            self._hand.done(event)
+            self._tracker.done(event)
         return event
 
     def ack(self, event: E) -> None:
         """Let `cursor` pass the event (``ack="explicit"``). Does nothing if it is not in flight."""
-        self._hand.done(event)
+        self._tracker.done(event)
 
     async def each(self, handler: Callable[[E], Awaitable[None]], *, concurrency: int = 1) -> None:
         """Call the handler with each event: up to ``concurrency`` runs in parallel, the events of one run one at a
@@ -134,7 +134,7 @@ class OrderedSubscription(Generic[E]):
                 partition, entry = self._pending.popleft()
                 source = f"{self._topic} {partition}"
                 try:
-                    event = self._hand.take(source, entry, self._parts[partition], self._selection)
+                    event = self._tracker.take(source, entry, self._parts[partition], self._selection)
                 except Malformed as e:
                     self.gaps.was_malformed(e)
                     continue

@@ -92,9 +92,9 @@ class SentenceSubscription:
         self._hold_s = hold_s
         self._auto = ack == "auto"
         self._prefetch = prefetch
-        self._voices: dict[tuple[str, int], _RunSentences] = {}
+        self._runs: dict[tuple[str, int], _RunSentences] = {}
         self._ready: deque[tuple[Sentence, list[Chunk]]] = deque()
-        self._given: dict[int, tuple[Sentence, list[Chunk]]] = {}
+        self._delivered: dict[int, tuple[Sentence, list[Chunk]]] = {}
         """Per sentence (by identity): the chunks that are done with it."""
         self._last: Sentence | None = None
         self._next: asyncio.Task[ChunkTopicEvent] | None = None
@@ -125,12 +125,12 @@ class SentenceSubscription:
         await self._chunks.aclose()
         if self._next:
             await asyncio.gather(self._next, return_exceptions=True)  # ends by itself: its source is closed
-        self._voices.clear()
+        self._runs.clear()
         self._ready.clear()
 
     def ack(self, sentence: Sentence) -> None:
         """Mark this sentence (the same object) as done (``ack="explicit"``)."""
-        given = self._given.pop(id(sentence), None)
+        given = self._delivered.pop(id(sentence), None)
         for chunk in given[1] if given else ():
             self._chunks.ack(chunk)
 
@@ -154,9 +154,9 @@ class SentenceSubscription:
     async def __anext__(self) -> Sentence:
         self._last_is_done()
         while not self._ready:
-            await self._go_on()
+            await self._advance()
         sentence, chunks = self._ready.popleft()
-        self._given[id(sentence)] = sentence, chunks
+        self._delivered[id(sentence)] = sentence, chunks
         if self._auto:
             self._last = sentence
         return sentence
@@ -166,41 +166,41 @@ class SentenceSubscription:
             self.ack(self._last)
             self._last = None
 
-    async def _go_on(self) -> None:
+    async def _advance(self) -> None:
         """Take the next chunk, or check the logs of texts that have stopped growing."""
         now = asyncio.get_running_loop().time
         if self._next is None:
             self._next = asyncio.ensure_future(self._chunks.__anext__())
-        wait_s = max(0.0, self._look_at - now()) if self._voices else None
+        wait_s = max(0.0, self._look_at - now()) if self._runs else None
         await asyncio.wait({self._next}, timeout=wait_s)
         if self._next.done():
             task, self._next = self._next, None
-            self._hear(task.result(), now())
-        if self._voices and now() >= self._look_at:
-            await self._look(now())
+            self._add_event(task.result(), now())
+        if self._runs and now() >= self._look_at:
+            await self._check_logs(now())
             self._look_at = now() + LOOK_S
 
-    def _hear(self, chunk: ChunkTopicEvent, now: float) -> None:
+    def _add_event(self, chunk: ChunkTopicEvent, now: float) -> None:
         if isinstance(chunk, UnknownEvent):
             self._chunks.ack(chunk)
             return
         key = chunk.run, chunk.block
-        voice = self._voices.get(key)
+        voice = self._runs.get(key)
         if voice is None:
-            if not self._voices:
+            if not self._runs:
                 self._look_at = now + LOOK_S
-            voice = self._voices[key] = _RunSentences(self._rules, chunk)
+            voice = self._runs[key] = _RunSentences(self._rules, chunk)
         if chunk.seq <= voice.seq:
             self._chunks.ack(chunk)  # redelivered after it was done
             return
-        self._ready += voice.hear(chunk, now)
+        self._ready += voice.add(chunk, now)
 
-    async def _look(self, now: float) -> None:
+    async def _check_logs(self, now: float) -> None:
         keys = await self._deployment.keys()
         if isinstance(self._chunks, SharedSubscription):
             held = set(self._chunks.partitions)
-            self._voices = {key: v for key, v in self._voices.items() if keys.partition_of(key[0]) in held}
-        still = [(key, voice) for key, voice in self._voices.items() if now >= voice.look_at]
+            self._runs = {key: v for key, v in self._runs.items() if keys.partition_of(key[0]) in held}
+        still = [(key, voice) for key, voice in self._runs.items() if now >= voice.look_at]
         fates = await asyncio.gather(*(self._fate(keys, voice) for _, voice in still))
         for (key, voice), fate in zip(still, fates, strict=True):
             if fate == "complete":
@@ -212,7 +212,7 @@ class SentenceSubscription:
                 continue
             for chunk in voice.rest():
                 self._chunks.ack(chunk)
-            del self._voices[key]
+            del self._runs[key]
 
     async def _fate(self, keys: Keys, voice: _RunSentences) -> Fate:
         """What the run's log says about the block after the last chunk received."""
@@ -259,17 +259,17 @@ class _RunSentences:
         self._pause_s = LOOK_S
         self._pieces: deque[tuple[int, Chunk]] = deque()
         """Chunks not fully delivered, each with its end offset in the block."""
-        self._heard = 0
-        self._given = 0
+        self._received = 0
+        self._delivered = 0
 
-    def hear(self, chunk: Chunk, now: float) -> list[tuple[Sentence, list[Chunk]]]:
+    def add(self, chunk: Chunk, now: float) -> list[tuple[Sentence, list[Chunk]]]:
         self.attempt, self.seq = chunk.attempt, chunk.seq
         self._pause_s = LOOK_S
         self.look_at = now + LOOK_S
         if not self._text.held:
             self.since = now
-        self._heard += len(chunk.text)
-        self._pieces.append((self._heard, chunk))
+        self._received += len(chunk.text)
+        self._pieces.append((self._received, chunk))
         sentences = self._made(self._text.feed(chunk.text))
         if sentences:
             self.since = now
@@ -294,21 +294,21 @@ class _RunSentences:
     def _made(self, texts: list[str]) -> list[tuple[Sentence, list[Chunk]]]:
         made: list[tuple[Sentence, list[Chunk]]] = []
         for text in texts:
-            self._given += len(text)
+            self._delivered += len(text)
             first = last = self._pieces[0][1]
             done: list[Chunk] = []
             ended = 0
-            while self._pieces and self._pieces[0][0] <= self._given:
+            while self._pieces and self._pieces[0][0] <= self._delivered:
                 ended, last = self._pieces.popleft()
                 done.append(last)
-            if self._pieces and ended < self._given:
+            if self._pieces and ended < self._delivered:
                 last = self._pieces[0][1]
             if not text.strip():
                 # Blank: its chunks are done with the sentence before or after it.
                 if made:
                     made[-1][1].extend(done)
                 else:
-                    self._pieces.extendleft((self._given, chunk) for chunk in reversed(done))
+                    self._pieces.extendleft((self._delivered, chunk) for chunk in reversed(done))
                 continue
             sentence = Sentence(
                 run=self.run,

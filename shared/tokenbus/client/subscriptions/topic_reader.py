@@ -94,7 +94,7 @@ class TopicReader:
         self._reader = StreamReader(server, count=self._count)
         self._positions: dict[str, str] = {}
         self._partitions: dict[str, int] = {}
-        self._doubtful: set[str] = set()
+        self._unverified: set[str] = set()
         self._read_at = time.monotonic()
 
     def oldest_after(self, gap: CursorTrimmed) -> Iterator[tuple[int, str]]:
@@ -110,7 +110,7 @@ class TopicReader:
         stream = self._stream(partition)
         self._positions[stream] = position
         self._partitions[stream] = partition
-        self._doubtful.add(stream)
+        self._unverified.add(stream)
         self._reader.wake()
 
     def drop(self, partition: int) -> None:
@@ -127,27 +127,27 @@ class TopicReader:
         kept.
         """
         if time.monotonic() - self._read_at > LATE_S:
-            self._doubtful.update(self._positions)
+            self._unverified.update(self._positions)
         asked = dict(self._positions)
         with translated(self._server):
             offsets = {stream: "0-0" if at == OLDEST else at for stream, at in asked.items()}
             found = await self._reader.read(offsets, block_ms=MAX_BLOCK_MS)
-        self._doubtful.update(stream for stream, entries in found if len(entries) >= self._count)
-        await self._make_sure({s: asked[s] for s, _ in found if s in asked and s in self._doubtful})
+        self._unverified.update(stream for stream, entries in found if len(entries) >= self._count)
+        await self._verify_positions({s: asked[s] for s, _ in found if s in asked and s in self._unverified})
         self._read_at = time.monotonic()
         # A partition may have been dropped, or dropped and re-acquired at another position, during the read.
         found = [(s, entries) for s, entries in found if s in asked and self._positions.get(s) == asked[s]]
         for stream, entries in found:
             self._positions[stream] = entries[-1][0].decode()
             if len(entries) < self._count:
-                self._doubtful.discard(stream)
+                self._unverified.discard(stream)
         return [(self._partitions[stream], entries) for stream, entries in found]
 
     async def close(self) -> None:
         """Abort the waiting read and release its connection."""
         await self._reader.close()
 
-    async def _make_sure(self, positions: dict[str, str]) -> None:
+    async def _verify_positions(self, positions: dict[str, str]) -> None:
         held = {stream: at for stream, at in positions.items() if at != OLDEST}
         for stream, oldest in (await _ask(self._server, _LOST, held)).items():
             if oldest and self._positions.get(stream) == positions[stream]:

@@ -202,12 +202,12 @@ class TextReader(msgspec.Struct):
         if self.setting.stops:
             text, self.stop_state, stopped = stops(self.setting.stops).take(self.stop_state, text)
         if text:
-            self._say(text, out)
+            self._emit(text, out)
         if stopped:
             self._shut(out)
             self.over, self.stopped_on = True, stopped
 
-    def _say(self, text: str, out: list[Normalized]) -> None:
+    def _emit(self, text: str, out: list[Normalized]) -> None:
         if not self.begun and text.strip(BLANKS):
             self.begun = True
             if self.setting.follows_a_name:
@@ -255,7 +255,7 @@ class TextReader(msgspec.Struct):
         """The held-back prefix of a stop string did not complete: emit it as text."""
         if self.stop_state:
             held, self.stop_state = stops(self.setting.stops).held(self.stop_state), 0
-            self._say(held, out)
+            self._emit(held, out)
 
     def _take_block(self) -> int:
         self.next_block += 1

@@ -75,7 +75,7 @@ class GatedRun:
         assert run.state.accepted.policing
         self._run = run
         self._gate = run.state.gate
-        self._policing: PolicyPlan = run.state.accepted.policing
+        self._plan: PolicyPlan = run.state.accepted.policing
         self._over = False
         self._now_ms = run.state.accepted_ms
         """As in `RunMachine`."""
@@ -102,10 +102,10 @@ class GatedRun:
         inner = RunMachine.accept(run, event, at_ms)
         inner.state.gate = gate = PolicyGate()
         self = cls(inner)
-        gate.beginning = inner.out.number(run, 0)
-        gate.drafted = len(gate.beginning)
-        for draft in gate.beginning:
-            gate.heard.release(draft, self.out)
+        gate.unsent_drafts = inner.out.number(run, 0)
+        gate.draft_count = len(gate.unsent_drafts)
+        for draft in gate.unsent_drafts:
+            gate.released.release(draft, self.out)
         return self
 
     def handle(self, frame: EventFrame, size: int = 0) -> None:
@@ -130,7 +130,7 @@ class GatedRun:
         if not self._over and (error := count_bytes(self.state, frame, size)):
             self.fail(error)
         if frame.attempt != CONTROL_ATTEMPT:
-            self._pass_on(frame)
+            self._forward(frame)
             return
         for event in frame.events:
             if not self._over:
@@ -141,25 +141,25 @@ class GatedRun:
             case PolicyVerdicts():
                 self._apply_verdicts(event)
             case CancelRequested():
-                heard = event.heard_through
-                self._stop(Cancelled, "cancelled", finish="unknown", reason=event.reason, heard_through=heard)
+                heard_through = event.heard_through
+                self._stop(Cancelled, "cancelled", finish="unknown", reason=event.reason, heard_through=heard_through)
             case DeadlinePassed(what="policy"):
-                if event.taken == self._gate.alive and not self._gate.passing:
-                    self._unjudged()
+                if event.taken == self._gate.signs_of_life and not self._gate.bypassed:
+                    self._policies_timed_out()
             case DeadlinePassed(what="deadline"):
                 error = deadline_passed()
                 self._stop(RunFailedEvent, error.message, finish="error", error=error)
             case DeadlinePassed():
-                if event.taken == self.state.taken:
+                if event.taken == self.state.events_applied:
                     error = workers_gone()
                     reason = error.message
                     self._stop(Incomplete, reason, finish="unknown", reason=reason, error=error)
             case Rejected():
                 self._stop(RunFailedEvent, None, finish="error", error=event.error)
             case _:
-                self._pass_on(msgspec.structs.replace(frame, events=[event]))
+                self._forward(msgspec.structs.replace(frame, events=[event]))
 
-    def _pass_on(self, frame: EventFrame) -> None:
+    def _forward(self, frame: EventFrame) -> None:
         """Pass the frame to the inner run, and its new drafts to the policy stage."""
         if self._over or self._run.over:
             return
@@ -169,82 +169,82 @@ class GatedRun:
     def _collect(self) -> None:
         """Collect the drafts and effects of the inner run."""
         gate = self._gate
-        drafts = self._draft()
+        drafts = self._take_drafts()
         for effect in self._run.effects:
             if not isinstance(effect, EndRun):  # the run is over once its end is released
                 self.effects.append(effect)
         self._run.effects.clear()
-        if gate.passing:
-            self._pass(drafts)
-        self._release_settled()
+        if gate.bypassed:
+            self._release_unjudged(drafts)
+        self._continue_if_judged()
 
-    def _draft(self) -> list[PublicEvent]:
+    def _take_drafts(self) -> list[PublicEvent]:
         gate, s = self._gate, self.state
-        drafts = self._run.out.number(s.run, gate.drafted)
+        drafts = self._run.out.number(s.run, gate.draft_count)
         if not drafts:
             return []
         if gate.idle:
             gate.since_ms = self._now_ms
-        gate.drafted += len(drafts)
+        gate.draft_count += len(drafts)
         for draft in drafts:
             if isinstance(draft, TERMINAL):
-                gate.last = draft
-        if gate.passing:
-            gate.ruled = gate.drafted
+                gate.terminal_event = draft
+        if gate.bypassed:
+            gate.judged_count = gate.draft_count
         else:
-            self.effects.append(Draft([*gate.beginning, *drafts]))
-            gate.beginning = []
-            if self._policing.on_error == "pass":
-                gate.waiting += drafts
-                gate.begun |= {d.seq: d.block for d in drafts if isinstance(d, BlockStarted)}
+            self.effects.append(Draft([*gate.unsent_drafts, *drafts]))
+            gate.unsent_drafts = []
+            if self._plan.on_error == "pass":
+                gate.undecided += drafts
+                gate.undecided_starts |= {d.seq: d.block for d in drafts if isinstance(d, BlockStarted)}
         return drafts
 
     # --- released output ----------------------------------------------------------------------------------------
 
     def _apply_verdicts(self, event: PolicyVerdicts) -> None:
         gate = self._gate
-        if gate.passing:
+        if gate.bypassed:
             return  # too late: the run passes without policies
-        if gate.in_hand(event.numbered_by):
-            gate.progressed(self._now_ms)
+        if gate.counts_as_alive(event.numbered_by):
+            gate.record_sign_of_life(self._now_ms)
         if event.steps:
-            gate.heard.begin(event.numbered_by)
+            gate.released.switch_worker(event.numbered_by)
         for step in event.steps:
-            fresh = step.draft == WHOLE_RUN or gate.fresh(step)
-            said = [e for e in step.events if not isinstance(e, (Started, *TERMINAL))]
-            gate.heard.release_verdict(msgspec.structs.replace(step, events=said), self.out, known=not fresh)
+            fresh = step.draft == WHOLE_RUN or gate.mark_applied(step)
+            released = [e for e in step.events if not isinstance(e, (Started, *TERMINAL))]
+            gate.released.release_verdict(msgspec.structs.replace(step, events=released), self.out, known=not fresh)
             if not fresh:
                 continue
-            gate.goes_on(self._now_ms)
-            audible = self.state.accepted.visible and any(isinstance(e, Chunk) and e.visible for e in said)
-            if gate.first_heard_ms is None and audible:
-                gate.first_heard_ms = self._now_ms - self.state.accepted_ms
+            gate.record_progress(self._now_ms)
+            shows_text = self.state.accepted.visible and any(isinstance(e, Chunk) and e.visible for e in released)
+            if gate.first_visible_ms is None and shows_text:
+                gate.first_visible_ms = self._now_ms - self.state.accepted_ms
             self._decide(step.decisions)
-            if gate.last and (ends := [e for e in step.events if isinstance(e, TERMINAL)]):
-                gate.last = msgspec.structs.replace(gate.last, finish=ends[-1].finish)
+            if gate.terminal_event and (ends := [e for e in step.events if isinstance(e, TERMINAL)]):
+                gate.terminal_event = msgspec.structs.replace(gate.terminal_event, finish=ends[-1].finish)
             if step.ends is not None:
                 self._terminated(step)
                 return
-        self._release_settled()
+        self._continue_if_judged()
 
     def _decide(self, decisions: list[Decision]) -> None:
         gate = self._gate
         for decision in decisions:
             if decision.action == "block" and decision.tool_id:
-                gate.heard.judged.reasons[decision.tool_id] = decision.reason
-            self.effects.append(Decide(gate.decided, self.state.turn, self.state.attempt, decision))
-            gate.decided += 1
+                gate.released.tool_verdicts.reasons[decision.tool_id] = decision.reason
+            self.effects.append(Decide(gate.decision_count, self.state.turn, self.state.attempt, decision))
+            gate.decision_count += 1
 
-    def _release_settled(self) -> None:
+    def _continue_if_judged(self) -> None:
         """Once everything is judged, continue with what waited for that: the tools or the end."""
         gate, s = self._gate, self.state
         if self._over or not gate.idle:
             return
-        if gate.last:
-            last = self._finished(gate.last)
+        if gate.terminal_event:
+            last = self._finished(gate.terminal_event)
             self._end(last, None)
         elif s.phase == "judged":
-            judged, gate.heard.judged = gate.heard.judged, type(gate.heard.judged)()
+            judged, gate.released.tool_verdicts = gate.released.tool_verdicts, type(gate.released.tool_verdicts)()
             self._run.call_tools(self._now_ms, judged)
             self._collect()
 
@@ -252,9 +252,9 @@ class GatedRun:
         """Adjust the terminal event to the released output: a turn none of whose calls was released ends normally."""
         if not isinstance(last, Completed):
             return last
-        calls = self._gate.heard.judged.heard
-        said = self.state.blocks.calls
-        if bool(calls) == bool(said):
+        calls = self._gate.released.tool_verdicts.released
+        model_calls = self.state.blocks.calls
+        if bool(calls) == bool(model_calls):
             return last
         return msgspec.structs.replace(last, finish=fitting_finish(last.finish, calls=bool(calls)))
 
@@ -262,31 +262,31 @@ class GatedRun:
         error = terminated(step.ends or "")
         self._stop(Incomplete, error.message, finish="content_filter", reason=error.message, error=error)
 
-    def _unjudged(self) -> None:
+    def _policies_timed_out(self) -> None:
         """Handle a run whose drafts are not judged, or not fast enough."""
         gate = self._gate
         problem = "no policy worker judged the run in time"
-        names = ", ".join(self._policing.names)
-        if self._policing.on_error == "block":
+        names = ", ".join(self._plan.names)
+        if self._plan.on_error == "block":
             error = ErrorInfo(code=UNJUDGED, kind="timeout", message=problem, retryable=True, where=names)
             self._decide([Decision(names, "error", f"{problem}: it ends")])
             self._stop(RunFailedEvent, problem, finish="error", error=error)
             return
         self._decide([Decision(names, "error", f"{problem}: it goes on without")])
-        gate.passing, gate.beginning = True, []
+        gate.bypassed, gate.unsent_drafts = True, []
         self.effects.append(ReleaseFromPolicies())
-        gate.awaited = []
-        gate.heard.begin("", gate.begun)
-        waiting, gate.waiting = gate.waiting, []
-        gate.ruled = gate.drafted
-        self._pass(waiting)
-        self._release_settled()
+        gate.deferred_parts = []
+        gate.released.switch_worker("", gate.undecided_starts)
+        waiting, gate.undecided = gate.undecided, []
+        gate.judged_count = gate.draft_count
+        self._release_unjudged(waiting)
+        self._continue_if_judged()
 
-    def _pass(self, drafts: list[PublicEvent]) -> None:
+    def _release_unjudged(self, drafts: list[PublicEvent]) -> None:
         """Release drafts unchanged. Blocks whose start a policy removed stay removed as a whole."""
         for draft in drafts:
             if not isinstance(draft, TERMINAL):
-                self._gate.heard.release_verdict(PolicyVerdict(draft.seq, events=[draft]), self.out, known=False)
+                self._gate.released.release_verdict(PolicyVerdict(draft.seq, events=[draft]), self.out, known=False)
 
     # --- the end ----------------------------------------------------------------------------------------------
 
@@ -303,12 +303,12 @@ class GatedRun:
 
     def _end(self, last: TerminalEvent, why: str | None) -> None:
         gate = self._gate
-        gate.heard.close(self.out, why)
-        timing = msgspec.structs.replace(last.timing, first_visible_ms=gate.first_heard_ms)
+        gate.released.close(self.out, why)
+        timing = msgspec.structs.replace(last.timing, first_visible_ms=gate.first_visible_ms)
         extras = without_places(last.provider_extra)
-        gate.heard.release(msgspec.structs.replace(last, timing=timing, provider_extra=extras), self.out)
+        gate.released.release(msgspec.structs.replace(last, timing=timing, provider_extra=extras), self.out)
         self._over = True
         self._run.effects.clear()
-        if not gate.beginning:
+        if not gate.unsent_drafts:
             self.effects.append(Draft([], over=True))
         self.effects.append(EndRun(STATUS[type(last)]))

@@ -9,7 +9,7 @@ from tokenbus.core.run.effects import NextTurn
 from tokenbus.core.run.outbox import Outbox
 from tokenbus.core.run.provider_extra import drop_void
 from tokenbus.core.run.state import RunState
-from tokenbus.core.run.termination import count, settle
+from tokenbus.core.run.termination import count, publish_usage
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.frames import TurnWork
 from tokenbus.events.public import ProviderModel, Restarted, Retrying
@@ -19,7 +19,7 @@ from tokenbus.events.requests import Message
 def next_turn(s: RunState, history: list[Message]) -> NextTurn:
     """Start the next turn. ``history``: messages that the last turn appends to the conversation."""
     s.turn += 1
-    s.heard = False
+    s.visible_emitted = False
     s.failures = s.losses = s.turn_bytes = 0
     s.calls, s.history = [], []
     s.text = s.text and s.text.following()
@@ -41,9 +41,9 @@ def fall_back(s: RunState, out: Outbox, error: ErrorInfo) -> NextTurn:
     s.choice += 1
     s.failures = s.losses = 0
     discard_blocks(
-        s, out, error, s.attempt + 1, 0, fallback=ProviderModel(provider=s.asked.provider, model=s.asked.model)
+        s, out, error, s.attempt + 1, 0, fallback=ProviderModel(provider=s.target.provider, model=s.target.model)
     )
-    s.text = s.text and s.text.again(s.asked.reading)
+    s.text = s.text and s.text.again(s.target.reading)
     _begin(s)
     return NextTurn(_work(s))
 
@@ -55,7 +55,7 @@ def discard_blocks(
     out.event(
         s.turn,
         s.attempt,
-        Restarted if s.heard else Retrying,
+        Restarted if s.visible_emitted else Retrying,
         error=error,
         next_attempt=next_attempt,
         delay_ms=delay_ms,
@@ -63,7 +63,7 @@ def discard_blocks(
         **fields,
     )
     drop_void(s, s.first_block)
-    s.heard = False
+    s.visible_emitted = False
     s.first_block = s.blocks.next_number
     s.text = s.text and s.text.again()
 
@@ -72,7 +72,7 @@ def can_continue(s: RunState) -> bool:
     """Whether the next attempt can continue the visible text: supported by provider and model, and by the blocks so
     far.
     """
-    return s.asked.continues and (s.text is not None or s.blocks.can_continue())
+    return s.target.continues and (s.text is not None or s.blocks.can_continue())
 
 
 def continue_turn(s: RunState, out: Outbox, error: ErrorInfo, delay_ms: int, not_before_ms: int) -> NextTurn:
@@ -101,7 +101,7 @@ def continue_turn(s: RunState, out: Outbox, error: ErrorInfo, delay_ms: int, not
 
 def resume(s: RunState, out: Outbox, so_far: Message | None, not_before_ms: int = 0) -> NextTurn:
     """Start another attempt of the turn with the open blocks. The usage of the last attempt counts."""
-    settle(s, out, s.usage)
+    publish_usage(s, out, s.usage)
     s.attempt += 1
     s.blocks.attempt = s.attempt
     return NextTurn(_work(s, not_before_ms), so_far=so_far)

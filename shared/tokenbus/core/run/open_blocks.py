@@ -17,16 +17,21 @@ class OpenBlocks:
     def read(self, event: bytes) -> None:
         """Process one event. Undecodable events and unknown kinds are ignored."""
         try:
-            said = decode(event)
+            found = decode(event)
         except msgspec.MsgspecError:
             return
-        match said:
+        match found:
             case BlockStarted():
-                block = OpenBlock(said.block, said.kind, tool_id=said.tool_id, tool_name=said.tool_name)
-                self.by_number[said.block] = block
-            case Chunk() if said.tool_call_part in (None, "input") and said.block in self.by_number:
-                self.by_number[said.block].pieces.append(said.text)
+                block = OpenBlock(
+                    found.block,
+                    found.kind,
+                    tool_id=found.tool_id,
+                    tool_name=found.tool_name,
+                )
+                self.by_number[found.block] = block
+            case Chunk() if found.tool_call_part in (None, "input") and found.block in self.by_number:
+                self.by_number[found.block].pieces.append(found.text)
             case BlockComplete():
-                self.by_number.pop(said.block, None)
+                self.by_number.pop(found.block, None)
             case _:
                 pass

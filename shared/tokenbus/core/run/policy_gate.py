@@ -29,7 +29,7 @@ from tokenbus.events.public import (
     TerminalEvent,
 )
 
-MOST_TELLERS = 8
+MAX_WORKERS_WITHOUT_PROGRESS = 8
 """Maximum workers in a row whose signs of life count although none of them released anything new."""
 _ENVELOPE = ("run", "seq", "turn", "attempt")
 
@@ -51,25 +51,27 @@ class ReleasedOutput(msgspec.Struct):
     next_number: int = 0
     open: dict[int, ReleasedBlock] = {}
     numbered_by: str = ""
-    names: dict[int, int] = {}
+    released_numbers: dict[int, int] = {}
     """Maps the current policy worker's block numbers to the released numbers."""
-    born: dict[str, int] = {}
+    numbers_by_origin: dict[str, int] = {}
     """Maps a block's origin (draft, part, and how many blocks began there before it) to its released number. This
     identifies the blocks of another policy worker, whatever numbers it uses.
     """
-    judged: ToolVerdicts = msgspec.field(default_factory=ToolVerdicts)
+    tool_verdicts: ToolVerdicts = msgspec.field(default_factory=ToolVerdicts)
     """Of the current turn."""
-    unanswered: list[ToolCall] = []
+    calls_without_result: list[ToolCall] = []
     """Calls without a result."""
 
-    def begin(self, teller: str, begun: Mapping[int, int] | None = None) -> None:
-        """Switch to the block numbers of policy worker ``teller``. ``begun``: draft -> its number for the block that
+    def switch_worker(self, worker: str, block_starts: Mapping[int, int] | None = None) -> None:
+        """Switch to the block numbers of policy worker ``worker``. ``block_starts``: draft -> its number for the block
         began there.
         """
-        if teller != self.numbered_by:
-            places = {_place(draft, "", 0): name for draft, name in (begun or {}).items()}
-            self.numbered_by = teller
-            self.names = {name: self.born[place] for place, name in places.items() if place in self.born}
+        if worker != self.numbered_by:
+            places = {_origin(draft, "", 0): name for draft, name in (block_starts or {}).items()}
+            self.numbered_by = worker
+            self.released_numbers = {
+                name: self.numbers_by_origin[place] for place, name in places.items() if place in self.numbers_by_origin
+            }
 
     def release_verdict(self, step: PolicyVerdict, out: Outbox, *, known: bool) -> None:
         """Release a verdict's events. ``known``: they were released already; only read the worker's block numbers from
@@ -78,12 +80,12 @@ class ReleasedOutput(msgspec.Struct):
         starts = 0
         for event in step.events:
             if isinstance(event, BlockStarted):
-                place = _place(step.draft, step.part, starts)
+                place = _origin(step.draft, step.part, starts)
                 starts += 1
-                if place in self.born:
-                    self.names[event.block] = self.born[place]
+                if place in self.numbers_by_origin:
+                    self.released_numbers[event.block] = self.numbers_by_origin[place]
                 elif not known and not self._of_withheld_call(event):
-                    self.born[place] = self.names[event.block] = self._start(event, out)
+                    self.numbers_by_origin[place] = self.released_numbers[event.block] = self._start(event, out)
             elif not known:
                 self.release(event, out)
 
@@ -92,24 +94,24 @@ class ReleasedOutput(msgspec.Struct):
         self.turn, self.attempt = max(self.turn, event.turn), max(self.attempt, event.attempt)
         match event:
             case Chunk():
-                number = self.names.get(event.block, -1)
+                number = self.released_numbers.get(event.block, -1)
                 if block := self.open.get(number):
                     self._write(number, block, event, out)
             case BlockComplete():
-                number = self.names.get(event.block, -1)
+                number = self.released_numbers.get(event.block, -1)
                 if block := self.open.get(number):
                     self._complete(number, block, event, out)
             case Retrying() | Restarted():
-                drop_from = first_void(self.names.items(), event.drop_from, self.next_number)
-                self.judged.heard = [call for call in self.judged.heard if call.block < drop_from]
-                self.unanswered = [call for call in self.unanswered if call.block < drop_from]
+                drop_from = first_void(self.released_numbers.items(), event.drop_from, self.next_number)
+                self.tool_verdicts.released = [call for call in self.tool_verdicts.released if call.block < drop_from]
+                self.calls_without_result = [call for call in self.calls_without_result if call.block < drop_from]
                 out.event(self.turn, self.attempt, type(event), **_fields(event) | {"drop_from": drop_from})
             case _:
                 fields = _fields(event)
                 if "block" in fields:  # the event belongs to a block; release it only if the block was
-                    if fields["block"] not in self.names:
+                    if fields["block"] not in self.released_numbers:
                         return
-                    fields["block"] = self.names[fields["block"]]
+                    fields["block"] = self.released_numbers[fields["block"]]
                 out.event(self.turn, self.attempt, type(event), **fields)
 
     def close(self, out: Outbox, why: str | None) -> None:
@@ -122,10 +124,10 @@ class ReleasedOutput(msgspec.Struct):
             if block.kind in ("tool_call", "tool_result"):
                 fields |= {"tool_id": block.tool_id, "tool_name": block.tool_name}
             if block.kind == "tool_call":
-                self.unanswered.append(ToolCall(number, block.tool_id or "", block.tool_name or "", ""))
+                self.calls_without_result.append(ToolCall(number, block.tool_id or "", block.tool_name or "", ""))
             out.event(self.turn, self.attempt, BlockComplete, **fields)
         self.open = {}
-        for call in self.unanswered if why else ():
+        for call in self.calls_without_result if why else ():
             number, self.next_number = self.next_number, self.next_number + 1
             write_result(
                 out,
@@ -137,7 +139,7 @@ class ReleasedOutput(msgspec.Struct):
                 content=why or "",
                 is_error=True,
             )
-        self.unanswered = []
+        self.calls_without_result = []
 
     # --- blocks -----------------------------------------------------------------------------------------------
 
@@ -171,9 +173,9 @@ class ReleasedOutput(msgspec.Struct):
         fields = _fields(event) | {"block": number} | changed_fields(event, block.kind, content)
         if block.kind == "tool_call":
             call = ToolCall(number, block.tool_id or "", block.tool_name or "", content)
-            self.unanswered.append(call)
+            self.calls_without_result.append(call)
             if not event.cut:
-                self.judged.heard.append(call)
+                self.tool_verdicts.released.append(call)
         out.event(self.turn, self.attempt, BlockComplete, **fields)
 
     def _of_withheld_call(self, event: BlockStarted) -> bool:
@@ -182,91 +184,95 @@ class ReleasedOutput(msgspec.Struct):
         """
         if event.kind != "tool_result" or not event.tool_id:
             return False
-        return all(call.tool_id != event.tool_id for call in self.unanswered)
+        return all(call.tool_id != event.tool_id for call in self.calls_without_result)
 
     def _answered(self, tool_id: str | None) -> None:
-        for call in self.unanswered:
+        for call in self.calls_without_result:
             if call.tool_id == tool_id:
-                self.unanswered.remove(call)
+                self.calls_without_result.remove(call)
                 return
 
 
 class PolicyGate(msgspec.Struct):
     """How far a run's drafts are judged."""
 
-    drafted: int = 0
+    draft_count: int = 0
     """Number of drafts so far, which is the number of the next one."""
-    ruled: int = 0
+    judged_count: int = 0
     """Every draft below this number has been judged, and the immediate verdicts on it were applied."""
-    awaited: list[tuple[int, str]] = []
+    deferred_parts: list[tuple[int, str]] = []
     """Draft and part of verdicts that were deferred and have not arrived."""
-    alive: int = 0
+    signs_of_life: int = 0
     """Signs of life of the policy stage on this run: verdicts applied, and reports that the run's turn will come."""
     since_ms: int = 0
     """Time of the last sign of life, or of the first draft after an idle period."""
-    waiting: list[PublicEvent] = []
+    undecided: list[PublicEvent] = []
     """Drafts without a verdict; kept only if they are to pass in case no verdict comes."""
-    begun: dict[int, int] = {}
+    undecided_starts: dict[int, int] = {}
     """Likewise: draft -> number of the block that it begins."""
-    first_heard_ms: int | None = None
+    first_visible_ms: int | None = None
     """Milliseconds from the run's acceptance to the first visible text that was released."""
-    passing: bool = False
+    bypassed: bool = False
     """No verdict came in time: everything is released as it comes."""
-    heard: ReleasedOutput = msgspec.field(default_factory=ReleasedOutput)
-    decided: int = 0
+    released: ReleasedOutput = msgspec.field(default_factory=ReleasedOutput)
+    decision_count: int = 0
     """Number of decisions published."""
-    teller: str = ""
+    last_worker: str = ""
     """Policy worker that gave the last sign of life."""
-    tellers: int = 0
+    workers_without_progress: int = 0
     """Number of different workers that gave one since something new was released."""
-    last: TerminalEvent | None = None
+    terminal_event: TerminalEvent | None = None
     """The run's terminal event, which waits until everything before it is judged."""
-    beginning: list[PublicEvent] = []
+    unsent_drafts: list[PublicEvent] = []
     """Drafts that go to the policies with the next ones."""
 
     @property
     def idle(self) -> bool:
         """Whether no verdict is pending."""
-        return bool(self.beginning) or (self.ruled == self.drafted and not self.awaited)
+        return bool(self.unsent_drafts) or (self.judged_count == self.draft_count and not self.deferred_parts)
 
-    def fresh(self, step: PolicyVerdict) -> bool:
+    def mark_applied(self, step: PolicyVerdict) -> bool:
         """Whether this verdict or part is new; marks it as applied."""
         if step.part:
-            if (step.draft, step.part) not in self.awaited:
+            if (step.draft, step.part) not in self.deferred_parts:
                 return False
-            self.awaited.remove((step.draft, step.part))
-        elif step.draft != self.ruled or step.draft >= self.drafted:
+            self.deferred_parts.remove((step.draft, step.part))
+        elif step.draft != self.judged_count or step.draft >= self.draft_count:
             return False
         else:
-            self.ruled += 1
-        self.awaited += [(step.draft, part) for part in step.deferred]
-        if self.waiting:
-            self.waiting = self.waiting[-(self.drafted - self.ruled) :] if self.drafted > self.ruled else []
+            self.judged_count += 1
+        self.deferred_parts += [(step.draft, part) for part in step.deferred]
+        if self.undecided:
+            self.undecided = (
+                self.undecided[-(self.draft_count - self.judged_count) :]
+                if self.draft_count > self.judged_count
+                else []
+            )
         return True
 
-    def in_hand(self, teller: str) -> bool:
+    def counts_as_alive(self, worker: str) -> bool:
         """Whether a sign of life of this worker counts although it released nothing new yet.
 
         A worker first repeats the verdicts of earlier workers, which may take long. But if worker after worker starts
         on a run and none makes progress, the run counts as unattended: a new worker no longer restarts its timeout.
         """
-        if teller != self.teller:
-            self.teller = teller
-            self.tellers += 1
-        return self.tellers <= MOST_TELLERS
+        if worker != self.last_worker:
+            self.last_worker = worker
+            self.workers_without_progress += 1
+        return self.workers_without_progress <= MAX_WORKERS_WITHOUT_PROGRESS
 
-    def progressed(self, at_ms: int) -> None:
+    def record_sign_of_life(self, at_ms: int) -> None:
         """Record a sign of life."""
-        self.alive += 1
+        self.signs_of_life += 1
         self.since_ms = at_ms
 
-    def goes_on(self, at_ms: int) -> None:
+    def record_progress(self, at_ms: int) -> None:
         """Record that something new was released."""
-        self.progressed(at_ms)
-        self.tellers = 0
+        self.record_sign_of_life(at_ms)
+        self.workers_without_progress = 0
 
 
-def _place(draft: int, part: str, nth: int) -> str:
+def _origin(draft: int, part: str, nth: int) -> str:
     return f"{draft} {part} {nth}"
 
 

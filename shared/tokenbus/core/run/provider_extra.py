@@ -13,13 +13,13 @@ def keep(s: RunState, data: Opaque) -> None:
     """Keep opaque data with its block or, if the block has ended, for the end of the run. Raises TooLarge."""
     ended = s.blocks.keep(data)
     if ended is not None:
-        late = s.late.setdefault(ended, OpaqueTracker(dict(s.blocks.origin)))
+        late = s.late_opaque.setdefault(ended, OpaqueTracker(dict(s.blocks.origin)))
         late.add(data.name, data.value, data.blob_id)
 
 
 def drop_void(s: RunState, drop_from: int) -> None:
     """Drop data that would go back with or after the turn's void blocks (those numbered ``drop_from`` and up)."""
-    s.late = {number: late for number, late in s.late.items() if number < drop_from}
+    s.late_opaque = {number: late for number, late in s.late_opaque.items() if number < drop_from}
     first_void = -1 if drop_from <= s.first_block else drop_from - 1
     s.extras = [
         _unplaced(extra) if extra.get("turn") == s.turn and _after(extra) >= first_void else extra for extra in s.extras
@@ -29,7 +29,7 @@ def drop_void(s: RunState, drop_from: int) -> None:
 def extras_of(s: RunState) -> list[dict[str, object]]:
     """The run's `provider_extra`."""
     late: list[dict[str, object]] = []
-    for number, handed in sorted(s.late.items()):
+    for number, handed in sorted(s.late_opaque.items()):
         late.append({"block": number, **handed.fields})
         late += handed.notes
     return [*s.extras, *late]

@@ -16,7 +16,7 @@ def decide(
     error: ErrorInfo,
     *,
     policy: OnFailure,
-    heard: bool,
+    visible_emitted: bool,
     failures: int,
     losses: int,
     rules: RunLimits,
@@ -24,12 +24,12 @@ def decide(
 ) -> int | None:
     """Delay in ms before the turn is retried; None: the run ends.
 
-    ``heard``: visible output of this turn has left the bus, and the next attempt cannot continue it. ``failures`` and
-    ``losses`` count this turn's attempts so far, including this one. ``salt`` spreads the delays of runs that failed
-    together. A provider's Retry-After is the minimum delay. If it exceeds the maximum delay, the run ends, because such
-    a wait would look like a hang.
+    ``visible_emitted``: visible output of this turn has left the bus, and the next attempt cannot continue it.
+    ``failures`` and ``losses`` count this turn's attempts so far, including this one. ``salt`` spreads the delays of
+    runs that failed together. A provider's Retry-After is the minimum delay. If it exceeds the maximum delay, the run
+    ends, because such a wait would look like a hang.
     """
-    if policy == "fail" or not error.retryable or (heard and policy != "restart"):
+    if policy == "fail" or not error.retryable or (visible_emitted and policy != "restart"):
         return None
     if error.code == WORKER_LOST:
         return 0 if losses <= rules.max_losses else None

@@ -23,14 +23,14 @@ class PendingCall(msgspec.Struct):
 
     call: ToolCall
     result: ToolReturned | None = None
-    told: bool = False
-    ruled: ToolCall | None = None
+    published: bool = False
+    changed: ToolCall | None = None
     """The call as policies changed it, if they did."""
 
     @property
     def runs(self) -> ToolCall:
         """The call as executed and published."""
-        return self.ruled or self.call
+        return self.changed or self.call
 
 
 class RunState(msgspec.Struct):
@@ -43,7 +43,7 @@ class RunState(msgspec.Struct):
     turn: int = 0
     attempt: int = 1
     seq: int = 0
-    taken: int = 0
+    events_applied: int = 0
     """Number of events applied."""
     turn_bytes: int = 0
     """Bytes of events of this turn's attempts."""
@@ -53,7 +53,7 @@ class RunState(msgspec.Struct):
     """`judged`: the turn is complete; its calls run once the policies have judged all of it."""
     first_block: int = 0
     """First block of the turn that is not void; a retry voids the blocks from here on."""
-    heard: bool = False
+    visible_emitted: bool = False
     """Whether visible output of this turn was emitted."""
     failures: int = 0
     losses: int = 0
@@ -73,7 +73,7 @@ class RunState(msgspec.Struct):
     first_byte_ms: int | None = None
     first_visible_ms: int | None = None
     extras: list[dict[str, object]] = []
-    late: dict[int, OpaqueTracker] = {}
+    late_opaque: dict[int, OpaqueTracker] = {}
     """Opaque data that arrived after its block's end, by block number."""
     text: TurnText | None = None
     """Prefill mode: the current turn's text."""
@@ -89,7 +89,7 @@ class RunState(msgspec.Struct):
     """Provider and model in use: 0 the request's own, n its n-th fallback."""
 
     @property
-    def asked(self) -> FallbackPlan:
+    def target(self) -> FallbackPlan:
         """Provider and model of the current attempt."""
         own = self.accepted
         if self.choice:

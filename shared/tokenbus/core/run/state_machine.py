@@ -53,7 +53,15 @@ from tokenbus.core.run.outbox import Outbox
 from tokenbus.core.run.output_limits import count_bytes
 from tokenbus.core.run.retry import WORKER_LOST, another_may_do_better, decide
 from tokenbus.core.run.state import RunState
-from tokenbus.core.run.termination import DEADLINE, close_blocks, deadline_passed, end, settle, stop, workers_gone
+from tokenbus.core.run.termination import (
+    DEADLINE,
+    close_blocks,
+    deadline_passed,
+    end,
+    publish_usage,
+    stop,
+    workers_gone,
+)
 from tokenbus.core.run.tool_calls import (
     accept_result,
     dispatch_calls,
@@ -93,7 +101,7 @@ from tokenbus.events.requests import Message
 
 MAX_PAUSES = 8
 """Maximum number of times a provider may pause a turn (`pause_turn`) and be asked to continue."""
-CANNOT_GO_ON = "on_failure is continue, but there is no way to go on from what was heard with this provider and model"
+CANNOT_GO_ON = "on_failure is `continue`, but this provider and model cannot continue the text that was published"
 """Note at the end of a run that ended as by default because it could not be continued."""
 
 
@@ -174,10 +182,10 @@ class RunMachine:
             except TooLarge as e:
                 self.fail(ErrorInfo(code=e.code, kind="limit", message=str(e), where=e.where))
         # Count input events: the number of output events depends on chunk joining, which a replay cannot reproduce.
-        s.taken += len(frame.events)
+        s.events_applied += len(frame.events)
         s.seen_ms = max(s.seen_ms, self._now_ms)
         limit = s.accepted.rules.run_events
-        if not self.over and s.taken > limit:
+        if not self.over and s.events_applied > limit:
             problem = f"the run has more than {limit} events"
             self.fail(ErrorInfo(code="too_many_events", kind="limit", message=problem))
 
@@ -261,7 +269,7 @@ class RunMachine:
     def _done(self, event: n.Done) -> None:
         s = self.state
         s.blocks.complete_all(self.out, cut=False)
-        settle(s, self.out, event.usage or s.usage)
+        publish_usage(s, self.out, event.usage or s.usage)
         if event.finish == "error":
             problem = f"the provider ended the turn with {event.finish_raw or 'an error'}"
             error = ErrorInfo(code="finish_error", kind="server", message=problem, raw=event.finish_raw or None)
@@ -318,12 +326,12 @@ class RunMachine:
             s.failures += 1
         if s.scan:
             self._read(s.scan.release())
-        wanted = s.heard and s.accepted.on_failure == "continue"
+        wanted = s.visible_emitted and s.accepted.on_failure == "continue"
         goes_on = wanted and can_continue(s)
         delay_ms = decide(
             error,
             policy=s.accepted.on_failure,
-            heard=s.heard and not goes_on,
+            visible_emitted=s.visible_emitted and not goes_on,
             failures=s.failures,
             losses=s.losses,
             rules=s.accepted.rules,
@@ -349,7 +357,7 @@ class RunMachine:
         """Fall back to the next provider and model, if there is one and nothing visible of the turn was emitted."""
         s = self.state
         left = s.choice < len(s.accepted.fallback) and s.accepted.on_failure != "fail"
-        if not left or s.heard or not another_may_do_better(error):
+        if not left or s.visible_emitted or not another_may_do_better(error):
             return False
         self.effects.append(fall_back(s, self.out, error))
         return True
@@ -359,7 +367,7 @@ class RunMachine:
         s = self.state
         reason = "the provider began its message again"
         error = ErrorInfo(code="message_restarted", kind="protocol", message=reason, retryable=True)
-        if s.heard and s.accepted.on_failure != "restart":
+        if s.visible_emitted and s.accepted.on_failure != "restart":
             self._broke(error, cut=reason)
             return
         s.blocks.complete_all(self.out, cut=True)
@@ -374,7 +382,7 @@ class RunMachine:
             error = deadline_passed()
             stop(s, self.out, error.message, self._now_ms)
             self._end(RunFailedEvent, finish="error", error=error)
-        elif event.taken == s.taken:
+        elif event.taken == s.events_applied:
             error = workers_gone()
             stop(s, self.out, error.message, self._now_ms)
             self._end(Incomplete, finish="unknown", reason=error.message, error=error)
@@ -384,12 +392,12 @@ class RunMachine:
 
     # --- turns and tools --------------------------------------------------------------------------------------
 
-    def call_tools(self, at_ms: int, judged: ToolVerdicts | None = None) -> None:
+    def call_tools(self, at_ms: int, verdicts: ToolVerdicts | None = None) -> None:
         """Run the turn's calls; the turn is complete and, if the run has policies, judged."""
         s = self.state
         s.seen_ms = max(s.seen_ms, at_ms)
         s.history = [self._content()]
-        if work := dispatch_calls(s, judged):
+        if work := dispatch_calls(s, verdicts):
             self.effects.append(RunTools(work))
         self._publish_results()
 

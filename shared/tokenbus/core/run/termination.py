@@ -46,7 +46,7 @@ def deadline_passed() -> ErrorInfo:
 
 def workers_gone() -> ErrorInfo:
     """The error of a run that stalled because its work was lost."""
-    problem = "nothing was heard of the run for long, and no worker has it"
+    problem = "the run made no progress for too long, and no worker has it"
     return ErrorInfo(code=LOST, kind="internal", message=problem, retryable=True)
 
 
@@ -73,14 +73,14 @@ def stop(s: RunState, out: Outbox, why: str, at_ms: int) -> None:
     answer_open_calls(s, out, why)
 
 
-def settle(s: RunState, out: Outbox, usage: Usage | None) -> None:
+def publish_usage(s: RunState, out: Outbox, usage: Usage | None) -> None:
     """Publish the usage of a turn, or of an attempt that another continues, and add it to the run's total."""
     s.usage = usage
     count(s)
     if usage:
         fields = _answered_by(s.start)
         if s.accepted.fallback:
-            fields["provider"] = s.asked.provider
+            fields["provider"] = s.target.provider
         out.event(s.turn, s.attempt, UsageReported, usage=usage, total=s.total, **fields)
 
 
@@ -96,7 +96,7 @@ def end(s: RunState, out: Outbox, event: type[TerminalEvent], at_ms: int, **fiel
     count(s)
     fields = {**_answered_by(s.start or s.answered), **fields}
     if s.accepted.fallback:
-        fields["provider"] = s.asked.provider
+        fields["provider"] = s.target.provider
     timing = Timing(
         first_byte_ms=s.first_byte_ms, first_visible_ms=s.first_visible_ms, total_ms=max(0, at_ms - s.accepted_ms)
     )

@@ -15,7 +15,7 @@ from tokenbus.events.public import ImageRef, ToolProgress
 from tokenbus.events.requests import Base64Source, BlobSource, ImagePart, Message, TextPart, ToolResultPart
 
 
-def dispatch_calls(s: RunState, judged: ToolVerdicts | None = None) -> list[ToolWork]:
+def dispatch_calls(s: RunState, verdicts: ToolVerdicts | None = None) -> list[ToolWork]:
     """Start the turn's calls and return the work to hand out.
 
     Malformed calls and calls of unlisted tools are answered at once. In a run with policies, only released calls run,
@@ -26,12 +26,12 @@ def dispatch_calls(s: RunState, judged: ToolVerdicts | None = None) -> list[Tool
     s.tool_turns += 1
     s.calls = []
     for call in s.blocks.calls:
-        ruled = judged.take(call) if judged else None
-        if judged and ruled is None:
-            blocked = ToolReturned(call.block, judged.reason(call), is_error=True)
-            s.calls.append(PendingCall(call, blocked, told=True))
+        ruled = verdicts.take(call) if verdicts else None
+        if verdicts and ruled is None:
+            blocked = ToolReturned(call.block, verdicts.reason(call), is_error=True)
+            s.calls.append(PendingCall(call, blocked, published=True))
         else:
-            s.calls.append(PendingCall(call, _refused(s, ruled or call), ruled=ruled))
+            s.calls.append(PendingCall(call, _refused(s, ruled or call), changed=ruled))
     timeout_s = s.accepted.tool_timeout_s
     return [
         ToolWork(s.run, s.turn, s.attempt, p.call.block, p.call.tool_id, p.runs.name, p.runs.arguments, timeout_s)
@@ -71,9 +71,9 @@ def publish_results(s: RunState, out: Outbox) -> bool:
     for pending in s.calls:
         if pending.result is None:
             return False
-        if not pending.told:
+        if not pending.published:
             _publish(s, out, pending.runs, pending.result)
-            pending.told = True
+            pending.published = True
     return True
 
 
@@ -89,7 +89,7 @@ def answer_open_calls(s: RunState, out: Outbox, why: str) -> None:
     """
     calls = s.calls if s.phase == "tools" else [PendingCall(c) for c in [*s.blocks.calls, *s.blocks.cut_calls]]
     for pending in calls:
-        if not pending.told:
+        if not pending.published:
             _publish(s, out, pending.runs, pending.result or ToolReturned(pending.call.block, why, is_error=True))
 
 

@@ -13,7 +13,7 @@ BLOCKED = "the call was blocked by a policy"
 class ToolVerdicts(msgspec.Struct):
     """The published calls of one turn, and the reasons for blocking others."""
 
-    heard: list[ToolCall] = []
+    released: list[ToolCall] = []
     reasons: dict[str, str] = {}
     """Reason by call id."""
 
@@ -23,11 +23,11 @@ class ToolVerdicts(msgspec.Struct):
         Calls with the same id match in order. Calls that a policy invented match no call of the model: they are
         published but never run.
         """
-        for i, heard in enumerate(self.heard):
-            if heard.tool_id == call.tool_id:
-                del self.heard[i]
-                as_it_was = heard.arguments == call.arguments
-                return msgspec.structs.replace(heard, problem=call.problem if as_it_was else "")
+        for i, released in enumerate(self.released):
+            if released.tool_id == call.tool_id:
+                del self.released[i]
+                unchanged = released.arguments == call.arguments
+                return msgspec.structs.replace(released, problem=call.problem if unchanged else "")
         return None
 
     def reason(self, call: ToolCall) -> str:

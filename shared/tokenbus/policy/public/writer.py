@@ -59,9 +59,9 @@ class PublicWriter:
         """By input block number; blocks created by the policy are never open."""
         self._origins: list[int] = []
         """By output block number: see `_Out.origin`."""
-        self._told: dict[int, int] = {}
+        self._published_numbers: dict[int, int] = {}
         """Input block number to output block number."""
-        self._came_to = -1
+        self._highest_block = -1
         self._shown: set[int] = set()
         """Blocks of which the policy saw a chunk; their end event must not reveal withheld content."""
         self._void: list[range] = []
@@ -76,11 +76,11 @@ class PublicWriter:
         self._run, self._turn, self._attempt = chunk.run, chunk.turn, chunk.attempt
         match chunk:
             case Chunk() | BlockStarted() | BlockComplete():
-                self._came_to = max(self._came_to, chunk.block)
+                self._highest_block = max(self._highest_block, chunk.block)
                 if isinstance(chunk, Chunk):
                     self._shown.add(chunk.block)
             case Retrying() | Restarted():
-                self._void.append(range(chunk.drop_from, self._came_to + 1))
+                self._void.append(range(chunk.drop_from, self._highest_block + 1))
             case UsageReported():
                 self._usage = chunk.total
             case _:
@@ -135,8 +135,8 @@ class PublicWriter:
         block: int | None = getattr(sent, "block", None)
         if block is None:
             yield self._numbered(sent)
-        elif block in self._told:
-            changes: dict[str, Any] = {"block": self._told[block]}
+        elif block in self._published_numbers:
+            changes: dict[str, Any] = {"block": self._published_numbers[block]}
             yield self._numbered(msgspec.structs.replace(sent, **changes))
 
     def _of_block(self, sent: Chunk | BlockStarted | BlockComplete) -> Iterator[PublicEvent]:
@@ -146,7 +146,7 @@ class PublicWriter:
             return  # the policy withheld its chunks, so the end must not reveal them
         if out is None:
             out = self._open[sent.block] = self._new(sent.kind, sent.block, sent.tool_id, sent.tool_name)
-            self._told[sent.block] = out.number
+            self._published_numbers[sent.block] = out.number
             yield from self._begin(out)
         if isinstance(sent, Chunk) and sent.tool_call_part in (None, "input"):
             yield from self._grow(out, sent.text, sent)
@@ -158,7 +158,7 @@ class PublicWriter:
             yield self._complete(out, sent)
 
     def _whole(self, kind: BlockKind, content: str, tool_id: str | None, name: str | None) -> Iterator[PublicEvent]:
-        out = self._new(kind, self._came_to, tool_id, name)
+        out = self._new(kind, self._highest_block, tool_id, name)
         yield from self._begin(out)
         yield from self._grow(out, content, None)
         yield self._complete(

@@ -28,7 +28,7 @@ class OpenBlock(msgspec.Struct):
     """text, thinking: the text in the start event or message. Some providers repeat it in the first deltas."""
     again: str = ""
     """How much of that text the deltas have repeated so far."""
-    told: EmittedText = msgspec.field(default_factory=EmittedText)
+    emitted: EmittedText = msgspec.field(default_factory=EmittedText)
     """text, thinking: everything emitted. tool: its input."""
     prefilled: str = ""
     """tool: the input in the start event; used only if no delta follows."""
@@ -80,10 +80,10 @@ class EmittedBlock(msgspec.Struct, array_like=True):
 
     kind: Literal["text", "thinking", "tool", "item"]
     tool_id: str
-    told: EmittedText
+    emitted: EmittedText
 
 
-def remaining_of(whole: Sequence[wire.Block | wire.Unknown], told: Sequence[EmittedBlock]) -> list[str | None]:
+def remaining_of(whole: Sequence[wire.Block | wire.Unknown], emitted: Sequence[EmittedBlock]) -> list[str | None]:
     """For each block of a whole message, return the text not yet emitted; None if the whole block was emitted.
 
     Text and thinking are compared as the concatenation of all blocks of a kind. If that fails, and for other kinds,
@@ -93,14 +93,14 @@ def remaining_of(whole: Sequence[wire.Block | wire.Unknown], told: Sequence[Emit
     left: list[str | None] = [*texts]
     for kind in ("text", "thinking", "tool", "item"):
         places = [at for at, block in enumerate(whole) if _kind_of(block) == kind]
-        blocks = [block for block in told if block.kind == kind]
+        blocks = [block for block in emitted if block.kind == kind]
         if kind == "tool":
             ids = {block.tool_id for block in blocks if block.tool_id}
             known = [at for at in places if isinstance(block := whole[at], wire.ToolUseBlock) and block.id in ids]
             rests = dict.fromkeys(known or places[: len(blocks)])
         else:
             rests = dict.fromkeys(places[: len(blocks)])
-            parts = [block.told for block in blocks if block.told]
+            parts = [block.emitted for block in blocks if block.emitted]
             parsed = not_emitted(parts, [texts[at] for at in places]) if parts and kind != "item" else None
             if parsed is not None:
                 rests |= {at: rest or None for at, rest in zip(places, parsed, strict=True) if rest or texts[at]}

@@ -69,7 +69,7 @@ class AnthropicDecoder(ResponseDecoder, kw_only=True):
     last_index: int = -1
     last_ordinal: int = -1
     """The last closed block; its citations may arrive late."""
-    told: list[EmittedBlock] = msgspec.field(default_factory=list[EmittedBlock])
+    emitted: list[EmittedBlock] = msgspec.field(default_factory=list[EmittedBlock])
     """Completed blocks, in order."""
     next_ordinal: int = 0
     calls: int = 0
@@ -121,7 +121,7 @@ class AnthropicDecoder(ResponseDecoder, kw_only=True):
             if message.id and message.id == self.message_id:
                 return
             self.blocks.clear()
-            self.told.clear()
+            self.emitted.clear()
             self.usage = None
             self.last_index = -1
             self.calls = self.held = 0
@@ -146,7 +146,7 @@ class AnthropicDecoder(ResponseDecoder, kw_only=True):
             self._count(message.usage, out)
         for index in list(self.blocks):
             self._end_as(index, content, out)
-        left = remaining_of([parsed for _, parsed in content], self.told)
+        left = remaining_of([parsed for _, parsed in content], self.emitted)
         for (data, _), rest in zip(content, left, strict=True):
             if rest is not None:
                 index = self.last_index + 1
@@ -167,7 +167,7 @@ class AnthropicDecoder(ResponseDecoder, kw_only=True):
             ]
             if not calls:
                 return
-            if block.streamed and (rest := block.told.rest(text_of(calls[0].input))):
+            if block.streamed and (rest := block.emitted.rest(text_of(calls[0].input))):
                 out.append(ToolCallDelta(block.ordinal, rest))
             block.prefilled = block.prefilled if is_null(calls[0].input) else text_of(calls[0].input)
         self._close_block(index, out)
@@ -278,7 +278,7 @@ class AnthropicDecoder(ResponseDecoder, kw_only=True):
 
     def _repeat_start(self, block: OpenBlock, text: str, out: list[Normalized]) -> None:
         """Handle a second start of the same block, which may have more text."""
-        if new := block.told.rest(text):
+        if new := block.emitted.rest(text):
             self._text(block, new, out)
             self._hold_for(block, len(new))
             block.begun = text
@@ -298,7 +298,7 @@ class AnthropicDecoder(ResponseDecoder, kw_only=True):
             case wire.InputDelta() if block.kind == "tool":
                 if delta.partial_json:
                     block.streamed = True
-                    block.told.add(delta.partial_json)
+                    block.emitted.add(delta.partial_json)
                     out.append(ToolCallDelta(block.ordinal, delta.partial_json))
             case wire.InputDelta() if block.kind == "item":
                 self._hold_for(block, len(delta.partial_json))
@@ -343,13 +343,13 @@ class AnthropicDecoder(ResponseDecoder, kw_only=True):
                 if block.ordinal >= 0:
                     out.append(BlockStop(block.ordinal))
         self._hold(96 - block.held)
-        self.told.append(EmittedBlock(block.kind, block.tool_id, block.told))
+        self.emitted.append(EmittedBlock(block.kind, block.tool_id, block.emitted))
         self.last_index, self.last_ordinal = index, block.shown
 
     def _text(self, block: OpenBlock, text: str, out: list[Normalized]) -> None:
         if text:
             self._open_text(block, out)
-            block.told.add(text)
+            block.emitted.add(text)
             delta = TextDelta if block.kind == "text" else ThinkingDelta
             out.append(delta(block.ordinal, text))
 

@@ -81,7 +81,7 @@ class StreamedCall(msgspec.Struct):
     id: str
     """The provider's id; empty if none."""
     writer: ArgsWriter = msgspec.field(default_factory=ArgsWriter)
-    told: EmittedText = msgspec.field(default_factory=EmittedText)
+    emitted: EmittedText = msgspec.field(default_factory=EmittedText)
     """Its arguments emitted so far."""
 
 
@@ -97,15 +97,15 @@ class GeminiDecoder(ResponseDecoder, kw_only=True):
     call: StreamedCall | None = None
     calls: int = 0
     """Number of completed tool calls."""
-    told_calls: dict[str, StreamedCall] = msgspec.field(default_factory=dict[str, StreamedCall])
+    emitted_calls: dict[str, StreamedCall] = msgspec.field(default_factory=dict[str, StreamedCall])
     """Completed calls by the provider's id."""
-    told_media: set[int] = msgspec.field(default_factory=set[int])
+    emitted_media: set[int] = msgspec.field(default_factory=set[int])
     """Fingerprints of emitted media."""
     finish: str = ""
     block_reason: str = ""
     """Why the prompt was blocked."""
     usage: dict[str, object] | None = None
-    usage_said: bytes = b""
+    usage_reported: bytes = b""
     """The latest raw usage: most chunks repeat it."""
 
     def _read(self, event: SseEvent, out: list[Normalized]) -> Terminal | None:
@@ -128,7 +128,7 @@ class GeminiDecoder(ResponseDecoder, kw_only=True):
         if chunk.prompt_feedback and chunk.prompt_feedback.block_reason:
             self.block_reason = chunk.prompt_feedback.block_reason
             self._extra("promptFeedback", text_of(read(wire.raw_chunk, data, "chunk").prompt_feedback), out)
-        if counted and (parsed := bytes(chunk.usage_metadata)) != self.usage_said:
+        if counted and (parsed := bytes(chunk.usage_metadata)) != self.usage_reported:
             self._count(parsed, out)
         if self.started and not known:
             self._extra("chunk", data.decode(), out)
@@ -175,7 +175,7 @@ class GeminiDecoder(ResponseDecoder, kw_only=True):
         if (raw := latest(self.usage, read(wire.usage, parsed, "usageMetadata"))) != self.usage:
             self.usage = raw
             out.append(UsageSeen(usage_of(raw)))
-        self.usage_said = parsed
+        self.usage_reported = parsed
 
     # --- parts ------------------------------------------------------------------------------------------------
 
@@ -209,10 +209,10 @@ class GeminiDecoder(ResponseDecoder, kw_only=True):
 
     def _image(self, blob: wire.Blob, part: wire.Part, out: list[Normalized]) -> bool:
         mark = crc32(f"{bool(part.thought)} {blob.mime_type} {blob.data}".encode())
-        if mark in self.told_media:
+        if mark in self.emitted_media:
             return True
         self._hold(16)
-        self.told_media.add(mark)
+        self.emitted_media.add(mark)
         if not blob.mime_type.startswith("image/"):
             return False
         self._close_open_block(out)
@@ -240,8 +240,8 @@ class GeminiDecoder(ResponseDecoder, kw_only=True):
         streamed = parsed.will_continue or parsed.partial_args is not None
         call = self.call
         if parsed.name and not (call and streamed and parsed.name == call.name):
-            known = None if streamed else self.told_calls.get(parsed.id or "")
-            if known and known.name == parsed.name and known.told.rest(_compact(parsed.args)) == "":
+            known = None if streamed else self.emitted_calls.get(parsed.id or "")
+            if known and known.name == parsed.name and known.emitted.rest(_compact(parsed.args)) == "":
                 return
             self._close_open_block(out)
             # If the previous call has not ended, it was never completed.
@@ -262,14 +262,14 @@ class GeminiDecoder(ResponseDecoder, kw_only=True):
             whole = not (call.writer.path or is_null(parsed.args))
             pieces.append(_compact(parsed.args) if whole else call.writer.end())
         if text := "".join(pieces):
-            call.told.add(text)
+            call.emitted.add(text)
             out.append(ToolCallDelta(call.ordinal, text))
         if self.call is None:
             out.append(ToolCallDone(call.ordinal))
             self.calls += 1
             if call.id:
                 self._hold(len(call.id) + 128)
-                self.told_calls[call.id] = StreamedCall(call.ordinal, call.name, call.id, told=call.told)
+                self.emitted_calls[call.id] = StreamedCall(call.ordinal, call.name, call.id, emitted=call.emitted)
 
     def _piece(self, writer: ArgsWriter, piece: wire.PartialArg) -> str:
         self._hold(len(piece.json_path))

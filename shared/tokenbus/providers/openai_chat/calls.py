@@ -56,7 +56,7 @@ class Call(msgspec.Struct):
     name: str = ""
     pieces: list[str] = []
     """Argument fragments that came before the name."""
-    told: EmittedText = msgspec.field(default_factory=EmittedText)
+    emitted: EmittedText = msgspec.field(default_factory=EmittedText)
     """Its arguments emitted so far."""
     end: ObjectEnd = msgspec.field(default_factory=ObjectEnd)
     done: bool = False
@@ -65,9 +65,9 @@ class Call(msgspec.Struct):
 
     def new_part(self, arguments: str) -> str:
         """Return the new part of this piece: empty if complete arguments are repeated."""
-        if self.end.closed and self.told.rest(arguments) == "":
+        if self.end.closed and self.emitted.rest(arguments) == "":
             return ""
-        self.told.add(arguments)
+        self.emitted.add(arguments)
         self.end.feed(arguments)
         return arguments
 

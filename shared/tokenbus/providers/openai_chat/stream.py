@@ -186,8 +186,8 @@ class ChatDecoder(ResponseDecoder, kw_only=True):
         changed: dict[str, object] = {"content": content, "refusal": refusal}
         for field in self.reasoning_fields:
             if isinstance(value := getattr(message, field, None), str):
-                told = self.thought.rest(value) if self.thought else value
-                changed[field] = "" if self.echo.says(value) else told
+                emitted = self.thought.rest(value) if self.thought else value
+                changed[field] = "" if self.echo.says(value) else emitted
             elif value and self.thought:
                 changed[field] = None
         if self.details:
@@ -265,7 +265,7 @@ class ChatDecoder(ResponseDecoder, kw_only=True):
             call = self.table.find(delta, name)
         else:
             call = self.table.find_whole(place, delta, name)
-            arguments = call.told.rest(arguments) or ""
+            arguments = call.emitted.rest(arguments) or ""
         if not is_null(delta.extra_content):
             call.extra_content = text_of(delta.extra_content)
             self._hold(len(call.extra_content))

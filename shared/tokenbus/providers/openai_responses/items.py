@@ -41,7 +41,7 @@ class Part(msgspec.Struct):
     ordinal: int
     key: str
     """Kind and index, taken from its first content."""
-    told: EmittedText = msgspec.field(default_factory=EmittedText)
+    emitted: EmittedText = msgspec.field(default_factory=EmittedText)
     citations: list[str] = []
     cited: bool = False
     """Citations came while it was open. Its own events carry its text, so an end event adds none."""
@@ -70,7 +70,7 @@ class Item(msgspec.Struct):
     """message, reasoning: open blocks by key; they stay open until the item ends."""
     beside: dict[str, list[str]] = {}
     """reasoning: pieces of the summary while raw reasoning was emitted first, or vice versa; often the same text."""
-    told: EmittedText = msgspec.field(default_factory=EmittedText)
+    emitted: EmittedText = msgspec.field(default_factory=EmittedText)
     """call: its arguments emitted so far."""
     pieces: list[str] = []
     """call: arguments that came before its name."""
@@ -95,13 +95,15 @@ class Item(msgspec.Struct):
     @property
     def has_content(self) -> bool:
         """Whether any of its content was emitted."""
-        return bool(self.told) or any(part.told for part in self.parts)
+        return bool(self.emitted) or any(part.emitted for part in self.parts)
 
     def could_be(self, parsed: wire.Item) -> bool:
         """Whether the emitted content is a prefix of this item."""
         if self.kind == "call":
-            return parsed.name in (None, "", self.name) and self.told.rest(arguments_of(parsed)) is not None
-        return not_emitted([part.told for part in self.parts], [text for _, _, text, _ in texts_of(parsed)]) is not None
+            return parsed.name in (None, "", self.name) and self.emitted.rest(arguments_of(parsed)) is not None
+        return (
+            not_emitted([part.emitted for part in self.parts], [text for _, _, text, _ in texts_of(parsed)]) is not None
+        )
 
     def agrees(self, parsed: wire.Item) -> bool:
         """Whether the emitted content does not contradict this item."""
@@ -112,9 +114,9 @@ class Item(msgspec.Struct):
     def is_repeat(self, parsed: wire.Item) -> bool:
         """Whether the emitted content equals this item and is not empty."""
         if self.kind == "call":
-            return self.could_be(parsed) and self.told.rest(arguments_of(parsed)) == ""
+            return self.could_be(parsed) and self.emitted.rest(arguments_of(parsed)) == ""
         texts = [text for _, _, text, _ in texts_of(parsed)]
-        return self.has_content and not_emitted([part.told for part in self.parts], texts) == [""] * len(texts)
+        return self.has_content and not_emitted([part.emitted for part in self.parts], texts) == [""] * len(texts)
 
     def part_ended(self, key: str, whole: str) -> Part | None:
         """Return the part that ends under this key: the one with the key, or else one with equal text."""
@@ -122,11 +124,11 @@ class Item(msgspec.Struct):
         for part in latest:
             if part.ended_as == key or (part.key == key and not part.ended_as):
                 return part
-        others = [part for part in latest if part.told and not part.ended_as]
+        others = [part for part in latest if part.emitted and not part.ended_as]
         for part in others:
-            if part.told.rest(whole) == "":
+            if part.emitted.rest(whole) == "":
                 return part
-        return others[0] if len(self.parts) == 1 and others and others[0].told.rest(whole) is not None else None
+        return others[0] if len(self.parts) == 1 and others and others[0].emitted.rest(whole) is not None else None
 
     def remaining_of(self, whole: Sequence[tuple[str, str]]) -> list[str]:
         """Return the part of each final text that was not emitted yet.
@@ -135,14 +137,14 @@ class Item(msgspec.Struct):
         however divided. If that fails, parts are matched by equal text, else by key, else by order, and what was
         emitted stands.
         """
-        cited = {part.key for part in self.parts if part.cited and not part.told}
+        cited = {part.key for part in self.parts if part.cited and not part.emitted}
         texts = ["" if key in cited else text for key, text in whole]
-        parts = [part for part in self.parts if part.told]
+        parts = [part for part in self.parts if part.emitted]
         for ordered in (sorted(parts, key=lambda part: place_of(part.key)), parts):
-            rests = not_emitted([part.told for part in ordered], texts)
+            rests = not_emitted([part.emitted for part in ordered], texts)
             if rests is not None:
                 return rests
-        parsed = Counter((part.told.units, part.told.crc) for part in parts)
+        parsed = Counter((part.emitted.units, part.emitted.crc) for part in parts)
         left: list[int] = []
         for at, text in enumerate(texts):
             mark = _mark(text)
@@ -152,8 +154,8 @@ class Item(msgspec.Struct):
                 left.append(at)
         others: list[str] = []
         for part in parts:
-            if parsed[part.told.units, part.told.crc]:
-                parsed[part.told.units, part.told.crc] -= 1
+            if parsed[part.emitted.units, part.emitted.crc]:
+                parsed[part.emitted.units, part.emitted.crc] -= 1
                 others.append(part.key)
         keys = Counter(others)
         unmatched: list[int] = []
@@ -167,9 +169,9 @@ class Item(msgspec.Struct):
 
 
 def _mark(text: str) -> tuple[int, int]:
-    told = EmittedText()
-    told.add(text)
-    return told.units, told.crc
+    emitted = EmittedText()
+    emitted.add(text)
+    return emitted.units, emitted.crc
 
 
 def kind_of(item: wire.Item, custom_tools: list[str] | None) -> ItemKind:

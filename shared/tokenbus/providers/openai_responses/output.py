@@ -178,14 +178,14 @@ class OutputDecoder(ResponseDecoder, kw_only=True):
             item.beside.setdefault(key, []).append(text)
         elif text:
             part = self._part(item, key, kind, out)
-            part.told.add(text)
+            part.emitted.add(text)
             out.append(TextDelta(part.ordinal, text) if kind == "text" else ThinkingDelta(part.ordinal, text))
 
     def _refuse(self, item: Item, key: str, text: str, out: list[Normalized]) -> None:
         if text:
             self.refused = True
             part = self._part(item, key, "text", out)
-            part.told.add(text)
+            part.emitted.add(text)
             out.append(RefusalDelta(part.ordinal, text))
 
     def _end_part(
@@ -213,14 +213,14 @@ class OutputDecoder(ResponseDecoder, kw_only=True):
     def _emit_alternate(self, item: Item, out: list[Normalized]) -> None:
         """Emit the reasoning that was held back (summary or raw), unless it repeats what was emitted."""
         whole = [(key, "".join(pieces)) for key, pieces in item.beside.items()]
-        told = [part.told for part in item.parts]
+        emitted = [part.emitted for part in item.parts]
         item.beside = {}
-        if not_emitted(told, [text for _, text in whole]) == [""] * len(whole):
+        if not_emitted(emitted, [text for _, text in whole]) == [""] * len(whole):
             return
         for key, text in whole:
-            if not any(one.rest(text) == "" for one in told):
+            if not any(one.rest(text) == "" for one in emitted):
                 part = self._part(item, key, "thinking", out)
-                part.told.add(text)
+                part.emitted.add(text)
                 out.append(ThinkingDelta(part.ordinal, text))
 
     def _cite(self, item: Item, key: str, citation: msgspec.Raw, out: list[Normalized]) -> None:
@@ -341,7 +341,7 @@ class OutputDecoder(ResponseDecoder, kw_only=True):
     def _emit_arguments(self, item: Item, fragment: str, out: list[Normalized]) -> None:
         """Emit a fragment of a call's arguments."""
         if fragment:
-            item.told.add(fragment)
+            item.emitted.add(fragment)
             if item.ordinal >= 0:
                 out.append(ToolCallDelta(item.ordinal, fragment))
             else:
@@ -353,7 +353,7 @@ class OutputDecoder(ResponseDecoder, kw_only=True):
             self._begin_call(item, parsed, out)
         if item.ordinal < 0:
             raise Malformed("response.output_item.done", "a call has no name")
-        self._emit_arguments(item, item.told.rest(arguments_of(parsed)) or "", out)
+        self._emit_arguments(item, item.emitted.rest(arguments_of(parsed)) or "", out)
         if parsed.id:
             out.append(Opaque(item.ordinal, "item_id", parsed.id))
         if more := further_fields(parsed.type, data):

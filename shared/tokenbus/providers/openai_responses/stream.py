@@ -174,7 +174,7 @@ class ResponsesDecoder(OutputDecoder, kw_only=True):
                 self._part_done(at, summary_key(parsed.summary_index), "thinking", parsed.part, out)
             case wire.ArgumentsDone() | wire.InputDone():
                 if (item := self._call_of(parsed, out)) and not item.ended:
-                    self._emit_arguments(item, item.told.rest(arguments_of(parsed)) or "", out)
+                    self._emit_arguments(item, item.emitted.rest(arguments_of(parsed)) or "", out)
             case _:
                 pass  # the start of a part means nothing before its content
 

@@ -44,23 +44,23 @@ class EmittedText(msgspec.Struct):
         return rests[0] if rests is not None else None
 
 
-def not_emitted(told: Sequence[EmittedText], whole: Sequence[str]) -> list[str] | None:
+def not_emitted(emitted: Sequence[EmittedText], whole: Sequence[str]) -> list[str] | None:
     """Return the part of each text not yet emitted; None if the texts together do not begin with the emitted text.
 
     Only the order of the parts matters, not how they are divided.
     """
-    if not any(told):
+    if not any(emitted):
         return list(whole)
     solids = [_solid(text) for text in whole]
     units = memoryview(b"".join(solids))
     at = 0
-    for part in told:
+    for part in emitted:
         end = at + 2 * part.units
         if end > len(units) or crc32(units[at:end]) != part.crc:
             return None
         at = end
     rests: list[str] = []
-    blank = told[-1].blank
+    blank = emitted[-1].blank
     for text, solid in zip(whole, solids, strict=True):
         if at >= len(solid):
             rests.append("")
