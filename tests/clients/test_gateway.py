@@ -38,7 +38,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def base() -> Iterator[str]:
+def bus() -> Iterator[LocalBus]:
     answer = Reply(thinking="Hm.", text=TEXT)
     with LocalBus(SETTINGS) as local:
         local.model_says("text", answer)
@@ -51,7 +51,12 @@ def base() -> Iterator[str]:
         local.model_says("retried", Turn(says=answer, first=(ErrorEvent(after_text="Hm"),)))
         local.model_says("stalled", Turn(says=answer, fault=Stall(after_text="evening")))
         local.model_says("paced", Turn(says=answer, delivery=Delivery(pace=20)))
-        yield local.gateway
+        yield local
+
+
+@pytest.fixture(scope="module")
+def base(bus: LocalBus) -> str:
+    return bus.gateway
 
 
 def told(project: Path, script: str, *args: str) -> dict[str, Any]:
@@ -137,3 +142,73 @@ def test_a_second_request_of_a_chat_ends_the_first_one(chats: dict[str, Any]) ->
     assert (chat["status"], chat["text"]) == ("ready", TEXT)
     assert chat["first"]["status"] == "ready"
     assert TEXT.startswith(chat["first"]["text"])
+
+
+@pytest.fixture(scope="module")
+def agents(base: str, project: Path) -> dict[str, Any]:
+    """What the agents of AG-UI ended with; each stream passed the client's own `verifyEvents` and schemas."""
+    return told(project, "agui.mjs", base)
+
+
+def test_an_agent_has_its_text_and_its_thinking(agents: dict[str, Any]) -> None:
+    agent = agents["text"]
+    assert (agent["text"], agent["outcome"]) == (TEXT, {"type": "success"})
+    reasoning = next(message for message in agent["messages"] if message["role"] == "reasoning")
+    assert reasoning["content"] == "Hm."
+    assert "signature" in reasoning["encryptedValue"]
+
+
+def test_an_agent_is_shown_the_tools_that_the_bus_runs(agents: dict[str, Any]) -> None:
+    agent = agents["bus_tool"]
+    assert (agent["text"], agent["outcome"]) == ("So: Rain in Bonn.", {"type": "success"})
+    assert [message["role"] for message in agent["messages"]] == ["user", "assistant", "tool", "assistant"]
+
+
+def test_an_agent_runs_its_own_tools_between_two_runs(agents: dict[str, Any]) -> None:
+    agent = agents["own_tool"]
+    assert len(agent["asked"]["outcome"]["pendingToolCallIds"]) == 1
+    assert agent["text"] == "I look.So: Bonn"
+
+
+def test_an_agent_is_told_of_refusals_failures_and_cuts(agents: dict[str, Any]) -> None:
+    assert agents["refused"]["failed"]["status"] == 400
+    assert "frobnicate" in agents["refused"]["failed"]["message"]
+    assert agents["failed"]["failed"]["status"] == 400
+    cut = agents["cut"]
+    assert cut["types"][-1] == "RUN_ERROR"
+    assert cut["text"]
+    assert TEXT.startswith(cut["text"])
+    assert agents["retried"]["text"] == TEXT
+
+
+def test_an_agents_run_is_cancelled_by_its_id(agents: dict[str, Any]) -> None:
+    assert agents["cancelled"]["status"] == 204
+    assert agents["cancelled"]["outcome"] == {"type": "cancelled"}
+
+
+def test_an_agent_joins_a_run_that_it_had_left(agents: dict[str, Any]) -> None:
+    joined = agents["joined"]
+    assert TEXT.startswith(joined["before"])
+    assert (joined["text"], joined["unknown"]) == (TEXT, 404)
+    assert [message["role"] for message in joined["late"]] == ["user", "reasoning", "assistant"]
+
+
+def test_a_runs_log_is_a_durable_stream(bus: LocalBus, project: Path) -> None:
+    with bus.sync_client() as client:
+        published = client.publish(bus.request("paced"))
+        read = told(project, "streams.mjs", bus.gateway, published.id)  # it begins while the run goes on
+        seqs = list(range(published.result().events))
+    for way in ("poll", "sse"):
+        assert [event["seq"] for event in read[way]] == seqs
+    assert [event["seq"] for event in read["rest"]] == seqs[3:]
+    assert [event["seq"] for event in read["once"]] == seqs[: len(read["once"])]
+    assert read["poll"][-1]["type"] == "completed"
+    status, headers = read["head"]
+    assert (status, headers["cache-control"]) == (200, "no-store")
+    status, headers, body = read["tail"]
+    assert (status, body, headers["stream-closed"]) == (200, "[]", "true")
+    assert headers["stream-next-offset"] == f"{len(seqs):016d}"
+    assert [read[name] for name in ("wrong", "twice", "beyond", "needs", "written", "unknown")] == [400] * 4 + [
+        405,
+        404,
+    ]

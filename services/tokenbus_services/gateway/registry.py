@@ -15,7 +15,14 @@ from tokenbus_services.gateway import http_models
 from tokenbus_services.gateway.gateway import Gateway
 from tokenbus_services.settings import SurfaceName
 
-SURFACES: tuple[SurfaceName, ...] = ("native", "openai_chat", "openai_responses", "ai_sdk_ui", "ag_ui")
+SURFACES: tuple[SurfaceName, ...] = (
+    "native",
+    "openai_chat",
+    "openai_responses",
+    "ai_sdk_ui",
+    "ag_ui",
+    "durable_streams",
+)
 """In the order in which their routes are tried."""
 
 

@@ -82,7 +82,7 @@ class UiStream(Encoder):
             case BlockComplete():
                 self._block_complete(event)
             case ImagePreview():
-                if url := parts.image_url(event.image):
+                if url := parts.image_url(self._run, event.image):
                     data = {"url": url, "index": event.index}
                     self._tell({"type": "data-image-preview", "id": str(event.block), "data": data, "transient": True})
             case ToolProgress():
@@ -177,7 +177,7 @@ class UiStream(Encoder):
     def _image(self, event: BlockComplete) -> None:
         if event.image is None or event.cut or (event.image.draft and not self._v7):
             return
-        if url := parts.image_url(event.image):
+        if url := parts.image_url(self._run, event.image):
             kind = "reasoning-file" if event.image.draft else "file"
             metadata = parts.provider_metadata(event, blob_id=event.image.blob_id)
             self._tell({"type": kind, "url": url, "mediaType": event.image.media_type, **metadata})

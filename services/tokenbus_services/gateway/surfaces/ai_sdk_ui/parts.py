@@ -75,8 +75,8 @@ def usage(total: Usage) -> Part:
     return {name: count for name, count in counts.items() if count is not None}
 
 
-def image_url(image: ImageRef) -> str | None:
-    """A `data:` url, or that of a blob; None if the image is in neither form."""
+def image_url(run: str, image: ImageRef) -> str | None:
+    """A `data:` url, or that of a blob at this gateway; None if the image is in neither form."""
     if image.base64 is not None:
         return f"data:{image.media_type};base64,{image.base64}"
-    return f"/blobs/{image.blob_id}" if image.blob_id else None
+    return f"/runs/{run}/blobs/{image.blob_id}" if image.blob_id else None

@@ -1,0 +1,96 @@
+// Agents of AG-UI against a gateway: node agui.mjs BASE; prints what each of them ended with.
+import { EventSchemas } from "@ag-ui/core/schemas";
+import { HttpAgent, verifyEvents } from "@ag-ui/client";
+import { from, lastValueFrom, toArray } from "rxjs";
+
+const [base] = process.argv.slice(2);
+const url = `${base}/agui`;
+
+/** Joins a run again, which the protocol has no message for: the 20 lines of docs/guides/ag-ui.md. */
+class JoiningAgent extends HttpAgent {
+  requestInit(input) {
+    if (this.joins === undefined) return super.requestInit(input);
+    return { headers: { ...this.headers, accept: "text/event-stream" }, signal: this.abortController.signal };
+  }
+  async join(runId) {
+    this.joins = runId;
+    this.url = `${url}/runs/${encodeURIComponent(runId)}`;
+    return this.runAgent({ runId });
+  }
+}
+
+const until = async (condition) => {
+  for (let n = 0; !condition(); n++) {
+    if (n > 3000) throw new Error("it never came");
+    await new Promise((done) => setTimeout(done, 10));
+  }
+};
+const agent = (Agent = HttpAgent) =>
+  new Agent({ url, initialMessages: [{ id: "u1", role: "user", content: "Hello" }], threadId: crypto.randomUUID() });
+const answer = (messages) =>
+  messages.filter((message) => message.role === "assistant").map((message) => message.content ?? "").join("");
+
+const run = async (one, model, more = {}) => {
+  const events = [];
+  let failed;
+  const ended = await one
+    .runAgent(
+      { forwardedProps: { model: `anthropic/${model}`, ...more.props }, tools: more.tools ?? [], runId: more.runId },
+      { onEvent: ({ event }) => void events.push(event), onRunFailed: ({ error }) => void (failed = error) },
+    )
+    .catch((error) => (failed = error));
+  await lastValueFrom(from(events).pipe(verifyEvents(false), toArray()));
+  for (const event of events) EventSchemas.parse(event);
+  return {
+    types: events.map((event) => event.type),
+    outcome: events.at(-1)?.outcome,
+    usage: events.at(-1)?.usage,
+    code: events.at(-1)?.code,
+    failed: failed && { message: failed.message, status: failed.status },
+    ended: ended?.result,
+    messages: one.messages,
+    text: answer(one.messages),
+  };
+};
+
+const stories = {
+  text: () => run(agent(), "text"),
+  bus_tool: () => run(agent(), "bus-tool", { props: { tokenbus: { tools: ["weather"] } } }),
+  async own_tool() {
+    const tools = [{ name: "place", description: "Where the user is", parameters: { type: "object" } }];
+    const one = agent();
+    const asked = await run(one, "own-tool", { tools });
+    const [call] = one.messages.flatMap((message) => message.toolCalls ?? []);
+    one.addMessage({ id: "t1", role: "tool", toolCallId: call.id, content: "Bonn" });
+    return { asked, ...(await run(one, "own-tool", { tools })) };
+  },
+  refused: () => run(agent(), "text", { props: { frobnicate: 1 } }),
+  failed: () => run(agent(), "failing"),
+  cut: () => run(agent(), "cut"),
+  retried: () => run(agent(), "retried"),
+  async cancelled() {
+    const one = agent();
+    const runId = crypto.randomUUID();
+    const told = run(one, "stalled", { runId });
+    await until(() => answer(one.messages));
+    const answered = await fetch(`${url}/runs/${runId}`, { method: "DELETE" });
+    return { ...(await told), status: answered.status };
+  },
+  async joined() {
+    const runId = `run ${crypto.randomUUID()}`;
+    const one = agent();
+    const told = run(one, "paced", { runId });
+    await until(() => answer(one.messages));
+    one.abortRun(); // the run goes on
+    await told;
+    const fresh = agent(JoiningAgent);
+    await fresh.join(runId);
+    const late = agent(JoiningAgent);
+    await late.join(runId);
+    const unknown = (await fetch(`${url}/runs/nobody`)).status;
+    return { before: answer(one.messages), text: answer(fresh.messages), late: late.messages, unknown };
+  },
+};
+
+const ended = Object.entries(stories).map(async ([story, tell]) => [story, await tell()]);
+console.log(JSON.stringify(Object.fromEntries(await Promise.all(ended))));
