@@ -22,8 +22,12 @@ _CODES: Mapping[ErrorClass, str] = {
     "rate_limit": "rate_limit_exceeded",
     "overloaded": "overloaded",
     "timeout": "timeout",
+    "auth": "upstream_auth",
+    "not_found": "model_not_found",
 }
-"""Codes that clients know by name; every other problem has its own."""
+"""Codes of failed runs that clients know by name; every other problem has its own."""
+_OWN_CODES = ("gateway_", "run_", "idempotency_")
+"""How the codes of the gateway's own problems with a run begin."""
 _OWN_TYPES: Mapping[int, str] = {
     401: "authentication_error",
     402: "insufficient_quota",
@@ -34,11 +38,8 @@ _OWN_TYPES: Mapping[int, str] = {
 
 def error_object(problem: Problem) -> dict[str, object]:
     """The object `error`."""
-    code = _CODES.get(problem.kind, problem.code) if problem.run else problem.code
-    if problem.run and problem.kind == "auth":
-        code = "upstream_auth"
-    if problem.run and problem.kind == "not_found" and problem.code != "run_not_found":
-        code = "model_not_found"
+    of_run = problem.run is not None and not problem.code.startswith(_OWN_CODES)
+    code = _CODES.get(problem.kind, problem.code) if of_run else problem.code
     kind = _OWN_TYPES.get(problem.status) or _TYPES.get(problem.kind, "server_error")
     return {"message": problem.message, "type": kind, "param": problem.param, "code": code}
 
