@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Generator
@@ -31,6 +32,7 @@ kind = "python"
 call = "tokenbus_services.mock_provider.demo:weather"
 """
 TEXT = "one two three"
+GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "gateway-responses.md"
 READY_S = 60.0
 
 
@@ -277,6 +279,28 @@ def test_a_run_of_another_service_is_a_response_too(client: openai.OpenAI, bus: 
         direct.result(run)
     assert client.responses.retrieve(run.id).output_text == TEXT
     assert client.responses.retrieve(f"resp_{run.id}").model.endswith("/text")
+
+
+def test_the_programs_of_the_guide_run(bus: LocalBus, tmp_path: Path) -> None:
+    programs = re.findall(r"```python\n(# \w+\.py\n.*?)```", GUIDE.read_text(), re.DOTALL)
+    assert len(programs) == 2
+    for program in programs:
+        code = program.replace("http://127.0.0.1:8088", bus.gateway).replace("claude-sonnet-4-6", "text")
+        script = tmp_path / "program.py"
+        script.write_text(code)
+        done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.strip() == TEXT
+
+
+def test_another_version_of_the_encoder_does_not_continue_its_numbers(client: openai.OpenAI, bus: LocalBus) -> None:
+    note = {"surface": "openai_responses", "version": 0, "created": 1, "model": "m"}
+    with bus.sync_client() as direct:
+        run = direct.publish(bus.request("text", metadata={"gateway": note}))
+        direct.result(run)
+    with pytest.raises(openai.ConflictError):
+        client.responses.retrieve(run.id, stream=True, starting_after=3)
+    assert len(list(client.responses.retrieve(run.id, stream=True))) > 3
 
 
 # --- over a WebSocket -----------------------------------------------------------------------------------------
