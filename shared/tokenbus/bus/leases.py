@@ -216,7 +216,9 @@ class Leases:
 
     async def _tick(self) -> None:
         now = asyncio.get_running_loop().time()
-        self._counted = self._counted or asyncio.create_task(self._count(), name=f"members of {self._group}")
+        # Watched: if it stood still, this worker would keep what it has, and never share it or take more.
+        name = f"members of {self._group}"
+        self._counted = self._counted or self._liveness.start_passing(self._count(), name=name)
         asked = [
             self._ask(group, self._renew)
             for group in self._groups(self._owned)

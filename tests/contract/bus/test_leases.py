@@ -16,6 +16,7 @@ from tests.waiting import eventually
 from tokenbus.bus import scripts
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.leases import Lease, Leases, fair_share
+from tokenbus.bus.liveness import STUCK_S, Liveness
 from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server
 
@@ -251,3 +252,22 @@ async def test_members_that_died_are_counted_no_more(server: Server, keys: Keys)
     await server.client.zadd(keys.members("g"), {f"dead{i}": 1 for i in range(50)})
     async with running(Worker(server, keys, "a")) as a:
         assert len(a.held) == 4
+
+
+async def test_a_look_at_the_members_that_stands_still_is_noticed(
+    server: Server, keys: Keys, monkeypatch: pytest.MonkeyPatch
+):
+    liveness = Liveness()
+    async with running(Worker(server, keys, "a", liveness=liveness)) as worker:
+
+        async def never() -> list[str]:
+            await asyncio.Event().wait()
+            return []
+
+        monkeypatch.setattr(worker.leases, "_count", never)
+
+        def stands_still() -> bool:
+            liveness.elapsed_s += 1.0
+            return any(task.name == "members of g" and task.still_s > STUCK_S for task in liveness.tasks)
+
+        await eventually(stands_still)
