@@ -98,6 +98,8 @@ async def test_gateways_come_and_go_and_no_client_is_left_with_a_silent_end(
                     pass
             assert caught.value.code == "gateway_restarting"
             assert raw.headers["x-tokenbus-run"] in caught.value.message
+        assert await other.process.wait() == 0
+        assert "Traceback" not in other.log.read_text()
 
 
 def _raw_request(url: str, body: object) -> socket.socket:

@@ -88,12 +88,11 @@ class RunAnswer(ABC):
                     await self._fail(send, of_exception(e))
                 except OSError:  # servers of newer ASGI versions tell a disconnect so
                     reader.gone = True
-        except asyncio.CancelledError:  # the server stops
+        except asyncio.CancelledError:  # the server stops, and waits for nothing but this task
             if not (reader.ended or reader.gone):
                 with suppress(TimeoutError, OSError):
                     async with asyncio.timeout(_LAST_WORDS_S):
                         await self._fail(send, _restarting(self.run))
-            raise
         except Exception as e:
             log.exception("answer_failed", run=self.run)
             await self._fail(send, _defect(self.run, e))
