@@ -1,4 +1,7 @@
-"""`/v1/models`: the names that requests may give, in the shape of OpenAI's list, or of Anthropic's for its clients."""
+"""`/v1/models`: the names that requests may give, in the shape of OpenAI's list.
+
+Clients of Anthropic and Gemini ask the same path; the routes of their surfaces tell them by a header, and come first.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,6 @@ from tokenbus_services.gateway.models import ModelTable
 from tokenbus_services.gateway.surfaces.openai_chat.errors import refusal
 
 CREATED = 1763769600
-CREATED_AT = "2025-11-22T00:00:00Z"
 """Models have no time of their own here; clients insist on one."""
 
 
@@ -23,19 +25,13 @@ def routes(gateway: Gateway) -> list[BaseRoute]:
 
     async def every(request: Request) -> Any:
         models = (await gateway.door.identify(headers_in(request))).rules.models
-        if "anthropic-version" in request.headers:
-            data = [_anthropic(name) for name in models.names()]
-            ends = (
-                {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {"first_id": None, "last_id": None}
-            )
-            return JSONResponse({"data": data, "has_more": False, **ends})
         return JSONResponse({"object": "list", "data": [_openai(name, models) for name in models.names()]})
 
     async def one(request: Request) -> Any:
         models = (await gateway.door.identify(headers_in(request))).rules.models
         name: str = request.path_params["id"]
         models.resolve(name)
-        return JSONResponse(_anthropic(name) if "anthropic-version" in request.headers else _openai(name, models))
+        return JSONResponse(_openai(name, models))
 
     found: list[BaseRoute] = []
     for prefix in ("/v1", ""):
@@ -46,7 +42,3 @@ def routes(gateway: Gateway) -> list[BaseRoute]:
 
 def _openai(name: str, models: ModelTable) -> dict[str, object]:
     return {"id": name, "object": "model", "created": CREATED, "owned_by": models.resolve(name).provider}
-
-
-def _anthropic(name: str) -> dict[str, object]:
-    return {"type": "model", "id": name, "display_name": name, "created_at": CREATED_AT}

@@ -18,6 +18,8 @@ AsgiApp = Callable[[Scope, Callable[[], Awaitable[Message]], Callable[[Message],
 
 REQUEST_ID = "request_id"
 _GIVEN_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
+_ID_HEADERS = (b"x-request-id", b"request-id")
+"""Clients of OpenAI read the first, those of Anthropic the second."""
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f]")
 
 
@@ -72,7 +74,7 @@ class WithRequestId:
 
         async def with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message.get("headers", ()), (b"x-request-id", name)]
+                message["headers"] = [*message.get("headers", ()), *((each, name) for each in _ID_HEADERS)]
             await send(message)
 
         await self.app(scope, receive, with_id)

@@ -17,6 +17,8 @@ from tokenbus_services.settings import SurfaceName
 
 SURFACES: tuple[SurfaceName, ...] = (
     "native",
+    "anthropic_messages",
+    "gemini",
     "openai_chat",
     "openai_responses",
     "ai_sdk_ui",

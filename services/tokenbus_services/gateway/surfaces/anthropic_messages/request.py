@@ -53,6 +53,7 @@ def translate(request: GatewayRequest, rules: TranslationRules) -> Translated:
         model=name,
         echo=echo_of(model, rules.models, asked),
         on_disconnect=asked.on_disconnect or "cancel",
+        run=asked.run,
     )
 
 

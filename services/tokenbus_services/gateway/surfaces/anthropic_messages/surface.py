@@ -46,7 +46,7 @@ class AnthropicMessages(Surface):
 
 def models_answer(names: Sequence[str]) -> Answer:
     """The answer of `GET /v1/models` in this API's form."""
-    models = [{"type": "model", "id": name, "display_name": name, "created_at": _NEVER} for name in names]
+    models = [_model(name) for name in names]
     page = {
         "data": models,
         "has_more": False,
@@ -54,3 +54,12 @@ def models_answer(names: Sequence[str]) -> Answer:
         "last_id": names[-1] if names else None,
     }
     return Answer(status=200, body=msgspec.json.encode(page))
+
+
+def model_answer(name: str) -> Answer:
+    """The answer of `GET /v1/models/{name}`."""
+    return Answer(status=200, body=msgspec.json.encode(_model(name)))
+
+
+def _model(name: str) -> dict[str, object]:
+    return {"type": "model", "id": name, "display_name": name, "created_at": _NEVER, "lifecycle": "active"}

@@ -20,13 +20,14 @@ METHODS = {"generateContent": False, "streamGenerateContent": True}
 """Whether each method streams."""
 SERVER_TIMEOUT = "x-server-timeout"
 
+KEY_IN_URL = "a key in the URL ends up in logs: send it in the header x-goog-api-key"
 NOT_HERE = "is not supported by this provider"
 
 
 def translate(request: GatewayRequest, rules: TranslationRules) -> Translated:
     """Translate a request. Its path holds ``model`` and ``method``. Raises Refusal."""
     if "key" in request.query:
-        raise unsupported("key", "a key in the URL ends up in logs: send it in the header x-goog-api-key")
+        raise unsupported("key", KEY_IN_URL)
     body = Fields(json_body(request.body), drop=rules.drop_unsupported, spelling=camel)
     asked = extension(body, request.headers, rules)
     name = request.path["model"]
@@ -66,6 +67,7 @@ def translate(request: GatewayRequest, rules: TranslationRules) -> Translated:
         model=name,
         echo={**echo_of(model, rules.models, asked), "thoughts": thoughts},
         on_disconnect=asked.on_disconnect or "cancel",
+        run=asked.run,
     )
 
 
