@@ -6,7 +6,7 @@ import msgspec
 
 from tokenbus.core.request.parse import request_from
 from tokenbus.errors import RequestInvalid
-from tokenbus.events.public import TERMINAL, PublicEvent, RunFailedEvent, UnknownEvent, encode
+from tokenbus.events.public import TERMINAL, PublicEvent, RunFailedEvent, UnknownEvent
 from tokenbus.events.requests import Generate
 from tokenbus_services.gateway.problem import Problem, Refusal, invalid, of_end, of_exception, unsupported
 from tokenbus_services.gateway.surfaces.contract import (
@@ -20,6 +20,7 @@ from tokenbus_services.gateway.surfaces.contract import (
     WholeAnswer,
 )
 from tokenbus_services.gateway.surfaces.fields import Json, json_body
+from tokenbus_services.gateway.surfaces.json_text import encode_line
 
 EVENT_STREAM = "text/event-stream"
 
@@ -75,9 +76,9 @@ class NativeEncoder(Encoder):
 def event_lines(event: PublicEvent, *, numbered: bool) -> bytes:
     """One server-sent event."""
     if isinstance(event, UnknownEvent):
-        name, data = event.event_type, msgspec.json.encode(event.fields)
+        name, data = event.event_type, encode_line(event.fields)
     else:
-        name, data = str(event.__struct_config__.tag), encode(event)
+        name, data = str(event.__struct_config__.tag), encode_line(event)
     number = b"id: %d\n" % event.seq if numbered else b""
     return number + b"event: " + name.encode() + b"\ndata: " + data + b"\n\n"
 

@@ -6,8 +6,6 @@ name; calls are numbered from 0 over the whole answer; one call per chunk; the u
 
 from __future__ import annotations
 
-import msgspec
-
 from tokenbus.events.public import (
     TERMINAL,
     BlockStarted,
@@ -21,11 +19,11 @@ from tokenbus.events.public import (
 )
 from tokenbus_services.gateway.problem import Problem, of_end
 from tokenbus_services.gateway.surfaces.contract import Encoder, GatewayNote
+from tokenbus_services.gateway.surfaces.json_text import encode_line
 from tokenbus_services.gateway.surfaces.openai_chat.errors import error_event
 from tokenbus_services.gateway.surfaces.openai_chat.told import echo_of, finish_of, usage_object
 from tokenbus_services.gateway.surfaces.settling import Settling
 
-_encode = msgspec.json.Encoder().encode
 DONE = b"data: [DONE]\n\n"
 
 
@@ -41,7 +39,7 @@ class ChatEncoder(Encoder):
             "created": note.created,
             "model": note.model,
         }
-        self._same = _encode(same)[:-1]
+        self._same = encode_line(same)[:-1]
         self._role_told = False
         self._calls: dict[int, int] = {}
         """Number of each call of the answer, by its block."""
@@ -104,14 +102,16 @@ class ChatEncoder(Encoder):
         finish = finish_of(end.finish, calls=bool(self._calls))
         told = [*self._role(), self._delta({}, finish)]
         if self._echo.usage:
-            told.append(self._chunk(b'"choices":[],"usage":' + _encode(usage_object(end.usage))))
+            told.append(self._chunk(b'"choices":[],"usage":' + encode_line(usage_object(end.usage))))
         return [*told, DONE]
 
     def _text(self, text: str) -> bytes:
-        return self._chunk(b'"choices":[{"index":0,"delta":{"content":' + _encode(text) + b'},"finish_reason":null}]')
+        return self._chunk(
+            b'"choices":[{"index":0,"delta":{"content":' + encode_line(text) + b'},"finish_reason":null}]'
+        )
 
     def _delta(self, delta: dict[str, object], finish: str | None = None) -> bytes:
-        return self._chunk(b'"choices":' + _encode([{"index": 0, "delta": delta, "finish_reason": finish}]))
+        return self._chunk(b'"choices":' + encode_line([{"index": 0, "delta": delta, "finish_reason": finish}]))
 
     def _chunk(self, rest: bytes) -> bytes:
         return b"data: " + self._same + b"," + rest + b"}\n\n"

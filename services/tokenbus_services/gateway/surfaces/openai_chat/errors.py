@@ -9,6 +9,7 @@ import msgspec
 from tokenbus.events.error_info import ErrorClass
 from tokenbus_services.gateway.problem import Problem
 from tokenbus_services.gateway.surfaces.contract import Answer
+from tokenbus_services.gateway.surfaces.json_text import encode_line
 
 _TYPES: Mapping[ErrorClass, str] = {
     "invalid_request": "invalid_request_error",
@@ -51,4 +52,4 @@ def refusal(problem: Problem) -> Answer:
 
 def error_event(problem: Problem) -> bytes:
     """A problem within a stream. No `[DONE]` follows: it would make the answer look whole."""
-    return b"data: " + msgspec.json.encode({"error": error_object(problem)}) + b"\n\n"
+    return b"data: " + encode_line({"error": error_object(problem)}) + b"\n\n"
