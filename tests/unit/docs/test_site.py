@@ -78,3 +78,7 @@ def test_every_page_is_in_the_navigation_once() -> None:
     pages = {name for name in written if not name.startswith("examples/")} | set(OUTSIDE.values()) | set(generated())
     listed = list(navigation(tomllib.loads((ROOT / "zensical.toml").read_text())["project"]["nav"]))
     assert sorted(listed) == sorted(pages)
+
+
+def test_no_generated_page_shows_an_object_by_its_address() -> None:
+    assert {name for name, text in generated().items() if " at 0x" in text} == set()

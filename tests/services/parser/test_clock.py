@@ -1,0 +1,87 @@
+"""The parser's clock on a real server: what it finds becomes an event of the run, in partitions that it owns."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import cast
+
+from tests.waiting import eventually
+from tokenbus.bus.keys import Keys
+from tokenbus.bus.server.server import Server
+from tokenbus.bus.stage.stage import Stage
+from tokenbus.events.frames import (
+    CONTROL_ATTEMPT,
+    Accepted,
+    DeadlinePassed,
+    EventFrame,
+    RunLimits,
+    encode,
+    event_decoder,
+)
+from tokenbus_services.parser.logic import ParserLogic
+from tokenbus_services.parser.timeouts import TimeoutClock
+from tokenbus_services.settings import LimitSettings, Settings, StageSettings
+
+
+async def open_run(server: Server, keys: Keys, partition: int, *, deadline_ms: int) -> tuple[str, ParserLogic]:
+    """A run that is open in the parser's state and in its hash."""
+    run = next(name for name in (f"run-{i}" for i in range(1000)) if keys.partition_of(name) == partition)
+    logic = ParserLogic(partition, keys, topics=[], open_run_ms=60_000, finished_run_ms=60_000)
+    accepted = Accepted(
+        provider="anthropic",
+        model="m",
+        on_failure="fail",
+        max_tool_depth=0,
+        rules=RunLimits(),
+        tools=[],
+        deadline_ms=deadline_ms,
+    )
+    logic.apply(run, encode(EventFrame(0, CONTROL_ATTEMPT, server.clock.now_ms(), [accepted])))
+    logic.discard_outputs()
+    await server.client.hset(keys.run(run), mapping={"status": "open", "turn": 0, "attempt": 1})
+    await server.client.pexpire(keys.run(run), 60_000)
+    return run, logic
+
+
+async def found(server: Server, keys: Keys, partition: int) -> list[str]:
+    entries = await server.client.xrange(keys.topic(partition, "events"))
+    frames = [event_decoder.decode(data) for _, fields in entries for data in fields.values()]
+    return [event.what for frame in frames for event in frame.events if isinstance(event, DeadlinePassed)]
+
+
+async def test_a_run_past_its_deadline_expires_where_the_partition_is_owned(server: Server, keys: Keys) -> None:
+    mine, logic = await open_run(server, keys, 0, deadline_ms=1)
+    other, others_logic = await open_run(server, keys, 1, deadline_ms=1)
+    stage = cast("Stage", SimpleNamespace(owned=[0]))
+    settings = Settings(prefix=keys.prefix, partitions=keys.partitions, stages=StageSettings(tick_s=0.02))
+    clock = TimeoutClock(server, stage, settings, {0: logic, 1: others_logic})
+    await clock.open()
+
+    async def expired() -> bool:
+        return await server.client.hget(keys.run(mine), "status") == b"expiring"
+
+    await eventually(expired)
+    await clock.close()
+    assert await found(server, keys, 0) == ["deadline"]
+    assert await found(server, keys, 1) == []
+    assert await server.client.hget(keys.run(other), "status") == b"open"
+
+
+async def test_a_run_that_no_worker_has_is_reported_as_silent(server: Server, keys: Keys) -> None:
+    _, logic = await open_run(server, keys, 2, deadline_ms=0)
+    logic.states()[0].accepted_ms -= 3_600_000
+    stage = cast("Stage", SimpleNamespace(owned=[2]))
+    settings = Settings(
+        prefix=keys.prefix,
+        partitions=keys.partitions,
+        stages=StageSettings(tick_s=0.02),
+        limits=LimitSettings(silent_run_s=1),
+    )
+    clock = TimeoutClock(server, stage, settings, {2: logic})
+    await clock.open()
+
+    async def reported() -> bool:
+        return "silent" in await found(server, keys, 2)
+
+    await eventually(reported)
+    await clock.close()
