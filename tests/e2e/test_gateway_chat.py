@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -142,3 +143,11 @@ def test_a_model_of_no_provider_is_not_found(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as caught:
         client.chat.completions.create(model="nobody", messages=USER)
     assert (caught.value.param, caught.value.code) == ("model", "model_not_found")
+
+
+def test_the_program_of_the_guide_runs_as_it_stands(bus: LocalBus, capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "guides" / "gateway.md").read_text()
+    code = page.partition("```python\n")[2].partition("```")[0]
+    served = code.replace("http://127.0.0.1:8088", bus.gateway).replace("mock-anthropic/claude-haiku-4-5", "house")
+    exec(compile(served, "gateway.md", "exec"), {})
+    assert capsys.readouterr().out == "one two three"
