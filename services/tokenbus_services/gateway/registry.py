@@ -21,6 +21,7 @@ SURFACES: tuple[SurfaceName, ...] = (
     "gemini",
     "openai_chat",
     "openai_responses",
+    "openai_images",
     "ai_sdk_ui",
     "ag_ui",
     "durable_streams",

@@ -1,0 +1,1 @@
+"""OpenAI's Images API: a prompt in, images out. Pure."""

@@ -1,0 +1,166 @@
+"""The images of a run, as the Images API has them. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from tokenbus.events.public import (
+    TERMINAL,
+    BlockComplete,
+    Cancelled,
+    Completed,
+    ImagePreview,
+    ImageRef,
+    Incomplete,
+    PublicEvent,
+    Restarted,
+    Retrying,
+    RunFailedEvent,
+)
+from tokenbus.events.usage import Usage
+from tokenbus_services.gateway.problem import Problem, of_run
+from tokenbus_services.gateway.surfaces.contract import Answer, Encoder, GatewayNote, WholeAnswer
+
+_TYPES = {
+    "invalid_request": "invalid_request_error",
+    "content_filter": "invalid_request_error",
+    "not_found": "invalid_request_error",
+    "rate_limit": "rate_limit_error",
+    "limit": "rate_limit_error",
+}
+_encode = msgspec.json.Encoder().encode
+
+Json = dict[str, Any]
+
+
+class MadeImages:
+    """Collects the images of a run; those of a void attempt are not among them."""
+
+    def __init__(self) -> None:
+        self._images: dict[int, ImageRef] = {}
+
+    def add(self, event: PublicEvent) -> None:
+        """Apply an event."""
+        match event:
+            case BlockComplete(image=ImageRef() as image) if event.kind == "image" and image.base64 and not image.draft:
+                self._images[event.block] = image
+            case Retrying() | Restarted():
+                self._images = {block: image for block, image in self._images.items() if block < event.drop_from}
+            case _:
+                pass
+
+    @property
+    def images(self) -> list[ImageRef]:
+        """The images, in order."""
+        return [self._images[block] for block in sorted(self._images)]
+
+
+class WholeImages(WholeAnswer):
+    """All images in one answer."""
+
+    def __init__(self, note: GatewayNote, run: str) -> None:
+        self._note = note
+        self._run = run
+        self._made = MadeImages()
+
+    def feed(self, event: PublicEvent) -> Answer | None:
+        self._made.add(event)
+        if not isinstance(event, TERMINAL):
+            return None
+        if problem := problem_of(event, self._made.images, self._run):
+            return refusal(problem)
+        data = [{"b64_json": image.base64, **_revised(image)} for image in self._made.images]
+        body: Json = {"created": self._note.created, "data": data}
+        body |= _known("output_format", _format(self._made.images[0]), ("png", "jpeg", "webp"))
+        if event.usage:
+            body["usage"] = usage_object(event.usage)
+        return Answer(status=200, body=_encode(body))
+
+
+class ImageStream(Encoder):
+    """Previews as they come, and the images at the run's end: a retry may void one before that."""
+
+    def __init__(self, note: GatewayNote, run: str) -> None:
+        self._note = note
+        self._run = run
+        self._made = MadeImages()
+
+    def feed(self, event: PublicEvent) -> list[bytes]:
+        self._made.add(event)
+        if isinstance(event, ImagePreview) and event.image.base64:
+            return [self._event("partial_image", event.image, partial_image_index=event.index)]
+        if not isinstance(event, TERMINAL):
+            return []
+        if problem := problem_of(event, self._made.images, self._run):
+            return self.broken(problem)
+        usage = usage_object(event.usage or Usage())
+        return [self._event("completed", image, usage=usage) for image in self._made.images]
+
+    def broken(self, problem: Problem) -> list[bytes]:
+        return [b"event: error\ndata: %b\n\n" % _encode({"type": "error", "error": error_object(problem)})]
+
+    def _event(self, kind: str, image: ImageRef, **fields: object) -> bytes:
+        name = f"image_generation.{kind}"
+        told: Json = {
+            "type": name,
+            "b64_json": image.base64,
+            "created_at": self._note.created,
+            "size": image.size or "auto",
+            "quality": image.quality or "auto",
+            "background": "auto",
+            "output_format": _format(image),
+            **fields,
+        }
+        return b"event: %b\ndata: %b\n\n" % (name.encode(), _encode(told))
+
+
+def problem_of(event: PublicEvent, images: list[ImageRef], run: str) -> Problem | None:
+    """Why the run gave no images; None if it did."""
+    match event:
+        case RunFailedEvent(error=error):
+            return of_run(error, run)
+        case Incomplete(error=error) if error:
+            return of_run(error, run)
+        case Cancelled():
+            return Problem(status=409, code="run_cancelled", message="cancelled", kind="invalid_request", run=run)
+        case Completed() if images:
+            return None
+        case _:
+            why = "the model answered without an image"
+            return Problem(status=502, code="no_image", message=why, kind="protocol", run=run)
+
+
+def refusal(problem: Problem) -> Answer:
+    """A problem in OpenAI's error shape."""
+    return Answer(status=problem.status, body=_encode({"error": error_object(problem)}))
+
+
+def error_object(problem: Problem) -> Json:
+    """The object `error`."""
+    kind = _TYPES.get(problem.kind, "server_error")
+    return {"message": problem.message, "type": kind, "param": problem.param, "code": problem.code}
+
+
+def usage_object(usage: Usage) -> Json:
+    """Token counts. How many of the input's are an image's is not known on the bus."""
+    given, made = usage.input or 0, usage.output or 0
+    return {
+        "input_tokens": given,
+        "input_tokens_details": {"image_tokens": 0, "text_tokens": given},
+        "output_tokens": made,
+        "total_tokens": given + made if usage.total is None else usage.total,
+    }
+
+
+def _format(image: ImageRef) -> str:
+    return image.media_type.removeprefix("image/")
+
+
+def _known(name: str, value: str, values: tuple[str, ...]) -> Json:
+    return {name: value} if value in values else {}
+
+
+def _revised(image: ImageRef) -> Json:
+    return {"revised_prompt": image.revised_prompt} if image.revised_prompt else {}
