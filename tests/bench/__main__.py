@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Never
 
 from tests.bench.cancel import cancelled
+from tests.bench.chained import chained
 from tests.bench.figures import NAMES, SECTIONS, WARM, Figure, decoded, measured
 from tests.bench.intake import taken_in
 from tests.bench.measure import Meter
@@ -26,6 +27,7 @@ ALONE: dict[str, Callable[[], list[Figure]]] = {
     "scaling": scaled,
     "memory": remembered,
     "policy": judged,
+    "chained": chained,
 }
 """Sections with processes of their own, or without any."""
 ALL = (*NAMES, *ALONE)

@@ -14,7 +14,7 @@ import msgspec
 from tests.bench import bare, subscriber
 from tests.bench.jobs import CHAIN, Heard, Listen, Load
 from tests.bench.procs import cpu_s
-from tests.bench.stack import PROVIDER, SERVICES, Stack, service_of
+from tests.bench.stack import PIPELINE, PROVIDER, SERVICES, Stack, service_of
 
 SERVICES_COUNTED = (*SERVICES, "server", subscriber.NAME)
 """The processes on a chunk's way. The mock provider stands for the world outside, and is not counted."""
@@ -84,7 +84,7 @@ class Meter:
         runs = self._publish(load, load.name, fields)
         heard = self._heard(ready, load)
         self._ended(runs, b"completed")
-        counted = tuple(name for name in stack.pids if service_of(name) in SERVICES_COUNTED)
+        counted = tuple(name for name in stack.pids if service_of(name) in (*SERVICES_COUNTED, PIPELINE))
         sample = self._sample(heard, load, before, counted)
         stack.client.delete(*streams, *(stack.keys.log(run) for run in runs))
         return sample

@@ -20,6 +20,8 @@ from tokenbus_services.mock_provider import STAMP, Delivery, Reply, Script, Turn
 from tokenbus_services.process.embedded_server import EmbeddedServer, free_port
 
 SERVICES = ("fetcher", "normalizer", "parser")
+PIPELINE = "pipeline"
+"""The service that stands for all three."""
 PROVIDER = "anthropic"
 RUNS_AT_ONCE = 1000
 """What one fetcher takes on; more than its default, for the table of many runs."""

@@ -19,10 +19,10 @@ from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
 
 Kind = Literal["fetcher", "normalizer", "parser", "pipeline", "tools", "blobs", "recorder", "policy", "gateway"]
-PIPELINE: tuple[Kind, ...] = ("fetcher", "normalizer", "parser")
+SEPARATE: tuple[Kind, ...] = ("fetcher", "normalizer", "parser")
 CHAINED: tuple[Kind, ...] = ("pipeline",)
-WAYS = {"separate": PIPELINE, "chained": CHAINED}
-"""For tests that run both ways: the services that stand for fetcher, normalizer and parser."""
+PIPELINE = CHAINED if os.environ.get("TESTS_CHAINED") else SEPARATE
+"""The services between requests and public topics: one process with TESTS_CHAINED=1, else three."""
 WITH_TOOLS: tuple[Kind, ...] = (*PIPELINE, "tools")
 BASE_PATHS = {"anthropic": "", "openai-chat": "/v1", "openai-responses": "/v1", "gemini": "/v1beta"}
 """Of each provider API, beneath the mock provider's address."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.e2e import judge
 from tests.e2e.conftest import WEATHER, Send
-from tests.e2e.fleet import WITH_TOOLS, ended, fleet, provider_table
+from tests.e2e.fleet import PIPELINE, WITH_TOOLS, ended, fleet, provider_table
 from tests.waiting import eventually
 from tokenbus import Client
 from tokenbus.bus.keys import Keys
@@ -77,7 +77,7 @@ async def test_a_fetcher_killed_in_the_middle_of_a_text_is_not_heard(
         listeners = [asyncio.create_task(listen(bus, run, heard)) for run in RUNS]
         await eventually(lambda: all("three" in heard.get(run, "") for run in RUNS))
         workers.workers[0].kill()
-        await workers.start("fetcher")
+        await workers.start(PIPELINE[0])
         logs: Any = await ended(server.client, keys, list(RUNS))
         await asyncio.gather(*listeners)
     cut = logs.pop("chat-newest")

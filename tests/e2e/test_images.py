@@ -8,10 +8,11 @@ from typing import Any
 
 import httpx
 import msgspec
+import pytest
 
 from tests.e2e import judge
 from tests.e2e.conftest import WEATHER, Send
-from tests.e2e.fleet import PIPELINE, ended, fleet, log_of
+from tests.e2e.fleet import CHAINED, PIPELINE, ended, fleet, log_of
 from tests.e2e.test_media import MB, bus_bytes, most_memory, upload, with_store
 from tests.waiting import eventually
 from tokenbus.blobs import blob_id_of
@@ -108,6 +109,7 @@ async def test_images_come_in_order_with_the_text_as_blobs_and_go_back_with_the_
     assert [image.blob_id for image in result.images] == [blob_id_of(p.data) for p in (CAT, DOG)]
 
 
+@pytest.mark.skipif(PIPELINE == CHAINED, reason="kills a normalizer alone")
 async def test_a_killed_normalizer_costs_no_image_and_doubles_none(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:
@@ -196,7 +198,7 @@ async def test_images_are_edited_by_reference_and_what_was_made_is_edited_again(
         ask: dict[str, Any] = {"provider": "openai-images"}
         await ended(server.client, keys, [await send("edited", messages=edits(inline), id="warm", **ask)])
         mask = {"source": await upload(blobs.url, masking)}
-        [fetcher] = [worker for worker in bus.workers if worker.kind == "fetcher"]
+        [fetcher] = [worker for worker in bus.workers if worker.kind == PIPELINE[0]]
         held, peak = await bus_bytes(server, keys), most_memory(fetcher)
         whole = edits(await upload(blobs.url, large), inline)
         run = await send("edited", messages=whole, images={"mask": mask, "previews": 2}, id="one", **ask)

@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.e2e import judge
 from tests.e2e.conftest import WEATHER, Send
-from tests.e2e.fleet import CHAINED, PIPELINE, ended, fleet, log_of
+from tests.e2e.fleet import CHAINED, SEPARATE, ended, fleet, log_of
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
@@ -34,7 +34,7 @@ async def test_a_pipeline_writes_the_events_that_separate_services_write(
 ) -> None:
     told: list[dict[str, list[Any]]] = []
     async with MockProvider([STORY, ASKS, FAILS]) as provider:
-        for chain in (PIPELINE, CHAINED):
+        for chain in (SEPARATE, CHAINED):
             directory = tmp_path / chain[0]
             directory.mkdir()
             async with fleet(directory, server_url, keys, provider.url, (*chain, "tools")):
@@ -59,7 +59,7 @@ async def test_pipelines_and_separate_services_take_over_from_each_other_in_mid_
             return all([len(await log_of(server.client, keys, run)) > 10 for run in runs])
 
         await eventually(streaming, timeout=60)
-        await running.start(*PIPELINE)
+        await running.start(*SEPARATE)
         running.workers[0].kill()
         await running.start(*CHAINED)
         runs += [await send("story", on_failure="restart") for _ in range(8)]

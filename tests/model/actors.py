@@ -20,6 +20,7 @@ from tokenbus.bus.keys import InternalTopic, Keys
 from tokenbus.bus.leases import Lease
 from tokenbus.bus.scripts import RawPart, ScriptCall
 from tokenbus.bus.server.stream_reader import Entry
+from tokenbus.bus.stage.ahead import AheadFlush, NotAhead
 from tokenbus.bus.stage.partition import Partition, StageLogic
 from tokenbus.events.frames import ANY_FRAME, Lost, RawFrame, ToolWork, TurnWork, encode
 
@@ -120,6 +121,71 @@ class StageWorker:
         self.part = self.pending = None
 
 
+class ChainedWorker:
+    """A process with both stages, which writes frames the short way, as `tokenbus.bus.stage.chain` does."""
+
+    def __init__(self, wire: Wire, first: StageWorker, second: StageWorker) -> None:
+        self.pending: tuple[AheadFlush, Attempt] | None = None
+        """A flush that both stages have applied, and whose script is not answered yet."""
+        self._wire = wire
+        self._stages = first, second
+
+    @property
+    def idle(self) -> bool:
+        """Whether both stages could take a flush now."""
+        parts = [stage.part for stage in self._stages]
+        free = all(part and part.can_run_ahead for part in parts) and not any(s.pending for s in self._stages)
+        return free and self.pending is None
+
+    def owns(self, redis: Any, keys: Keys) -> bool:
+        """Whether both leases are this worker's."""
+        leases = [redis.hget(keys.lease(0, group), "token").decode() for group in ("normalizer", "parser")]
+        return leases == [stage.part.token for stage in self._stages if stage.part]
+
+    def prepare(self, attempt: Attempt) -> None:
+        """Apply the attempt's next frame in both stages; the script waits in `pending`."""
+        first, second = (stage.part for stage in self._stages)
+        assert first
+        assert second
+        ahead = AheadFlush(first, second, [attempt.next_part()])
+        self.pending = ahead, attempt
+        try:
+            ahead.apply()
+        except NotAhead:
+            self.crash()
+
+    def send(self, *, reply_lost: bool) -> str:
+        """Send the script; what comes of it for the worker and its attempt. The verdict."""
+        assert self.pending
+        ahead, attempt = self.pending
+        call = ahead.call(ttl_ms=TTL_MS, entries_read=True, topic_entries=10_000, policy_lease=None)
+        reply = self._wire.run(call)
+        verdict: str = reply[0].decode()
+        if reply_lost:
+            return verdict
+        if verdict in ("ok", "already"):
+            ahead.first.written(reply[1].decode())
+            ahead.second.written(reply[2].decode())
+            attempt.chained()
+            self.pending = None
+            return verdict
+        if verdict == "unread":
+            try:
+                ahead.take_in(reply)
+            except NotAhead:
+                self.crash()
+            return verdict
+        self.crash()
+        return verdict
+
+    def crash(self) -> None:
+        """Both stages are rebuilt; the frame goes the long way, some time."""
+        if self.pending:
+            for stage in self._stages:
+                stage.crash()
+        self.pending = None
+
+
 class Attempt:
     """One worker's try at a turn: its frames, one after the other."""
 
@@ -136,9 +202,7 @@ class Attempt:
 
     def write(self, *, reply_lost: bool = False) -> bool:
         """Write the next frame; whether the attempt is over for this worker."""
-        items = self._frames[self._next]
-        frame = RawFrame(self.work.turn, self.work.attempt, self._next, self._number, items)
-        verdict = self._append(self._next, frame, final=self._next == len(self._frames) - 1)
+        verdict = self._append(self._next, self._frame(), final=self._next == len(self._frames) - 1)
         if reply_lost:
             return False
         if verdict not in ("ok", "already"):
@@ -147,6 +211,19 @@ class Attempt:
             return True
         self._next += 1
         return self._next == len(self._frames)
+
+    @property
+    def over(self) -> bool:
+        """Whether all frames are written."""
+        return self._next == len(self._frames)
+
+    def next_part(self) -> RawPart:
+        """The next frame, for the short way."""
+        return self._part(self._next, self._frame(), final=self._next == len(self._frames) - 1)
+
+    def chained(self) -> None:
+        """The next frame was written the short way."""
+        self._next += 1
 
     def lose(self) -> None:
         """End the attempt as one that nobody works on."""
@@ -161,9 +238,15 @@ class Attempt:
         """The same item in another worker's hands."""
         return Attempt(self._wire, self._keys, consumer, self.entry_id, self.work)
 
+    def _frame(self) -> RawFrame:
+        return RawFrame(self.work.turn, self.work.attempt, self._next, self._number, self._frames[self._next])
+
+    def _part(self, n: int, frame: RawFrame, *, final: bool) -> RawPart:
+        run = self.work.run
+        return RawPart(run, self._keys.run(run), self.work.attempt, n, final, encode(frame), self._name)
+
     def _append(self, n: int, frame: RawFrame, *, final: bool) -> str:
-        keys, run = self._keys, self.work.run
-        part = RawPart(run, keys.run(run), self.work.attempt, n, final, encode(frame), self._name)
+        keys, part = self._keys, self._part(n, frame, final=final)
         reply = self._wire.run(scripts.append_raw(keys.topic(0, "raw"), keys.lease(0, "normalizer"), [part]))
         return reply[0].decode()
 

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from tests.e2e import judge
 from tests.model import story
-from tests.model.actors import TTL_MS, Attempt, StageWorker, ToolCall, Wire
+from tests.model.actors import TTL_MS, Attempt, ChainedWorker, StageWorker, ToolCall, Wire
 from tests.model.oracle import Undisturbed, log_of, normalized, unjoined
 from tokenbus.bus import scripts
 from tokenbus.bus.keys import InternalTopic, Keys
@@ -40,6 +40,8 @@ TERMINAL = ("completed", "incomplete", "failed", "cancelled")
 stages = st.sampled_from(sorted(STAGES))
 names = st.sampled_from(["first", "second"])
 runs = st.sampled_from(RUNS)
+between = st.sampled_from(["nothing", "a cancel", "a frame", *STAGES])
+"""What may come between a flush and its script; of a stage: another worker that takes the partition over."""
 any_of = st.integers(0, 20)
 """Which of those that there are, counted round."""
 
@@ -67,6 +69,10 @@ class Protocol(RuleBasedStateMachine):
             )
             for stage, topic in STAGES.items()
             for name in ("first", "second", "last")
+        }
+        self.chained = {
+            name: ChainedWorker(self.wire, self.workers["normalizer", name], self.workers["parser", name])
+            for name in ("first", "second")
         }
         self.oracles = {stage: Undisturbed(lambda stage=stage: logic_of(stage)) for stage in STAGES}
         self.seen: dict[InternalTopic, list[Entry]] = {"raw": [], "events": [], "turns": [], "tools": []}
@@ -195,7 +201,8 @@ class Protocol(RuleBasedStateMachine):
     def work(self, stage: str, name: str, count: int) -> None:
         """Read a batch and work it in; the commit is not sent yet."""
         worker = self.workers[stage, name]
-        if worker.part and not worker.pending:
+        locked = name in self.chained and self.chained[name].pending
+        if worker.part and not worker.pending and not locked:
             worker.prepare(count)
 
     @rule(stage=stages, name=names, reply_lost=st.booleans())
@@ -217,7 +224,76 @@ class Protocol(RuleBasedStateMachine):
 
     @rule(stage=stages, name=names)
     def stage_worker_dies(self, stage: str, name: str) -> None:
+        self.chained[name].crash()
         self.workers[stage, name].crash()
+
+    # --- both stages in one process ---------------------------------------------------------------------------------
+
+    @precondition(lambda self: self.attempts)
+    @rule(which=any_of, name=names)
+    def apply_ahead(self, which: int, name: str) -> None:
+        """A process that has both stages applies the next frame of an attempt; the script is not sent yet."""
+        attempt, worker = self._one(self.attempts, which), self.chained[name]
+        if worker.idle and not any(c.pending and c.pending[1] is attempt for c in self.chained.values()):
+            worker.prepare(attempt)
+
+    @rule(name=names, reply_lost=st.booleans())
+    def write_chained(self, name: str, reply_lost: bool) -> None:
+        """Send the script that waits, however old it is."""
+        worker = self.chained[name]
+        if worker.pending:
+            attempt = worker.pending[1]
+            owns = worker.owns(self.wire.redis, KEYS)
+            verdict = worker.send(reply_lost=reply_lost)
+            assert owns == (verdict != "fenced"), f"{verdict} for {'the owner' if owns else 'a zombie'}"
+            if verdict in ("ok", "already") and not reply_lost and attempt.over and attempt in self.attempts:
+                attempt.finish()
+                self.attempts.remove(attempt)
+
+    @rule(run=runs, which=any_of, name=names, frames=st.integers(1, 4), reply_lost=st.booleans(), between=between)
+    def a_short_way(self, run: str, which: int, name: str, frames: int, reply_lost: bool, between: str) -> None:
+        """A process that has both partitions writes frames of an attempt; something may come before the last script."""
+        self.accept(run)
+        for _ in range(3):
+            self.read_turn(name)
+        for left in reversed(range(frames)):
+            self._catch_up(name)
+            if not self.attempts:
+                return
+            if not self.chained[name].idle:
+                self.write(-1, reply_lost=False)
+                continue
+            self.apply_ahead(-1, name)
+            if not left:
+                self._come_between(between, run, which, name)
+            for lost in [True, False] if reply_lost else [False, False]:
+                self.write_chained(name, reply_lost=lost)
+
+    def _catch_up(self, name: str) -> None:
+        """Both partitions are this worker's, and it has applied all of their input."""
+        if self.chained[name].pending:
+            return
+        for stage in STAGES:
+            self.the_stages_wrote_what_an_undisturbed_one_writes()
+            self.is_followed(stage, name)
+            for _ in range(2):
+                self.commit(stage, name, reply_lost=False)
+                self._look()
+                self.work(stage, name, 100)
+            self.commit(stage, name, reply_lost=False)
+            self._look()
+
+    def _come_between(self, what: str, run: str, which: int, name: str) -> None:
+        if what == "a cancel":
+            self.cancel(run)
+        elif what == "a frame" and self.attempts:
+            self.write(which + 1, reply_lost=False)
+        elif what in STAGES:
+            other = "first" if name == "second" else "second"
+            self.chained[other].crash()
+            self.workers[what, other].crash()
+            self.the_stages_wrote_what_an_undisturbed_one_writes()
+            self.is_followed(what, other)
 
     # --- tools ----------------------------------------------------------------------------------------------------
 
@@ -333,6 +409,8 @@ class Protocol(RuleBasedStateMachine):
                     lost.lose()
                     lost.finish()
         self.attempts.clear()
+        for worker in self.chained.values():
+            worker.crash()
         for stage in STAGES:
             self.lease_runs_out(stage)
             self.take(stage, "last")

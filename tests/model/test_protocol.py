@@ -13,7 +13,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from tests.model.actors import Wire
 from tests.model.machine import Protocol
 from tests.servers import binary
-from tokenbus.bus.scripts import commit, runs
+from tokenbus.bus.scripts import chain, commit, runs
 from tokenbus.bus.scripts.script import script
 from tokenbus.bus.stage import partition
 from tokenbus_services.process.embedded_server import EmbeddedServer
@@ -62,13 +62,29 @@ def test_whatever_happens_in_whatever_order_the_guarantees_hold(wire: Wire):
 BROKEN: dict[str, tuple[Any, str, str, str]] = {
     "the fence is gone": (commit, "_COMMIT", "if h[1] ~= ARGV[1] then", "if false then"),
     "a commit writes twice": (commit, "_COMMIT", "if h[2] ~= ARGV[3] then", "if false then"),
-    "the watermark goes too far": (commit, "_COMMIT", "'watermark', ARGV[5]", "'watermark', ARGV[4]"),
+    "the watermark goes too far": (commit, "_COMMIT", "ARGV[4], ARGV[5], now", "ARGV[4], ARGV[4], now"),
     "the offset moves before the outputs": (
         commit,
         "_COMMIT",
-        "local lag = {'ok'",
-        "if h[2] ~= '0-0' then redis.call('HSET', KEYS[1], 'offset', ARGV[4]) return {'ok'} end local lag = {'ok'",
+        "operate(11,",
+        "if h[2] ~= '0-0' then redis.call('HSET', KEYS[1], 'offset', ARGV[4]) return {'ok'} end operate(11,",
     ),
+    "chained, the second fence is gone": (chain, "_CHAIN", "or two[1] ~= ARGV[2] then", "then"),
+    "chained, the first fence is gone": (chain, "_CHAIN", "if one[1] ~= ARGV[1] or", "if"),
+    "chained, what came in between is passed over": (
+        chain,
+        "_CHAIN",
+        "if #of_one > 0 or #of_two > 0 then",
+        "if false then",
+    ),
+    "chained, a closed run goes on": (
+        chain,
+        "_CHAIN",
+        "if h[1] ~= 'open' or h[2] ~= attempt or h[4] == attempt or",
+        "if",
+    ),
+    "chained, the watermark goes too far": (chain, "_CHAIN", "ARGV[8] ~= '' and ARGV[8] or raw", "raw"),
+    "chained, the second offset stays": (chain, "_CHAIN", "if events ~= ARGV[5] then", "if false then"),
     "a frame may come twice": (runs, "_APPEND", "h[3] ~= frame then", "false then"),
     "two writers share an attempt": (runs, "_APPEND", "h[5]", "writer"),
     "a closed attempt goes on": (runs, "_APPEND", "h[4] == attempt then", "false then"),

@@ -17,7 +17,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, NoPermissionError, ResponseError
 
 from tests.e2e.conftest import WEATHER
-from tests.e2e.fleet import PIPELINE, Kind, ended, fleet
+from tests.e2e.fleet import CHAINED, SEPARATE, Kind, ended, fleet
 from tests.servers import binary
 from tests.services.cli.process import Command, running
 from tests.waiting import eventually
@@ -104,7 +104,7 @@ async def test_a_user_without_a_password_cannot_log_in() -> None:
                     await admin.execute_command("AUTH", user, "")
 
 
-@pytest.mark.parametrize("chain", [PIPELINE, ("pipeline",)], ids=["separate", "chained"])
+@pytest.mark.parametrize("chain", [SEPARATE, CHAINED], ids=["separate", "chained"])
 async def test_each_service_does_its_work_as_its_own_user(
     guarded: Guarded, scripts: Command, tmp_path: Path, chain: tuple[Kind, ...]
 ) -> None:

@@ -29,6 +29,7 @@ from tokenbus.bus.scripts import RawPart
 from tokenbus.bus.server.retry import ISOLATED_TRIES, MAX_TRIES, retry_until_available
 from tokenbus.bus.server.run_scripts import run_scripts
 from tokenbus.bus.server.server import Server
+from tokenbus.bus.stage.chain import Chain, Flush
 from tokenbus.errors import AttemptRefused
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.frames import ANY_FRAME, Data, Ended, Lost, RawFrame, RawItem, encode
@@ -228,6 +229,8 @@ class RawWriter:
         self._apart = server.topology == "cluster"
         """Whether partitions are on different nodes; a node that is away must delay only its own partitions."""
         self._flushes = LoggedTasks("raw flush", most=keys.partitions)
+        self.short_way: Chain | None = None
+        """Writes what the stages of this process make of a flush together with it."""
         self._late: dict[int, dict[AttemptWriter, None]] = {}
         """By partition being flushed: attempts to flush after it."""
 
@@ -372,14 +375,24 @@ class RawWriter:
                 attempt.refuse(verdict.decode())
 
     async def _written(self, groups: list[list[_Flushed]]) -> list[tuple[list[_Flushed], list[Any] | Exception]]:
-        """Write each group and return its reply. If the server refuses them together, write each attempt on its own,
-        with its reply or its error.
+        """Write each group, the short way if possible, and return its reply. If the server refuses them together, write
+        each attempt on its own, with its reply or its error.
         """
+        written: list[tuple[list[_Flushed], list[Any] | Exception]] = []
+        if self.short_way:
+            flushes = [
+                Flush(group[0].attempt.partition, [each.part for each in group], _any_held(group)) for group in groups
+            ]
+            replies = await self.short_way.write(flushes)
+            written += [(group, reply) for group, reply in zip(groups, replies, strict=True) if reply is not None]
+            groups = [group for group, reply in zip(groups, replies, strict=True) if reply is None]
+        if not groups:
+            return written
         try:
-            return list(zip(groups, await self._send([self._call_of(group) for group in groups]), strict=True))
+            replies = await self._send([self._call_of(group) for group in groups])
+            return written + list(zip(groups, replies, strict=True))
         except (RedisError, OSError):
             pass
-        written: list[tuple[list[_Flushed], list[Any] | Exception]] = []
         for each in [each for group in groups for each in group]:
             try:
                 [reply] = await self._send([self._call_of([each])], tries=ISOLATED_TRIES)
@@ -389,8 +402,7 @@ class RawWriter:
         return written
 
     def _call_of(self, group: list[_Flushed]) -> scripts.ScriptCall:
-        held = any(each.attempt.held for each in group)
-        return self._call(group[0].attempt.partition, [each.part for each in group], held=held)
+        return self._call(group[0].attempt.partition, [each.part for each in group], held=_any_held(group))
 
     async def _wait_for_memory(self, attempt: AttemptWriter) -> None:
         """The server only accepts this attempt's end: retry for a while, then end it."""
@@ -417,6 +429,10 @@ class RawWriter:
         return await retry_until_available(
             self._server, lambda: run_scripts(self._server, calls), what="raw frames", tries=tries
         )
+
+
+def _any_held(group: list[_Flushed]) -> bool:
+    return any(each.attempt.held for each in group)
 
 
 def _joined(items: list[RawItem]) -> list[RawItem]:

@@ -11,6 +11,7 @@ import msgspec
 
 from tokenbus.bus.control import ControlListener
 from tokenbus.bus.liveness import rest
+from tokenbus.bus.stage.chain import Chain
 from tokenbus.bus.work_queue import QueueItem, WorkQueue
 from tokenbus.events.frames import Control, turn_decoder
 from tokenbus.events.requests import Tool
@@ -155,6 +156,10 @@ class FetcherService:
     def ready(self) -> bool:
         parts = (self._requests, self._queue, self._writer, self.admission)
         return all(part.healthy for part in parts)
+
+    def take_short_way(self, chain: Chain) -> None:
+        """Write through the stages of this process if they can take it; before `open`."""
+        self._writer.short_way = chain
 
     async def open(self) -> None:
         await self._core.open()

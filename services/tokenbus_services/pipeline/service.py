@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tokenbus.bus.stage.chain import Chain
 from tokenbus_services.fetcher.service import FetcherService
 from tokenbus_services.runtime.stage_service import StageService
 from tokenbus_services.runtime.worker_core import WorkerCore
@@ -16,19 +17,37 @@ class PipelineService:
         self, core: WorkerCore, fetcher: FetcherService, normalizer: StageService, parser: StageService
     ) -> None:
         self.liveness = core.liveness
+        self._core = core
         self._fetcher = fetcher
-        self._stages = (parser, normalizer)
+        self._normalizer = normalizer
+        self._parser = parser
+        self._chain: Chain | None = None
 
     @property
     def ready(self) -> bool:
-        return self._fetcher.ready and all(stage.ready for stage in self._stages)
+        return self._fetcher.ready and self._normalizer.ready and self._parser.ready
 
     async def open(self) -> None:
-        for stage in self._stages:
-            await stage.open()
+        await self._parser.open()
+        await self._normalizer.open()
+        info = await self._core.open()
+        settings = self._core.settings
+        self._chain = Chain(
+            self._core.server,
+            settings.keys,
+            self._normalizer.stage,
+            self._parser.stage,
+            lease_s=settings.stages.lease_s,
+            topic_entries=settings.retention.topic_entries,
+            entries_read=info.entries_read,
+        )
+        self._fetcher.take_short_way(self._chain)
         await self._fetcher.open()
 
     async def close(self) -> None:
         await self._fetcher.close()
-        for stage in reversed(self._stages):
-            await stage.close()
+        if self._chain:
+            self._chain.close()
+        await self._normalizer.close()
+        await self._parser.close()
+        await self._core.close()

@@ -88,6 +88,12 @@ class StageService:
         declare_topics(core.broker, settings, publishes)
 
     @property
+    def stage(self) -> Stage:
+        """The stage, once it is open."""
+        assert self._stage
+        return self._stage
+
+    @property
     def owned(self) -> list[int]:
         """The partitions that this worker is processing."""
         return self._stage.owned if self._stage else []

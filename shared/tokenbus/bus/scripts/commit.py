@@ -42,10 +42,100 @@ _NAMED = {
 }
 _OPERATIONS = {operation.letter: operation for operation in _NAMED.values()}
 
+OPERATE = (
+    f"local {', '.join(_NAMED)} = {', '.join(repr(operation.letter) for operation in _NAMED.values())}\n"
+    + """
+local lag, added = {}, {}
+-- Which of the keys base + 1 to base + #kinds have a type that they must not have. The second result: the error of the
+-- first of them that is shared.
+local function misfits(base, kinds)
+  local types, alien, first = {h = 'hash', H = 'hash', s = 'stream', S = 'stream'}, {}, nil
+  for k = 1, #kinds do
+    local kind = string.sub(kinds, k, k)
+    local found = types[kind] and redis.pcall('TYPE', KEYS[base + k]).ok
+    if found and found ~= 'none' and found ~= types[kind] then
+      alien[k] = true
+      if kind == 'h' or kind == 's' then
+        first = first or 'WRONGTYPE ' .. KEYS[base + k] .. ' is a ' .. found .. ', no ' .. types[kind]
+      end
+    end
+  end
+  return alien, first
+end
+-- Do the operations ARGV[i] to ARGV[final], whose keys are numbered from base + 1.
+local function operate(i, final, base, alien, most)
+  while i <= final do
+    local op = ARGV[i]
+    local ours = not alien[tonumber(ARGV[i + 1])]
+    local key = KEYS[base + ARGV[i + 1]]
+    if op == PUBLISH then
+      -- An id that the log is past already is refused: then the topics have the event too, for they came together.
+      local done = ours and redis.pcall('XADD', key, ARGV[i + 2], '__data__', ARGV[i + 3])
+      local last = i + 4 + ARGV[i + 4]
+      if type(done) ~= 'table' then
+        for j = i + 5, last do
+          redis.call('XADD', KEYS[base + ARGV[j]], 'MAXLEN', '~', most, '*', '__data__', ARGV[i + 3])
+        end
+      end
+      i = last + 1
+    elseif op == APPEND then
+      local last = i + 2 + ARGV[i + 2]
+      if ours then added[key] = redis.call('XADD', key, '*', unpack(ARGV, i + 3, last)) end
+      i = last + 1
+    elseif op == TELL then
+      redis.call('XADD', key, 'MAXLEN', '~', most, '*', '__data__', ARGV[i + 2])
+      i = i + 3
+    elseif op == COUNT then
+      redis.call('HINCRBY', key, 'arrived', ARGV[i + 2])
+      i = i + 3
+    elseif op == SET then
+      local last = i + 2 + ARGV[i + 2]
+      if ours then redis.call('HSET', key, unpack(ARGV, i + 3, last)) end
+      i = last + 1
+    elseif op == DELETE then
+      if ours then redis.call('HDEL', key, ARGV[i + 2]) end
+      i = i + 3
+    elseif op == EXPIRE then
+      if ours then redis.call('PEXPIRE', key, ARGV[i + 2]) end
+      i = i + 3
+    elseif op == CLOSE_ATTEMPT then
+      if ours and redis.call('HGET', key, 'closed') ~= ARGV[i + 2] then
+        redis.call('XADD', KEYS[base + ARGV[i + 3]], '*', ARGV[i + 6], ARGV[i + 7])
+        redis.call('HINCRBY', KEYS[base + ARGV[i + 4]], 'arrived', #ARGV[i + 7])
+        redis.call('XADD', KEYS[base + ARGV[i + 5]], 'MAXLEN', '~', 1000, '*', ARGV[i + 6], ARGV[i + 8])
+        redis.call('HSET', key, 'closed', ARGV[i + 2])
+      end
+      i = i + 9
+    else -- ARRIVED
+      local arrived = redis.call('HINCRBY', key, 'arrived', ARGV[i + 2])
+      lag[#lag + 1] = arrived - tonumber(redis.call('HGET', key, 'done') or '0')
+      i = i + 3
+    end
+  end
+end
+-- Move a stage's offset. ``mirror``: the server's generation ('7' or '6') and the group that shows the offset.
+local function move(lease, stream, offset, watermark, till, entries, size, mirror)
+  redis.call('HSET', lease, 'offset', offset, 'watermark', watermark, 'until', till)
+  local read = redis.call('HINCRBY', lease, 'entries', entries)
+  redis.call('HINCRBY', lease, 'done', size)
+  local group = string.sub(mirror, 2)
+  if group == '' then return end
+  if string.sub(mirror, 1, 1) == '7' then
+    redis.pcall('XGROUP', 'SETID', stream, group, offset, 'ENTRIESREAD', read)
+  else
+    redis.pcall('XGROUP', 'SETID', stream, group, offset)
+  end
+  -- An input that is others' too has no watermark, and whoever reads it needs no right to trim.
+  if watermark ~= '0-0' then redis.call('XTRIM', stream, 'MINID', '~', watermark) end
+end
+"""
+)
+"""Lua: what the scripts that commit have in common."""
+
 _COMMIT = script(
     "commit",
     NOW
-    + f"local {', '.join(_NAMED)} = {', '.join(repr(operation.letter) for operation in _NAMED.values())}\n"
+    + OPERATE
     + """
 local h = redis.call('HMGET', KEYS[1], 'token', 'offset')
 if h[1] ~= ARGV[1] then return {'fenced', h[1] or '0'} end
@@ -57,82 +147,12 @@ local mirror = string.sub(ARGV[8], 2)
 if mirror ~= '' and ARGV[3] ~= ARGV[4] and not redis.call('XRANGE', KEYS[2], ARGV[4], ARGV[4])[1] then
   return {'gone', ARGV[4]}
 end
-local types, alien = {h = 'hash', H = 'hash', s = 'stream', S = 'stream'}, {}
-for k = 1, #KEYS do
-  local kind = string.sub(ARGV[10], k, k)
-  local found = types[kind] and redis.pcall('TYPE', KEYS[k]).ok
-  if found and found ~= 'none' and found ~= types[kind] then
-    if kind == 'h' or kind == 's' then
-      return redis.error_reply('WRONGTYPE ' .. KEYS[k] .. ' is a ' .. found .. ', no ' .. types[kind])
-    end
-    alien[k] = true
-  end
-end
+local alien, wrong = misfits(0, ARGV[10])
+if wrong then return redis.error_reply(wrong) end
 ROOM
-local lag = {'ok', ARGV[4]}
-local i = 11
-while ARGV[i] do
-  local op = ARGV[i]
-  local ours = not alien[tonumber(ARGV[i + 1])]
-  if op == PUBLISH then
-    -- An id that the log is past already is refused: then the topics have the event too, for they came together.
-    local added = ours and redis.pcall('XADD', KEYS[tonumber(ARGV[i + 1])], ARGV[i + 2], '__data__', ARGV[i + 3])
-    local last = i + 4 + ARGV[i + 4]
-    if type(added) ~= 'table' then
-      for j = i + 5, last do
-        redis.call('XADD', KEYS[tonumber(ARGV[j])], 'MAXLEN', '~', ARGV[9], '*', '__data__', ARGV[i + 3])
-      end
-    end
-    i = last + 1
-  elseif op == APPEND then
-    local last = i + 2 + ARGV[i + 2]
-    if ours then redis.call('XADD', KEYS[tonumber(ARGV[i + 1])], '*', unpack(ARGV, i + 3, last)) end
-    i = last + 1
-  elseif op == TELL then
-    redis.call('XADD', KEYS[tonumber(ARGV[i + 1])], 'MAXLEN', '~', ARGV[9], '*', '__data__', ARGV[i + 2])
-    i = i + 3
-  elseif op == COUNT then
-    redis.call('HINCRBY', KEYS[tonumber(ARGV[i + 1])], 'arrived', ARGV[i + 2])
-    i = i + 3
-  elseif op == SET then
-    local last = i + 2 + ARGV[i + 2]
-    if ours then redis.call('HSET', KEYS[tonumber(ARGV[i + 1])], unpack(ARGV, i + 3, last)) end
-    i = last + 1
-  elseif op == DELETE then
-    if ours then redis.call('HDEL', KEYS[tonumber(ARGV[i + 1])], ARGV[i + 2]) end
-    i = i + 3
-  elseif op == EXPIRE then
-    if ours then redis.call('PEXPIRE', KEYS[tonumber(ARGV[i + 1])], ARGV[i + 2]) end
-    i = i + 3
-  elseif op == CLOSE_ATTEMPT then
-    local run = KEYS[tonumber(ARGV[i + 1])]
-    if ours and redis.call('HGET', run, 'closed') ~= ARGV[i + 2] then
-      redis.call('XADD', KEYS[tonumber(ARGV[i + 3])], '*', ARGV[i + 6], ARGV[i + 7])
-      redis.call('HINCRBY', KEYS[tonumber(ARGV[i + 4])], 'arrived', #ARGV[i + 7])
-      redis.call('XADD', KEYS[tonumber(ARGV[i + 5])], 'MAXLEN', '~', 1000, '*', ARGV[i + 6], ARGV[i + 8])
-      redis.call('HSET', run, 'closed', ARGV[i + 2])
-    end
-    i = i + 9
-  else -- ARRIVED
-    local key = KEYS[tonumber(ARGV[i + 1])]
-    local arrived = redis.call('HINCRBY', key, 'arrived', ARGV[i + 2])
-    lag[#lag + 1] = arrived - tonumber(redis.call('HGET', key, 'done') or '0')
-    i = i + 3
-  end
-end
-redis.call('HSET', KEYS[1], 'offset', ARGV[4], 'watermark', ARGV[5], 'until', now + ARGV[2])
-local entries = redis.call('HINCRBY', KEYS[1], 'entries', ARGV[6])
-redis.call('HINCRBY', KEYS[1], 'done', ARGV[7])
-if mirror ~= '' then
-  if string.sub(ARGV[8], 1, 1) == '7' then
-    redis.pcall('XGROUP', 'SETID', KEYS[2], mirror, ARGV[4], 'ENTRIESREAD', entries)
-  else
-    redis.pcall('XGROUP', 'SETID', KEYS[2], mirror, ARGV[4])
-  end
-  -- An input that is others' too has no watermark, and whoever reads it needs no right to trim.
-  if ARGV[5] ~= '0-0' then redis.call('XTRIM', KEYS[2], 'MINID', '~', ARGV[5]) end
-end
-return lag
+operate(11, #ARGV, 0, alien, ARGV[9])
+move(KEYS[1], KEYS[2], ARGV[4], ARGV[5], now + ARGV[2], ARGV[6], ARGV[7], ARGV[8])
+return {'ok', ARGV[4], unpack(lag)}
 """.replace("ROOM", ROOM),
 )
 
@@ -166,6 +186,35 @@ class Commit:
     def held(self) -> int:
         """Approximate memory use in bytes."""
         return self._data + HELD_PER_ARG * len(self._ops)
+
+    @property
+    def keys(self) -> Sequence[str]:
+        """The keys, the lease and the input first."""
+        return self._keys
+
+    @property
+    def kinds(self) -> str:
+        """The type of each key, a letter each."""
+        return "".join(self._kinds)
+
+    @property
+    def operations(self) -> Sequence[Arg]:
+        """The writes, as arguments of the script."""
+        return self._ops
+
+    def appended(self, stream: str) -> list[dict[bytes, bytes]]:
+        """The fields of each entry that this commit appends to the stream."""
+        found: list[dict[bytes, bytes]] = []
+        ops: list[Any] = self._ops
+        at = 0
+        while at < len(ops):
+            operation = _OPERATIONS[ops[at]]
+            end = at + _length(operation, ops, at)
+            if operation is APPEND and self._keys[ops[at + 1] - 1] == stream:
+                fields = ops[at + 3 : end]
+                found.append({str(n).encode(): data for n, data in zip(fields[::2], fields[1::2], strict=True)})
+            at = end
+        return found
 
     def _key(self, key: str, kind: str) -> int:
         found = self._index.get(key)

@@ -298,6 +298,37 @@ class Partition:
         self._checkpoint(commit)
         return self._finished(commit, taken.entries, taken.size, taken.poison)
 
+    # --- entries that are written together with their outputs (see chain.py) ----------------------------------------
+
+    @property
+    def can_run_ahead(self) -> bool:
+        """Whether frames may be applied before they have an entry: nothing depends on its id or waits for a commit."""
+        return not (self._void or self.unreadable or self.paused or self._checkpoint_due)
+
+    @property
+    def replay_from(self) -> str:
+        """The watermark; empty if nothing before the next entry is needed for a replay."""
+        return next(iter(self._since.values()))[0] if self._since else ""
+
+    def apply_ahead(self, fields: dict[bytes, bytes]) -> AppliedEntries:
+        """Apply the frames of an entry that will be written after all entries so far; the offset stays."""
+        offset = self.offset
+        ms, seq = id_key(offset)
+        taken = self.apply([(f"{ms}-{seq + 1}".encode(), fields)])
+        self.offset = offset
+        return taken
+
+    def add_outputs(self, taken: AppliedEntries, commit: Commit) -> None:
+        """Add the outputs of an applied batch to a commit that is not finished."""
+        self.logic.flush(commit)
+        for run in taken.ended:
+            commit.drop(self.state_key, run)
+            self._drop_pieces(run, commit)
+
+    def finish_ahead(self, commit: Commit, entries: Sequence[Entry], size: int) -> PreparedCommit:
+        """Finish such a commit, unless more is added to it."""
+        return self._finished(commit, entries, size, [])
+
     def quarantine(self, entry: Entry, reason: str) -> PreparedCommit:
         """Fail every run in this entry without decoding it; decoding it crashed earlier workers.
 
@@ -529,17 +560,25 @@ class Partition:
         input. The total over all runs is capped; the part that a single run's checkpoint rewrites is not.
         """
         written = 0
-        while self._since and written < CHECKPOINT_BYTES:
-            run, (_, consumed) = next(iter(self._since.items()))
-            span = self._consumed - consumed
-            together = min(sum(self._saved.values()), MAX_CHECKPOINT_SPAN)
-            if span <= max(CHECKPOINT_SPAN, together, self._saved.get(run, 0)):
-                return
+        while self._checkpoint_due and written < CHECKPOINT_BYTES:
+            run = next(iter(self._since))
             if run in self._changed:
                 written += self._save(run, commit)
                 self._changed.discard(run)
             self._since[run] = (self.offset, self._consumed)
             self._since.move_to_end(run)
+
+    @property
+    def _checkpoint_due(self) -> bool:
+        """Whether the oldest run must be checkpointed, or a replay would grow too long."""
+        if not self._since:
+            return False
+        run, (_, consumed) = next(iter(self._since.items()))
+        span = self._consumed - consumed
+        if span <= CHECKPOINT_SPAN:
+            return False
+        together = min(sum(self._saved.values()), MAX_CHECKPOINT_SPAN)
+        return span > max(CHECKPOINT_SPAN, together, self._saved.get(run, 0))
 
     def _save(self, run: str, commit: Commit) -> int:
         """Checkpoint a run; return the bytes written."""

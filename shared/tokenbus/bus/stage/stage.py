@@ -51,6 +51,9 @@ MAX_REPLAYS = 8
 state: its open runs end as `state_unreadable`.
 """
 PAUSED_POLL_MS = 20
+CATCH_UP_READS = 4
+REST_POLL_MS = 50
+"""How often a stage looks whether a partition that it does not read rests no more."""
 SETTLING_S = 20.0
 """Maximum duration of `finish_replay`, plus a margin for the event loop."""
 STRAGGLING_S = 0.05
@@ -111,6 +114,8 @@ class Stage:
             entries_read=entries_read,
         )
         self._closed = False
+        self._resting: dict[str, float] = {}
+        """Stream -> until when it is not read."""
         self._blocked: set[int] = set()
         self._reader = StreamReader(server, count=max_records)
         self._in_hand = ReadBuffer(most=max_records)
@@ -182,10 +187,14 @@ class Stage:
         for stream, part in self._parts.items():
             if part.unreadable and stream not in self._in_hand:
                 self._in_hand.add(part, [part.unreadable.entry])
+        if self._resting:
+            now = asyncio.get_running_loop().time()
+            self._resting = {stream: until for stream, until in self._resting.items() if until > now}
+            block_ms = min(block_ms, REST_POLL_MS) if self._resting else block_ms
         offsets = {
             stream: part.offset
             for stream, part in self._parts.items()
-            if stream not in self._in_hand and self._is_ready(part)
+            if stream not in self._in_hand and stream not in self._resting and self._is_ready(part)
         }
         if offsets or not self._in_hand.has_any(self._is_ready):
             self._reader.count = self._in_hand.count
@@ -265,8 +274,68 @@ class Stage:
             return
         await self._process(batches)
 
+    # --- for a stage before this one in the same process (chain.py) -------------------------------------------------
+
+    def lock_of(self, partition: int) -> asyncio.Lock:
+        """Serializes work on the partition: one lock for all, or in a Cluster one per partition."""
+        return self._locks[partition if self._apart else 0]
+
+    def ready_part(self, partition: int) -> Partition | None:
+        """The partition, if this worker owns it and can process it now."""
+        part = self._parts.get(self._keys.topic(partition, self._topic))
+        return part if part and self._is_ready(part) and part.loads <= CAREFUL_LOADS else None
+
+    def rest(self, partition: int, seconds: float) -> None:
+        """Do not wait for entries of the partition for a while, because another task learns of them; 0: from now on."""
+        stream = self._keys.topic(partition, self._topic)
+        if seconds <= 0.0:
+            if self._resting.pop(stream, None):
+                self._reader.wake()
+        elif not self._apart:  # a Cluster's reads wait each by itself
+            self._resting[stream] = asyncio.get_running_loop().time() + seconds
+
+    async def catch_up(self, partition: int) -> bool:
+        """Process the entries that wait in the partition; whether none is left. Raises redis-py's errors."""
+        for _ in range(CATCH_UP_READS):
+            part = self.ready_part(partition)
+            if part is None:
+                return False
+            begin = part.offset
+            entries = await self._server.client.xrange(part.stream, f"({begin}", "+", count=self._in_hand.count)
+            if not entries:
+                return self.ready_part(partition) is part and part.offset == begin
+            await self._process([Batch(partition, begin, entries)])
+        return False
+
+    async def committed(self, part: Partition, work: PreparedCommit, reply: list[Any]) -> None:
+        """Take the reply to a commit of this partition that another task sent, holding `lock_of`."""
+        if self._parts.get(part.stream) is part:
+            await self._committed(part, work, reply)
+
+    def reload(self, part: Partition) -> None:
+        """Rebuild the partition under its lease: its state is ahead of the log. No effect if it is not owned now."""
+        lease = self._leases.owned.get(part.number)
+        if self._parts.get(part.stream) is not part or lease is None or lease.token != part.token:
+            self._drop(part)
+            return
+        journal = self._journals[part.number]
+        self._remove(part.number)
+        load = self._load_again(part, journal)
+        self._loading[part.number] = self._liveness.start_passing(load, name=f"replay {self._group} {part.number}")
+
+    async def _load_again(self, part: Partition, journal: CommitJournal) -> None:
+        what = f"replay of {self._group}"
+        try:
+            lease, _ = await retry_until_available(self._server, lambda: run_position(self._server, part), what=what)
+        except Exception:
+            log.exception("%s of partition %d failed", what, part.number)
+            self._leases.forget(part.number, shun_s=2 * self._lease_s)
+            self._loading.pop(part.number, None)
+            return
+        await self._load(lease, journal)
+
     async def _process(self, batches: Sequence[Batch]) -> None:
-        async with holding(self._lock(batches[0].partition if batches else 0)):
+        async with holding(self.lock_of(batches[0].partition if batches else 0)):
             worked: list[AppliedBatch] = []
             try:
                 for batch in batches:
@@ -293,10 +362,6 @@ class Stage:
             raise
         for each, reply in zip(worked, replies, strict=True):
             await self._committed(each.part, each.work, reply)
-
-    def _lock(self, partition: int) -> asyncio.Lock:
-        """Serializes work on the partition: one lock for all, or in a Cluster one per partition."""
-        return self._locks[partition if self._apart else 0]
 
     # --- one batch --------------------------------------------------------------------------------------------
 
@@ -333,7 +398,7 @@ class Stage:
         try:
             with slack(SETTLING_S):
                 await logic.finish_replay()
-            async with holding(self._lock(part.number)):
+            async with holding(self.lock_of(part.number)):
                 if self._parts.get(part.stream) is part:
                     await self._submit([AppliedBatch(part, batch.begin, part.build_commit(taken))])
         except (RedisError, OSError):
@@ -388,7 +453,7 @@ class Stage:
     # --- a fail-over that lost writes ---------------------------------------------------------------------------
 
     async def _on_rollback(self, partition: int, offset: str) -> None:
-        async with holding(self._lock(partition)):
+        async with holding(self.lock_of(partition)):
             part = self._parts.get(self._keys.topic(partition, self._topic))
             if part and self._journals[partition].is_ahead_of(offset):
                 try:
@@ -427,7 +492,7 @@ class Stage:
         if task := self._loading.pop(partition, None):
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-        async with holding(self._lock(partition)):
+        async with holding(self.lock_of(partition)):
             self._remove(partition)
 
     def _drop(self, part: Partition, *, shun_s: float = 0.0) -> None:
@@ -468,7 +533,7 @@ class Stage:
         await learn_from_logs(self._server, self._keys, part, [run for run, at in found.items() if not at.over])
         return part, part.fail_unreadable(found)
 
-    async def _load(self, lease: Lease) -> None:
+    async def _load(self, lease: Lease, journal: CommitJournal | None = None) -> None:
         """Rebuild the partition's state, then start reading it."""
         what = f"replay of {self._group}"
         begun = scripts.count(self._keys.lease(lease.partition, self._group), "replays")
@@ -494,5 +559,6 @@ class Stage:
         finally:
             self._loading.pop(lease.partition, None)
         self._parts[part.stream] = part
-        self._journals[part.number] = CommitJournal(part.offset)
+        kept = journal is not None and journal.offset == part.offset
+        self._journals[part.number] = journal if journal and kept else CommitJournal(part.offset)
         self._reader.wake()

@@ -1,0 +1,238 @@
+"""Two stages and the writer before them in one process: one script writes a flush and what both stages commit on it.
+
+Streams, offsets and outputs are what separate workers would have written, so that any worker can take over. But the
+state is ahead of the log until the script accepts (ahead.py). If it does not, nothing was written: the partition is
+rebuilt in both stages under its leases, and the frames go the long way, as an entry that the stages read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from redis.exceptions import RedisError
+
+from tokenbus.bus.keys import Keys
+from tokenbus.bus.liveness import holding
+from tokenbus.bus.scripts import RawPart
+from tokenbus.bus.scripts.chain import MOST_PARTS
+from tokenbus.bus.server.retry import retry_until_available
+from tokenbus.bus.server.run_scripts import run_scripts
+from tokenbus.bus.server.server import Server
+from tokenbus.bus.stage.ahead import AheadFlush, NotAhead, Side
+from tokenbus.bus.stage.partition import Partition
+from tokenbus.bus.stage.stage import Stage
+
+log = logging.getLogger(__name__)
+
+TRIES = 3
+"""How often a flush takes in entries of others that came in between."""
+BUSY_S = 0.03
+"""A partition is busy while its flushes follow each other within this."""
+REST_S = 0.06
+"""How long a busy partition is not read after a flush, whose reply tells of entries of others."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 60.0
+"""How long a partition goes the long way after something that the short way does not do."""
+
+
+class Flush(msgspec.Struct, frozen=True, eq=False):
+    """Frames of one partition."""
+
+    partition: int
+    parts: Sequence[RawPart]
+    held: bool = False
+    """Whether one of the runs is under policies; the reply then holds the policy stage's lag."""
+
+
+class _Pending(msgspec.Struct, frozen=True, eq=False):
+    """A flush that is applied and not written yet."""
+
+    flush: Flush
+    ahead: AheadFlush
+
+
+class Chain:
+    """The short way of one worker. `write` flushes; the stages are opened and closed by their owner."""
+
+    def __init__(
+        self,
+        server: Server,
+        keys: Keys,
+        first: Stage,
+        second: Stage,
+        *,
+        lease_s: float,
+        topic_entries: int,
+        entries_read: bool,
+    ) -> None:
+        """``first`` reads what is flushed, ``second`` what ``first`` writes. The other options are those of `Stage`."""
+        self._server = server
+        self._keys = keys
+        self._first = first
+        self._second = second
+        self._ttl_ms = round(lease_s * 1000)
+        self._topic_entries = topic_entries
+        self._entries_read = entries_read
+        self._caught_up: dict[int, tuple[Partition, Partition]] = {}
+        """Partitions of which both stages had applied all input after the last flush."""
+        self._flushed_at: dict[int, float] = {}
+        self._pauses: dict[int, tuple[float, float]] = {}
+        """Partition -> until when it goes the long way, and how long that is."""
+        self._closed = False
+
+    def close(self) -> None:
+        """From now on everything goes the long way."""
+        self._closed = True
+
+    async def write(self, flushes: Sequence[Flush]) -> list[list[Any] | None]:
+        """Write the flushes that can go the short way; None for each other, of which nothing was written.
+
+        A reply is that of `append_raw`. What is None must be written the long way before the next flush of the run. In
+        a Cluster all flushes must be of one partition.
+        """
+        replies = await self._write(flushes)
+        for flush, reply in zip(flushes, replies, strict=True):
+            if reply is None:
+                self._first.rest(flush.partition, 0.0)
+                self._second.rest(flush.partition, 0.0)
+        return replies
+
+    async def _write(self, flushes: Sequence[Flush]) -> list[list[Any] | None]:
+        replies: list[list[Any] | None] = [None] * len(flushes)
+        if self._closed:
+            return replies
+        possible = [i for i, flush in enumerate(flushes) if await self._is_possible(flush)]
+        if not possible:
+            return replies
+        partition = flushes[possible[0]].partition
+        async with holding(self._first.lock_of(partition)), holding(self._second.lock_of(partition)):
+            ahead = {i: one for i in possible if (one := self._apply(flushes[i]))}
+            try:
+                for _ in range(TRIES):
+                    if not ahead:
+                        break
+                    found = await self._send([*ahead.values()])
+                    for (i, one), reply in zip([*ahead.items()], found, strict=True):
+                        if await self._take(one, reply):
+                            del ahead[i]
+                            if reply[0] in (b"ok", b"already"):
+                                replies[i] = [b"ok"] * len(one.flush.parts) + [0, *reply[3:]]
+                    # What is left has taken in entries of others, and is sent again with them.
+            except (RedisError, OSError) as e:
+                log.warning("chained flush: %s", e)
+                for one in ahead.values():
+                    self._pause(one.flush.partition)
+            finally:
+                for one in ahead.values():
+                    self._give_up(one)
+        return replies
+
+    async def _is_possible(self, flush: Flush) -> bool:
+        """Whether both stages can take the flush, with all of their input applied."""
+        number, now = flush.partition, asyncio.get_running_loop().time()
+        parts = self._parts(number)
+        paused = self._pauses.get(number, (0.0, 0.0))[0] > now
+        once = len({part.run for part in flush.parts}) == len(flush.parts) <= MOST_PARTS
+        if parts is None or paused or not once:
+            self._caught_up.pop(number, None)
+            return False
+        if self._caught_up.get(number) != parts:
+            self._caught_up.pop(number, None)
+            try:
+                if not (await self._first.catch_up(number) and await self._second.catch_up(number)):
+                    return False
+            except (RedisError, OSError) as e:
+                log.debug("partition %d is not caught up with: %s", number, e)
+                return False
+            if self._parts(number) != parts:
+                return False
+        # From here on a flush that goes the long way leaves input behind.
+        return self._caught_up.setdefault(number, parts) == parts
+
+    def _parts(self, number: int) -> tuple[Partition, Partition] | None:
+        first, second = self._first.ready_part(number), self._second.ready_part(number)
+        return (first, second) if first and second and first.can_run_ahead and second.can_run_ahead else None
+
+    def _apply(self, flush: Flush) -> _Pending | None:
+        parts = self._parts(flush.partition)
+        if parts is None or self._caught_up.get(flush.partition) != parts:
+            self._caught_up.pop(flush.partition, None)
+            return None
+        one = _Pending(flush, AheadFlush(*parts, flush.parts))
+        try:
+            one.ahead.apply()
+        except NotAhead:
+            self._pause(flush.partition)
+        except Exception:
+            log.exception("partition %d: a chained flush failed", flush.partition)
+            self._pause(flush.partition)
+        else:
+            return one
+        self._give_up(one)
+        return None
+
+    async def _send(self, ahead: Sequence[_Pending]) -> list[list[Any]]:
+        calls = [
+            one.ahead.call(
+                ttl_ms=self._ttl_ms,
+                entries_read=self._entries_read,
+                topic_entries=self._topic_entries,
+                policy_lease=self._keys.lease(one.flush.partition, "policy") if one.flush.held else None,
+            )
+            for one in ahead
+        ]
+        return await retry_until_available(
+            self._server, lambda: run_scripts(self._server, calls), what="chained flush", stop_if=lambda: self._closed
+        )
+
+    async def _take(self, one: _Pending, reply: list[Any]) -> bool:
+        """Take the script's reply; False: the flush has to be sent again."""
+        number, verdict = one.flush.partition, reply[0]
+        if verdict in (b"ok", b"already"):
+            for (stage, side), offset in zip(self._sides(one), reply[1:3], strict=True):
+                await stage.committed(side.part, side.written(offset.decode()), [b"ok", offset])
+            self._rest(one)
+            return True
+        if verdict == b"unread":
+            try:
+                one.ahead.take_in(reply)
+            except NotAhead:
+                pass
+            except Exception:
+                log.exception("partition %d: a chained flush failed", number)
+            else:
+                return False
+        elif verdict in (b"fenced", b"moved"):
+            for (stage, side), found in zip(self._sides(one), reply[1:], strict=True):
+                if found.decode() != (side.part.token if verdict == b"fenced" else side.begin):
+                    await stage.committed(side.part, side.written(side.begin), [verdict, found])
+        elif verdict in (b"misfit", b"full"):
+            self._pause(number)
+        self._give_up(one)
+        return True
+
+    def _give_up(self, one: _Pending) -> None:
+        """Nothing was written, or it is unknown: the state on the server is what counts."""
+        self._caught_up.pop(one.flush.partition, None)
+        for stage, side in self._sides(one):
+            stage.reload(side.part)
+
+    def _sides(self, one: _Pending) -> tuple[tuple[Stage, Side], tuple[Stage, Side]]:
+        return (self._first, one.ahead.first), (self._second, one.ahead.second)
+
+    def _pause(self, number: int) -> None:
+        now = asyncio.get_running_loop().time()
+        until, before = self._pauses.get(number, (0.0, 0.0))
+        pause = min(2 * before, LONGEST_PAUSE_S) if before and now < until + before else FIRST_PAUSE_S
+        self._pauses[number] = now + pause, pause
+
+    def _rest(self, one: _Pending) -> None:
+        """While a partition is busy, its own writes wake nobody."""
+        number, now = one.flush.partition, asyncio.get_running_loop().time()
+        if now - self._flushed_at.get(number, 0.0) < BUSY_S and not any(part.final for part in one.flush.parts):
+            self._first.rest(number, REST_S)
+            self._second.rest(number, REST_S)
+        self._flushed_at[number] = now
