@@ -11,6 +11,7 @@ import pytest
 from tests.censoring import FORBIDDEN, UPSTREAM_FAILURE, censoring
 from tests.e2e.conftest import Send
 from tests.e2e.fleet import PIPELINE, Kind, ended, fleet
+from tests.e2e.test_policy_stage import policy
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
@@ -68,6 +69,32 @@ async def test_an_entry_that_a_stage_cannot_read_ends_its_run_alone(
     last: Any = logs[bad][-1]
     assert (last["type"], last["error"]["code"]) == ("failed", "poison"), last
     assert "cannot be read" in last["error"]["message"]
+
+
+async def test_drafts_that_the_policy_stage_cannot_read_end_their_run_alone(
+    server: Server, server_url: str, keys: Keys, tmp_path: Path, send: Send
+) -> None:
+    direct, proxied = tmp_path / "direct", tmp_path / "proxied"
+    direct.mkdir()
+    proxied.mkdir()
+    good = policy("good", "Replace", word="word", by="WORD")
+    async with (
+        censoring(server_url) as url,
+        MockProvider([FINE, BAD]) as provider,
+        fleet(direct, server_url, keys, provider.url, PIPELINE, good),
+        fleet(proxied, url, keys, provider.url, ["policy"], good),
+    ):
+        beside = [await send("fine", policies=["good"]) for _ in range(BESIDE)]
+        bad = await send("bad", policies=["good"])
+        beside += [await send("fine", policies=["good"]) for _ in range(BESIDE)]
+        logs = await ended(server.client, keys, [*beside, bad], timeout=120)
+        later = [await send("fine", policies=["good"]) for _ in range(keys.partitions * 2)]
+        logs |= await ended(server.client, keys, later, timeout=60)
+    assert [logs[run][-1]["type"] for run in (*beside, *later)] == ["completed"] * (len(beside) + len(later))
+    last: Any = logs[bad][-1]
+    assert last["type"] in ("failed", "incomplete"), last
+    assert last["error"]["code"] in ("poison", "policy_terminated", "policy_silent"), last
+    assert FORBIDDEN.decode() not in json.dumps(logs[bad])
 
 
 async def _nothing_lags(server: Server, keys: Keys) -> bool:

@@ -121,6 +121,7 @@ class AttemptWriter:
             await self.writer.lags.short(self.partition, adds=FRAME_BYTES)
         if event := self.writer.lags.of(self.partition, "normalizer"):
             while not await wait_briefly(event):
+                await self._look()
                 self._check()
         while self.held and (event := self.writer.lags.of(self.partition, "policy")):
             if not await wait_briefly(event):

@@ -336,11 +336,22 @@ class WorkQueue:
                         continue
                     names = await names_in(self._server, stream, entry_id)
                     log.error("queue %s: entry %s of %s cannot be read: %s", group, entry_id, stream, why)
-                    if self._unreadable:
-                        await self._unreadable(msgspec.structs.replace(item, fields=dict.fromkeys(names, b"")), why)
+                    await self._give_up(msgspec.structs.replace(item, fields=dict.fromkeys(names, b"")), why)
                     await self.finish([item])
         except (RedisError, OSError) as e:
             log.warning("queue %s: %s", self._group, e)
+
+    async def _give_up(self, item: QueueItem, why: Exception) -> None:
+        """Pass on an item that cannot be read. A defect there must not end one worker after the other at this item."""
+        if not self._unreadable:
+            return
+        try:
+            await self._unreadable(item, why)
+        except (RedisError, OSError):
+            raise
+        except Exception:
+            log.exception("queue %s: entry %s of %s is dropped", self._group, item.entry_id, item.stream)
+            self._liveness.failed_work(f"unreadable {self._group}")
 
     async def _until_wanted(self) -> bool:
         """Wait until an item is wanted or the queue closes: True. False: time to look for urgent items."""

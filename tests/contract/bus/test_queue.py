@@ -506,13 +506,16 @@ async def test_a_worker_that_reads_what_waited_takes_the_rest_by_turn(scene: Sce
         await queue.close(begun=lambda item: False)
 
 
+@pytest.mark.parametrize("defect", [False, True], ids=["reported", "and the report fails"])
 async def test_an_item_that_breaks_each_connection_is_set_apart_and_those_beside_it_are_worked(
-    scene: Scene, server_url: str
+    scene: Scene, server_url: str, defect: bool
 ):
     done, apart = list[tuple[str, int]](), list[QueueItem]()
 
     async def unreadable(item: QueueItem, error: Exception) -> None:
         apart.append(item)
+        if defect:
+            raise ValueError("a defect")
 
     for n in range(4):
         await scene.put(f"before-{n}", stream=n)

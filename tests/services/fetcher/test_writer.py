@@ -194,6 +194,18 @@ async def test_a_run_that_ended_while_it_waited_for_its_policies_is_refused(
             await attempt.room()
 
 
+async def test_a_run_that_ended_while_it_waited_for_the_normalizer_is_refused(
+    server: Server, keys: Keys, run: str
+) -> None:
+    await behind(server, keys, "normalizer", LAG_BYTES + 1)
+    async with writing(server, keys, run) as attempt:
+        await attempt.write(Data(b"a"), urgent=True)
+        await eventually(lambda: attempt.must_wait)
+        await server.client.hset(keys.run(run), "status", "failed")
+        with pytest.raises(AttemptRefused):
+            await attempt.room()
+
+
 async def test_a_provider_is_not_silent_while_nobody_listens(server: Server, keys: Keys, run: str) -> None:
     idle_s, clock = 0.05, asyncio.get_running_loop().time
     await behind(server, keys, "normalizer", LAG_BYTES + 1)
