@@ -28,6 +28,7 @@ from tokenbus.events.public import (
     UnknownEvent,
 )
 from tokenbus_services.gateway import sse
+from tokenbus_services.gateway.audit import RunUse
 from tokenbus_services.gateway.problem import Problem, Refusal, of_end, of_exception
 from tokenbus_services.gateway.reader import Receive, RunReader
 from tokenbus_services.gateway.sse import Send
@@ -63,11 +64,14 @@ class RunAnswer(ABC):
         on_gone: Callable[[], None],
         on_end: Callable[[], None],
         times: AnswerTimes,
+        use: RunUse | None = None,
     ) -> None:
         """``refusal``: writes a problem before the first byte. ``on_gone``: called if the client goes before the run's
         end. ``on_end``: called in any case.
         """
         self.run = run
+        self.use = use
+        """What the audit line tells of the run; None: its id alone."""
         self._events = events
         self._refusal = refusal
         self._headers = {"x-tokenbus-run": run, **headers}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import MutableMapping
 from typing import Any
 
@@ -15,15 +16,16 @@ from starlette.responses import Response
 from tokenbus import Client
 from tokenbus.bus.server.server import Server
 from tokenbus.errors import SettingsError
-from tokenbus_services.gateway.callers import Door, OpenDoor
+from tokenbus_services.gateway.callers import Door, OpenDoor, has_keys
 from tokenbus_services.gateway.cors import WithCors
 from tokenbus_services.gateway.gateway import Gateway
 from tokenbus_services.gateway.http_request import AsgiApp, WithRequestId
+from tokenbus_services.gateway.keys.create import keyed_parts
 from tokenbus_services.gateway.metrics import GatewayMetrics
 from tokenbus_services.gateway.models import ModelTable, ProviderModel
 from tokenbus_services.gateway.registry import routes_of
 from tokenbus_services.gateway.runs import GatewayRuns
-from tokenbus_services.gateway.service import GatewayService
+from tokenbus_services.gateway.service import GatewayService, Part
 from tokenbus_services.gateway.surfaces.contract import TranslationRules
 from tokenbus_services.runtime.app import make_app, make_broker
 from tokenbus_services.runtime.supervision import stuck_after_s
@@ -55,10 +57,10 @@ def create(settings: Settings) -> AsgiApp:
     server = Server(settings.redis_url)
     bus = Client(settings.redis_url, prefix=settings.prefix, partitions=settings.partitions)
     models = model_table(settings, table)
-    door = make_door(settings, table, models)
+    door, beside = make_door(settings, table, models, server, bus)
     runs = GatewayRuns(table, bus=bus, server=server, keys=settings.keys)
     gateway = Gateway(settings, runs=runs, door=door, models=models, metrics=GatewayMetrics(registry))
-    service = GatewayService(settings, server=server, bus=bus, gateway=gateway)
+    service = GatewayService(settings, server=server, bus=bus, gateway=gateway, beside=beside)
     app = make_app(service, make_broker(settings, registry), registry, stuck_s=stuck_after_s(settings.redis_url))
     return WithPages(app, routes(gateway))
 
@@ -78,14 +80,23 @@ def model_table(settings: Settings, table: GatewaySettings) -> ModelTable:
         for i, choice in enumerate(choices):
             if (provider := choice.partition("/")[0]) not in settings.providers:
                 raise SettingsError("settings", f"gateway.aliases.{name}[{i}]", f"unknown provider {provider!r}")
-    aliases = {name: [_provider_model(choice) for choice in choices] for name, choices in table.aliases.items()}
     providers = {name: provider.api for name, provider in settings.providers.items()}
-    return ModelTable(providers, aliases, table.models)
+    return ModelTable(providers, aliases_of(table), table.models)
 
 
-def make_door(settings: Settings, table: GatewaySettings, models: ModelTable) -> Door:
-    """The door in front of all routes."""
-    return OpenDoor(rules_of(table, models))
+def aliases_of(table: GatewaySettings) -> dict[str, list[ProviderModel]]:
+    """The aliases of the settings."""
+    return {name: [_provider_model(choice) for choice in choices] for name, choices in table.aliases.items()}
+
+
+def make_door(
+    settings: Settings, table: GatewaySettings, models: ModelTable, server: Server, bus: Client
+) -> tuple[Door, list[Part]]:
+    """The door in front of all routes, and what works beside it. Raises SettingsError."""
+    rules = rules_of(table, models)
+    if not has_keys(settings):
+        return OpenDoor(rules), []
+    return keyed_parts(settings, server, bus, rules=rules, aliases=aliases_of(table), env=os.environ)
 
 
 def rules_of(table: GatewaySettings, models: ModelTable) -> TranslationRules:

@@ -84,7 +84,7 @@ class OpenDoor(Door):
 
 def has_keys(settings: Settings) -> bool:
     """Whether clients need a key."""
-    return False
+    return settings.gateway is not None and settings.gateway.needs_keys
 
 
 def check_exposed(settings: Settings, address: str) -> None:

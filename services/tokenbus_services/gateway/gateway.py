@@ -15,6 +15,7 @@ from tokenbus.errors import TokenbusError
 from tokenbus_services.blobs.loader import loader_of
 from tokenbus_services.gateway import sse
 from tokenbus_services.gateway.answers import AnswerTimes, RunAnswer, StreamedAnswer, WholeRunAnswer
+from tokenbus_services.gateway.audit import RunUse, audited
 from tokenbus_services.gateway.callers import Caller, Door
 from tokenbus_services.gateway.http_request import headers_in, read_request
 from tokenbus_services.gateway.metrics import GatewayMetrics
@@ -63,6 +64,7 @@ class Gateway:
     async def caller(self, request: Request, surface: Surface | None = None, *, name: str = "") -> Caller:
         """Who asks. Raises Refusal (401; 403 if the key is not for this surface)."""
         caller = await self.door.identify(headers_in(request))
+        request.state.caller = caller
         caller.may_use(surface.name if surface else name)
         return caller
 
@@ -94,7 +96,9 @@ class Gateway:
             "on_end": lambda: self.runs.leave(self.door, opened),
             "times": self.times,
         }
-        events = self.runs.follow(opened.id)
+        use = RunUse(run=opened.id, model=opened.note.model)
+        events = use.watched(self.runs.follow(opened.id))
+        how["use"] = use
         if not translated.stream:
             return WholeRunAnswer(
                 opened.id, events, whole=lambda first: surface.whole(opened.note_for(first), opened.id), **how
@@ -132,7 +136,7 @@ class Gateway:
                 answer = response_to(of_exception(e), refusal)
             except ClientDisconnect:
                 answer = Response(status_code=499)
-            return self.metrics.counted(name, answer)
+            return self.metrics.counted(name, audited(name, request, answer))
 
         return endpoint
 

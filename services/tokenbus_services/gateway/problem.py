@@ -38,6 +38,8 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     should_retry: bool = False
     """Whether the client's own retry can help. The bus has already tried again whatever it could."""
     run: str | None = None
+    headers: Mapping[str, str] = {}
+    """Further headers of the answer."""
 
 
 class Refusal(Exception):

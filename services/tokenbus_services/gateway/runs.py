@@ -89,6 +89,8 @@ class GatewayRuns:
         """Publish a translated request, or join the run that it names. Raises Refusal, TokenbusError."""
         key = request.headers.get(idempotency.HEADER)
         run = idempotency.run_of(caller.tenant, key, surface.name) if key is not None else translated.run
+        if translated.run is not None and key is None:
+            await self._check_owner(translated.run, caller)
         note = GatewayNote(
             surface=surface.name,
             version=surface.version,
@@ -134,6 +136,13 @@ class GatewayRuns:
         if not caller.owns(tenant_of(metadata)):
             raise not_found(run)
         return note_in(metadata)
+
+    async def _check_owner(self, run: str, caller: Caller) -> None:
+        """Raise Refusal (404) if a run with the id that the client chose is another tenant's."""
+        with translated(self.server):
+            exists = await self.server.client.exists(self.keys.run(run), self.keys.log(run))
+        if exists:
+            await self.owned(run, caller)
 
     async def stored(self, run: str) -> list[PublicEvent]:
         """The events that the run has now, from seq 0."""

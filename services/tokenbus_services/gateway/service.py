@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Protocol
+
 from tokenbus import Client
 from tokenbus.bus.liveness import Liveness
 from tokenbus.bus.server.server import Server
@@ -10,17 +13,28 @@ from tokenbus_services.runtime.deployment import Deployment
 from tokenbus_services.settings import Settings
 
 
+class Part(Protocol):
+    """Something that works beside the requests."""
+
+    async def open(self) -> None: ...
+    async def close(self) -> None: ...
+
+
 class GatewayService:
     """Holds no state of its own: any number of gateways serve the same runs."""
 
     name = "gateway"
 
-    def __init__(self, settings: Settings, *, server: Server, bus: Client, gateway: Gateway) -> None:
+    def __init__(
+        self, settings: Settings, *, server: Server, bus: Client, gateway: Gateway, beside: Sequence[Part] = ()
+    ) -> None:
+        """``beside``: opened after the door, and closed before it."""
         self.liveness = Liveness()
         self._server = server
         self._bus = bus
         self._gateway = gateway
         self._deployment = Deployment(server, settings.keys, self.liveness)
+        self._beside = beside
         self._open = False
 
     @property
@@ -32,10 +46,14 @@ class GatewayService:
         await self._deployment.open()
         await self._bus.__aenter__()
         await self._gateway.door.open()
+        for part in self._beside:
+            await part.open()
         self._open = True
 
     async def close(self) -> None:
         self._open = False
+        for part in reversed(self._beside):
+            await part.close()
         await self._gateway.runs.close()
         await self._gateway.door.close()
         await self._bus.aclose()

@@ -23,7 +23,7 @@ def headers_of(problem: Problem) -> dict[str, str]:
         headers["retry-after-ms"] = str(round(problem.retry_after_s * 1000))
     if problem.status == 401:
         headers["www-authenticate"] = "Bearer"
-    return headers
+    return {**headers, **problem.headers}
 
 
 def head(status: int, headers: Mapping[str, str]) -> dict[str, Any]:

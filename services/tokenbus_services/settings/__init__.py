@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from tokenbus_services.settings.fallbacks import FallbackChoice, FallbackRoute
 from tokenbus_services.settings.file import Settings, load, old_names_in, read_file
-from tokenbus_services.settings.gateway import GatewaySettings, SurfaceName
+from tokenbus_services.settings.gateway import GatewaySettings
+from tokenbus_services.settings.gateway_keys import SurfaceName
 from tokenbus_services.settings.limits import LimitSettings, ProviderRates, RateSettings
 from tokenbus_services.settings.policies import PolicyRoute, PolicySettings
 from tokenbus_services.settings.providers import (

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, get_args
+from typing import Annotated
 
 from msgspec import Meta
 
+from tokenbus_services.settings.gateway_keys import (
+    ALL_SURFACES,
+    AdminSettings,
+    KeySettings,
+    PriceSettings,
+    SurfaceName,
+)
 from tokenbus_services.settings.types import Bytes, Count, Seconds, Table
 
-SurfaceName = Literal[
-    "native",
-    "openai_chat",
-    "openai_responses",
-    "openai_images",
-    "anthropic_messages",
-    "gemini",
-    "ai_sdk_ui",
-    "ag_ui",
-    "durable_streams",
-]
-ALL_SURFACES: tuple[SurfaceName, ...] = get_args(SurfaceName)
 ModelName = Annotated[str, Meta(pattern=r"^[^/\s]+/\S+$(?!\n)")]
 """`PROVIDER/MODEL`."""
 Origin = Annotated[str, Meta(pattern=r"^https?://[^/?#\s*]+$(?!\n)")]
@@ -59,3 +54,17 @@ class GatewaySettings(Table, frozen=True, kw_only=True):
     """A client that reads nothing for this long is dropped."""
     rejoin_s: Seconds = 10.0
     """How long a run with an `Idempotency-Key` goes on after its client has gone, for a retry to join it."""
+    require_keys: bool = False
+    """Whether clients need a key. They do in any case if there are `keys` or an `admin` API; set it for keys that only
+    commands make.
+    """
+    keys: dict[str, KeySettings] = {}
+    """The gateway's clients, each under the id that logs and the spend have."""
+    admin: AdminSettings | None = None
+    prices: dict[str, PriceSettings] = {}
+    """By the beginning of `PROVIDER/MODEL`; the longest that fits holds."""
+
+    @property
+    def needs_keys(self) -> bool:
+        """Whether clients need a key."""
+        return self.require_keys or bool(self.keys) or self.admin is not None

@@ -94,6 +94,25 @@ class Keys(msgspec.Struct, frozen=True):
         """Text: id of the provider file with a blob's content; empty: the blob was sent, but not as a file."""
         return f"{self.prefix}:files:{name}"
 
+    @property
+    def gateway_keys(self) -> str:
+        """Hash: entries of the gateway's clients by key id, as JSON; all keys of the gateway share a slot."""
+        return f"{self.prefix}:{{gateway}}:keys"
+
+    def gateway_use(self, key: str) -> str:
+        """Hash: what a client has left of its rates. With the suffix ``:open``, a sorted set: its open answers by the
+        time at which each counts as left.
+        """
+        return f"{self.prefix}:{{gateway}}:use:{key}"
+
+    def gateway_spend(self, key: str) -> str:
+        """Hash: what a client spent, by day and in all."""
+        return f"{self.prefix}:{{gateway}}:spend:{key}"
+
+    def gateway_counted(self, run: str) -> str:
+        """Hash: what was counted of a run already."""
+        return f"{self.prefix}:{{gateway}}:counted:{run}"
+
     def members(self, group: str) -> str:
         """Sorted set: live workers of a group by the server time of their last heartbeat in ms."""
         return f"{self.prefix}:members:{group}"

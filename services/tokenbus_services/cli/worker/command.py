@@ -27,6 +27,7 @@ from tokenbus_services.cli.service_registry import ServiceName
 from tokenbus_services.cli.signals import stop_on_signal
 from tokenbus_services.cli.worker.lifespan import AsgiApp, Lifespan
 from tokenbus_services.gateway.callers import check_exposed as check_gateway_exposed
+from tokenbus_services.gateway.keys.admin_token import admin_token
 from tokenbus_services.net.http_server import HttpBounds, bounded
 from tokenbus_services.net.open_files import raise_open_files
 from tokenbus_services.redaction import secrets_of
@@ -50,6 +51,8 @@ def run(service: ServiceName, *, host: str | None = None, port: int | None = Non
     if mock_url:
         settings = with_mock(settings, mock_url)
     secrets = secrets_of(settings, os.environ) | {token_of(settings.blobs, os.environ)}
+    if service == "gateway" and settings.gateway and settings.gateway.admin:
+        secrets |= {admin_token(settings.gateway.admin, os.environ)}
     logs.configure(settings.log_level, service=service, secrets=secrets)
     for old, new in configuration.old_names_in():
         log.warning("setting_renamed", old=old, new=new)

@@ -1,0 +1,1 @@
+"""`tokenbus keys`: makes, lists and revokes keys of the gateway."""

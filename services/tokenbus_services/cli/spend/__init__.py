@@ -1,0 +1,1 @@
+"""`tokenbus spend`: what the gateway's keys spent."""

@@ -1,0 +1,46 @@
+"""`tokenbus spend`: what the gateway's keys spent."""
+
+from __future__ import annotations
+
+import sys
+from datetime import timedelta
+
+import msgspec
+
+from tokenbus.bus.server.server import Server
+from tokenbus.client.deployment import Deployment
+from tokenbus_services import settings as configuration
+from tokenbus_services.cli import connect as reaching
+from tokenbus_services.cli.render import terminal
+from tokenbus_services.gateway.budgets.spend import read_spend, today
+from tokenbus_services.gateway.keys.store import KeyStore
+
+
+async def show(*, key_id: str | None, days: int, as_json: bool) -> None:
+    """Show the spend of one key, or of all, in the last ``days`` days and in all."""
+    settings = reaching.with_server(configuration.load())
+    assert settings.redis_url
+    async with Server(settings.redis_url) as server:
+        keys = await Deployment(server, settings.prefix, None).keys()
+        store = KeyStore(server, keys)
+        fixed = list(settings.gateway.keys) if settings.gateway else []
+        ids = [key_id] if key_id else [*fixed, *(entry.id for entry in await store.all())]
+        found = await read_spend(server, keys, ids)
+        first = today(await store.now_ms()) - timedelta(days=days - 1)
+    if not found and not as_json:
+        print("no keys", file=sys.stderr)
+    for one in found:
+        if as_json:
+            sys.stdout.buffer.write(msgspec.json.encode(one) + b"\n")
+            sys.stdout.buffer.flush()
+            continue
+        lately = one.since(first)
+        words = (
+            one.key,
+            f"{days} days: {lately.cost:.6f}",
+            f"in all: {one.total.cost:.6f}",
+            f"{one.total.runs} runs",
+            f"{one.total.input} tokens in, {one.total.output} out",
+            f"last used {one.last_used or 'never'}",
+        )
+        print(terminal.safe("  ".join(words)))

@@ -1,0 +1,1 @@
+"""Clients' keys: their form, where they are kept, and what each allows."""

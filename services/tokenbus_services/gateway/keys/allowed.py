@@ -1,0 +1,96 @@
+"""What a key allows, applied to a request. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from fnmatch import fnmatchcase
+
+import msgspec
+
+from tokenbus.events.requests import Generate
+from tokenbus_services.gateway.models import ModelTable, ProviderModel, ResolvedModel
+from tokenbus_services.gateway.problem import Problem, Refusal
+from tokenbus_services.gateway.surfaces.contract import TranslationRules
+from tokenbus_services.settings.gateway_keys import KeyRules
+
+Aliases = Mapping[str, Sequence[ProviderModel]]
+
+
+class AllowedModels(ModelTable):
+    """The names of a table that match one of the patterns."""
+
+    def __init__(self, table: ModelTable, patterns: Sequence[str]) -> None:
+        self._table = table
+        self._patterns = patterns
+
+    def names(self) -> list[str]:
+        return [name for name in self._table.names() if _matches(name, self._patterns)]
+
+    def resolve(self, name: str) -> ResolvedModel:
+        """Raises Refusal: 403 for a name that the key does not allow, whether it exists or not."""
+        if not _matches(name, self._patterns):
+            raise not_allowed("model", f"this key may not use the model {name[:200]!r}", "model_not_allowed")
+        return self._table.resolve(name)
+
+
+def rules_for(rules: KeyRules, deployment: TranslationRules) -> TranslationRules:
+    """What a key allows, of what the deployment allows."""
+    tools = deployment.tools
+    if rules.tools is not None:
+        tools = frozenset(rules.tools) if tools is None else tools & frozenset(rules.tools)
+    models = deployment.models if rules.models is None else AllowedModels(deployment.models, rules.models)
+    extra = deployment.allow_extra | frozenset(rules.allow_extra)
+    return msgspec.structs.replace(deployment, models=models, tools=tools, allow_extra=extra)
+
+
+def check_allowed(generate: Generate, rules: KeyRules, aliases: Aliases) -> None:
+    """Raise Refusal (403) if a provider and model of the request is not allowed, by its name or by that of an alias.
+
+    Every request passes here, also one that named provider, model and fallbacks itself.
+    """
+    if rules.models is None:
+        return
+    through = {(one.provider, one.model) for name in aliases if _matches(name, rules.models) for one in aliases[name]}
+    choices = [("model", generate.provider, generate.model)]
+    choices += [(f"fallback[{i}]", one.provider, one.model) for i, one in enumerate(generate.fallback or ())]
+    for where, provider, model in choices:
+        if (provider, model) not in through and not _matches(f"{provider}/{model}", rules.models):
+            problem = f"this key may not use the model {f'{provider}/{model}'[:200]!r}"
+            raise not_allowed(where, problem, "model_not_allowed")
+
+
+def check_tools(generate: Generate, allowed: Collection[str] | None, is_ours: Mapping[str, bool]) -> None:
+    """Raise Refusal (403) for a tool that the bus would run and the key does not allow.
+
+    ``is_ours``: for each tool of the request, whether the deployment has it.
+    """
+    if allowed is None or not generate.max_tool_depth:
+        return
+    for i, tool in enumerate(generate.tools):
+        if is_ours[tool.name] and tool.name not in allowed:
+            raise not_allowed(f"tools[{i}].name", f"this key may not use the tool {tool.name!r}", "tool_not_allowed")
+
+
+def with_forced(generate: Generate, rules: KeyRules, *, takes_max_tokens: bool = True) -> Generate:
+    """The request with the fields that the key forces."""
+    policies = [*generate.policies, *(name for name in rules.policies if name not in generate.policies)]
+    forced = msgspec.structs.replace(generate, policies=policies)
+    if rules.record is not None:
+        forced = msgspec.structs.replace(forced, record=rules.record)
+    if rules.max_deadline_s is not None:
+        deadline = min(rules.max_deadline_s, generate.deadline_s or rules.max_deadline_s)
+        forced = msgspec.structs.replace(forced, deadline_s=deadline)
+    if rules.max_tokens is not None and takes_max_tokens:
+        forced = msgspec.structs.replace(
+            forced, max_tokens=min(rules.max_tokens, generate.max_tokens or rules.max_tokens)
+        )
+    return forced
+
+
+def not_allowed(param: str, why: str, code: str) -> Refusal:
+    """A request that the key does not allow."""
+    return Refusal(Problem(status=403, code=code, message=why, kind="auth", param=param))
+
+
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)

@@ -1,0 +1,222 @@
+"""The door of a gateway with keys: who asks, what the key allows, and whether its limits leave room."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+import structlog
+
+from tokenbus.bus.keys import Keys
+from tokenbus.bus.scripts.gateway import NANO, DoorLimits, DoorReply, admit, renew_open
+from tokenbus.bus.server.run_scripts import run_script
+from tokenbus.bus.server.server import Server, translated
+from tokenbus.errors import ServerError
+from tokenbus.events.requests import Generate
+from tokenbus_services.gateway.budgets.prices import PriceTable
+from tokenbus_services.gateway.callers import Admitted, Caller, Door
+from tokenbus_services.gateway.keys.allowed import Aliases, check_allowed, check_tools, rules_for, with_forced
+from tokenbus_services.gateway.keys.directory import KeyDirectory
+from tokenbus_services.gateway.keys.key import KeyEntry
+from tokenbus_services.gateway.problem import Problem, Refusal
+from tokenbus_services.gateway.surfaces.contract import TranslationRules
+from tokenbus_services.settings import Settings
+from tokenbus_services.settings.gateway_keys import KeyRules
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+LEASE_S = 30.0
+"""An open answer of a gateway that died counts for this long."""
+RENEW_S = 10.0
+BEARER = "bearer "
+KEY_HEADERS = ("x-api-key", "x-goog-api-key")
+
+
+class KeyDoor(Door):
+    """Lets in who has a valid key."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        server: Server,
+        *,
+        directory: KeyDirectory,
+        rules: TranslationRules,
+        aliases: Aliases,
+        prices: PriceTable,
+    ) -> None:
+        """``rules``: what the deployment allows every client."""
+        self._settings = settings
+        self._server = server
+        self._keys: Keys = settings.keys
+        self._directory = directory
+        self._rules = rules
+        self._aliases = aliases
+        self._prices = prices
+        self._open: dict[str, dict[str, int]] = {}
+        """For each client with a limit of parallel requests, its open answers here by run, and how many each has."""
+        self._renewing: asyncio.Task[None] | None = None
+
+    async def open(self) -> None:
+        """Begin to renew the places of open answers."""
+        self._renewing = asyncio.create_task(self._renew(), name="places of open answers")
+
+    async def close(self) -> None:
+        """Stop; open answers free their places by time."""
+        if self._renewing:
+            self._renewing.cancel()
+            await asyncio.gather(self._renewing, return_exceptions=True)
+
+    async def identify(self, headers: Mapping[str, str]) -> Caller:
+        """See `Door.identify`. The answer for an unknown key and for a wrong one is the same."""
+        given = key_in(headers)
+        entry = await self._directory.find(given) if given else None
+        if entry is None:
+            raise _unauthorized()
+        if entry.rules.blocked:
+            why = "this key is blocked"
+            raise Refusal(Problem(status=403, code="key_blocked", message=why, kind="auth"))
+        return self._caller(entry)
+
+    async def admit(self, caller: Caller, surface: str, generate: Generate) -> Admitted:
+        """See `Door.admit`."""
+        assert caller.key is not None
+        assert generate.id is not None
+        rules = await self._directory.rules_of(caller.key)
+        if rules is None:
+            raise _unauthorized()
+        check_allowed(generate, rules, self._aliases)
+        check_tools(generate, caller.rules.tools, {tool.name: self._is_ours(tool.name) for tool in generate.tools})
+        if rules.max_budget is not None:
+            self._check_priced(generate)
+        provider = self._settings.providers.get(generate.provider)
+        forced = with_forced(generate, rules, takes_max_tokens=provider is None or provider.api != "openai-images")
+        reply = await self._admitted(caller.key, generate.id, rules)
+        headers = headers_of(reply, rules)
+        if reply.refused:
+            raise _limited(reply, rules, headers)
+        if rules.max_parallel_requests:
+            runs = self._open.setdefault(caller.key, {})
+            runs[generate.id] = runs.get(generate.id, 0) + 1
+        return Admitted(generate=forced, headers=headers)
+
+    async def leave(self, caller: Caller, run: str) -> None:
+        """See `Door.leave`."""
+        assert caller.key is not None
+        runs = self._open.get(caller.key, {})
+        if run not in runs:
+            return
+        runs[run] -= 1
+        if runs[run]:
+            return  # another request joined the run
+        del runs[run]
+        use = self._keys.gateway_use(caller.key)
+        with translated(self._server, use):
+            await self._server.client.zrem(f"{use}:open", run)
+
+    def _caller(self, entry: KeyEntry) -> Caller:
+        rules = entry.rules
+        return Caller(
+            rules=rules_for(rules, self._rules),
+            tenant=rules.tenant or entry.id,
+            key=entry.id,
+            operator=rules.operator,
+            surfaces=None if rules.surfaces is None else frozenset(rules.surfaces),
+        )
+
+    async def _admitted(self, key: str, run: str, rules: KeyRules) -> DoorReply:
+        limits = DoorLimits(
+            requests_per_minute=rules.rpm_limit or 0,
+            tokens_per_minute=rules.tpm_limit or 0,
+            concurrency=rules.max_parallel_requests or 0,
+            budget_nano=round((rules.max_budget or 0) * NANO),
+            period=rules.budget_duration or "",
+        )
+        call = admit(
+            self._keys.gateway_use(key), self._keys.gateway_spend(key), run, limits, lease_ms=round(LEASE_S * 1000)
+        )
+        with translated(self._server):
+            reply = await run_script(self._server, call)
+        refused, *numbers = reply
+        return DoorReply(refused.decode(), *(int(number) for number in numbers))
+
+    def _is_ours(self, tool: str) -> bool:
+        prefixes = self._settings.mcp_prefixes.values()
+        return tool in self._settings.tools or any(tool.startswith(prefix) for prefix in prefixes)
+
+    def _check_priced(self, generate: Generate) -> None:
+        """Raises Refusal: a budget cannot hold what has no price."""
+        choices = [(generate.provider, generate.model)]
+        choices += [(one.provider, one.model) for one in generate.fallback or ()]
+        for provider, model in choices:
+            if self._prices.name_for([f"{provider}/{model}"]) is None:
+                why = f"this key has a budget, and the model {f'{provider}/{model}'[:200]!r} has no price"
+                raise Refusal(Problem(status=403, code="model_not_priced", message=why, kind="auth", param="model"))
+
+    async def _renew(self) -> None:
+        while True:
+            await asyncio.sleep(RENEW_S)
+            for key, runs in list(self._open.items()):
+                if not runs:
+                    del self._open[key]
+                    continue
+                call = renew_open(self._keys.gateway_use(key), list(runs), lease_ms=round(LEASE_S * 1000))
+                try:
+                    with translated(self._server):
+                        await run_script(self._server, call)
+                except ServerError as e:
+                    log.info("places_not_renewed", error=str(e))
+
+
+def key_in(headers: Mapping[str, str]) -> str:
+    """The key of a request; empty if it has none."""
+    authorization = headers.get("authorization", "")
+    if authorization[: len(BEARER)].lower() == BEARER:
+        return authorization[len(BEARER) :].strip()
+    return next((headers[name].strip() for name in KEY_HEADERS if headers.get(name)), "")
+
+
+def headers_of(reply: DoorReply, rules: KeyRules) -> dict[str, str]:
+    """The limits, and what is left of them, as OpenAI's clients read it."""
+    headers: dict[str, str] = {}
+    levels = (
+        ("requests", rules.rpm_limit, reply.requests_left, reply.requests_full_ms),
+        ("tokens", rules.tpm_limit, reply.tokens_left, reply.tokens_full_ms),
+    )
+    for name, limit, left, full_ms in levels:
+        if limit:
+            headers[f"x-ratelimit-limit-{name}"] = str(limit)
+            headers[f"x-ratelimit-remaining-{name}"] = str(max(0, left))
+            headers[f"x-ratelimit-reset-{name}"] = f"{max(0, full_ms) / 1000:.3f}s"
+    return headers
+
+
+def _unauthorized() -> Refusal:
+    why = "the API key is missing or not valid"
+    return Refusal(Problem(status=401, code="invalid_api_key", message=why, kind="auth"))
+
+
+def _limited(reply: DoorReply, rules: KeyRules, headers: Mapping[str, str]) -> Refusal:
+    wait_s = max(0.001, reply.retry_ms / 1000)
+    if reply.refused == "budget":
+        period = f"per {rules.budget_duration}" if rules.budget_duration else "in all"
+        why = f"the budget of this key is spent ({rules.max_budget:g} {period})"
+        return Refusal(Problem(status=402, code="budget_exceeded", message=why, kind="limit"))
+    if reply.refused == "concurrency":
+        why = f"this key has {rules.max_parallel_requests} answers in progress already, its most"
+        code = "too_many_runs"
+    else:
+        limit = rules.rpm_limit if reply.refused == "requests" else rules.tpm_limit
+        why = f"this key's limit of {limit} {reply.refused} per minute is reached"
+        code = "rate_limit_exceeded"
+    return Refusal(
+        Problem(
+            status=429,
+            code=code,
+            message=why,
+            kind="rate_limit",
+            retry_after_s=wait_s,
+            should_retry=True,
+            headers=headers,
+        )
+    )

@@ -1,0 +1,169 @@
+"""The gateway's scripts: the door takes of all limits or of none, and what a run used is counted once."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from tokenbus.bus.keys import Keys
+from tokenbus.bus.scripts.gateway import NANO, DoorLimits, DoorReply, RunUse, admit, count_use, put_key, renew_open
+from tokenbus.bus.server.run_scripts import run_script
+from tokenbus.bus.server.server import Server
+
+LEASE_MS = 60_000
+DAY_MS = 86_400_000
+
+
+class Scene:
+    """One client."""
+
+    def __init__(self, server: Server, keys: Keys) -> None:
+        self.server = server
+        self.keys = keys
+        self.use = keys.gateway_use("ada")
+        self.spend = keys.gateway_spend("ada")
+
+    async def admit(self, run: str = "r1", *, lease_ms: int = LEASE_MS, **limits: Any) -> DoorReply:
+        reply = await run_script(self.server, admit(self.use, self.spend, run, DoorLimits(**limits), lease_ms=lease_ms))
+        return DoorReply(reply[0].decode(), *(int(one) for one in reply[1:]))
+
+    async def count(self, seq: int, *, run: str = "r1", tpm: int = 0, **used: Any) -> int:
+        counts = {"fresh": 0, "cache_read": 0, "cache_write": 0, "output": 0, **used}
+        return await run_script(
+            self.server,
+            count_use(
+                self.keys.gateway_counted(run),
+                spend=self.spend,
+                use=self.use,
+                tokens_per_minute=tpm,
+                used=RunUse(seq=seq, **counts),
+                keep_ms=LEASE_MS,
+            ),
+        )
+
+    async def total(self, what: str = "cost") -> int:
+        return int(await self.server.client.hget(self.spend, f"total:{what}") or 0)
+
+    async def spent_on(self, days_ago: int, cost: int) -> None:
+        now_us = await self.server.client.time()
+        today = now_us[0] * 1000 // DAY_MS
+        await self.server.client.hset(self.spend, f"{today - days_ago}:cost", cost)
+
+
+@pytest.fixture
+async def scene(server: Server, keys: Keys) -> Scene:
+    return Scene(server, keys)
+
+
+async def test_requests_beyond_the_minutes_worth_are_refused_with_a_time(scene: Scene) -> None:
+    first, second, third = [await scene.admit(f"r{n}", requests_per_minute=2) for n in range(3)]
+    assert (first.refused, second.refused, third.refused) == ("", "", "requests")
+    assert (first.requests_left, second.requests_left) == (1, 0)
+    assert 0 < third.retry_ms <= 30_000
+    assert third.requests_full_ms > third.retry_ms
+
+
+async def test_a_refused_request_takes_nothing(scene: Scene) -> None:
+    await scene.admit("r1", concurrency=1, requests_per_minute=100)
+    for _ in range(3):
+        reply = await scene.admit("r2", concurrency=1, requests_per_minute=100)
+        assert reply.refused == "concurrency"
+    assert (await scene.admit("r1", concurrency=1, requests_per_minute=100)).requests_left >= 98
+
+
+async def test_open_answers_are_counted_until_they_are_left_or_their_gateway_is_dead(scene: Scene) -> None:
+    assert (await scene.admit("r1", concurrency=1)).refused == ""
+    assert (await scene.admit("r1", concurrency=1)).refused == "", "the same run again takes no second place"
+    assert (await scene.admit("r2", concurrency=1)).refused == "concurrency"
+    await scene.server.client.zrem(f"{scene.use}:open", "r1")
+    assert (await scene.admit("r2", concurrency=1)).refused == ""
+    await scene.server.client.zadd(f"{scene.use}:open", {"r2": 1})
+    assert (await scene.admit("r3", concurrency=1)).refused == ""
+
+
+async def test_a_renewed_place_lives_longer_and_a_left_one_does_not_come_back(scene: Scene) -> None:
+    await scene.admit("r1", concurrency=1, lease_ms=1000)
+    before = await scene.server.client.zscore(f"{scene.use}:open", "r1")
+    await run_script(scene.server, renew_open(scene.use, ["r1", "gone"], lease_ms=LEASE_MS))
+    assert await scene.server.client.zscore(f"{scene.use}:open", "r1") > before + 30_000
+    assert await scene.server.client.zscore(f"{scene.use}:open", "gone") is None
+
+
+async def test_reported_tokens_shut_the_door_until_they_are_made_up_for(scene: Scene) -> None:
+    assert (await scene.admit(tokens_per_minute=1000)).tokens_left == 1000
+    await scene.count(3, tpm=1000, fresh=1500, output=1000)
+    reply = await scene.admit(tokens_per_minute=1000)
+    assert reply.refused == "tokens"
+    assert 60_000 < reply.retry_ms <= 90_060
+    assert reply.tokens_left == 0
+
+
+async def test_an_event_that_comes_again_or_late_is_not_counted(scene: Scene) -> None:
+    price = (1000.0, 100.0, 2000.0, 5000.0)
+    assert await scene.count(3, fresh=10, output=4, prices=price, price_name="p/m") == 1
+    assert await scene.count(3, fresh=10, output=4, prices=price) == 0
+    assert await scene.count(7, fresh=30, cache_read=5, output=6, prices=price, price_name="p/m", ended=True) == 1
+    assert await scene.count(3, fresh=10, output=4, prices=price) == 0
+    assert await scene.count(7, fresh=30, output=6, prices=price, ended=True) == 0
+    assert await scene.total() == 30 * 1000 + 5 * 100 + 6 * 5000
+    assert (await scene.total("input"), await scene.total("output"), await scene.total("runs")) == (35, 6, 1)
+    assert int(await scene.server.client.hget(scene.spend, "price:p/m:cost")) == await scene.total()
+
+
+async def test_each_part_of_a_run_is_counted_at_the_price_of_its_own_model(scene: Scene) -> None:
+    await scene.count(3, output=10, prices=(0, 0, 0, 1000.0))
+    await scene.count(9, output=30, prices=(0, 0, 0, 7000.0), ended=True)
+    assert await scene.total() == 10 * 1000 + 20 * 7000
+
+
+async def test_a_sum_that_shrinks_gives_nothing_back(scene: Scene) -> None:
+    await scene.count(3, output=10, prices=(0, 0, 0, 1000.0))
+    await scene.count(5, output=4, prices=(0, 0, 0, 1000.0))
+    await scene.count(6, output=12, prices=(0, 0, 0, 1000.0))
+    assert await scene.total() == 12 * 1000
+
+
+async def test_a_spent_budget_shuts_the_door(scene: Scene) -> None:
+    budget = NANO // 1000
+    assert (await scene.admit(budget_nano=budget)).refused == ""
+    await scene.count(1, output=1000, prices=(0, 0, 0, 1000.0))
+    reply = await scene.admit(budget_nano=budget)
+    assert (reply.refused, reply.spent_nano) == ("budget", 1_000_000)
+    assert (await scene.admit(budget_nano=budget + 1)).refused == ""
+
+
+@pytest.mark.parametrize("period", ["day", "week", "month"])
+async def test_a_budget_of_a_period_counts_its_days_and_no_earlier_one(scene: Scene, period: str) -> None:
+    seconds, _ = await scene.server.client.time()
+    today = datetime.fromtimestamp(seconds, UTC)
+    within = {"day": 0, "week": today.weekday(), "month": today.day - 1}[period]
+    await scene.spent_on(within + 1, 5)
+    assert (await scene.admit(budget_nano=5, period=period)).spent_nano == 0
+    await scene.spent_on(within, 5)
+    assert (await scene.admit(budget_nano=5, period=period)).refused == "budget"
+
+
+async def test_days_of_more_than_a_year_ago_are_forgotten_on_a_new_day(scene: Scene) -> None:
+    await scene.spent_on(400, 5)
+    await scene.spent_on(300, 5)
+    await scene.count(1, output=1)
+    days = {field.partition(b":")[0] for field in await scene.server.client.hkeys(scene.spend)}
+    assert len(days) == 3  # total, today, and the one within a year
+
+
+async def test_an_entry_changes_only_if_it_is_still_what_was_read(scene: Scene) -> None:
+    key = scene.keys.gateway_keys
+    assert await run_script(scene.server, put_key(key, "a", b"", b"1")) == 1
+    assert await run_script(scene.server, put_key(key, "a", b"", b"2")) == 0
+    assert await run_script(scene.server, put_key(key, "a", b"1", b"3")) == 1
+    assert await scene.server.client.hget(key, "a") == b"3"
+
+
+async def test_the_door_of_a_client_without_limits_costs_no_keys_of_rates(scene: Scene) -> None:
+    began = time.time() * 1000 - 60_000
+    await scene.admit()
+    assert not await scene.server.client.exists(scene.use, f"{scene.use}:open")
+    assert int(await scene.server.client.hget(scene.spend, "used")) > began

@@ -1,0 +1,359 @@
+"""The gateway with keys: who may ask, for what, how much of it, and that nobody sees another tenant's runs."""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Generator, Iterator
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+from starlette.routing import BaseRoute, Mount, Route, WebSocketRoute
+
+from tests.waiting import eventually_sync
+from tokenbus.events.public import Completed, Started
+from tokenbus.testing import LocalBus
+from tokenbus_services.gateway.app import create
+from tokenbus_services.gateway.keys.key import NewKey, new_key
+from tokenbus_services.mock_provider import Reply, Stall, Status, Turn
+from tokenbus_services.settings import GatewaySettings, Settings
+
+ADA, BOB, OPS, TIGHT, RATED, POOR, SLOW = (new_key() for _ in range(7))
+HELLO: Any = {"model": "anthropic/text", "messages": [{"role": "user", "content": "hello"}]}
+ADMIN = "an-admin-token-of-the-test"
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
+
+
+PORT = free_port()
+SETTINGS = f"""
+[retry]
+max_attempts = 1
+[gateway]
+early_status_s = 0.2
+[gateway.admin]
+port = {PORT}
+[gateway.aliases]
+house = ["anthropic/broken", "gemini/text"]
+[gateway.prices."anthropic/"]
+input = 1000
+output = 1000
+[gateway.keys.ada]
+sha256 = "{ADA.sha256}"
+tenant = "ada"
+[gateway.keys.bob]
+sha256 = "{BOB.sha256}"
+[gateway.keys.ops]
+sha256 = "{OPS.sha256}"
+operator = true
+[gateway.keys.tight]
+sha256 = "{TIGHT.sha256}"
+models = ["house"]
+surfaces = ["openai_chat"]
+max_tokens = 7
+[gateway.keys.rated]
+sha256 = "{RATED.sha256}"
+rpm_limit = 3
+[gateway.keys.poor]
+sha256 = "{POOR.sha256}"
+max_budget = 0.001
+budget_duration = "day"
+[gateway.keys.slow]
+sha256 = "{SLOW.sha256}"
+max_parallel_requests = 1
+"""
+
+
+@pytest.fixture(scope="module")
+def bus() -> Generator[LocalBus]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TOKENBUS_GATEWAY_ADMIN_TOKEN", ADMIN)
+        with LocalBus(SETTINGS) as running:
+            running.model_says("text", Reply(text="one two three"))
+            running.model_says("slow", Turn(says=Reply(text="one two three"), fault=Stall(after_text="two")))
+            running.model_says("broken", Turn(says=Reply(), fault=Status(status=529)))
+            yield running
+
+
+@pytest.fixture(scope="module")
+def http(bus: LocalBus) -> Generator[httpx.Client]:
+    with httpx.Client(base_url=bus.gateway, timeout=60) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def admin(bus: LocalBus) -> Generator[httpx.Client]:
+    headers = {"authorization": f"Bearer {ADMIN}"}
+    with httpx.Client(base_url=f"http://127.0.0.1:{PORT}", headers=headers, timeout=60) as client:
+        yield client
+
+
+def auth(key: NewKey | str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key if isinstance(key, str) else key.text}"}
+
+
+def chat(http: httpx.Client, key: Any, model: str = "anthropic/text", **more: Any) -> httpx.Response:
+    body = {"model": model, "messages": [{"role": "user", "content": "hello"}], **more}
+    return http.post("/v1/chat/completions", json=body, headers=auth(key))
+
+
+def code_of(answer: httpx.Response) -> str:
+    return answer.json()["error"]["code"]
+
+
+@pytest.mark.parametrize("header", ["authorization", "x-api-key", "x-goog-api-key"])
+def test_a_key_is_taken_from_the_header_of_any_client(http: httpx.Client, header: str) -> None:
+    value = f"Bearer {ADA.text}" if header == "authorization" else ADA.text
+    assert http.post("/v1/chat/completions", json=HELLO, headers={header: value}).status_code == 200
+
+
+def test_unknown_wrong_and_missing_keys_get_the_same_answer(http: httpx.Client) -> None:
+    wrong = new_key("aaaaaaaa").text
+    answers = [
+        http.post("/v1/chat/completions", json=HELLO, headers=headers)
+        for headers in (
+            {},
+            auth(wrong),
+            auth(ADA.text[:-1] + "_"),
+            auth("sk-x"),
+            {"authorization": "Bearer"},
+            {"x-api-key": wrong},
+        )
+    ]
+    assert {(answer.status_code, answer.text) for answer in answers} == {(401, answers[0].text)}
+    assert code_of(answers[0]) == "invalid_api_key"
+    assert answers[0].headers["www-authenticate"] == "Bearer"
+
+
+def test_a_key_in_the_url_opens_nothing(http: httpx.Client) -> None:
+    assert http.post(f"/v1/chat/completions?key={ADA.text}", json=HELLO).status_code == 401
+
+
+def test_a_request_beyond_what_the_key_allows_is_refused(http: httpx.Client) -> None:
+    refused = chat(http, TIGHT, "anthropic/text")
+    assert (refused.status_code, code_of(refused)) == (403, "model_not_allowed")
+    unknown = chat(http, TIGHT, "anthropic/nothing-like-it")
+    assert (unknown.status_code, code_of(unknown)) == (403, "model_not_allowed")
+
+
+def test_what_the_key_forces_reaches_the_provider_and_the_alias_falls_back(http: httpx.Client, bus: LocalBus) -> None:
+    answer = chat(http, TIGHT, "house", max_tokens=5000)
+    assert answer.json()["choices"][0]["message"]["content"] == "one two three"
+    asked = [request for request in bus.requests if request.get("model") == "broken"]
+    assert asked[-1]["max_tokens"] == 7
+    with bus.sync_client() as direct:
+        *_, end = direct.follow(answer.headers["x-tokenbus-run"])
+    assert isinstance(end, Completed)
+    assert end.provider == "gemini"
+
+
+def test_requests_per_minute_are_told_in_headers_and_refused_with_a_time(http: httpx.Client) -> None:
+    answers = [chat(http, RATED) for _ in range(4)]
+    refused = next(answer for answer in answers if answer.status_code == 429)
+    assert code_of(refused) == "rate_limit_exceeded"
+    assert 0 < int(refused.headers["retry-after"]) <= 60
+    assert refused.headers["x-should-retry"] == "true"
+    assert refused.headers["x-ratelimit-limit-requests"] == "3"
+    assert refused.headers["x-ratelimit-remaining-requests"] == "0"
+
+
+def test_a_spent_budget_is_a_402_and_the_spend_is_told(http: httpx.Client, admin: httpx.Client) -> None:
+    assert chat(http, POOR).status_code == 200
+
+    def refused() -> httpx.Response | None:
+        answer = chat(http, POOR)
+        return answer if answer.status_code == 402 else None
+
+    answer = eventually_sync(refused)
+    assert answer
+    assert code_of(answer) == "budget_exceeded"
+    assert answer.headers["x-should-retry"] == "false"
+    spend = admin.get("/keys/poor").json()["spend"]["total"]
+    # As the mock provider counts: every run the same, each counted once.
+    assert spend["cost"] == pytest.approx((spend["input"] + spend["output"]) * 0.001)
+    assert spend["runs"] * 25 == spend["input"]
+
+
+def test_a_key_with_a_budget_may_not_use_what_has_no_price(http: httpx.Client) -> None:
+    answer = chat(http, POOR, "gemini/text")
+    assert (answer.status_code, code_of(answer)) == (403, "model_not_priced")
+
+
+def test_answers_in_progress_are_limited_and_a_disconnect_makes_room(http: httpx.Client) -> None:
+    body = {"model": "anthropic/slow", "messages": [{"role": "user", "content": "hello"}], "stream": True}
+    with http.stream("POST", "/v1/chat/completions", json=body, headers=auth(SLOW)) as first:
+        assert first.status_code == 200
+        second = chat(http, SLOW)
+        assert (second.status_code, code_of(second)) == (429, "too_many_runs")
+    eventually_sync(lambda: chat(http, SLOW).status_code == 200)
+
+
+def test_a_run_of_another_tenant_is_not_to_be_had_by_naming_it(http: httpx.Client, bus: LocalBus) -> None:
+    run = chat(http, ADA).headers["x-tokenbus-run"]
+    named = chat(http, BOB, tokenbus={"run": run})
+    assert (named.status_code, code_of(named)) == (404, "run_not_found")
+    again = chat(http, ADA, tokenbus={"run": run})
+    assert again.json()["choices"][0]["message"]["content"] == "one two three"
+
+
+def test_one_idempotency_key_of_two_tenants_is_two_runs(http: httpx.Client) -> None:
+    body = {"model": "anthropic/text", "messages": [{"role": "user", "content": "hello"}]}
+    runs = [
+        http.post("/v1/chat/completions", json=body, headers={**auth(key), "idempotency-key": "k1"}).headers[
+            "x-tokenbus-run"
+        ]
+        for key in (ADA, BOB, ADA)
+    ]
+    assert runs[0] == runs[2] != runs[1]
+
+
+def test_the_tenant_is_the_keys_and_never_the_requests(http: httpx.Client, bus: LocalBus) -> None:
+    answer = chat(http, BOB, metadata={"tenant": "ada", "gateway": "x"})
+    with bus.sync_client() as direct:
+        started = next(iter(direct.follow(answer.headers["x-tokenbus-run"])))
+    assert isinstance(started, Started)
+    metadata: Any = started.metadata
+    assert metadata["tenant"] == "bob"
+    assert metadata["gateway"]["key"] == "bob"
+
+
+def test_no_key_is_in_a_log_and_each_request_is(http: httpx.Client, capfd: pytest.CaptureFixture[str]) -> None:
+    wrong = new_key()
+    run = chat(http, ADA, user=ADA.text, metadata={"note": ADA.text}).headers.get("x-tokenbus-run")
+    chat(http, wrong, model=f"anthropic/{wrong.text}")
+    http.post(f"/v1/chat/completions?key={ADA.text}", json=HELLO, headers={"x-api-key": wrong.text})
+    http.get(f"/runs/{ADA.text}", headers=auth(ADA))
+    http.get("/v1/models", headers={"authorization": f"Basic {ADA.text}"})
+    printed: list[str] = []
+
+    def logged() -> bool:
+        printed.append("".join(capfd.readouterr()))
+        return "".join(printed).count("gateway_request") >= 4
+
+    eventually_sync(logged)
+    text = "".join(printed)
+    for key in (ADA, wrong):
+        assert key.text.rpartition("-")[2] not in text
+        assert key.sha256 not in text
+    if run:
+        assert f"run={run}" in text
+        assert "hello" not in text
+    assert "key=ada" in text
+    assert ADMIN not in text
+
+
+# Tenant isolation over every route that there is. ------------------------------------------------------------------
+
+
+def all_routes(routes: list[BaseRoute], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Each method and path of the app."""
+    for route in routes:
+        if isinstance(route, Mount):
+            yield from all_routes(list(route.routes), prefix + route.path)
+        elif isinstance(route, Route):
+            for method in sorted((route.methods or {"GET"}) - {"HEAD", "OPTIONS"}):
+                yield method, prefix + route.path
+        else:
+            assert isinstance(route, WebSocketRoute), f"a kind of route that this test does not know: {route}"
+
+
+def gateway_routes() -> list[tuple[str, str]]:
+    """Of a gateway with every surface."""
+    settings = msgspec.structs.replace(Settings(), redis_url="redis://127.0.0.1:1", gateway=GatewaySettings())
+    app: Any = create(settings)
+    while not hasattr(app, "router"):
+        app = getattr(app, "_routes", None) or app.app
+    return list(all_routes(app.router.routes))
+
+
+ROUTES = gateway_routes()
+ABOUT_A_RUN = [
+    (method, path) for method, path in ROUTES if re.search(r"\{\w*(run|response|id|chat|thread)\w*(:path)?\}", path)
+]
+NOT_RUNS = ("/models/", "/models/{")
+"""Paths with a parameter that is no run."""
+
+
+@pytest.mark.parametrize(("method", "path"), ROUTES, ids=lambda part: part)
+def test_no_route_answers_without_a_key(http: httpx.Client, method: str, path: str) -> None:
+    answer = http.request(method, re.sub(r"\{[^}]*\}", "some", path), json={})
+    assert answer.status_code == 401, answer.text
+
+
+@pytest.mark.parametrize(
+    ("method", "path"), [r for r in ABOUT_A_RUN if not any(n in r[1] for n in NOT_RUNS)], ids=lambda p: p
+)
+def test_another_tenants_run_is_like_one_that_never_was(http: httpx.Client, method: str, path: str) -> None:
+    run = chat(http, ADA).headers["x-tokenbus-run"]
+
+    def answer(key: Any, name: str) -> tuple[int, str]:
+        got = http.request(method, re.sub(r"\{[^}]*\}", name, path), json={}, headers=auth(key))
+        return got.status_code, got.text.replace(name, "RUN")
+
+    assert answer(BOB, run) == answer(BOB, "run-that-never-was")
+    assert answer(BOB, f"resp_{run}") == answer(BOB, "resp_run-that-never-was")
+
+
+# The admin API. ----------------------------------------------------------------------------------------------------
+
+
+def test_the_admin_api_needs_its_own_token(admin: httpx.Client) -> None:
+    for headers in ({"authorization": ""}, auth(ADA), auth(OPS), auth("x")):
+        assert admin.get("/keys", headers=headers).status_code == 401
+        assert admin.post("/keys", json={}, headers=headers).status_code == 401
+
+
+def test_a_key_lives_from_its_making_to_its_revocation(http: httpx.Client, admin: httpx.Client) -> None:
+    made = admin.post("/keys", json={"name": "web", "rules": {"tenant": "eve", "rpm_limit": 100}})
+    assert made.status_code == 201
+    key, key_id = made.json()["key"], made.json()["id"]
+    assert chat(http, key).status_code == 200
+    rotated = admin.post(f"/keys/{key_id}/rotate", json={"grace_s": 600}).json()
+    assert rotated["id"] == key_id
+    for text in (key, rotated["key"]):
+        eventually_sync(lambda text=text: chat(http, text).status_code == 200)
+    shown = admin.get(f"/keys/{key_id}").text
+    assert key not in shown
+    assert rotated["key"] not in shown
+    assert "sha256" not in shown
+    assert admin.delete(f"/keys/{key_id}").json()["state"] == "revoked"
+    for text in (key, rotated["key"]):
+        eventually_sync(lambda text=text: chat(http, text).status_code == 401)
+    assert {one["id"]: one["state"] for one in admin.get("/keys").json()["keys"]}[key_id] == "revoked"
+
+
+def test_a_changed_key_has_its_new_rules(http: httpx.Client, admin: httpx.Client) -> None:
+    made = admin.post("/keys", json={}).json()
+    assert chat(http, made["key"]).status_code == 200
+    assert admin.put(f"/keys/{made['id']}", json={"blocked": True}).json()["state"] == "blocked"
+    eventually_sync(lambda: chat(http, made["key"]).status_code == 403)
+    assert code_of(chat(http, made["key"])) == "key_blocked"
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ({"rules": {"rpm": 3}}, "rpm"),
+        ({"rules": {"max_budget": -1}}, "max_budget"),
+        ({"rules": {"surfaces": ["x"]}}, "surfaces"),
+        ({"sha256": "x"}, "sha256"),
+        ([], "object"),
+    ],
+)
+def test_a_wrong_body_is_refused_with_what_is_wrong(admin: httpx.Client, body: Any, told: str) -> None:
+    answer = admin.post("/keys", json=body)
+    assert answer.status_code == 400
+    assert told in answer.json()["error"]["message"]
+
+
+def test_keys_of_the_settings_are_shown_and_not_changed(admin: httpx.Client) -> None:
+    assert admin.get("/keys/ada").json()["source"] == "settings"
+    for answer in (admin.delete("/keys/ada"), admin.put("/keys/ada", json={}), admin.get("/keys/nobody")):
+        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "key_not_found")
+    assert admin.get("/nothing").status_code == 404
+    assert admin.patch("/keys").status_code == 405
