@@ -212,3 +212,37 @@ def test_a_runs_log_is_a_durable_stream(bus: LocalBus, project: Path) -> None:
         405,
         404,
     ]
+
+
+# --- Responses: OpenAI's client for Node, and the AI SDK's provider ---------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def responses(base: str, project: Path) -> dict[str, Any]:
+    """What the clients of the Responses API were told."""
+    return told(project, "responses.mjs", base)
+
+
+def test_openais_client_for_node_reads_and_resumes_a_response(responses: dict[str, Any]) -> None:
+    assert responses["text"] == TEXT
+    assert responses["raw"] == list(range(len(responses["raw"])))
+    assert responses["same"]
+
+
+def test_openais_client_for_node_runs_a_tool_and_sends_the_output_back(responses: dict[str, Any]) -> None:
+    assert responses["call"] == {"name": "place", "arguments": "{}"}
+    assert responses["answer"] == "So: here"
+
+
+def test_openais_client_for_node_is_told_of_every_bad_end(responses: dict[str, Any]) -> None:
+    assert (responses["queued"], responses["cancelled"]) == ("queued", "cancelled")
+    assert responses["cut"] == "failed"
+    assert responses["refused"] == {"status": 400, "param": "max_tool_calls", "code": "unsupported_parameter"}
+    assert responses["failing"]["status"] == 400
+
+
+def test_the_ai_sdks_openai_provider_reads_text_reasoning_calls_and_errors(responses: dict[str, Any]) -> None:
+    text, call, cut = (responses["aisdk"][name] for name in ("text", "call", "cut"))
+    assert (text["text"], text["reasoning"], text["finish"], text["errors"]) == (TEXT, "Hm.", "stop", [])
+    assert (call["calls"], call["finish"]) == (["place"], "tool-calls")
+    assert cut["errors"] or cut["finish"] == "error"
