@@ -50,7 +50,7 @@ def prepare(build: str, clock: str) -> None:
 def _watched(serve: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
     """The service, and a look at what it leaves behind when it has stopped."""
 
-    async def watched(*args: Any) -> None:
+    async def watched(*args: Any, **how: Any) -> None:
         sockets = _sockets()
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(TELL, _tell_tasks)
@@ -58,7 +58,7 @@ def _watched(serve: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[N
         loop.call_later(_OLD_S, lambda: old.extend(_long_lived()))
         loop.add_signal_handler(END, _hurt, old, _end)
         loop.add_signal_handler(FREEZE, _hurt, old, _freeze)
-        await serve(*args)
+        await serve(*args, **how)
         await asyncio.sleep(0)  # transports that were closed in the last step are gone after it
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         if tasks or (more := _sockets() - sockets) > 0:
