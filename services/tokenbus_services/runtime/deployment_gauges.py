@@ -25,22 +25,35 @@ class DeploymentGauges:
         self._keys = keys
         self._stages = ("normalizer", "parser", "policy") if judged else ("normalizer", "parser")
 
-        def gauge(name: str, help_text: str, *labels: str) -> Gauge:
-            return Gauge(name, help_text, labels, registry=registry)
-
-        self._partitions = gauge("tokenbus_deployment_partitions", "Partitions of the deployment.")
-        self._owned = gauge(
-            "tokenbus_deployment_owned_partitions", "Partitions that a worker of the stage owns now.", "stage"
+        self._partitions = Gauge(
+            "tokenbus_deployment_partitions", "Partitions of the deployment.", [], registry=registry
         )
-        self._lag = gauge(
-            "tokenbus_deployment_lag_bytes", "Bytes of input that the stage has not worked in yet.", "stage"
+        self._owned = Gauge(
+            "tokenbus_deployment_owned_partitions",
+            "Partitions that a worker of the stage owns now.",
+            ["stage"],
+            registry=registry,
         )
-        self._open = gauge("tokenbus_deployment_open_runs", "Runs that began and have not ended.")
-        self._queues = gauge(
-            "tokenbus_deployment_queue_entries", "Entries of a work queue, waiting or in hand.", "queue"
+        self._lag = Gauge(
+            "tokenbus_deployment_lag_bytes",
+            "Bytes of input that the stage has not processed yet.",
+            ["stage"],
+            registry=registry,
         )
-        self._dead = gauge(
-            "tokenbus_deployment_dead_entries", "Entries of the dead stream: crashes and rejected requests.", "kind"
+        self._open = Gauge(
+            "tokenbus_deployment_open_runs", "Runs that began and have not ended.", [], registry=registry
+        )
+        self._queues = Gauge(
+            "tokenbus_deployment_queue_entries",
+            "Entries of a work queue, waiting or in work.",
+            ["queue"],
+            registry=registry,
+        )
+        self._dead = Gauge(
+            "tokenbus_deployment_dead_entries",
+            "Entries of the dead stream: crashes and rejected requests.",
+            ["kind"],
+            registry=registry,
         )
 
     async def measure(self, server: Server) -> None:
