@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from tests.clients import node
 from tokenbus.testing import CutOff, Delivery, ErrorEvent, LocalBus, Reply, Stall, Status, ToolCall, Turn
 
 SOURCES = Path(__file__).parent / "gateway"
+GUIDES = Path(__file__).parents[2] / "docs" / "guides"
 TEXT = "Yes, take it along. It should be dry from six in the evening on. 🌤️ Then you may go without."
 SETTINGS = """
 [gateway]
@@ -34,6 +36,9 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (directory / "node_modules").symlink_to(node.packages(SOURCES))
     for source in (*SOURCES.glob("*.mjs"), SOURCES / "package.json"):
         shutil.copy(source, directory)
+    for page in ("use-chat", "ag-ui", "durable-streams"):
+        (code,) = re.findall(r"```js\n(.*?)```", (GUIDES / f"{page}.md").read_text(), re.DOTALL)
+        (directory / f"{page}.page.mjs").write_text(code)
     return directory
 
 
@@ -51,6 +56,7 @@ def bus() -> Iterator[LocalBus]:
         local.model_says("retried", Turn(says=answer, first=(ErrorEvent(after_text="Hm"),)))
         local.model_says("stalled", Turn(says=answer, fault=Stall(after_text="evening")))
         local.model_says("paced", Turn(says=answer, delivery=Delivery(pace=20)))
+        local.model_says("slow", Turn(says=answer, delivery=Delivery(pace=6)))  # goes on while a client comes back
         yield local
 
 
@@ -246,3 +252,22 @@ def test_the_ai_sdks_openai_provider_reads_text_reasoning_calls_and_errors(respo
     assert (text["text"], text["reasoning"], text["finish"], text["errors"]) == (TEXT, "Hm.", "stop", [])
     assert (call["calls"], call["finish"]) == (["place"], "tool-calls")
     assert cut["errors"] or cut["finish"] == "error"
+
+
+def test_the_page_of_durable_streams_prints_the_text(bus: LocalBus, project: Path) -> None:
+    with bus.sync_client() as client:
+        published = client.publish(bus.request("paced"))
+        done = node.run("durable-streams.page.mjs", cwd=project, env={"GATEWAY": bus.gateway, "RUN": published.id})
+    assert (done.returncode, done.stdout) == (0, TEXT), done.stderr
+
+
+def test_use_chat_of_the_page_resumes_in_a_browsers_document(base: str, project: Path) -> None:
+    page = project / "use-chat.page.mjs"
+    code = page.read_text().replace("http://127.0.0.1:8088", base)
+    (project / "use-chat.here.mjs").write_text(code.replace("anthropic/claude-sonnet-4-6", "anthropic/slow"))
+    chats = told(project, "react.mjs")
+    assert chats["sent"] == {"status": "ready", "text": TEXT}
+    assert TEXT.startswith(chats["left"])
+    assert chats["resumed"] == {"status": "ready", "text": TEXT}
+    assert chats["stopped"]["status"] == "ready"
+    assert chats["stopped"]["text"] != TEXT

@@ -2,22 +2,10 @@
 import { EventSchemas } from "@ag-ui/core/schemas";
 import { HttpAgent, verifyEvents } from "@ag-ui/client";
 import { from, lastValueFrom, toArray } from "rxjs";
+import { JoiningAgent } from "./ag-ui.page.mjs";
 
 const [base] = process.argv.slice(2);
 const url = `${base}/agui`;
-
-/** Joins a run again, which the protocol has no message for: the 20 lines of docs/guides/ag-ui.md. */
-class JoiningAgent extends HttpAgent {
-  requestInit(input) {
-    if (this.joins === undefined) return super.requestInit(input);
-    return { headers: { ...this.headers, accept: "text/event-stream" }, signal: this.abortController.signal };
-  }
-  async join(runId) {
-    this.joins = runId;
-    this.url = `${url}/runs/${encodeURIComponent(runId)}`;
-    return this.runAgent({ runId });
-  }
-}
 
 const until = async (condition) => {
   for (let n = 0; !condition(); n++) {
@@ -79,7 +67,7 @@ const stories = {
   async joined() {
     const runId = `run ${crypto.randomUUID()}`;
     const one = agent();
-    const told = run(one, "paced", { runId });
+    const told = run(one, "slow", { runId });
     await until(() => answer(one.messages));
     one.abortRun(); // the run goes on
     await told;

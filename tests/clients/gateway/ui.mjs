@@ -113,7 +113,7 @@ const stories = {
   },
   async resumed() {
     const id = `chat ${crypto.randomUUID()}`;
-    const first = new Chat({ id, transport: transport({ model: "anthropic/paced" }) });
+    const first = new Chat({ id, transport: transport({ model: "anthropic/slow" }) });
     const sent = first.sendMessage({ text: "Hello" });
     await until(() => text(first));
     const messages = structuredClone(first.messages);
