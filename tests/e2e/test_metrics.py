@@ -15,7 +15,7 @@ from urllib.request import urlopen
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.e2e.conftest import WEATHER, Send
-from tests.e2e.fleet import WITH_TOOLS, Fleet, ended, fleet
+from tests.e2e.fleet import WITH_TOOLS, Fleet, Kind, ended, fleet
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
@@ -73,8 +73,9 @@ async def everything(directory: Path, redis_url: str, keys: Keys, provider_url: 
     stores.mkdir()
     others.mkdir()
     async with fleet(stores, redis_url, keys, provider_url, ("blobs",)) as store:
-        toml = f'[records]\n[blobs]\nservice_url = "{store.workers[0].url}"\n'
-        async with fleet(others, redis_url, keys, provider_url, (*WITH_TOOLS, "recorder", "policy"), toml) as services:
+        toml = f'[gateway]\n[records]\n[blobs]\nservice_url = "{store.workers[0].url}"\n'
+        kinds: tuple[Kind, ...] = (*WITH_TOOLS, "recorder", "policy", "gateway")
+        async with fleet(others, redis_url, keys, provider_url, kinds, toml) as services:
             yield services
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from tests.unit.docs.pages import ROOT, page, quoted, rows, sections
 
-KINDS = {"Counter": "counter", "Gauge": "gauge", "Histogram": "histogram"}
+KINDS = {"Counter": "counter", "Gauge": "gauge", "gauge": "gauge", "Histogram": "histogram"}
 Metric = tuple[str, str, tuple[str, ...]]
 
 
@@ -20,7 +20,10 @@ def made() -> Iterator[Metric]:
                 continue
             if not (node.args and isinstance(node.args[0], ast.Constant)):
                 continue
-            labels = ast.literal_eval(node.args[2]) if len(node.args) > 2 else []
+            given = [ast.literal_eval(each) for each in node.args[2:]]
+            labels: list[str] = (
+                given[0] if given and isinstance(given[0], list) else given
+            )  # `gauge` takes them one by one
             yield str(node.args[0].value), KINDS[node.func.id], tuple(labels)
 
 
