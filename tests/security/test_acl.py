@@ -24,6 +24,7 @@ from tests.waiting import eventually
 from tokenbus import Chunk, Client
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.records import newest_records
+from tokenbus.bus.scripts.gateway import DoorLimits, RunUse, admit, count_use, renew_open
 from tokenbus.bus.scripts.script import ScriptCall
 from tokenbus.bus.server.retry import retry_until_available
 from tokenbus.bus.server.run_scripts import run_script
@@ -31,8 +32,11 @@ from tokenbus.bus.server.server import Server
 from tokenbus.errors import ServerUnavailable
 from tokenbus_services.cli.scripts import all_scripts
 from tokenbus_services.fetcher.uploads.registry import UploadedFiles
+from tokenbus_services.gateway.budgets.spend import read_spend
+from tokenbus_services.gateway.keys.store import KeyStore
 from tokenbus_services.mock_provider import MockProvider, Reply, Script, ToolCall, Turn
 from tokenbus_services.process.embedded_server import EmbeddedServer
+from tokenbus_services.settings.gateway_keys import KeyRules
 
 USERS = Path(__file__).parents[2] / "deploy" / "acl" / "users.conf"
 SERVICES = ("fetcher", "normalizer", "parser", "pipeline", "policy", "tools", "recorder", "blobs", "gateway")
@@ -143,6 +147,31 @@ async def test_each_service_does_its_work_as_its_own_user(
         await eventually(lambda: _recorded(operator, [run.id, judged.id, by_http, cancelled.id]))
     # What was asked while the scripts were gone, and then waited.
     assert [refusal for refusal in await guarded.refusals() if " eval " not in refusal] == []
+
+
+async def test_the_operator_makes_keys_and_the_gateway_finds_and_counts_them(
+    guarded: Guarded, scripts: Command
+) -> None:
+    async with Server(guarded.url("operator")) as operator, Server(guarded.url("gateway")) as gateway:
+        store = KeyStore(operator, KEYS)
+        made = await store.create(KeyRules(rpm_limit=1))
+        await store.rotate(made.id, grace_s=60)
+        found = await KeyStore(gateway, KEYS).find(made.id)
+        assert found is not None
+        limits = DoorLimits(requests_per_minute=5, tokens_per_minute=5, concurrency=1, budget_nano=1, period="month")
+        use, spend = KEYS.gateway_use(made.id), KEYS.gateway_spend(made.id)
+        assert (await run_script(gateway, admit(use, spend, "r1", limits, lease_ms=60_000)))[0] == b""
+        await run_script(gateway, renew_open(use, ["r1"], lease_ms=60_000))
+        used = RunUse(seq=1, fresh=1, cache_read=0, cache_write=0, output=1, prices=(1, 1, 1, 1), price_name="p")
+        counted = KEYS.gateway_counted("r1")
+        await run_script(
+            gateway, count_use(counted, spend=spend, use=use, tokens_per_minute=5, used=used, keep_ms=60_000)
+        )
+        await gateway.client.zrem(f"{use}:open", "r1")
+        [told] = await read_spend(operator, KEYS, [made.id])
+        assert told.total.output == 1
+        await store.revoke(made.id)
+    assert await guarded.refusals() == []
 
 
 async def _asked_by_http(gateway: str) -> str:

@@ -85,7 +85,7 @@ class ResponseStore:
         return await self._server.client.xrange(key, first, "+", count=_PAGE)
 
     def _deleted(self, run: str) -> str:
-        return f"{self._keys.prefix}:gateway:deleted:{run}"
+        return f"{self._keys.prefix}:{{gateway}}:deleted:{run}"
 
     def _published(self, run: str) -> str:
-        return f"{self._keys.prefix}:gateway:published:{run}"
+        return f"{self._keys.prefix}:{{gateway}}:published:{run}"
