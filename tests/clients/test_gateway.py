@@ -271,3 +271,13 @@ def test_use_chat_of_the_page_resumes_in_a_browsers_document(base: str, project:
     assert chats["resumed"] == {"status": "ready", "text": TEXT}
     assert chats["stopped"]["status"] == "ready"
     assert chats["stopped"]["text"] != TEXT
+
+
+def test_the_ai_sdks_openai_compatible_provider_reads_text_reasoning_calls_and_errors(base: str, project: Path) -> None:
+    answers = told(project, "compatible.mjs", base)
+    text, call = answers["text"], answers["call"]
+    assert (text["text"], text["reasoning"], text["finish"], text["errors"]) == (TEXT, "Hm.", "stop", [])
+    assert text["usage"]["outputTokens"] > 0
+    assert (call["text"], call["calls"], call["finish"]) == ("I look.", [["place", {}]], "tool-calls")
+    assert answers["cut"]["errors"]
+    assert [error["status"] for error in answers["failing"]["errors"]] == [400]
