@@ -69,7 +69,6 @@ BROKEN: dict[str, tuple[Any, str, str, str]] = {
         "operate(11,",
         "if h[2] ~= '0-0' then redis.call('HSET', KEYS[1], 'offset', ARGV[4]) return {'ok'} end operate(11,",
     ),
-    "chained, the second fence is gone": (chain, "_CHAIN", "or two[1] ~= ARGV[2] then", "then"),
     "chained, the first fence is gone": (chain, "_CHAIN", "if one[1] ~= ARGV[1] or", "if"),
     "chained, what came in between is passed over": (
         chain,

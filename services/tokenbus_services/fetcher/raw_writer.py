@@ -1,8 +1,8 @@
 """Writes provider bytes to `raw`: batched across runs under load, immediately when idle, and fenced.
 
 The cost unit is the wake-up across processes, not the event. So one flush carries the data of all runs of this process,
-one entry per partition. When idle, a read is flushed at once; if reads come faster than the linger, a flush gathers up
-to that long. Data that begins or ends a block never waits (`urgent`).
+one entry per partition. A flush is sent at once while the process is less than half busy; the busier it is, the longer
+a flush gathers, up to the linger (linger.py). Data that begins or ends a block never waits (`urgent`).
 
 No attempt can crowd out the others: a flush takes little of each, and an attempt that brings much more than a model
 writes (`heavy`) continues only while later stages have little of its partition waiting.
@@ -34,6 +34,7 @@ from tokenbus.errors import AttemptRefused
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.frames import ANY_FRAME, Data, Ended, Lost, RawFrame, RawItem, encode
 from tokenbus_services.fetcher.backpressure import LAG_POLL_S, Backpressure
+from tokenbus_services.fetcher.linger import Linger
 from tokenbus_services.runtime.task_failures import LoggedTasks
 
 BUFFER_BYTES = 256 * 1024
@@ -221,7 +222,7 @@ class RawWriter:
         self.keys = keys
         self.lags = Backpressure(server, keys, lag_bytes=lag_bytes)
         self._server = server
-        self._linger_s = linger_s
+        self._linger = Linger(linger_s)
         self._liveness = liveness or Liveness()
         self._pending: dict[AttemptWriter, None] = {}
         self._wake = asyncio.Event()
@@ -296,7 +297,7 @@ class RawWriter:
                 self._wake.clear()
                 await wait_briefly(self._wake, timeout_s=LAG_POLL_S if self.lags.any else IDLE_S)
                 continue
-            rest = flushed_at + self._linger_s - clock()
+            rest = flushed_at + self._linger.seconds(clock()) - clock()
             if rest > 0 and not self._urgent.is_set():
                 await wait_briefly(self._urgent, timeout_s=rest)
             self._urgent.clear()

@@ -28,7 +28,7 @@ class StageSettings(Table, frozen=True, kw_only=True):
     tick_s: Seconds = 0.25
     max_records: Count = 256
     linger_ms: Annotated[float, Meta(ge=0, le=100)] = 3.0
-    """Maximum time the source batches under load; no delay while idle."""
+    """Maximum time the source batches, when its process is saturated; no delay while it is less than half busy."""
     chained: bool = False
     """Whether `tokenbus up` runs fetcher, normalizer and parser as one process, the pipeline."""
     drain_s: Seconds = 6.0
