@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Generator
+from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -13,6 +15,7 @@ from tests.waiting import eventually_sync
 from tokenbus.testing import LocalBus
 from tokenbus_services.mock_provider import CutOff, Reply, Stall, Status, ToolCall, Turn
 
+GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "gateway-anthropic.md"
 HELLO: Any = [{"role": "user", "content": "hello"}]
 TOOL: Any = {"name": "weather", "description": "Now.", "input_schema": {"type": "object"}}
 CALL = (ToolCall(name="weather", arguments={"city": "Rome"}),)
@@ -34,6 +37,7 @@ def bus() -> Generator[LocalBus]:
     with LocalBus(SETTINGS) as running:
         running.model_says("text", Reply(thinking="let me see", signature=SIGNATURE, text="one two\u2028three"))
         running.model_says("calls", Reply(thinking="hm", signature=SIGNATURE, tool_calls=CALL), "Sunny.")
+        running.model_says("gemini-3-flash-preview", Reply(tool_calls=CALL), "Sunny.")
         running.model_says("refuses", Turn(says=Reply(), fault=Status(status=400)))
         running.model_says("cut", Turn(says=Reply(text="one two three"), fault=CutOff(after_text="two")))
         running.model_says("slow", Turn(says=Reply(text="one two three"), fault=Stall(after_text="two")))
@@ -221,6 +225,12 @@ def test_an_old_client_and_claude_code_are_answered(bus: LocalBus, auth: dict[st
     assert sent["metadata"] == {"user_id": "user_1"}
     assert sent["system"][1]["cache_control"] == cached
     assert sent["output_config"] == {"effort": "high"}
+
+
+def test_the_page_for_users_of_this_client_holds(bus: LocalBus, capsys: pytest.CaptureFixture[str]) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
+    exec(code.replace("http://127.0.0.1:8088", bus.gateway), {})
+    assert capsys.readouterr().out.endswith("Sunny.\n")  # the services of this process log there too
 
 
 def test_an_alias_is_answered_under_its_own_name(client: anthropic.Anthropic) -> None:

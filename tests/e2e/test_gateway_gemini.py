@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Generator, Iterable
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -14,6 +16,7 @@ from tests.waiting import eventually_sync
 from tokenbus.testing import LocalBus
 from tokenbus_services.mock_provider import CutOff, Picture, Reply, Stall, Status, ToolCall, Turn
 
+GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "gateway-gemini.md"
 CALL = (ToolCall(name="weather", arguments={"city": "Rome"}),)
 SIGNATURE = "c2lnbmVk"
 SETTINGS = """
@@ -41,6 +44,7 @@ def bus() -> Generator[LocalBus]:
         running.model_says("text", Reply(thinking="let me see", signature=SIGNATURE, text="one two\u2028three"))
         running.model_says("calls", Reply(thinking="hm", signature=SIGNATURE, tool_calls=CALL), "Sunny.")
         running.model_says("paints", Reply(pictures=(Picture(data=b"png"),)))
+        running.model_says("claude-sonnet-4-6", "Yes, it is.")
         running.model_says("refuses", Turn(says=Reply(), fault=Status(status=400)))
         running.model_says("cut", Turn(says=Reply(text="one two three"), fault=CutOff(after_text="two")))
         running.model_says("slow", Turn(says=Reply(text="one two three"), fault=Stall(after_text="two")))
@@ -200,6 +204,12 @@ def test_what_is_not_served_is_refused_in_the_form_of_the_api(
     answer = httpx.request(method, f"{bus.gateway}{path}", json={"contents": []}, timeout=60)
     assert answer.status_code == answer.json()["error"]["code"] == status
     assert named in answer.json()["error"]["message"]
+
+
+def test_the_page_for_users_of_this_client_holds(bus: LocalBus, capsys: pytest.CaptureFixture[str]) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
+    exec(code.replace("http://127.0.0.1:8088", bus.gateway), {})
+    assert capsys.readouterr().out.endswith("Yes, it is.")  # the services of this process log there too
 
 
 def test_models_are_listed_in_the_form_of_the_api(client: genai.Client, bare: genai.Client) -> None:
