@@ -15,8 +15,10 @@ from tokenbus.bus.run_record import ENDED, read_status
 from tokenbus.bus.server.server import Server, translated
 from tokenbus.bus.server.stream_reader import id_key
 
-SESSION_TTL_S = 6 * 3600
-"""Longer than runs last; a session is asked for only while its run is open."""
+SESSION_TTL_S = 3600
+"""As long as run logs are kept by default: after that there is nothing to join."""
+MAX_BODY_BYTES = 2**20
+"""Larger requests are not kept: many of them would fill the server."""
 
 
 class Session(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -36,7 +38,9 @@ class Sessions:
         self._keys = keys
 
     async def put(self, tenant: str, name: str, session: Session) -> Session | None:
-        """Store a session; return the one that it replaces."""
+        """Store a session, without a large body; return the one that it replaces."""
+        if len(session.body) > MAX_BODY_BYTES:
+            session = Session(session.run)
         value = msgspec.msgpack.encode(session)
         with translated(self._server):
             old: bytes | None = await self._server.client.set(
