@@ -238,6 +238,7 @@ def test_a_run_with_a_key_waits_for_a_retry_of_its_client_and_then_is_cancelled(
 
 
 def test_the_pages_of_every_service_are_there(http: httpx.Client) -> None:
+    published(http)
     assert http.get("/ready").json()["service"] == "gateway"
     assert 'tokenbus_gateway_answers_total{status="202",surface="native"}' in http.get("/metrics").text
     assert msgspec.json.decode(http.get("/asyncapi.json").content)
