@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import socket
 from collections.abc import Generator, Iterator
@@ -11,6 +12,8 @@ import httpx
 import msgspec
 import pytest
 from starlette.routing import BaseRoute, Mount, Route, WebSocketRoute
+from websockets.exceptions import InvalidStatus
+from websockets.sync.client import ClientConnection, connect
 
 from tests.waiting import eventually_sync
 from tokenbus.events.public import Completed, Started
@@ -325,6 +328,29 @@ def test_a_key_lives_from_its_making_to_its_revocation(http: httpx.Client, admin
     for text in (key, rotated["key"]):
         eventually_sync(lambda text=text: chat(http, text).status_code == 401)
     assert {one["id"]: one["state"] for one in admin.get("/keys").json()["keys"]}[key_id] == "revoked"
+
+
+def test_a_socket_that_is_open_asks_nothing_more_when_its_key_is_revoked(
+    http: httpx.Client, admin: httpx.Client
+) -> None:
+    made = admin.post("/keys", json={}).json()
+    address = str(http.base_url).replace("http", "ws", 1).rstrip("/") + "/v1/responses"
+
+    def last(socket: ClientConnection) -> str:
+        socket.send(json.dumps({"type": "response.create", "model": "anthropic/text", "input": "hello"}))
+        for frame in socket:
+            event = json.loads(frame)
+            if event["type"] in ("response.completed", "error"):
+                return event["type"]
+        raise AssertionError("the socket was closed")
+
+    with pytest.raises(InvalidStatus) as refused, connect(address):
+        pass
+    assert refused.value.response.status_code == 401
+    with connect(address, additional_headers=auth(made["key"])) as socket:
+        assert last(socket) == "response.completed"
+        admin.delete(f"/keys/{made['id']}")
+        eventually_sync(lambda: last(socket) == "error")
 
 
 def test_a_changed_key_has_its_new_rules(http: httpx.Client, admin: httpx.Client) -> None:

@@ -44,9 +44,20 @@ class KeyDirectory:
         return entry if (entry or NO_ENTRY).opens(text, now_ms) else None
 
     async def rules_of(self, key_id: str) -> KeyRules | None:
-        """The rules of the client with this id; None if it does not exist."""
+        """The rules of the client with this id, revoked or not; None if it does not exist."""
         entry = self._settings.get(key_id) or await self._stored(key_id)
         return entry and entry.rules
+
+    async def valid_rules(self, key_id: str) -> KeyRules | None:
+        """The rules of the client with this id; None if none of its keys is valid any more.
+
+        A client may have been let in long ago: a WebSocket sends its key once.
+        """
+        entry = self._settings.get(key_id) or await self._stored(key_id)
+        now_ms = time.time_ns() // 1_000_000
+        if entry is None or entry.revoked_ms is not None or not any(one.is_valid(now_ms) for one in entry.secrets):
+            return None
+        return entry.rules
 
     async def _stored(self, key_id: str) -> KeyEntry | None:
         asked_at = self._clock()

@@ -73,18 +73,17 @@ class KeyDoor(Door):
         entry = await self._directory.find(given) if given else None
         if entry is None:
             raise _unauthorized()
-        if entry.rules.blocked:
-            why = "this key is blocked"
-            raise Refusal(Problem(status=403, code="key_blocked", message=why, kind="auth"))
+        _check_blocked(entry.rules)
         return self._caller(entry)
 
     async def admit(self, caller: Caller, surface: str, generate: Generate) -> Admitted:
         """See `Door.admit`."""
         assert caller.key is not None
         assert generate.id is not None
-        rules = await self._directory.rules_of(caller.key)
+        rules = await self._directory.valid_rules(caller.key)
         if rules is None:
             raise _unauthorized()
+        _check_blocked(rules)
         check_allowed(generate, rules, self._aliases)
         check_tools(generate, caller.rules.tools, {tool.name: self._is_ours(tool.name) for tool in generate.tools})
         if rules.max_budget is not None:
@@ -194,6 +193,12 @@ def headers_of(reply: DoorReply, rules: KeyRules) -> dict[str, str]:
 def _unauthorized() -> Refusal:
     why = "the API key is missing or not valid"
     return Refusal(Problem(status=401, code="invalid_api_key", message=why, kind="auth"))
+
+
+def _check_blocked(rules: KeyRules) -> None:
+    """Raises Refusal (403)."""
+    if rules.blocked:
+        raise Refusal(Problem(status=403, code="key_blocked", message="this key is blocked", kind="auth"))
 
 
 def _limited(reply: DoorReply, rules: KeyRules, headers: Mapping[str, str]) -> Refusal:
