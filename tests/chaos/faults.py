@@ -12,7 +12,6 @@ import msgspec
 
 from tests.chaos.proxy import Proxy, Way
 from tests.chaos.servers import Deployed, Single
-from tests.chaos.workers import ALL as KINDS
 from tests.chaos.workers import Worker, Workers
 from tests.e2e.fleet import Kind
 
@@ -145,7 +144,7 @@ class Chaos:
 
     async def _replace(self) -> None:
         """What a supervisor does: there are always so many workers of each kind."""
-        for kind in KINDS:
+        for kind in self._workers.kinds:
             for _ in range(AT_LEAST - len(self._workers.well(kind))):
                 self._workers.start(kind)
 
@@ -154,7 +153,7 @@ class Chaos:
             self._kill_one(self._chance.choice(workers))
 
     async def _kill_a_stage(self) -> None:
-        for worker in self._workers.well(self._chance.choice(KINDS)):
+        for worker in self._workers.well(self._chance.choice(self._workers.kinds)):
             self._kill_one(worker)
 
     def _kill_one(self, worker: Worker) -> None:
@@ -175,7 +174,7 @@ class Chaos:
         self._later(thaw())
 
     async def _scale(self) -> None:
-        kind: Kind = self._chance.choice(KINDS)
+        kind: Kind = self._chance.choice(self._workers.kinds)
         workers = self._workers.well(kind)
         if len(workers) < AT_MOST and (len(workers) <= AT_LEAST or self._chance.random() < 0.5):
             self._workers.start(kind)

@@ -21,7 +21,7 @@ from tests.chaos.proxy import Proxy
 from tests.chaos.record import Record
 from tests.chaos.servers import KINDS, Deployed, Kind
 from tests.chaos.stories import CONTINUING, LOOK, Scene, Stage
-from tests.chaos.workers import ALL, Workers
+from tests.chaos.workers import BESIDE, FLEETS, Workers
 from tests.e2e.fleet import BASE_PATHS, provider_table
 from tests.waiting import eventually
 from tokenbus_services.mock_provider import MockProvider
@@ -83,9 +83,11 @@ async def play(plan: Plan, directory: Path) -> Record:
         config.write_text(_settings(prefix, directory, server, to_provider.port, harmful))
         env = {"TOKENBUS_CONFIG": str(config), ledger.PATH: str(written)}
         clocks = random.Random(f"{plan.seed}:clocks") if plan.clocks else None
-        workers = await stack.enter_async_context(Workers(directory / "logs", env, plan.build, clocks=clocks))
+        kinds = (*random.Random(f"{plan.seed}:fleet").choice(FLEETS), *BESIDE)
+        made = Workers(directory / "logs", env, plan.build, kinds=kinds, clocks=clocks)
+        workers = await stack.enter_async_context(made)
         client = server.client
-        await workers.start_ready(*ALL * 2)
+        await workers.start_ready(*workers.kinds * 2)
         chaos = Chaos(random.Random(f"{plan.seed}:faults"), plan.rates, workers, server, to_provider)
         audience = Audience(client, prefix, stage, plan.open_runs, lossy=server.lossy)
         publishing = asyncio.create_task(audience.keep_asking())

@@ -15,12 +15,14 @@ from typing import Literal, Self
 from tests.chaos import inside
 from tests.chaos.inside import END, FREEZE, TELL
 from tests.chaos.record import Exit
-from tests.e2e.fleet import WITH_TOOLS, Kind
+from tests.e2e.fleet import CHAINED, SEPARATE, Kind
 from tests.fork_server import Forked, ForkServer
 from tests.waiting import eventually
 
-ALL: tuple[Kind, ...] = (*WITH_TOOLS, "policy")
-"""What a round has workers of."""
+FLEETS: tuple[tuple[Kind, ...], ...] = (SEPARATE, CHAINED, (*SEPARATE, *CHAINED))
+"""What may stand between requests and public topics in a round."""
+BESIDE: tuple[Kind, ...] = ("tools", "policy")
+"""What each round has workers of besides."""
 STOP_S = 30.0
 """Longest that an orderly stop may take; the server may be away for a part of it."""
 
@@ -112,9 +114,18 @@ class Workers:
     """All workers of a round. A context manager; what still runs at its end is killed."""
 
     def __init__(
-        self, directory: Path, env: Mapping[str, str], build: str | None = None, *, clocks: random.Random | None = None
+        self,
+        directory: Path,
+        env: Mapping[str, str],
+        build: str | None = None,
+        *,
+        kinds: tuple[Kind, ...],
+        clocks: random.Random | None = None,
     ) -> None:
-        """``clocks``: chance by which a third of the workers have clocks that jump."""
+        """``kinds``: what the round has workers of. ``clocks``: chance by which a third of them have clocks that
+        jump.
+        """
+        self.kinds = kinds
         self._clocks = clocks
         self._directory = directory
         self._env = dict(env)
@@ -165,5 +176,5 @@ class Workers:
 
     async def stop(self) -> None:
         """Stop all in order: what brings work in goes first."""
-        for kinds in (("fetcher", "tools"), ("normalizer",), ("policy",), ("parser",)):
+        for kinds in (("fetcher", "tools"), ("pipeline",), ("normalizer",), ("policy",), ("parser",)):
             await asyncio.gather(*(w.stop() for w in self.all if w.status is None and w.kind in kinds))
