@@ -7,7 +7,7 @@ import re
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -21,29 +21,31 @@ from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
 from tokenbus_services.blobs.http import WithBlobs
 from tokenbus_services.cli.service_registry import SERVICES, ServiceName, create
+from tokenbus_services.gateway.app import WithPages
 from tokenbus_services.mock_provider import MockProvider, Reply, Script, Turn
-from tokenbus_services.net.request_guard import RequestGuard
-from tokenbus_services.settings import BlobSettings, HttpSettings, RecordSettings, Settings
+from tokenbus_services.net.request_guard import AsgiApp, RequestGuard
+from tokenbus_services.settings import BlobSettings, GatewaySettings, HttpSettings, RecordSettings, Settings
 
 PAGES = ["/asyncapi", "/asyncapi.json", "/health", "/metrics", "/ready"]
 METHODS = ("POST", "PUT", "PATCH", "DELETE")
 HELLO = Script(name="hello", turns=(Turn(says=Reply(text="Hello.")),), repeat_last=True)
 
 
-def made(service: ServiceName, directory: Path, **http: Any) -> RequestGuard:
+def made(service: ServiceName, directory: Path, **http: Any) -> AsgiApp:
     settings = Settings(
         redis_url="redis://127.0.0.1:1",
         records=RecordSettings(),
         data_dir=str(directory),
         http=HttpSettings(**http),
         blobs=BlobSettings(service_url="http://blobs:8080"),
+        gateway=GatewaySettings(),
     )
     return create(service, settings)
 
 
 @asynccontextmanager
-async def asking(app: RequestGuard, host: str = "127.0.0.1:8085") -> AsyncGenerator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=f"http://{host}") as http:
+async def asking(app: AsgiApp, host: str = "127.0.0.1:8085") -> AsyncGenerator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(cast(Any, app)), base_url=f"http://{host}") as http:
         yield http
 
 
@@ -52,9 +54,10 @@ async def test_a_service_has_these_pages_and_no_others_and_none_takes_anything(
     service: ServiceName, tmp_path: Path
 ) -> None:
     guard = made(service, tmp_path)
+    assert isinstance(guard, RequestGuard)
     inner = guard.app
     assert isinstance(inner, WithBlobs) == (service == "blobs")
-    app = inner.app if isinstance(inner, WithBlobs) else inner
+    app = inner.app if isinstance(inner, (WithBlobs, WithPages)) else inner  # the gateway's routes: test_gateway_keys
     assert isinstance(app, AsgiFastStream)
     assert sorted(path for path, _ in app.routes) == PAGES
     async with asking(guard) as http:
