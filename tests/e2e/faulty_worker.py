@@ -44,14 +44,14 @@ class Faults:
         self.known: list[Liveness] = []
 
     @types.coroutine
-    def _driven(self, name: str, work: Coroutine[Any, Any, None]) -> Generator[Any, Any, None]:
+    def _driven(self, name: str, work: Coroutine[Any, Any, Any]) -> Generator[Any, Any, Any]:
         """The coroutine, step by step, until its fault comes."""
         sent, raised = None, None
         while True:
             try:
                 waits_for = work.throw(raised) if raised else work.send(sent)
-            except StopIteration:
-                return
+            except StopIteration as e:
+                return e.value
             sent, raised = None, None
             try:
                 sent = yield waits_for
@@ -68,9 +68,9 @@ class Faults:
                 case _:
                     pass
 
-    async def driven(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+    async def driven(self, name: str, work: Coroutine[Any, Any, Any]) -> Any:
         """The coroutine, until its fault comes."""
-        await self._driven(name, work)
+        return await self._driven(name, work)
 
     def install(self) -> None:
         """Drive every long-lived task of this process."""
@@ -93,9 +93,9 @@ class Faults:
         SourceSubscriber._consume = consumed  # pyright: ignore[reportPrivateUsage]
         serve: Any = worker.serve
 
-        async def served(*args: Any) -> None:
+        async def served(*args: Any, **how: Any) -> None:
             asyncio.get_running_loop().add_signal_handler(SIGNAL, self.heard)
-            await serve(*args)
+            await serve(*args, **how)
 
         worker.serve = served
 

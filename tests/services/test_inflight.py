@@ -173,7 +173,7 @@ async def test_an_item_that_comes_back_while_its_lost_work_ends_is_worked_and_co
 async def test_work_without_progress_for_longer_than_its_bound_is_stopped_and_is_poison(
     monkeypatch: pytest.MonkeyPatch, ends_when_told: bool
 ):
-    monkeypatch.setattr(module, "LOOK_S", 0.01)
+    monkeypatch.setattr(module, "CHECK_S", 0.01)
     monkeypatch.setattr(module, "ABANDON_S", 0.01)
     let_end, why = asyncio.Event(), list[Exception]()
 
@@ -209,7 +209,7 @@ async def test_work_without_progress_for_longer_than_its_bound_is_stopped_and_is
 
 
 async def test_a_step_with_a_bound_of_its_own_may_take_that_and_the_next_one_may_not(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(module, "LOOK_S", 0.01)
+    monkeypatch.setattr(module, "CHECK_S", 0.01)
     in_next, go_on, why = asyncio.Event(), asyncio.Event(), list[Exception]()
 
     async def work(item: QueueItem) -> None:
@@ -246,7 +246,7 @@ async def test_a_step_with_a_bound_of_its_own_may_take_that_and_the_next_one_may
 
 
 async def test_work_that_gets_on_is_left_to_it(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(module, "LOOK_S", 0.001)
+    monkeypatch.setattr(module, "CHECK_S", 0.001)
     liveness = Liveness()
 
     async def work(item: QueueItem) -> None:

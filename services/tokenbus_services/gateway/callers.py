@@ -84,7 +84,8 @@ class OpenDoor(Door):
 
 def has_keys(settings: Settings) -> bool:
     """Whether clients need a key."""
-    return settings.gateway is not None and settings.gateway.needs_keys
+    table = settings.gateway
+    return table is not None and (table.require_keys or bool(table.keys) or table.admin is not None)
 
 
 def check_exposed(settings: Settings, address: str) -> None:

@@ -63,8 +63,3 @@ class GatewaySettings(Table, frozen=True, kw_only=True):
     admin: AdminSettings | None = None
     prices: dict[str, PriceSettings] = {}
     """By the beginning of `PROVIDER/MODEL`; the longest that fits holds."""
-
-    @property
-    def needs_keys(self) -> bool:
-        """Whether clients need a key."""
-        return self.require_keys or bool(self.keys) or self.admin is not None

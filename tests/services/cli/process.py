@@ -150,7 +150,7 @@ def descendants(directory: Path) -> dict[int, str]:
 def settings_file(directory: Path, text: str = "") -> str:
     """A settings file whose services take any free port. Its path, for TOKENBUS_CONFIG."""
     path = directory / "tokenbus.toml"
-    path.write_text(
-        f"{text}\n[http]\nfetcher = 0\nnormalizer = 0\nparser = 0\ntools = 0\nblobs = 0\nrecorder = 0\npipeline = 0\n"
-    )
+    services = ("fetcher", "normalizer", "parser", "pipeline", "tools", "blobs", "recorder", "gateway")
+    ports = "\n".join(f"{service} = 0" for service in services)
+    path.write_text(f"{text}\n[http]\n{ports}\n")
     return str(path)

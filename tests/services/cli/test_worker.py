@@ -25,7 +25,7 @@ SLOW = Script(name="slow", turns=(Turn(says=Reply(text="late"), delivery=Deliver
 def config(server_url: str, keys: Keys, tmp_path: Path) -> str:
     """Settings of a deployment. For TOKENBUS_CONFIG."""
     text = f'redis_url = "{server_url}"\nprefix = "{keys.prefix}"\npartitions = {keys.partitions}'
-    return settings_file(tmp_path, f'{text}\ndata_dir = "{tmp_path}"\n[records]')
+    return settings_file(tmp_path, f'{text}\ndata_dir = "{tmp_path}"\n[records]\n[gateway]')
 
 
 @pytest.mark.parametrize("service", SERVICES)

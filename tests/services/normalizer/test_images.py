@@ -115,7 +115,7 @@ async def test_a_store_that_is_away_for_a_moment_is_tried_again() -> None:
 async def test_an_image_that_cannot_be_stored_stays_and_says_why(
     store: Store, calls: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(images, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(images, "STORE_TIMEOUT_S", 0.05)
     [[left, note]] = await kept(store, image(b"cat", block=7))
     assert left == image(b"cat", block=7)
     assert isinstance(note, Extra)
@@ -140,7 +140,7 @@ async def test_a_store_that_was_away_is_left_alone_for_a_while() -> None:
 
 
 async def test_a_store_that_was_away_long_ago_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patience, "REST_S", 0.0)
+    monkeypatch.setattr(patience, "COOL_DOWN_S", 0.0)
     keeper = ImageKeeper(Store(AWAY, AWAY, AWAY), CollectorRegistry())
     await keeper.keep([image(b"cat")])
     assert await keeper.keep([image(b"dog")]) == [[stored(b"dog")]]

@@ -15,6 +15,7 @@ from tokenbus.errors import SettingsError
 from tokenbus_services import settings as configuration
 from tokenbus_services.cli import connect as reaching
 from tokenbus_services.cli.render import terminal
+from tokenbus_services.gateway.callers import has_keys
 from tokenbus_services.gateway.keys.directory import KeySummary, entry_of, summary
 from tokenbus_services.gateway.keys.key import NewKey, new_key
 from tokenbus_services.gateway.keys.store import KeyStore
@@ -36,7 +37,7 @@ async def create(rules: KeyRules, *, name: str, lifetime_s: float | None, as_jso
     async with _store() as (store, settings):
         made = await store.create(rules, name=name, lifetime_s=lifetime_s)
     _print_key(made, as_json)
-    if not (settings.gateway and settings.gateway.needs_keys):
+    if not has_keys(settings):
         print(
             "note: these settings do not ask for keys; set `require_keys = true` in [gateway] of the gateway",
             file=sys.stderr,

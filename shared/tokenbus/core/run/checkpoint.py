@@ -19,7 +19,7 @@ PIECE = 128 * 1024
 """Maximum characters of one piece."""
 
 Path: TypeAlias = tuple[str | int, ...]
-"""Path of a text in the state: fields, keys and list indexes."""
+"""Path of a text in the state: fields by their stored names, keys and list indexes."""
 
 _HOLDERS: tuple[type, ...] = (str, list, dict, msgspec.Struct)
 _GROWING = frozenset({"pieces", "raw"})
@@ -109,11 +109,11 @@ class Checkpoints:
             self._found[path] = self._text_of(value, path)
             return ""
         changed: dict[Any, Any] = {}
-        for key, inner in _inside(value):
-            if isinstance(inner, list) and key in _GROWING:
-                light: Any = self._light_parts(cast("list[Any]", inner), (*path, key))
+        for key, stored, inner in _inside(value):
+            if isinstance(inner, list) and stored in _GROWING:
+                light: Any = self._light_parts(cast("list[Any]", inner), (*path, stored))
             else:
-                light = self._light(inner, (*path, key))
+                light = self._light(inner, (*path, stored))
             if light is not inner:
                 changed[key] = light
         if not changed:
@@ -160,17 +160,18 @@ class Checkpoints:
         return list(range(first, self._next))
 
 
-def _inside(value: Any) -> Iterable[tuple[str | int, Any]]:
-    """The members of the value that may hold text, by field, key or index."""
+def _inside(value: Any) -> Iterable[tuple[str | int, str | int, Any]]:
+    """The members of the value that may hold text: field, key or index; the same as stored; the member."""
     if isinstance(value, msgspec.Struct):
-        inside: Iterable[tuple[Any, Any]] = [(name, getattr(value, name)) for name in value.__struct_fields__]
+        names = zip(value.__struct_fields__, value.__struct_encode_fields__, strict=True)
+        inside: Iterable[tuple[Any, Any, Any]] = [(name, stored, getattr(value, name)) for name, stored in names]
     elif isinstance(value, dict):
-        inside = cast("dict[Any, Any]", value).items()
+        inside = [(key, key, inner) for key, inner in cast("dict[Any, Any]", value).items()]
     elif isinstance(value, list):
-        inside = enumerate(cast("list[Any]", value))
+        inside = [(i, i, inner) for i, inner in enumerate(cast("list[Any]", value))]
     else:
         return ()
-    return [(key, inner) for key, inner in inside if inner and isinstance(inner, _HOLDERS)]
+    return [each for each in inside if each[2] and isinstance(each[2], _HOLDERS)]
 
 
 def _same(one: str, other: str) -> bool:
@@ -190,8 +191,16 @@ def _put(state: Any, path: Path, text: str) -> None:
     """Set the text at this path."""
     *way, last = path
     for key in way:
-        state = getattr(state, cast("str", key)) if isinstance(state, msgspec.Struct) else state[key]
+        state = getattr(state, _field(state, key)) if isinstance(state, msgspec.Struct) else state[key]
     if isinstance(state, msgspec.Struct):
-        msgspec.structs.force_setattr(state, cast("str", last), text)
+        msgspec.structs.force_setattr(state, _field(state, last), text)
     else:
         state[last] = text
+
+
+def _field(state: msgspec.Struct, stored: str | int) -> str:
+    """The field that is stored under this name. Raises KeyError."""
+    for name, encoded in zip(state.__struct_fields__, state.__struct_encode_fields__, strict=True):
+        if encoded == stored:
+            return name
+    raise KeyError(stored)

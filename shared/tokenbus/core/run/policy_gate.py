@@ -43,7 +43,15 @@ class ReleasedBlock(msgspec.Struct):
     pieces: list[str] = []
 
 
-class ReleasedOutput(msgspec.Struct):
+class ReleasedOutput(
+    msgspec.Struct,
+    rename={
+        "released_numbers": "names",
+        "numbers_by_origin": "born",
+        "tool_verdicts": "judged",
+        "calls_without_result": "unanswered",
+    },
+):
     """The run's blocks as released to subscribers."""
 
     turn: int = 0
@@ -193,7 +201,25 @@ class ReleasedOutput(msgspec.Struct):
                 return
 
 
-class PolicyGate(msgspec.Struct):
+class PolicyGate(
+    msgspec.Struct,
+    rename={
+        "draft_count": "drafted",
+        "judged_count": "ruled",
+        "deferred_parts": "awaited",
+        "signs_of_life": "alive",
+        "undecided": "waiting",
+        "undecided_starts": "begun",
+        "first_visible_ms": "first_heard_ms",
+        "bypassed": "passing",
+        "released": "heard",
+        "decision_count": "decided",
+        "last_worker": "teller",
+        "workers_without_progress": "tellers",
+        "terminal_event": "last",
+        "unsent_drafts": "beginning",
+    },
+):
     """How far a run's drafts are judged."""
 
     draft_count: int = 0

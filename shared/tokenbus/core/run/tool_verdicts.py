@@ -10,7 +10,7 @@ BLOCKED = "the call was blocked by a policy"
 """What the model reads if the policy gave no reason."""
 
 
-class ToolVerdicts(msgspec.Struct):
+class ToolVerdicts(msgspec.Struct, rename={"released": "heard"}):
     """The published calls of one turn, and the reasons for blocking others."""
 
     released: list[ToolCall] = []

@@ -59,7 +59,7 @@ FINISH: dict[str, FinishReason] = {
 }
 
 
-class AnthropicDecoder(ResponseDecoder, kw_only=True):
+class AnthropicDecoder(ResponseDecoder, kw_only=True, rename={"emitted": "told"}):
     """Decodes one Messages API response; see `tokenbus.providers.api.Decoder`."""
 
     message_id: str | None = None

@@ -47,7 +47,7 @@ class ObjectEnd(msgspec.Struct):
                     self.closed = self.closed or (self.depth == 0 and found[0] == "}")
 
 
-class Call(msgspec.Struct):
+class Call(msgspec.Struct, rename={"emitted": "told"}):
     """A tool call being received. It starts, and gets its ordinal, once its name is known."""
 
     ordinal: int = -1

@@ -35,7 +35,7 @@ _MAX_COMPARED = 32
 _encode = msgspec.json.encode
 
 
-class Part(msgspec.Struct):
+class Part(msgspec.Struct, rename={"emitted": "told"}):
     """A part of a message or of a reasoning item: one block."""
 
     ordinal: int
@@ -49,7 +49,7 @@ class Part(msgspec.Struct):
     """The key in the event that ended it; some vendors number differently there."""
 
 
-class Item(msgspec.Struct):
+class Item(msgspec.Struct, rename={"emitted": "told"}):
     """The state of an item. For an ended item, only what identifies it."""
 
     type: str
