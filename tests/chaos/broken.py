@@ -19,8 +19,8 @@ def _without_fence() -> None:
     """A commit is written whoever sends it, and however often."""
     private: Any = commit
     text: str = private._COMMIT.text
-    begin, end = text.index("if h[1] ~= ARGV[1]"), text.index("local types,")
-    private._COMMIT = script("commit", text[:begin] + "local mirror = string.sub(ARGV[8], 2)\n" + text[end:])
+    begin, end = text.index("if h[1] ~= ARGV[1]"), text.index("local alien, wrong")
+    private._COMMIT = script("commit", text[:begin] + text[end:])
 
 
 def _acknowledging_early() -> None:
