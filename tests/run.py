@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 FAILED = Path(".pytest_cache/v/cache/lastfailed")
-MOST = 8
+MOST = 12
 """More failures than this are no accident."""
 
 

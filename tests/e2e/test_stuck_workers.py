@@ -38,7 +38,7 @@ TASKS: dict[Kind, set[str]] = {
     "blobs": {"blob sweep"},
 }
 """Everything that each worker lives by."""
-PASSING = re.compile(r"replay |answer |cancels$|\w+ \d+$")
+PASSING = re.compile(r"replay |answer |members of |cancels$|\w+ \d+$")
 """Tasks that come and go: of a partition that is loaded, or worked on aside."""
 OWNERS: tuple[Kind, ...] = ("normalizer", "parser", "policy")
 """They work on partitions that they own."""
