@@ -169,11 +169,11 @@ class GatewayRuns:
 
     def client_gone(self, opened: OpenRun) -> None:
         """Cancel a run whose client has gone: by a task of its own, since the request's task ends now."""
-        self._later(self._cancel_left(opened))
+        self._later(opened.id, self._cancel_left(opened))
 
     def leave(self, door: Door, opened: OpenRun) -> None:
         """Tell the door that an answer has ended."""
-        self._later(door.leave(opened.caller, opened.admission.generate.id or opened.id))
+        self._later(opened.id, door.leave(opened.caller, opened.admission.generate.id or opened.id))
 
     async def cancel(self, run: str, reason: str) -> None:
         """Cancel, also if the server is away for some seconds. Raises ServerError after that."""
@@ -243,15 +243,15 @@ class GatewayRuns:
     def _joins(self, run: str) -> str:
         return f"{self.keys.prefix}:{{gateway}}:joins:{run}"
 
-    def _later(self, work: Any) -> None:
-        task: asyncio.Task[None] = asyncio.create_task(work)
+    def _later(self, run: str, work: Any) -> None:
+        task: asyncio.Task[None] = asyncio.create_task(work, name=run)
         self._leaving.add(task)
         task.add_done_callback(self._left)
 
     def _left(self, task: asyncio.Task[None]) -> None:
         self._leaving.discard(task)
         if not task.cancelled() and (error := task.exception()):
-            log.warning("run_not_left", error=f"{type(error).__name__}: {error}")
+            log.warning("run_not_left", run=task.get_name(), error=f"{type(error).__name__}: {error}")
 
 
 class _Stored(msgspec.Struct):
