@@ -60,7 +60,7 @@ FACADE = {
         Opaque Provider ProviderBase ProviderFile Quirks RefusalDelta RequestInvalid ResponseDecoder Spoken
         SseEvent Start Takes Terminal TextDelta TextPart ThinkingDelta ThinkingPart ThinkingTags Token
         TokenAuth ToolCallDelta ToolCallDone ToolCallPart ToolCallStart ToolResultPart Usage UsageSeen
-        conversation finish_of needs_tools provider_failure schema_of told_stops with_extra
+        conversation finish_of needs_tools provider_failure schema_of accepted_stops with_extra
     """,
 }
 """The modules that users import from, and all names of each."""

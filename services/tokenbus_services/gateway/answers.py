@@ -1,6 +1,6 @@
 """The answer to one request for a run: a stream in the surface's protocol, or a whole body.
 
-A status can be told only before the first byte. So a stream's head waits for the run's first event that tells how it
+A status can be sent only before the first byte. So a stream's head waits for the run's first event that tells how it
 goes, and after a short time goes out as 200 anyway. Then silence is filled with the protocol's keep-alive bytes.
 """
 
@@ -37,7 +37,7 @@ from tokenbus_services.gateway.surfaces.contract import Answer, Encoder, WholeAn
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 _SAYS_LITTLE = (Started, Retrying, ToolProgress, UnknownEvent)
-"""Events after which the run may still fail before anything was told."""
+"""Events after which the run may still fail before anything was sent."""
 _BAD_ENDS = (RunFailedEvent, Incomplete, Cancelled)
 _LAST_WORDS_S = 1.0
 RESTARTING = "gateway_restarting"
@@ -171,14 +171,14 @@ class StreamedAnswer(RunAnswer):
         return events
 
     def _encoded(self, events: list[PublicEvent]) -> bytes:
-        told: list[bytes] = []
+        out: list[bytes] = []
         for event in events:
             if self._encoder is None:
                 self._encoder = self._make_encoder(event)
-            told += self._encoder.feed(event)
+            out += self._encoder.feed(event)
             if isinstance(event, UnknownEvent) and is_end(event):
-                told += self._encoder.broken(_unknown_end(self.run))
-        return b"".join(told)
+                out += self._encoder.broken(_unknown_end(self.run))
+        return b"".join(out)
 
     async def _send_head(self, send: Send) -> None:
         self._head_sent = True
@@ -193,7 +193,7 @@ class StreamedAnswer(RunAnswer):
         if not self._head_sent:
             await self._refuse(send, problem)
             return
-        # Without an encoder nothing was told yet; the surface's own form of an error is known to its encoders alone.
+        # Without an encoder nothing was sent yet; the surface's own form of an error is known to its encoders alone.
         encoder = self._encoder or self._make_encoder(_nothing(self.run))
         await self._send(send, b"".join(encoder.broken(problem)), last=True)
 
@@ -232,7 +232,7 @@ class WholeRunAnswer(RunAnswer):
 
 
 def _refused(events: list[PublicEvent]) -> Problem | None:
-    """The problem of a run that ended before anything was told."""
+    """The problem of a run that ended before anything was sent."""
     if not events or any(not isinstance(event, _SAYS_LITTLE) for event in events[:-1]):
         return None
     match events[-1]:

@@ -256,8 +256,8 @@ def _run_in(request: Request) -> str:
 
 
 def _answer(answer: Answer, run: str, headers: Mapping[str, str] | None = None) -> Response:
-    told = {"x-tokenbus-run": run, "x-content-type-options": "nosniff", **(headers or {}), **answer.headers}
-    return Response(answer.body, answer.status, told, media_type=answer.media_type)
+    sent_headers = {"x-tokenbus-run": run, "x-content-type-options": "nosniff", **(headers or {}), **answer.headers}
+    return Response(answer.body, answer.status, sent_headers, media_type=answer.media_type)
 
 
 def _nothing() -> None:

@@ -87,7 +87,7 @@ class ResponseSocket:
                 self._waiting.put_nowait(data.encode() if isinstance(data, str) else data)
             except asyncio.QueueFull:
                 why = f"more than {MAX_WAITING} requests wait on this socket"
-                await self._tell(Problem(status=429, code="too_many_requests", message=why, kind="rate_limit"))
+                await self._send_error(Problem(status=429, code="too_many_requests", message=why, kind="rate_limit"))
 
     async def _answer_all(self, caller: Caller) -> None:
         with suppress(WebSocketDisconnect, RuntimeError):  # the client has gone while a frame was sent
@@ -96,9 +96,9 @@ class ResponseSocket:
                 try:
                     await self._answer(caller, frame)
                 except Refusal as e:
-                    await self._tell(e.problem)
+                    await self._send_error(e.problem)
                 except TokenbusError as e:
-                    await self._tell(of_exception(e))
+                    await self._send_error(of_exception(e))
 
     async def _answer(self, caller: Caller, frame: bytes) -> None:
         """Answer one frame with its response. Raises Refusal, TokenbusError."""
@@ -148,7 +148,7 @@ class ResponseSocket:
         async with asyncio.timeout(self._gateway.settings.send_timeout_s):
             await self._socket.send_text(data.decode())
 
-    async def _tell(self, problem: Problem) -> None:
+    async def _send_error(self, problem: Problem) -> None:
         await self._send(_encode({"type": "error", "status": problem.status, "error": error_object(problem)}))
 
     def _check_origin(self) -> None:

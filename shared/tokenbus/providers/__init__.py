@@ -36,7 +36,7 @@ from tokenbus.providers.auth import Auth, CallToSign, Token, TokenAuth
 from tokenbus.providers.base import ProviderBase
 from tokenbus.providers.file_api import FileAnswer, FileApi, FileCall, FileToUpload, ProviderFile
 from tokenbus.providers.media import MediaLimits
-from tokenbus.providers.request.build import needs_tools, schema_of, told_stops, with_extra
+from tokenbus.providers.request.build import accepted_stops, needs_tools, schema_of, with_extra
 from tokenbus.providers.request.conversation import Spoken, Takes, conversation
 from tokenbus.providers.response.decoder import ResponseDecoder, finish_of
 from tokenbus.providers.response.error_mapping import provider_failure
@@ -94,11 +94,11 @@ __all__ = [
     "ToolResultPart",
     "Usage",
     "UsageSeen",
+    "accepted_stops",
     "conversation",
     "finish_of",
     "needs_tools",
     "provider_failure",
     "schema_of",
-    "told_stops",
     "with_extra",
 ]

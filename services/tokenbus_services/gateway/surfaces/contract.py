@@ -1,6 +1,6 @@
 """What each surface provides: a translator from its requests to the bus's, and encoders from a run's events to bytes.
 
-Everything here is pure: no IO, no clock, no random ids. What a client is told is a function of the run's log alone, so
+Everything here is pure: no IO, no clock, no random ids. What a client gets is a function of the run's log alone, so
 any replica can repeat any byte of it, also after a crash of the one that began (`GatewayNote` carries what the log
 would not know otherwise).
 """
@@ -94,7 +94,7 @@ class Encoder(ABC):
 
     @abstractmethod
     def feed(self, event: PublicEvent) -> list[bytes]:
-        """Return the protocol's events for this one, each complete, in order. Empty if the client is told nothing yet.
+        """Return the protocol's events for this one, each complete, in order. Empty if the client gets nothing yet.
 
         The terminal event ends the answer: its last element ends the protocol's stream too.
         """
@@ -103,7 +103,7 @@ class Encoder(ABC):
     def broken(self, problem: Problem) -> list[bytes]:
         """End an answer that the gateway cannot continue (a restart, retention): always an error, never a silent end.
 
-        Only what clients of the protocol take as an error, whatever was told before.
+        Only what clients of the protocol take as an error, whatever was sent before.
         """
 
 

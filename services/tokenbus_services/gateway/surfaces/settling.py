@@ -1,7 +1,7 @@
 """Holds back what a retry may still void, for protocols that cannot take anything back.
 
 A `retrying` event voids blocks that are on the run's log already: thinking, calls and images of a turn of which nothing
-visible was emitted. An OpenAI or Anthropic client cannot be told that a tool call never was, so its encoder sees the
+visible was emitted. An OpenAI or Anthropic client has no way to take a tool call back, so its encoder sees the
 log through a `Settling`.
 
 An event of a block is held while a retry could void the block. What settles it:
@@ -74,7 +74,7 @@ class Settling:
         """Blocks with a lower number are settled, except calls under ``restart``."""
 
     def feed(self, event: PublicEvent) -> list[PublicEvent]:
-        """Return the events that may be told now, in order."""
+        """Return the events that may be sent now, in order."""
         out: list[PublicEvent] = []
         if event.turn > self._turn:
             out += self._release_all()

@@ -38,6 +38,7 @@ from tokenbus.providers.anthropic.files import API_VERSION, FILES_BETA
 from tokenbus.providers.api import Built, HttpCall, Quirks
 from tokenbus.providers.request.build import (
     BUDGETS,
+    accepted_stops,
     budget_of,
     effort_note,
     fitted_id,
@@ -45,7 +46,6 @@ from tokenbus.providers.request.build import (
     nearest_effort,
     needs_tools,
     schema_of,
-    told_stops,
     with_extra,
 )
 from tokenbus.providers.request.conversation import Spoken, Takes, conversation, own_extra, raw_json
@@ -147,7 +147,7 @@ def limits(request: Generate, quirks: Quirks) -> dict[str, object]:
         payload["top_k"] = request.top_k
     if request.user_id is not None:
         payload["metadata"] = {"user_id": request.user_id}
-    if stop := told_stops(request.stop, quirks.max_stop_strings, blanks=False):
+    if stop := accepted_stops(request.stop, quirks.max_stop_strings, blanks=False):
         payload["stop_sequences"] = stop
     return payload
 

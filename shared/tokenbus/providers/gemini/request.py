@@ -18,11 +18,11 @@ from tokenbus.providers.api import Built, HttpCall, Quirks
 from tokenbus.providers.gemini.contents import Contents
 from tokenbus.providers.request.build import (
     BUDGETS,
+    accepted_stops,
     budget_of,
     effort_note,
     nearest_effort,
     needs_tools,
-    told_stops,
     with_extra,
 )
 from tokenbus.providers.request.conversation import Takes, conversation
@@ -117,7 +117,7 @@ def generation_of(request: Generate, quirks: Quirks) -> dict[str, object]:
         payload["frequencyPenalty"] = request.frequency_penalty
     if request.presence_penalty is not None:
         payload["presencePenalty"] = request.presence_penalty
-    if stop := told_stops(request.stop, max_stops(quirks)):
+    if stop := accepted_stops(request.stop, max_stops(quirks)):
         payload["stopSequences"] = stop
     if images := image_options(request, "size", "aspect_ratio"):
         payload["responseModalities"] = ["TEXT", "IMAGE"]

@@ -28,6 +28,7 @@ from tokenbus.events.requests import (
 )
 from tokenbus.providers.api import Built, HttpCall, Quirks
 from tokenbus.providers.request.build import (
+    accepted_stops,
     data_url,
     deep_merged,
     effort_of,
@@ -35,7 +36,6 @@ from tokenbus.providers.request.build import (
     named_schema,
     needs_tools,
     schema_of,
-    told_stops,
     with_extra,
 )
 from tokenbus.providers.request.conversation import Spoken, Takes, conversation, own_extra, raw_json
@@ -99,7 +99,7 @@ def limits(request: Generate, quirks: Quirks) -> dict[str, object]:
         payload["presence_penalty"] = request.presence_penalty
     if request.user_id is not None:
         payload[quirks.user_field] = request.user_id
-    if stop := told_stops(request.stop, max_stops(quirks)):
+    if stop := accepted_stops(request.stop, max_stops(quirks)):
         payload["stop"] = stop
     return payload
 

@@ -181,8 +181,8 @@ class ChatDecoder(ResponseDecoder, kw_only=True):
             content = self.text.rest(parsed) or ""
         refusal = message.refusal
         if refusal and (self.refused or self.text.units):
-            told_as_text = self.text.rest(refusal) == ""
-            refusal = "" if told_as_text else self.refused.rest(refusal)
+            sent_as_text = self.text.rest(refusal) == ""
+            refusal = "" if sent_as_text else self.refused.rest(refusal)
         changed: dict[str, object] = {"content": content, "refusal": refusal}
         for field in self.reasoning_fields:
             if isinstance(value := getattr(message, field, None), str):

@@ -14,11 +14,11 @@ from tokenbus.events.requests import Generate, Message, TextPart, Tool, ToolChoi
 from tokenbus.providers.api import Built, HttpCall, Quirks
 from tokenbus.providers.openai_responses.input import Input, text_part
 from tokenbus.providers.request.build import (
+    accepted_stops,
     effort_of,
     named_schema,
     needs_tools,
     schema_of,
-    told_stops,
     with_extra,
 )
 from tokenbus.providers.request.conversation import Takes, conversation
@@ -81,7 +81,7 @@ def _limits(request: Generate, quirks: Quirks) -> dict[str, object]:
         payload["top_p"] = request.top_p
     if request.user_id is not None:
         payload["safety_identifier"] = request.user_id
-    if stop := told_stops(request.stop, quirks.max_stop_strings or 0):
+    if stop := accepted_stops(request.stop, quirks.max_stop_strings or 0):
         payload["stop"] = stop
     return payload
 

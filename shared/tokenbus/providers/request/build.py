@@ -41,7 +41,7 @@ def fitted_id(tool_id: str, pattern: re.Pattern[str], max_length: int) -> str:
     return re.sub(r"[^A-Za-z0-9_-]", "_", tool_id)[: max_length - len(mark)] + mark
 
 
-def told_stops(stops: list[str], limit: int | None, *, blanks: bool = True) -> list[str]:
+def accepted_stops(stops: list[str], limit: int | None, *, blanks: bool = True) -> list[str]:
     """Return the stop strings to send: deduplicated, at most ``limit``, and without whitespace-only ones if ``blanks``
     is False.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tokenbus.events.quirks import Quirks
 from tokenbus.events.requests import Generate, PrefillOptions
-from tokenbus.providers.request.build import told_stops
+from tokenbus.providers.request.build import accepted_stops
 
 PREFIX = "antml:"
 """Optional prefix of any tag name."""
@@ -76,4 +76,4 @@ def provider_stops(request: Generate, token: str, limit: int | None, *, blanks: 
     """
     names = [stop for stop in _name_stops(request)[:MAX_NAMES] if stop not in request.stop]
     ends = [token] if token and options_of(request).stop_on_end_of_turn else []
-    return told_stops([*ends, *names, *CALLS_CLOSES, *request.stop], limit, blanks=blanks)
+    return accepted_stops([*ends, *names, *CALLS_CLOSES, *request.stop], limit, blanks=blanks)

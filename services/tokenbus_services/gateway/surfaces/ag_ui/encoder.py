@@ -1,6 +1,6 @@
-"""Tells a run as AG-UI events. Pure.
+"""Encodes a run as AG-UI events. Pure.
 
-Everything is told as it comes: what a retry voids is replaced by `MESSAGES_SNAPSHOT`, with the conversation that came
+Everything is sent as it comes: what a retry voids is replaced by `MESSAGES_SNAPSHOT`, with the conversation that came
 with the request and all that still stands. A client that joins gets a snapshot of what is on the log already, then the
 beginnings of the open blocks, and the rest as it comes.
 """
@@ -28,7 +28,14 @@ from tokenbus.events.public import (
 )
 from tokenbus.events.usage import Usage
 from tokenbus_services.gateway.problem import Problem, of_run
-from tokenbus_services.gateway.surfaces.ag_ui.history import METADATA, Json, Told, encrypted, messages_of, parent_of
+from tokenbus_services.gateway.surfaces.ag_ui.history import (
+    METADATA,
+    Json,
+    SentBlock,
+    encrypted,
+    messages_of,
+    parent_of,
+)
 from tokenbus_services.gateway.surfaces.contract import Encoder
 from tokenbus_services.gateway.surfaces.json_text import encode_line
 
@@ -50,7 +57,7 @@ class AgUiStream(Encoder):
         self._join_at = join_at
         self._seq = -1
         self._out: list[bytes] = []
-        self._blocks: dict[int, Told] = {}
+        self._blocks: dict[int, SentBlock] = {}
         self._turn: int | None = None
         self._began = False
         self._ended = False
@@ -62,14 +69,14 @@ class AgUiStream(Encoder):
         self._seq = event.seq
         if event.seq > self._join_at:
             self._begin()
-            self._tell_event(event)
+            self._emit_event(event)
             return self._taken()
         if event.seq == self._join_at and isinstance(event, TerminalEvent):
             self._join()
-            self._tell_event(event)
+            self._emit_event(event)
             return self._taken()
         self._began = True
-        self._tell_event(event)
+        self._emit_event(event)
         self._out.clear()
         if event.seq == self._join_at:
             self._join()
@@ -90,7 +97,7 @@ class AgUiStream(Encoder):
             self._start()
 
     def _start(self) -> None:
-        self._tell("RUN_STARTED", threadId=self._thread, runId=self._client_run, metadata=self._metadata(run=self._run))
+        self._emit("RUN_STARTED", threadId=self._thread, runId=self._client_run, metadata=self._metadata(run=self._run))
 
     def _join(self) -> None:
         """What is on the log already, in one snapshot."""
@@ -98,30 +105,30 @@ class AgUiStream(Encoder):
         self._began = True
         self._start()
         if self._turn is not None:
-            self._tell("STEP_STARTED", stepName=_step(self._turn))
+            self._emit("STEP_STARTED", stepName=_step(self._turn))
         self._snapshot([])
-        for told in self._blocks.values():
-            if told.open:
-                self._open(told)
-                if told.text:
-                    self._content(told, told.content)
+        for sent in self._blocks.values():
+            if sent.open:
+                self._open(sent)
+                if sent.text:
+                    self._content(sent, sent.content)
 
-    def _snapshot(self, void: list[Told]) -> None:
+    def _snapshot(self, void: list[SentBlock]) -> None:
         own = messages_of(self._run, list(self._blocks.values()), void)
-        self._tell("MESSAGES_SNAPSHOT", messages=[*self._given, *own])
+        self._emit("MESSAGES_SNAPSHOT", messages=[*self._given, *own])
 
     # --- events -------------------------------------------------------------------------------------------------
 
-    def _tell_event(self, event: PublicEvent) -> None:
+    def _emit_event(self, event: PublicEvent) -> None:
         match event:
             case BlockStarted():
                 self._step(event.turn)
                 self._block_started(event)
             case Chunk():
-                told = self._blocks.get(event.block)
-                if told and told.open and event.tool_call_part in (None, "input"):
-                    told.text.append(event.text)
-                    self._content(told, event.text)
+                sent = self._blocks.get(event.block)
+                if sent and sent.open and event.tool_call_part in (None, "input"):
+                    sent.text.append(event.text)
+                    self._content(sent, event.text)
             case BlockComplete():
                 self._step(event.turn)
                 self._block_complete(event)
@@ -137,49 +144,49 @@ class AgUiStream(Encoder):
                 self._custom("usage", self._usage(event.total)[0])
             case Completed() | Incomplete() | RunFailedEvent() | Cancelled():
                 self._end(event)
-            case _:  # Started is told already; an event of a newer version
+            case _:  # Started is sent already; an event of a newer version
                 pass
 
     def _step(self, turn: int) -> None:
         if turn != self._turn:
             self._finish_step()
             self._turn = turn
-            self._tell("STEP_STARTED", stepName=_step(turn))
+            self._emit("STEP_STARTED", stepName=_step(turn))
 
     def _finish_step(self) -> None:
         if self._turn is not None:
-            self._tell("STEP_FINISHED", stepName=_step(self._turn))
+            self._emit("STEP_FINISHED", stepName=_step(self._turn))
             self._turn = None
 
     def _block_started(self, event: BlockStarted) -> None:
         if event.kind in ("image", "tool_result"):
             return
         message = event.tool_id if event.kind == "tool_call" and event.tool_id else f"{self._run}:{event.block}"
-        told = Told(
+        sent = SentBlock(
             block=event.block, turn=event.turn, kind=event.kind, id=message, name=event.tool_name or "", text=[]
         )
-        self._blocks[event.block] = told
-        self._open(told)
+        self._blocks[event.block] = sent
+        self._open(sent)
 
-    def _open(self, told: Told) -> None:
-        match told.kind:
+    def _open(self, sent: SentBlock) -> None:
+        match sent.kind:
             case "text":
-                self._tell("TEXT_MESSAGE_START", messageId=told.id, role="assistant")
+                self._emit("TEXT_MESSAGE_START", messageId=sent.id, role="assistant")
             case "thinking":
-                self._tell("REASONING_START", messageId=told.id)
-                self._tell("REASONING_MESSAGE_START", messageId=told.id, role="reasoning")
+                self._emit("REASONING_START", messageId=sent.id)
+                self._emit("REASONING_MESSAGE_START", messageId=sent.id, role="reasoning")
             case _:
-                parent = parent_of(self._run, told.turn, self._blocks.values())
-                self._tell("TOOL_CALL_START", toolCallId=told.id, toolCallName=told.name, parentMessageId=parent)
+                parent = parent_of(self._run, sent.turn, self._blocks.values())
+                self._emit("TOOL_CALL_START", toolCallId=sent.id, toolCallName=sent.name, parentMessageId=parent)
 
-    def _content(self, told: Told, delta: str) -> None:
-        match told.kind:
+    def _content(self, sent: SentBlock, delta: str) -> None:
+        match sent.kind:
             case "text":
-                self._tell("TEXT_MESSAGE_CONTENT", messageId=told.id, delta=delta)
+                self._emit("TEXT_MESSAGE_CONTENT", messageId=sent.id, delta=delta)
             case "thinking":
-                self._tell("REASONING_MESSAGE_CONTENT", messageId=told.id, delta=delta)
+                self._emit("REASONING_MESSAGE_CONTENT", messageId=sent.id, delta=delta)
             case _:
-                self._tell("TOOL_CALL_ARGS", toolCallId=told.id, delta=delta)
+                self._emit("TOOL_CALL_ARGS", toolCallId=sent.id, delta=delta)
 
     def _block_complete(self, event: BlockComplete) -> None:
         if event.kind == "tool_result":
@@ -187,31 +194,31 @@ class AgUiStream(Encoder):
         elif event.kind == "image":
             if event.image and not event.cut and not event.image.draft:
                 self._image("image", event.block, event.image)
-        elif (told := self._blocks.get(event.block)) and told.open:
+        elif (sent := self._blocks.get(event.block)) and sent.open:
             if not event.cut:
-                told.encrypted = encrypted(event)
-            self._close(told)
+                sent.encrypted = encrypted(event)
+            self._close(sent)
 
-    def _close(self, told: Told) -> None:
-        told.open = False
-        match told.kind:
+    def _close(self, sent: SentBlock) -> None:
+        sent.open = False
+        match sent.kind:
             case "text":
-                self._tell("TEXT_MESSAGE_END", messageId=told.id)
-                self._encrypted("message", told)
+                self._emit("TEXT_MESSAGE_END", messageId=sent.id)
+                self._encrypted("message", sent)
             case "thinking":
-                self._tell("REASONING_MESSAGE_END", messageId=told.id)
-                self._encrypted("message", told)
-                self._tell("REASONING_END", messageId=told.id)
+                self._emit("REASONING_MESSAGE_END", messageId=sent.id)
+                self._encrypted("message", sent)
+                self._emit("REASONING_END", messageId=sent.id)
             case _:
-                self._tell("TOOL_CALL_END", toolCallId=told.id)
-                self._encrypted("tool-call", told)
+                self._emit("TOOL_CALL_END", toolCallId=sent.id)
+                self._encrypted("tool-call", sent)
 
-    def _encrypted(self, subtype: str, told: Told) -> None:
-        if told.encrypted:
-            self._tell("REASONING_ENCRYPTED_VALUE", subtype=subtype, entityId=told.id, encryptedValue=told.encrypted)
+    def _encrypted(self, subtype: str, sent: SentBlock) -> None:
+        if sent.encrypted:
+            self._emit("REASONING_ENCRYPTED_VALUE", subtype=subtype, entityId=sent.id, encryptedValue=sent.encrypted)
 
     def _result(self, event: BlockComplete) -> None:
-        told = Told(
+        sent = SentBlock(
             block=event.block,
             turn=event.turn,
             kind="tool_result",
@@ -221,13 +228,13 @@ class AgUiStream(Encoder):
             open=False,
             failed=bool(event.is_error),
         )
-        self._blocks[event.block] = told
-        failed = {"is_error": True} if told.failed else {}  # the event has no field for it
-        self._tell(
+        self._blocks[event.block] = sent
+        failed = {"is_error": True} if sent.failed else {}  # the event has no field for it
+        self._emit(
             "TOOL_CALL_RESULT",
-            messageId=told.id,
-            toolCallId=told.call,
-            content=told.content,
+            messageId=sent.id,
+            toolCallId=sent.call,
+            content=sent.content,
             role="tool",
             metadata=self._metadata(**failed),
         )
@@ -250,20 +257,20 @@ class AgUiStream(Encoder):
             "continues": isinstance(event, Retrying) and bool(event.continues),
         }
         self._custom(kind, value)
-        void = [told for told in self._blocks.values() if told.block >= event.drop_from]
+        void = [sent for sent in self._blocks.values() if sent.block >= event.drop_from]
         if not void:
             return
-        for told in void:
-            if told.open:
-                self._close(told)
-            if told.kind == "tool_call":  # else the client counts it as pending; the snapshot removes the result
-                call = {"toolCallId": told.id, "content": "void"}
-                self._tell("TOOL_CALL_RESULT", messageId=f"{self._run}:{told.block}", role="tool", **call)
-            del self._blocks[told.block]
+        for sent in void:
+            if sent.open:
+                self._close(sent)
+            if sent.kind == "tool_call":  # else the client counts it as pending; the snapshot removes the result
+                call = {"toolCallId": sent.id, "content": "void"}
+                self._emit("TOOL_CALL_RESULT", messageId=f"{self._run}:{sent.block}", role="tool", **call)
+            del self._blocks[sent.block]
         self._snapshot(void)
-        for told in self._blocks.values():  # the snapshot has emptied what goes on
-            if told.open and told.text:
-                self._content(told, told.content)
+        for sent in self._blocks.values():  # the snapshot has emptied what goes on
+            if sent.open and sent.text:
+                self._content(sent, sent.content)
 
     # --- ends ---------------------------------------------------------------------------------------------------
 
@@ -286,22 +293,22 @@ class AgUiStream(Encoder):
                 self._error(f"{code}: {event.reason}", code, event.usage)
 
     def _close_all(self) -> None:
-        for told in self._blocks.values():
-            if told.open:
-                self._close(told)
+        for sent in self._blocks.values():
+            if sent.open:
+                self._close(sent)
         self._finish_step()
 
     def _pending(self) -> list[str]:
-        answered = {told.call for told in self._blocks.values() if told.kind == "tool_result"}
-        return [told.id for told in self._blocks.values() if told.kind == "tool_call" and told.id not in answered]
+        answered = {sent.call for sent in self._blocks.values() if sent.kind == "tool_result"}
+        return [sent.id for sent in self._blocks.values() if sent.kind == "tool_call" and sent.id not in answered]
 
     def _finish(self, event: Completed | Cancelled, outcome: Json) -> None:
         usage = {"usage": self._usage(event.usage)} if event.usage else {}
-        self._tell("RUN_FINISHED", threadId=self._thread, runId=self._client_run, outcome=outcome, **usage)
+        self._emit("RUN_FINISHED", threadId=self._thread, runId=self._client_run, outcome=outcome, **usage)
         self._ended = True
 
     def _error(self, message: str, code: str, usage: Usage | None = None) -> None:
-        self._tell("RUN_ERROR", message=message, code=code, **({"usage": self._usage(usage)} if usage else {}))
+        self._emit("RUN_ERROR", message=message, code=code, **({"usage": self._usage(usage)} if usage else {}))
         self._ended = True
 
     def _usage(self, usage: Usage) -> list[Json]:
@@ -321,9 +328,9 @@ class AgUiStream(Encoder):
         return {METADATA: {"seq": self._seq, **more}}
 
     def _custom(self, name: str, value: object) -> None:
-        self._tell("CUSTOM", name=f"{METADATA}.{name}", value=value)
+        self._emit("CUSTOM", name=f"{METADATA}.{name}", value=value)
 
-    def _tell(self, event_type: str, **fields: object) -> None:
+    def _emit(self, event_type: str, **fields: object) -> None:
         # A client rejects an event with a null in it, and splits the stream at two line feeds alone.
         event = {"type": event_type, **fields}
         event.setdefault("metadata", self._metadata())

@@ -13,7 +13,7 @@ Json = dict[str, object]
 METADATA = "tokenbus"
 
 
-class Told(msgspec.Struct, kw_only=True):
+class SentBlock(msgspec.Struct, kw_only=True):
     """A block that the client knows."""
 
     block: int
@@ -48,37 +48,37 @@ def encrypted(complete: BlockComplete) -> str | None:
     return msgspec.json.encode(kept).decode() if kept else None
 
 
-def parent_of(run: str, turn: int, blocks: Iterable[Told]) -> str:
+def parent_of(run: str, turn: int, blocks: Iterable[SentBlock]) -> str:
     """The id of the assistant's message that has the calls of a turn: its first text, or one of their own."""
-    for told in blocks:
-        if told.turn == turn and told.kind == "text":
-            return told.id
+    for sent in blocks:
+        if sent.turn == turn and sent.kind == "text":
+            return sent.id
     return f"{run}:turn:{turn}"
 
 
-def messages_of(run: str, blocks: list[Told], void: list[Told]) -> list[Json]:
+def messages_of(run: str, blocks: list[SentBlock], void: list[SentBlock]) -> list[Json]:
     """The messages of the blocks, open ones without content: it follows as events.
 
     A client keeps the reasoning messages that a snapshot without any leaves out, so a void one is emptied.
     """
     messages: list[Json] = []
     by_id: dict[str, Json] = {}
-    for told in blocks:
-        content = "" if told.open else told.content
-        match told.kind:
+    for sent in blocks:
+        content = "" if sent.open else sent.content
+        match sent.kind:
             case "text":
-                message: Json = {"id": told.id, "role": "assistant", "content": content}
+                message: Json = {"id": sent.id, "role": "assistant", "content": content}
             case "thinking":
-                message = {"id": told.id, "role": "reasoning", "content": content}
+                message = {"id": sent.id, "role": "reasoning", "content": content}
             case "tool_result":
-                message = {"id": told.id, "role": "tool", "toolCallId": told.call, "content": content}
-                if told.failed:
+                message = {"id": sent.id, "role": "tool", "toolCallId": sent.call, "content": content}
+                if sent.failed:
                     message["error"] = content
             case "tool_call":
-                call: Json = {"id": told.id, "type": "function", "function": {"name": told.name, "arguments": content}}
-                if told.encrypted:
-                    call["encryptedValue"] = told.encrypted
-                parent = parent_of(run, told.turn, blocks)
+                call: Json = {"id": sent.id, "type": "function", "function": {"name": sent.name, "arguments": content}}
+                if sent.encrypted:
+                    call["encryptedValue"] = sent.encrypted
+                parent = parent_of(run, sent.turn, blocks)
                 if parent not in by_id:
                     by_id[parent] = {"id": parent, "role": "assistant"}
                     messages.append(by_id[parent])
@@ -86,14 +86,14 @@ def messages_of(run: str, blocks: list[Told], void: list[Told]) -> list[Json]:
                 continue
             case _:
                 continue
-        if told.encrypted:
-            message["encryptedValue"] = told.encrypted
-        if told.id in by_id:  # its calls came first
-            by_id[told.id].update(message)
+        if sent.encrypted:
+            message["encryptedValue"] = sent.encrypted
+        if sent.id in by_id:  # its calls came first
+            by_id[sent.id].update(message)
         else:
-            by_id[told.id] = message
+            by_id[sent.id] = message
             messages.append(message)
     if not any(message["role"] == "reasoning" for message in messages):
         empty: Json = {"role": "reasoning", "content": "", "metadata": {METADATA: {"void": True}}}
-        messages += [{"id": told.id, **empty} for told in void if told.kind == "thinking"]
+        messages += [{"id": sent.id, **empty} for sent in void if sent.kind == "thinking"]
     return messages

@@ -49,14 +49,14 @@ class AgUi(Surface):
         )
 
     def whole(self, note: GatewayNote, run: str) -> WholeAnswer:
-        """See `Surface.whole`. Clients know the stream only, so it is told at once."""
+        """See `Surface.whole`. Clients know the stream only, so it is sent at once."""
         return _WholeStream(self, note, run)
 
     def refusal(self, problem: Problem) -> Answer:
         """See `Surface.refusal`. The client hands status and body to `onRunFailed`."""
         error = {"message": problem.message, "code": problem.code, "param": problem.param, "run": problem.run}
-        told = {name: value for name, value in error.items() if value is not None}
-        return Answer(status=problem.status, body=msgspec.json.encode({"error": told}))
+        fields = {name: value for name, value in error.items() if value is not None}
+        return Answer(status=problem.status, body=msgspec.json.encode({"error": fields}))
 
 
 class _Input(msgspec.Struct):

@@ -4,9 +4,9 @@ What a retry voids cannot be taken back in versions 5 and 6, so:
 
 - A tool call becomes available to the client only once its turn is over, because the client may run it. Version 7 gets
   the call's input as it comes; older ones get the whole call at once.
-- Thinking is told live. Its end, which has the signature, waits until the block is settled. If it becomes void, its
+- Thinking is sent live. Its end, which has the signature, waits until the block is settled. If it becomes void, its
   end says so, and the request translator leaves it out of the history that the client sends back.
-- Version 7 is told `reset-step` if a whole turn is void.
+- Version 7 gets `reset-step` if a whole turn is void.
 
 A block of thinking is settled by visible text in a later block: a retry voids only what comes after the text.
 """
@@ -52,15 +52,15 @@ class UiStream(Encoder):
         self._ended = False
         self._turn: int | None = None
         self._first_block: int | None = None
-        """First block that the client was told since the turn began, or was reset."""
+        """First block that the client got since the turn began, or was reset."""
         self._open: dict[int, str] = {}
         """Open text and reasoning parts, by block: `text` or `reasoning`."""
         self._thoughts: dict[int, BlockComplete] = {}
         """Complete thinking that is not settled; its part is still open."""
         self._calls: dict[int, BlockComplete] = {}
-        """Complete calls of the turn, not told as available yet."""
+        """Complete calls of the turn, not sent as available yet."""
         self._begun_calls: dict[int, BlockStarted] = {}
-        """Calls whose input is told as it comes."""
+        """Calls whose input is sent as it comes."""
         self._known_calls: set[str] = set()
         """Ids of the calls that the client knows."""
 
@@ -84,7 +84,7 @@ class UiStream(Encoder):
             case ImagePreview():
                 if url := parts.image_url(self._run, event.image):
                     data = {"url": url, "index": event.index}
-                    self._tell({"type": "data-image-preview", "id": str(event.block), "data": data, "transient": True})
+                    self._emit({"type": "data-image-preview", "id": str(event.block), "data": data, "transient": True})
             case ToolProgress():
                 self._settle_turn()
                 self._progress(event)
@@ -92,10 +92,10 @@ class UiStream(Encoder):
                 self._void(event)
             case UsageReported():
                 self._settle_turn()
-                self._tell({"type": "message-metadata", "messageMetadata": {"usage": parts.usage(event.total)}})
+                self._emit({"type": "message-metadata", "messageMetadata": {"usage": parts.usage(event.total)}})
             case Completed() | Incomplete() | RunFailedEvent() | Cancelled():
                 self._end(event)
-            case _:  # Started is told already; an event of a newer version
+            case _:  # Started is sent already; an event of a newer version
                 pass
         return self._taken()
 
@@ -104,7 +104,7 @@ class UiStream(Encoder):
         if not self._ended:
             self._begin()
             self._close(void=True)
-            self._tell({"type": "error", "errorText": parts.SENTENCES[problem.kind]})
+            self._emit({"type": "error", "errorText": parts.SENTENCES[problem.kind]})
             self._finish("error")
         return self._taken()
 
@@ -112,19 +112,19 @@ class UiStream(Encoder):
         if not self._began:
             self._began = True
             metadata = {"run": self._run, "model": self._model}
-            self._tell({"type": "start", "messageId": self._message_id, "messageMetadata": metadata})
+            self._emit({"type": "start", "messageId": self._message_id, "messageMetadata": metadata})
 
     def _next_turn(self, turn: int) -> None:
         self._settle_turn()
         self._finish_step()
-        self._tell({"type": "start-step"})
+        self._emit({"type": "start-step"})
         self._turn = turn
         self._first_block = None
 
     def _finish_step(self) -> None:
         # Not with the end of the turn: version 5 wants a tool's output inside the step of its call.
         if self._turn is not None:
-            self._tell({"type": "finish-step"})
+            self._emit({"type": "finish-step"})
 
     def _block_started(self, event: BlockStarted) -> None:
         match event.kind:
@@ -140,7 +140,7 @@ class UiStream(Encoder):
 
     def _start(self, block: int, kind: str) -> None:
         self._open[block] = kind
-        self._tell({"type": f"{kind}-start", "id": str(block)})
+        self._emit({"type": f"{kind}-start", "id": str(block)})
 
     def _chunk(self, event: Chunk) -> None:
         if event.visible:
@@ -150,10 +150,10 @@ class UiStream(Encoder):
                 kind = "text" if event.kind == "text" else "reasoning"
                 if event.block not in self._open:
                     self._start(event.block, kind)
-                self._tell({"type": f"{kind}-delta", "id": str(event.block), "delta": event.text})
+                self._emit({"type": f"{kind}-delta", "id": str(event.block), "delta": event.text})
             case "tool_call" if event.block in self._begun_calls and event.tool_call_part == "input":
                 tool_id = self._begun_calls[event.block].tool_id or ""
-                self._tell({"type": "tool-input-delta", "toolCallId": tool_id, "inputTextDelta": event.text})
+                self._emit({"type": "tool-input-delta", "toolCallId": tool_id, "inputTextDelta": event.text})
             case _:
                 pass
 
@@ -180,7 +180,7 @@ class UiStream(Encoder):
         if url := parts.image_url(self._run, event.image):
             kind = "reasoning-file" if event.image.draft else "file"
             metadata = parts.provider_metadata(event, blob_id=event.image.blob_id)
-            self._tell({"type": kind, "url": url, "mediaType": event.image.media_type, **metadata})
+            self._emit({"type": kind, "url": url, "mediaType": event.image.media_type, **metadata})
 
     def _settle_before(self, block: int) -> None:
         """Visible text of ``block``: no retry voids what was thought before it."""
@@ -203,13 +203,13 @@ class UiStream(Encoder):
         metadata = parts.provider_metadata(event)
         if event.input_error is not None:
             error = {"input": event.arguments, "errorText": event.input_error}
-            self._tell({"type": "tool-input-error", **call, **error, **metadata})
+            self._emit({"type": "tool-input-error", **call, **error, **metadata})
         else:
-            self._tell({"type": "tool-input-available", **call, "input": event.input or {}, **metadata})
+            self._emit({"type": "tool-input-available", **call, "input": event.input or {}, **metadata})
 
     def _begin_call(self, tool_id: str, tool_name: str) -> None:
         flags = self._flags(tool_name)
-        self._tell({"type": "tool-input-start", "toolCallId": tool_id, "toolName": tool_name, **flags})
+        self._emit({"type": "tool-input-start", "toolCallId": tool_id, "toolName": tool_name, **flags})
 
     def _flags(self, tool_name: str) -> Part:
         # Without them, the client would run the bus's tool too.
@@ -232,15 +232,15 @@ class UiStream(Encoder):
             self._output(event.tool_id, event.tool_name, "available", {"output": event.content or ""})
 
     def _output(self, tool_id: str, tool_name: str | None, how: str, values: Part) -> None:
-        self._tell({"type": f"tool-output-{how}", "toolCallId": tool_id, **self._flags(tool_name or ""), **values})
+        self._emit({"type": f"tool-output-{how}", "toolCallId": tool_id, **self._flags(tool_name or ""), **values})
 
     def _void(self, event: Retrying | Restarted) -> None:
-        self._tell({"type": "data-tokenbus", "data": _notice(event), "transient": True})
+        self._emit({"type": "data-tokenbus", "data": _notice(event), "transient": True})
         if self._first_block is None:
             return
         self._calls = {n: call for n, call in self._calls.items() if n < event.drop_from}
         if self._v7 and event.drop_from <= self._first_block:
-            self._tell({"type": "reset-step"})
+            self._emit({"type": "reset-step"})
             self._first_block = None
             self._open.clear()
             self._thoughts.clear()
@@ -256,7 +256,7 @@ class UiStream(Encoder):
         for block in [n for n in self._begun_calls if n >= first]:
             call = self._begun_calls.pop(block)
             name = call.tool_name or ""
-            self._tell(
+            self._emit(
                 {
                     "type": "tool-input-error",
                     "toolCallId": call.tool_id or "",
@@ -270,7 +270,7 @@ class UiStream(Encoder):
 
     def _stop(self, block: int, metadata: Part) -> None:
         kind = self._open.pop(block)
-        self._tell({"type": f"{kind}-end", "id": str(block), **metadata})
+        self._emit({"type": f"{kind}-end", "id": str(block), **metadata})
 
     def _close(self, *, void: bool) -> None:
         """End all open parts. ``void``: what is not settled does not stand."""
@@ -288,19 +288,19 @@ class UiStream(Encoder):
                 self._finish_step()
                 self._finish(parts.FINISH[event.finish], {"timing": event.timing})
             case Incomplete():
-                self._tell({"type": "error", "errorText": parts.CUT})
+                self._emit({"type": "error", "errorText": parts.CUT})
                 self._finish_step()
                 self._finish("interrupted" if self._v7 else "other")
             case RunFailedEvent():
-                self._tell({"type": "error", "errorText": parts.SENTENCES[event.error.kind]})
+                self._emit({"type": "error", "errorText": parts.SENTENCES[event.error.kind]})
                 self._finish("error")
             case Cancelled():
                 self._finish_step()
-                self._tell({"type": "abort", **({"reason": event.reason} if event.reason else {})})
+                self._emit({"type": "abort", **({"reason": event.reason} if event.reason else {})})
                 self._done()
 
     def _finish(self, reason: str, metadata: Part | None = None) -> None:
-        self._tell(
+        self._emit(
             {
                 "type": "finish",
                 "finishReason": reason,
@@ -313,7 +313,7 @@ class UiStream(Encoder):
         self._out.append(DONE)
         self._ended = True
 
-    def _tell(self, part: Part) -> None:
+    def _emit(self, part: Part) -> None:
         self._out.append(written(part))
 
     def _taken(self) -> list[bytes]:

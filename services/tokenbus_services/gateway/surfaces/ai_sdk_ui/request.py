@@ -66,7 +66,7 @@ def translate(request: GatewayRequest, rules: TranslationRules) -> Translated:
 
 
 def version(request: GatewayRequest) -> int:
-    """The `ai` version that the client asks to be told for, by `?ui=7`; 5 is the subset that all of them read."""
+    """The `ai` version that the client asks for, by `?ui=7`; 5 is the subset that all of them read."""
     asked = request.query.get("ui", "5")
     if asked not in VERSIONS:
         raise invalid("ui", "must be 5, 6 or 7")

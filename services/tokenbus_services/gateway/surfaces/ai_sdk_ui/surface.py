@@ -51,7 +51,7 @@ class AiSdkUi(Surface):
         )
 
     def whole(self, note: GatewayNote, run: str) -> WholeAnswer:
-        """See `Surface.whole`. Clients know the stream only, so it is told at once."""
+        """See `Surface.whole`. Clients know the stream only, so it is sent at once."""
         return _WholeStream(self, note, run)
 
     def refusal(self, problem: Problem) -> Answer:
@@ -68,9 +68,9 @@ class _WholeStream(WholeAnswer):
 
     def feed(self, event: PublicEvent) -> Answer | None:
         """See `WholeAnswer.feed`."""
-        told = self._encoder.feed(event)
-        self._out += told
-        if not told or told[-1] != parts.DONE:
+        data = self._encoder.feed(event)
+        self._out += data
+        if not data or data[-1] != parts.DONE:
             return None
         return Answer(
             status=200,

@@ -33,7 +33,7 @@ from tokenbus_services.gateway.surfaces.settling import Settling
 
 
 class MessagesStream(Encoder):
-    """Thinking and calls are told once no retry can void them."""
+    """Thinking and calls are sent once no retry can void them."""
 
     def __init__(self, run: str, model: str, echo: Echo) -> None:
         self._run = run
@@ -45,12 +45,12 @@ class MessagesStream(Encoder):
         self._next = 0
 
     def feed(self, event: PublicEvent) -> list[bytes]:
-        return [told for settled in self._settling.feed(event) for told in self._tell(settled)]
+        return [data for settled in self._settling.feed(event) for data in self._encode(settled)]
 
     def broken(self, problem: Problem) -> list[bytes]:
         return [b"event: error\ndata: %b\n\n" % error_body(problem)]
 
-    def _tell(self, event: PublicEvent) -> list[bytes]:
+    def _encode(self, event: PublicEvent) -> list[bytes]:
         match event:
             case Started():
                 usage = {"input_tokens": 0, "output_tokens": 0}  # known at the end
@@ -106,15 +106,15 @@ class MessagesStream(Encoder):
         return _event("content_block_delta", index=self._open[block], delta=delta)
 
     def _stop(self, event: BlockComplete) -> list[bytes]:
-        told: list[bytes] = []
+        out: list[bytes] = []
         if event.kind == "thinking":
             if event.block not in self._open and (data := redacted_of(event)):
-                told.append(self._begin(event.block, {"type": "redacted_thinking", "data": data}))
+                out.append(self._begin(event.block, {"type": "redacted_thinking", "data": data}))
             elif signature := signature_of(event):
-                told += self._begin_thinking(event.block)
-                told.append(self._changed(event.block, type="signature_delta", signature=signature))
+                out += self._begin_thinking(event.block)
+                out.append(self._changed(event.block, type="signature_delta", signature=signature))
         index = self._open.pop(event.block, None)
-        return told if index is None else [*told, _event("content_block_stop", index=index)]
+        return out if index is None else [*out, _event("content_block_stop", index=index)]
 
 
 def _event(kind: str, **fields: object) -> bytes:

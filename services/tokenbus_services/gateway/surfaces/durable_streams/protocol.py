@@ -135,8 +135,8 @@ def sse_of(page: Page, cursor: int) -> bytes:
 
 def refusal(problem: Problem) -> Answer:
     """A problem in JSON."""
-    told = {"code": problem.code, "message": problem.message}
-    return Answer(status=problem.status, body=_encode({"error": told}), headers=SAFE_HEADERS)
+    fields = {"code": problem.code, "message": problem.message}
+    return Answer(status=problem.status, body=_encode({"error": fields}), headers=SAFE_HEADERS)
 
 
 def _offset_text(offset: int) -> str:

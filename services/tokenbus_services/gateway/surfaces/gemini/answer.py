@@ -40,7 +40,7 @@ class Answer:
         self._echo = echo
 
     def piece(self, chunk: Chunk) -> Json | None:
-        """The part for a piece of a block; None if it is not told in pieces, or not at all."""
+        """The part for a piece of a block; None if it is sent whole, or not at all."""
         if chunk.kind == "text":
             return {"text": chunk.text}
         if chunk.kind == "thinking" and self._echo.thoughts:
@@ -48,17 +48,17 @@ class Answer:
         return None
 
     def rest(self, block: BlockComplete) -> Json | None:
-        """The part for the end of a block that was told in pieces: its signature; or for a block that is told whole."""
+        """The part for the end of a block that was sent in pieces: its signature; or for a block that is sent whole."""
         match block.kind:
             case "text":
                 return {"text": "", **signed} if (signed := _signature(block)) else None
             case "thinking" if self._echo.thoughts:
                 return {"text": "", "thought": True, **signed} if (signed := _signature(block)) else None
             case _:
-                return self._told_whole(block)
+                return self._sent_whole(block)
 
     def whole(self, block: BlockComplete) -> Json | None:
-        """The part for a whole block; None if it is not told."""
+        """The part for a whole block; None if it is not sent."""
         content = block.content or ""
         match block.kind:
             case "text" if content:
@@ -66,9 +66,9 @@ class Answer:
             case "thinking" if self._echo.thoughts and (content or _signature(block)):
                 return {"text": content, "thought": True, **_signature(block)}
             case _:
-                return self._told_whole(block)
+                return self._sent_whole(block)
 
-    def _told_whole(self, block: BlockComplete) -> Json | None:
+    def _sent_whole(self, block: BlockComplete) -> Json | None:
         match block:
             case BlockComplete(kind="tool_call") if not (block.cut or self._echo.bus_tools):
                 called = {"id": block.tool_id, "name": block.tool_name, "args": _args(block)}
@@ -107,7 +107,7 @@ class Answer:
 
 
 def _args(block: BlockComplete) -> Json:
-    """The arguments as an object. Broken ones cannot be told otherwise: the model sees them beside its error result."""
+    """The arguments as an object. Broken ones have no other form: the model sees them beside its error result."""
     if block.input is not None:
         return block.input
     parsed, _ = parse_arguments(block.arguments or "")

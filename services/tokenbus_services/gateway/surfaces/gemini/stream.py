@@ -14,14 +14,14 @@ from tokenbus_services.gateway.surfaces.settling import Settling
 
 
 class GeminiStream(Encoder):
-    """Thinking and calls are told once no retry can void them; calls whole."""
+    """Thinking and calls are sent once no retry can void them; calls whole."""
 
     def __init__(self, run: str, model: str, echo: GeminiEcho) -> None:
         self._answer = Answer(run, model, echo)
         self._settling = Settling(hold_thinking=True, hold_calls=True, on_failure=echo.on_failure)
 
     def feed(self, event: PublicEvent) -> list[bytes]:
-        return [told for settled in self._settling.feed(event) for told in self._tell(settled)]
+        return [data for settled in self._settling.feed(event) for data in self._encode(settled)]
 
     def broken(self, problem: Problem) -> list[bytes]:
         return [self._last(error_object(problem))]
@@ -34,7 +34,7 @@ class GeminiStream(Encoder):
     def _last(self, chunk: Json) -> bytes:
         """The last chunk."""
 
-    def _tell(self, event: PublicEvent) -> list[bytes]:
+    def _encode(self, event: PublicEvent) -> list[bytes]:
         match event:
             case Chunk():
                 part = self._answer.piece(event)

@@ -20,15 +20,15 @@ from tokenbus.events.public import (
 from tokenbus_services.gateway.problem import Problem, of_end
 from tokenbus_services.gateway.surfaces.contract import Encoder, GatewayNote
 from tokenbus_services.gateway.surfaces.json_text import encode_line
+from tokenbus_services.gateway.surfaces.openai_chat.answer_fields import echo_of, finish_of, usage_object
 from tokenbus_services.gateway.surfaces.openai_chat.errors import error_event
-from tokenbus_services.gateway.surfaces.openai_chat.told import echo_of, finish_of, usage_object
 from tokenbus_services.gateway.surfaces.settling import Settling
 
 DONE = b"data: [DONE]\n\n"
 
 
 class ChatEncoder(Encoder):
-    """Tells one run. Thinking is told at once, as it comes back unsigned and does no harm; calls once they stand."""
+    """Encodes one run. Thinking is sent at once, as it comes back unsigned and does no harm; calls once they stand."""
 
     def __init__(self, note: GatewayNote, run: str) -> None:
         self._echo = echo = echo_of(note)
@@ -40,22 +40,22 @@ class ChatEncoder(Encoder):
             "model": note.model,
         }
         self._same = encode_line(same)[:-1]
-        self._role_told = False
+        self._role_sent = False
         self._calls: dict[int, int] = {}
         """Number of each call of the answer, by its block."""
         self._text_of: int | None = None
-        """The block whose text was told last."""
+        """The block whose text was sent last."""
         self._over = False
 
     def feed(self, event: PublicEvent) -> list[bytes]:
         if self._over:
             return []
-        told: list[bytes] = []
+        out: list[bytes] = []
         for settled in self._settling.feed(event):
-            told += self._tell(settled)
+            out += self._encode(settled)
         if isinstance(event, TERMINAL):
             self._over = True
-        return told
+        return out
 
     def broken(self, problem: Problem) -> list[bytes]:
         if self._over:
@@ -63,7 +63,7 @@ class ChatEncoder(Encoder):
         self._over = True
         return [error_event(problem)]
 
-    def _tell(self, event: PublicEvent) -> list[bytes]:
+    def _encode(self, event: PublicEvent) -> list[bytes]:
         match event:
             case Chunk(kind="text", visible=True, text=text) if text:
                 return [*self._role(), *self._seam(event), self._text(text)]
@@ -80,9 +80,9 @@ class ChatEncoder(Encoder):
                 return []
 
     def _role(self) -> list[bytes]:
-        if self._role_told:
+        if self._role_sent:
             return []
-        self._role_told = True
+        self._role_sent = True
         return [self._delta({"role": "assistant", "content": ""})]
 
     def _seam(self, event: Chunk) -> list[bytes]:
@@ -100,10 +100,10 @@ class ChatEncoder(Encoder):
         if not isinstance(end, Completed):
             return [error_event(of_end(end))]
         finish = finish_of(end.finish, calls=bool(self._calls))
-        told = [*self._role(), self._delta({}, finish)]
+        out = [*self._role(), self._delta({}, finish)]
         if self._echo.usage:
-            told.append(self._chunk(b'"choices":[],"usage":' + encode_line(usage_object(end.usage))))
-        return [*told, DONE]
+            out.append(self._chunk(b'"choices":[],"usage":' + encode_line(usage_object(end.usage))))
+        return [*out, DONE]
 
     def _text(self, text: str) -> bytes:
         return self._chunk(

@@ -15,8 +15,8 @@ from tokenbus_services.gateway.problem import invalid, unsupported
 from tokenbus_services.gateway.surfaces.contract import GatewayRequest, Translated, TranslationRules
 from tokenbus_services.gateway.surfaces.extension import Extension, extension
 from tokenbus_services.gateway.surfaces.fields import Fields, Json, json_body
+from tokenbus_services.gateway.surfaces.openai_chat.answer_fields import ChatEcho
 from tokenbus_services.gateway.surfaces.openai_chat.messages import messages_of
-from tokenbus_services.gateway.surfaces.openai_chat.told import ChatEcho
 
 MOST_METADATA, MOST_METADATA_KEY, MOST_METADATA_VALUE = 16, 64, 512
 _NEVER = (

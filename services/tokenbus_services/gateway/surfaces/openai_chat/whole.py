@@ -8,8 +8,8 @@ from tokenbus.client.response import ResponseBuilder
 from tokenbus.events.public import Cancelled, Completed, Incomplete, PublicEvent, RunEnd, RunFailedEvent
 from tokenbus_services.gateway.problem import of_end
 from tokenbus_services.gateway.surfaces.contract import Answer, GatewayNote, WholeAnswer
+from tokenbus_services.gateway.surfaces.openai_chat.answer_fields import echo_of, finish_of, usage_object
 from tokenbus_services.gateway.surfaces.openai_chat.errors import refusal
-from tokenbus_services.gateway.surfaces.openai_chat.told import echo_of, finish_of, usage_object
 
 
 class WholeChat(WholeAnswer):

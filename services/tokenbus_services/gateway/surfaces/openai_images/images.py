@@ -103,7 +103,7 @@ class ImageStream(Encoder):
 
     def _event(self, kind: str, image: ImageRef, **fields: object) -> bytes:
         name = f"image_generation.{kind}"
-        told: Json = {
+        body: Json = {
             "type": name,
             "b64_json": image.base64,
             "created_at": self._note.created,
@@ -113,7 +113,7 @@ class ImageStream(Encoder):
             "output_format": _format(image),
             **fields,
         }
-        return b"event: %b\ndata: %b\n\n" % (name.encode(), _encode(told))
+        return b"event: %b\ndata: %b\n\n" % (name.encode(), _encode(body))
 
 
 def problem_of(event: PublicEvent, images: list[ImageRef], run: str) -> Problem | None:

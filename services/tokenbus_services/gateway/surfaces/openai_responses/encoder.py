@@ -18,15 +18,15 @@ Json = dict[str, Any]
 
 
 class ResponseStream(Encoder):
-    """Server-sent events, each with its name. ``after``: the `sequence_number` after which they are told."""
+    """Server-sent events, each with its name. ``after``: the `sequence_number` after which they are sent."""
 
     def __init__(self, note: GatewayNote, run: str, *, after: int = -1) -> None:
         self._log = ResponseLog(note, run, streamed=True)
         self._after = after
 
     def feed(self, event: PublicEvent) -> list[bytes]:
-        told = self._framed(self._log.feed(event))
-        return [*told, DONE] if isinstance(event, TERMINAL) else told
+        data = self._framed(self._log.feed(event))
+        return [*data, DONE] if isinstance(event, TERMINAL) else data
 
     def broken(self, problem: Problem) -> list[bytes]:
         return [*self._framed(self._log.broken(problem)), DONE]

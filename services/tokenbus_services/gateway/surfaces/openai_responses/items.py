@@ -226,10 +226,10 @@ class Image(Item):
             self.state = {**self.state, "status": "failed"}
             return []
         self.state = {**self.state, "status": "completed", "result": image.base64}
-        told = {"revised_prompt": image.revised_prompt, "size": image.size}
+        fields = {"revised_prompt": image.revised_prompt, "size": image.size}
         kind = image.media_type.removeprefix("image/")
-        told["output_format"] = kind if kind in FORMATS else None
-        self.state |= {name: value for name, value in told.items() if value}
+        fields["output_format"] = kind if kind in FORMATS else None
+        self.state |= {name: value for name, value in fields.items() if value}
         if image.blob_id:
             self.state["tokenbus"] = {"blob_id": image.blob_id, "media_type": image.media_type}
         return [self._event("image_generation_call.completed")]

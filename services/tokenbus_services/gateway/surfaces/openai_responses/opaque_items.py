@@ -35,8 +35,8 @@ class Carried(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 def of_block(block: BlockComplete) -> Carried | None:
     """The data of a block; None if its provider wants nothing back."""
-    told = {name for name in block.opaque or {} if name not in _ORIGIN}
-    if not (block.signature or told or block.opaque_blobs):
+    kept = {name for name in block.opaque or {} if name not in _ORIGIN}
+    if not (block.signature or kept or block.opaque_blobs):
         return None
     return Carried(signature=block.signature, opaque=block.opaque, opaque_blobs=block.opaque_blobs)
 

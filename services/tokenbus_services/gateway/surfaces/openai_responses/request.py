@@ -76,9 +76,9 @@ def translate(request: GatewayRequest, rules: TranslationRules) -> Translated:
     }
     _only_some(body, model, extra, echo)
     body.end()
-    told = {name: value for name, value in echo.items() if value is not None and value != DEFAULTS.get(name)}
+    echoed = {name: value for name, value in echo.items() if value is not None and value != DEFAULTS.get(name)}
     settings = Settings(
-        response=bounded(told),
+        response=bounded(echoed),
         background=background,
         on_failure=asked.on_failure or "before_first_visible",
         bus_tools=bool(asked.tools),
@@ -128,7 +128,7 @@ def _thinking(body: Fields, echo: Json) -> Thinking | None:
 
 def _tools(body: Fields, options: frozenset[RequestOption], echo: Json) -> list[Tool]:
     tools: list[Tool] = []
-    told: list[Json] = []
+    echoed: list[Json] = []
     for fields in body.each("tools"):
         fields.needed("type", fields.one_of("type", ("function",)))
         if "strict_tools" not in options:
@@ -141,9 +141,9 @@ def _tools(body: Fields, options: frozenset[RequestOption], echo: Json) -> list[
             strict=fields.flag("strict"),
         )
         tools.append(tool)
-        told.append({"type": "function", **msgspec.structs.asdict(tool), "strict": bool(tool.strict)})
-    if told:
-        echo["tools"] = told
+        echoed.append({"type": "function", **msgspec.structs.asdict(tool), "strict": bool(tool.strict)})
+    if echoed:
+        echo["tools"] = echoed
     return tools
 
 
@@ -166,14 +166,14 @@ def _text(body: Fields, model: ResolvedModel, options: frozenset[RequestOption],
     if text is None:
         return {}
     read: Json = {}
-    echo["text"] = told = Json(format={"type": "text"})
+    echo["text"] = echoed = Json(format={"type": "text"})
     if form := text.fields("format"):
         kind = form.needed("type", form.one_of("type", ("text", "json_schema", "json_object")))
         if kind == "json_object":
             if "json_object" not in options:
                 raise unsupported(form.path("type"), "'json_object' is not supported by this provider; give a schema")
             read["json_object"] = True
-            told["format"] = {"type": kind}
+            echoed["format"] = {"type": kind}
         if kind == "json_schema":
             read["output_schema"] = OutputSchema(
                 name=form.needed("name", form.text("name")),
@@ -181,11 +181,11 @@ def _text(body: Fields, model: ResolvedModel, options: frozenset[RequestOption],
                 strict=form.flag("strict"),
             )
             form.take("description")
-            told["format"] = {"type": kind, **msgspec.structs.asdict(read["output_schema"])}
+            echoed["format"] = {"type": kind, **msgspec.structs.asdict(read["output_schema"])}
         form.end()
     if model.api in _OPENAI:
         if verbosity := text.one_of("verbosity", ("low", "medium", "high")):
-            told["verbosity"] = verbosity
+            echoed["verbosity"] = verbosity
             extra |= {"text": {"verbosity": verbosity}} if model.api == _OPENAI[0] else {"verbosity": verbosity}
     else:
         text.only("verbosity", "medium", why="is not supported by this provider")

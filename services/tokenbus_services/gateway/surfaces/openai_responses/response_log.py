@@ -35,7 +35,7 @@ class ResponseLog:
     """Feed it the run's events from seq 0. `response` is the response as it is then."""
 
     def __init__(self, note: GatewayNote, run: str, *, streamed: bool) -> None:
-        """``streamed``: items that were told cannot become void; if a turn starts over after its text, the response
+        """``streamed``: items that were sent cannot become void; if a turn starts over after its text, the response
         fails. Otherwise they are removed.
         """
         self._run = run
@@ -62,44 +62,44 @@ class ResponseLog:
 
     def feed(self, event: PublicEvent) -> list[Json]:
         """Return the events to tell, each with its `sequence_number`."""
-        told = self._begin()
+        events = self._begin()
         for each in self._settling.feed(event):
             if not self.ended:
-                told += self._tell(each)
-        return self._number(told)
+                events += self._encode(each)
+        return self._number(events)
 
     def broken(self, problem: Problem) -> list[Json]:
         """End the response with the gateway's own error."""
         if self.ended:
             return []
-        told = self._begin()
-        return self._number([*told, *self._end(self._object.broken(problem))])
+        events = self._begin()
+        return self._number([*events, *self._end(self._object.broken(problem))])
 
     def _begin(self) -> list[Json]:
         if self._begun:
             return []
         self._begun = True
-        told = [self._state("response.created")]
+        events = [self._state("response.created")]
         if self._settings.background:
-            told.append(self._state("response.queued"))
+            events.append(self._state("response.queued"))
         self._object.status = "in_progress"
-        return [*told, self._state("response.in_progress")]
+        return [*events, self._state("response.in_progress")]
 
-    def _tell(self, event: PublicEvent) -> list[Json]:
+    def _encode(self, event: PublicEvent) -> list[Json]:
         match event:
             case Started():
                 self._object.answered_by(event.provider, event.model)
             case BlockStarted():
                 return self._item(event)[1]
             case Chunk():
-                item, told = self._item(event)
-                return [*told, *self._of(item, item.chunk(event) if item and item.open else [])]
+                item, events = self._item(event)
+                return [*events, *self._of(item, item.chunk(event) if item and item.open else [])]
             case ImagePreview():
                 item = self._items.get(self._index.get(event.block, -1))
                 return self._of(item, item.preview(event) if item and item.open else [])
             case BlockComplete():
-                item, told = self._item(event)
-                return [*told, *self._complete(item, event)]
+                item, events = self._item(event)
+                return [*events, *self._complete(item, event)]
             case Retrying() | Restarted():
                 if isinstance(event, Retrying) and event.fallback:
                     self._object.answered_by(event.fallback.provider, event.fallback.model)
@@ -116,7 +116,7 @@ class ResponseLog:
     # --- items --------------------------------------------------------------------------------------------------
 
     def _item(self, event: BlockStarted | Chunk | BlockComplete) -> tuple[Item | None, list[Json]]:
-        """The block's item, and the events that begin it if it is new. None: the client is not told of the block."""
+        """The block's item, and the events that begin it if it is new. None: the client does not see the block."""
         if event.block in self._index:
             return self._items.get(self._index[event.block]), []
         if not self._shows(event):
@@ -124,10 +124,10 @@ class ResponseLog:
         item = item_of(self._run, event)
         index = self._index[event.block] = max(self._items, default=-1) + 1
         self._items[index] = item
-        told: list[Json] = [{"type": "response.output_item.added", "output_index": index, "item": item.state}]
+        events: list[Json] = [{"type": "response.output_item.added", "output_index": index, "item": item.state}]
         if isinstance(item, Image):
-            told += self._of(item, item.begin())
-        return item, told
+            events += self._of(item, item.begin())
+        return item, events
 
     def _shows(self, event: BlockStarted | Chunk | BlockComplete) -> bool:
         if event.kind == "tool_call":
@@ -145,9 +145,9 @@ class ResponseLog:
     def _complete(self, item: Item | None, end: BlockComplete) -> list[Json]:
         if item is None or not item.open:
             return []
-        told = self._of(item, item.complete(end))
+        events = self._of(item, item.complete(end))
         done: Json = {"type": "response.output_item.done", "item": item.state}
-        return [*told, *self._of(item, [done])]
+        return [*events, *self._of(item, [done])]
 
     def _void(self, drop_from: int, error: ErrorInfo) -> list[Json]:
         """Blocks from this number on are void. Told ones end a streamed response."""
@@ -155,7 +155,7 @@ class ResponseLog:
         if not void:
             return []
         if self._streamed:
-            why = f"restarted: the turn starts over after its text was told ({error.code}); read the response again"
+            why = f"restarted: the turn starts over after its text was sent ({error.code}); read the response again"
             return self._end(self._object.fail("server", why))
         for block in void:
             del self._items[self._index[block]]
@@ -165,12 +165,12 @@ class ResponseLog:
     # --- the end ------------------------------------------------------------------------------------------------
 
     def _end(self, kind: str) -> list[Json]:
-        told: list[Json] = []
+        events: list[Json] = []
         for item in self._items.values():
             if item.open:
-                told += self._complete(item, self._cut(item))
+                events += self._complete(item, self._cut(item))
         self.ended = True
-        return [*told, self._state(kind)]
+        return [*events, self._state(kind)]
 
     def _cut(self, item: Item) -> BlockComplete:
         """An end for an item whose block has none."""

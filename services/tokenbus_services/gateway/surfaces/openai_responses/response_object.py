@@ -50,7 +50,7 @@ DEFAULTS: Mapping[str, object] = {
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the note keeps of a request: what a response repeats, and how its run is told."""
+    """What the note keeps of a request: what a response repeats, and how its run is shown."""
 
     response: dict[str, object] = {}
     """Fields of `DEFAULTS` that the request set to another value."""

@@ -16,9 +16,9 @@ class ChatEcho(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     usage: bool = False
     """The stream ends with a chunk of token counts."""
     reasoning: bool = True
-    """Thinking is told as `reasoning_content`."""
+    """Thinking is sent as `reasoning_content`."""
     bus_tools: bool = False
-    """The bus runs the calls, so the client is not told of them: it would run them again."""
+    """The bus runs the calls, so the client does not see them: it would run them again."""
     on_failure: OnFailure | None = None
 
 
@@ -31,7 +31,7 @@ def echo_of(note: GatewayNote) -> ChatEcho:
 
 
 def finish_of(finish: FinishReason, *, calls: bool) -> str:
-    """The finish reason. ``calls``: the client has been told of tool calls."""
+    """The finish reason. ``calls``: the client has seen tool calls."""
     match finish:
         case "length":
             return "length"
@@ -43,12 +43,12 @@ def finish_of(finish: FinishReason, *, calls: bool) -> str:
 
 def usage_object(usage: Usage | None) -> dict[str, object]:
     """Token counts. What the provider did not tell counts as 0: clients insist on numbers."""
-    told = usage or Usage()
-    read, written = told.input or 0, told.output or 0
+    counts = usage or Usage()
+    read, written = counts.input or 0, counts.output or 0
     return {
         "prompt_tokens": read,
         "completion_tokens": written,
-        "total_tokens": told.total if told.total is not None else read + written,
-        "prompt_tokens_details": {"cached_tokens": told.cache_read or 0},
-        "completion_tokens_details": {"reasoning_tokens": told.reasoning or 0},
+        "total_tokens": counts.total if counts.total is not None else read + written,
+        "prompt_tokens_details": {"cached_tokens": counts.cache_read or 0},
+        "completion_tokens_details": {"reasoning_tokens": counts.reasoning or 0},
     }
