@@ -14,7 +14,7 @@ from tokenbus.bus.keys import DEFAULT_PARTITIONS, DEFAULT_PREFIX, MAX_PARTITIONS
 from tokenbus.bus.server.url import with_password
 from tokenbus.errors import SettingsError
 from tokenbus.events.requests import Tool
-from tokenbus_services.settings.errors import explained
+from tokenbus_services.settings.errors import explained, unknown_value
 from tokenbus_services.settings.fallbacks import FallbackRoute
 from tokenbus_services.settings.gateway import GatewaySettings
 from tokenbus_services.settings.limits import LimitSettings
@@ -101,8 +101,8 @@ def load(env: Mapping[str, str] = os.environ) -> Settings:
         try:
             settings = msgspec.structs.replace(settings, log_level=msgspec.convert(level.lower(), LogLevel))
         except msgspec.ValidationError:
-            known = ", ".join(get_args(LogLevel))
-            raise SettingsError("environment", "TOKENBUS_LOG_LEVEL", f"{level!r} is not one of {known}") from None
+            problem = unknown_value(level, get_args(LogLevel))
+            raise SettingsError("environment", "TOKENBUS_LOG_LEVEL", problem) from None
     try:
         _ = settings.keys
     except ValueError as e:
@@ -110,17 +110,20 @@ def load(env: Mapping[str, str] = os.environ) -> Settings:
     settings = msgspec.structs.replace(settings, providers={**DEFAULT_PROVIDERS, **settings.providers})
     for name in settings.limits.providers:
         if name not in settings.providers:
-            raise SettingsError(path or "settings", f"limits.providers.{name}", "unknown provider")
+            problem = unknown_value(name, sorted(settings.providers), what="provider")
+            raise SettingsError(path or "settings", f"limits.providers.{name}", problem)
     for i, route in enumerate(settings.policy_routes):
         for name in route.policies:
             if name not in settings.policies:
                 where = f"policy_routes[{i}].policies"
-                raise SettingsError(path or "settings", where, f"unknown policy {name!r}")
+                problem = unknown_value(name, sorted(settings.policies), what="policy")
+                raise SettingsError(path or "settings", where, problem)
     for i, route in enumerate(settings.fallback_routes):
         for j, choice in enumerate(route.fallback):
             if choice.provider not in settings.providers:
                 where = f"fallback_routes[{i}].fallback[{j}].provider"
-                raise SettingsError(path or "settings", where, f"unknown provider {choice.provider!r}")
+                problem = unknown_value(choice.provider, sorted(settings.providers), what="provider")
+                raise SettingsError(path or "settings", where, problem)
     return settings
 
 
@@ -130,7 +133,7 @@ def read_file(path: Path) -> Settings:
     try:
         raw = with_new_names(raw)
     except ValueError as e:
-        raise SettingsError(str(path), "$", str(e)) from None
+        raise SettingsError(str(path), "file", str(e)) from None
     if isinstance(raw.get("providers"), dict):
         providers: dict[str, Any] = raw["providers"]
         raw["providers"] = {name: _with_api(name, table) for name, table in providers.items()}

@@ -6,10 +6,11 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from tokenbus.core.nearest_name import nearest
 from tokenbus.errors import SettingsError
 from tokenbus.events.model_names import model_key
 from tokenbus.events.quirks import BUILT_IN
-from tokenbus.providers import registry
+from tokenbus.providers import plugins, registry
 from tokenbus.providers.api import ApiName, Quirks
 from tokenbus_services.settings.types import Bytes, Count, HeaderName, HeaderValue, HttpUrl, ImportPath, Seconds, Table
 
@@ -99,7 +100,8 @@ class ProviderSettings(Table, frozen=True, kw_only=True):
         try:
             api = registry.get(self.api)
         except SettingsError as e:
-            raise ValueError(f"api: {e.problem}") from e
+            close = None if self.api in plugins.names() else nearest(self.api, plugins.names())
+            raise ValueError(f"api: {e.problem}" + (f"; did you mean {close!r}?" if close else "")) from e
         if self.path is not None and not api.takes_path:
             raise ValueError(f"{self.api} supports no custom path, because its path selects streaming; use base_url")
         if self.uploads is not None and api.files is None:

@@ -35,17 +35,35 @@ def loaded(directory: Path, text: str) -> Settings:
 @pytest.mark.parametrize(
     ("text", "where", "problem"),
     [
-        ('[providers.fine]\napi = "gemini"\n[providers.x]\napi = "nope"', "$.providers.x", "unknown API 'nope'"),
-        ('[providers.x]\napi = "gemini"\n[providers.x.quirks]\ny = 1', "$.providers.x.quirks", "unknown field `y`"),
-        ('[limits.tenants.acme]\nconcurrency = "x"', "$.limits.tenants.acme.concurrency", "got `str`"),
+        (
+            '[providers.fine]\napi = "gemini"\n[providers.x]\napi = "gemni"',
+            "providers.x.api",
+            "openai-images, gemini; did you mean 'gemini'?",
+        ),
+        ('[providers.x]\napi = "gemini"\n[providers.x.quirks]\ny = 1', "providers.x.quirks.y", "unknown key"),
+        ('[limits.tenants.acme]\nconcurrency = "x"', "limits.tenants.acme.concurrency", "must be a whole number"),
         (
             '[limits.providers.gemini.models."a.b"]\nconcurrency = "x"',
-            "$.limits.providers.gemini.models.a.b.concurrency",
-            "got `str`",
+            'limits.providers.gemini.models."a.b".concurrency',
+            "must be a whole number, not text in quotes",
         ),
-        ('[policies.p]\nuse = "a:b"\non_error = "maybe"', "$.policies.p.on_error", "it may be block, pass"),
-        ('topics = ["visble"]', "$.topics[0]", "it may be blocks, chunks, visible"),
-        ('[tools.a]\nkind = "x"', "$.tools.a.kind", "it may be python, http"),
+        ('[policies.p]\nuse = "a:b"\non_error = "maybe"', "policies.p.on_error", "it may be block, pass"),
+        ('topics = ["visble"]', "topics[0]", "did you mean 'visible'? It may be blocks, chunks, visible"),
+        ('[tools.a]\nkind = "x"', "tools.a.kind", "it may be python, http"),
+        ("[tools.a]\n", "tools.a", "the key `kind` is missing; it may be python, http"),
+        ('[tools.a]\nkind = "python"\ncal = "a:b"', "tools.a.cal", "unknown key: did you mean 'call'?"),
+        ('[tools.a]\nkind = "python"\ncall = "a:b"\nmethod = "GET"', "tools.a.method", "Known keys here: call, desc"),
+        ("[limits]\nlease_s = 3", "limits.lease_s", "it is a key of [stages]"),
+        ("[providr.x]", "providr", "did you mean 'providers'?"),
+        ("[stages]\nlinger_ms = 200", "stages.linger_ms", "a number of at most 100"),
+        ('[providers.x]\napi = "gemini"\nheaders = {"a b" = "c"}', "providers.x.headers", "the name of an HTTP header"),
+        ('[gateway.keys.k]\nsha256 = "sk-plain"', "gateway.keys.k.sha256", "must be a SHA-256 of 64 hex digits"),
+        ("[limits.providers.gemni]", "limits.providers.gemni", "unknown provider 'gemni': did you mean 'gemini'?"),
+        (
+            '[policies.polite]\nuse = "a:b"\n[[policy_routes]]\npolicies = ["polit"]',
+            "policy_routes[0].policies",
+            "unknown policy 'polit': did you mean 'polite'?",
+        ),
     ],
 )
 def test_a_wrong_value_is_named_with_its_table_and_a_choice_with_its_values(
@@ -53,14 +71,16 @@ def test_a_wrong_value_is_named_with_its_table_and_a_choice_with_its_values(
 ) -> None:
     with pytest.raises(SettingsError) as caught:
         loaded(tmp_path, text)
+    assert caught.value.source == str(tmp_path / "tokenbus.toml")
     assert caught.value.where == where
     assert problem in caught.value.problem
+    assert "sk-plain" not in str(caught.value), "a secret in the wrong place is not shown"
 
 
 def test_a_default_provider_with_one_override_needs_no_api(tmp_path: Path) -> None:
     provider = loaded(tmp_path, '[providers.anthropic]\nbase_url = "https://a.example"').providers["anthropic"]
     assert (provider.api, provider.base_url) == ("anthropic", "https://a.example")
-    with pytest.raises(SettingsError, match=r"providers\.mine: .*`api`"):
+    with pytest.raises(SettingsError, match=r"providers\.mine: the key `api` is missing"):
         loaded(tmp_path, '[providers.mine]\nbase_url = "https://a.example"')
 
 

@@ -1,0 +1,144 @@
+"""In every table of the settings, whatever is wrong is named with its place: unknown keys, choices, kinds, patterns."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec import inspect
+
+from tokenbus_services.settings import Settings
+from tokenbus_services.settings.errors import PATTERN_WORDS, explained
+
+Path = tuple[str | int, ...]
+NAME = "a name"
+WRONG = dt.time(7, 32)
+"""A value that TOML has and no setting takes."""
+
+
+def walk(kind: inspect.Type, path: Path, tag: str = "") -> Iterator[tuple[Path, inspect.Type]]:
+    """Each value that the settings have, with a path to it. Of a table of several kinds, each of them."""
+    yield path, kind
+    match kind:
+        case inspect.UnionType():
+            for one in kind.types:
+                if not isinstance(one, inspect.NoneType):
+                    yield from walk(one, path)
+        case inspect.StructType():
+            for field in kind.fields:
+                yield from walk(field.type, (*path, field.encode_name))
+        case inspect.DictType():
+            yield from walk(kind.key_type, (*path, "KEY"))
+            yield from walk(kind.value_type, (*path, NAME))
+        case inspect.VarTupleType():
+            yield from walk(kind.item_type, (*path, 0))
+        case _:
+            pass
+
+
+ROOT = inspect.type_info(Settings)
+VALUES = list(walk(ROOT, ()))
+TABLES = [(path, kind) for path, kind in VALUES if isinstance(kind, inspect.StructType)]
+CHOICES = [(path, kind) for path, kind in VALUES if isinstance(kind, inspect.LiteralType)]
+PATTERNS = {kind.pattern for _, kind in VALUES if isinstance(kind, inspect.StrType) and kind.pattern}
+
+
+def settings_with(path: Path, value: object) -> dict[str, Any]:
+    """Settings with this value alone, and what the tables around it must have."""
+    made = value
+    for depth in range(len(path) - 1, -1, -1):
+        if isinstance(path[depth], int):
+            made = [made]
+        else:
+            around = [kind for at, kind in TABLES if at == path[:depth]]
+            needs = {} if path[depth] == NAME or not around else required(around[-1], str(path[depth]))
+            made = {**needs, str(path[depth]): made}
+    assert isinstance(made, dict)
+    return made
+
+
+def required(table: inspect.StructType, beside: str) -> dict[str, Any]:
+    tagged = [kind for at, kind in TABLES if kind.cls is table.cls]
+    of_kind = {table.tag_field: tagged[0].tag} if table.tag_field else {}
+    return {**of_kind, **{f.encode_name: sample(f.type, f.encode_name) for f in table.fields if f.required}}
+
+
+def sample(kind: inspect.Type, name: str) -> Any:
+    match kind:
+        case inspect.StrType():
+            return {"api": "gemini", "use": "a:b"}.get(name, "x/y")
+        case inspect.VarTupleType():
+            return [sample(kind.item_type, "")]
+        case inspect.StructType():
+            return required(kind, "")
+        case _:
+            return 1
+
+
+def said_of(raw: dict[str, Any]) -> tuple[str, str]:
+    with pytest.raises(msgspec.ValidationError) as caught:
+        msgspec.convert(raw, Settings)
+    return explained(caught.value, raw, Settings)
+
+
+def shown(path: Path) -> str:
+    text = "".join(f"[{s}]" if isinstance(s, int) else f'."{s}"' if s == NAME else f".{s}" for s in path)
+    return text.removeprefix(".")
+
+
+def ids(cases: list[tuple[Path, Any]]) -> list[str]:
+    return [f"{shown(path) or 'file'}-{getattr(kind, 'tag', None)}" for path, kind in cases]
+
+
+@pytest.mark.parametrize(("path", "table"), TABLES, ids=ids(TABLES))
+def test_an_unknown_key_is_named_with_the_nearest_and_all_that_are_known(path: Path, table: inspect.StructType) -> None:
+    known = [field.encode_name for field in table.fields]
+    typo = f"{known[-1]}x"
+    tag = {table.tag_field: table.tag} if table.tag_field else {}
+    where, problem = said_of(settings_with(path, {**required(table, ""), **tag, typo: 1}))
+    assert where == shown((*path, typo))
+    assert f"did you mean {known[-1]!r}?" in problem
+    assert all(key in problem for key in known)
+
+
+@pytest.mark.parametrize(("path", "choice"), CHOICES, ids=ids(CHOICES))
+def test_a_wrong_choice_is_named_with_the_nearest_and_all_there_are(path: Path, choice: inspect.LiteralType) -> None:
+    nearest = next(str(value) for value in choice.values if value)
+    where, problem = said_of(settings_with(path, f"{nearest}x"))
+    assert where == shown(path)
+    assert f"did you mean {nearest!r}?" in problem
+    assert all(str(value) in problem for value in choice.values)
+
+
+@pytest.mark.parametrize(("path", "table"), TABLES, ids=ids(TABLES))
+def test_a_value_of_the_wrong_kind_is_named_in_each_key_of_each_table(path: Path, table: inspect.StructType) -> None:
+    tag = {table.tag_field: table.tag} if table.tag_field else {}
+    for field in table.fields:
+        where, problem = said_of(settings_with(path, {**required(table, ""), **tag, field.encode_name: WRONG}))
+        assert where == shown((*path, field.encode_name))
+        assert problem.startswith("must be "), problem
+        assert "`" not in problem, "msgspec's names of types are no words for a reader of TOML"
+
+
+@pytest.mark.parametrize("table", {kind.cls: kind for _, kind in TABLES}.values(), ids=lambda t: t.cls.__name__)
+def test_a_missing_key_is_named(table: inspect.StructType) -> None:
+    path = next(at for at, kind in TABLES if kind.cls is table.cls)
+    tag = {table.tag_field: table.tag} if table.tag_field else {}
+    for field in table.fields:
+        if field.required:
+            there = {**required(table, ""), **tag}
+            del there[field.encode_name]
+            where, problem = said_of(settings_with(path, there))
+            assert (where, problem) == (shown(path), f"the key `{field.encode_name}` is missing")
+
+
+@pytest.mark.parametrize("pattern", sorted(PATTERNS))
+def test_each_pattern_is_told_in_words(pattern: str) -> None:
+    assert pattern in PATTERN_WORDS
+
+
+def test_no_words_are_left_for_patterns_that_are_gone() -> None:
+    assert set(PATTERN_WORDS) == PATTERNS
