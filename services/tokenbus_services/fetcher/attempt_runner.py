@@ -96,11 +96,11 @@ class AttemptRunner:
         media: TurnMedia,
         admission: FairQueue,
         scopes: Scopes,
-        shelf: ImageStore,
+        images: ImageStore,
         answer_bytes: int,
         stop: Callable[[QueueItem], None],
     ) -> None:
-        """``shelf``: where images of answers are stored. ``answer_bytes``: maximum size of one answer. ``stop`` ends
+        """``images``: where images of answers are stored. ``answer_bytes``: maximum size of one answer. ``stop`` ends
         the work on an item whose attempt the server no longer accepts.
         """
         self._server = server
@@ -111,7 +111,7 @@ class AttemptRunner:
         self._media = media
         self._admission = admission
         self._scopes = scopes
-        self._shelf = shelf
+        self._images = images
         self._answer_bytes = answer_bytes
         self._stop = stop
         apart = keys.partitions if server.topology == "cluster" else 1
@@ -255,7 +255,7 @@ class AttemptRunner:
                     writer=writer,
                     deadline=turn.deadline,
                     tally=tally,
-                    shelf=self._shelf,
+                    images=self._images,
                     answer_bytes=self._answer_bytes,
                     again=not rejected,
                 )

@@ -135,7 +135,7 @@ async def fetch(
     writer: AttemptWriter,
     deadline: float | None,
     tally: TokenTally | None = None,
-    shelf: ImageStore | None = None,
+    images: ImageStore | None = None,
     answer_bytes: int = LimitSettings().answer_bytes,
     again: bool = False,
 ) -> None:
@@ -144,7 +144,7 @@ async def fetch(
     - ``body``: replaces the call's own body; closed when it is sent.
     - ``deadline``: in the event loop's time.
     - ``tally``: receives the answer, to count tokens for the limits.
-    - ``shelf``: where the answer's images are stored.
+    - ``images``: where the answer's images are stored.
     - ``answer_bytes``: maximum size of the decoded answer.
     - ``again``: whether the caller will repeat the call after Rejected.
 
@@ -165,7 +165,7 @@ async def fetch(
                     writer=writer,
                     silence=silence,
                     tally=tally,
-                    shelf=shelf,
+                    images=images,
                     answer_bytes=answer_bytes,
                     again=again,
                 )
@@ -183,7 +183,7 @@ async def _read(
     writer: AttemptWriter,
     silence: CallTimeouts,
     tally: TokenTally | None,
-    shelf: ImageStore | None,
+    images: ImageStore | None,
     answer_bytes: int,
     again: bool,
 ) -> ErrorInfo | None:
@@ -217,7 +217,14 @@ async def _read(
         content = read_body(response, limit=answer_bytes) if refused is None else _once(refused)
         async with aclosing(content):
             await _pass_on(
-                response, content, endpoint, request, writer=writer, silence=silence, tally=tally, shelf=shelf
+                response,
+                content,
+                endpoint,
+                request,
+                writer=writer,
+                silence=silence,
+                tally=tally,
+                images=images,
             )
     except BodyRefused as e:
         return e.error
@@ -247,7 +254,7 @@ async def _pass_on(
     writer: AttemptWriter,
     silence: CallTimeouts,
     tally: TokenTally | None,
-    shelf: ImageStore | None,
+    images: ImageStore | None,
 ) -> None:
     redact = endpoint.redact
     # Redact before truncating: half a key would not be recognised.
@@ -255,10 +262,10 @@ async def _pass_on(
     quirks = endpoint.quirks_of(request)
     api = endpoint.settings.api
     asked = endpoint.api.images_asked(request)
-    lifter = None
-    if shelf and endpoint.api.image_keys and not asked.inline and response.status_code < 300:
-        lifter = ImageOffloader(endpoint.api.image_keys, shelf, silence.paused)
-        asked = msgspec.structs.replace(asked, moved=lifter.secret)
+    offloader = None
+    if images and endpoint.api.image_keys and not asked.inline and response.status_code < 300:
+        offloader = ImageOffloader(endpoint.api.image_keys, images, silence.paused)
+        asked = msgspec.structs.replace(asked, moved=offloader.secret)
     opened = Opened(api, response.status_code, headers, request.stream, quirks, asked, endpoint.name)
     await _write(writer, opened, silence)
     if tally:
@@ -275,8 +282,8 @@ async def _pass_on(
             silence.allow_closing()
 
     async def hand_on(data: bytes, *, urgent: bool) -> None:
-        if lifter and not lifter.passes(data):
-            async with aclosing(lifter.feed(data)) as parts:
+        if offloader and not offloader.passes(data):
+            async with aclosing(offloader.feed(data)) as parts:
                 async for part in parts:
                     await pass_on(part, urgent=urgent)
         elif data:
@@ -284,7 +291,7 @@ async def _pass_on(
 
     first = True
     after_boundary = False
-    with _reached_end(clean, lifter, writer):
+    with _reached_end(clean, offloader, writer):
         async for read in content:
             beat()
             data = clean.feed(read)
@@ -305,19 +312,19 @@ async def _pass_on(
 
 @contextmanager
 def _reached_end(
-    clean: RedactedEvents | RedactedStream, lifter: ImageOffloader | None, writer: AttemptWriter
+    clean: RedactedEvents | RedactedStream, offloader: ImageOffloader | None, writer: AttemptWriter
 ) -> Generator[None]:
     """If the answer breaks off, pass on what was held back as the possible beginning of a secret."""
     try:
         yield
     except (httpx.TransportError, BodyRefused, asyncio.CancelledError):
         rest = clean.end()
-        if rest and writer.why_refused is None and (lifter is None or lifter.passes(rest)):
+        if rest and writer.why_refused is None and (offloader is None or offloader.passes(rest)):
             writer.write_item(Data(rest))
         raise
     finally:
-        if lifter:
-            lifter.close()
+        if offloader:
+            offloader.close()
 
 
 async def _write(writer: AttemptWriter, item: Opened | Data, silence: CallTimeouts, *, urgent: bool = False) -> None:

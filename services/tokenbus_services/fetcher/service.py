@@ -135,7 +135,7 @@ class FetcherService:
             media=TurnMedia(self._blobs, Uploads(UploadedFiles(server, keys), uploads)),
             admission=self.admission,
             scopes=Scopes(limits, keys),
-            shelf=ImageStore(self._blobs, largest_bytes=settings.blobs.max_bytes),
+            images=ImageStore(self._blobs, largest_bytes=settings.blobs.max_bytes),
             answer_bytes=limits.answer_bytes,
             stop=self._stop,
         )

@@ -277,7 +277,7 @@ class ParserLogic:
                 commit.count(self._policy_lease, len(data))
             case Decide(number, turn, attempt, decision):
                 decided = Decided.of(s.run, number, turn, attempt, decision)
-                commit.tell(self._decisions, encode_decided(decided))
+                commit.publish_to_topic(self._decisions, encode_decided(decided))
             case ReleaseFromPolicies():
                 commit.put(run_key, BYPASSED, 1)
             case EndRun(status):

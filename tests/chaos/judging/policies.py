@@ -1,4 +1,4 @@
-"""Policies: what they hold back is heard nowhere and never runs; what they did is told, once, of what is heard so."""
+"""Policies: what they hold back is heard nowhere and never runs; each decision on heard text is published once."""
 
 from __future__ import annotations
 
@@ -26,38 +26,38 @@ def judge(record: Record) -> Iterator[Violation]:
                 yield Violation("decisions", run, f"in partition {partition}")
     for run in decided.keys() - {run for run, guarded in guards.items() if guarded}:
         yield Violation("decisions", run, f"of a run without policies: {decided[run][0]}")
-    told = _told(record)
+    published = _published(record)
     ran: defaultdict[str, list[Line]] = defaultdict(list)
     for line in record.executions:
         ran[line.run].append(line)
     for run, guarded in guards.items():
         if not guarded:
             continue
-        for problem in _held_back(guarded, told[run], ran[run]):
+        for problem in _held_back(guarded, published[run], ran[run]):
             yield Violation("policies", run, problem)
         log = [entry.event for entry in record.logs[run]]
         for problem in _decisions(guarded, log, decided[run], lossy=record.lossy):
             yield Violation("decisions", run, problem)
 
 
-def _told(record: Record) -> dict[str, dict[str, str]]:
+def _published(record: Record) -> dict[str, dict[str, str]]:
     """By run and place, all that was said there: each block of each topic, and whatever else events hold."""
-    told: defaultdict[str, defaultdict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    published: defaultdict[str, defaultdict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     topics = {topic: chain(*parts) for topic, parts in record.topics.items() if topic != "decisions"}
     for place, entries in {**topics, "the log": chain(*record.logs.values())}.items():
         for entry in entries:
             event = entry.event
-            of_run = told[event["run"]]
+            of_run = published[event["run"]]
             if event["type"] == "chunk":
                 of_run[f"{place}, chunks of block {event['block']}"].append(event["text"])
             else:
                 texts = [value for value in event.values() if isinstance(value, str)]
                 of_run[f"{place}, seq {event['seq']}"].append("\n".join(texts))
-    return defaultdict(dict, {run: {at: "".join(said) for at, said in of.items()} for run, of in told.items()})
+    return defaultdict(dict, {run: {at: "".join(said) for at, said in of.items()} for run, of in published.items()})
 
 
-def _held_back(guarded: Guarded, told: dict[str, str], ran: list[Line]) -> Iterator[str]:
-    for at, said in told.items():
+def _held_back(guarded: Guarded, published: dict[str, str], ran: list[Line]) -> Iterator[str]:
+    for at, said in published.items():
         for word in guarded.unheard:
             if word in said:
                 yield f"{word} is heard: {at}"

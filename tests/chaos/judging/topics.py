@@ -23,22 +23,24 @@ HOLDS: dict[str, Callable[[Event], bool]] = {
 def judge(record: Record) -> Iterator[Violation]:
     """Topics against logs."""
     for topic, holds in HOLDS.items():
-        told: defaultdict[str, list[Event]] = defaultdict(list)
+        published: defaultdict[str, list[Event]] = defaultdict(list)
         for partition, entries in enumerate(record.topics[topic]):
             for entry in entries:
                 run: str = entry.event["run"]
-                told[run].append(entry.event)
+                published[run].append(entry.event)
                 if crc32(run.encode()) % record.partitions != partition:
                     yield Violation("topics", run, f"{topic}: in partition {partition}")
-        for run in told.keys() - record.logs.keys():
+        for run in published.keys() - record.logs.keys():
             yield Violation("topics", run, f"{topic}: a run that nobody asked for")
         for run, entries in record.logs.items():
             logged = [entry.event for entry in entries if holds(entry.event)]
-            if told[run] != logged:
-                yield Violation("topics", run, f"{topic}: {_difference(told[run], logged)}")
+            if published[run] != logged:
+                yield Violation("topics", run, f"{topic}: {_difference(published[run], logged)}")
 
 
-def _difference(told: list[Event], logged: list[Event]) -> str:
-    at = next((n for n, (a, b) in enumerate(zip(told, logged, strict=False)) if a != b), min(len(told), len(logged)))
-    first = f"{told[at : at + 1]} {logged[at : at + 1]}"
-    return f"{len(told)} events, the log has {len(logged)}; from the {at}. on they differ: {first}"
+def _difference(published: list[Event], logged: list[Event]) -> str:
+    at = next(
+        (n for n, (a, b) in enumerate(zip(published, logged, strict=False)) if a != b), min(len(published), len(logged))
+    )
+    first = f"{published[at : at + 1]} {logged[at : at + 1]}"
+    return f"{len(published)} events, the log has {len(logged)}; from the {at}. on they differ: {first}"

@@ -211,7 +211,7 @@ async def test_a_full_disk_ends_the_attempt_to_be_tried_elsewhere(
         endpoint = Endpoint("p", ProviderSettings(api="openai-images", base_url=base_url, api_key_env=""), {})
         call = endpoint.build(request, []).call
         shelf = ImageStore(RecentBlobs(Store(), 0), largest_bytes=2**20)
-        await fetch(endpoint, request, call, writer=attempt, deadline=None, shelf=shelf)
+        await fetch(endpoint, request, call, writer=attempt, deadline=None, images=shelf)
         await endpoint.close()
     [*_, last] = await frames(server, keys, run)
     end = last.items[-1]

@@ -57,14 +57,14 @@ class ImageOffloader:
     """The images of one answer. `feed` it everything that is read, then `close`."""
 
     def __init__(
-        self, keys: re.Pattern[bytes], shelf: ImageStore, waiting: Callable[[], AbstractContextManager[None]]
+        self, keys: re.Pattern[bytes], images: ImageStore, waiting: Callable[[], AbstractContextManager[None]]
     ) -> None:
         """``keys`` matches from an image's key to the start of its base64. ``waiting`` is entered while an image is
         stored and nothing is read from the provider.
         """
         self.secret = uuid4().hex
         self._keys = keys
-        self._store = shelf
+        self._store = images
         self._waiting = waiting
         self._before = b""
         self._held: Base64Spool | None = None

@@ -135,7 +135,7 @@ class Limiter:
             await run_script(self._server, call)
         except (RedisError, OSError) as e:
             # Do not retry: it may have arrived. Reserved tokens flow back with time, and the slot's lease expires.
-            log.warning("limits_not_settled", error=str(e))
+            log.warning("refund_failed", error=str(e))
 
     async def _run_heartbeat(self) -> None:
         defects = Defects()

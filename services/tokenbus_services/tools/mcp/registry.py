@@ -110,10 +110,10 @@ class McpTool:
     ) -> ToolOutcome:
         """Call the tool and return the result. Raises ToolFailure."""
 
-        async def tell(progress: float, total: float | None, message: str | None) -> None:
+        async def report(progress: float, total: float | None, message: str | None) -> None:
             context.report(progress, total, message)
 
-        result = await self._server.call(call.name, self._remote_name, arguments, tell)
+        result = await self._server.call(call.name, self._remote_name, arguments, report)
         return await outcome_of(call.name, result, results)
 
 

@@ -22,7 +22,7 @@ class Operation(NamedTuple):
 
 PUBLISH = Operation("d", 3, counts_more=True, keys=slice(3, None))  # entry id, data; the topics
 APPEND = Operation("x", counts_more=True)  # fields
-TELL = Operation("t")  # data
+PUBLISH_TO_TOPIC = Operation("t")  # data
 COUNT = Operation("n")  # bytes
 SET = Operation("h", counts_more=True)  # fields
 DELETE = Operation("u")  # field
@@ -32,7 +32,7 @@ ARRIVED = Operation("l")  # bytes
 _NAMED = {
     "PUBLISH": PUBLISH,
     "APPEND": APPEND,
-    "TELL": TELL,
+    "PUBLISH_TO_TOPIC": PUBLISH_TO_TOPIC,
     "COUNT": COUNT,
     "SET": SET,
     "DELETE": DELETE,
@@ -82,7 +82,7 @@ local function operate(i, final, base, alien, most)
       local last = i + 2 + ARGV[i + 2]
       if ours then added[key] = redis.call('XADD', key, '*', unpack(ARGV, i + 3, last)) end
       i = last + 1
-    elseif op == TELL then
+    elseif op == PUBLISH_TO_TOPIC then
       redis.call('XADD', key, 'MAXLEN', '~', most, '*', '__data__', ARGV[i + 2])
       i = i + 3
     elseif op == COUNT then
@@ -233,9 +233,9 @@ class Commit:
         places = [self._key(topic, "s") for topic in topics]
         self._ops += (PUBLISH.letter, self._key(log, "S"), entry_id, data, len(topics), *places)
 
-    def tell(self, topic: str, data: bytes) -> None:
+    def publish_to_topic(self, topic: str, data: bytes) -> None:
         """Publish one event to a topic stream only, not to a run's log."""
-        self._ops += (TELL.letter, self._key(topic, "s"), data)
+        self._ops += (PUBLISH_TO_TOPIC.letter, self._key(topic, "s"), data)
 
     def count(self, lease: str, size: int) -> None:
         """Count ``size`` bytes as arrived at the group with this lease hash. Its lag does not slow down writers."""

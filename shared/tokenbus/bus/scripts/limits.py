@@ -169,8 +169,8 @@ def renew(scope: Scope, members: Sequence[str], *, lease_ms: int) -> ScriptCall:
     return ScriptCall(_KEEP, [scope.held], [lease_ms, *members])
 
 
-_SETTLE = script(
-    "settle",
+_REFUND = script(
+    "refund",
     _NOW_US
     + _WHOLE
     + """
@@ -200,7 +200,7 @@ def refund(scopes: Sequence[Scope], *, member: str, left: int, taken: Sequence[i
     args: list[Arg] = [member, left]
     for scope, until in zip(scopes, taken, strict=True):
         args += [scope.tokens_per_minute, until]
-    return ScriptCall(_SETTLE, [key for scope in scopes for key in (scope.key, scope.held)], args)
+    return ScriptCall(_REFUND, [key for scope in scopes for key in (scope.key, scope.held)], args)
 
 
 _PAUSE = script(

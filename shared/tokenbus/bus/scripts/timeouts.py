@@ -43,7 +43,7 @@ def expire(
 
 
 _APPEND_TIMEOUT = script(
-    "tell",
+    "append_timeout",
     """
 local status = redis.call('HGET', KEYS[1], 'status')
 if status and status ~= 'open' then return 0 end

@@ -43,9 +43,9 @@ class ReplaceText(StreamProcessor):
             return
         rewritten = self._texts.setdefault(block.number, _Text(Rewriter(self._rules)))
         rewritten.last = chunk
-        settled = rewritten.rewriter.feed(text)
-        rewritten.out.append(settled)
-        await context.send(chunk if settled == text else context.with_text(chunk, settled))
+        ready = rewritten.rewriter.feed(text)
+        rewritten.out.append(ready)
+        await context.send(chunk if ready == text else context.with_text(chunk, ready))
 
     async def on_end(self, state: StreamState, context: StreamContext[Any]) -> None:
         for block in state.blocks:

@@ -81,13 +81,13 @@ class Rewriter:
 
     def feed(self, text: str) -> str:
         """Add a piece; return the text that is final now."""
-        return self._settle(text, final=False)
+        return self._release(text, final=False)
 
     def end(self) -> str:
         """Return the rest; no more text follows."""
-        return self._settle("", final=True)
+        return self._release("", final=True)
 
-    def _settle(self, text: str, *, final: bool) -> str:
+    def _release(self, text: str, *, final: bool) -> str:
         text = self._before + self._held + text
         place = len(self._before)
         out: list[str] = []
