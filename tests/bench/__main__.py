@@ -13,6 +13,7 @@ from typing import Never
 from tests.bench.cancel import cancelled
 from tests.bench.chained import chained
 from tests.bench.figures import NAMES, SECTIONS, WARM, Figure, decoded, measured
+from tests.bench.gateway import measured_gateway
 from tests.bench.intake import taken_in
 from tests.bench.measure import Meter
 from tests.bench.policy import judged
@@ -28,6 +29,7 @@ ALONE: dict[str, Callable[[], list[Figure]]] = {
     "memory": remembered,
     "policy": judged,
     "chained": chained,
+    "gateway": measured_gateway,
 }
 """Sections with processes of their own, or without any."""
 ALL = (*NAMES, *ALONE)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ from tempfile import TemporaryDirectory
 from tests.bench.figures import ROUNDS, WARM, Figure
 from tests.bench.jobs import Load
 from tests.bench.measure import Meter, Sample
+from tests.bench.procs import resident_kb
 from tests.bench.stack import PIPELINE, running
 
 ONE = Load(1, 400, 100)
@@ -106,7 +106,7 @@ def _up(options: Sequence[str]) -> tuple[float, float]:
                     break
                 if time.monotonic() > begin + START_S:
                     raise TimeoutError("`tokenbus up` is not ready")
-            return time.monotonic() - begin, sum(map(_resident_mb, _family(up.pid)))
+            return time.monotonic() - begin, sum(map(resident_kb, _family(up.pid))) / 1024
         finally:
             up.terminate()
             up.wait()
@@ -116,9 +116,3 @@ def _family(pid: int) -> list[int]:
     """The process and all below it."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return [pid, *(one for child in children for one in _family(int(child)))]
-
-
-def _resident_mb(pid: int) -> float:
-    """Memory of its own, with its share of what it has in common with others."""
-    found = re.search(r"^Pss:\s+(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE)
-    return int(found[1]) / 1024 if found else 0.0

@@ -6,13 +6,14 @@ Each runs under `tokenbus_services.process.parent_guard`, which ends it when the
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -35,6 +36,12 @@ def _own_cpu_s(pid: int) -> float:
     stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
     after_name = stat.rpartition(")")[2].split()
     return (int(after_name[11]) + int(after_name[12])) / _TICKS
+
+
+def resident_kb(pid: int) -> int:
+    """Memory of a process's own, with its share of what it has in common with others."""
+    found = re.search(r"^Pss:\s+(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii"), re.MULTILINE)
+    return int(found[1]) if found else 0
 
 
 class Process:
@@ -89,10 +96,14 @@ class Processes:
 
     def start(self, name: str, module: str, *arguments: str, env: Mapping[str, str] | None = None) -> None:
         """Run a Python module under its guard."""
+        self.run(name, [sys.executable, "-m", module, *arguments], env=env)
+
+    def run(self, name: str, command: Sequence[str], *, env: Mapping[str, str] | None = None) -> None:
+        """Run a command under its guard."""
         log = self._logs / f"{name}.log"
         with log.open("wb") as errors:
             guarding = subprocess.Popen(
-                [sys.executable, "-I", "-S", guard.__file__, sys.executable, "-m", module, *arguments],
+                [sys.executable, "-I", "-S", guard.__file__, *command],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,

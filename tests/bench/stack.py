@@ -38,6 +38,8 @@ class Stack(msgspec.Struct, frozen=True):
     """Its name and version."""
     pids: dict[str, int]
     """Process ids by name: the services, `server`, `provider`, `subscriber`, and those of the bare chain."""
+    urls: dict[str, str]
+    """Where the services and the provider listen."""
 
 
 def service_of(process: str) -> str:
@@ -67,13 +69,14 @@ def running(
         desk = Desk(client, processes.check)
         answers = {load.name: _says(load) for load in loads} | dict(scripts or {})
         provider_url = _start_provider(processes, directory, answers)
-        _start_services(processes, _settings(directory, server.url, provider_url, settings), services, workers)
+        urls = _start_services(processes, _settings(directory, server.url, provider_url, settings), services, workers)
         processes.start(subscriber.NAME, "tests.bench.subscriber", server.url)
         for name in CHAIN:
             processes.start(name, "tests.bench.bare", server.url, name)
         for name in (subscriber.NAME, *CHAIN):
             desk.answer(name, bool, timeout_s=60)
-        yield Stack(client, desk, Keys(), _version(client), {**processes.pids, "server": server.pid})
+        pids = {**processes.pids, "server": server.pid}
+        yield Stack(client, desk, Keys(), _version(client), pids, {**urls, "provider": provider_url})
 
 
 def _says(load: Load) -> Script:
@@ -114,7 +117,7 @@ runs_per_fetcher = {RUNS_AT_ONCE}
     return path
 
 
-def _start_services(processes: Processes, config: Path, services: Sequence[str], workers: int) -> None:
+def _start_services(processes: Processes, config: Path, services: Sequence[str], workers: int) -> dict[str, str]:
     names = [name if n == 1 else f"{name} {n}" for name in services for n in range(1, workers + 1)]
     ports = {name: free_port() for name in names}
     for name, port in ports.items():
@@ -122,6 +125,7 @@ def _start_services(processes: Processes, config: Path, services: Sequence[str],
         processes.start(name, "tokenbus_services.cli", *arguments, env={"TOKENBUS_CONFIG": str(config)})
     for name, port in ports.items():
         processes.until(lambda port=port: answers(f"http://127.0.0.1:{port}/ready"), f"the {name}")
+    return {name: f"http://127.0.0.1:{port}" for name, port in ports.items()}
 
 
 def _version(client: Any) -> str:

@@ -1,0 +1,278 @@
+"""The gateway: what it adds to a plain subscriber of the same runs, and LiteLLM's proxy on the same mock provider.
+
+The bare column is the plain subscriber; for LiteLLM's first chunk, a client that asks the provider itself.
+
+LiteLLM is measured if it is installed in an environment of its own:
+`python3 -m venv build/litellm && build/litellm/bin/pip install 'litellm[proxy]'`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from array import array
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import msgspec
+import redis.asyncio
+import uvloop
+
+from tests.bench import http_clients, subscriber
+from tests.bench.figures import ROUNDS, WARM, Figure
+from tests.bench.jobs import Heard, Listen, Load
+from tests.bench.procs import ROOT, Processes, answers, cpu_s, resident_kb
+from tests.bench.stack import PROVIDER, SERVICES, Stack, running
+from tokenbus.client.run_id import new_run_id
+from tokenbus.events.public import Started
+from tokenbus_services.process.embedded_server import free_port
+
+GATEWAY = "gateway"
+FIRST = Load(1, 1)
+PACED = Load(16, 300, 50)
+FULL = Load(64, 800)
+FEW = Load(64, 100)
+"""The same for LiteLLM, which needs a hundred times as long for a chunk."""
+FIRSTS = 40
+"""Requests one after the other, for the time to the first chunk."""
+IDLE = 2_000
+"""Streams that stay open and silent."""
+MOST_ADDED_MS, MOST_CHUNK_US, MOST_IDLE_KB = 1.5, 60.0, 25.0
+LATENCY = "added latency p50, 16 clients of 50 chunks/s"
+LITELLM = ROOT / "build" / "litellm" / "bin" / "litellm"
+_LITELLM_START_S = 180.0
+_LITELLM_ENV = {"LITELLM_LOG": "ERROR", "LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY": "true"}
+
+
+class _Sample(msgspec.Struct, frozen=True):
+    cpu_us: float
+    """Of the server that the clients speak to, a chunk."""
+    beside_us: float
+    """Of the plain subscriber, a chunk; 0 if there is none."""
+    added_ms: float
+    """Median time from the subscriber's chunk to the client's same one; without a subscriber, from the provider's."""
+    latency_ms: float
+    """Median time from the provider's chunk to the client's."""
+    per_second: float
+
+
+def measured_gateway() -> list[Figure]:
+    """The gateway, then LiteLLM if it is there, then idle streams."""
+    loads = [WARM, FIRST, PACED, FULL, FEW]
+    with running(loads, services=(*SERVICES, GATEWAY), settings="[gateway]\nconnections = 4096\n") as stack:
+        url = f"{stack.urls[GATEWAY]}/v1"
+        _with_subscriber(stack, url, WARM)
+        figures = _first_chunk(stack, url)
+        samples = {load: [_with_subscriber(stack, url, load) for _ in range(ROUNDS)] for load in (PACED, FULL)}
+        figures += _streams(samples)
+        with _litellm(stack.urls["provider"], [load.name for load in loads]) as other:
+            if other:
+                figures += _of_litellm(*other, provider=f"{stack.urls['provider']}/v1")
+        return figures + _idle(stack)
+
+
+def _first_chunk(stack: Stack, url: str) -> list[Figure]:
+    """From a request to its first chunk: through the gateway, and as a program that publishes and reads the topic."""
+
+    async def both() -> tuple[list[float], list[float]]:
+        port: int = stack.client.connection_pool.connection_kwargs["port"]
+        async with redis.asyncio.Redis(port=port, protocol=2) as client:
+            through, plain = list[float](), list[float]()
+            for _ in range(FIRSTS):
+                plain.append(await _published_ms(client, stack))
+                through.append(await http_clients.first_chunk_ms(url, f"{PROVIDER}/{FIRST.name}"))
+            return through, plain
+
+    through, plain = uvloop.run(both())
+    added = median(a - b for a, b in zip(through, plain, strict=True))
+    return [
+        Figure(name="gateway: request to first chunk p50", unit="ms", value=median(through), bare=median(plain)),
+        _aimed("  added by the gateway p50", "ms", added, MOST_ADDED_MS),
+    ]
+
+
+async def _published_ms(client: redis.asyncio.Redis, stack: Stack) -> float:
+    keys, run = stack.keys, new_run_id()
+    streams = [keys.topic(p, "visible") for p in range(keys.partitions)]
+    ends = {stream: await client.xrevrange(stream, count=1) for stream in streams}
+    offsets: Any = {stream: last[0][0] if last else "0-0" for stream, last in ends.items()}
+    messages = [{"role": "user", "content": "Hello."}]
+    request = {"type": "generate", "id": run, "provider": PROVIDER, "model": FIRST.name, "messages": messages}
+    began = time.monotonic_ns()
+    await client.xadd(keys.requests, {"__data__": msgspec.json.encode(request)})
+    found = await client.xread(offsets, block=30_000)
+    assert found, "no chunk came"
+    return (time.monotonic_ns() - began) / 1e6
+
+
+def _with_subscriber(stack: Stack, url: str, load: Load) -> _Sample:
+    """The load by clients of the gateway, while a plain subscriber hears the same chunks."""
+    streams = [stack.keys.topic(p, "visible") for p in range(stack.keys.partitions)]
+    stack.desk.give(subscriber.NAME, Listen(streams, load.total, load.timeout_s))
+    stack.desk.answer(subscriber.NAME, bool, timeout_s=30)
+    before = cpu_s(stack.pids[GATEWAY]), cpu_s(stack.pids[subscriber.NAME])
+    heard = _answered(url, f"{PROVIDER}/{load.name}", load)
+    beside = stack.desk.answer(subscriber.NAME, Heard, load.timeout_s)
+    after = cpu_s(stack.pids[GATEWAY]), cpu_s(stack.pids[subscriber.NAME])
+    stack.client.delete(*streams)
+    plain = dict(zip(array("q", beside.sent), array("q", beside.arrived), strict=True))
+    chunks = load.total / 1e6
+    return _sample(heard, load, plain.get, (after[0] - before[0]) / chunks, (after[1] - before[1]) / chunks)
+
+
+def _direct(pid: int, url: str, model: str, load: Load) -> _Sample:
+    """The load by clients of another proxy."""
+    before = cpu_s(pid)
+    heard = _answered(url, model, load)
+    return _sample(heard, load, lambda sent: sent, (cpu_s(pid) - before) * 1e6 / load.total, 0.0)
+
+
+def _answered(url: str, model: str, load: Load) -> list[http_clients.Answer]:
+    return uvloop.run(
+        http_clients.answers(
+            url,
+            model,
+            clients=load.runs,
+            stamps=load.chunks,
+            stagger_s=load.stagger_s,
+            timeout_s=load.timeout_s + 30,
+        )
+    )
+
+
+def _sample(
+    heard: list[http_clients.Answer], load: Load, since: Callable[[int], int | None], cpu_us: float, beside_us: float
+) -> _Sample:
+    pairs = [(sent, there) for answer in heard for sent, there in zip(answer.sent, answer.arrived, strict=True)]
+    seconds = (max(there for _, there in pairs) - min(sent for sent, _ in pairs)) / 1e9
+    return _Sample(
+        cpu_us=cpu_us,
+        beside_us=beside_us,
+        added_ms=median(there - at for sent, there in pairs if (at := since(sent)) is not None) / 1e6,
+        latency_ms=median(there - sent for sent, there in pairs) / 1e6,
+        per_second=load.total / seconds,
+    )
+
+
+def _streams(samples: dict[Load, list[_Sample]]) -> list[Figure]:
+    paced, full = samples[PACED], samples[FULL]
+    return [
+        _aimed(
+            "gateway: added latency p50, 16 clients of 50 chunks/s",
+            "ms",
+            median(s.added_ms for s in paced),
+            MOST_ADDED_MS,
+        ),
+        _cpu("gateway: CPU a chunk, 16 clients of 50 chunks/s", paced),
+        _cpu("gateway: CPU a chunk, saturated, 64 clients", full, MOST_CHUNK_US),
+        Figure(name="  chunks a second", unit="/s", value=median(s.per_second for s in full)),
+    ]
+
+
+def _cpu(name: str, samples: list[_Sample], most: float | None = None) -> Figure:
+    value, bare = median(s.cpu_us for s in samples), median(s.beside_us for s in samples) or None
+    aim, met = ("", None) if most is None else (f"≤ {most:g} µs", value <= most)
+    return Figure(name=name, unit="µs", value=value, bare=bare, ratio=bare and value / bare, aim=aim, met=met)
+
+
+def _aimed(name: str, unit: str, value: float, most: float) -> Figure:
+    return Figure(name=name, unit=unit, value=value, aim=f"≤ {most:g} {unit}", met=value <= most)
+
+
+# --- streams that are silent -------------------------------------------------------------------------------------
+
+
+def _idle(stack: Stack) -> list[Figure]:
+    """Memory of the gateway for each client that follows a run of its own which says nothing."""
+    pid = stack.pids[GATEWAY]
+    urls = [f"{stack.urls[GATEWAY]}/runs/{run}/events" for run in _silent_runs(stack, IDLE)]
+
+    async def hold() -> int:
+        for answer in await http_clients.held(urls[:100]):  # what the first ones load, all need
+            answer.close()
+        before = resident_kb(pid)
+        open_ = await http_clients.held(urls)
+        await asyncio.sleep(12)  # some keep-alives, and looks whether the runs are there
+        after = resident_kb(pid)
+        for answer in open_:
+            answer.close()
+        return after - before
+
+    return [
+        _aimed(f"gateway: memory of an idle stream, {IDLE:,} of them", "KB", uvloop.run(hold()) / IDLE, MOST_IDLE_KB)
+    ]
+
+
+def _silent_runs(stack: Stack, count: int) -> list[str]:
+    """Runs that have begun, and of which no worker knows."""
+    runs = [new_run_id() for _ in range(count)]
+    with stack.client.pipeline(transaction=False) as pipe:
+        for run in runs:
+            began = Started(run=run, seq=0, turn=0, attempt=1, provider=PROVIDER, model="silent")
+            pipe.xadd(stack.keys.log(run), {"__data__": msgspec.json.encode(began)}, id="1-0")
+            pipe.hset(stack.keys.run(run), "status", "open")
+        pipe.execute()
+    return runs
+
+
+# --- LiteLLM's proxy ---------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _litellm(provider_url: str, models: list[str]) -> Generator[tuple[int, str] | None]:
+    """Process id and URL of the proxy; None if it is not installed."""
+    python = LITELLM.with_name("python")
+    if not LITELLM.exists():
+        print(f"bench: no LiteLLM in {LITELLM.parents[1].relative_to(ROOT)}: left out", file=sys.stderr, flush=True)
+        yield None
+        return
+    port = free_port()
+    with TemporaryDirectory(prefix="tokenbus-bench-litellm-") as directory:
+        config = Path(directory, "config.yaml")
+        settings = {"drop_params": False, "telemetry": False, "request_timeout": 600, "num_retries": 0}
+        served = [
+            {
+                "model_name": name,
+                "litellm_params": {"model": f"openai/{name}", "api_base": f"{provider_url}/v1", "api_key": "k"},
+            }
+            for name in models
+        ]
+        config.write_bytes(msgspec.json.encode({"model_list": served, "litellm_settings": settings}))  # JSON is YAML
+        with Processes(Path(directory)) as processes:
+            arguments = ("--config", str(config), "--port", str(port), "--host", "127.0.0.1", "--telemetry", "False")
+            code = f"import sys; sys.argv[0] = {str(LITELLM)!r}; from litellm import run_server; run_server()"
+            processes.run("litellm", [str(python), "-c", code, *arguments], env=_LITELLM_ENV)
+            url = f"http://127.0.0.1:{port}"
+            processes.until(lambda: answers(f"{url}/health/liveliness"), "LiteLLM's proxy", _LITELLM_START_S)
+            yield processes.pids["litellm"], f"{url}/v1"
+
+
+def _of_litellm(pid: int, url: str, *, provider: str) -> list[Figure]:
+    _direct(pid, url, WARM.name, WARM)
+
+    async def both() -> tuple[list[float], list[float]]:
+        through, plain = list[float](), list[float]()
+        for _ in range(FIRSTS):
+            plain.append(await http_clients.first_chunk_ms(provider, FIRST.name))
+            through.append(await http_clients.first_chunk_ms(url, FIRST.name))
+        return through, plain
+
+    through, plain = uvloop.run(both())
+    paced = [_direct(pid, url, PACED.name, PACED) for _ in range(ROUNDS)]
+    full = [_direct(pid, url, FEW.name, FEW) for _ in range(ROUNDS)]
+    return [
+        Figure(name="LiteLLM: request to first chunk p50", unit="ms", value=median(through), bare=median(plain)),
+        Figure(
+            name="LiteLLM: added latency p50, 16 clients of 50 chunks/s",
+            unit="ms",
+            value=median(s.added_ms for s in paced),
+        ),
+        _cpu("LiteLLM: CPU a chunk, 16 clients of 50 chunks/s", paced),
+        _cpu("LiteLLM: CPU a chunk, saturated, 64 clients", full),
+        Figure(name="  chunks a second", unit="/s", value=median(s.per_second for s in full)),
+    ]

@@ -1,0 +1,130 @@
+"""Clients of an HTTP server that streams Chat Completions: as little code as a client can have.
+
+Each reads the stamps in its answer, and notes when each of them came.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from array import array
+from collections.abc import Sequence
+from typing import cast
+from urllib.parse import urlsplit
+
+import msgspec
+
+STAMP_CHARS = 19
+_STAMP = re.compile(rb"\d{%d}" % STAMP_CHARS)
+_HEAD_END = b"\r\n\r\n"
+
+
+class Answer(asyncio.Protocol):
+    """One connection and its answer."""
+
+    def __init__(self, stamps: int) -> None:
+        """``stamps``: how many the answer has; 0: only its head is waited for."""
+        self.sent, self.arrived = array("q"), array("q")
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._stamps = stamps
+        self._rest = b""
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is no subclass
+
+    def ask(self, request: bytes) -> int:
+        """Send the request; return when, in nanoseconds of the monotonic clock."""
+        assert self._transport
+        began = time.monotonic_ns()
+        self._transport.write(request)
+        return began
+
+    def data_received(self, data: bytes) -> None:
+        now = time.monotonic_ns()
+        data, end = self._rest + data, 0
+        for found in _STAMP.finditer(data):
+            self.sent.append(int(found[0]))
+            self.arrived.append(now)
+            end = found.end()
+        self._rest = data[max(end, len(data) - STAMP_CHARS) :]
+        enough = len(self.sent) >= self._stamps if self._stamps else _HEAD_END in data
+        if enough and not self.done.done():
+            self.done.set_result(None)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self.done.done():
+            self.done.set_exception(ConnectionError(f"closed after {len(self.sent)} of {self._stamps} stamps"))
+
+    def close(self) -> None:
+        """Close the connection."""
+        assert self._transport
+        self._transport.abort()
+
+
+def chat(url: str, model: str) -> bytes:
+    """A request for a streamed chat completion."""
+    body = msgspec.json.encode({"model": model, "stream": True, "messages": [{"role": "user", "content": "Hello."}]})
+    at = urlsplit(url)
+    head = (
+        f"POST {at.path}/chat/completions HTTP/1.1\r\nhost: {at.netloc}\r\nauthorization: Bearer sk-bench\r\n"
+        f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+def get(url: str) -> bytes:
+    """A request for a stream."""
+    at = urlsplit(url)
+    return f"GET {at.path} HTTP/1.1\r\nhost: {at.netloc}\r\naccept: text/event-stream\r\n\r\n".encode()
+
+
+async def connected(url: str, stamps: int) -> Answer:
+    """A connection, nothing asked yet."""
+    at = urlsplit(url)
+    assert at.hostname
+    assert at.port
+    _, answer = await asyncio.get_running_loop().create_connection(lambda: Answer(stamps), at.hostname, at.port)
+    return answer
+
+
+async def answers(
+    url: str, model: str, *, clients: int, stamps: int, stagger_s: float, timeout_s: float
+) -> list[Answer]:
+    """So many clients at once, each with one answer of so many stamps. Raises TimeoutError, ConnectionError."""
+    open_ = [await connected(url, stamps) for _ in range(clients)]
+    try:
+        async with asyncio.timeout(timeout_s):
+            for answer in open_:
+                answer.ask(chat(url, model))
+                await asyncio.sleep(stagger_s)
+            await asyncio.gather(*(answer.done for answer in open_))
+    finally:
+        for answer in open_:
+            answer.close()
+    return open_
+
+
+async def first_chunk_ms(url: str, model: str) -> float:
+    """From the request to the first chunk of the answer, on a connection that is open already."""
+    answer = await connected(url, 1)
+    try:
+        async with asyncio.timeout(30):
+            began = answer.ask(chat(url, model))
+            await answer.done
+            return (answer.arrived[0] - began) / 1e6
+    finally:
+        answer.close()
+
+
+async def held(urls: Sequence[str]) -> list[Answer]:
+    """A connection for each of these streams; returns when each has the head of its answer."""
+    open_: list[Answer] = []
+    for url in urls:
+        answer = await connected(url, 0)
+        answer.ask(get(url))
+        open_.append(answer)
+    async with asyncio.timeout(120):
+        await asyncio.gather(*(answer.done for answer in open_))
+    return open_
