@@ -61,6 +61,7 @@ from tokenbus.events.requests import (
     ToolResultPart,
     UrlSource,
 )
+from tokenbus.events.run_info import RunInfo
 from tokenbus.events.run_result import RunResult
 from tokenbus.events.usage import Usage
 from tokenbus.prefill_names import unnamed_where
@@ -107,6 +108,7 @@ __all__ = [
     "Retrying",
     "Run",
     "RunFailedEvent",
+    "RunInfo",
     "RunResult",
     "Sentence",
     "SentenceRules",

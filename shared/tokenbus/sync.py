@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Coroutine, Generator, Iterable, Mapping
 from contextlib import suppress
+from datetime import timedelta
 from types import TracebackType
 from typing import Any, Generic, Literal, Self, TypeVar, Unpack, overload
 
@@ -28,6 +29,7 @@ from tokenbus.client.decode import TopicEvent
 from tokenbus.client.response import Response
 from tokenbus.client.run import PUBLISHED_WAIT_S
 from tokenbus.client.run import Run as AsyncRun
+from tokenbus.client.run_list import StateFilter
 from tokenbus.client.subscriptions.cursor import Cursor
 from tokenbus.client.subscriptions.event_filter import Classes, K, Kinds
 from tokenbus.client.subscriptions.factory import Begin, Delivery, Reading
@@ -43,6 +45,7 @@ from tokenbus.events.public import (
     UnknownEvent,
 )
 from tokenbus.events.requests import Generate, Message
+from tokenbus.events.run_info import RunInfo
 from tokenbus.shaping.sentences import SentenceRules
 
 __all__ = ["Blobs", "Client", "Run", "Subscription"]
@@ -159,6 +162,34 @@ class Client:
     def resume(self, run: Run | str, *, again: int = 1) -> Run:
         """See `tokenbus.Client.resume`."""
         return Run(self._call(self._bus.resume(_id(run), again=again)), self)
+
+    def runs(
+        self,
+        *,
+        state: StateFilter | Collection[StateFilter] | None = None,
+        tenant: str | None = None,
+        provider: str | None = None,
+        older_than: float | timedelta | None = None,
+        prefix: str | None = None,
+        limit: int | None = None,
+        oldest_first: bool = False,
+    ) -> Generator[RunInfo]:
+        """See `tokenbus.Client.runs`."""
+        return self._each(
+            lambda: self._bus.runs(
+                state=state,
+                tenant=tenant,
+                provider=provider,
+                older_than=older_than,
+                prefix=prefix,
+                limit=limit,
+                oldest_first=oldest_first,
+            )
+        )
+
+    def describe(self, runs: Iterable[Run | str]) -> dict[str, RunInfo]:
+        """See `tokenbus.Client.describe`."""
+        return self._call(self._bus.describe([_id(run) for run in runs]))
 
     @overload
     def subscribe(

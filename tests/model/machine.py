@@ -100,7 +100,10 @@ class Protocol(RuleBasedStateMachine):
                 KEYS.topic(0, "turns"),
                 KEYS.lease(0, "parser"),
                 KEYS.log(run),
+                open_runs=KEYS.open_runs(0),
+                ended_runs=KEYS.ended_runs(0),
                 run=run,
+                accepted_ms=1,
                 ttl_ms=TTL_MS,
                 frame=story.accepted(),
                 work=story.first_turn(run),
@@ -351,6 +354,13 @@ class Protocol(RuleBasedStateMachine):
             found = [(run.decode(), frame) for _, fields in self.seen[topic] for run, frame in fields.items()]
             handed_out = [item for item in found if item not in first]
             assert _by_run(handed_out) == _by_run(parser.appended[KEYS.topic(0, topic)])
+
+    @invariant()
+    def each_run_is_listed_once_as_open_or_as_ended(self) -> None:
+        redis = self.wire.redis
+        listed = [set(redis.zrange(key, 0, -1)) for key in (KEYS.open_runs(0), KEYS.ended_runs(0))]
+        over = {run for run in self.accepted if redis.hget(KEYS.run(run), "status").decode() in TERMINAL}
+        assert listed == [{run.encode() for run in those} for those in (self.accepted - over, over)]
 
     @invariant()
     def each_attempt_is_written_once_and_closed_once(self) -> None:

@@ -19,8 +19,8 @@ FACADE = {
         Chunk Client Completed Cursor Decided DocumentPart ErrorInfo ExtraPart Fallback FileSource Generate
         ImageOptions ImagePart ImagePreview ImageRef Incomplete Message OrderedSubscription OutputSchema
         PrefillOptions ProviderModel PublicEvent Response ResponseBuilder Restarted Retrying Run
-        RunFailedEvent RunResult Sentence SentenceRules SentenceSubscription SharedSubscription Started TerminalEvent
-        TextPart Thinking ThinkingPart Timing TokenbusError Tool ToolCallPart ToolChoice ToolProgress
+        RunFailedEvent RunInfo RunResult Sentence SentenceRules SentenceSubscription SharedSubscription Started
+        TerminalEvent TextPart Thinking ThinkingPart Timing TokenbusError Tool ToolCallPart ToolChoice ToolProgress
         ToolResultPart UnknownEvent UrlSource Usage UsageReported __version__ blob_id_of coalesced
         restore_from_storage sanitize_for_storage unnamed_where
     """,
@@ -147,12 +147,14 @@ def test_a_client_has_these_methods():
     } == {
         "aclose": ["self"],
         "cancel": ["self", "run", "reason", "heard_through"],
+        "describe": ["self", "runs"],
         "follow": ["self", "run", "after", "wait_s"],
         "messages": ["self", "run", "wait_s"],
         "publish": ["self", "request", "wait"],
         "resume": ["self", "run", "again"],
         "result": ["self", "run", "wait_s"],
         "retry": ["self", "run", "again"],
+        "runs": ["self", "state", "tenant", "provider", "older_than", "prefix", "limit", "oldest_first"],
         "sentences": ["self", "group", "runs", "from_", "ack", "prefetch", "rules", "hold_s", "on_trimmed"],
         "stream": ["self", "request", "wait_s"],
         "subscribe": ["self", "topic", "group", "kinds", "runs", "from_", "ack", "prefetch", "on_trimmed"],

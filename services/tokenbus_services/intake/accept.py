@@ -16,10 +16,10 @@ from redis.exceptions import RedisError
 
 from tokenbus.bus import scripts
 from tokenbus.bus.dead_letters import DeadLetter, dead_letter
-from tokenbus.bus.keys import DATA_FIELD, Keys
+from tokenbus.bus.keys import DATA_FIELD, TENANT_FIELD, Keys
 from tokenbus.bus.liveness import beating
 from tokenbus.bus.quarantine import type_and_id
-from tokenbus.bus.run_record import ACCEPTED, ASKED, CONTINUES, DEADLINE, RECORD, REQUEST
+from tokenbus.bus.run_record import ASKED, CONTINUES, DEADLINE, MODEL, PROVIDER, RECORD, REQUEST, TENANT
 from tokenbus.bus.server.retry import ISOLATED_TRIES, retry_until_available
 from tokenbus.bus.server.run_scripts import run_script, run_scripts
 from tokenbus.bus.server.server import Server
@@ -29,7 +29,7 @@ from tokenbus.core.prefill.options import reading_of
 from tokenbus.core.request.fallback import all_choices
 from tokenbus.core.request.parse import decode_with_notes, rejected_run_id
 from tokenbus.core.request.run_id import id_of_entry
-from tokenbus.core.request.tenant import tenant_of
+from tokenbus.core.request.tenant import MAX_TENANT_CHARS, tenant_of
 from tokenbus.errors import PoisonRequest, RequestError, RequestInvalid, TokenbusError, WireError
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.frames import (
@@ -318,14 +318,17 @@ class Intake:
             notes=tuple(notes),
             participant=request.participant,
         )
-        fields: list[scripts.Arg] = [REQUEST, msgspec.json.encode(request), ACCEPTED, now]
+        fields: list[scripts.Arg] = [REQUEST, msgspec.json.encode(request)]
+        fields += [PROVIDER, request.provider, MODEL, request.model]
+        if tenant := tenant_of(request.metadata):
+            fields += [TENANT, tenant]
         # For `Client.resume`, which only knows the provider's name: one digit per provider that the run may call.
         fields += [CONTINUES, "".join(str(int(self._continues(asked))) for asked in all_choices(request))]
         if accepted.record and self._settings.records:
             fields += [RECORD, self._settings.records.raw_bytes]
         if deadline_ms:
             fields += [DEADLINE, deadline_ms]
-        work = TurnWork(run, 0, 1, tenant=tenant_of(request.metadata), held=policing is not None)
+        work = TurnWork(run, 0, 1, tenant=tenant, held=policing is not None)
         return self._make(run, EventFrame(0, CONTROL_ATTEMPT, now, [accepted]), encode(work), fields)
 
     def _plan(self, request: Generate) -> FallbackPlan:
@@ -353,7 +356,10 @@ class Intake:
             keys.topic(partition, "turns"),
             keys.lease(partition, "parser"),
             keys.log(run),
+            open_runs=keys.open_runs(partition),
+            ended_runs=keys.ended_runs(partition),
             run=run,
+            accepted_ms=frame.at_ms,
             ttl_ms=round(self._settings.retention.open_run_s * 1000),
             frame=encode(frame),
             work=work,
@@ -372,7 +378,9 @@ class Intake:
         if run is None:
             return None
         now = self._server.clock.now_ms()
-        return self._make(run, EventFrame(0, CONTROL_ATTEMPT, now, [Rejected(info)]), b"", ["accepted", now])
+        tenant = item.fields.get(TENANT_FIELD.encode())
+        fields: list[scripts.Arg] = [TENANT, tenant[:MAX_TENANT_CHARS]] if tenant else []
+        return self._make(run, EventFrame(0, CONTROL_ATTEMPT, now, [Rejected(info)]), b"", fields)
 
     async def dead_letter(self, item: QueueItem, error: Exception, *, run: str | None = None) -> None:
         """Write the request to the dead-letter stream, with the reason."""

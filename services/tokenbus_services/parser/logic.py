@@ -12,16 +12,21 @@ from tokenbus.bus.run_record import (
     ATTEMPT,
     BYPASSED,
     CHOICE,
+    ERROR,
+    FINISH,
+    MODEL,
+    PROVIDER,
     RAW,
     RESULT,
     SEQ,
     STATUS,
+    TENANT,
     TURN,
     call_field,
     history_field,
     so_far_field,
 )
-from tokenbus.bus.scripts import Commit
+from tokenbus.bus.scripts import Arg, Commit
 from tokenbus.bus.stage.partition import RunPosition
 from tokenbus.core.request.tenant import tenant_of
 from tokenbus.core.run.blocks import BlockTable
@@ -58,7 +63,18 @@ from tokenbus.events.frames import (
     decode_events,
     encode,
 )
-from tokenbus.events.public import BlockComplete, BlockStarted, Chunk, ImagePreview, PublicEvent, ToolProgress
+from tokenbus.events.public import (
+    TERMINAL,
+    BlockComplete,
+    BlockStarted,
+    Chunk,
+    ImagePreview,
+    Incomplete,
+    PublicEvent,
+    RunFailedEvent,
+    TerminalEvent,
+    ToolProgress,
+)
 from tokenbus.events.public import encode as encode_public
 
 
@@ -88,6 +104,8 @@ class ParserLogic:
         self._drafts = keys.topic(partition, "drafts")
         self._policy_lease = keys.lease(partition, "policy")
         self._decisions = keys.topic(partition, "decisions")
+        self._open_runs = keys.open_runs(partition)
+        self._ended_runs = keys.ended_runs(partition)
         self._open_run_ms = open_run_ms
         self._finished_run_ms = finished_run_ms
         streams: dict[PublicTopic, str] = {t: keys.topic(partition, t) for t in topics}
@@ -220,10 +238,12 @@ class ParserLogic:
         run_key, log = self._keys.run(s.run), self._keys.log(s.run)
         first = s.seq == 0
         events = machine.out.number(s.run, s.seq)
-        last = b""
+        last, end = b"", None
         for event in events:
             last = encode_public(event)
             commit.publish(log, f"{event.attempt}-{event.seq}", last, self._topics_of(event))
+            if isinstance(event, TERMINAL):
+                end = event
             if self._on_published:
                 self._on_published(event)
         if events:
@@ -232,7 +252,7 @@ class ParserLogic:
             if first:
                 commit.expire(log, self._open_run_ms)
         for effect in machine.effects:
-            self._effect(machine, effect, last, commit)
+            self._effect(machine, effect, last, end, commit)
         machine.effects.clear()
 
     def _topics_of(self, event: PublicEvent) -> list[str]:
@@ -244,7 +264,9 @@ class ParserLogic:
             case _:
                 return self._lifecycle
 
-    def _effect(self, machine: RunMachine | GatedRun, effect: Effect, last: bytes, commit: Commit) -> None:
+    def _effect(
+        self, machine: RunMachine | GatedRun, effect: Effect, last: bytes, end: TerminalEvent | None, commit: Commit
+    ) -> None:
         s = machine.state
         run_key, log = self._keys.run(s.run), self._keys.log(s.run)
         match effect:
@@ -259,7 +281,7 @@ class ParserLogic:
                     commit.put(run_key, so_far_field(work.attempt), encode([so_far]))
                 commit.put(run_key, TURN, work.turn, ATTEMPT, work.attempt, RAW, 0)
                 if work.choice:
-                    commit.put(run_key, CHOICE, work.choice)
+                    commit.put(run_key, CHOICE, work.choice, PROVIDER, s.target.provider, MODEL, s.target.model)
                 held = s.gate is not None and not s.gate.bypassed
                 work = msgspec.structs.replace(work, tenant=tenant_of(s.accepted.metadata), held=held)
                 commit.append(self._turns, [s.run, encode(work)])
@@ -282,7 +304,9 @@ class ParserLogic:
                 commit.put(run_key, BYPASSED, 1)
             case EndRun(status):
                 self._close_attempt(s.run, s.turn, s.attempt, f"the run is {status}", commit)
-                commit.put(run_key, STATUS, status, RESULT, last)
+                commit.put(run_key, STATUS, status, RESULT, last, *_summary(s, end))
+                places = (self._open_runs, self._ended_runs)
+                commit.end_run(run_key, *places, run=s.run, keep_ms=self._finished_run_ms)
                 commit.expire(run_key, self._finished_run_ms)
                 commit.expire(log, self._finished_run_ms)
                 if s.accepted.record:
@@ -294,6 +318,20 @@ class ParserLogic:
         closed = encode(Control(run, "closed", attempt))
         places = (self._raw, self._normalizer_lease, self._control)
         commit.close_attempt(self._keys.run(run), attempt, *places, run=run, lost=lost, control_frame=closed)
+
+
+def _summary(s: RunState, end: TerminalEvent | None) -> list[Arg]:
+    """Fields of the run's hash by which an ended run is listed. A run accepted by an older version has none before."""
+    fields: list[Arg] = []
+    if s.target.provider:  # else the run was refused, or its state was unreadable
+        fields += [PROVIDER, s.target.provider, MODEL, s.target.model]
+    if tenant := tenant_of(s.accepted.metadata):
+        fields += [TENANT, tenant]
+    if end:
+        fields += [FINISH, end.finish]
+        error = end.error if isinstance(end, Incomplete | RunFailedEvent) else None
+        fields += [ERROR, error.code] if error else []
+    return fields
 
 
 def _now_ms() -> int:

@@ -137,6 +137,14 @@ class Keys(msgspec.Struct, frozen=True):
         """Hash: the run's status, attempt, request and result."""
         return f"{self.prefix}:{{{self.partition_of(run)}}}:run:{run}"
 
+    def open_runs(self, partition: int) -> str:
+        """Sorted set: the partition's open runs by the time of acceptance in ms."""
+        return f"{self.prefix}:{{{partition}}}:index:open"
+
+    def ended_runs(self, partition: int) -> str:
+        """Sorted set: the partition's ended runs by the time of their end in ms, for as long as their hashes live."""
+        return f"{self.prefix}:{{{partition}}}:index:ended"
+
     def log(self, run: str) -> str:
         """Stream: all public events of the run, ids ``<attempt>-<seq>``."""
         return f"{self.prefix}:{{{self.partition_of(run)}}}:log:{run}"

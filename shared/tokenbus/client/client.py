@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Collection, Iterable, Mapping
 from contextlib import aclosing
+from datetime import timedelta
 from types import TracebackType
 from typing import Any, Literal, Self, Unpack, overload
 from weakref import WeakSet
@@ -21,6 +22,7 @@ from tokenbus.client.response import Response, ResponseBuilder
 from tokenbus.client.retry_resume import check_resumable, ended_run, resumed_request, retried_request
 from tokenbus.client.run import PUBLISHED_WAIT_S, Run
 from tokenbus.client.run_id import new_run_id
+from tokenbus.client.run_list import StateFilter, describe_runs, list_runs, run_filter
 from tokenbus.client.run_log import follow
 from tokenbus.client.subscriptions.event_filter import Classes, K, Kinds, Runs
 from tokenbus.client.subscriptions.factory import (
@@ -48,6 +50,7 @@ from tokenbus.events.public import (
     UnknownEvent,
 )
 from tokenbus.events.requests import Cancel, Generate, Message, RunId
+from tokenbus.events.run_info import RunInfo
 from tokenbus.shaping.sentences import SentenceRules
 
 MAX_WAITING = 100_000
@@ -260,6 +263,44 @@ class Client:
             async for event in events:
                 builder.add(event)
         return await self.publish(resumed_request(ended, builder.response, again=again))
+
+    def runs(
+        self,
+        *,
+        state: StateFilter | Collection[StateFilter] | None = None,
+        tenant: str | None = None,
+        provider: str | None = None,
+        older_than: float | timedelta | None = None,
+        prefix: str | None = None,
+        limit: int | None = None,
+        oldest_first: bool = False,
+    ) -> AsyncGenerator[RunInfo]:
+        """Yield the deployment's runs, open and ended, the newest first. Read in pages: stop when you have enough.
+
+        An open run is listed by the time of its acceptance, an ended one by that of its end, for as long as its records
+        are kept (`retention.finished_run_s`). Not a snapshot: a run that ends meanwhile may be left out.
+
+        - ``state``: ``queued``, ``running``, ``completed``, ``incomplete``, ``failed``, ``cancelled``; ``open`` for the
+          first two, ``ended`` for the others; or several of them.
+        - ``tenant``, ``provider``: only runs of this tenant, or whose last provider was this one.
+        - ``older_than``: seconds, or a timedelta; only runs that were accepted (or, if they have ended, ended) before.
+        - ``prefix``: only runs whose ids begin with it.
+
+        Without ``tenant``, ``provider``, ``prefix`` and single states, the cost depends on how many runs are yielded
+        alone; with them, on how many are looked at. Raises ValueError for invalid arguments; ServerUnavailable.
+        """
+        if limit is not None and (type(limit) is not int or limit < 0):
+            raise ValueError(f"limit: {limit!r} is no whole number from 0")
+        wanted = run_filter(state=state, tenant=tenant, provider=provider, older_than=older_than, prefix=prefix)
+        return list_runs(self._deployment, wanted, newest_first=not oldest_first, limit=limit)
+
+    async def describe(self, runs: Iterable[Run | str]) -> dict[str, RunInfo]:
+        """Return what `runs` would tell of these runs, by id, in one pipeline; without those that are unknown or have
+        expired. The cost is one small read a run.
+
+        Raises RequestInvalid for what is no id of a run; ServerUnavailable.
+        """
+        return await describe_runs(self._deployment, [_run_id(run) for run in runs])
 
     # --- topics -----------------------------------------------------------------------------------------------
 

@@ -28,7 +28,10 @@ SET = Operation("h", counts_more=True)  # fields
 DELETE = Operation("u")  # field
 EXPIRE = Operation("e")  # milliseconds
 CLOSE_ATTEMPT = Operation("c", 7, keys=slice(1, 4))  # attempt; raw, lease, control; run, lost, control frame
+END_RUN = Operation("z", 4, keys=slice(0, 2))  # open runs, ended runs; run, milliseconds
 ARRIVED = Operation("l")  # bytes
+MOST_FORGOTTEN = 8
+"""Each run that ends drops at most this many from the index of ended runs, so that a commit's cost is bounded."""
 _NAMED = {
     "PUBLISH": PUBLISH,
     "APPEND": APPEND,
@@ -38,6 +41,7 @@ _NAMED = {
     "DELETE": DELETE,
     "EXPIRE": EXPIRE,
     "CLOSE_ATTEMPT": CLOSE_ATTEMPT,
+    "END_RUN": END_RUN,
     "ARRIVED": ARRIVED,
 }
 _OPERATIONS = {operation.letter: operation for operation in _NAMED.values()}
@@ -61,6 +65,14 @@ local function misfits(base, kinds)
     end
   end
   return alien, first
+end
+-- The index only serves to find runs: what it refuses (a key of another type, no right to it) holds up nothing.
+local function index_ended(open_runs, ended_runs, run, keep)
+  redis.pcall('ZREM', open_runs, run)
+  if type(redis.pcall('ZADD', ended_runs, now, run)) ~= 'number' then return end
+  local gone = redis.pcall('ZRANGEBYSCORE', ended_runs, '-inf', now - keep, 'LIMIT', 0, MOST_FORGOTTEN)
+  if #gone > 0 then redis.pcall('ZREM', ended_runs, unpack(gone)) end
+  if redis.call('PTTL', ended_runs) < keep then redis.call('PEXPIRE', ended_runs, keep) end
 end
 -- Do the operations ARGV[i] to ARGV[final], whose keys are numbered from base + 1.
 local function operate(i, final, base, alien, most)
@@ -106,6 +118,10 @@ local function operate(i, final, base, alien, most)
         redis.call('HSET', key, 'closed', ARGV[i + 2])
       end
       i = i + 9
+    elseif op == END_RUN then
+      if ours then redis.call('HSET', key, 'ended', now) end
+      index_ended(KEYS[base + ARGV[i + 2]], KEYS[base + ARGV[i + 3]], ARGV[i + 4], tonumber(ARGV[i + 5]))
+      i = i + 6
     else -- ARRIVED
       local arrived = redis.call('HINCRBY', key, 'arrived', ARGV[i + 2])
       lag[#lag + 1] = arrived - tonumber(redis.call('HGET', key, 'done') or '0')
@@ -128,7 +144,7 @@ local function move(lease, stream, offset, watermark, till, entries, size, mirro
   -- An input that is others' too has no watermark, and whoever reads it needs no right to trim.
   if watermark ~= '0-0' then redis.call('XTRIM', stream, 'MINID', '~', watermark) end
 end
-"""
+""".replace("MOST_FORGOTTEN", str(MOST_FORGOTTEN))
 )
 """Lua: what the scripts that commit have in common."""
 
@@ -279,6 +295,13 @@ class Commit:
         """
         places = (self._key(raw, "s"), self._key(normalizer_lease, "h"), self._key(control, "s"))
         self._ops += (CLOSE_ATTEMPT.letter, self._key(run_key, "H"), attempt, *places, run, lost, control_frame)
+
+    def end_run(self, run_key: str, open_runs: str, ended_runs: str, *, run: str, keep_ms: int) -> None:
+        """Note the time of the run's end in its hash, and move it from the index of open runs to that of ended ones,
+        from which runs that ended more than ``keep_ms`` ago go.
+        """
+        places = (self._key(open_runs, "?"), self._key(ended_runs, "?"))
+        self._ops += (END_RUN.letter, self._key(run_key, "H"), *places, run, keep_ms)
 
     def arrived(self, lease: str, size: int) -> None:
         """Count ``size`` bytes as arrived at the group with this lease hash; the reply includes the group's lag."""

@@ -39,8 +39,11 @@ elseif ARGV[4] ~= '' then
   redis.call('XADD', KEYS[3], '*', ARGV[1], ARGV[4])
 end
 redis.call('HINCRBY', KEYS[4], 'arrived', size)
-redis.call('HSET', KEYS[1], 'status', status, 'attempt', 1, 'raw', 0, 'seq', 0, unpack(ARGV, 5))
+redis.call('HSET', KEYS[1], 'status', status, 'attempt', 1, 'raw', 0, 'seq', 0, 'accepted', ARGV[5], unpack(ARGV, 6))
 redis.call('PEXPIRE', KEYS[1], ARGV[2])
+-- The index only serves to find runs: what it refuses (a key of another type, no right to it) holds up nothing.
+redis.pcall('ZADD', KEYS[6], ARGV[5], ARGV[1])
+redis.pcall('ZREM', KEYS[7], ARGV[1])
 return 'new'
 """.replace("SHARE", str(RUNS_SHARE)),
 )
@@ -53,20 +56,25 @@ def accept(
     parser_lease: str,
     log: str,
     *,
+    open_runs: str,
+    ended_runs: str,
     run: str,
+    accepted_ms: int,
     ttl_ms: int,
     frame: bytes,
     work: bytes,
     fields: Sequence[Arg],
 ) -> ScriptCall:
-    """Create the run with its first event and, unless ``work`` is empty, its first turn: all or nothing.
+    """Create the run with its first event and, unless ``work`` is empty, its first turn, and list it among the open
+    runs: all or nothing. ``accepted_ms``: time of acceptance in ms.
 
     Reply: ``new``, or the status of the existing run with this id (nothing is written then). If a cancel came before
     its run (status ``awaited``), it takes effect at once and no turn is handed out. Deletes the log of an expired run
     with the same id, because its entry ids would conflict. Error beginning with ``OOM`` if more than `RUNS_SHARE` of
     the server's memory is in use.
     """
-    return ScriptCall(_ACCEPT, [run_key, events, turns, parser_lease, log], [run, ttl_ms, frame, work, *fields])
+    keys = [run_key, events, turns, parser_lease, log, open_runs, ended_runs]
+    return ScriptCall(_ACCEPT, keys, [run, ttl_ms, frame, work, accepted_ms, *fields])
 
 
 STOP = """

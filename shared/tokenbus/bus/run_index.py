@@ -1,0 +1,148 @@
+"""Reads of the index of runs: two sorted sets a partition, and the summary in each run's hash.
+
+Scripts write the index (`accept`, `Commit.end_run`). A reader may find a run there whose hash is gone: it is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from tokenbus.bus import run_record as fields
+from tokenbus.bus.keys import Keys
+from tokenbus.bus.run_record import ENDED, UNENDED, status_of
+from tokenbus.bus.server.server import is_alien
+from tokenbus.events.run_info import ListedState, RunInfo
+
+COMMANDS = 1000
+"""Maximum commands per pipeline, so that none holds up the server's other clients for long."""
+_FIELDS = (
+    fields.STATUS,
+    fields.ACCEPTED,
+    fields.PROVIDER,
+    fields.MODEL,
+    fields.TENANT,
+    fields.TURN,
+    fields.ATTEMPT,
+    fields.SEQ,
+    fields.RAW,
+    fields.DEADLINE,
+    fields.ENDED_AT,
+    fields.FINISH,
+    fields.ERROR,
+)
+
+
+class Position(msgspec.Struct, frozen=True, order=True):
+    """A place in the list of runs, which is in the order of time and then of ids."""
+
+    at_ms: int
+    run: str
+
+
+class IndexReader:
+    """Reads one sorted set in pages, in the order of time."""
+
+    def __init__(self, key: str, *, newest_first: bool, after: Position | None, until_ms: int | None) -> None:
+        """``after``: begin behind this place. ``until_ms``: only runs from this time or before it."""
+        self._key = key
+        self._newest_first = newest_first
+        self._after = after
+        self._until_ms = until_ms
+        self._ties = 0
+        """Members read before that have the time of ``after``: they come again with the next page."""
+        self.found: list[Position] = []
+        """What was read and not used, the next one last."""
+        self.exhausted = False
+
+    def ask(self, pipe: Any, count: int) -> None:
+        """Add the read of the next page to a pipeline."""
+        self._asked = count + self._ties
+        start = self._after.at_ms if self._after else None
+        if self._newest_first:
+            most = min((ms for ms in (start, self._until_ms) if ms is not None), default="+inf")
+            pipe.zrevrangebyscore(self._key, most, "-inf", start=0, num=self._asked, withscores=True)
+        else:
+            least = "-inf" if start is None else start
+            most = "+inf" if self._until_ms is None else self._until_ms
+            pipe.zrangebyscore(self._key, least, most, start=0, num=self._asked, withscores=True)
+
+    def take(self, reply: Sequence[tuple[bytes, float]]) -> None:
+        """Take in the answer to `ask`."""
+        self.exhausted = len(reply) < self._asked
+        page = [Position(int(score), run.decode()) for run, score in reply]
+        fresh = [place for place in page if self._is_new(place)]
+        if page:
+            self._ties = sum(place.at_ms == page[-1].at_ms for place in page)
+            self._after = page[-1] if not self._after or fresh else self._after
+        self.found = fresh[::-1]
+
+    def _is_new(self, place: Position) -> bool:
+        if self._after is None:
+            return True
+        return place < self._after if self._newest_first else place > self._after
+
+
+async def read_runs(client: Any, keys: Keys, runs: Sequence[str]) -> list[RunInfo | None]:
+    """The summaries of these runs, at the cost of one small read a run; None for a run that is unknown or has expired.
+
+    Raises redis-py's errors.
+    """
+    found: list[RunInfo | None] = []
+    for at in range(0, len(runs), COMMANDS):
+        some = runs[at : at + COMMANDS]
+        pipe = client.pipeline(transaction=False)
+        for run in some:
+            pipe.hmget(keys.run(run), _FIELDS)
+        replies: list[Any] = await pipe.execute(raise_on_error=False)
+        for run, reply in zip(some, replies, strict=True):
+            found.append(_info(run, reply))
+    return found
+
+
+async def count_open_runs(client: Any, keys: Keys) -> int:
+    """Number of runs that are listed as open. Raises redis-py's errors."""
+    pipe = client.pipeline(transaction=False)
+    for partition in range(keys.partitions):
+        pipe.zcard(keys.open_runs(partition))
+    return sum(await pipe.execute())
+
+
+def _info(run: str, values: Any) -> RunInfo | None:
+    if isinstance(values, Exception):
+        if is_alien(values):
+            return None
+        raise values
+    status, accepted, provider, model, tenant, turn, attempt, seq, raw, deadline, ended, finish, error = values
+    state = _state(status, attempt, raw)
+    accepted = accepted or ended  # of a run whose hash was lost, its end is known alone
+    if state is None or accepted is None:
+        return None
+    return RunInfo(
+        run=run,
+        state=state,
+        accepted_ms=int(accepted),
+        provider=_text(provider),
+        model=_text(model),
+        tenant=_text(tenant),
+        turn=int(turn or 0),
+        attempt=int(attempt or 1),
+        events=int(seq or 0),
+        deadline_ms=int(deadline) if deadline else None,
+        ended_ms=int(ended) if ended else None,
+        finish=_text(finish),
+        error=_text(error),
+    )
+
+
+def _state(status: bytes | None, attempt: bytes | None, raw: bytes | None) -> ListedState | None:
+    known = status_of(status)
+    if known in UNENDED:
+        return "queued" if attempt == b"1" and raw == b"0" else "running"
+    return known if known in ENDED else None  # pyright: ignore[reportReturnType] - ENDED are these four states
+
+
+def _text(value: bytes | None) -> str | None:
+    return value.decode(errors="replace") if value else None

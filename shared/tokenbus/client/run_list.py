@@ -1,0 +1,271 @@
+"""Lists the runs of a deployment: open and ended ones of all partitions, in the order of time."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import AsyncGenerator, Collection, Sequence
+from datetime import timedelta
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+
+from tokenbus.bus.keys import Keys
+from tokenbus.bus.run_index import COMMANDS, IndexReader, Position, read_runs
+from tokenbus.bus.server.server import translated
+from tokenbus.client.deployment import Deployment
+from tokenbus.core.nearest_name import unknown_name
+from tokenbus.events.run_info import ENDED_STATES, OPEN_STATES, ListedState, RunInfo
+
+StateFilter: TypeAlias = Literal["open", "ended"] | ListedState
+"""A state, or ``open`` (queued and running) or ``ended`` (the others)."""
+_STATES: dict[str, tuple[ListedState, ...]] = {
+    "open": OPEN_STATES,
+    "ended": ENDED_STATES,
+    **{state: (state,) for state in (*OPEN_STATES, *ENDED_STATES)},
+}
+BATCH = 256
+"""Summaries read in one pipeline."""
+LEAST_PAGE = 4
+ONE_READ = 4096
+"""Members of the index read at once, from all of its sorted sets."""
+
+
+class RunFilter(msgspec.Struct, frozen=True, kw_only=True):
+    """Which runs to list."""
+
+    states: frozenset[ListedState]
+    tenant: str | None = None
+    provider: str | None = None
+    older_than_s: float | None = None
+    prefix: str | None = None
+
+    def wants(self, info: RunInfo) -> bool:
+        """Whether the run passes, apart from its age."""
+        return (
+            info.state in self.states
+            and (self.tenant is None or info.tenant == self.tenant)
+            and (self.provider is None or info.provider == self.provider)
+        )
+
+    @property
+    def wants_all(self) -> bool:
+        """Whether every member of the index that is read passes."""
+        halves = (frozenset(OPEN_STATES), frozenset(ENDED_STATES))
+        whole = all(self.states & half in (half, frozenset()) for half in halves)
+        return whole and self.tenant is None and self.provider is None and self.prefix is None
+
+
+def run_filter(
+    *,
+    state: StateFilter | Collection[StateFilter] | None = None,
+    tenant: str | None = None,
+    provider: str | None = None,
+    older_than: float | timedelta | None = None,
+    prefix: str | None = None,
+) -> RunFilter:
+    """Check the arguments of `Client.runs`. Raises ValueError."""
+    for name, value in (("tenant", tenant), ("provider", provider), ("prefix", prefix)):
+        if value is not None and (not isinstance(value, str) or not value):  # pyright: ignore[reportUnnecessaryIsInstance] - users without a type checker
+            raise ValueError(f"{name}: {value!r} is no text, or empty")
+    return RunFilter(
+        states=_states(state),
+        tenant=tenant,
+        provider=provider,
+        older_than_s=_seconds(older_than),
+        prefix=prefix,
+    )
+
+
+def _states(state: StateFilter | Collection[StateFilter] | None) -> frozenset[ListedState]:
+    if state is None:
+        return frozenset((*OPEN_STATES, *ENDED_STATES))
+    names = [state] if isinstance(state, str) else list(state)
+    for name in names:
+        if name not in _STATES:
+            raise ValueError(f"state: {unknown_name(name, _STATES)}")
+    if not names:
+        raise ValueError("state: no state is named")
+    return frozenset(each for name in names for each in _STATES[name])
+
+
+def _seconds(age: float | timedelta | None) -> float | None:
+    seconds = age.total_seconds() if isinstance(age, timedelta) else age
+    if seconds is None:
+        return None
+    if not isinstance(seconds, int | float) or isinstance(seconds, bool) or not 0 <= seconds < float("inf"):  # pyright: ignore[reportUnnecessaryIsInstance] - users without a type checker
+        raise ValueError(f"older_than: {age!r} is no number of seconds from 0, and no timedelta")
+    return seconds
+
+
+class RunLister:
+    """Reads the list page by page. `next` costs a bounded number of reads, however few runs pass the filter."""
+
+    def __init__(
+        self,
+        deployment: Deployment,
+        wanted: RunFilter,
+        *,
+        after: Position | None = None,
+        newest_first: bool = True,
+        limit: int | None = None,
+    ) -> None:
+        """``limit``: how many runs the caller will use, so that no more are read."""
+        self._deployment = deployment
+        self._wanted = wanted
+        self._after = after
+        self._newest_first = newest_first
+        self._limit = limit
+        self._sources: list[IndexReader] | None = None
+        self._page = 0
+        self._moved: set[str] = set()
+        """Runs found open and read when they had just ended: oldest first, they come again."""
+        self.position = after
+        """Where the list stands: everything up to here was looked at."""
+        self.ended = False
+        """Whether there is no more."""
+
+    async def next(self) -> list[tuple[Position, RunInfo]]:
+        """Look at the next runs of the list, at most `BATCH`, and return those that pass with their places; perhaps
+        none.
+
+        Raises ServerUnavailable, DeploymentMismatch; RuntimeError if the client is closed.
+        """
+        deployment = self._deployment
+        keys = await deployment.keys()
+        client = deployment.server.client
+        async with deployment.hub.reads:
+            with translated(deployment.server):
+                if self._sources is None:
+                    self._sources = await self._open(keys)
+                    await self._fill(client, self._sources)
+                    _drop_repeated(self._sources)
+                else:
+                    await self._fill(client, self._sources)
+                looked_at = self._merged(self._sources)
+                places = [place for place in looked_at if self._may_pass(place)]
+                found = await read_runs(client, keys, [place.run for place in places])
+        if looked_at:
+            self.position = looked_at[-1]
+        self.ended = all(source.exhausted and not source.found for source in self._sources)
+        passed: list[tuple[Position, RunInfo]] = []
+        for place, info in zip(places, found, strict=True):
+            if info is None:
+                continue
+            if info.at_ms != place.at_ms:
+                self._moved.add(place.run)
+            if self._wanted.wants(info):
+                passed.append((place, info))
+        if self._limit is not None:
+            self._limit -= len(passed)
+        return passed
+
+    def _may_pass(self, place: Position) -> bool:
+        prefix = self._wanted.prefix
+        return place.run not in self._moved and (prefix is None or place.run.startswith(prefix))
+
+    async def _open(self, keys: Keys) -> list[IndexReader]:
+        until_ms = None
+        if self._wanted.older_than_s is not None:
+            await self._deployment.server.clock.measure()
+            until_ms = self._deployment.server.clock.now_ms() - round(self._wanted.older_than_s * 1000)
+        halves = [(OPEN_STATES, keys.open_runs), (ENDED_STATES, keys.ended_runs)]
+        names = [
+            key_of(partition)
+            for states, key_of in halves
+            if not self._wanted.states.isdisjoint(states)
+            for partition in range(keys.partitions)
+        ]
+        self._page = self._share(len(names))
+        return [
+            IndexReader(name, newest_first=self._newest_first, after=self._after, until_ms=until_ms) for name in names
+        ]
+
+    def _share(self, sources: int) -> int:
+        """Members to read from each set: its share of what is wanted, and half as many again, for no set has exactly
+        its share.
+        """
+        if not self._wanted.wants_all:
+            return max(LEAST_PAGE, ONE_READ // sources)
+        wanted = BATCH if self._limit is None else min(self._limit, BATCH)
+        return max(LEAST_PAGE, wanted * 3 // (2 * sources) + 1)
+
+    async def _fill(self, client: Any, sources: list[IndexReader]) -> None:
+        """Read a page of each set of which nothing is left."""
+        while empty := [source for source in sources if not source.found and not source.exhausted]:
+            for at in range(0, len(empty), COMMANDS):
+                some = empty[at : at + COMMANDS]
+                pipe = client.pipeline(transaction=False)
+                for source in some:
+                    source.ask(pipe, self._page)
+                for source, reply in zip(some, await pipe.execute(), strict=True):
+                    source.take(reply)
+
+    def _merged(self, sources: list[IndexReader]) -> list[Position]:
+        """The next places of all sets in order, as far as what was read tells their order."""
+        sign = -1 if self._newest_first else 1
+        most = BATCH if self._limit is None or not self._wanted.wants_all else max(1, min(BATCH, self._limit))
+        heads = [(_Key(source.found[-1], sign), n) for n, source in enumerate(sources) if source.found]
+        heapq.heapify(heads)
+        places: list[Position] = []
+        while heads and len(places) < most:
+            _, n = heads[0]
+            source = sources[n]
+            places.append(source.found.pop())
+            if source.found:
+                heapq.heapreplace(heads, (_Key(source.found[-1], sign), n))
+            elif source.exhausted:
+                heapq.heappop(heads)
+            else:
+                break
+        return places
+
+
+def _drop_repeated(sources: list[IndexReader]) -> None:
+    """Drop what was found twice because it ended between the reads of the two sets."""
+    times: dict[str, int] = {}
+    for source in sources:
+        for place in source.found:
+            times[place.run] = max(times.get(place.run, 0), place.at_ms)
+    for source in sources:
+        source.found = [place for place in source.found if times[place.run] == place.at_ms]
+
+
+class _Key:
+    """Orders places for the heap, the newest first if ``sign`` is -1."""
+
+    __slots__ = ("_place", "_sign")
+
+    def __init__(self, place: Position, sign: int) -> None:
+        self._place = place
+        self._sign = sign
+
+    def __lt__(self, other: _Key) -> bool:
+        return self._place < other._place if self._sign > 0 else other._place < self._place
+
+
+async def list_runs(
+    deployment: Deployment,
+    wanted: RunFilter,
+    *,
+    newest_first: bool,
+    limit: int | None,
+) -> AsyncGenerator[RunInfo]:
+    """See `Client.runs`."""
+    lister = RunLister(deployment, wanted, newest_first=newest_first, limit=limit)
+    left = limit
+    while not lister.ended and left != 0:
+        for _, info in await lister.next():
+            yield info
+            if left is not None:
+                left -= 1
+                if left == 0:
+                    return
+
+
+async def describe_runs(deployment: Deployment, runs: Sequence[str]) -> dict[str, RunInfo]:
+    """See `Client.describe`."""
+    keys = await deployment.keys()
+    async with deployment.hub.reads:
+        with translated(deployment.server):
+            found = await read_runs(deployment.server.client, keys, runs)
+    return {info.run: info for info in found if info}

@@ -1,0 +1,48 @@
+"""What a list of runs tells of each: who asked for it, who answers, how far it is and how it ended."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+import msgspec
+
+ListedState: TypeAlias = Literal["queued", "running", "completed", "incomplete", "failed", "cancelled"]
+"""``queued``: no provider has answered yet. ``running``: one has, and the run has not ended."""
+OPEN_STATES: tuple[ListedState, ...] = ("queued", "running")
+ENDED_STATES: tuple[ListedState, ...] = ("completed", "incomplete", "failed", "cancelled")
+
+
+class RunInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A run as `Client.runs` lists it. Times are Unix times in ms of the server's clock."""
+
+    run: str
+    state: ListedState
+    accepted_ms: int
+    provider: str | None = None
+    """The provider that is called, or was called last. None if the request was refused without naming one, and for an
+    open run that was accepted by a version without lists of runs.
+    """
+    model: str | None = None
+    """The model of that provider, as requests name it."""
+    tenant: str | None = None
+    turn: int = 0
+    attempt: int = 1
+    events: int = 0
+    """Number of its public events so far."""
+    deadline_ms: int | None = None
+    ended_ms: int | None = None
+    """None while the run is open."""
+    finish: str | None = None
+    """Finish reason of a run that has ended."""
+    error: str | None = None
+    """Error code of a failed run, and of an incomplete one if there is one."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the run has not ended."""
+        return self.state in OPEN_STATES
+
+    @property
+    def at_ms(self) -> int:
+        """The time by which runs are listed: that of the end, or of the acceptance of an open run."""
+        return self.accepted_ms if self.ended_ms is None else self.ended_ms

@@ -1,0 +1,65 @@
+"""Runs on the index, written by the scripts that intake and the parser use."""
+
+from __future__ import annotations
+
+from tokenbus.bus import scripts
+from tokenbus.bus.keys import Keys
+from tokenbus.bus.scripts import Arg, Commit
+from tokenbus.bus.server.run_scripts import run_script
+from tokenbus.bus.server.server import Server
+
+TTL_MS = 60_000
+
+
+class Listed:
+    """Accepts runs and ends them."""
+
+    def __init__(self, server: Server, keys: Keys) -> None:
+        self.server = server
+        self.keys = keys
+        self.client = server.client
+
+    async def accept(self, run: str, at_ms: int, *fields: Arg) -> bytes:
+        """What intake writes; the summary's fields come after the time."""
+        keys, partition = self.keys, self.keys.partition_of(run)
+        call = scripts.accept(
+            keys.run(run),
+            keys.topic(partition, "events"),
+            keys.topic(partition, "turns"),
+            keys.lease(partition, "parser"),
+            keys.log(run),
+            open_runs=keys.open_runs(partition),
+            ended_runs=keys.ended_runs(partition),
+            run=run,
+            accepted_ms=at_ms,
+            ttl_ms=TTL_MS,
+            frame=b"accepted",
+            work=b"work",
+            fields=["request", b"{}", *fields],
+        )
+        return await run_script(self.server, call)
+
+    async def end(self, run: str, status: str = "completed", *fields: Arg, keep_ms: int = TTL_MS) -> int:
+        """What the parser commits; returns the time that it noted."""
+        keys, partition = self.keys, self.keys.partition_of(run)
+        lease, events = keys.lease(partition, "parser"), keys.topic(partition, "events")
+        await self.client.hset(lease, mapping={"token": 1, "offset": "0-0"})
+        commit = Commit(lease, events)
+        commit.put(keys.run(run), "status", status, *fields)
+        places = (keys.open_runs(partition), keys.ended_runs(partition))
+        commit.end_run(keys.run(run), *places, run=run, keep_ms=keep_ms)
+        commit.expire(keys.run(run), keep_ms)
+        call = commit.call(
+            token="1",
+            ttl_ms=1000,
+            begin="0-0",
+            end="0-0",
+            watermark="0-0",
+            entries=0,
+            size=0,
+            mirror="",
+            entries_read=True,
+            topic_entries=1000,
+        )
+        assert (await run_script(self.server, call))[0] == b"ok"
+        return int(await self.client.hget(keys.run(run), "ended"))
