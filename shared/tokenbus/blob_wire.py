@@ -21,6 +21,17 @@ MAX_ANSWER_BYTES = 64 * 2**10
 """Maximum size of any answer other than a blob's content."""
 DEFAULT_URL = "http://127.0.0.1:8085"
 TOKEN_ENV = "TOKENBUS_BLOB_TOKEN"
+URL_ENV = "TOKENBUS_BLOBS_URL"
+DEPLOYMENT_ENV = "TOKENBUS_DEPLOYMENT"
+"""Set by `tokenbus up` for its services: a random id, which tells its blob service from another's on the same port."""
+DEPLOYMENT_HEADER = "tokenbus-deployment"
+"""Header of every answer of a blob service that has an id."""
+
+
+def check_deployment(expected: str, found: str | None, where: str) -> None:
+    """Raises BlobUnavailable if the answer is from another deployment's service. ``expected``: empty if unknown."""
+    if expected and expected != found:
+        raise BlobUnavailable(where, "what answers there is not the blob service of this deployment")
 
 
 class BlobProblem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -9,6 +9,7 @@ from pathlib import Path
 import structlog
 from prometheus_client import CollectorRegistry
 
+from tokenbus.blob_wire import DEPLOYMENT_ENV
 from tokenbus.bus.liveness import STUCK_S, Liveness, rest, slack
 from tokenbus_services.blobs.auth import token_of
 from tokenbus_services.blobs.http import AsgiApp, BlobRoutes, WithBlobs
@@ -68,4 +69,5 @@ def create(settings: Settings) -> AsgiApp:
     app = make_app(
         BlobService(store, ttl_s=settings.blobs.ttl_s), make_broker(settings, registry), registry, stuck_s=STUCK_S
     )
-    return WithBlobs(app, BlobRoutes(store, token=token_of(settings.blobs, os.environ)))
+    routes = BlobRoutes(store, token=token_of(settings.blobs, os.environ))
+    return WithBlobs(app, routes, deployment=os.environ.get(DEPLOYMENT_ENV, ""))

@@ -11,7 +11,14 @@ from typing import Self
 import httpx
 import msgspec
 
-from tokenbus.blob_wire import MAX_ANSWER_BYTES, PATH, blob_error
+from tokenbus.blob_wire import (
+    DEPLOYMENT_ENV,
+    DEPLOYMENT_HEADER,
+    MAX_ANSWER_BYTES,
+    PATH,
+    blob_error,
+    check_deployment,
+)
 from tokenbus.blobs import (
     DEFAULT_MEDIA_TYPE,
     BlobLoader,
@@ -44,8 +51,12 @@ class HttpBlobs:
     A call is tried once: every error whose ``retryable`` is true may be tried again as it is.
     """
 
-    def __init__(self, base_url: str, *, max_bytes: int = BlobSettings().max_bytes, token: str = "") -> None:
+    def __init__(
+        self, base_url: str, *, max_bytes: int = BlobSettings().max_bytes, token: str = "", deployment: str = ""
+    ) -> None:
+        """``deployment``: the id with which the service must answer; empty: any."""
         self._max_bytes = max_bytes
+        self._deployment = deployment
         headers = {"Accept-Encoding": "identity", **({"Authorization": f"Bearer {token}"} if token else {})}
         # Unlimited: a blob read at the pace of a slow provider must not block others from the store.
         limits = httpx.Limits(max_connections=None)
@@ -54,7 +65,12 @@ class HttpBlobs:
     @classmethod
     def from_settings(cls, settings: BlobSettings, env: Mapping[str, str] = os.environ) -> HttpBlobs:
         """A client of the deployment's blob service. Raises SettingsError for an invalid token."""
-        return cls(settings.service_url, max_bytes=settings.max_bytes, token=token_of(settings, env))
+        return cls(
+            settings.address,
+            max_bytes=settings.max_bytes,
+            token=token_of(settings, env),
+            deployment=env.get(DEPLOYMENT_ENV, ""),
+        )
 
     async def __aenter__(self) -> Self:
         return self
@@ -102,7 +118,7 @@ class HttpBlobs:
         """Return the metadata of a blob. Raises BlobNotFound, BlobRefused, BlobUnauthorized, BlobUnavailable."""
         parse_blob_id(blob_id)
         try:
-            response = await self._http.head(f"{PATH}/{blob_id}")
+            response = self._ours(await self._http.head(f"{PATH}/{blob_id}"))
         except httpx.HTTPError as e:
             raise self._unavailable(e) from e
         match response.status_code:  # a HEAD response has no body with details
@@ -133,7 +149,7 @@ class HttpBlobs:
         try:
             response = await self._http.send(request, stream=True)
             try:
-                if response.status_code != HTTPStatus.OK:
+                if self._ours(response).status_code != HTTPStatus.OK:
                     raise blob_error(response.status_code, await _beginning(response), blob_id)
                 begun = True
                 async for chunk in response.aiter_raw():
@@ -191,7 +207,7 @@ class HttpBlobs:
         try:
             response = await self._http.send(request, stream=True)
             try:
-                if response.is_error:
+                if self._ours(response).is_error:
                     return response.status_code, await _beginning(response)
                 async for chunk in response.aiter_raw():
                     body += chunk
@@ -202,6 +218,11 @@ class HttpBlobs:
         except httpx.HTTPError as e:
             raise self._unavailable(e) from e
         return response.status_code, bytes(body)
+
+    def _ours(self, response: httpx.Response) -> httpx.Response:
+        """The response. Raises BlobUnavailable if another deployment's service answered."""
+        check_deployment(self._deployment, response.headers.get(DEPLOYMENT_HEADER), str(self._http.base_url))
+        return response
 
     def _unavailable(self, error: httpx.HTTPError) -> BlobUnavailable:
         return BlobUnavailable(str(self._http.base_url), f"{type(error).__name__} {error}".strip())

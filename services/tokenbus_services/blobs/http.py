@@ -24,7 +24,7 @@ from urllib.parse import parse_qsl
 import msgspec
 import structlog
 
-from tokenbus.blob_wire import PATH, BlobProblem
+from tokenbus.blob_wire import DEPLOYMENT_HEADER, PATH, BlobProblem
 from tokenbus.blobs import DEFAULT_MEDIA_TYPE, BlobRef, parse_media_type
 from tokenbus.errors import (
     BlobError,
@@ -70,16 +70,23 @@ class _ClientGone(Exception):
 
 
 class WithBlobs:
-    """An app with the blob routes in front of it."""
+    """An app with the blob routes in front of it. ``deployment``: id of the deployment, named in every answer."""
 
-    def __init__(self, app: AsgiApp, blobs: BlobRoutes) -> None:
+    def __init__(self, app: AsgiApp, blobs: BlobRoutes, *, deployment: str = "") -> None:
         self.app = app
         self._blobs = blobs
+        self._named: Headers = [(DEPLOYMENT_HEADER.encode(), deployment.encode())] if deployment else []
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope.get("path", "")
         chosen = self._blobs if scope["type"] == "http" and (path == PATH or path.startswith(f"{PATH}/")) else self.app
-        await chosen(scope, receive, send)
+
+        async def named(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), *self._named]
+            await send(message)
+
+        await chosen(scope, receive, named if self._named else send)
 
 
 class BlobRoutes:

@@ -11,14 +11,19 @@ from tokenbus.blobs import BlobLoader
 from tokenbus.errors import SettingsError
 from tokenbus_services.blobs.client import HttpBlobs
 from tokenbus_services.settings import BlobSettings
+from tokenbus_services.settings.user_modules import look_beside_settings
 
 _METHODS = ("store", "load", "aclose")
 
 
 def loader_of(settings: BlobSettings, env: Mapping[str, str] = os.environ) -> BlobLoader:
-    """Create the loader; the caller must close it. Raises SettingsError if `blobs.loader` is invalid."""
+    """Create the loader; the caller must close it. Its module may be beside the settings file.
+
+    Raises SettingsError if `blobs.loader` is invalid.
+    """
     if settings.loader is None:
         return HttpBlobs.from_settings(settings, env)
+    look_beside_settings(env)
     factory = _factory(settings.loader)
     try:
         made = factory()

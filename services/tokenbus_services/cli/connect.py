@@ -22,7 +22,10 @@ def with_server(settings: Settings) -> Settings:
     if running is None or running.redis_url is None:
         problem = f"not set, and no `tokenbus up` runs in {directory.resolve()}: set it, or start one there"
         raise SettingsError("environment", "TOKENBUS_REDIS_URL", problem)
-    return msgspec.structs.replace(settings, redis_url=running.redis_url)
+    blobs = settings.blobs
+    if blobs.service_url is None:
+        blobs = msgspec.structs.replace(blobs, service_url=running.blobs_url)
+    return msgspec.structs.replace(settings, redis_url=running.redis_url, blobs=blobs)
 
 
 def has_mock_provider() -> bool:

@@ -26,9 +26,12 @@ class DirectoryClaim:
     def __init__(self, file: int) -> None:
         self._file = file
 
-    def announce(self, redis_url: str | None, *, mock: bool = False) -> None:
-        """Publish where the server is, and whether the mock provider runs."""
-        data = msgspec.json.encode(Running(pid=os.getpid(), redis_url=redis_url, mock=mock))
+    def announce(
+        self, redis_url: str | None, *, mock: bool = False, blobs_url: str | None = None, deployment: str = ""
+    ) -> None:
+        """Publish where the server and the blob service are, and whether the mock provider runs."""
+        running = Running(pid=os.getpid(), redis_url=redis_url, mock=mock, blobs_url=blobs_url, deployment=deployment)
+        data = msgspec.json.encode(running)
         os.pwrite(self._file, data, 0)
         os.ftruncate(self._file, len(data))
 

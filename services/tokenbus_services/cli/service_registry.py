@@ -51,7 +51,7 @@ def app_module(service: ServiceName) -> str:
 def create(service: ServiceName, settings: Settings) -> AsgiApp:
     """Create the ASGI app of one service, wrapped in its request guard. Raises SettingsError."""
     app = importlib.import_module(app_module(service)).create(settings)
-    names = (*settings.http.hosts, urlsplit(settings.blobs.service_url).hostname or "")
+    names = (*settings.http.hosts, urlsplit(settings.blobs.address).hostname or "")
     if service != "gateway" or settings.gateway is None:
         return RequestGuard(app, hosts=names, private=("/blobs",))
     # Without keys any page in a browser on this machine could read runs, so the guard stands before everything.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import sys
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from tokenbus.errors import SettingsError
 from tokenbus.providers.api import Provider
 from tokenbus.providers.auth import Auth
 from tokenbus_services.settings import ProviderSettings
+from tokenbus_services.settings.user_modules import look_beside_settings
 
 _MEMBERS = ("needs_body", "secrets", "headers", "rejected")
 
@@ -99,7 +99,7 @@ def auth_of(name: str, settings: ProviderSettings, env: Mapping[str, str]) -> Au
     """Create the provider's custom `auth` object; None if it has none. Raises SettingsError."""
     if settings.auth is None:
         return None
-    _look_beside(env.get("TOKENBUS_CONFIG"))
+    look_beside_settings(env)
     module, _, attribute = settings.auth.partition(":")
     where = f"{name}.auth"
     try:
@@ -109,10 +109,3 @@ def auth_of(name: str, settings: ProviderSettings, env: Mapping[str, str]) -> Au
     if missing := [member for member in _MEMBERS if not hasattr(made, member)]:
         raise SettingsError("providers", where, f"{settings.auth} gave a {type(made).__name__} without {missing}")
     return made
-
-
-def _look_beside(config: str | None) -> None:
-    """Make modules beside the settings file importable, as for tools."""
-    beside = str(Path(config).resolve().parent) if config else ""
-    if beside and beside not in sys.path:
-        sys.path.append(beside)

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Protocol
 
+from redis.exceptions import RedisError
+
 from tokenbus import Client
-from tokenbus.bus.liveness import Liveness
+from tokenbus.bus import scripts
+from tokenbus.bus.liveness import Liveness, rest
+from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server
+from tokenbus.errors import ServerFull, ServerUnavailable
 from tokenbus_services.gateway.gateway import Gateway
+from tokenbus_services.runtime.app import worker_name
 from tokenbus_services.runtime.deployment import Deployment
 from tokenbus_services.settings import Settings
+
+HEARTBEAT_S = 1.0
+TTL_MS = 5_000
 
 
 class Part(Protocol):
@@ -35,6 +46,9 @@ class GatewayService:
         self._gateway = gateway
         self._deployment = Deployment(server, settings.keys, self.liveness)
         self._beside = beside
+        self._members = settings.keys.gateway_members
+        self._worker = worker_name()
+        self._heartbeat: asyncio.Task[None] | None = None
         self._open = False
 
     @property
@@ -48,10 +62,14 @@ class GatewayService:
         await self._gateway.door.open()
         for part in self._beside:
             await part.open()
+        self._heartbeat = self.liveness.start(self._beat(), name="heartbeat")
         self._open = True
 
     async def close(self) -> None:
         self._open = False
+        if self._heartbeat:
+            self._heartbeat.cancel()
+            await asyncio.gather(self._heartbeat, return_exceptions=True)
         for part in reversed(self._beside):
             await part.close()
         await self._gateway.runs.close()
@@ -60,3 +78,11 @@ class GatewayService:
         await self._gateway.aclose()
         await self._deployment.close()
         await self._server.aclose()
+
+    async def _beat(self) -> None:
+        """Say that this gateway lives, for `top` and `doctor`: it has no lease or queue that shows it."""
+        call = scripts.present(self._members, member=self._worker, ttl_ms=TTL_MS)
+        while True:
+            with suppress(ServerUnavailable, ServerFull, RedisError, OSError):  # what needs the server says so
+                await run_script(self._server, call)
+            await rest(HEARTBEAT_S)

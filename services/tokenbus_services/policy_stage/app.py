@@ -10,9 +10,9 @@ from tokenbus.bus.stage.stage import Stage
 from tokenbus_services.policy_stage.record import GROUP
 from tokenbus_services.policy_stage.service import PolicyService
 from tokenbus_services.runtime.stage_service import StageService, stage_app
-from tokenbus_services.runtime.user_modules import look_beside_settings
 from tokenbus_services.runtime.worker_core import WorkerCore
 from tokenbus_services.settings import Settings
+from tokenbus_services.settings.user_modules import look_beside_settings
 
 
 def create(settings: Settings) -> AsgiFastStream:

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, cast, get_args
 import msgspec
 from msgspec import Meta
 
+from tokenbus.blob_wire import URL_ENV
 from tokenbus.bus.keys import DEFAULT_PARTITIONS, DEFAULT_PREFIX, MAX_PARTITIONS, Keys
 from tokenbus.bus.server.url import with_password
 from tokenbus.errors import SettingsError
@@ -23,7 +24,7 @@ from tokenbus_services.settings.providers import DEFAULT_PROVIDERS, ProviderSett
 from tokenbus_services.settings.renamed import old_names, with_new_names
 from tokenbus_services.settings.retention import BlobSettings, RecordSettings, RetentionSettings
 from tokenbus_services.settings.tools import McpSettings, ToolSettings
-from tokenbus_services.settings.types import Table
+from tokenbus_services.settings.types import HttpUrl, Table
 from tokenbus_services.settings.workers import HttpSettings, RetrySettings, StageSettings
 
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -93,6 +94,7 @@ def load(env: Mapping[str, str] = os.environ) -> Settings:
         settings = msgspec.structs.replace(settings, redis_url=with_password(settings.redis_url, env))
     if data := env.get("TOKENBUS_DATA"):
         settings = msgspec.structs.replace(settings, data_dir=data)
+    settings = msgspec.structs.replace(settings, blobs=_with_address(settings, env))
     if partitions := env.get("TOKENBUS_PARTITIONS"):
         if not (partitions.isascii() and partitions.isdigit() and 1 <= int(partitions) <= MAX_PARTITIONS):
             raise SettingsError("environment", "TOKENBUS_PARTITIONS", f"{partitions!r} is not 1 to {MAX_PARTITIONS}")
@@ -125,6 +127,17 @@ def load(env: Mapping[str, str] = os.environ) -> Settings:
                 problem = unknown_value(choice.provider, sorted(settings.providers), what="provider")
                 raise SettingsError(path or "settings", where, problem)
     return settings
+
+
+def _with_address(settings: Settings, env: Mapping[str, str]) -> BlobSettings:
+    """The blob settings with the address of the service: of the environment, the file, or the port of this machine."""
+    url = env.get(URL_ENV) or settings.blobs.service_url
+    if url is None and settings.http.blobs != HttpSettings().blobs and settings.http.blobs:
+        url = f"http://127.0.0.1:{settings.http.blobs}"
+    try:
+        return msgspec.structs.replace(settings.blobs, service_url=msgspec.convert(url, HttpUrl | None))
+    except msgspec.ValidationError:
+        raise SettingsError("environment", URL_ENV, "must be http://HOST:PORT or https://HOST:PORT") from None
 
 
 def read_file(path: Path) -> Settings:

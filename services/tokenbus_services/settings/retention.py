@@ -6,7 +6,8 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from tokenbus_services.settings.types import Bytes, Count, ImportPath, Seconds, Table
+from tokenbus.blob_wire import DEFAULT_URL
+from tokenbus_services.settings.types import Bytes, Count, HttpUrl, ImportPath, Seconds, Table
 
 
 class RetentionSettings(Table, frozen=True, kw_only=True):
@@ -27,8 +28,10 @@ class BlobSettings(Table, frozen=True, kw_only=True):
 
     url: str | None = None
     """None: `blobs` in the data directory."""
-    service_url: str = "http://127.0.0.1:8085"
-    """URL at which other services reach the blob service."""
+    service_url: HttpUrl | None = None
+    """URL at which other services reach the blob service (TOKENBUS_BLOBS_URL). None: the port `http.blobs` of this
+    machine.
+    """
     max_bytes: Bytes = 64 * 2**20
     """Maximum size of one blob."""
     quota_bytes: Annotated[int, Meta(ge=0)] = 32 * 2**30
@@ -47,6 +50,11 @@ class BlobSettings(Table, frozen=True, kw_only=True):
     """Base64 media in a request with more characters than this moves to the store when the request is accepted."""
     cache_bytes: Annotated[int, Meta(ge=0)] = 32 * 2**20
     """Recent blobs that each fetcher caches in memory; blobs larger than a quarter of this are never cached."""
+
+    @property
+    def address(self) -> str:
+        """Where the blob service is reached."""
+        return self.service_url or DEFAULT_URL
 
 
 class RecordSettings(Table, frozen=True, kw_only=True):

@@ -8,8 +8,8 @@ from prometheus_client import CollectorRegistry, Gauge
 from tokenbus_services.runtime.app import make_app, make_broker
 from tokenbus_services.runtime.faststream_source import attach
 from tokenbus_services.runtime.supervision import stuck_after_s
-from tokenbus_services.runtime.user_modules import look_beside_settings
 from tokenbus_services.settings import Settings
+from tokenbus_services.settings.user_modules import look_beside_settings
 from tokenbus_services.tools.executor import Executor
 from tokenbus_services.tools.metrics import CallMetrics
 from tokenbus_services.tools.service import ToolService

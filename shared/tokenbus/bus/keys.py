@@ -113,6 +113,11 @@ class Keys(msgspec.Struct, frozen=True):
         """Hash: what was counted of a run already."""
         return f"{self.prefix}:{{gateway}}:counted:{run}"
 
+    @property
+    def gateway_members(self) -> str:
+        """Sorted set: live gateways by the server time of their last heartbeat in ms."""
+        return f"{self.prefix}:{{gateway}}:members"
+
     def members(self, group: str) -> str:
         """Sorted set: live workers of a group by the server time of their last heartbeat in ms."""
         return f"{self.prefix}:members:{group}"

@@ -18,7 +18,16 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from tokenbus.blob_wire import DEFAULT_URL, MAX_ANSWER_BYTES, PATH, TOKEN_ENV, blob_error
+from tokenbus.blob_wire import (
+    DEFAULT_URL,
+    DEPLOYMENT_HEADER,
+    MAX_ANSWER_BYTES,
+    PATH,
+    TOKEN_ENV,
+    URL_ENV,
+    blob_error,
+    check_deployment,
+)
 from tokenbus.blobs import (
     DEFAULT_MEDIA_TYPE,
     BlobRef,
@@ -26,6 +35,7 @@ from tokenbus.blobs import (
     parse_blob_id,
     parse_media_type,
 )
+from tokenbus.client.local_up import data_directory, running_in
 from tokenbus.errors import BlobCorrupt, BlobUnavailable, SettingsError
 
 if TYPE_CHECKING:
@@ -34,7 +44,6 @@ if TYPE_CHECKING:
 PIECE_BYTES = 256 * 2**10
 TIMEOUT_S = 30.0
 """Socket timeout: longest time the service may stay silent."""
-URL_ENV = "TOKENBUS_BLOBS_URL"
 
 T = TypeVar("T")
 
@@ -48,14 +57,19 @@ class Blobs:
     def __init__(self, url: str | None = None, *, token: str | None = None) -> None:
         """Configure the client. Does no IO except to read the token file.
 
-        - ``url``: None for `TOKENBUS_BLOBS_URL`, or the service on this machine if that is not set.
+        - ``url``: None for `TOKENBUS_BLOBS_URL`; if that is not set, the service of the `tokenbus up` that runs in this
+          directory, or else the one at the usual port of this machine.
         - ``token``: None for `TOKENBUS_BLOB_TOKEN`, or the content of the file that `TOKENBUS_BLOB_TOKEN_FILE` names.
 
         Raises SettingsError.
         """
         source = "blobs"
+        self._deployment = ""
         if url is None:
-            url, source = os.environ.get(URL_ENV) or DEFAULT_URL, URL_ENV
+            url, source = os.environ.get(URL_ENV), URL_ENV
+        if not url:
+            up = running_in(data_directory(os.environ))
+            url, self._deployment = (up.blobs_url or DEFAULT_URL, up.deployment) if up else (DEFAULT_URL, "")
         self._url = url.rstrip("/")
         parts = urlsplit(self._url)
         try:
@@ -78,7 +92,7 @@ class Blobs:
         BlobStoreFull, BlobUnavailable, and whatever ``content`` raises; nothing is stored then.
         """
         headers = {"Content-Type": parse_media_type(media_type)}
-        async with aclosing(_Call(self._connection(), self._url)) as call:
+        async with aclosing(self._call()) as call:
             await call.begin("PUT", self._base + PATH, {**self._headers, **headers}, _pieces(content))
             status, answer = await call.answer(MAX_ANSWER_BYTES)
         if status != 201:
@@ -102,7 +116,7 @@ class Blobs:
         digest = parse_blob_id(blob_id)
         hasher, held, begun = sha256(), b"", False
         try:
-            async with aclosing(_Call(self._connection(), self._url)) as call:
+            async with aclosing(self._call()) as call:
                 await call.begin("GET", f"{self._base}{PATH}/{blob_id}", self._headers)
                 if call.status != 200:
                     status, answer = await call.answer(MAX_ANSWER_BYTES)
@@ -126,7 +140,7 @@ class Blobs:
     async def head(self, blob_id: str) -> BlobRef:
         """Return the reference of a stored blob without its content. Raises BlobError."""
         parse_blob_id(blob_id)
-        async with aclosing(_Call(self._connection(), self._url)) as call:
+        async with aclosing(self._call()) as call:
             await call.begin("HEAD", f"{self._base}{PATH}/{blob_id}", self._headers)
             if call.status != 200:  # a HEAD response has no body with details
                 code = {404: "blob_not_found", 401: "blob_unauthorized"}.get(call.status, "")
@@ -157,11 +171,14 @@ class Blobs:
 
     async def _post(self, blob_id: str, what: str) -> None:
         parse_blob_id(blob_id)
-        async with aclosing(_Call(self._connection(), self._url)) as call:
+        async with aclosing(self._call()) as call:
             await call.begin("POST", f"{self._base}{PATH}/{blob_id}/{what}", {**self._headers, "Content-Length": "0"})
             status, answer = await call.answer(MAX_ANSWER_BYTES)
         if status != 204:
             raise blob_error(status, answer, blob_id)
+
+    def _call(self) -> _Call:
+        return _Call(self._connection(), self._url, self._deployment)
 
     def _connection(self) -> HTTPConnection:
         from http.client import HTTPConnection, HTTPSConnection  # imported only if blobs are used
@@ -173,15 +190,16 @@ class Blobs:
 class _Call:
     """One request and its response on its own connection; `aclose` aborts it at any point."""
 
-    def __init__(self, connection: HTTPConnection, url: str) -> None:
+    def __init__(self, connection: HTTPConnection, url: str, deployment: str) -> None:
         self._connection = connection
         self._url = url
+        self._deployment = deployment
         self._response: HTTPResponse | None = None
 
     async def begin(
         self, method: str, path: str, headers: Mapping[str, str], body: AsyncGenerator[bytes] | None = None
     ) -> None:
-        """Send the request and read the response head. Raises BlobUnavailable."""
+        """Send the request and read the response head. Raises BlobUnavailable, also if another deployment answers."""
         connection = self._connection
         await self._step(lambda: connection.putrequest(method, path, skip_accept_encoding=True))
         for name, value in headers.items():
@@ -198,6 +216,7 @@ class _Call:
                 else:
                     await self._sent(b"0\r\n\r\n")
         self._response = await self._step(connection.getresponse)
+        check_deployment(self._deployment, self.header(DEPLOYMENT_HEADER), self._url)
 
     @property
     def status(self) -> int:

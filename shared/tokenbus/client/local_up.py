@@ -25,6 +25,10 @@ class Running(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """None until its server is up."""
     mock: bool = False
     """Whether the mock provider runs too."""
+    blobs_url: str | None = None
+    """Address of its blob service; None if it runs none."""
+    deployment: str = ""
+    """Id that its blob service answers with."""
 
 
 def running_in(directory: Path) -> Running | None:

@@ -44,15 +44,16 @@ def test_top_is_whole_on_a_terminal_of_60_columns() -> None:
         )
         for name in ("normalizer", "parser", "policy")
     ]
-    queues = [QueueFacts(name=name, workers=["a-very-long-host-name:1"]) for name in ("intake", "fetcher", "tools")]
+    groups = ("intake", "fetcher", "tools", "recorder")
+    queues = [QueueFacts(name=name, workers=["a-very-long-host-name:1234"]) for name in groups]
     rates = Rates(
         requests=1.0, attempts=1.0, tool_calls=1.0, chunks=1.0, stage_bytes={stage.name: 1e6 for stage in stages}
     )
-    now = Snapshot(at_ms=0, stages=stages, queues=queues, nodes=[], chunks=1, dead=0)
+    now = Snapshot(at_ms=0, stages=stages, queues=queues, nodes=[], chunks=1, dead=0, gateways=["g"])
     console = Console(width=60, file=io.StringIO(), record=True)
     console.print(Group(*screen_parts(Sample(now, rates), rows=8, narrow=True)))
     shown = console.export_text()
-    for word in ("normalizer", "parser", "policy", "intake", "fetcher", "tools", "open runs", "in hand"):
+    for word in ("normalizer", "parser", "policy", *groups, "open runs", "in hand", "pipelines 1", "gateways 1"):
         assert word in shown
     assert "…" not in shown
     assert [line.split()[0] for line in shown.splitlines()[-9:] if line.strip()] == [str(n) for n in range(8)]

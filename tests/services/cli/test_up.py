@@ -14,6 +14,10 @@ import redis.asyncio
 
 from tests.services.cli.process import Command, descendants, environment, run, running, settings_file
 from tests.waiting import eventually
+from tokenbus.client.blobs import Blobs
+from tokenbus.errors import BlobUnavailable
+from tokenbus_services.blobs.client import HttpBlobs
+from tokenbus_services.settings import BlobSettings
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="finds the children in /proc")
 
@@ -63,19 +67,64 @@ async def test_up_brings_all_up_and_stops_all(tmp_path: Path):
 
 
 async def test_up_chained_runs_one_process_for_fetcher_normalizer_and_parser(tmp_path: Path):
-    config = settings_file(tmp_path)
+    config = settings_file(tmp_path, "[gateway]\n[records]\n")
     env = {"TOKENBUS_CONFIG": config, "TOKENBUS_DATA": str(tmp_path / "data")}
     async with running(tmp_path / "err", "up", "--chained", **env) as up:
         while not up.seen or up.seen[-1] != "ready":
             await up.says("ready")
         names = {line.split()[1] for line in up.seen if line.startswith("ready ")}
-        assert names == {"pipeline", "tools", "blobs"}
+        assert names == {"pipeline", "tools", "blobs", "recorder", "gateway"}
         findings = {f["about"]: f for f in json.loads((await run("doctor", "--json", **env)).out)}
+        for about in ("pipeline", "gateway", "recorder"):
+            assert findings[about]["says"].startswith("1 at work")
+        once = (await run("top", "--once", "--every", "0.1", **env)).out
+        assert "pipelines 1  gateways 1" in once
+        assert "recorder" in once
         for about in ("intake", "fetcher", "normalizer", "parser"):
             assert findings[about]["level"] == "ok"
             assert findings[about]["says"].startswith("1 at work")
         assert await up.stop() == 0
     assert all_gone(tmp_path)
+
+
+async def test_any_free_port_of_the_blob_service_reaches_services_and_clients_and_no_strangers_service_is_taken_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)  # where `TOKENBUS_DATA` is relative to, for the client below
+    loader = 'def loader():\n    raise RuntimeError("the loader beside the settings was imported")\n'
+    (tmp_path / "mine.py").write_text(loader)
+    config = settings_file(tmp_path)
+    env = {"TOKENBUS_CONFIG": config, "TOKENBUS_DATA": str(tmp_path / "data")}
+    async with running(tmp_path / "err", "up", "--services", "blobs", **env) as up:
+        await up.says("ready blobs")
+        url = up.seen[-1].split()[2]
+        findings = {f["about"]: f for f in json.loads((await run("doctor", "--json", **env)).out)}
+        assert findings["blobs"] == {"level": "ok", "about": "blobs", "says": f"answers at {url}"}
+        monkeypatch.setenv("TOKENBUS_DATA", str(tmp_path / "data"))
+        monkeypatch.delenv("TOKENBUS_BLOBS_URL", raising=False)
+        ref = await Blobs().put(b"from a client without a url")
+        assert await Blobs(url).get(ref.blob_id) == b"from a client without a url"
+
+        settings = BlobSettings(service_url=url)
+        async with HttpBlobs.from_settings(settings, {"TOKENBUS_DEPLOYMENT": "another"}) as blobs:
+            for ask in (blobs.load, blobs.head, blobs.lease):
+                with pytest.raises(BlobUnavailable, match="not the blob service of this deployment"):
+                    await ask(ref.blob_id)
+        other = {**env, "TOKENBUS_DATA": str(tmp_path / "other"), "TOKENBUS_BLOBS_URL": url}
+        ask_another = await run(
+            "doctor", "--json", **other, TOKENBUS_DEPLOYMENT="another", TOKENBUS_REDIS_URL="redis://127.0.0.1:1"
+        )
+        [wrong] = [f for f in json.loads(ask_another.out) if f["about"] == "blobs"]
+        assert (wrong["level"], wrong["says"]) == (
+            "wrong",
+            f"{url}: what answers there is the blob service of another deployment",
+        )
+        mine = settings_file(tmp_path, '[blobs]\nloader = "mine:loader"\n')
+        found = json.loads(
+            (await run("doctor", "--json", TOKENBUS_CONFIG=mine, TOKENBUS_REDIS_URL="redis://127.0.0.1:1")).out
+        )
+        [imported] = [f["says"] for f in found if f["about"] == "blobs"]
+        assert "the loader beside the settings was imported" in imported
 
 
 async def test_what_dies_is_started_again(tmp_path: Path):

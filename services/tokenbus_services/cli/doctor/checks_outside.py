@@ -57,11 +57,13 @@ def check_reach(name: str, url: str, *, problem: str | None) -> Finding:
     return Finding(level="wrong", about=about, says=f"no answer from {url}: {problem}", todo=todo)
 
 
-def check_blobs(url: str, *, problem: str | None) -> Finding:
-    """``problem``: why the blob service did not answer; None if it did."""
+def check_blobs(url: str, *, problem: str | None, stranger: bool = False) -> Finding:
+    """``problem``: why the blob service did not answer; None if it did. ``stranger``: something else answered."""
     if problem is None:
         return Finding(level="ok", about="blobs", says=f"answers at {url}")
     todo = "start it with `tokenbus worker blobs`, or set blobs.service_url"
+    if stranger:
+        todo = "set http.blobs to a free port, or 0 under `tokenbus up`; or set blobs.service_url"
     return Finding(level="wrong", about="blobs", says=f"{url}: {problem}", todo=todo)
 
 

@@ -8,7 +8,7 @@ import msgspec
 
 from tokenbus.bus.dead_letters import StoredDeadLetter
 from tokenbus_services.cli.doctor.checks import NEARLY, Finding
-from tokenbus_services.cli.inspect.snapshot import INTAKE, QueueFacts, StageFacts
+from tokenbus_services.cli.inspect.snapshot import CHAINED, INTAKE, QueueFacts, Snapshot, StageFacts
 from tokenbus_services.cli.render.event_text import size
 from tokenbus_services.runtime.mcp_tool_cache import REFRESH_S, TTL_S
 
@@ -29,14 +29,14 @@ class StuckFacts(msgspec.Struct, frozen=True, kw_only=True):
     """One of those, as stream and entry."""
 
 
-def check_stage(stage: StageFacts, earlier: StageFacts, *, lag_limit: int) -> Finding:
+def check_stage(stage: StageFacts, earlier: StageFacts, *, lag_limit: int, chained: bool = False) -> Finding:
     """``earlier``: the same stage a moment ago. ``lag_limit``: bytes of lag at which the stage before this one
-    stops.
+    stops. ``chained``: whether pipelines do the work of this deployment's stages.
     """
     orphans = [n for n, p in enumerate(stage.partitions) if p.owner is None]
     behind = [n for n, p in enumerate(stage.partitions) if p.lag_bytes >= lag_limit]
     workers = len(stage.workers)
-    start = f"start more with `tokenbus worker {stage.name}`"
+    start = f"start more with `tokenbus worker {service_of(stage.name, chained=chained)}`"
     if orphans:
         says = f"nobody owns partition {_numbers(orphans)}; {workers} at work"
         return Finding(level="wrong", about=stage.name, says=says, todo=start)
@@ -68,11 +68,36 @@ def check_no_policy_worker(stage: StageFacts, *, meant: bool) -> Iterator[Findin
     yield Finding(level="wrong", about=stage.name, says=says, todo="start one with `tokenbus worker policy`")
 
 
-def check_queue(queue: QueueFacts, stuck: StuckFacts) -> Iterator[Finding]:
-    """Check one group of work queues."""
+def service_of(group: str, *, chained: bool) -> str:
+    """The service whose workers are this group's members. ``chained``: whether pipelines are."""
+    service = "fetcher" if group == INTAKE else group
+    return "pipeline" if chained and service in CHAINED else service
+
+
+def check_pipelines(now: Snapshot, *, chained: bool) -> Iterator[Finding]:
+    """Say how many pipelines there are, and whether the settings, which ``chained`` says, want other workers."""
+    count = len(now.pipelines)
+    if count:
+        yield Finding(level="ok", about="pipeline", says=f"{count} at work, each a fetcher, normalizer and parser")
+    elif chained and any(group.workers for group in (*now.stages, *now.queues) if group.name in CHAINED):
+        says = "stages.chained is set, but fetchers, normalizers and parsers run as processes of their own"
+        yield Finding(level="note", about="pipeline", says=says, todo="start `tokenbus worker pipeline` in their place")
+
+
+def check_gateways(gateways: Sequence[str], *, meant: bool) -> Iterator[Finding]:
+    """Check that a gateway runs. ``meant``: whether these settings have the table [gateway]."""
+    if gateways:
+        yield Finding(level="ok", about="gateway", says=f"{len(gateways)} at work")
+    elif meant:
+        says = "none runs, though the settings have [gateway]"
+        yield Finding(level="wrong", about="gateway", says=says, todo="start one with `tokenbus worker gateway`")
+
+
+def check_queue(queue: QueueFacts, stuck: StuckFacts, *, chained: bool = False) -> Iterator[Finding]:
+    """Check one group of work queues. ``chained``: as for a stage."""
     at_work = len(queue.workers) or "nobody"
     state = f"{at_work} at work, {queue.waiting} waiting, {queue.held} in hand"
-    start = f"start one with `tokenbus worker {'fetcher' if queue.name == INTAKE else queue.name}`"
+    start = f"start one with `tokenbus worker {service_of(queue.name, chained=chained)}`"
     if stuck.abandoned:
         says = f"{stuck.abandoned} entries of lost workers are not taken over; {state}"
         yield Finding(level="wrong", about=queue.name, says=says, todo=start)

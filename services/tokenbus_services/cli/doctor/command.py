@@ -13,9 +13,11 @@ from typing import Any
 import msgspec
 from redis.exceptions import NoPermissionError, ResponseError
 
+from tokenbus.blob_wire import DEPLOYMENT_ENV, DEPLOYMENT_HEADER
 from tokenbus.bus.dead_letters import newest_dead_letters
 from tokenbus.bus.keys import TOPICS, InternalTopic, Keys
 from tokenbus.bus.server.server import Server, ServerInfo, translated
+from tokenbus.client.local_up import running_in
 from tokenbus.errors import ServerError, ServerUnavailable, SettingsError
 from tokenbus.providers import registry
 from tokenbus_services import settings as configuration
@@ -25,7 +27,7 @@ from tokenbus_services.cli import exit_codes as ending
 from tokenbus_services.cli.doctor import checks, checks_outside, checks_work
 from tokenbus_services.cli.doctor.checks import Finding
 from tokenbus_services.cli.doctor.checks_work import OFTEN, StuckFacts
-from tokenbus_services.cli.http_probe import probe
+from tokenbus_services.cli.http_probe import page
 from tokenbus_services.cli.inspect.observer import Observer
 from tokenbus_services.cli.inspect.snapshot import INTAKE, POLICY, QUEUES, RECORDER, Snapshot
 from tokenbus_services.cli.render import terminal
@@ -68,15 +70,17 @@ async def examine(*, ask_providers: bool = False) -> list[Finding]:
     found += checks_outside.check_providers(settings, os.environ)
     if ask_providers:
         found += await asyncio.gather(*(_reach(name, url) for name, url in _addresses(settings)))
-    found.append(await _blobs(settings.blobs))
+    up = running_in(Path(settings.data_dir))
+    found.append(await _blobs(settings.blobs, os.environ.get(DEPLOYMENT_ENV, "") or (up.deployment if up else "")))
     return [*found, *_disk(Path(settings.data_dir))]
 
 
-async def _blobs(settings: BlobSettings) -> Finding:
-    """Check the blob service, or as much of a custom store as is possible without using it."""
+async def _blobs(settings: BlobSettings, deployment: str) -> Finding:
+    """Check the blob service, or as much of a custom store as is possible without using it. ``deployment``: the id with
+    which the service must answer; empty: any.
+    """
     if settings.loader is None:
-        url = settings.service_url
-        return checks_outside.check_blobs(url, problem=await _page(f"{url.rstrip('/')}/health"))
+        return await _blob_service(settings.address, deployment)
     try:
         await loader_of(settings).aclose()
     except SettingsError as e:
@@ -218,9 +222,10 @@ async def _work(server: Server, settings: Settings) -> AsyncIterator[Finding]:
 
 async def _judged(server: Server, settings: Settings, now: Snapshot, earlier: Snapshot) -> list[Finding]:
     limit, found = settings.limits.lag_bytes, list[Finding]()
+    chained = settings.stages.chained or bool(now.pipelines)
     for stage, before in zip(now.stages, earlier.stages, strict=True):
         if stage.name != POLICY[0] or stage.workers:
-            found.append(checks_work.check_stage(stage, before, lag_limit=limit))
+            found.append(checks_work.check_stage(stage, before, lag_limit=limit, chained=chained))
         else:
             found += checks_work.check_no_policy_worker(stage, meant=bool(settings.policies))
     keys = settings.keys
@@ -228,9 +233,11 @@ async def _judged(server: Server, settings: Settings, now: Snapshot, earlier: Sn
     streams[INTAKE] = [keys.requests]
     for queue in now.queues:
         stuck = await _stuck(server, queue.name, streams[queue.name]) if queue.held else StuckFacts()
-        found += checks_work.check_queue(queue, stuck)
+        found += checks_work.check_queue(queue, stuck, chained=chained)
         if queue.name == INTAKE:
             found += checks_work.check_room(queue.waiting + queue.held, bound=settings.limits.inbound_entries)
+    found += checks_work.check_pipelines(now, chained=settings.stages.chained)
+    found += checks_work.check_gateways(now.gateways, meant=settings.gateway is not None)
     return found
 
 
@@ -284,13 +291,24 @@ async def _reach(name: str, url: str) -> Finding:
     return checks_outside.check_reach(name, url, problem=problem)
 
 
-async def _page(url: str) -> str | None:
-    """Return why the page does not answer with 200; None if it does."""
+async def _blob_service(url: str, deployment: str) -> Finding:
+    """Check that a blob service answers, and that it is this deployment's."""
     try:
-        status = await probe(url)
+        found = await page(f"{url.rstrip('/')}/health")
     except (OSError, ValueError) as e:
-        return str(e) or type(e).__name__
-    return None if status == 200 else f"HTTP {status}"
+        return checks_outside.check_blobs(url, problem=str(e) or type(e).__name__)
+    try:
+        service = msgspec.json.decode(found.body, type=dict[str, Any]).get("service")
+    except msgspec.DecodeError:
+        service = None
+    problem = None
+    if service != "blobs":
+        problem = f"what answers there is {f'the {service} service' if service else 'no blob service'}"
+    elif deployment and found.headers.get(DEPLOYMENT_HEADER) != deployment:
+        problem = "what answers there is the blob service of another deployment"
+    elif found.status != 200:
+        return checks_outside.check_blobs(url, problem=f"HTTP {found.status}")
+    return checks_outside.check_blobs(url, problem=problem, stranger=problem is not None)
 
 
 def _disk(directory: Path) -> Iterator[Finding]:

@@ -75,6 +75,7 @@ class Observer:
             for p in range(keys.partitions):
                 pipe.xinfo_stream(keys.topic(p, self._topic))
         pipe.xlen(keys.dead)
+        pipe.zrange(keys.gateway_members, 0, -1, withscores=True)
         return pipe
 
     def _queues(self) -> Iterator[tuple[str, list[str]]]:
@@ -94,6 +95,7 @@ class Observer:
             nodes=nodes,
             chunks=self._chunks(replies) if self._topic else None,
             dead=_checked(next(replies)),
+            gateways=_alive(next(replies), now),
         )
 
     def _stage(self, name: str, replies: Replies, now: int) -> StageFacts:

@@ -17,6 +17,8 @@ QUEUES: tuple[tuple[str, InternalTopic], ...] = (("fetcher", "turns"), ("tools",
 RECORDER: tuple[str, InternalTopic] = ("recorder", "records")
 """An additional queue, if runs are recorded."""
 INTAKE = "intake"
+CHAINED = ("fetcher", "normalizer", "parser")
+"""The groups of which a pipeline worker is a member under one name."""
 
 
 class _Facts(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,6 +105,13 @@ class Snapshot(_Facts, frozen=True, kw_only=True):
     chunks: int | None
     """Chunks ever written to a public topic; None if none is written, or if the server does not count (Redis 6.2)."""
     dead: int
+    gateways: list[str] = []
+
+    @property
+    def pipelines(self) -> list[str]:
+        """The workers that are fetcher, normalizer and parser in one process."""
+        groups = [set(group.workers) for group in (*self.stages, *self.queues) if group.name in CHAINED]
+        return sorted(groups[0].intersection(*groups)) if len(groups) == len(CHAINED) else []
 
     @property
     def open_runs(self) -> int:
@@ -116,6 +125,8 @@ class Rates(_Facts, frozen=True, kw_only=True):
     requests: float | None
     attempts: float | None
     tool_calls: float | None
+    records: float | None = None
+    """Entries for the recorder; None also if nothing is recorded."""
     chunks: float | None
     stage_bytes: dict[str, float | None]
     """By stage: bytes of frames processed."""
@@ -127,6 +138,7 @@ def rates(before: Snapshot, now: Snapshot) -> Rates:
         requests=_rate(before, now, lambda s: _added(s, INTAKE)),
         attempts=_rate(before, now, lambda s: _added(s, "fetcher")),
         tool_calls=_rate(before, now, lambda s: _added(s, "tools")),
+        records=_rate(before, now, lambda s: _added(s, RECORDER[0])),
         chunks=_rate(before, now, lambda s: s.chunks),
         stage_bytes={stage.name: _rate(before, now, lambda s, name=stage.name: _done(s, name)) for stage in now.stages},
     )
@@ -140,7 +152,7 @@ def _rate(before: Snapshot, now: Snapshot, counter: Callable[[Snapshot], int | N
 
 
 def _added(snapshot: Snapshot, queue: str) -> int | None:
-    return next(q.added for q in snapshot.queues if q.name == queue)
+    return next((q.added for q in snapshot.queues if q.name == queue), None)
 
 
 def _done(snapshot: Snapshot, stage: str) -> int:

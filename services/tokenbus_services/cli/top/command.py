@@ -7,14 +7,14 @@ from collections.abc import AsyncGenerator
 
 import msgspec
 
-from tokenbus.bus.keys import PublicTopic
-from tokenbus.bus.server.server import Server
+from tokenbus.bus.keys import Keys, PublicTopic
+from tokenbus.bus.server.server import Server, translated
 from tokenbus.client.deployment import Deployment
 from tokenbus.errors import ServerUnavailable
 from tokenbus_services import settings as configuration
 from tokenbus_services.cli import connect as reaching
 from tokenbus_services.cli.inspect.observer import Observer
-from tokenbus_services.cli.inspect.snapshot import Snapshot, rates
+from tokenbus_services.cli.inspect.snapshot import POLICY, RECORDER, Snapshot, rates
 from tokenbus_services.cli.render import terminal
 from tokenbus_services.cli.top.figures import Sample, lines
 from tokenbus_services.settings import Settings
@@ -30,7 +30,11 @@ async def top(*, every_s: float, once: bool, as_json: bool) -> None:
     async with Server(settings.redis_url) as server:
         keys = await Deployment(server, settings.prefix, None).keys()
         observer = Observer(
-            server, keys, topic=_counted(settings), recorded=bool(settings.records), judged=bool(settings.policies)
+            server,
+            keys,
+            topic=_counted(settings),
+            recorded=bool(settings.records) or await _has_workers(server, keys, RECORDER[0]),
+            judged=bool(settings.policies) or await _has_workers(server, keys, POLICY[0]),
         )
         looks = _looks(observer, every_s)
         if not (once or as_json) and (console := terminal.console()):
@@ -64,6 +68,12 @@ async def _looks(observer: Observer, every_s: float) -> AsyncGenerator[Sample | 
                 yield Sample(now, rates(before, now))
             before = now
         await asyncio.sleep(every_s)
+
+
+async def _has_workers(server: Server, keys: Keys, group: str) -> bool:
+    """Whether the group has workers, though these settings may not name what it works for."""
+    with translated(server):
+        return bool(await server.client.zcard(keys.members(group)))
 
 
 def _counted(settings: Settings) -> PublicTopic | None:

@@ -138,5 +138,10 @@ def _who(workers: Sequence[str]) -> Text:
 
 
 def _coming(look: Sample, queue: str) -> str:
-    rates = {"intake": look.rates.requests, "fetcher": look.rates.attempts, "tools": look.rates.tool_calls}
+    rates = {
+        "intake": look.rates.requests,
+        "fetcher": look.rates.attempts,
+        "tools": look.rates.tool_calls,
+        "recorder": look.rates.records,
+    }
     return per_second(rates[queue])

@@ -7,9 +7,11 @@ import os
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
+from uuid import uuid4
 
 import msgspec
 
+from tokenbus.blob_wire import DEPLOYMENT_ENV, URL_ENV
 from tokenbus.bus.server.server import parse_url
 from tokenbus.errors import SettingsError
 from tokenbus_services import settings as configuration
@@ -41,6 +43,8 @@ def run(
     if chained:
         settings = msgspec.structs.replace(settings, stages=msgspec.structs.replace(settings.stages, chained=True))
     posts = posts_for(parse_services(services) or services_of(settings), parse_scales(scales))
+    if settings.http.blobs == 0 and runs_blobs(posts, settings):
+        settings, posts = with_blobs_port(settings, posts, free_port())
     if mock_provider:
         posts = with_mock_provider(posts, free_port())
     directory = data or Path(settings.data_dir)
@@ -57,9 +61,13 @@ async def _up(
         if url is None:
             server = await stack.enter_async_context(UpServer(directory / "server", watcher))
             url = server.url
-        claim.announce(url, mock=any(post.name == mock.NAME for post in posts))
+        blobs_url, deployment = (settings.blobs.address, uuid4().hex) if runs_blobs(posts, settings) else (None, "")
+        mocked = any(post.name == mock.NAME for post in posts)
+        claim.announce(url, mock=mocked, blobs_url=blobs_url, deployment=deployment)
         watcher.server(parse_url(url).safe)
         env = {**os.environ, "TOKENBUS_REDIS_URL": url, "TOKENBUS_DATA": str(directory)}
+        if blobs_url:
+            env |= {URL_ENV: blobs_url, DEPLOYMENT_ENV: deployment}
         posts = [msgspec.structs.replace(post, withheld=withheld_from(post.service, settings)) for post in posts]
         supervisor = Supervisor(posts, env=env, watcher=watcher, grace_s=settings.stages.drain_s + STOP_GRACE_S)
         await supervisor.run(stop)
@@ -102,6 +110,23 @@ def with_mock_provider(posts: Sequence[WorkerSlot], port: int) -> list[WorkerSlo
     url = f"http://{HOST}:{port}"
     with_mock_url = [msgspec.structs.replace(post, arguments=(*post.arguments, "--mock-url", url)) for post in posts]
     return [WorkerSlot(name=mock.NAME, service=None, program=tuple(mock.command(port))), *with_mock_url]
+
+
+def runs_blobs(posts: Sequence[WorkerSlot], settings: Settings) -> bool:
+    """Whether the blob service of the deployment is one of these workers, rather than elsewhere."""
+    return any(post.service == "blobs" for post in posts) and settings.blobs.loader is None
+
+
+def with_blobs_port(settings: Settings, posts: Sequence[WorkerSlot], port: int) -> tuple[Settings, list[WorkerSlot]]:
+    """Return both with this port for the first blob service, which keeps it across restarts, so that all find it."""
+    given = [
+        msgspec.structs.replace(post, arguments=("--port", str(port)))
+        if post.service == "blobs" and not post.arguments
+        else post
+        for post in posts
+    ]
+    url = settings.blobs.service_url or f"http://{HOST}:{port}"
+    return msgspec.structs.replace(settings, blobs=msgspec.structs.replace(settings.blobs, service_url=url)), given
 
 
 def withheld_from(service: ServiceName | None, settings: Settings) -> frozenset[str]:
