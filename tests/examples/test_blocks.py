@@ -101,7 +101,7 @@ async def bus_environment(tmp_path: Path) -> AsyncGenerator[Mapping[str, str]]:
         f'[providers.{api}]\napi = "{api}"\nbase_url = "http://127.0.0.1:{mock}{path}"\napi_key_env = ""\n'
         for api, path in paths.items()
     )
-    ports = f"[http]\nfetcher = 0\nnormalizer = 0\nparser = 0\ntools = 0\nblobs = {blobs}\n"
+    ports = f"[http]\nfetcher = 0\nnormalizer = 0\nparser = 0\ntools = 0\nblobs = {blobs}\ngateway = 0\n"
     service = f'[blobs]\nservice_url = "http://127.0.0.1:{blobs}"\n'
     (tmp_path / "settings.toml").write_text(f"{providers}{ports}{service}")
     env = {

@@ -70,14 +70,15 @@ def tokenbus(context: click.Context, verbose: bool) -> None:
 @click.option("--host", help="Address of its HTTP pages; else http.host of the settings.")
 @click.option("--port", type=click.IntRange(0, 65_535), help="Port, 0 for any free one; else the settings' one.")
 @click.option("--mock-url", metavar="URL", help="Add the providers mock-…, which ask the mock provider at URL.")
-def worker(service: ServiceName, host: str | None, port: int | None, mock_url: str | None) -> None:
+@click.option("--console", is_flag=True, help="gateway: serve the console, also without a table [console].")
+def worker(service: ServiceName, host: str | None, port: int | None, mock_url: str | None, console: bool) -> None:
     """Run SERVICE (fetcher, normalizer, parser, pipeline, tools, policy, blobs, recorder or gateway) until a signal.
 
     SIGTERM and Ctrl-C stop it in order; a second one ends it at once. Prints "ready SERVICE URL" when it can work.
     """
     from tokenbus_services.cli.worker.command import run
 
-    run(service, host=host, port=port, mock_url=mock_url)
+    run(service, host=host, port=port, mock_url=mock_url, console=console)
 
 
 @tokenbus.command()
@@ -364,6 +365,11 @@ def keys() -> None:
     """Keys of the gateway's clients. A key is shown once, when it is made; only its hash is kept."""
 
 
+def _roles(context: click.Context, option: click.Parameter, text: str | None) -> tuple[str, ...]:
+    """The roles, which `rules_from` checks."""
+    return tuple(role.strip() for role in (text or "").split(",") if role.strip())
+
+
 _lifetime = click.option("--days", type=click.FloatRange(min=0, min_open=True), help="Lifetime; else without end.")
 
 
@@ -379,6 +385,12 @@ _lifetime = click.option("--days", type=click.FloatRange(min=0, min_open=True), 
 @click.option("--parallel", "max_parallel_requests", type=click.IntRange(1), help="Answers in progress at once.")
 @click.option("--budget", "max_budget", type=click.FloatRange(min=0, min_open=True), help="Spend per --per, or in all.")
 @click.option("--per", "budget_duration", type=click.Choice(["day", "week", "month"]), help="Period of the budget.")
+@click.option(
+    "--console",
+    callback=_roles,
+    metavar="ROLE,…",
+    help="What it may do in the console: see_runs, see_content, act, admin.",
+)
 @click.option("--operator", is_flag=True, help="May see the runs of all tenants.")
 @click.option("--settings", "in_settings", is_flag=True, help="Print a table for the settings, and store nothing.")
 @_lifetime

@@ -16,7 +16,14 @@ from tokenbus_services.mock_provider.demo import (
     WEATHER_PARAMETERS,
     WEATHER_TOOL,
 )
-from tokenbus_services.settings import ProviderSettings, PythonTool, Settings
+from tokenbus_services.settings import (
+    CONSOLE_ROLES,
+    ConsoleSettings,
+    GatewaySettings,
+    ProviderSettings,
+    PythonTool,
+    Settings,
+)
 
 NAME = "mock-provider"
 _APIS: tuple[ApiName, ...] = ("anthropic", "openai-chat", "openai-responses", "gemini")
@@ -40,17 +47,28 @@ def command(port: int) -> list[str]:
 
 
 def with_mock(settings: Settings, url: str) -> Settings:
-    """Return the settings plus the demo's tool and providers `mock-anthropic` and so on at this address. Names that
-    already exist in the settings are kept.
+    """Return the settings plus the demo's tool, a gateway with its console, and providers `mock-anthropic` and so on
+    at this address. Names that already exist in the settings are kept.
     """
     providers = {
         f"mock-{api}": ProviderSettings(api=api, base_url=f"{url}{path}", api_key_env="")
         for api, path in API_PATHS.items()
     }
     return msgspec.structs.replace(
-        settings,
+        with_console(settings),
         providers={**providers, **settings.providers},
         tools={WEATHER_TOOL: WEATHER, **settings.tools},
+    )
+
+
+def with_console(settings: Settings) -> Settings:
+    """Return the settings plus a gateway and its console, in which everybody may do everything: nothing here is real.
+    Tables that already exist are kept.
+    """
+    return msgspec.structs.replace(
+        settings,
+        gateway=settings.gateway or GatewaySettings(),
+        console=settings.console or ConsoleSettings(roles_without_keys=CONSOLE_ROLES),
     )
 
 

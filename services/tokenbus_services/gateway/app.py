@@ -21,9 +21,10 @@ from tokenbus_services.gateway.cors import WithCors
 from tokenbus_services.gateway.gateway import Gateway
 from tokenbus_services.gateway.http_request import AsgiApp, WithRequestId
 from tokenbus_services.gateway.keys.create import keyed_parts
+from tokenbus_services.gateway.keys.door import KeyDoor
 from tokenbus_services.gateway.metrics import GatewayMetrics
 from tokenbus_services.gateway.models import ModelTable, ProviderModel
-from tokenbus_services.gateway.registry import routes_of
+from tokenbus_services.gateway.registry import console_of, routes_of
 from tokenbus_services.gateway.runs import GatewayRuns
 from tokenbus_services.gateway.service import GatewayService, Part
 from tokenbus_services.gateway.surfaces.contract import TranslationRules
@@ -33,6 +34,7 @@ from tokenbus_services.settings import GatewaySettings, Settings
 
 PAGES = ("/health", "/ready", "/metrics", "/asyncapi", "/asyncapi.json")
 """Of every service; everything else is the gateway's."""
+CONSOLE = "/console"
 
 
 class WithPages:
@@ -45,6 +47,19 @@ class WithPages:
     async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
         is_page = scope["type"] == "lifespan" or scope.get("path") in PAGES
         await (self.app if is_page else self._routes)(scope, receive, send)
+
+
+class WithConsole:
+    """The console for its own paths, beside the routes of all surfaces."""
+
+    def __init__(self, app: AsgiApp, console: AsgiApp) -> None:
+        self.app = app
+        self._console = console
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
+        path: str = scope.get("path", "")
+        ours = scope["type"] == "http" and (path == CONSOLE or path.startswith(f"{CONSOLE}/"))
+        await (self._console if ours else self.app)(scope, receive, send)
 
 
 def create(settings: Settings) -> AsgiApp:
@@ -60,9 +75,13 @@ def create(settings: Settings) -> AsgiApp:
     door, beside = make_door(settings, table, models, server, bus)
     runs = GatewayRuns(table, bus=bus, server=server, keys=settings.keys)
     gateway = Gateway(settings, runs=runs, door=door, models=models, metrics=GatewayMetrics(registry))
+    front = routes(gateway)
+    if settings.console and settings.console.enabled:
+        console, more = console_of(settings, gateway, door.directory if isinstance(door, KeyDoor) else None)
+        front, beside = WithRequestId(WithConsole(front, console)), [*beside, *more]
     service = GatewayService(settings, server=server, bus=bus, gateway=gateway, beside=beside)
     app = make_app(service, make_broker(settings, registry), registry, stuck_s=stuck_after_s(settings.redis_url))
-    return WithPages(app, routes(gateway))
+    return WithPages(app, front)
 
 
 def routes(gateway: Gateway) -> AsgiApp:

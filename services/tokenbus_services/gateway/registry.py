@@ -13,7 +13,10 @@ from starlette.routing import BaseRoute
 
 from tokenbus_services.gateway import http_models
 from tokenbus_services.gateway.gateway import Gateway
-from tokenbus_services.settings import SurfaceName
+from tokenbus_services.gateway.http_request import AsgiApp
+from tokenbus_services.gateway.keys.directory import KeyDirectory
+from tokenbus_services.gateway.service import Part
+from tokenbus_services.settings import Settings, SurfaceName
 
 SURFACES: tuple[SurfaceName, ...] = (
     "native",
@@ -31,6 +34,17 @@ SURFACES: tuple[SurfaceName, ...] = (
 
 class _Routes(Protocol):
     def routes(self, gateway: Gateway) -> list[BaseRoute]: ...
+
+
+class _Console(Protocol):
+    def create(
+        self, settings: Settings, gateway: Gateway, directory: KeyDirectory | None
+    ) -> tuple[AsgiApp, list[Part]]: ...
+
+
+def console_of(settings: Settings, gateway: Gateway, directory: KeyDirectory | None) -> tuple[AsgiApp, list[Part]]:
+    """The console's app, and what works beside it. The console knows the gateway, so it is named here alone."""
+    return cast(_Console, importlib.import_module("tokenbus_services.console.app")).create(settings, gateway, directory)
 
 
 def routes_of(gateway: Gateway) -> list[BaseRoute]:

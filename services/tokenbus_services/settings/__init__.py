@@ -5,6 +5,7 @@ The settings never contain provider keys; they name the variable (`api_key_env`)
 
 from __future__ import annotations
 
+from tokenbus_services.settings.console import CONSOLE_ROLES, ConsoleRole, ConsoleSettings
 from tokenbus_services.settings.fallbacks import FallbackChoice, FallbackRoute
 from tokenbus_services.settings.file import Settings, load, old_names_in, read_file
 from tokenbus_services.settings.gateway import GatewaySettings
@@ -31,9 +32,12 @@ from tokenbus_services.settings.tools import (
 from tokenbus_services.settings.workers import HttpSettings, RetrySettings, StageSettings
 
 __all__ = [
+    "CONSOLE_ROLES",
     "DEFAULT_PROVIDERS",
     "DEFAULT_TOOL_TIMEOUT_S",
     "BlobSettings",
+    "ConsoleRole",
+    "ConsoleSettings",
     "FallbackChoice",
     "FallbackRoute",
     "GatewaySettings",

@@ -15,6 +15,7 @@ from tokenbus.bus.keys import DEFAULT_PARTITIONS, DEFAULT_PREFIX, MAX_PARTITIONS
 from tokenbus.bus.server.url import with_password
 from tokenbus.errors import SettingsError
 from tokenbus.events.requests import Tool
+from tokenbus_services.settings.console import ConsoleSettings
 from tokenbus_services.settings.errors import explained, unknown_value
 from tokenbus_services.settings.fallbacks import FallbackRoute
 from tokenbus_services.settings.gateway import GatewaySettings
@@ -59,6 +60,8 @@ class Settings(Table, frozen=True, kw_only=True):
     fallback_routes: tuple[FallbackRoute, ...] = ()
     gateway: GatewaySettings | None = None
     """If the table is there, even empty, the gateway is enabled."""
+    console: ConsoleSettings | None = None
+    """If the table is there, even empty, the gateway serves the console. `tokenbus up` serves it on loopback anyway."""
     stages: StageSettings = StageSettings()
     http: HttpSettings = HttpSettings()
 
@@ -114,6 +117,9 @@ def load(env: Mapping[str, str] = os.environ) -> Settings:
         if name not in settings.providers:
             problem = unknown_value(name, sorted(settings.providers), what="provider")
             raise SettingsError(path or "settings", f"limits.providers.{name}", problem)
+    if settings.console and settings.console.enabled and settings.gateway is None:
+        problem = "the gateway serves the console: add a table [gateway]; an empty one is enough"
+        raise SettingsError(path or "settings", "console", problem)
     for i, route in enumerate(settings.policy_routes):
         for name in route.policies:
             if name not in settings.policies:

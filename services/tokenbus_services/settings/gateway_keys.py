@@ -8,6 +8,7 @@ from typing import Annotated, Literal, get_args
 from msgspec import Meta
 
 from tokenbus.events.requests import Name
+from tokenbus_services.settings.console import ConsoleRole
 from tokenbus_services.settings.types import Count, Seconds, Table
 
 SurfaceName = Literal[
@@ -64,6 +65,10 @@ class KeyRules(Table, frozen=True, kw_only=True, omit_defaults=True):
     """Refuses all requests, and keeps the key."""
     operator: bool = False
     """May also see the runs of all tenants, and read topics."""
+    console: tuple[ConsoleRole, ...] = ()
+    """What it may do in the console: `see_runs` (of its tenant; with `operator` or `admin` of all), `see_content`,
+    `act` (cancel, retry, resume), `admin` (dead letters, keys, spend). Each includes `see_runs`. Empty: no login.
+    """
     metadata: dict[str, str] = {}
     """Notes of yours; the gateway does not read them."""
 

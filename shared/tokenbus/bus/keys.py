@@ -118,6 +118,11 @@ class Keys(msgspec.Struct, frozen=True):
         """Sorted set: live gateways by the server time of their last heartbeat in ms."""
         return f"{self.prefix}:{{gateway}}:members"
 
+    @property
+    def console_secret(self) -> str:
+        """Text: the random bytes that sign logins and links of the console."""
+        return f"{self.prefix}:{{gateway}}:console:secret"
+
     def members(self, group: str) -> str:
         """Sorted set: live workers of a group by the server time of their last heartbeat in ms."""
         return f"{self.prefix}:members:{group}"

@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from ipaddress import ip_address
 from pathlib import Path
 from uuid import uuid4
 
@@ -42,13 +43,15 @@ def run(
     settings = configuration.load()
     if chained:
         settings = msgspec.structs.replace(settings, stages=msgspec.structs.replace(settings.stages, chained=True))
-    posts = posts_for(parse_services(services) or services_of(settings), parse_scales(scales))
+    if mock_provider:
+        settings = mock.with_console(settings)
+    posts = with_console(posts_for(parse_services(services) or services_of(settings), parse_scales(scales)), settings)
     if settings.http.blobs == 0 and runs_blobs(posts, settings):
         settings, posts = with_blobs_port(settings, posts, free_port())
     if mock_provider:
         posts = with_mock_provider(posts, free_port())
     directory = data or Path(settings.data_dir)
-    with running.claim(directory) as claim, up_watcher([post.name for post in posts]) as watcher:
+    with running.claim(directory) as claim, up_watcher(posts, console=shows_console(settings)) as watcher:
         asyncio.run(_up(settings, directory.resolve(), posts, claim, watcher))
 
 
@@ -103,6 +106,31 @@ def posts_for(services: Sequence[ServiceName], scales: dict[ServiceName, int]) -
     if not posts:
         raise SettingsError("options", "--services", "nothing is left to run")
     return posts
+
+
+def shows_console(settings: Settings) -> bool:
+    """Whether the gateway of `up` serves the console: as the settings say; without a word there, on loopback."""
+    if settings.console is not None:
+        return settings.console.enabled
+    return settings.gateway is not None and is_loopback(settings.http.host)
+
+
+def with_console(posts: Sequence[WorkerSlot], settings: Settings) -> list[WorkerSlot]:
+    """Return the workers, of which the gateways serve the console if they should."""
+    if not shows_console(settings):
+        return list(posts)
+    return [
+        msgspec.structs.replace(post, arguments=(*post.arguments, "--console")) if post.service == "gateway" else post
+        for post in posts
+    ]
+
+
+def is_loopback(host: str) -> bool:
+    """Whether this address is reached from this machine alone."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def with_mock_provider(posts: Sequence[WorkerSlot], port: int) -> list[WorkerSlot]:

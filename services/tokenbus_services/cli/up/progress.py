@@ -11,7 +11,7 @@ import msgspec
 
 from tokenbus_services.cli.render import terminal
 from tokenbus_services.cli.up import embedded_server as own_server
-from tokenbus_services.cli.up.supervisor import Watcher
+from tokenbus_services.cli.up.supervisor import Watcher, WorkerSlot
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -28,24 +28,32 @@ class UpWatcher(Watcher, Protocol):
 
 
 @contextmanager
-def up_watcher(names: Sequence[str]) -> Generator[UpWatcher]:
-    """Return the watcher that suits stdout."""
-    console = terminal.console()
-    if console is None:
-        yield PlainWatcher()
+def up_watcher(posts: Sequence[WorkerSlot], *, console: bool) -> Generator[UpWatcher]:
+    """Return the watcher that suits stdout. ``console``: tell where the gateway's console is."""
+    gateways = [post.name for post in posts if post.service == "gateway"] if console else []
+    screen = terminal.console()
+    if screen is None:
+        yield PlainWatcher(gateways)
     else:
-        with StartTable(console, [own_server.NAME, *names]) as watcher:
+        names = [post.name for post in posts]
+        with StartTable(screen, [own_server.NAME, *names], gateways=gateways) as watcher:
             yield watcher
 
 
 class PlainWatcher:
     """Plain lines: events on stdout, service logs on stderr."""
 
+    def __init__(self, gateways: Sequence[str] = ()) -> None:
+        """``gateways``: names of the services that serve the console."""
+        self._gateways = gateways
+
     def server(self, url: str) -> None:
         print("server", url, flush=True)
 
     def ready(self, name: str, url: str) -> None:
         print("ready", name, url, flush=True)
+        if name in self._gateways:
+            print("console", console_url(url), flush=True)
 
     def all_ready(self) -> None:
         print("ready", flush=True)
@@ -63,11 +71,16 @@ class PlainWatcher:
 class StartTable:
     """A live table until all services are ready, then lines."""
 
-    def __init__(self, console: Console, names: Sequence[str], *, transient: bool = False) -> None:
-        """``transient``: remove the table when all services are ready."""
+    def __init__(
+        self, console: Console, names: Sequence[str], *, transient: bool = False, gateways: Sequence[str] = ()
+    ) -> None:
+        """``transient``: remove the table when all services are ready. ``gateways``: names of the services that serve
+        the console.
+        """
         from rich.live import Live
 
         self.console = console
+        self._gateways = gateways
         self._urls: dict[str, str | None] = dict.fromkeys(names)
         self._live = Live(console=console, refresh_per_second=12, transient=transient)
         self._url = ""
@@ -99,6 +112,8 @@ class StartTable:
         self.stop()
         self.console.print("ready", style="bold green", end="")
         self.console.print(f" · server {self._url} · Ctrl-C stops all")
+        for name in self._gateways:
+            self.console.print(f"console {console_url(self._urls[name] or '')}", style="bold")
         self.console.print("tokenbus send, tail and doctor find it in this directory", style="dim")
 
     def died(self, name: str, how: str, pause_s: float) -> None:
@@ -113,6 +128,11 @@ class StartTable:
 
     def _show(self) -> None:
         self._live.update(start_table(self._urls))
+
+
+def console_url(gateway: str) -> str:
+    """The address of the console at this gateway."""
+    return f"{gateway}/console/"
 
 
 def start_table(urls: dict[str, str | None]) -> Table:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Literal
 
+import msgspec
 import structlog
 import uvicorn
 from redis.exceptions import RedisError
@@ -32,7 +33,7 @@ from tokenbus_services.net.http_server import HttpBounds, bounded
 from tokenbus_services.net.open_files import raise_open_files
 from tokenbus_services.redaction import secrets_of
 from tokenbus_services.runtime import logs
-from tokenbus_services.settings import Settings
+from tokenbus_services.settings import ConsoleSettings, Settings
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -45,11 +46,23 @@ _FIRST_ASK_S, _LONGEST_ASK_S = 0.02, 0.5
 _ANY_HOST = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
 
 
-def run(service: ServiceName, *, host: str | None = None, port: int | None = None, mock_url: str | None = None) -> None:
-    """Run the service until a signal. Raises SettingsError, and ServerError if it cannot work with the server."""
+def run(
+    service: ServiceName,
+    *,
+    host: str | None = None,
+    port: int | None = None,
+    mock_url: str | None = None,
+    console: bool = False,
+) -> None:
+    """Run the service until a signal. ``console``: a gateway serves it, also if the settings do not say so.
+
+    Raises SettingsError, and ServerError if it cannot work with the server.
+    """
     settings = with_server(configuration.load())
     if mock_url:
         settings = with_mock(settings, mock_url)
+    if console and settings.console is None:
+        settings = msgspec.structs.replace(settings, console=ConsoleSettings())
     secrets = secrets_of(settings, os.environ) | {token_of(settings.blobs, os.environ)}
     if service == "gateway" and settings.gateway and settings.gateway.admin:
         secrets |= {admin_token(settings.gateway.admin, os.environ)}

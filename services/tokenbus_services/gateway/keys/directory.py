@@ -48,6 +48,10 @@ class KeyDirectory:
         entry = self._settings.get(key_id) or await self._stored(key_id)
         return entry and entry.rules
 
+    async def entry(self, key_id: str) -> KeyEntry | None:
+        """The client with this id, revoked or not; None if it does not exist."""
+        return self._settings.get(key_id) or await self._stored(key_id)
+
     async def valid_rules(self, key_id: str) -> KeyRules | None:
         """The rules of the client with this id; None if none of its keys is valid any more.
 

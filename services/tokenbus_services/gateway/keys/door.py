@@ -49,7 +49,7 @@ class KeyDoor(Door):
         self._settings = settings
         self._server = server
         self._keys: Keys = settings.keys
-        self._directory = directory
+        self.directory = directory
         self._rules = rules
         self._aliases = aliases
         self._prices = prices
@@ -70,7 +70,7 @@ class KeyDoor(Door):
     async def identify(self, headers: Mapping[str, str]) -> Caller:
         """See `Door.identify`. The answer for an unknown key and for a wrong one is the same."""
         given = key_in(headers)
-        entry = await self._directory.find(given) if given else None
+        entry = await self.directory.find(given) if given else None
         if entry is None:
             raise _unauthorized()
         _check_blocked(entry.rules)
@@ -80,7 +80,7 @@ class KeyDoor(Door):
         """See `Door.admit`."""
         assert caller.key is not None
         assert generate.id is not None
-        rules = await self._directory.valid_rules(caller.key)
+        rules = await self.directory.valid_rules(caller.key)
         if rules is None:
             raise _unauthorized()
         _check_blocked(rules)

@@ -1,0 +1,3 @@
+"""The console: pages that show runs as they happen, and their API. Served by the gateway; it reads, and acts by the
+client's calls alone.
+"""

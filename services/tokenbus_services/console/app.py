@@ -1,0 +1,81 @@
+"""The console's ASGI app, in front of the gateway's other routes.
+
+All paths are below `/console`. The pages are files of the package, the API is JSON and server-sent events. Every POST
+needs the header `x-console-csrf` with the token of `GET /console/api/session`. A link's ticket travels as `?ticket=` or
+in the header `x-console-ticket`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import urlsplit
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from tokenbus_services.console import routes_runs, routes_session
+from tokenbus_services.console.costs import Costs
+from tokenbus_services.console.http import Desk, WithSafeHeaders, refused
+from tokenbus_services.console.session import PATH, Sessions
+from tokenbus_services.console.signing import Signer, StoredSecret
+from tokenbus_services.console.static_files import StaticFiles
+from tokenbus_services.gateway.gateway import Gateway
+from tokenbus_services.gateway.http_request import AsgiApp
+from tokenbus_services.gateway.keys.directory import KeyDirectory
+from tokenbus_services.gateway.problem import Problem, Refusal
+from tokenbus_services.gateway.service import Part
+from tokenbus_services.net.request_guard import RequestGuard
+from tokenbus_services.settings import Settings
+from tokenbus_services.settings.console import ConsoleSettings
+
+
+def create(settings: Settings, gateway: Gateway, directory: KeyDirectory | None) -> tuple[AsgiApp, list[Part]]:
+    """The console's app, and what works beside it. ``directory``: None at a gateway without keys."""
+    table = settings.console or ConsoleSettings()
+    signer = Signer(StoredSecret(gateway.runs.server, gateway.runs.keys))
+    desk = Desk(gateway, Sessions(table, signer, directory))
+    handlers: Any = {HTTPException: _no_route, Exception: _defect}
+    app = Starlette(
+        routes=[*_pages(), *routes_session.routes(desk, table), *routes_runs.routes(desk, Costs(settings))],
+        exception_handlers=handlers,
+    )
+    # Cookies are for the console alone, so the pages that `gateway.origins` lists may not act here.
+    names = (*settings.http.hosts, urlsplit(settings.blobs.address).hostname or "")
+    return WithSafeHeaders(RequestGuard(app, hosts=names, private=(PATH,))), []
+
+
+def _pages() -> list[BaseRoute]:
+    files = StaticFiles()
+
+    async def bare(request: Request) -> Response:
+        return RedirectResponse(f"{PATH}/", 308)
+
+    async def index(request: Request) -> Response:
+        return files.answer(request, "index.html")
+
+    async def static(request: Request) -> Response:
+        try:
+            return files.answer(request, request.path_params["path"])
+        except Refusal as e:
+            return refused(e.problem)
+
+    return [
+        Route(PATH, bare, methods=["GET"]),
+        Route(f"{PATH}/", index, methods=["GET"]),
+        Route(f"{PATH}/static/{{path:path}}", static, methods=["GET"]),
+    ]
+
+
+async def _no_route(request: Request, error: Exception) -> Any:
+    assert isinstance(error, HTTPException)
+    code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "http_error")
+    problem = Problem(status=error.status_code, code=code, message=error.detail, kind="not_found")
+    return refused(problem)
+
+
+async def _defect(request: Request, error: Exception) -> Any:
+    why = f"the gateway failed ({type(error).__name__})"
+    return refused(Problem(status=500, code="gateway_error", message=why, kind="internal"))

@@ -1,0 +1,150 @@
+"""What all routes of the console have in common: who looks, the page's token, answers, and the audit line."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any, TypeAlias
+
+import msgspec
+import structlog
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from tokenbus.errors import TokenbusError
+from tokenbus_services.console.session import Sessions
+from tokenbus_services.console.static_files import SAFE_HEADERS
+from tokenbus_services.console.viewer import Viewer
+from tokenbus_services.gateway import sse
+from tokenbus_services.gateway.audit import audited
+from tokenbus_services.gateway.callers import Caller
+from tokenbus_services.gateway.gateway import Gateway
+from tokenbus_services.gateway.http_request import read_request
+from tokenbus_services.gateway.problem import Problem, Refusal, invalid, of_exception
+from tokenbus_services.gateway.surfaces.contract import Answer, TranslationRules
+from tokenbus_services.settings.console import ConsoleRole
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+SURFACE = "console"
+MAX_BODY = 64 * 1024
+Handler: TypeAlias = Callable[[Request], Awaitable[Any]]
+ViewHandler: TypeAlias = Callable[[Request, Viewer], Awaitable[Any]]
+
+
+class Desk:
+    """Wraps the handlers of routes."""
+
+    def __init__(self, gateway: Gateway, sessions: Sessions) -> None:
+        self.gateway = gateway
+        self.sessions = sessions
+
+    def open(self, handle: Handler) -> Handler:
+        """A route for everybody."""
+
+        async def endpoint(request: Request) -> Any:
+            try:
+                answer = await handle(request)
+            except Refusal as e:
+                answer = refused(e.problem)
+            except TokenbusError as e:
+                answer = refused(of_exception(e))
+            except ClientDisconnect:
+                answer = Response(status_code=499)
+            return self.gateway.metrics.counted(SURFACE, audited(SURFACE, request, answer))
+
+        return endpoint
+
+    def view(self, role: ConsoleRole, handle: ViewHandler, *, links: bool = False) -> Handler:
+        """A route for viewers with a role. ``links``: also for those who came by a link to one run."""
+
+        async def checked(request: Request) -> Any:
+            return await handle(request, await self.viewer(request, role, links=links))
+
+        return self.open(checked)
+
+    def action(self, role: ConsoleRole, handle: ViewHandler, *, links: bool = False) -> Handler:
+        """Like `view`, for a request that changes something: it must come from a page of the console."""
+
+        async def checked(request: Request) -> Any:
+            viewer = await self.viewer(request, role, links=links)
+            await self.sessions.check_csrf(request)
+            return await handle(request, viewer)
+
+        return self.open(checked)
+
+    async def viewer(self, request: Request, role: ConsoleRole, *, links: bool = False) -> Viewer:
+        """Who looks. Raises Refusal (401, 403)."""
+        viewer = await self.sessions.viewer(request)
+        request.state.caller = caller_of(viewer, self.gateway)
+        viewer.require(role)
+        if not links:
+            viewer.require_all_runs()
+        return viewer
+
+    async def run(self, request: Request, viewer: Viewer) -> str:
+        """The run of the path. Raises Refusal (404) if it does not exist, or is not one that the viewer may see."""
+        run: str = request.path_params["run"]
+        viewer.check_run(run)
+        await self.gateway.runs.owned(run, caller_of(viewer, self.gateway))
+        return run
+
+    def audit(self, action: str, viewer: Viewer, **facts: object) -> None:
+        """One line in the log for an action. Never any content."""
+        log.info("console_action", action=action, key=viewer.name, tenant=viewer.tenant, **facts)
+
+
+class WithSafeHeaders:
+    """ASGI app: every answer of the console forbids strangers' scripts and frames."""
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
+        async def safe(message: MutableMapping[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                given = list(message.get("headers", ()))
+                names = {name for name, _ in given}
+                more = {**SAFE_HEADERS, "cache-control": "no-store"}
+                given += [(n.encode(), v.encode()) for n, v in more.items() if n.encode() not in names]
+                message["headers"] = given
+            await send(message)
+
+        await self.app(scope, receive, safe)
+
+
+def caller_of(viewer: Viewer, gateway: Gateway) -> Caller:
+    """The viewer, as the gateway's runs know callers."""
+    return Caller(
+        rules=TranslationRules(models=gateway.models),
+        tenant=viewer.tenant or "",
+        key=viewer.name,
+        operator=viewer.tenant is None,
+    )
+
+
+def json(value: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    """A JSON answer that nobody keeps."""
+    headers = {"cache-control": "no-store", **(headers or {})}
+    return Response(msgspec.json.encode(value), status, headers, media_type="application/json")
+
+
+def refusal(problem: Problem) -> Answer:
+    """A problem as the page reads it."""
+    error = {"code": problem.code, "message": problem.message}
+    return Answer(status=problem.status, body=msgspec.json.encode({"error": error}))
+
+
+def refused(problem: Problem) -> Response:
+    """The answer to a refused request."""
+    answer = refusal(problem)
+    headers = {k: v for k, v in sse.headers_of(problem).items() if k != "www-authenticate"}
+    return Response(answer.body, answer.status, headers, media_type=answer.media_type)
+
+
+async def body_of(request: Request) -> dict[str, Any]:
+    """The JSON object of a request; empty without a body. Raises Refusal (400, 413)."""
+    asked = await read_request(request, most_bytes=MAX_BODY)
+    try:
+        return msgspec.json.decode(asked.body or b"{}", type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError):
+        raise invalid(None, "the body is not a JSON object") from None

@@ -1,0 +1,132 @@
+"""Routes: login and logout, what the viewer may do, and links for colleagues."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from typing import Any
+from urllib.parse import quote
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from tokenbus import __version__
+from tokenbus_services.console.http import Desk, body_of, caller_of, json
+from tokenbus_services.console.session import COOKIE, PATH
+from tokenbus_services.console.viewer import NOBODY, Viewer, listed
+from tokenbus_services.gateway.problem import Problem, Refusal, invalid
+from tokenbus_services.settings.console import ConsoleSettings
+
+LOGINS_PER_MINUTE = 10
+"""Refused logins from one address; further ones are refused without a look at the key."""
+_MAX_ADDRESSES = 10_000
+
+
+def routes(desk: Desk, settings: ConsoleSettings) -> list[BaseRoute]:
+    """The routes."""
+    parts = _SessionRoutes(desk, settings)
+    return [
+        Route(f"{PATH}/api/session", desk.open(parts.session), methods=["GET"]),
+        Route(f"{PATH}/api/login", desk.open(parts.login), methods=["POST"]),
+        Route(f"{PATH}/api/logout", desk.open(parts.logout), methods=["POST"]),
+        Route(f"{PATH}/api/tickets", desk.action("see_runs", parts.ticket), methods=["POST"]),
+    ]
+
+
+class _SessionRoutes:
+    def __init__(self, desk: Desk, settings: ConsoleSettings) -> None:
+        self._desk = desk
+        self._settings = settings
+        self._failures = LoginFailures()
+
+    async def session(self, request: Request) -> Response:
+        viewer = await self._desk.sessions.viewer(request)
+        return json(self._shown(viewer, await self._desk.sessions.csrf(request)))
+
+    async def login(self, request: Request) -> Response:
+        await self._desk.sessions.check_csrf(request)
+        address = request.client.host if request.client else ""
+        self._failures.check(address)
+        body = await body_of(request)
+        key = body.get("key")
+        if not isinstance(key, str) or not key:
+            raise invalid("key", "must be the text of a key")
+        try:
+            cookie, viewer = await self._desk.sessions.login(key.strip())
+        except Refusal as e:
+            self._failures.count(address)
+            self._desk.audit("login_refused", NOBODY, code=e.problem.code)
+            raise
+        request.state.caller = caller_of(viewer, self._desk.gateway)
+        self._desk.audit("login", viewer)
+        answer = json(self._shown(viewer, await self._desk.sessions.csrf_of(cookie)))
+        lifetime = round(self._settings.session_hours * 3600)
+        answer.set_cookie(
+            COOKIE, cookie, max_age=lifetime, path=PATH, secure=_is_https(request), httponly=True, samesite="strict"
+        )
+        return answer
+
+    async def logout(self, request: Request) -> Response:
+        viewer = await self._desk.sessions.viewer(request)
+        await self._desk.sessions.check_csrf(request)
+        self._desk.audit("logout", viewer)
+        answer = json(self._shown(NOBODY, await self._desk.sessions.csrf_of("")))
+        answer.delete_cookie(COOKIE, path=PATH, secure=_is_https(request), httponly=True, samesite="strict")
+        return answer
+
+    async def ticket(self, request: Request, viewer: Viewer) -> Response:
+        body = await body_of(request)
+        run, seq = body.get("run"), body.get("seq")
+        if not isinstance(run, str) or not run:
+            raise invalid("run", "must be the id of a run")
+        if seq is not None and (not isinstance(seq, int) or isinstance(seq, bool) or seq < 0):
+            raise invalid("seq", "must be the seq of an event")
+        await self._desk.gateway.runs.owned(run, caller_of(viewer, self._desk.gateway))
+        text, expires_ms = await self._desk.sessions.ticket(viewer, run)
+        self._desk.audit("ticket", viewer, run=run)
+        place = f"run={quote(run, safe='')}" + ("" if seq is None else f"&seq={seq}")
+        return json({"url": f"{PATH}/#{place}&ticket={text}", "expires_at": expires_ms})
+
+    def _shown(self, viewer: Viewer, csrf: str) -> dict[str, Any]:
+        return {
+            "name": viewer.name,
+            "roles": listed(viewer),
+            "login": self._desk.sessions.needs_login,
+            "tenant": viewer.tenant,
+            "run": viewer.run,
+            "csrf": csrf,
+            "version": __version__,
+        }
+
+
+class LoginFailures:
+    """Slows down an address that guesses: to spare the server, for a key has 256 random bits."""
+
+    def __init__(self) -> None:
+        self._counts: OrderedDict[str, tuple[int, int]] = OrderedDict()
+        """By address: the minute, and the failures in it."""
+
+    def check(self, address: str) -> None:
+        """Raise Refusal (429) if the address has failed too often in this minute."""
+        minute, count = self._counts.get(address, (0, 0))
+        now = time.monotonic()
+        if minute == int(now // 60) and count >= LOGINS_PER_MINUTE:
+            why = "too many refused logins from this address: wait a minute"
+            wait_s = 60 - now % 60
+            problem = Problem(status=429, code="too_many_logins", message=why, kind="rate_limit", retry_after_s=wait_s)
+            raise Refusal(problem)
+
+    def count(self, address: str) -> None:
+        """Count a failure."""
+        now = int(time.monotonic() // 60)
+        minute, count = self._counts.get(address, (now, 0))
+        self._counts[address] = (now, count + 1 if minute == now else 1)
+        self._counts.move_to_end(address)
+        while len(self._counts) > _MAX_ADDRESSES:
+            self._counts.popitem(last=False)
+
+
+def _is_https(request: Request) -> bool:
+    """Whether the browser came by https, here or at a proxy in front."""
+    return request.url.scheme == "https" or request.headers.get("x-forwarded-proto", "").startswith("https")

@@ -1,0 +1,215 @@
+"""What the console says of a run: a row, folded from its events. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from tokenbus.bus.run_record import RunStatus
+from tokenbus.core.request.tenant import tenant_of
+from tokenbus.events.error_info import ErrorInfo
+from tokenbus.events.public import (
+    BlockComplete,
+    BlockStarted,
+    Cancelled,
+    Chunk,
+    Completed,
+    Incomplete,
+    ProviderModel,
+    PublicEvent,
+    Restarted,
+    Retrying,
+    RunFailedEvent,
+    Started,
+    ToolProgress,
+    UsageReported,
+)
+from tokenbus.events.usage import Usage
+from tokenbus_services.console.hiding import hidden_error
+
+State = Literal[
+    "queued",
+    "waiting",
+    "first_byte",
+    "thinking",
+    "speaking",
+    "tool",
+    "retrying",
+    "judged",
+    "completed",
+    "incomplete",
+    "failed",
+    "cancelled",
+]
+MAX_WORDS = 120
+"""Characters of a run's last words."""
+CHARACTERS_PER_TOKEN = 4
+_STATES_OF_KINDS: dict[str, State] = {"text": "speaking", "thinking": "thinking", "tool_call": "tool"}
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of the river."""
+
+    run: str
+    state: State
+    tenant: str | None = None
+    provider: str | None = None
+    model: str | None = None
+    started_at: int | None = None
+    """Unix time in ms, like `ended_at`."""
+    ended_at: int | None = None
+    finish: str | None = None
+    error: str | None = None
+    """Code."""
+    turn: int = 0
+    attempt: int = 0
+    tokens_per_s: float | None = None
+    """Estimated from characters."""
+    words: str | None = None
+    """The end of what it said last; None for viewers who may not see content."""
+    cost: float | None = None
+    usage: dict[str, Any] | None = None
+
+
+class AttemptView(msgspec.Struct, kw_only=True):
+    """One call of a provider, as the run's events tell it."""
+
+    turn: int
+    attempt: int
+    provider: str | None
+    model: str | None
+    first_seq: int
+    last_seq: int
+    characters: int = 0
+    error: dict[str, Any] | None = None
+    delay_ms: int | None = None
+    """Wait before the next attempt."""
+    continues: bool | None = None
+    """Whether the next attempt continues its text."""
+    usage: dict[str, Any] | None = None
+    response_id: str | None = None
+
+
+def state_after(event: PublicEvent) -> State | None:
+    """The run's state after this event; None if it does not tell."""
+    match event:
+        case Completed():
+            return "completed"
+        case Incomplete():
+            return "incomplete"
+        case RunFailedEvent():
+            return "failed"
+        case Cancelled():
+            return "cancelled"
+        case Retrying() | Restarted():
+            return "retrying"
+        case ToolProgress():
+            return "tool"
+        case BlockComplete(kind="tool_call"):
+            return "tool"
+        case BlockComplete(kind="tool_result") | Started():
+            return "first_byte"
+        case Chunk() | BlockStarted() | BlockComplete():
+            return _STATES_OF_KINDS.get(event.kind, "speaking")
+        case _:
+            return None
+
+
+def last_words(events: Iterable[PublicEvent]) -> str:
+    """The end of the visible text in these events, in order; of thinking if there is none."""
+    chunks = [event for event in events if isinstance(event, Chunk)]
+    visible = "".join(chunk.text for chunk in chunks if chunk.visible)
+    text = visible or "".join(chunk.text for chunk in chunks if chunk.kind == "thinking")
+    return " ".join(text.split())[-MAX_WORDS:]
+
+
+def usage_shown(usage: Usage | None) -> dict[str, Any] | None:
+    """Token counts without the provider's own object."""
+    return msgspec.to_builtins(msgspec.structs.replace(usage, raw=None)) if usage else None
+
+
+def row_of(
+    run: str,
+    events: Sequence[PublicEvent],
+    status: RunStatus | None,
+    accepted_ms: int | None,
+    *,
+    content: bool,
+    cost: float | None = None,
+) -> Row:
+    """The row of a run whose whole log is known."""
+    started = events[0] if events and isinstance(events[0], Started) else None
+    last = events[-1] if events else None
+    now_at = ProviderModel(provider=started.provider, model=started.model) if started else None
+    state: State = "queued"
+    usage: Usage | None = None
+    for event in events:
+        state = state_after(event) or state
+        if isinstance(event, Retrying) and event.fallback:
+            now_at = event.fallback
+        if isinstance(event, UsageReported):
+            usage = event.total
+    ended = last if isinstance(last, Completed | Incomplete | RunFailedEvent | Cancelled) else None
+    error: ErrorInfo | None = getattr(ended, "error", None)
+    return Row(
+        run=run,
+        state=state if last else "cancelled" if status == "cancelled" else "queued",
+        tenant=(tenant_of(started.metadata) if started else "") or None,
+        provider=now_at.provider if now_at else None,
+        model=now_at.model if now_at else None,
+        started_at=accepted_ms,
+        ended_at=None if ended is None or accepted_ms is None else accepted_ms + ended.timing.total_ms,
+        finish=ended.finish if ended else None,
+        error=error.code if error else None,
+        turn=last.turn if last else 0,
+        attempt=last.attempt if last else 0,
+        words=last_words(events) if content else None,
+        cost=cost,
+        usage=usage_shown(ended.usage if ended and ended.usage else usage),
+    )
+
+
+def attempts_of(events: Iterable[PublicEvent], *, content: bool) -> list[AttemptView]:
+    """The attempts of a run, in order."""
+    found: dict[tuple[int, int], AttemptView] = {}
+    provider = model = None
+    for event in events:
+        if isinstance(event, Started):
+            provider, model = event.provider, event.model
+        attempt = found.setdefault(
+            (event.turn, event.attempt),
+            AttemptView(
+                turn=event.turn,
+                attempt=event.attempt,
+                provider=provider,
+                model=model,
+                first_seq=event.seq,
+                last_seq=event.seq,
+            ),
+        )
+        attempt.last_seq = event.seq
+        match event:
+            case Chunk():
+                attempt.characters += len(event.text)
+            case Retrying() | Restarted():
+                attempt.error = _error(event.error, content=content)
+                attempt.delay_ms = event.delay_ms
+                if isinstance(event, Retrying):
+                    attempt.continues = event.continues
+                    if event.fallback:
+                        provider, model = event.fallback.provider, event.fallback.model
+            case UsageReported():
+                attempt.usage = usage_shown(event.usage)
+                attempt.response_id = event.response_id
+                attempt.model = event.model or attempt.model
+            case RunFailedEvent() | Incomplete():
+                attempt.error = _error(event.error, content=content) if event.error else None
+            case _:
+                pass
+    return list(found.values())
+
+
+def _error(error: ErrorInfo, *, content: bool) -> dict[str, Any]:
+    return msgspec.to_builtins(error) if content else hidden_error(error)

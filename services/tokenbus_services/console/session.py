@@ -1,0 +1,160 @@
+"""Logins and links: who a request to the console comes from.
+
+A login is a cookie that any gateway of the deployment accepts. It names the key's id and one of its texts (by a part of
+the hash). The key's entry is looked up with each request, so a login ends when its key is revoked, blocked or expires,
+or loses its roles. A link is a signed text of the same kind, for one run.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+from hmac import compare_digest
+
+import msgspec
+from starlette.requests import Request
+
+from tokenbus_services.console.signing import Signer
+from tokenbus_services.console.viewer import NOBODY, Viewer, viewer_of, viewer_without_keys
+from tokenbus_services.gateway.keys.directory import KeyDirectory
+from tokenbus_services.gateway.keys.key import KeyEntry, digest
+from tokenbus_services.gateway.problem import Problem, Refusal
+from tokenbus_services.settings.console import ConsoleSettings
+
+COOKIE = "tokenbus_console"
+PATH = "/console"
+CSRF_HEADER = "x-console-csrf"
+TICKET_HEADER = "x-console-ticket"
+_KEY_PART = 16
+"""Characters of the hash of a key's text that a cookie names."""
+
+
+class Login(msgspec.Struct, frozen=True, array_like=True):
+    """What a cookie says."""
+
+    key: str
+    text: str
+    """The beginning of the hash of the key's text."""
+    expires_ms: int
+    nonce: str
+
+
+class Ticket(msgspec.Struct, frozen=True, array_like=True):
+    """What a link says."""
+
+    run: str
+    content: bool
+    by: str | None
+    """Id of the key that made it; None without keys."""
+    expires_ms: int
+
+
+class Sessions:
+    """Tells who looks."""
+
+    def __init__(
+        self,
+        settings: ConsoleSettings,
+        signer: Signer,
+        directory: KeyDirectory | None,
+        *,
+        now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+    ) -> None:
+        """``directory``: None at a gateway without keys."""
+        self._settings = settings
+        self._signer = signer
+        self._directory = directory
+        self._now_ms = now_ms
+
+    @property
+    def needs_login(self) -> bool:
+        """Whether viewers log in with a key."""
+        return self._directory is not None
+
+    async def viewer(self, request: Request) -> Viewer:
+        """Who looks; `NOBODY` without a valid login or link. Raises ServerError if the keys cannot be read."""
+        ticket = request.headers.get(TICKET_HEADER) or request.query_params.get("ticket")
+        if ticket:
+            return await self._by_ticket(ticket)
+        if self._directory is None:
+            return viewer_without_keys(self._settings)
+        return await self._by_cookie(request.cookies.get(COOKIE, ""), self._directory)
+
+    async def login(self, key: str) -> tuple[str, Viewer]:
+        """The cookie for a key's text, and its viewer. Raises Refusal (401, 403)."""
+        entry = await self._directory.find(key) if self._directory else None
+        if entry is None:
+            why = "the API key is missing or not valid"
+            raise Refusal(Problem(status=401, code="invalid_api_key", message=why, kind="auth"))
+        if entry.rules.blocked or not entry.rules.console:
+            why = "this key may not use the console; its field `console` lists what it may do there"
+            raise Refusal(Problem(status=403, code="no_console_roles", message=why, kind="auth"))
+        expires = self._now_ms() + round(self._settings.session_hours * 3_600_000)
+        login = Login(entry.id, digest(key)[:_KEY_PART], expires, secrets.token_urlsafe(9))
+        return await self._signer.sign("login", login), viewer_of(entry)
+
+    async def ticket(self, viewer: Viewer, run: str) -> tuple[str, int]:
+        """A link's text for this run, and the time at which it expires, in ms."""
+        expires = self._now_ms() + round(self._settings.ticket_minutes * 60_000)
+        ticket = Ticket(run, viewer.may("see_content"), viewer.name, expires)
+        return await self._signer.sign("ticket", ticket), expires
+
+    async def csrf(self, request: Request) -> str:
+        """The token that a page sends with each action: of this login, or of this deployment without one."""
+        return await self._signer.token("csrf", request.cookies.get(COOKIE, ""))
+
+    async def csrf_of(self, cookie: str) -> str:
+        """The token that belongs to this cookie."""
+        return await self._signer.token("csrf", cookie)
+
+    async def check_csrf(self, request: Request) -> None:
+        """Raise Refusal (403) if the request does not come from a page of the console."""
+        given = request.headers.get(CSRF_HEADER, "")
+        if not compare_digest(given.encode(), (await self.csrf(request)).encode()):
+            why = f"the header {CSRF_HEADER} is missing or of another login: load the page again"
+            raise Refusal(Problem(status=403, code="csrf", message=why, kind="auth"))
+
+    async def _by_cookie(self, cookie: str, directory: KeyDirectory) -> Viewer:
+        login = await self._signer.check("login", cookie, Login) if cookie else None
+        if login is None or login.expires_ms <= self._now_ms():
+            return NOBODY
+        entry = await directory.entry(login.key)
+        return viewer_of(entry) if entry and self._is_valid(entry, login.text) else NOBODY
+
+    async def _by_ticket(self, text: str) -> Viewer:
+        ticket = await self._signer.check("ticket", text, Ticket)
+        if ticket is None or ticket.expires_ms <= self._now_ms():
+            why = "this link has expired: ask for a new one, or log in"
+            raise Refusal(Problem(status=401, code="ticket_expired", message=why, kind="auth"))
+        if (maker := await self._maker(ticket)) is None:
+            why = "the key that made this link is not valid any more"
+            raise Refusal(Problem(status=401, code="ticket_expired", message=why, kind="auth"))
+        roles = {"see_runs", "see_content"} if ticket.content and maker.may("see_content") else {"see_runs"}
+        return Viewer(
+            name=ticket.by,
+            roles=frozenset(role for role in maker.roles if role in roles),
+            tenant=maker.tenant,
+            run=ticket.run,
+        )
+
+    async def _maker(self, ticket: Ticket) -> Viewer | None:
+        """The viewer that made a link, as the settings and the key are now."""
+        if self._directory is None:
+            return viewer_without_keys(self._settings) if ticket.by is None else None
+        entry = await self._directory.entry(ticket.by) if ticket.by is not None else None
+        if entry is None or not self._is_valid(entry, None):
+            return None
+        return viewer_of(entry)
+
+    def _is_valid(self, entry: KeyEntry, text: str | None) -> bool:
+        """Whether one of the client's keys is valid: that with this hash, or any."""
+        now = self._now_ms()
+        return (
+            entry.revoked_ms is None
+            and not entry.rules.blocked
+            and any(
+                one.is_valid(now) and (text is None or compare_digest(one.sha256[:_KEY_PART], text))
+                for one in entry.secrets
+            )
+        )
