@@ -1,0 +1,130 @@
+// One run as it comes: its events, what the gateway says of it, and a signal that changes at most each 50 ms.
+
+import { get, ROOT } from "../lib/api.js";
+import { batch, signal } from "../lib/html.js";
+import { openStream } from "../lib/stream.js";
+import { RunHistory } from "./history.js";
+
+const DRAW_MS = 50;
+
+export class RunFeed {
+  constructor(run) {
+    this.run = run;
+    this.path = `/runs/${encodeURIComponent(run)}`;
+    this.history = new RunHistory();
+    /** Changes when there is something to draw. */
+    this.version = signal(0);
+    this.info = signal(null);
+    this.decisions = signal(null);
+    this.problem = signal(null);
+    this.state = signal({ name: "connecting" });
+    this.waiting = [];
+    this.drawnAt = 0;
+    this.frame = 0;
+    this.caughtUp = Infinity;
+  }
+
+  start(seesContent) {
+    this.seesContent = seesContent;
+    this.load();
+    this.stream = openStream({
+      url: () => `${ROOT}${this.path}/events?after=${this.lastSeq()}`,
+      silentMs: 60_000,
+      onState: (state) => {
+        this.state.value = state;
+        if (state.name === "refused") this.load();
+      },
+      onEvent: (event) => this.take(event),
+    });
+  }
+
+  stop() {
+    this.stopped = true;
+    this.stream.close();
+    cancelAnimationFrame(this.frame);
+    clearTimeout(this.timer);
+  }
+
+  lastSeq() {
+    return this.waiting.length ? this.waiting[this.waiting.length - 1].seq : this.history.last;
+  }
+
+  /** What the gateway says of the run now: its request, what may be done, when its events were. */
+  async load() {
+    try {
+      const info = await get(this.path);
+      if (this.stopped) return;
+      if (this.caughtUp === Infinity) this.caughtUp = info.last_seq;
+      batch(() => {
+        this.info.value = info;
+        this.problem.value = null;
+      });
+    } catch (error) {
+      if (!this.stopped && (this.history.last < 0 || error.status !== 0)) this.problem.value = error;
+      return;
+    }
+    this.loadTimes();
+    if (this.seesContent) this.loadDecisions();
+  }
+
+  async loadTimes() {
+    try {
+      const { times } = await get(`${this.path}/times`);
+      if (!this.stopped) this.setTimes(new Map(times));
+    } catch {
+      // Without times the timeline counts events.
+    }
+  }
+
+  async loadDecisions() {
+    try {
+      this.decisions.value = (await get(`${this.path}/decisions`)).decisions;
+    } catch {
+      this.decisions.value = [];
+    }
+  }
+
+  /** Times of events that came before this page was open, as the topics keep them. */
+  setTimes(times) {
+    if (times.size === 0) return;
+    this.times = times;
+    this.draw();
+    const again = new RunHistory();
+    for (const event of this.history.events) again.push(times.has(event.seq) ? { ...event, at: times.get(event.seq) } : event);
+    this.history = again;
+    this.version.value += 1;
+  }
+
+  take({ name, data }) {
+    if (name === "gateway_error") return;
+    const event = JSON.parse(data);
+    if (!Number.isInteger(event.seq)) return;
+    const at = this.times?.get(event.seq) ?? (event.seq > this.caughtUp ? Date.now() : undefined);
+    if (at !== undefined) event.at = at;
+    this.waiting.push(event);
+    if (this.frame) return;
+    this.frame = requestAnimationFrame(() => this.onFrame());
+  }
+
+  onFrame() {
+    const early = this.drawnAt + DRAW_MS - performance.now();
+    if (early > 0) {
+      this.timer = setTimeout(() => {
+        this.frame = requestAnimationFrame(() => this.onFrame());
+      }, early);
+      return;
+    }
+    this.frame = 0;
+    this.drawnAt = performance.now();
+    this.draw();
+  }
+
+  draw() {
+    if (!this.waiting.length) return;
+    const arrived = this.waiting;
+    this.waiting = [];
+    for (const event of arrived) this.history.push(event);
+    this.version.value += 1;
+    if (this.history.head.end) this.load();
+  }
+}

@@ -1,0 +1,147 @@
+// Is the bus well: providers, partitions, queues, lanes, dead letters, keys and spend, and the last hour.
+
+import { get } from "../lib/api.js";
+import { age, bytes, cost, count, ms, short } from "../lib/format.js";
+import { html, useEffect, useState } from "../lib/html.js";
+import { shortcuts } from "../lib/keys.js";
+import { oneLine } from "../lib/safe_text.js";
+import { health, roles } from "../lib/store.js";
+import { DeadLetters } from "./dead_letters.js";
+import { Plots } from "./plots.js";
+
+const MANY_ENTRIES = 1000;
+const ERRORS_SHARE = 0.1;
+const SILENT_S = 10;
+const SPEND_MS = 10_000;
+
+export function Health() {
+  useEffect(() => shortcuts({ Escape: () => { location.hash = ""; } }), []);
+  const data = health.value;
+  return html`
+    <main id="main" class="health" tabindex="-1">
+      <h1 class="sr">Health</h1>
+      <${Plots} />
+      <div class="cards">
+        <${Providers} rows=${data?.providers} />
+        <${Partitions} rows=${data?.partitions} />
+        <${Queues} queues=${data?.queues} lanes=${data?.lanes} />
+        <${Workers} rows=${data?.workers} />
+        <${DeadLetters} counts=${data?.dead} />
+        ${roles.value.has("admin") && html`<${KeysAndSpend} />`}
+      </div>
+    </main>`;
+}
+
+/** A card with a table; `columns` are [title, cell, "num" for numbers]. */
+export function Table({ title, note, columns, rows, empty, wide, id }) {
+  return html`
+    <section class=${`card ${wide ? "wide-card" : ""}`} aria-labelledby=${`${id}-title`}>
+      <h2 id=${`${id}-title`}>${title}${note && html`<small class="mute">${note}</small>`}</h2>
+      ${!rows || rows.length === 0
+        ? html`<p class="mute">${rows ? empty : "…"}</p>`
+        : html`<div class="scroll" tabindex="0" role="region" aria-label=${title}><table>
+            <thead><tr>${columns.map(([name, , kind]) => html`<th scope="col" class=${kind}>${name}</th>`)}</tr></thead>
+            <tbody>${rows.map((row, index) => html`<tr key=${index}>${columns.map(([, cell, kind]) => html`<td class=${kind}>${cell(row)}</td>`)}</tr>`)}</tbody>
+          </table></div>`}
+    </section>`;
+}
+
+function Providers({ rows }) {
+  const columns = [
+    ["provider", (row) => html`<b>${oneLine(row.name)}</b>`],
+    ["model", (row) => html`<span class="mono">${oneLine(row.model ?? "")}</span>`],
+    ["calls", (row) => count(row.attempts_5m), "num"],
+    ["errors", (row) => html`<span class=${row.errors_5m > ERRORS_SHARE * row.attempts_5m && row.errors_5m > 0 ? "bad" : ""}>${count(row.errors_5m)}</span>`, "num"],
+    ["429", (row) => html`<span class=${row.limited_5m > 0 ? "warn" : ""}>${count(row.limited_5m)}</span>`, "num"],
+    ["first byte p50", (row) => ms(row.first_byte_p50_ms), "num"],
+    ["p99", (row) => ms(row.first_byte_p99_ms), "num"],
+  ];
+  return html`<${Table} id="providers" title="Providers" note="last 5 minutes" columns=${columns} rows=${rows} empty="No provider was called." wide />`;
+}
+
+/** A square for each partition of each stage: who owns it, and how far it lags. */
+function Partitions({ rows }) {
+  const stages = [...new Set((rows ?? []).map((row) => row.stage))];
+  const numbers = [...new Set((rows ?? []).map((row) => row.partition))].sort((one, other) => one - other);
+  const find = (stage, partition) => rows.find((row) => row.stage === stage && row.partition === partition);
+  return html`
+    <section class="card wide-card" aria-labelledby="partitions-title">
+      <h2 id="partitions-title">Partitions <small class="mute">entries that wait, and the owner</small></h2>
+      ${!rows ? html`<p class="mute">…</p>` : html`
+        <div class="scroll" tabindex="0" role="region" aria-label="Partitions"><table class="matrix">
+          <thead><tr><th scope="col">stage</th>${numbers.map((number) => html`<th scope="col" class="num">${number}</th>`)}</tr></thead>
+          <tbody>${stages.map((stage) => html`
+            <tr key=${stage}><th scope="row">${stage}</th>
+              ${numbers.map((number) => html`<td key=${number}><${Cell} row=${find(stage, number)} /></td>`)}</tr>`)}</tbody>
+        </table></div>`}
+    </section>`;
+}
+
+function Cell({ row }) {
+  if (!row) return null;
+  const kind = !row.owner ? "none" : row.lag_entries > MANY_ENTRIES ? "late" : row.lag_entries > 0 ? "some" : "calm";
+  const owner = row.owner ? oneLine(String(row.owner)) : "no owner";
+  return html`<span class=${`cell ${kind}`} title=${`${owner}, ${count(row.lag_entries)} entries, ${bytes(row.lag_bytes)}`}>
+    <b>${short(row.lag_entries)}</b><small>${owner.slice(-6)}</small></span>`;
+}
+
+function Queues({ queues, lanes }) {
+  const columns = [
+    ["queue", (row) => html`<b>${row.queue}</b>`],
+    ["partition", (row) => row.partition ?? "", "num"],
+    ["waiting", (row) => count(row.waiting), "num"],
+    ["in hand", (row) => count(row.in_hand), "num"],
+  ];
+  const laneColumns = [["tenant", (row) => oneLine(row.tenant || "–")], ["waiting", (row) => count(row.waiting), "num"]];
+  const busy = queues?.filter((row) => row.waiting > 0 || row.in_hand > 0);
+  return html`
+    <${Table} id="queues" title="Queues" note=${queues ? `${count(queues.length)}, those with work` : ""} columns=${columns} rows=${busy} empty="Nothing waits, nothing is in hand." />
+    <${Table} id="lanes" title="Waiting lanes" note="by tenant" columns=${laneColumns} rows=${lanes} empty="No tenant waits." />`;
+}
+
+function Workers({ rows }) {
+  const columns = [
+    ["stage", (row) => html`<b>${row.stage}</b>`],
+    ["worker", (row) => html`<span class="mono">${oneLine(String(row.worker))}</span>`],
+    ["last seen", (row) => html`<span class=${row.age_s > SILENT_S ? "bad" : ""}>${age(row.age_s * 1000)} ago</span>`, "num"],
+  ];
+  return html`<${Table} id="workers" title="Workers" columns=${columns} rows=${rows} empty="No worker is seen." />`;
+}
+
+/** Keys and what they spent, for admins. Fields are shown as they come: there is no secret among them. */
+function KeysAndSpend() {
+  const [keys, setKeys] = useState(null);
+  const [spend, setSpend] = useState(null);
+  useEffect(() => {
+    let gone = false;
+    const load = async () => {
+      if (document.hidden) return;
+      const [one, other] = await Promise.allSettled([get("/keys"), get("/spend")]);
+      if (gone) return;
+      if (one.status === "fulfilled") setKeys(one.value.keys ?? []);
+      if (other.status === "fulfilled") setSpend(other.value.spend ?? []);
+    };
+    load();
+    const timer = setInterval(load, SPEND_MS);
+    return () => {
+      gone = true;
+      clearInterval(timer);
+    };
+  }, []);
+  const keyColumns = [
+    ["key", (row) => html`<span class="mono">${oneLine(row.id ?? "")}</span>`],
+    ["name", (row) => oneLine(row.name ?? "")],
+    ["tenant", (row) => oneLine(row.tenant ?? "")],
+    ["console", (row) => (row.console ?? []).join(" ")],
+    ["state", (row) => (row.revoked ? html`<span class="bad">revoked</span>` : row.blocked ? html`<span class="warn">blocked</span>` : "valid")],
+  ];
+  const spendColumns = [
+    ["who", (row) => oneLine(row.key ?? row.tenant ?? row.name ?? "")],
+    ["period", (row) => oneLine(row.period ?? "")],
+    ["spent", (row) => cost(row.spent), "num"],
+    ["budget", (row) => cost(row.budget), "num"],
+  ];
+  return html`
+    <${Table} id="keys" title="Keys" columns=${keyColumns} rows=${keys} empty="This gateway has no keys." wide />
+    <${Table} id="spend" title="Spend" columns=${spendColumns} rows=${spend} empty="No price or budget is configured." />`;
+}

@@ -1,0 +1,172 @@
+// The river: a line for each open run, and below it those that ended. Drawn once a second, whatever flows.
+
+import { age, cost, count, ENDED_STATES, OPEN_STATES, rate, shortId, short, stateName } from "../lib/format.js";
+import { html, useEffect, useRef, useState } from "../lib/html.js";
+import { shortcuts } from "../lib/keys.js";
+import { riverHash, runHash } from "../lib/route.js";
+import { oneLine } from "../lib/safe_text.js";
+import { replaceHash, river, roles, route } from "../lib/store.js";
+
+const RED_MS = 600_000;
+const TYPED_MS = 250;
+
+export function River() {
+  const [selected, setSelected] = useState(null);
+  const search = useRef(null);
+  const data = river.value;
+  const open = data ? [...data.rows].sort((one, other) => other.started_at - one.started_at) : [];
+  const ended = data ? [...data.ended].sort((one, other) => other.ended_at - one.ended_at) : [];
+  const ids = [...open, ...ended].map((row) => row.run);
+  const latest = useRef({ ids, selected });
+  latest.current = { ids, selected };
+
+  useEffect(() => {
+    const step = (by) => () => {
+      const { ids: all, selected: from } = latest.current;
+      if (!all.length) return;
+      const index = all.indexOf(from);
+      const next = all[index < 0 ? 0 : Math.min(all.length - 1, Math.max(0, index + by))];
+      setSelected(next);
+      document.getElementById(`line-${next}`)?.focus();
+    };
+    return shortcuts({
+      j: step(1),
+      k: step(-1),
+      "/": () => search.current?.focus(),
+      Enter: () => {
+        const { selected: run } = latest.current;
+        if (document.activeElement instanceof HTMLButtonElement) document.activeElement.click();
+        else if (run) location.hash = runHash(run);
+      },
+      Escape: () => {
+        if (document.activeElement instanceof HTMLElement) document.activeElement.blur();
+      },
+    });
+  }, []);
+
+  return html`
+    <main id="main" class="river" tabindex="-1">
+      <h1 class="sr">Runs</h1>
+      <${Filters} search=${search} data=${data} />
+      <section aria-labelledby="open-title">
+        <h2 id="open-title">Open <b>${data ? count(data.open) : "–"}</b>
+          ${data && data.open > open.length && html`<small>the newest ${open.length} are shown</small>`}</h2>
+        <${Heading} words="last words" last="turn" rate="tok/s" />
+        ${data && open.length === 0 && html`<p class="empty">No run is open${filtered() ? " that matches" : ""}.</p>`}
+        <ol class="lines">
+          ${open.map((row) => html`<${Line} key=${row.run} row=${row} at=${data.at} selected=${row.run === selected} onSelect=${setSelected} />`)}
+        </ol>
+      </section>
+      <section aria-labelledby="ended-title">
+        <h2 id="ended-title">Ended</h2>
+        <${Heading} words="finish" last="cost" rate="tokens" />
+        ${data && ended.length === 0 && html`<p class="empty">No run has ended lately${filtered() ? " that matches" : ""}.</p>`}
+        <ol class="lines">
+          ${ended.map((row) => html`<${Line} key=${row.run} row=${row} at=${data.at} selected=${row.run === selected} onSelect=${setSelected} />`)}
+        </ol>
+      </section>
+    </main>`;
+}
+
+function filtered() {
+  return Object.keys(route.value.filters).length > 0;
+}
+
+function Heading({ words, last, rate: speed }) {
+  return html`
+    <div class="line heading" aria-hidden="true">
+      <span class="state">state</span><span class="age">age</span><span class="model">provider / model</span>
+      <span class="tenant">tenant</span><span class="rate">${speed}</span><span class="words">${words}</span>
+      <span class="last">${last}</span><span class="id">run</span>
+    </div>`;
+}
+
+function Line({ row, at, selected, onSelect }) {
+  const isOpen = row.ended_at === null || row.ended_at === undefined;
+  const bad = row.state === "failed" || row.state === "incomplete";
+  const hot = bad && at - row.ended_at < RED_MS;
+  return html`
+    <li>
+      <a id=${`line-${row.run}`} class=${`line ${hot ? "hot" : ""}`} href=${runHash(row.run)} data-run=${row.run}
+        aria-current=${selected ? "true" : undefined} onFocus=${() => onSelect(row.run)}>
+        <span class="state"><${State} name=${row.state} /></span>
+        <span class="age" title=${new Date(row.started_at).toLocaleString()}>${age(at - (isOpen ? row.started_at : row.ended_at))}</span>
+        <span class="model"><i>${oneLine(row.provider ?? "?")}</i><s>/</s>${oneLine(row.model ?? "?")}</span>
+        <span class="tenant">${row.tenant ? oneLine(row.tenant) : ""}</span>
+        <span class="rate" title=${isOpen ? "estimated from characters" : "tokens in and out"}>${isOpen ? rate(row.tokens_per_s) : tokens(row.usage)}</span>
+        <span class="words">${isOpen ? html`<${Words} text=${row.words} />` : html`<${Finish} row=${row} />`}</span>
+        <span class="last">${isOpen ? turns(row) : cost(row.cost)}</span>
+        <span class="id" title=${row.run}>${shortId(row.run)}</span>
+      </a>
+    </li>`;
+}
+
+export function State({ name }) {
+  return html`<span class=${`st st-${name}`}><i></i>${stateName(name)}</span>`;
+}
+
+function turns(row) {
+  const turn = `t${(row.turn ?? 0) + 1}`;
+  return row.attempt > 1 ? `${turn} · try ${row.attempt}` : turn;
+}
+
+function tokens(usage) {
+  if (!usage) return "";
+  return short((usage.input ?? 0) + (usage.output ?? 0));
+}
+
+function Words({ text }) {
+  if (text === null || text === undefined) return html`<span class="mute">${roles.value.has("see_content") ? "" : "hidden"}</span>`;
+  return html`<bdi class="tail"><span>${oneLine(text)}</span></bdi>`;
+}
+
+function Finish({ row }) {
+  const words = row.words ? html`<bdi class="mute head">${oneLine(row.words)}</bdi>` : null;
+  if (row.error) return html`<code class="code">${oneLine(row.error)}</code>${words}`;
+  return html`<span class="finish">${row.finish ?? ""}</span>${words}`;
+}
+
+function Filters({ search, data }) {
+  const { filters } = route.value;
+  const [typed, setTyped] = useState(filters.q ?? "");
+  const timer = useRef(0);
+  useEffect(() => setTyped(filters.q ?? ""), [filters.q]);
+  const known = useRef({ tenant: new Set(), provider: new Set(), error: new Set() });
+  for (const row of data ? [...data.rows, ...data.ended] : []) {
+    for (const name of Object.keys(known.current)) if (row[name]) known.current[name].add(row[name]);
+  }
+
+  const put = (name, value) => {
+    const next = { ...route.value.filters };
+    if (value) next[name] = value;
+    else delete next[name];
+    replaceHash(riverHash(next));
+  };
+  const onType = (event) => {
+    const { value } = event.target;
+    setTyped(value);
+    clearTimeout(timer.current);
+    timer.current = setTimeout(() => put("q", value.trim()), TYPED_MS);
+  };
+  const choice = (name, text) => html`
+    <label class="choice"><span class="sr">${text}</span>
+      <select value=${filters[name] ?? ""} onChange=${(event) => put(name, event.target.value)} data-set=${filters[name] ? "yes" : undefined}>
+        <option value="">any ${text}</option>
+        ${[...new Set([...known.current[name], ...(filters[name] ? [filters[name]] : [])])].sort()
+          .map((value) => html`<option key=${value} value=${value}>${oneLine(value)}</option>`)}
+      </select>
+    </label>`;
+
+  return html`
+    <div class="filters" role="search">
+      <label class="search"><span class="sr">Search runs</span>
+        <input ref=${search} type="search" placeholder="Search by run, tenant, model, error" value=${typed} onInput=${onType} /><kbd aria-hidden="true">/</kbd></label>
+      ${choice("tenant", "tenant")}${choice("provider", "provider")}${choice("error", "error")}
+      <div class="states" role="group" aria-label="State">
+        ${[...OPEN_STATES, ...ENDED_STATES].map((name) => html`
+          <button key=${name} class=${`st st-${name}`} aria-pressed=${filters.state === name ? "true" : "false"}
+            onClick=${() => put("state", filters.state === name ? "" : name)}><i></i>${stateName(name)}<b>${count(data?.states?.[name] ?? 0)}</b></button>`)}
+      </div>
+      ${filtered() && html`<button class="quiet" onClick=${() => replaceHash("#")}>Clear</button>`}
+    </div>`;
+}

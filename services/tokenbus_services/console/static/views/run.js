@@ -1,0 +1,164 @@
+// One run: its blocks as they come, its timeline, its events, and the slider back to any of them.
+
+import { age, count, stateName } from "../lib/format.js";
+import { Component, Fragment, html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "../lib/html.js";
+import { shortcuts } from "../lib/keys.js";
+import { runHash } from "../lib/route.js";
+import { oneLine } from "../lib/safe_text.js";
+import { announce, byLink, now, replaceHash, roles, route } from "../lib/store.js";
+import { RunFeed } from "../run/feed.js";
+import { Actions } from "./run_actions.js";
+import { Blocks } from "./blocks.js";
+import { Facts } from "./run_facts.js";
+import { RawEvents } from "./raw_events.js";
+import { State } from "./river.js";
+import { Timeline } from "./timeline.js";
+
+const LINK_MS = 200;
+const NEAR_END = 80;
+
+export function RunView({ run }) {
+  const canSee = roles.value.has("see_content");
+  const feed = useMemo(() => new RunFeed(run), [run]);
+  const [wanted, setWanted] = useState(route.value.seq);
+  useEffect(() => {
+    feed.start(canSee);
+    return () => feed.stop();
+  }, [feed]);
+  useEffect(() => setWanted(route.value.seq), [route.value.seq]);
+
+  feed.version.value;
+  now.value;
+  const { history } = feed;
+  const live = wanted === null || (wanted >= history.last && history.head.end !== null);
+  const seq = live ? history.last : Math.min(wanted, history.last);
+  const state = history.at(seq); // a copy, for views compare it with the one before
+  const info = feed.info.value;
+  const row = info?.row;
+
+  const timer = useRef(0);
+  const seek = (value) => {
+    const next = value === null || value >= history.last ? null : Math.max(0, value);
+    setWanted(next);
+    clearTimeout(timer.current);
+    timer.current = setTimeout(() => replaceHash(linkOf(run, next)), LINK_MS);
+  };
+  useEffect(() => () => clearTimeout(timer.current), []);
+  const latest = useRef(null);
+  latest.current = { seq, seek };
+  useEffect(() => shortcuts({
+    Escape: () => { if (!byLink.value) location.hash = ""; },
+    ArrowLeft: () => latest.current.seek(latest.current.seq - 1),
+    ArrowRight: () => latest.current.seek(latest.current.seq + 1),
+    l: () => latest.current.seek(null),
+  }), []);
+
+  const ended = history.head.end;
+  const wasOpen = useRef(false);
+  useEffect(() => {
+    if (!ended && history.last >= 0) wasOpen.current = true;
+    if (ended && wasOpen.current) announce(`The run ended: ${stateName(ended.type)}.`);
+  }, [ended, history.last >= 0]);
+
+  const problem = feed.problem.value;
+  if (problem && history.last < 0) {
+    return html`<main id="main" class="blank" tabindex="-1"><div role="alert"><p>${problem.message}</p><p class="mute">${oneLine(run)}</p></div></main>`;
+  }
+  return html`
+    <main id="main" class="run" tabindex="-1">
+      <header class="run-head">
+        <h1><span class="mono">${oneLine(run)}</span></h1>
+        <div class="run-line">
+          <${State} name=${phaseOf(state, row, live)} />
+          <span><i class="mute">${oneLine(state.provider || row?.provider || "")}</i> / <b>${oneLine(state.model || row?.model || "")}</b></span>
+          ${row?.tenant && html`<span class="chip">${oneLine(row.tenant)}</span>`}
+          ${row?.started_at && html`<span class="mute" title=${new Date(row.started_at).toLocaleString()}>${age((row.ended_at ?? now.value) - row.started_at)}${row.ended_at ? "" : " so far"}</span>`}
+          <${Feed} state=${feed.state.value} ended=${ended} />
+          <span class="grow"></span>
+          <${Actions} run=${run} info=${info} seq=${seq} events=${history.events} onActed=${() => feed.load()} />
+        </div>
+        <${Slider} seq=${seq} last=${history.last} live=${live} onSeek=${seek} />
+      </header>
+      <div class="run-grid">
+        <${Scroll} version=${state.seq} follow=${live && !ended}>
+          ${state.blocks.length === 0 && html`<p class="empty">${state.end ? "The run ended without output." : "Nothing was said yet."}</p>`}
+          <${Blocks} blocks=${state.blocks} path=${feed.path} canSee=${canSee} />
+          ${state.end && html`<${End} end=${state.end} />`}
+        <//>
+        <aside aria-label="About this run">
+          <${Calm} live=${live && !ended} seq=${seq} feed=${feed}>
+            <${Timeline} state=${state} decisions=${feed.decisions.value} onSeek=${seek} />
+            <${Facts} state=${state} info=${info} decisions=${feed.decisions.value} />
+          <//>
+        </aside>
+        <${RawEvents} events=${history.events} total=${history.events.length} seq=${seq} onSeek=${seek} />
+      </div>
+    </main>`;
+}
+
+function linkOf(run, seq) {
+  const { ticket } = route.value;
+  return runHash(run, seq) + (ticket ? `&ticket=${encodeURIComponent(ticket)}` : "");
+}
+
+function phaseOf(state, row, live) {
+  if (live && row && !state.end && row.ended_at === null && ["queued", "waiting", "judged"].includes(row.state)) return row.state;
+  return state.phase;
+}
+
+/** Draws its children at most twice a second while a run is live: bars and sums need no more. */
+class Calm extends Component {
+  shouldComponentUpdate(next) {
+    if (!next.live || !this.props.live || performance.now() - (this.drawn ?? 0) > 500) return true;
+    return false;
+  }
+
+  render({ children }) {
+    this.drawn = performance.now();
+    return html`<${Fragment}>${children}<//>`;
+  }
+}
+
+function Feed({ state, ended }) {
+  if (ended) return null;
+  if (state.name === "waiting") return html`<span class="fresh off"><i></i>disconnected</span>`;
+  if (state.name === "paused") return html`<span class="fresh idle"><i></i>paused</span>`;
+  return null;
+}
+
+function Slider({ seq, last, live, onSeek }) {
+  return html`
+    <div class="slider">
+      <button class="icon" aria-label="One event back" disabled=${seq <= 0} onClick=${() => onSeek(seq - 1)}>‹</button>
+      <input type="range" min="0" max=${Math.max(0, last)} value=${Math.max(0, seq)} aria-label="Event" aria-valuetext=${`event ${seq} of ${last}`}
+        onInput=${(event) => onSeek(Number(event.target.value))} />
+      <button class="icon" aria-label="One event on" disabled=${seq >= last} onClick=${() => onSeek(seq + 1)}>›</button>
+      <output class="mono">${count(Math.max(0, seq))} / ${count(Math.max(0, last))}</output>
+      <button class=${`live-button ${live ? "on" : ""}`} aria-pressed=${live ? "true" : "false"} onClick=${() => onSeek(null)}>${live ? "newest" : "to the newest"}</button>
+    </div>`;
+}
+
+/** Follows the end of a growing text as long as the reader stays there. */
+function Scroll({ version, follow, children }) {
+  const box = useRef(null);
+  const stays = useRef(true);
+  useLayoutEffect(() => {
+    if (follow && stays.current) box.current.scrollTop = box.current.scrollHeight;
+  }, [version, follow]);
+  const onScroll = () => {
+    const { scrollTop, scrollHeight, clientHeight } = box.current;
+    stays.current = scrollHeight - scrollTop - clientHeight < NEAR_END;
+  };
+  return html`<section class="output" ref=${box} tabindex="0" role="region" aria-label="Output" onScroll=${onScroll}>${children}</section>`;
+}
+
+function End({ end }) {
+  const error = end.error;
+  return html`
+    <div class=${`end end-${end.type}`}>
+      <${State} name=${end.type} /> <span>${end.finish}${end.finish_raw && end.finish_raw !== end.finish ? html` <i class="mute">(${oneLine(end.finish_raw)})</i>` : ""}</span>
+      ${end.reason && html`<bdi>${oneLine(end.reason)}</bdi>`}
+      ${error && html`<p><code>${oneLine(error.code)}</code> ${oneLine(error.message ?? "")}</p>`}
+    </div>`;
+}
+
