@@ -24,6 +24,7 @@ from tokenbus.bus.stage.stage import Stage
 from tokenbus.bus.stage_lag import read_lag
 from tokenbus.core.run.state import PendingCall, RunState
 from tokenbus.events.frames import CONTROL_ATTEMPT, BusEvent, Control, DeadlinePassed, EventFrame, ToolReturned, encode
+from tokenbus_services.parser.index_keeper import IndexKeeper
 from tokenbus_services.parser.logic import ParserLogic
 from tokenbus_services.parser.overdue import PolicyStageObserver, PolicyStageStatus, Timeouts
 from tokenbus_services.settings import Settings
@@ -57,6 +58,7 @@ class TimeoutClock:
         self._tick_s = settings.stages.tick_s
         self._silence_check_s = settings.limits.silent_run_s / CHECKS_PER_TIMEOUT
         self._next_silence_check = 0.0
+        self._index = IndexKeeper(server, self._keys, keep_ms=round(settings.retention.finished_run_s * 1000))
         self._policy_stage_observers: dict[int, PolicyStageObserver] = {}
         """By partition."""
         self._task: asyncio.Task[None] | None = None
@@ -87,6 +89,7 @@ class TimeoutClock:
         look = time.monotonic() >= self._next_silence_check
         if look:
             self._next_silence_check = time.monotonic() + self._silence_check_s
+            await self._index.look({p: self._logics[p].states() for p in self._stage.owned})
         stages = await self._read_policy_stages()
         for partition in self._stage.owned:
             now_ms, stage = self._server.clock.now_ms(), stages.get(partition)

@@ -65,7 +65,8 @@ async def test_a_commit_finds_room_on_a_full_server_for_it_is_what_frees_some():
 def accept(keys: Keys, run: str) -> scripts.ScriptCall:
     return scripts.accept(
         keys.run(run), keys.topic(0, "events"), keys.topic(0, "turns"), keys.lease(0, "parser"), keys.log(run),
-        run=run, ttl_ms=60_000, frame=b"accepted", work=b"work", fields=["request", "{}"],
+        open_runs=keys.open_runs(0), ended_runs=keys.ended_runs(0), run=run, accepted_ms=1, ttl_ms=60_000,
+        frame=b"accepted", work=b"work", fields=["request", "{}"],
     )  # fmt: skip
 
 

@@ -42,8 +42,14 @@ class Listed:
     async def end(self, run: str, status: str = "completed", *fields: Arg, keep_ms: int = TTL_MS) -> int:
         """What the parser commits; returns the time that it noted."""
         keys, partition = self.keys, self.keys.partition_of(run)
+        await self.client.hset(keys.lease(partition, "parser"), mapping={"token": 1, "offset": "0-0"})
+        await self.commit_end(run, status, *fields, keep_ms=keep_ms)
+        return int(await self.client.hget(keys.run(run), "ended"))
+
+    async def commit_end(self, run: str, status: str = "completed", *fields: Arg, keep_ms: int = TTL_MS) -> None:
+        """The commit alone, by the owner of the lease."""
+        keys, partition = self.keys, self.keys.partition_of(run)
         lease, events = keys.lease(partition, "parser"), keys.topic(partition, "events")
-        await self.client.hset(lease, mapping={"token": 1, "offset": "0-0"})
         commit = Commit(lease, events)
         commit.put(keys.run(run), "status", status, *fields)
         places = (keys.open_runs(partition), keys.ended_runs(partition))
@@ -62,4 +68,3 @@ class Listed:
             topic_entries=1000,
         )
         assert (await run_script(self.server, call))[0] == b"ok"
-        return int(await self.client.hget(keys.run(run), "ended"))

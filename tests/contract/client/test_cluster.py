@@ -8,6 +8,7 @@ from uuid import uuid4
 
 import pytest
 
+from tests.contract.client.listed import Listed
 from tests.contract.client.writer import Writer
 from tests.servers import cluster
 from tests.waiting import eventually
@@ -91,3 +92,15 @@ async def test_a_group_shares_the_partitions_and_goes_on_where_it_stood(bus: Cli
         await writer.say("a")
     async with bus.subscribe("visible", kinds=Chunk, group="tts") as events:
         assert {(await anext(events)).run for _ in range(12)} == {w.run for w in writers}
+
+
+async def test_the_runs_of_all_nodes_are_listed_in_order_and_described(bus: Client, clustered: Server, keys: Keys):
+    listed = Listed(clustered, keys)
+    for n in range(16):
+        await listed.accept(f"r{n:02}", 1000 + n, "provider", "p", "model", "m")
+    for n in range(0, 16, 4):
+        await listed.end(f"r{n:02}")
+    opened = [f"r{n:02}" for n in range(16) if n % 4]
+    assert [info.run async for info in bus.runs(state="open", oldest_first=True)] == opened
+    assert {info.run async for info in bus.runs(state="completed")} == {"r00", "r04", "r08", "r12"}
+    assert len(await bus.describe([f"r{n:02}" for n in range(20)])) == 16

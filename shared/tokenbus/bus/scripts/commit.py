@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
+from tokenbus.bus.scripts.run_index import INDEX_ENDED
 from tokenbus.bus.scripts.script import MAX_VALUES, NOW, ROOM, Arg, ScriptCall, script
 
 
@@ -30,8 +31,6 @@ EXPIRE = Operation("e")  # milliseconds
 CLOSE_ATTEMPT = Operation("c", 7, keys=slice(1, 4))  # attempt; raw, lease, control; run, lost, control frame
 END_RUN = Operation("z", 4, keys=slice(0, 2))  # open runs, ended runs; run, milliseconds
 ARRIVED = Operation("l")  # bytes
-MOST_FORGOTTEN = 8
-"""Each run that ends drops at most this many from the index of ended runs, so that a commit's cost is bounded."""
 _NAMED = {
     "PUBLISH": PUBLISH,
     "APPEND": APPEND,
@@ -47,7 +46,8 @@ _NAMED = {
 _OPERATIONS = {operation.letter: operation for operation in _NAMED.values()}
 
 OPERATE = (
-    f"local {', '.join(_NAMED)} = {', '.join(repr(operation.letter) for operation in _NAMED.values())}\n"
+    INDEX_ENDED
+    + f"local {', '.join(_NAMED)} = {', '.join(repr(operation.letter) for operation in _NAMED.values())}\n"
     + """
 local lag, added = {}, {}
 -- Which of the keys base + 1 to base + #kinds have a type that they must not have. The second result: the error of the
@@ -65,14 +65,6 @@ local function misfits(base, kinds)
     end
   end
   return alien, first
-end
--- The index only serves to find runs: what it refuses (a key of another type, no right to it) holds up nothing.
-local function index_ended(open_runs, ended_runs, run, keep)
-  redis.pcall('ZREM', open_runs, run)
-  if type(redis.pcall('ZADD', ended_runs, now, run)) ~= 'number' then return end
-  local gone = redis.pcall('ZRANGEBYSCORE', ended_runs, '-inf', now - keep, 'LIMIT', 0, MOST_FORGOTTEN)
-  if #gone > 0 then redis.pcall('ZREM', ended_runs, unpack(gone)) end
-  if redis.call('PTTL', ended_runs) < keep then redis.call('PEXPIRE', ended_runs, keep) end
 end
 -- Do the operations ARGV[i] to ARGV[final], whose keys are numbered from base + 1.
 local function operate(i, final, base, alien, most)
@@ -144,7 +136,7 @@ local function move(lease, stream, offset, watermark, till, entries, size, mirro
   -- An input that is others' too has no watermark, and whoever reads it needs no right to trim.
   if watermark ~= '0-0' then redis.call('XTRIM', stream, 'MINID', '~', watermark) end
 end
-""".replace("MOST_FORGOTTEN", str(MOST_FORGOTTEN))
+"""
 )
 """Lua: what the scripts that commit have in common."""
 

@@ -1,0 +1,76 @@
+"""Keeps the index of runs complete: open runs that nobody listed, and listed runs that are open no more.
+
+Intake and the parser list runs as they accept and end them. This finds what they could not: runs accepted or ended by
+a version without an index, an index that was lost, hashes that expired.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+import structlog
+from redis.exceptions import ResponseError
+
+from tokenbus.bus.keys import Keys
+from tokenbus.bus.scripts.run_index import OpenRun, list_open, unlist_ended
+from tokenbus.bus.server.run_scripts import run_script
+from tokenbus.bus.server.server import Server
+from tokenbus.core.request.tenant import tenant_of
+from tokenbus.core.run.state import RunState
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+PAGE = 500
+"""Runs looked at in one partition in one look, of either kind."""
+
+
+class IndexKeeper:
+    """Looks at the index of the partitions that this worker owns, a page at a time."""
+
+    def __init__(self, server: Server, keys: Keys, *, keep_ms: int) -> None:
+        """``keep_ms``: how long ended runs are kept."""
+        self._server = server
+        self._keys = keys
+        self._keep_ms = keep_ms
+        self._listed: dict[int, set[str]] = {}
+        """By partition: open runs that are known to be listed."""
+        self._at: dict[int, int] = {}
+        """By partition: how much of the index this pass has looked at."""
+
+    async def look(self, runs: Mapping[int, Sequence[RunState]]) -> None:
+        """Look at each of these partitions, given its open runs. Raises redis-py's errors if the server is away."""
+        self._listed = {p: listed for p, listed in self._listed.items() if p in runs}
+        for partition, states in runs.items():
+            try:
+                await self._list(partition, states)
+                await self._unlist(partition, {s.run for s in states})
+            except ResponseError as e:  # a key of another type, say; runs go on without an index
+                log.warning("index_not_kept", partition=partition, problem=str(e))
+
+    async def _list(self, partition: int, states: Sequence[RunState]) -> None:
+        listed = self._listed.get(partition, set()) & {s.run for s in states}
+        missing = [self._open_run(s) for s in states if s.run not in listed][:PAGE]
+        if missing:
+            reply: list[bytes] = await run_script(self._server, list_open(self._keys.open_runs(partition), missing))
+            listed.update(run.decode() for run in reply)
+        self._listed[partition] = listed
+
+    async def _unlist(self, partition: int, open_runs: Collection[str]) -> None:
+        keys, at = self._keys, self._at.get(partition, 0)
+        page: list[bytes] = await self._server.client.zrange(keys.open_runs(partition), at, at + PAGE - 1)
+        doubtful = [run for run in (member.decode() for member in page) if run not in open_runs]
+        gone = 0
+        if doubtful:
+            names, places = [keys.run(run) for run in doubtful], (keys.open_runs(partition), keys.ended_runs(partition))
+            gone = await run_script(self._server, unlist_ended(*places, names, doubtful, keep_ms=self._keep_ms))
+        self._at[partition] = at + PAGE - gone if len(page) == PAGE else 0
+
+    def _open_run(self, s: RunState) -> OpenRun:
+        return OpenRun(
+            key=self._keys.run(s.run),
+            run=s.run,
+            accepted_ms=s.accepted_ms,
+            provider=s.target.provider,
+            model=s.target.model,
+            tenant=tenant_of(s.accepted.metadata),
+        )

@@ -1,0 +1,99 @@
+"""Repair of a partition's index of runs. `accept` and `Commit.end_run` write it; here is what they cannot know.
+
+An index lacks runs that a version without it accepted or ended, and it keeps open runs whose hash has expired.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from tokenbus.bus.scripts.script import NOW, Arg, ScriptCall, script
+
+MOST_FORGOTTEN = 8
+"""Each run that ends drops at most this many from the index of ended runs, so that a commit's cost is bounded."""
+
+INDEX_ENDED = """
+-- The index only serves to find runs: what it refuses (a key of another type, no right to it) holds up nothing.
+local function index_ended(open_runs, ended_runs, run, keep)
+  redis.pcall('ZREM', open_runs, run)
+  if type(redis.pcall('ZADD', ended_runs, now, run)) ~= 'number' then return end
+  local gone = redis.pcall('ZRANGEBYSCORE', ended_runs, '-inf', now - keep, 'LIMIT', 0, MOST_FORGOTTEN)
+  if #gone > 0 then redis.pcall('ZREM', ended_runs, unpack(gone)) end
+  local left = redis.pcall('PTTL', ended_runs)
+  if type(left) == 'number' and left < keep then redis.pcall('PEXPIRE', ended_runs, keep) end
+end
+""".replace("MOST_FORGOTTEN", str(MOST_FORGOTTEN))
+"""Lua: move a run to the index of ended runs. Needs ``now``."""
+
+_LIST_OPEN = script(
+    "list_open",
+    """
+local done = {}
+for k = 2, #KEYS do
+  local a = (k - 2) * 5
+  local status = redis.pcall('HGET', KEYS[k], 'status')
+  if status == 'open' or status == 'cancelling' or status == 'expiring' then
+    if type(redis.pcall('ZADD', KEYS[1], 'NX', ARGV[a + 2], ARGV[a + 1])) == 'number' then
+      for i, field in ipairs({'accepted', 'provider', 'model', 'tenant'}) do
+        if ARGV[a + 1 + i] ~= '' then redis.pcall('HSETNX', KEYS[k], field, ARGV[a + 1 + i]) end
+      end
+      done[#done + 1] = ARGV[a + 1]
+    end
+  end
+end
+return done
+""",
+)
+
+
+class OpenRun(msgspec.Struct, frozen=True):
+    """What the index and the run's hash should have of an open run."""
+
+    key: str
+    """The run's hash."""
+    run: str
+    accepted_ms: int
+    provider: str
+    model: str
+    tenant: str
+
+
+def list_open(open_runs: str, runs: Sequence[OpenRun]) -> ScriptCall:
+    """List runs as open, unless they are listed or have ended. Reply: those that are listed now."""
+    args: list[Arg] = []
+    for run in runs:
+        args += (run.run, run.accepted_ms, run.provider, run.model, run.tenant)
+    return ScriptCall(_LIST_OPEN, [open_runs, *(run.key for run in runs)], args)
+
+
+_UNLIST_ENDED = script(
+    "unlist_ended",
+    NOW
+    + INDEX_ENDED
+    + """
+local ended = {completed = true, incomplete = true, failed = true, cancelled = true}
+local done = 0
+for k = 3, #KEYS do
+  local run = ARGV[k - 1]
+  local status = redis.pcall('HGET', KEYS[k], 'status')
+  if not status or status == 'awaited' or type(status) == 'table' then
+    redis.pcall('ZREM', KEYS[1], run)
+    done = done + 1
+  elseif ended[status] then
+    redis.pcall('HSETNX', KEYS[k], 'ended', now)
+    index_ended(KEYS[1], KEYS[2], run, tonumber(ARGV[1]))
+    done = done + 1
+  end
+end
+return done
+""",
+)
+
+
+def unlist_ended(
+    open_runs: str, ended_runs: str, run_keys: Sequence[str], runs: Sequence[str], *, keep_ms: int
+) -> ScriptCall:
+    """Drop runs that are listed as open and are unknown, and list those that have ended as ended. Reply: how many."""
+    return ScriptCall(_UNLIST_ENDED, [open_runs, ended_runs, *run_keys], [keep_ms, *runs])
