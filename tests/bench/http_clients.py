@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 STAMP_CHARS = 19
-_STAMP = re.compile(rb"\d{%d}" % STAMP_CHARS)
+_STAMP = re.compile(rb"(?<![0-9a-z])\d{%d}(?![0-9a-z])" % STAMP_CHARS)  # not inside an id
 _HEAD_END = b"\r\n\r\n"
 
 
@@ -44,11 +44,11 @@ class Answer(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         now = time.monotonic_ns()
         data, end = self._rest + data, 0
-        for found in _STAMP.finditer(data):
+        for found in _STAMP.finditer(data if self._stamps else b""):
             self.sent.append(int(found[0]))
             self.arrived.append(now)
             end = found.end()
-        self._rest = data[max(end, len(data) - STAMP_CHARS) :]
+        self._rest = data[max(end, len(data) - STAMP_CHARS - 1) :]
         enough = len(self.sent) >= self._stamps if self._stamps else _HEAD_END in data
         if enough and not self.done.done():
             self.done.set_result(None)

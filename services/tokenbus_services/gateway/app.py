@@ -19,7 +19,7 @@ from tokenbus.errors import SettingsError
 from tokenbus_services.gateway.callers import Door, OpenDoor, has_keys
 from tokenbus_services.gateway.cors import WithCors
 from tokenbus_services.gateway.gateway import Gateway
-from tokenbus_services.gateway.http_request import AsgiApp, WithRequestId
+from tokenbus_services.gateway.http_request import AfterRouting, AsgiApp, WithRequestId
 from tokenbus_services.gateway.keys.create import keyed_parts
 from tokenbus_services.gateway.keys.door import KeyDoor
 from tokenbus_services.gateway.metrics import GatewayMetrics
@@ -87,7 +87,7 @@ def create(settings: Settings) -> AsgiApp:
 def routes(gateway: Gateway) -> AsgiApp:
     """The app of all surfaces."""
     handlers: Any = {HTTPException: _no_route, Exception: _defect}
-    app: AsgiApp = Starlette(routes=routes_of(gateway), exception_handlers=handlers)
+    app: AsgiApp = AfterRouting(Starlette(routes=routes_of(gateway), exception_handlers=handlers))
     if gateway.settings.origins:
         app = WithCors(app, origins=gateway.settings.origins)
     return WithRequestId(app)

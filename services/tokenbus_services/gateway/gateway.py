@@ -17,7 +17,7 @@ from tokenbus_services.gateway import sse
 from tokenbus_services.gateway.answers import AnswerTimes, RunAnswer, StreamedAnswer, WholeRunAnswer
 from tokenbus_services.gateway.audit import RunUse, audited
 from tokenbus_services.gateway.callers import Caller, Door
-from tokenbus_services.gateway.http_request import headers_in, read_request
+from tokenbus_services.gateway.http_request import AfterRouting, headers_in, read_request
 from tokenbus_services.gateway.metrics import GatewayMetrics
 from tokenbus_services.gateway.models import ModelTable
 from tokenbus_services.gateway.problem import Problem, Refusal, of_exception
@@ -136,7 +136,7 @@ class Gateway:
                 answer = response_to(of_exception(e), refusal)
             except ClientDisconnect:
                 answer = Response(status_code=499)
-            return self.metrics.counted(name, audited(name, request, answer))
+            return AfterRouting.later(self.metrics.counted(name, audited(name, request, answer)))
 
         return endpoint
 

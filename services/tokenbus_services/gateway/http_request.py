@@ -17,6 +17,7 @@ Message = MutableMapping[str, Any]
 AsgiApp = Callable[[Scope, Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]], Awaitable[None]]
 
 REQUEST_ID = "request_id"
+_ANSWER = "tokenbus.answer"
 _GIVEN_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 _ID_HEADERS = (b"x-request-id", b"request-id")
 """Clients of OpenAI read the first, those of Anthropic the second."""
@@ -80,4 +81,29 @@ class WithRequestId:
         await self.app(scope, receive, with_id)
 
 
-__all__ = ["REQUEST_ID", "AsgiApp", "ClientDisconnect", "WithRequestId", "headers_in", "read_request"]
+class AfterRouting:
+    """ASGI middleware around the router: an endpoint's answer runs once routing has ended.
+
+    A stream lives for minutes, and the router, its middlewares and its error handlers would keep a frame each for as
+    long: 5 KB a stream. Endpoints return `AfterRouting.later(answer)`.
+    """
+
+    def __init__(self, app: AsgiApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
+        await self.app(scope, receive, send)
+        if answer := scope.pop(_ANSWER, None):
+            await answer(scope, receive, send)
+
+    @staticmethod
+    def later(answer: AsgiApp) -> AsgiApp:
+        """An app that leaves the answer for after routing."""
+
+        async def app(scope: Scope, receive: Any, send: Any) -> None:
+            scope[_ANSWER] = answer
+
+        return app
+
+
+__all__ = ["REQUEST_ID", "AfterRouting", "AsgiApp", "ClientDisconnect", "WithRequestId", "headers_in", "read_request"]

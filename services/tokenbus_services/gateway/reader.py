@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from tokenbus.client.decode import is_end
+from tokenbus.client.wakeup import Wakeup
 from tokenbus.errors import TokenbusError
 from tokenbus.events.public import PublicEvent
 
@@ -31,8 +32,8 @@ class RunReader:
         self._taken: list[PublicEvent] = []
         self._error: TokenbusError | None = None
         self._done = False
-        self._news = asyncio.Event()
-        self._room = asyncio.Event()
+        self._news = Wakeup()
+        self._room = Wakeup()
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Self:

@@ -10,8 +10,7 @@ no other reader.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from typing import Any
 
 from redis.exceptions import NoPermissionError, RedisError
@@ -19,6 +18,7 @@ from redis.exceptions import NoPermissionError, RedisError
 from tokenbus.bus.server.fast_client import FastRedis
 from tokenbus.bus.server.server import Server, translated
 from tokenbus.bus.server.stream_reader import MAX_BLOCK_MS, Entry, id_key
+from tokenbus.client.wakeup import Wakeup
 from tokenbus.errors import ServerUnavailable
 
 ROOM = 256
@@ -41,8 +41,8 @@ class Feed:
         self.position = position
         self.entries: list[Entry] = []
         self.error: BaseException | None = None
-        self._tail = tail
-        self.news = asyncio.Event()
+        self.tail = tail
+        self.news = Wakeup()
 
     async def take(self, wait_s: float) -> list[Entry]:
         """Return the new entries in order; empty if none came within ``wait_s``.
@@ -54,7 +54,7 @@ class Feed:
             self.news.clear()
             try:
                 async with asyncio.timeout(wait_s):
-                    self._tail.include(self)
+                    self.tail.include(self)
                     await self.news.wait()
             except TimeoutError:
                 return []
@@ -206,9 +206,8 @@ class Hub:
         self._tails: dict[str, list[Tail]] = {}
         """Keyed by hash tag in a Cluster; otherwise all under one empty key."""
 
-    @asynccontextmanager
-    async def feed(self, stream: str, position: str) -> AsyncGenerator[Feed]:
-        """Open a feed of the stream's entries after ``position``."""
+    def open_feed(self, stream: str, position: str) -> Feed:
+        """Open a feed of the stream's entries after ``position``. Close it with `close_feed`."""
         slot = stream.partition("{")[2].partition("}")[0] if self._server.topology == "cluster" else ""
         tails = self._tails.setdefault(slot, [])
         tail = next((t for t in tails if len(t.feeds) < STREAMS and not t.ended), None)
@@ -217,11 +216,16 @@ class Hub:
             tails.append(tail)
         feed = Feed(tail, stream, position)
         tail.feeds.add(feed)
-        try:
-            yield feed
-        finally:
-            tail.feeds.remove(feed)
-            if not tail.feeds and tail in tails:
+        return feed
+
+    async def close_feed(self, feed: Feed) -> None:
+        """Close a feed, and its tail if it was the last one."""
+        tail = feed.tail
+        tail.feeds.discard(feed)
+        if tail.feeds:
+            return
+        for tails in self._tails.values():
+            if tail in tails:
                 tails.remove(tail)
                 await tail.aclose()
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Self
 
@@ -64,7 +63,6 @@ class LogReader:
         self._seq: int = after
         self._position: str | None = None
         self._feed: Feed | None = None
-        self._feeds = AsyncExitStack()
         self._gap: CursorTrimmed | None = None
         self._wait_s = wait_s
         self._waited_s = 0.0
@@ -79,7 +77,7 @@ class LogReader:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._feeds.aclose()
+        await self._leave_feed()
 
     async def read(self) -> list[PublicEvent]:
         """Return the next events, at most a few hundred; empty if none came for a while.
@@ -93,14 +91,13 @@ class LogReader:
         keys = await self._deployment.keys()
         log = keys.log(self._run)
         if self._feed and self._feed.stream != log:  # the keys were guessed before the deployment existed
-            await self._feeds.aclose()
-            self._feed = None
+            await self._leave_feed()
         if self._feed is None:
             entries = await self._stored(log)
             if self.ended:
                 return []
             if not entries and self._position is not None:
-                self._feed = await self._feeds.enter_async_context(self._deployment.hub.feed(log, self._position))
+                self._feed = self._deployment.hub.open_feed(log, self._position)
         else:
             entries = await self._new(keys, self._feed)
         if not entries:
@@ -108,6 +105,11 @@ class LogReader:
         self._known = True
         self._look_s = LOOK_S
         return self._in_order(log, entries)
+
+    async def _leave_feed(self) -> None:
+        feed, self._feed = self._feed, None
+        if feed:
+            await self._deployment.hub.close_feed(feed)
 
     async def _stored(self, log: str) -> list[Entry]:
         server = self._deployment.server

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
@@ -28,13 +30,22 @@ async def read(feed: Feed, count: int) -> list[int]:
     return seen
 
 
+@asynccontextmanager
+async def feed_of(hub: Hub, stream: str, position: str) -> AsyncGenerator[Feed]:
+    feed = hub.open_feed(stream, position)
+    try:
+        yield feed
+    finally:
+        await hub.close_feed(feed)
+
+
 async def test_a_reader_that_joins_behind_one_that_waits_misses_nothing(server: Server, keys: Keys):
     hub, stream = Hub(server), keys.log("r")
     await write(server, stream, 1, 2)
-    async with hub.feed(stream, "1-2") as ahead:
+    async with feed_of(hub, stream, "1-2") as ahead:
         waiting = asyncio.create_task(read(ahead, 1))
         await eventually(lambda: _waits(server))
-        async with hub.feed(stream, "1-1") as behind:
+        async with feed_of(hub, stream, "1-1") as behind:
             await write(server, stream, 3, 1)
             assert await waiting == [3]
             assert await read(behind, 2) == [2, 3]
@@ -42,7 +53,7 @@ async def test_a_reader_that_joins_behind_one_that_waits_misses_nothing(server: 
 
 async def test_a_slow_reader_beside_a_quick_one_is_held_little_for_and_misses_nothing(server: Server, keys: Keys):
     hub, stream, rounds = Hub(server), keys.log("r"), 5
-    async with hub.feed(stream, "0-0") as slow, hub.feed(stream, "0-0") as quick:
+    async with feed_of(hub, stream, "0-0") as slow, feed_of(hub, stream, "0-0") as quick:
         for n in range(rounds):
             await write(server, stream, 1 + n * ROOM, ROOM)
             assert await read(quick, ROOM) == list(range(1 + n * ROOM, 1 + (n + 1) * ROOM))
