@@ -134,6 +134,9 @@ def check_sums(seen: Seen, *, runs: int, partitions: int) -> None:
     assert seen.sum("tokenbus_tool_call_seconds_count", outcome="ok") == runs
     assert seen.sum("tokenbus_chunks_total", kind="text") >= 2 * runs
     assert seen.sum("tokenbus_first_text_seconds_count") == runs
+    assert seen.sum("tokenbus_provider_attempts_total", outcome="ok") == 2 * runs + 1
+    assert seen.sum("tokenbus_provider_call_seconds_count") == 2 * runs + 1
+    assert seen.sum("tokenbus_provider_first_text_seconds_count") == 2 * runs
     for stage in ("normalizer", "parser"):
         assert seen.sum("tokenbus_partitions", stage=stage) == partitions
         assert seen.sum("tokenbus_deployment_owned_partitions", stage=stage) == partitions

@@ -231,6 +231,14 @@ class AttemptRunner:
         """Make the call, then refund the unused part of its reservation."""
         tally = TokenTally() if grant.request.scopes else None
         whole = False
+        log.info(
+            "attempt_started",
+            run=writer.run,
+            turn=writer.turn,
+            attempt=writer.attempt,
+            provider=turn.request.provider,
+            model=turn.request.model,
+        )
         try:
             await self._make(turn, writer, tally)
             whole = True
@@ -258,6 +266,7 @@ class AttemptRunner:
                     images=self._images,
                     answer_bytes=self._answer_bytes,
                     again=not rejected,
+                    called_ms=self._server.clock.now_ms(),
                 )
             except Rejected:
                 rejected = True

@@ -138,6 +138,7 @@ async def fetch(
     images: ImageStore | None = None,
     answer_bytes: int = LimitSettings().answer_bytes,
     again: bool = False,
+    called_ms: int = 0,
 ) -> None:
     """Make the request's call and write its whole answer, including its end.
 
@@ -147,6 +148,7 @@ async def fetch(
     - ``images``: where the answer's images are stored.
     - ``answer_bytes``: maximum size of the decoded answer.
     - ``again``: whether the caller will repeat the call after Rejected.
+    - ``called_ms``: Unix time of the call, for those who measure it.
 
     Raises AttemptRefused if the attempt is over; FilesLost before anything is written; Rejected likewise, if ``again``.
     However this ends, including by cancellation, the connection is closed or back in its pool.
@@ -168,10 +170,11 @@ async def fetch(
                     images=images,
                     answer_bytes=answer_bytes,
                     again=again,
+                    called_ms=called_ms,
                 )
     except TimeoutError:
         error = silence.error()
-    await writer.end(Ended(error))
+    await writer.end(Ended(error, called_ms))
 
 
 async def _read(
@@ -186,6 +189,7 @@ async def _read(
     images: ImageStore | None,
     answer_bytes: int,
     again: bool,
+    called_ms: int,
 ) -> ErrorInfo | None:
     settings = endpoint.settings
     seconds = settings.first_event_timeout_s
@@ -225,6 +229,7 @@ async def _read(
                 silence=silence,
                 tally=tally,
                 images=images,
+                called_ms=called_ms,
             )
     except BodyRefused as e:
         return e.error
@@ -255,6 +260,7 @@ async def _pass_on(
     silence: CallTimeouts,
     tally: TokenTally | None,
     images: ImageStore | None,
+    called_ms: int,
 ) -> None:
     redact = endpoint.redact
     # Redact before truncating: half a key would not be recognised.
@@ -266,7 +272,9 @@ async def _pass_on(
     if images and endpoint.api.image_keys and not asked.inline and response.status_code < 300:
         offloader = ImageOffloader(endpoint.api.image_keys, images, silence.paused)
         asked = msgspec.structs.replace(asked, moved=offloader.secret)
-    opened = Opened(api, response.status_code, headers, request.stream, quirks, asked, endpoint.name)
+    opened = Opened(
+        *(api, response.status_code, headers, request.stream, quirks, asked, endpoint.name), called_ms=called_ms
+    )
     await _write(writer, opened, silence)
     if tally:
         tally.open(opened)

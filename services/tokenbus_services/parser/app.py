@@ -8,8 +8,10 @@ from tokenbus.bus.keys import PUBLIC_TOPICS
 from tokenbus.bus.liveness import Liveness
 from tokenbus.bus.server.server import Server
 from tokenbus.bus.stage.stage import Stage
-from tokenbus_services.parser.logic import ParserLogic
+from tokenbus_services.parser.attempt_metrics import AttemptMetrics
+from tokenbus_services.parser.logic import ParserLogic, RunObserver
 from tokenbus_services.parser.metrics import RunMetrics
+from tokenbus_services.parser.run_log import RunLog
 from tokenbus_services.parser.timeouts import TimeoutClock
 from tokenbus_services.runtime.stage_service import StageService, stage_app
 from tokenbus_services.runtime.worker_core import WorkerCore
@@ -20,6 +22,7 @@ def parser(core: WorkerCore) -> StageService:
     """Add a parser to this process."""
     settings, keys = core.settings, core.settings.keys
     metrics = RunMetrics(core.registry)
+    observers: list[RunObserver] = [AttemptMetrics(core.registry, settings), RunLog()]
     logics: dict[int, ParserLogic] = {}
 
     def logic(partition: int) -> ParserLogic:
@@ -30,6 +33,7 @@ def parser(core: WorkerCore) -> StageService:
             open_run_ms=round(settings.retention.open_run_s * 1000),
             finished_run_ms=round(settings.retention.finished_run_s * 1000),
             on_published=metrics.count,
+            observers=observers,
         )
         return logics[partition]
 

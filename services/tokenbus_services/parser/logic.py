@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Protocol
 
 import msgspec
 
@@ -29,6 +30,7 @@ from tokenbus.bus.run_record import (
 from tokenbus.bus.scripts import Arg, Commit
 from tokenbus.bus.stage.partition import RunPosition
 from tokenbus.core.request.tenant import tenant_of
+from tokenbus.core.run.attempt_report import AttemptReport
 from tokenbus.core.run.blocks import BlockTable
 from tokenbus.core.run.checkpoint import Checkpoints, Snapshot
 from tokenbus.core.run.effects import (
@@ -71,11 +73,24 @@ from tokenbus.events.public import (
     ImagePreview,
     Incomplete,
     PublicEvent,
+    RunEvent,
     RunFailedEvent,
     TerminalEvent,
     ToolProgress,
 )
 from tokenbus.events.public import encode as encode_public
+
+
+class RunObserver(Protocol):
+    """Is told what becomes of runs and attempts; changes nothing about them."""
+
+    def attempt_over(self, state: RunState, report: AttemptReport) -> None:
+        """An attempt is over."""
+        ...
+
+    def lifecycle(self, state: RunState, event: RunEvent) -> None:
+        """An event of the topic `runs` was written."""
+        ...
 
 
 class ParserLogic:
@@ -90,9 +105,11 @@ class ParserLogic:
         open_run_ms: int,
         finished_run_ms: int,
         on_published: Callable[[PublicEvent], None] | None = None,
+        observers: Sequence[RunObserver] = (),
     ) -> None:
         """``topics``: which of visible, chunks and blocks are written. ``open_run_ms``, ``finished_run_ms``:
-        lifetimes of the keys. ``on_published``: called with each event that is written.
+        lifetimes of the keys. ``on_published``: called with each event that is written. ``observers`` are told what
+        becomes of runs and attempts; nothing that is only replayed.
         """
         self._keys = keys
         self._turns = keys.topic(partition, "turns")
@@ -114,6 +131,7 @@ class ParserLogic:
         self._blocks = [s for t, s in streams.items() if t == "blocks"]
         self._lifecycle = [keys.topic(partition, "runs")]
         self._on_published = on_published
+        self._observers = observers
         self._runs: dict[str, RunMachine | GatedRun] = {}
         self._changed: dict[str, RunMachine | GatedRun] = {}
         self._checkpoints: dict[str, Checkpoints] = {}
@@ -187,6 +205,7 @@ class ParserLogic:
         for machine in self._changed.values():
             machine.out.clear()
             machine.effects.clear()
+            machine.reports.clear()
         self._changed = {}
 
     def snapshot(self, run: str) -> bytes:
@@ -254,6 +273,17 @@ class ParserLogic:
         for effect in machine.effects:
             self._effect(machine, effect, last, end, commit)
         machine.effects.clear()
+        if self._observers:
+            self._observe(s, machine.reports, events)
+        machine.reports.clear()
+
+    def _observe(self, state: RunState, reports: Sequence[AttemptReport], events: Sequence[PublicEvent]) -> None:
+        lifecycle = [e for e in events if type(e) is not Chunk and isinstance(e, RunEvent)]  # most are chunks
+        for observer in self._observers:
+            for report in reports:
+                observer.attempt_over(state, report)
+            for event in lifecycle:
+                observer.lifecycle(state, event)
 
     def _topics_of(self, event: PublicEvent) -> list[str]:
         match event:

@@ -29,6 +29,7 @@ def configure(level: str, *, service: str, secrets: Iterable[str] = ()) -> None:
     structlog.configure(
         processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
         logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.make_filtering_bound_logger(level),  # a line that is not wanted costs next to nothing
         cache_logger_on_first_use=True,
     )
     handler = logging.StreamHandler(sys.stderr)

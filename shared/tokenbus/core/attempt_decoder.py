@@ -38,6 +38,7 @@ class _Saved(msgspec.Struct, array_like=True):
     images: ImagesRequested = ImagesRequested()
     provider: str = ""
     request_id: str | None = None
+    called_ms: int = 0
 
 
 class AttemptReader:
@@ -53,6 +54,7 @@ class AttemptReader:
         self._api: ApiName | None = None
         self._provider = ""
         self._request_id: str | None = None
+        self._called_ms = 0
         self._decoder: Decoder | None = None
 
     def read(self, frame: RawFrame) -> list[BusEvent]:
@@ -79,6 +81,7 @@ class AttemptReader:
                 self._api, self._provider = item.api, item.provider
                 self.images = item.images
                 self._request_id = request_id_of(item.headers)
+                self._called_ms = item.called_ms
                 self._decoder = registry.get(item.api).decoder(
                     status=item.status, headers=item.headers, stream=item.stream, quirks=item.quirks
                 )
@@ -86,6 +89,7 @@ class AttemptReader:
                 if not self._terminal:
                     events.append(item)
             case Ended():
+                self._called_ms = self._called_ms or item.called_ms
                 self._emit(self._end(item.error), events)
                 self.over = True
             case Lost():
@@ -119,15 +123,27 @@ class AttemptReader:
                 case BlockStart() | Image():
                     events.append(self._with_request_model(event))
                 case Start():
-                    events.append(msgspec.structs.replace(event, api=self._api or "", provider=self._provider))
+                    events.append(self._with_origin(event))
                 case Failed() | Cut():
                     events.append(self._named(event))
                 case _:
                     events.append(event)
             self._terminal = isinstance(event, Done | Failed | Cut)
 
+    def _with_origin(self, event: Start) -> Start:
+        """Add what the fetcher knows of the call."""
+        return msgspec.structs.replace(
+            event,
+            api=self._api or "",
+            provider=self._provider,
+            called_ms=self._called_ms,
+            request_id=self._request_id or "",
+        )
+
     def _named(self, event: Failed | Cut) -> Failed | Cut:
-        """Add the provider's request id, which the body does not contain."""
+        """Add the time of the call and the provider's request id, which the body does not contain."""
+        if self._called_ms:
+            event = msgspec.structs.replace(event, called_ms=self._called_ms)
         if not self._request_id:
             return event
         error = event.error or stream_cut(event.reason) if isinstance(event, Cut) else event.error
@@ -151,7 +167,7 @@ class AttemptReader:
     def save(self) -> bytes:
         """Serialize the state for `load`."""
         decoder = msgspec.msgpack.encode(self._decoder) if self._decoder else b""
-        about = (self._api, decoder, self.images, self._provider, self._request_id)
+        about = (self._api, decoder, self.images, self._provider, self._request_id, self._called_ms)
         saved = _Saved(self.attempt, self._next, self.over, self._terminal, *about)
         return msgspec.msgpack.encode(saved)
 
@@ -161,6 +177,7 @@ class AttemptReader:
         saved = msgspec.msgpack.decode(state, type=_Saved)
         self = cls(saved.attempt)
         self.images, self._provider, self._request_id = saved.images, saved.provider, saved.request_id
+        self._called_ms = saved.called_ms
         self._next, self.over, self._terminal, self._api = saved.next_frame, saved.over, saved.terminal, saved.api
         if saved.api and saved.decoder:
             self._decoder = registry.get(saved.api).restore(saved.decoder)

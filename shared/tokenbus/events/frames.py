@@ -53,6 +53,8 @@ class Opened(_Item, frozen=True, tag="open"):
     images: ImagesRequested = ImagesRequested()
     provider: str = ""
     """The provider's name in the settings."""
+    called_ms: int = 0
+    """Unix time when the provider was called."""
 
 
 class Data(_Item, frozen=True, tag="data"):
@@ -65,6 +67,8 @@ class Ended(_Item, frozen=True, tag="end"):
     """The call is over. ``error``: a local failure (timeout, network, missing key); None: the body ended."""
 
     error: ErrorInfo | None = None
+    called_ms: int = 0
+    """Unix time when the provider was called; 0: it was not."""
 
 
 class Lost(_Item, frozen=True, tag="lost"):

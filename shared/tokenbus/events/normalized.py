@@ -38,6 +38,10 @@ class Start(_Normal, frozen=True, tag="start"):
     api: str = ""
     """API and configured name of the provider: the origin of the opaque data. Empty if written by an older fetcher."""
     provider: str = ""
+    called_ms: int = 0
+    """Unix time when the provider was called; 0: unknown."""
+    request_id: str = ""
+    """The provider's id of the call."""
 
 
 class BlockStart(_Normal, frozen=True, tag="open"):
@@ -176,6 +180,8 @@ class Failed(_Normal, frozen=True, tag="failed"):
     """The attempt ended in an error, the provider's or ours."""
 
     error: ErrorInfo
+    called_ms: int = 0
+    """As in `Start`."""
 
 
 class Cut(_Normal, frozen=True, tag="cut"):
@@ -184,6 +190,8 @@ class Cut(_Normal, frozen=True, tag="cut"):
     reason: str
     error: ErrorInfo | None = None
     """What cut it off, if known."""
+    called_ms: int = 0
+    """As in `Start`."""
 
 
 Normalized = (

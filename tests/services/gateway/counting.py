@@ -9,7 +9,7 @@ from tokenbus import Client
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
 from tokenbus_services.gateway.budgets.counter import SpendCounter
-from tokenbus_services.gateway.budgets.prices import PriceTable
+from tokenbus_services.pricing.prices import PriceTable
 from tokenbus_services.settings.gateway_keys import KeyRules, PriceSettings
 
 PRICES = {

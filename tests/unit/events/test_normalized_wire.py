@@ -30,7 +30,7 @@ from tokenbus.events.normalized import (
 from tokenbus.events.usage import Usage
 
 GOLDEN: list[tuple[Normalized, list[Any]]] = [
-    (Start("m", "msg_1", 2, "gemini", "g"), ["start", "m", "msg_1", 2, "gemini", "g"]),
+    (Start("m", "msg_1", 2, "gemini", "g", 5, "req_1"), ["start", "m", "msg_1", 2, "gemini", "g", 5, "req_1"]),
     (BlockStart(0, "text"), ["open", 0, "text", ""]),
     (TextDelta(0, "Hel"), ["text", 0, "Hel"]),
     (RefusalDelta(0, "No"), ["refusal", 0, "No"]),
@@ -51,12 +51,12 @@ GOLDEN: list[tuple[Normalized, list[Any]]] = [
         ["done", "tool_use", "tool_calls", {"output": 2}, "END"],
     ),
     (
-        Failed(ErrorInfo(code="c", kind="rate_limit", message="m", retryable=True)),
-        ["failed", {"code": "c", "class": "rate_limit", "message": "m", "retryable": True}],
+        Failed(ErrorInfo(code="c", kind="rate_limit", message="m", retryable=True), 5),
+        ["failed", {"code": "c", "class": "rate_limit", "message": "m", "retryable": True}, 5],
     ),
     (
-        Cut("lost", ErrorInfo(code="worker_lost", kind="internal", message="m")),
-        ["cut", "lost", {"code": "worker_lost", "class": "internal", "message": "m"}],
+        Cut("lost", ErrorInfo(code="worker_lost", kind="internal", message="m"), 5),
+        ["cut", "lost", {"code": "worker_lost", "class": "internal", "message": "m"}, 5],
     ),
 ]
 

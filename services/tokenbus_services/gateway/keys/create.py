@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from tokenbus import Client
 from tokenbus.bus.server.server import Server
 from tokenbus_services.gateway.budgets.counter import SpendCounter
-from tokenbus_services.gateway.budgets.prices import PriceTable
 from tokenbus_services.gateway.keys.admin import AdminServer
 from tokenbus_services.gateway.keys.allowed import Aliases
 from tokenbus_services.gateway.keys.directory import KeyDirectory, check_keys
@@ -15,6 +14,7 @@ from tokenbus_services.gateway.keys.door import KeyDoor
 from tokenbus_services.gateway.keys.store import KeyStore
 from tokenbus_services.gateway.service import Part
 from tokenbus_services.gateway.surfaces.contract import TranslationRules
+from tokenbus_services.pricing.prices import PriceTable
 from tokenbus_services.settings import Settings
 
 _COUNTED_KEPT_MS = 2 * 3_600_000

@@ -13,13 +13,13 @@ from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server, translated
 from tokenbus.errors import ServerError
 from tokenbus.events.requests import Generate
-from tokenbus_services.gateway.budgets.prices import PriceTable
 from tokenbus_services.gateway.callers import Admitted, Caller, Door
 from tokenbus_services.gateway.keys.allowed import Aliases, check_allowed, check_tools, rules_for, with_forced
 from tokenbus_services.gateway.keys.directory import KeyDirectory
 from tokenbus_services.gateway.keys.key import KeyEntry
 from tokenbus_services.gateway.problem import Problem, Refusal
 from tokenbus_services.gateway.surfaces.contract import TranslationRules
+from tokenbus_services.pricing.prices import PriceTable
 from tokenbus_services.settings import Settings
 from tokenbus_services.settings.gateway_keys import KeyRules
 

@@ -16,7 +16,8 @@ def add(s: RunState, out: Outbox, event: n.Normalized, at_ms: int) -> None:
     match event:
         case n.TextDelta() | n.RefusalDelta():
             if s.accepted.visible:
-                s.visible_emitted = True
+                if not s.visible_emitted:
+                    s.visible_emitted, s.visible_ms = True, at_ms
                 if s.first_visible_ms is None:
                     s.first_visible_ms = at_ms - s.accepted_ms
             s.blocks.write(event.block, event.text, out)

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import msgspec
 
+from tokenbus.core.run.attempt_report import AttemptReport
 from tokenbus.core.run.effects import Decide, Draft, Effect, EndRun, ReleaseFromPolicies
 from tokenbus.core.run.outbox import Outbox
 from tokenbus.core.run.output_limits import count_bytes
@@ -86,6 +87,11 @@ class GatedRun:
     def state(self) -> RunState:
         """State of the inner run."""
         return self._run.state
+
+    @property
+    def reports(self) -> list[AttemptReport]:
+        """Of the attempts that ended since they were last collected."""
+        return self._run.reports
 
     @property
     def over(self) -> bool:
@@ -296,6 +302,7 @@ class GatedRun:
             return
         s = self.state
         self._run.out.clear()
+        self._run.report_stopped(event, self._now_ms)
         end(s, self._run.out, event, self._now_ms, **fields)
         (last,) = self._run.out.number(s.run, 0)
         assert isinstance(last, TERMINAL)

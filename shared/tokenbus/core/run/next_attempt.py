@@ -16,26 +16,28 @@ from tokenbus.events.public import ProviderModel, Restarted, Retrying
 from tokenbus.events.requests import Message
 
 
-def next_turn(s: RunState, history: list[Message]) -> NextTurn:
+def next_turn(s: RunState, history: list[Message], at_ms: int) -> NextTurn:
     """Start the next turn. ``history``: messages that the last turn appends to the conversation."""
     s.turn += 1
     s.visible_emitted = False
     s.failures = s.losses = s.turn_bytes = 0
     s.calls, s.history = [], []
     s.text = s.text and s.text.following()
-    _begin(s)
+    _begin(s, at_ms)
     return NextTurn(_work(s), history)
 
 
-def restart_turn(s: RunState, out: Outbox, error: ErrorInfo, delay_ms: int, not_before_ms: int) -> NextTurn:
+def restart_turn(
+    s: RunState, out: Outbox, error: ErrorInfo, delay_ms: int, not_before_ms: int, *, at_ms: int
+) -> NextTurn:
     """Restart the turn; its output so far is void."""
     s.blocks.complete_all(out, cut=True)
     discard_blocks(s, out, error, s.attempt + 1, delay_ms)
-    _begin(s)
+    _begin(s, not_before_ms or at_ms)
     return NextTurn(_work(s, not_before_ms))
 
 
-def fall_back(s: RunState, out: Outbox, error: ErrorInfo) -> NextTurn:
+def fall_back(s: RunState, out: Outbox, error: ErrorInfo, at_ms: int) -> NextTurn:
     """Restart the turn with the next fallback provider and model; later turns stay with it."""
     s.blocks.complete_all(out, cut=True)
     s.choice += 1
@@ -44,7 +46,7 @@ def fall_back(s: RunState, out: Outbox, error: ErrorInfo) -> NextTurn:
         s, out, error, s.attempt + 1, 0, fallback=ProviderModel(provider=s.target.provider, model=s.target.model)
     )
     s.text = s.text and s.text.again(s.target.reading)
-    _begin(s)
+    _begin(s, at_ms)
     return NextTurn(_work(s))
 
 
@@ -75,7 +77,9 @@ def can_continue(s: RunState) -> bool:
     return s.target.continues and (s.text is not None or s.blocks.can_continue())
 
 
-def continue_turn(s: RunState, out: Outbox, error: ErrorInfo, delay_ms: int, not_before_ms: int) -> NextTurn:
+def continue_turn(
+    s: RunState, out: Outbox, error: ErrorInfo, delay_ms: int, not_before_ms: int, *, at_ms: int
+) -> NextTurn:
     """Continue the turn from its visible text without dropping it; the open text stays open."""
     told_by, table, void_from = s.attempt, s.blocks, s.blocks.next_number
     if s.text:
@@ -96,13 +100,14 @@ def continue_turn(s: RunState, out: Outbox, error: ErrorInfo, delay_ms: int, not
     )
     drop_void(s, void_from)
     s.blocks, s.seam = table, seam
-    return resume(s, out, so_far, not_before_ms)
+    return resume(s, out, so_far, at_ms, not_before_ms)
 
 
-def resume(s: RunState, out: Outbox, so_far: Message | None, not_before_ms: int = 0) -> NextTurn:
+def resume(s: RunState, out: Outbox, so_far: Message | None, at_ms: int, not_before_ms: int = 0) -> NextTurn:
     """Start another attempt of the turn with the open blocks. The usage of the last attempt counts."""
     publish_usage(s, out, s.usage)
     s.attempt += 1
+    _set_times(s, not_before_ms or at_ms)
     s.blocks.attempt = s.attempt
     return NextTurn(_work(s, not_before_ms), so_far=so_far)
 
@@ -125,8 +130,13 @@ def _work(s: RunState, not_before_ms: int = 0) -> TurnWork:
     return TurnWork(s.run, s.turn, s.attempt, not_before_ms, choice=s.choice)
 
 
-def _begin(s: RunState) -> None:
+def _set_times(s: RunState, handed_out_ms: int) -> None:
+    s.handed_out_ms, s.answered_ms, s.visible_ms = handed_out_ms, 0, 0
+
+
+def _begin(s: RunState, handed_out_ms: int) -> None:
     s.attempt += 1
+    _set_times(s, handed_out_ms)
     s.phase = "streaming"
     count(s)
     s.answered, s.start = s.start or s.answered, None

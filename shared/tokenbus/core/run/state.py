@@ -87,6 +87,14 @@ class RunState(msgspec.Struct, rename={"events_applied": "taken", "visible_emitt
     """Progress of the policies, for a run that has policies."""
     choice: int = 0
     """Provider and model in use: 0 the request's own, n its n-th fallback."""
+    handed_out_ms: int = 0
+    """When the current attempt could begin; 0: when the run was accepted."""
+    answered_ms: int = 0
+    """When the current attempt's answer began; 0: not yet."""
+    visible_ms: int = 0
+    """When the current attempt brought the turn's first visible text; 0: it did not."""
+    reported_attempt: int = 0
+    """The last attempt whose end was reported."""
 
     @property
     def target(self) -> FallbackPlan:

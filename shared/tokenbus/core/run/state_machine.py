@@ -35,6 +35,7 @@ from __future__ import annotations
 import msgspec
 
 from tokenbus.core.prefill.turn import TurnText
+from tokenbus.core.run.attempt_report import AttemptReport, report_attempt
 from tokenbus.core.run.block_deltas import add, remember
 from tokenbus.core.run.blocks import BlockTable
 from tokenbus.core.run.effects import CloseAttempt, Effect, RunTools
@@ -98,6 +99,7 @@ from tokenbus.events.public import (
     TerminalEvent,
 )
 from tokenbus.events.requests import Message
+from tokenbus.events.usage import Usage
 
 MAX_PAUSES = 8
 """Maximum number of times a provider may pause a turn (`pause_turn`) and be asked to continue."""
@@ -114,6 +116,8 @@ class RunMachine:
         self.state = state
         self.out = Outbox(visible=state.accepted.visible)
         self.effects: list[Effect] = []
+        self.reports: list[AttemptReport] = []
+        """Of the attempts that ended since they were last collected."""
         self._now_ms = state.accepted_ms
         """Time of the current frame. Between frames it is the time of acceptance, because a replay knows no other."""
 
@@ -211,9 +215,9 @@ class RunMachine:
             case Accepted() | PolicyVerdicts():
                 pass  # intake's script accepts a run only once; `GatedRun` handles verdicts
             case n.Failed():
-                self._broke(event.error, cut=None)
+                self._broke(event.error, cut=None, called_ms=event.called_ms)
             case n.Cut():
-                self._broke(event.error or stream_cut(event.reason), cut=event.reason)
+                self._broke(event.error or stream_cut(event.reason), cut=event.reason, called_ms=event.called_ms)
             case _:
                 self._provider_details(event)
 
@@ -255,6 +259,7 @@ class RunMachine:
                 if s.first_byte_ms is None:
                     s.first_byte_ms = self._now_ms - s.accepted_ms
                 s.start = event
+                s.answered_ms = s.answered_ms or self._now_ms
                 if event.void_before:
                     self._restarted()
                 origin = {"api": event.api, "provider": event.provider}
@@ -269,17 +274,20 @@ class RunMachine:
     def _done(self, event: n.Done) -> None:
         s = self.state
         s.blocks.complete_all(self.out, cut=False)
-        publish_usage(s, self.out, event.usage or s.usage)
+        error = None
         if event.finish == "error":
             problem = f"the provider ended the turn with {event.finish_raw or 'an error'}"
             error = ErrorInfo(code="finish_error", kind="server", message=problem, raw=event.finish_raw or None)
+        self._report(error, finish=event.finish, usage=event.usage)
+        publish_usage(s, self.out, event.usage or s.usage)
+        if error:
             if self._falls_back(error):
                 return
             self._end(RunFailedEvent, finish="error", finish_raw=event.finish_raw or None, error=error)
             return
         if event.finish == "pause" and s.pauses < MAX_PAUSES:
             s.pauses += 1
-            self.effects.append(next_turn(s, [self._content()]))
+            self.effects.append(next_turn(s, [self._content()], self._now_ms))
             return
         finish = event.finish
         if s.blocks.calls and finish in ("stop", "tool_use"):
@@ -302,9 +310,10 @@ class RunMachine:
             self._read(text.put_back(event.stop_string))
             if not text.reader.over and text.resumes():
                 s.usage = event.usage or s.usage
+                self._report(None, finish=event.finish)
                 complete_other_blocks(text, s.blocks, self.out, cut=False)
                 so_far = Message(role="assistant", content=text.reader.text)
-                self.effects.append(resume(s, self.out, so_far))
+                self.effects.append(resume(s, self.out, so_far, self._now_ms))
                 return
             event = msgspec.structs.replace(event, stop_string=text.reader.stopped_on)
         self._read(text.reader.end())
@@ -314,9 +323,10 @@ class RunMachine:
         for event in meant:
             self._apply(event)
 
-    def _broke(self, error: ErrorInfo, cut: str | None) -> None:
+    def _broke(self, error: ErrorInfo, cut: str | None, called_ms: int = 0) -> None:
         """Handle a failed or cut attempt: start the next attempt or end the run."""
         s = self.state
+        self._report(error, called_ms=called_ms)
         if error.code == DEADLINE or 0 < s.accepted.deadline_ms <= self._now_ms:
             self._overdue(DeadlinePassed("deadline"))
             return
@@ -341,7 +351,7 @@ class RunMachine:
             not_before_ms = self._now_ms + delay_ms if delay_ms else 0
             s.seen_ms = max(s.seen_ms, not_before_ms)
             next_attempt = continue_turn if goes_on else restart_turn
-            self.effects.append(next_attempt(s, self.out, error, delay_ms, not_before_ms))
+            self.effects.append(next_attempt(s, self.out, error, delay_ms, not_before_ms, at_ms=self._now_ms))
             return
         if self._falls_back(error):
             return
@@ -359,7 +369,7 @@ class RunMachine:
         left = s.choice < len(s.accepted.fallback) and s.accepted.on_failure != "fail"
         if not left or s.visible_emitted or not another_may_do_better(error):
             return False
-        self.effects.append(fall_back(s, self.out, error))
+        self.effects.append(fall_back(s, self.out, error, self._now_ms))
         return True
 
     def _restarted(self) -> None:
@@ -388,7 +398,27 @@ class RunMachine:
             self._end(Incomplete, finish="unknown", reason=error.message, error=error)
 
     def _end(self, event: type[TerminalEvent], **fields: object) -> None:
+        self.report_stopped(event, self._now_ms)
         self.effects.append(end(self.state, self.out, event, self._now_ms, **fields))
+
+    def report_stopped(self, event: type[TerminalEvent], at_ms: int) -> None:
+        """Report the attempt that is still in progress, if any, because the run ends."""
+        if self.state.phase == "streaming":
+            outcome = "cancelled" if event is Cancelled else "stopped"
+            if report := report_attempt(self.state, at_ms, outcome=outcome):
+                self.reports.append(report)
+
+    def _report(
+        self,
+        error: ErrorInfo | None,
+        *,
+        finish: str = "",
+        usage: Usage | None = None,
+        called_ms: int = 0,
+    ) -> None:
+        report = report_attempt(self.state, self._now_ms, finish=finish, error=error, usage=usage, called_ms=called_ms)
+        if report:
+            self.reports.append(report)
 
     # --- turns and tools --------------------------------------------------------------------------------------
 
@@ -415,4 +445,4 @@ class RunMachine:
         """Publish the results that are due; after the last one, start the next turn."""
         s = self.state
         if publish_results(s, self.out):
-            self.effects.append(next_turn(s, [*s.history, results_message(s)]))
+            self.effects.append(next_turn(s, [*s.history, results_message(s)], self._now_ms))

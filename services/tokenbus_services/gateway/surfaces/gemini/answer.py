@@ -9,7 +9,7 @@ from tokenbus.events.normalized import FinishReason
 from tokenbus.events.public import BlockComplete, Chunk, Completed
 from tokenbus_services.gateway.surfaces.answering import Echo
 from tokenbus_services.gateway.surfaces.signatures import pack
-from tokenbus_services.gateway.surfaces.token_counts import token_counts
+from tokenbus_services.pricing.token_counts import token_counts
 
 Json = dict[str, object]
 

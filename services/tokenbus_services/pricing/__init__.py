@@ -1,0 +1,1 @@
+"""What tokens cost, and how each provider API counts them. Pure."""
