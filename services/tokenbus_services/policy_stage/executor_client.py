@@ -36,6 +36,8 @@ class ExecutorProcess(asyncio.Protocol):
         """Whether it counts among the executors for single runs; one that was shared and is left to a run does not."""
         self.killed_with_all = False
         """Whether its fork server was given up, and all executors with it: no run's fault."""
+        self.only_policy: str | None = None
+        """The policy of the run that it was opened for, if this has a single one."""
         self.emptied = False
         """Whether its only run no longer needs it."""
         self.runs: dict[int, RunInExecutor] = {}
@@ -76,7 +78,10 @@ class ExecutorProcess(asyncio.Protocol):
     ) -> int:
         task = self._next_task()
         self.runs[task] = to
+        self.only_policy = policies[0] if len(policies) == 1 else None
         self._send(messages.Open(task, run, policies, dict(failing)))
+        if self.gone.done():  # it ended before its first run came; its end was reported already
+            asyncio.get_running_loop().call_soon(lambda: to.on_lost(None, suspect=False))
         return task
 
     def feed(self, task: int, frames: list[bytes]) -> None:

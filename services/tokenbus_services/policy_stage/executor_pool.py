@@ -1,9 +1,9 @@
 """The executor processes of a policy worker, and what happens to one that stalls.
 
 A few are shared by all runs. A run that may end its executor gets one of its own: a run whose policy has ended one
-before and, for a while, every run of a policy that did so to any run. If a shared executor stalls in a call, it is left
-to that call's run, and all other runs start again in another one. If the call does not return within its timeout, the
-process is killed. So a bad policy only delays other runs for a moment.
+before, or may have, and, for a while, every run of a policy that did so to any run. If a shared executor stalls in a
+call, it is left to that call's run, and all other runs start again in another one. If the call does not return within
+its timeout, the process is killed. So a bad policy only delays other runs for a moment.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Callable
 import structlog
 
 from tokenbus.bus.liveness import Defects, Liveness, beat, rest
-from tokenbus_services.policy_stage.blame import End, Fault, culprit
+from tokenbus_services.policy_stage.blame import End, Fault, culprit, is_evidence
 from tokenbus_services.policy_stage.executor_client import ExecutorProcess
 from tokenbus_services.policy_stage.executors import Executor
 from tokenbus_services.policy_stage.fork_server import ForkServer
@@ -100,6 +100,10 @@ class ExecutorPool:
     def may_block(self, policies: tuple[str, ...]) -> bool:
         now = time.monotonic()
         return any(self._blocks_until.get(policy, 0.0) > now for policy in policies)
+
+    @property
+    def isolates(self) -> bool:
+        return True
 
     async def shared(self) -> Executor:
         """Return the one with the fewest runs; wait if there is none."""
@@ -248,20 +252,22 @@ class ExecutorPool:
                 run.on_lost(None, suspect=False)
             return
         end: End = "memory" if marks.out_of_memory else process.killed_for or "exited"
+        # One that was shared and is left to a run may still have threads and memory of the others.
+        alone = process.takes_place and len(runs) == 1
         if (over := process.overran) and end == "overran":
             call = Call(over.task, self._names.index(over.policy), over.place)
         else:
-            alone = next(iter(runs)) if process.separate and len(runs) == 1 else None
             call = culprit(marks, end, memory_bytes=self._setup.memory_bytes, alone=alone)
-        policy = self._names[call.policy] if call else None
-        log.warning("policy_executor_ended", how=end, policy=policy, pid=process.pid, runs=len(runs))
+        policy = self._names[call.policy] if call else process.only_policy if alone else None
+        evidence = is_evidence(end, alone=alone)
+        log.warning("policy_executor_ended", how=end, policy=policy, pid=process.pid, runs=len(runs), evidence=evidence)
         self._on_end(end)
-        if policy:
+        if policy and evidence:
             self._note(policy)
         for task, run in runs.items():
-            at_fault = call is not None and call.task == task
-            fault = Fault(self._names[call.policy], call.place, end) if call and at_fault else None
-            run.on_lost(fault, suspect=call is None)
+            suspect = call is None or call.task == task
+            fault = Fault(policy, call.place if call else 0, end) if suspect and evidence and (alone or call) else None
+            run.on_lost(fault, suspect=suspect)
 
     def _note(self, policy: str) -> None:
         self._blocks_until[policy] = time.monotonic() + SEPARATE_S

@@ -32,8 +32,8 @@ class RunInExecutor(Protocol):
         ...
 
     def on_lost(self, fault: Fault | None, *, suspect: bool) -> None:
-        """The executor is gone, and the run must start again. ``fault``: this run's own fault, if it is.
-        ``suspect``: it is unknown whose fault it was.
+        """The executor is gone, and the run must start again. ``fault``: it counts against this run.
+        ``suspect``: it may have been this run's fault.
         """
         ...
 
@@ -85,6 +85,11 @@ class Executors(Protocol):
         """Return an executor shared by several runs."""
         ...
 
+    @property
+    def isolates(self) -> bool:
+        """Whether `separate` keeps a run apart from all others."""
+        ...
+
     async def separate(self, waits: Callable[[], None], *, each_s: float) -> Executor:
         """Return an executor for a single run; closing its task ends it. ``waits`` is called every ``each_s`` until
         there is one.
@@ -125,6 +130,10 @@ class InProcessExecutors:
         await self._client.aclose()
 
     def may_block(self, policies: tuple[str, ...]) -> bool:
+        return False
+
+    @property
+    def isolates(self) -> bool:
         return False
 
     async def shared(self) -> Executor:

@@ -1,4 +1,4 @@
-"""A run under policies, as stored on the server: the failed starts of its policies, and their verdicts."""
+"""A run under policies, as stored on the server: its failed starts, and the verdicts of its policies."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import structlog
 
 from tokenbus.bus import scripts
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.scripts.policies import count_policy_start, policy_starts
+from tokenbus.bus.scripts.policies import Place, count_policy_start, note_place, note_unexplained, policy_starts
 from tokenbus.bus.server.retry import retry_until_available
 from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server
 from tokenbus.events.frames import CONTROL_ATTEMPT, Decision, EventFrame, PolicyVerdict, PolicyVerdicts, encode
-from tokenbus_services.policy_stage.blame import Starts
+from tokenbus_services.policy_stage.blame import RunStarts, Starts
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -44,14 +44,23 @@ class ServerRunRecord:
         self._partition = keys.partition_of(run)
         self._lease = keys.lease(self._partition, GROUP)
 
-    async def starts(self) -> dict[str, Starts] | None:
+    async def starts(self) -> RunStarts | None:
         call = policy_starts(self._keys.run(self._run), self._lease, token=self._token, policies=self._policies)
         reply = await self._run_script(call, "starts of a run's policies")
         if isinstance(reply, bytes):
             return None
-        numbers = [int(value or 0) for value in reply]
+        beside, alone, unexplained, *numbers = [int(value or 0) for value in reply]
         pairs = zip(self._policies, numbers[::2], numbers[1::2], strict=True)
-        return {policy: Starts(count, failed_at) for policy, count, failed_at in pairs}
+        counted = {policy: Starts(count, failed_at) for policy, count, failed_at in pairs}
+        return RunStarts(counted, lost_beside=beside, lost_alone=alone, unexplained=unexplained)
+
+    async def note_place(self, place: Place) -> bool:
+        call = note_place(self._keys.run(self._run), self._lease, token=self._token, place=place)
+        return not isinstance(await self._run_script(call, "place of a run's policies"), bytes)
+
+    async def note_unexplained(self, ends: int) -> bool:
+        call = note_unexplained(self._keys.run(self._run), self._lease, token=self._token, ends=ends)
+        return not isinstance(await self._run_script(call, "ends of a run's executors"), bytes)
 
     async def count(self, policy: str, starts: int, *, failed_at: int | None = None) -> Starts | None:
         call = count_policy_start(

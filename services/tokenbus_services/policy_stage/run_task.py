@@ -2,37 +2,48 @@
 
 An executor may end at any time, by this run's fault or another's. Then the run starts again in another one with all its
 drafts; repeated verdicts are ignored (`tokenbus.core.run.gated`). A policy that ends its executors too often is no
-longer called. The count is in the run's hash, so that other workers continue it.
+longer called (`blame`). The count is in the run's hash, so that other workers continue it.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol
 
 import structlog
 
+from tokenbus.bus.scripts.policies import Place
 from tokenbus.events.frames import WHOLE_RUN, Decision, PolicyVerdict
 from tokenbus.policy.policy_runner import OnError
-from tokenbus_services.policy_stage.blame import END_TEXTS, Fault, StartDecision, Starts, decide_start, reason
+from tokenbus_services.policy_stage.blame import END_TEXTS, Fault, RunStarts, StartDecision, Starts, decide_start
 from tokenbus_services.policy_stage.executors import Executors
 from tokenbus_services.policy_stage.messages import Verdicts
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
-UNCOUNT_S = 1.0
 VERDICTS_PER_MESSAGE = 200
 """Maximum verdicts per message."""
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 1.0
+"""Before the second start again of a run, and the longest one, which each doubles towards."""
 
 
 class RunRecord(Protocol):
     """The run on the server, while this worker owns its partition."""
 
-    async def starts(self) -> dict[str, Starts] | None:
-        """Return the failed starts of its policies; None if the run is over or another worker owns it."""
+    async def starts(self) -> RunStarts | None:
+        """Return what is known of its starts, and write down that this worker judges it, beside others. None: the run
+        is over or another worker owns it.
+        """
+        ...
+
+    async def note_place(self, place: Place) -> bool:
+        """Write down where this worker judges it now; False: as None for `starts`."""
+        ...
+
+    async def note_unexplained(self, ends: int) -> bool:
+        """Set `RunStarts.unexplained`; False: as None for `starts`."""
         ...
 
     async def count(self, policy: str, starts: int, *, failed_at: int | None = None) -> Starts | None:
@@ -85,6 +96,7 @@ class PolicyRunTask:
         self._wake = asyncio.Event()
         self._outcome: asyncio.Future[Fault | bool | None]
         self._may_end_executor = False
+        self._place: Place = "beside"
         self._task: asyncio.Task[None] | None = None
 
     def add(self, frame: bytes, drafts: int) -> None:
@@ -154,76 +166,72 @@ class PolicyRunTask:
             # Not caused by a policy; the executor handles those errors. The parser's policy timeout ends the run.
             log.exception("judging_failed", run=self.run)
 
-    async def _judge(self, record: RunRecord, starts: dict[str, Starts]) -> None:
+    async def _judge(self, record: RunRecord, starts: RunStarts) -> None:
         """Start the run, again and again until all is judged."""
         while True:
             decided = decide_start(starts, self._policies, self._on_error, most=self._max_starts)
             if decided.ended_by:
-                self._end(decided.ended_by, starts[decided.ended_by].count)
+                self._end(decided.ended_by, decided.why)
                 return
-            for policy in decided.suspects:
-                if await self._count(record, starts, policy, 1) is None:
-                    return
-            try:
-                outcome = await self._in_executor(decided)
-            except asyncio.CancelledError:  # the run ends or moves to another worker; no policy is at fault
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(UNCOUNT_S):
-                        await self._uncount(record, starts, decided.suspects)
-                raise
+            outcome = await self._in_executor(record, decided)
             if outcome is None:
-                await self._uncount(record, starts, decided.suspects)
                 return
-            fault = outcome if isinstance(outcome, Fault) else None
-            await self._uncount(record, starts, [p for p in decided.suspects if not fault or p != fault.policy])
-            if fault:
-                by = 0 if fault.policy in decided.suspects else 1
-                counted = await self._count(record, starts, fault.policy, by, failed_at=fault.place)
-                if counted is None:
-                    return
-                why, count = END_TEXTS[fault.end], counted.count
-                log.warning("policy_start_failed", run=self.run, policy=fault.policy, problem=why, starts=count)
+            if isinstance(outcome, Fault) and not await self._count(record, starts, outcome):
+                return
+            if self._start:
+                # If executors end as fast as they start, by nobody's fault, the parser's policy timeout ends the run.
+                await asyncio.sleep(min(_FIRST_PAUSE_S * 2 ** min(self._start, 10), _LONGEST_PAUSE_S))
 
-    async def _count(
-        self,
-        record: RunRecord,
-        starts: dict[str, Starts],
-        policy: str,
-        by: int,
-        *,
-        failed_at: int | None = None,
-    ) -> Starts | None:
-        held_against = starts[policy].count if policy in starts else 0
-        if counted := await record.count(policy, max(0, held_against + by), failed_at=failed_at):
-            starts[policy] = counted
+    async def _count(self, record: RunRecord, starts: RunStarts, fault: Fault) -> bool:
+        """Count a failed start; False if the run is over or another worker owns it."""
+        if fault.policy is None:
+            starts.unexplained = count = starts.unexplained + 1
+            counted = await record.note_unexplained(count)
+        else:
+            count = starts.policies.get(fault.policy, Starts()).count + 1
+            held = await record.count(fault.policy, count, failed_at=fault.place)
+            counted = held is not None
+            if held:
+                starts.policies[fault.policy] = held
+        if counted:
+            why = END_TEXTS[fault.end]
+            log.warning("policy_start_failed", run=self.run, policy=fault.policy, problem=why, starts=count)
         return counted
 
-    async def _uncount(self, record: RunRecord, starts: dict[str, Starts], policies: Sequence[str]) -> None:
-        for policy in policies:
-            await self._count(record, starts, policy, -1)
-
-    async def _in_executor(self, decided: StartDecision) -> Fault | bool | None:
-        """Judge the run from its first draft on. Returns None at its end; a fault, or False, if the executor was
-        lost.
+    async def _in_executor(self, record: RunRecord, decided: StartDecision) -> Fault | bool | None:
+        """Judge the run from its first draft on. Returns None at its end, or if another worker owns it; a fault, or
+        False, if the executor was lost.
         """
-        if self._may_end_executor or decided.suspects or self._executors.may_block(self._policies):
+        if not await self._move(record, "beside"):
+            return None
+        if self._may_end_executor or decided.isolated or self._executors.may_block(self._policies):
             executor = await self._executors.separate(self.on_waiting, each_s=self._reassure_s)
+            alone = self._executors.isolates
         else:
-            executor = await self._executors.shared()
+            executor, alone = await self._executors.shared(), False
         self._start += 1
         self._steps.clear()  # the last start's blocks have other numbers, and all verdicts are sent again
         self._outcome = asyncio.get_running_loop().create_future()
         task = executor.open(self.run, self._policies, decided.failing, self)
-        executor.feed(task, self.frames)
-        self._fed = lambda frames: executor.feed(task, frames)
         try:
+            if alone and not await self._move(record, "alone"):
+                return None
+            executor.feed(task, self.frames)
+            self._fed = lambda frames: executor.feed(task, frames)
             return await self._outcome
         finally:
             self._fed = None
             executor.close(task)
 
-    def _end(self, policy: str, starts: int) -> None:
-        why = f"PolicyStopped: {reason(starts)}"
+    async def _move(self, record: RunRecord, to: Place) -> bool:
+        """Write down where the run is judged, before it is; False if the run is over or another worker owns it."""
+        if to == self._place:
+            return True
+        self._place = to
+        return await record.note_place(to)
+
+    def _end(self, policy: str, why: str) -> None:
+        why = f"PolicyStopped: {why}"
         decision = Decision(policy, "error", why)
         self._steps.append(PolicyVerdict(WHOLE_RUN, decisions=[decision], ends=f"{policy}: failed: {why}"))
         self._wake.set()

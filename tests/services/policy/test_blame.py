@@ -5,7 +5,17 @@ from __future__ import annotations
 import pytest
 
 from tokenbus.policy.policy_runner import OnError
-from tokenbus_services.policy_stage.blame import StartDecision, Starts, culprit, decide_start, reason
+from tokenbus_services.policy_stage.blame import (
+    WORKERS_BESIDE,
+    WORKERS_PER_START,
+    RunStarts,
+    StartDecision,
+    Starts,
+    culprit,
+    decide_start,
+    is_evidence,
+    reason,
+)
 from tokenbus_services.policy_stage.marks import Call, Marks
 from tokenbus_services.policy_stage.messages import Failing
 
@@ -18,51 +28,101 @@ def marks(call: Call | None, *, grew: Call | None = None, grew_bytes: int = 0, o
 
 
 def test_the_call_at_work_is_at_fault_for_a_death_or_a_standstill():
-    assert culprit(marks(ONE), "exited", memory_bytes=LIMIT, alone=None) == ONE
-    assert culprit(marks(ONE), "blocked", memory_bytes=LIMIT, alone=None) == ONE
+    assert culprit(marks(ONE), "exited", memory_bytes=LIMIT, alone=False) == ONE
+    assert culprit(marks(ONE), "blocked", memory_bytes=LIMIT, alone=False) == ONE
 
 
 def test_nobody_is_at_fault_if_no_call_was_at_work_and_several_runs_were_there():
-    assert culprit(marks(None), "exited", memory_bytes=LIMIT, alone=None) is None
+    assert culprit(marks(None), "exited", memory_bytes=LIMIT, alone=False) is None
 
 
-def test_a_run_that_was_alone_is_at_fault_whatever_the_marks_say():
-    assert culprit(marks(None), "exited", memory_bytes=LIMIT, alone=5) == Call(5, 0, 0)
+def test_outside_of_every_call_nobody_is_known_to_be_at_fault_even_of_a_run_that_was_alone():
+    assert culprit(marks(None), "exited", memory_bytes=LIMIT, alone=True) is None
+
+
+def test_of_a_run_that_was_alone_the_policy_that_took_most_memory_is_at_fault_however_little():
+    seen = marks(OTHER, grew=ONE, grew_bytes=LIMIT // 10)
+    assert culprit(seen, "memory", memory_bytes=LIMIT, alone=True) == ONE
+
+
+def test_the_end_of_a_shared_executor_is_evidence_only_of_a_call_that_did_not_return():
+    assert [is_evidence(end, alone=False) for end in ("blocked", "overran", "exited", "memory")] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+    assert is_evidence("exited", alone=True)
+    assert is_evidence("memory", alone=True)
 
 
 def test_memory_is_the_fault_of_the_call_that_took_most_of_it_and_not_of_the_one_that_was_refused():
     seen = marks(ONE, grew=OTHER, grew_bytes=LIMIT * 3 // 4, out_of_memory=True)
-    assert culprit(seen, "exited", memory_bytes=LIMIT, alone=None) == OTHER
+    assert culprit(seen, "exited", memory_bytes=LIMIT, alone=False) == OTHER
 
 
 def test_memory_asked_for_at_once_is_the_fault_of_the_call_that_was_refused():
     seen = marks(ONE, grew=OTHER, grew_bytes=LIMIT // 10, out_of_memory=True)
-    assert culprit(seen, "exited", memory_bytes=LIMIT, alone=None) == ONE
+    assert culprit(seen, "exited", memory_bytes=LIMIT, alone=False) == ONE
 
 
 def test_memory_that_grew_by_many_calls_is_nobodys_fault():
     seen = marks(ONE, grew=OTHER, grew_bytes=LIMIT // 10)
-    assert culprit(seen, "memory", memory_bytes=LIMIT, alone=None) is None
+    assert culprit(seen, "memory", memory_bytes=LIMIT, alone=False) is None
+
+
+def decide(starts: RunStarts, **on_error: OnError) -> StartDecision:
+    return decide_start(starts, tuple(on_error), on_error, most=MOST)
+
+
+def of(**counts: Starts) -> RunStarts:
+    return RunStarts(counts)
 
 
 def test_a_policy_with_nothing_against_it_is_no_suspect():
-    assert decide_start({"a": Starts()}, ("a", "b"), {"a": "block", "b": "block"}, most=MOST) == StartDecision()
+    assert decide(of(a=Starts()), a="block", b="block") == StartDecision()
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_a_policy_that_failed_is_a_suspect_until_its_starts_are_used_up(count: int):
-    decided = decide_start({"b": Starts(count, 4)}, ("a", "b"), {"a": "block", "b": "block"}, most=MOST)
-    assert decided == StartDecision(suspects=["b"])
+def test_a_run_whose_policy_failed_is_isolated_until_its_starts_are_used_up(count: int):
+    assert decide(of(b=Starts(count, 4)), a="block", b="block") == StartDecision(isolated=True)
 
 
 def test_after_its_last_start_block_ends_the_run():
-    decided = decide_start({"b": Starts(MOST, 4)}, ("a", "b"), {"a": "pass", "b": "block"}, most=MOST)
-    assert decided.ended_by == "b"
+    decided = decide(of(b=Starts(MOST, 4)), a="pass", b="block")
+    assert decided == StartDecision(ended_by="b", why=reason(MOST))
 
 
 def test_after_its_last_start_pass_calls_the_policy_as_far_as_it_came_and_then_not_at_all():
-    on_error: dict[str, OnError] = {"a": "pass", "b": "block"}
-    decided = decide_start({"a": Starts(MOST, 4)}, ("a", "b"), on_error, most=MOST)
-    assert decided == StartDecision(failing={"a": Failing(4, reason(MOST))}, suspects=["a"])
-    decided = decide_start({"a": Starts(MOST + 1, 4)}, ("a", "b"), on_error, most=MOST)
+    decided = decide(of(a=Starts(MOST, 4)), a="pass", b="block")
+    assert decided == StartDecision(failing={"a": Failing(4, reason(MOST))}, isolated=True)
+    decided = decide(of(a=Starts(MOST + 1, 4)), a="pass", b="block")
     assert decided == StartDecision(failing={"a": Failing(0, reason(MOST))})
+
+
+def test_a_run_that_lost_one_worker_is_judged_beside_others_and_one_that_lost_several_is_isolated():
+    assert not decide(RunStarts(lost_beside=1), a="block").isolated
+    assert decide(RunStarts(lost_beside=WORKERS_BESIDE), a="block") == StartDecision(isolated=True)
+
+
+def test_no_number_of_workers_that_were_lost_beside_others_ends_a_run():
+    assert decide(RunStarts(lost_beside=1000), a="block") == StartDecision(isolated=True)
+
+
+def test_a_failed_start_and_two_killed_workers_do_not_end_a_run():
+    assert decide(RunStarts({"a": Starts(1, 4)}, lost_alone=2), a="block") == StartDecision(isolated=True)
+
+
+def test_a_policy_that_takes_its_worker_with_it_each_time_ends_its_run():
+    most = MOST * WORKERS_PER_START
+    assert decide(RunStarts(lost_alone=most - 1), a="block") == StartDecision(isolated=True)
+    assert decide(RunStarts(lost_alone=most), a="block").ended_by == "a"
+
+
+@pytest.mark.parametrize("more", [RunStarts(unexplained=MOST), RunStarts(lost_alone=MOST * WORKERS_PER_START)])
+def test_if_nobody_knows_which_policy_it_is_those_with_pass_are_left_out_first(more: RunStarts):
+    decided = decide(more, a="block", b="pass", c="pass")
+    assert (decided.ended_by, set(decided.failing), decided.isolated) == (None, {"b", "c"}, True)
+    more.unexplained += 1
+    assert decide(more, a="block", b="pass", c="pass").ended_by == "a"
+    assert set(decide(more, b="pass", c="pass").failing) == {"b", "c"}

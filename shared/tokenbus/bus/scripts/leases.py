@@ -71,13 +71,16 @@ _RELEASE = script(
     """
 if redis.call('HGET', KEYS[1], 'token') ~= ARGV[1] then return 0 end
 redis.call('HDEL', KEYS[1], 'owner', 'until')
+redis.call('HSET', KEYS[1], 'released', ARGV[1])
 return 1
 """,
 )
 
 
 def release(lease: str, *, token: str) -> ScriptCall:
-    """Release the lease; 0 if it was no longer ours."""
+    """Release the lease; 0 if it was no longer ours. Its field ``released`` then has the token: this worker was not
+    lost with what it had in hand.
+    """
     return ScriptCall(_RELEASE, [lease], [token])
 
 

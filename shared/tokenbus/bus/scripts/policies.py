@@ -1,17 +1,49 @@
-"""Counters of the policy stage in a run's hash: how often a policy crashed its executor."""
+"""Counters of the policy stage in a run's hash: how often a policy ended its executor, and how often its worker was
+lost.
+
+A worker that judges a run writes its token to the hash, with a word that says whether the run has an executor of its
+own. A next owner that finds the token of another worker there, which did not release its lease, knows that this worker
+was lost with the run.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
-from tokenbus.bus.scripts.script import ROOM, ScriptCall, script
+from tokenbus.bus.scripts.script import ROOM, Arg, ScriptCall, script
+
+Place = Literal["beside", "alone"]
+"""Where a run is judged: beside other runs, or alone in an executor."""
+
+AT = "policies_at"
+LOST_BESIDE, LOST_ALONE = "workers_lost:beside", "workers_lost:alone"
+UNEXPLAINED = "unexplained_ends"
+"""Field of a run's hash: how often an executor of its own ended, and nobody knows by which of its policies."""
 
 _OF_OWNER = """
 if redis.call('HGET', KEYS[2], 'token') ~= ARGV[1] then return 'fenced' end
 local status = redis.call('HGET', KEYS[1], 'status')
 if status ~= 'open' then return status or 'gone' end
 """
-_STARTS = script("policy_starts", _OF_OWNER + "return redis.call('HMGET', KEYS[1], unpack(ARGV, 2))\n")
+_STARTS = script(
+    "policy_starts",
+    _OF_OWNER
+    + """
+local place, last = string.match(redis.call('HGET', KEYS[1], 'AT') or '', '^(%a+) (.+)$')
+if last ~= ARGV[1] then
+  ROOM  if last and last ~= redis.call('HGET', KEYS[2], 'released') then
+    redis.call('HINCRBY', KEYS[1], 'workers_lost:' .. place, 1)
+  end
+  redis.call('HSET', KEYS[1], 'AT', 'beside ' .. ARGV[1])
+end
+return redis.call('HMGET', KEYS[1], unpack(ARGV, 2))
+""".replace("AT'", f"{AT}'").replace("ROOM", ROOM),
+)
+_NOTE = script(
+    "note_of_policies",
+    _OF_OWNER + ROOM + "redis.call('HSET', KEYS[1], ARGV[2], ARGV[3])\nreturn tonumber(ARGV[3]) or 0\n",
+)
 _COUNT_START = script(
     "count_policy_start",
     _OF_OWNER
@@ -40,13 +72,32 @@ def failed_at_field(policy: str) -> str:
 
 
 def policy_starts(run_key: str, policy_lease: str, *, token: str, policies: Sequence[str]) -> ScriptCall:
-    """Read the failure counters of a run's policies, for the owner of the policy lease with ``token``.
+    """Read a run's counters for the owner of the policy lease with ``token``, and write down that it judges the run
+    from now on, beside others. If the worker before was lost with the run, this is counted.
 
-    Reply: two values per policy, `starts_field` and `failed_at_field`; or ``fenced``, ``gone``, or the run's status if
-    it is no longer open.
+    The same call may be sent again after a lost reply. Reply: `LOST_BESIDE`, `LOST_ALONE`, `UNEXPLAINED`, then two
+    values per policy, `starts_field` and `failed_at_field`; or ``fenced``, ``gone``, or the run's status if it is no
+    longer open.
     """
-    fields = [field(policy) for policy in policies for field in (starts_field, failed_at_field)]
+    fields = [LOST_BESIDE, LOST_ALONE, UNEXPLAINED]
+    fields += [field(policy) for policy in policies for field in (starts_field, failed_at_field)]
     return ScriptCall(_STARTS, [run_key, policy_lease], [token, *fields])
+
+
+def note_place(run_key: str, policy_lease: str, *, token: str, place: Place) -> ScriptCall:
+    """Write down where the owner judges the run now. Reply: 0, or the refusals of `policy_starts`."""
+    return _note(run_key, policy_lease, token, AT, f"{place} {token}")
+
+
+def note_unexplained(run_key: str, policy_lease: str, *, token: str, ends: int) -> ScriptCall:
+    """Set how often an executor of the run ended, and nobody knows by which policy. Reply: the number, or the refusals
+    of `policy_starts`.
+    """
+    return _note(run_key, policy_lease, token, UNEXPLAINED, ends)
+
+
+def _note(run_key: str, policy_lease: str, token: str, field: str, value: Arg) -> ScriptCall:
+    return ScriptCall(_NOTE, [run_key, policy_lease], [token, field, value])
 
 
 def count_policy_start(

@@ -1,0 +1,41 @@
+"""Policies for the tests of executors: they take memory that no mark shows, are refused it, or end their process."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any
+
+from tokenbus.policy.processor import StreamContext, StreamProcessor
+from tokenbus.policy.stream_state import StreamState
+
+MEMORY_BYTES = 2**27
+"""What an executor may have."""
+
+
+class Hoards(StreamProcessor):
+    """Takes most of what its executor may have, and keeps it. It writes nothing there, so no step seems to grow."""
+
+    def __init__(self, options: Any = None) -> None:
+        super().__init__(options)
+        self._taken = b""
+
+    async def on_chunk(self, chunk: Any, state: StreamState, context: StreamContext[Any]) -> None:
+        self._taken = self._taken or bytes(MEMORY_BYTES * 3 // 4)
+        await context.send(chunk)
+
+
+class Wants(StreamProcessor):
+    """Takes what it may take, for a moment."""
+
+    async def on_chunk(self, chunk: Any, state: StreamState, context: StreamContext[Any]) -> None:
+        bytes(MEMORY_BYTES // 2)
+        await context.send(chunk)
+
+
+class ExitsLater(StreamProcessor):
+    """Ends its process in a thread, outside of every call."""
+
+    async def on_chunk(self, chunk: Any, state: StreamState, context: StreamContext[Any]) -> None:
+        threading.Timer(0.1, lambda: os._exit(3)).start()
+        await context.send(chunk)
