@@ -10,7 +10,7 @@ from http import HTTPStatus
 import httpx
 import msgspec
 
-from tokenbus.bus.liveness import beat, slack
+from tokenbus.bus.liveness import beater, slack
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.frames import Data, Ended, Opened
 from tokenbus.events.requests import Generate
@@ -299,9 +299,10 @@ async def _pass_on(
 
     first = True
     after_boundary = False
+    progress = beater()
     with _reached_end(clean, offloader, writer):
         async for read in content:
-            beat()
+            progress()
             data = clean.feed(read)
             boundary = first or any(mark in data for mark in marks)
             if first:

@@ -50,18 +50,17 @@ def described(error: BaseException) -> str:
     )
 
 
-async def read_body(response: httpx.Response, *, limit: int) -> AsyncGenerator[bytes]:
+def read_body(response: httpx.Response, *, limit: int) -> AsyncGenerator[bytes]:
     """Yield the content of an answer in non-empty pieces.
 
     An error's body is cut at `MAX_ERROR_BODY_BYTES`, or at the first byte that does not decode: its status is enough.
     For other answers raises BodyRefused if the content exceeds ``limit`` bytes or does not decode, and
     httpx.TransportError.
     """
-    if response.status_code < 300:
-        async with aclosing(_content(response, limit)) as pieces:
-            async for piece in pieces:
-                yield piece
-        return
+    return (_content if response.status_code < 300 else _error_content)(response, limit)
+
+
+async def _error_content(response: httpx.Response, limit: int) -> AsyncGenerator[bytes]:
     left = MAX_ERROR_BODY_BYTES
     try:
         async with aclosing(_content(response, limit)) as pieces:
@@ -91,33 +90,27 @@ async def _content(response: httpx.Response, limit: int) -> AsyncGenerator[bytes
     coding = coding_of(response.headers.get("content-encoding", ""))
     inflate = Inflate(coding) if coding else None
     size = steps = 0
-    async for read in _reads(response):
-        for piece in inflate.feed(read) if inflate else (read,):
-            size += len(piece)
-            if size > limit:
-                raise BodyRefused(
-                    ErrorInfo(
-                        code="answer_too_large",
-                        kind="limit",
-                        message=f"the answer has over {limit} bytes (`limits.answer_bytes`)",
-                    )
-                )
-            if piece:
-                yield piece
-            steps += 1
-            if inflate and steps % FAIR_READS == 0:
-                await asyncio.sleep(0)
+    try:
+        async with aclosing(fair_reads(response.aiter_raw())) as reads:
+            async for read in reads:
+                for piece in inflate.feed(read) if inflate else (read,):
+                    size += len(piece)
+                    if size > limit:
+                        raise _too_large(limit)
+                    if piece:
+                        yield piece
+                    steps += 1
+                    if inflate and steps % FAIR_READS == 0:
+                        await asyncio.sleep(0)
+    except TooManyCrumbs as e:
+        raise BodyRefused(ErrorInfo(code="answer_chunks", kind="limit", message=str(e))) from None
     if inflate:
         inflate.end()
 
 
-async def _reads(response: httpx.Response) -> AsyncGenerator[bytes]:
-    try:
-        async with aclosing(fair_reads(response.aiter_raw())) as reads:
-            async for read in reads:
-                yield read
-    except TooManyCrumbs as e:
-        raise BodyRefused(ErrorInfo(code="answer_chunks", kind="limit", message=str(e))) from None
+def _too_large(limit: int) -> BodyRefused:
+    message = f"the answer has over {limit} bytes (`limits.answer_bytes`)"
+    return BodyRefused(ErrorInfo(code="answer_too_large", kind="limit", message=message))
 
 
 def coding_of(header: str) -> str | None:

@@ -167,11 +167,23 @@ def beat() -> None:
 
     No effect if the task is neither long-lived nor working on an item.
     """
+    beater()()
+
+
+def beater() -> Callable[[], None]:
+    """Return `beat` of the calling task, for a loop that beats often: finding the task costs more than the beat.
+
+    Call it in the task that will use it, and let no other task do so.
+    """
     task = asyncio.current_task()
     if task and (long_task := _of_task.get(task)):
-        long_task.beat()
-    elif work := _of_work.get():
-        work.beat()
+        return long_task.beat
+    work = _of_work.get()
+    return work.beat if work else _no_beat
+
+
+def _no_beat() -> None:
+    """Of a task that nobody watches."""
 
 
 @contextmanager

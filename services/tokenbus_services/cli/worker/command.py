@@ -31,6 +31,7 @@ from tokenbus_services.gateway.callers import check_exposed as check_gateway_exp
 from tokenbus_services.gateway.keys.admin_token import admin_token
 from tokenbus_services.net.http_server import HttpBounds, bounded
 from tokenbus_services.net.open_files import raise_open_files
+from tokenbus_services.process.garbage import collect_less_often
 from tokenbus_services.redaction import secrets_of
 from tokenbus_services.runtime import logs
 from tokenbus_services.settings import ConsoleSettings, Settings
@@ -79,6 +80,7 @@ def run(
         if service == "gateway":
             check_gateway_exposed(settings, listener.getsockname()[0])
         app = services.create(service, settings)
+        collect_less_often()
         try:
             with asyncio.Runner(loop_factory=_loop_factory()) as runner:
                 runner.run(

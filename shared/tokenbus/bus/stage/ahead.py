@@ -10,13 +10,15 @@ this flush, and are committed with it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import count
 from typing import Any
-from uuid import uuid4
 
 from tokenbus.bus.scripts import Commit, RawPart, ScriptCall
 from tokenbus.bus.scripts.chain import MOST_UNREAD, ChainedStage, chain
 from tokenbus.bus.server.stream_reader import Entry
-from tokenbus.bus.stage.partition import AppliedEntries, FinishesReplay, Partition, PreparedCommit
+from tokenbus.bus.stage.partition import AppliedEntries, Partition, PreparedCommit
+
+_FLUSHES = count(1)
 
 
 class NotAhead(Exception):
@@ -48,8 +50,7 @@ class Side:
         self._seen = self.part.offset
 
     def _take(self, taken: AppliedEntries) -> None:
-        logic = self.part.logic
-        if taken.poison or taken.void or (isinstance(logic, FinishesReplay) and logic.replay_unfinished):
+        if taken.poison or taken.void or self.part.replay_unfinished:
             raise NotAhead
         self.part.add_outputs(taken, self.commit)
         self._size += taken.size
@@ -84,7 +85,8 @@ class AheadFlush:
         self.second = Side(second)
         self.parts = parts
         self._runs = {part.run.encode() for part in parts}
-        self._name = uuid4().hex[:16]
+        self._name = f"{first.token}.{next(_FLUSHES)}"
+        """No other flush of this partition has it: no other owner has the token."""
         self._handed_on = 0
 
     def apply(self) -> None:

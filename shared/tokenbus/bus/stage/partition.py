@@ -224,6 +224,8 @@ class Partition:
         self.state_key = keys.state(self.number, group)
         self.group = group
         self.logic = logic
+        self.finishes_replay = logic if isinstance(logic, FinishesReplay) else None
+        """Asked once: the check of a protocol costs more than the work of a small batch."""
         self.offset = lease.watermark
         """The last entry that was applied."""
         self.paused = False
@@ -253,6 +255,11 @@ class Partition:
         """Number of open runs last written to the lease hash, for monitoring."""
         self._void: dict[str, str] = {}
         """Run -> entry up to which its input is ignored, because the run was ended without applying it."""
+
+    @property
+    def replay_unfinished(self) -> bool:
+        """See `FinishesReplay`."""
+        return self.finishes_replay is not None and self.finishes_replay.replay_unfinished
 
     @property
     def watermark(self) -> str:

@@ -372,16 +372,17 @@ class Stage:
                 return part.quarantine(
                     first, f"{part.loads - 1} tries came to no commit: its workers died, or the stage raised"
                 )
-            if not isinstance(part.logic, FinishesReplay):
+            logic = part.finishes_replay
+            if logic is None:
                 return part.apply_and_build(batch.entries)
             taken = part.apply(batch.entries)
-            if part.logic.replay_unfinished:
+            if logic.replay_unfinished:
                 if not self._apart:
-                    task = self._asides.start(part.number, partial(self._finish, part, part.logic, batch, taken))
+                    task = self._asides.start(part.number, partial(self._finish, part, logic, batch, taken))
                     task.add_done_callback(lambda _: self._reader.wake())
                     return None
                 with slack(SETTLING_S):
-                    await part.logic.finish_replay()
+                    await logic.finish_replay()
             return part.build_commit(taken)
         except Exception:
             log.exception("%s partition %d: the logic failed", self._group, part.number)
