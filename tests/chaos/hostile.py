@@ -70,8 +70,8 @@ async def no_utf8(send: Send) -> None:
 async def endless_comments(send: Send) -> None:
     """A stream in which nothing is ever said."""
     await send(_OK + b"\r\n")
-    while True:
-        await send(b": " + b"x" * 1000 + b"\n\n")
+    while True:  # in large pieces: with small ones it would last as long as this process is slow
+        await send(b": " + b"x" * _PIECE + b"\n\n")
         await asyncio.sleep(0.01)
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.providers.reading import cut
-from tokenbus.providers.response.sse import MAX_IDLE_LINES, SseDecoder, SseEvent
+from tokenbus.providers.response.sse import MAX_COMMENT_BYTES, MAX_IDLE_LINES, SseDecoder, SseEvent
 
 
 def decode(*pieces: bytes, limit: int = 1000) -> list[SseEvent]:
@@ -153,6 +153,18 @@ def test_lines_that_say_nothing_are_counted_and_too_many_end_the_reading(line: b
     assert not decoder.oversize
     decoder.feed(enough * 2)
     assert decoder.oversize
+
+
+def test_comments_are_bounded_in_bytes_too_and_those_of_a_day_are_not_too_many() -> None:
+    decoder = SseDecoder()
+    for _ in range(16):
+        decoder.feed(b": " + b"x" * (MAX_COMMENT_BYTES // 16 - 2) + b"\n\n")
+    assert not decoder.oversize
+    decoder.feed(b":\n")
+    assert decoder.oversize
+    patient = SseDecoder()
+    patient.feed(b": OPENROUTER PROCESSING\n" * (24 * 60 * 60) + b"data: 1\n\n")
+    assert not patient.oversize
 
 
 def test_lines_of_events_and_of_bare_json_are_no_idle_ones() -> None:

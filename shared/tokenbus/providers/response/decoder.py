@@ -27,7 +27,13 @@ from tokenbus.events.normalized import (
 from tokenbus.providers.response.error_mapping import http_failure, provider_failure, wire_failure
 from tokenbus.providers.response.inline_thinking import InlineThinking
 from tokenbus.providers.response.json_decode import is_unfinished, read
-from tokenbus.providers.response.sse import MAX_EVENT_BYTES, MAX_IDLE_LINES, SseDecoder, SseEvent
+from tokenbus.providers.response.sse import (
+    MAX_COMMENT_BYTES,
+    MAX_EVENT_BYTES,
+    MAX_IDLE_LINES,
+    SseDecoder,
+    SseEvent,
+)
 from tokenbus.providers.response.surrogates import SurrogateJoiner, with_placeholders
 
 _DONE = b"[DONE]"
@@ -155,6 +161,8 @@ class ResponseDecoder(msgspec.Struct, metaclass=_AbstractStruct, kw_only=True):
             error = TooLarge("server-sent event", self.sse.limit + 1, self.sse.limit)
             if self.sse.idle > MAX_IDLE_LINES:
                 error = TooLarge("lines without content", self.sse.idle, MAX_IDLE_LINES, unit="lines")
+            elif self.sse.comment_bytes > MAX_COMMENT_BYTES:
+                error = TooLarge("comments of the stream", self.sse.comment_bytes, MAX_COMMENT_BYTES)
             self._close(Failed(wire_failure(error)), out)
 
     def _with_placeholders(self, event: SseEvent) -> SseEvent:

@@ -23,6 +23,8 @@ MAX_IDLE_LINES = 100_000
 """Maximum number of lines without content in one body: comments, blank lines that end no event, unknown fields. With
 one comment per second, as some providers send while a model thinks, this lasts a day.
 """
+MAX_COMMENT_BYTES = 2 * 2**20
+"""Maximum bytes of comments in one body. This lasts as long for comments as short as those."""
 
 _BOM = b"\xef\xbb\xbf"
 _elements = msgspec.json.Decoder(list[msgspec.Raw])
@@ -39,7 +41,7 @@ class SseDecoder(msgspec.Struct):
     """Turns bytes into events. Its fields are its whole state. Never raises; ``limit`` bounds its memory.
 
     An event or line over ``limit`` bytes sets ``oversize``, and so do more than ``MAX_IDLE_LINES`` lines without
-    content. After that it emits nothing.
+    content, or ``MAX_COMMENT_BYTES`` of comments. After that it emits nothing.
     """
 
     limit: int = MAX_EVENT_BYTES
@@ -59,6 +61,8 @@ class SseDecoder(msgspec.Struct):
     """Lines of JSON outside any event."""
     idle: int = 0
     """Lines without content so far."""
+    comment_bytes: int = 0
+    """Bytes of comments so far."""
 
     def feed(self, data: bytes) -> list[SseEvent]:
         """Return the events that these bytes complete."""
@@ -135,7 +139,10 @@ class SseDecoder(msgspec.Struct):
                 self.idle += bool(self.name)
                 self.name = line[6:].strip()
             else:
-                if not line.startswith(b":"):
+                if line.startswith(b":"):
+                    self.comment_bytes += len(line)
+                    self.oversize = self.comment_bytes > MAX_COMMENT_BYTES
+                else:
                     self._unknown_line(line, events)
                     self.oversize = len(self.bare) > limit
                 self.idle += not self.bare
