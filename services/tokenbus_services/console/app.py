@@ -16,9 +16,10 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from tokenbus_services.console import routes_runs, routes_session
+from tokenbus_services.console import routes_admin, routes_runs, routes_session, routes_stream
 from tokenbus_services.console.costs import Costs
 from tokenbus_services.console.http import Desk, WithSafeHeaders, refused
+from tokenbus_services.console.sampler import Sampler
 from tokenbus_services.console.session import PATH, Sessions
 from tokenbus_services.console.signing import Signer, StoredSecret
 from tokenbus_services.console.static_files import StaticFiles
@@ -37,14 +38,22 @@ def create(settings: Settings, gateway: Gateway, directory: KeyDirectory | None)
     table = settings.console or ConsoleSettings()
     signer = Signer(StoredSecret(gateway.runs.server, gateway.runs.keys))
     desk = Desk(gateway, Sessions(table, signer, directory))
+    costs = Costs(settings)
+    sampler = Sampler(gateway.runs.server, gateway.runs.keys, costs, judged=bool(settings.policies))
     handlers: Any = {HTTPException: _no_route, Exception: _defect}
     app = Starlette(
-        routes=[*_pages(), *routes_session.routes(desk, table), *routes_runs.routes(desk, Costs(settings))],
+        routes=[
+            *_pages(),
+            *routes_session.routes(desk, table),
+            *routes_runs.routes(desk, costs),
+            *routes_stream.routes(desk, sampler),
+            *routes_admin.routes(desk, settings),
+        ],
         exception_handlers=handlers,
     )
     # Cookies are for the console alone, so the pages that `gateway.origins` lists may not act here.
     names = (*settings.http.hosts, urlsplit(settings.blobs.address).hostname or "")
-    return WithSafeHeaders(RequestGuard(app, hosts=names, private=(PATH,))), []
+    return WithSafeHeaders(RequestGuard(app, hosts=names, private=(PATH,))), [sampler]
 
 
 def _pages() -> list[BaseRoute]:

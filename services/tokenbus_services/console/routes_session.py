@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote
 
@@ -103,14 +104,15 @@ class _SessionRoutes:
 class LoginFailures:
     """Slows down an address that guesses: to spare the server, for a key has 256 random bits."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._counts: OrderedDict[str, tuple[int, int]] = OrderedDict()
         """By address: the minute, and the failures in it."""
 
     def check(self, address: str) -> None:
         """Raise Refusal (429) if the address has failed too often in this minute."""
         minute, count = self._counts.get(address, (0, 0))
-        now = time.monotonic()
+        now = self._clock()
         if minute == int(now // 60) and count >= LOGINS_PER_MINUTE:
             why = "too many refused logins from this address: wait a minute"
             wait_s = 60 - now % 60
@@ -119,7 +121,7 @@ class LoginFailures:
 
     def count(self, address: str) -> None:
         """Count a failure."""
-        now = int(time.monotonic() // 60)
+        now = int(self._clock() // 60)
         minute, count = self._counts.get(address, (now, 0))
         self._counts[address] = (now, count + 1 if minute == now else 1)
         self._counts.move_to_end(address)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
@@ -46,6 +47,7 @@ State = Literal[
 MAX_WORDS = 120
 """Characters of a run's last words."""
 CHARACTERS_PER_TOKEN = 4
+_BLANKS = re.compile(r"\s+")
 _STATES_OF_KINDS: dict[str, State] = {"text": "speaking", "thinking": "thinking", "tool_call": "tool"}
 
 
@@ -122,7 +124,7 @@ def last_words(events: Iterable[PublicEvent]) -> str:
     chunks = [event for event in events if isinstance(event, Chunk)]
     visible = "".join(chunk.text for chunk in chunks if chunk.visible)
     text = visible or "".join(chunk.text for chunk in chunks if chunk.kind == "thinking")
-    return " ".join(text.split())[-MAX_WORDS:]
+    return _BLANKS.sub(" ", text)[-MAX_WORDS:]
 
 
 def usage_shown(usage: Usage | None) -> dict[str, Any] | None:

@@ -108,9 +108,11 @@ PAGE = 32
 """Entries per read; each may have `KEPT_BYTES`."""
 
 
-async def newest_dead_letters(server: Server, keys: Keys, *, most: int) -> AsyncIterator[StoredDeadLetter]:
-    """Up to ``most`` entries, newest first. Raises redis-py's errors."""
-    end = "+"
+async def newest_dead_letters(
+    server: Server, keys: Keys, *, most: int, after: str | None = None
+) -> AsyncIterator[StoredDeadLetter]:
+    """Up to ``most`` entries, newest first; only older ones than the entry ``after``. Raises redis-py's errors."""
+    end = "+" if after is None else f"({after}"
     while most > 0:
         page: Any = await server.client.xrevrange(keys.dead, max=end, count=min(most, PAGE))
         for entry_id, fields in page:

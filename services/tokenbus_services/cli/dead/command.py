@@ -20,12 +20,12 @@ from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server, translated
 from tokenbus.bus.server.stream_reader import id_key
 from tokenbus.client.deployment import Deployment
+from tokenbus.client.retry_dead_letter import retry_dead_letter
 from tokenbus.errors import CannotRetry, SettingsError
 from tokenbus_services import settings as configuration
 from tokenbus_services.cli import connect as reaching
 from tokenbus_services.cli import exit_codes as ending
 from tokenbus_services.cli.dead.hexdump import readable
-from tokenbus_services.cli.dead.retry import retry_dead_letter
 from tokenbus_services.cli.render import terminal
 from tokenbus_services.cli.render.event_text import moment
 

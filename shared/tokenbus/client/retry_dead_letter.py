@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import msgspec
 
-from tokenbus import Client, Run
 from tokenbus.bus.dead_letters import StoredDeadLetter
 from tokenbus.bus.keys import DATA_FIELD, Keys
 from tokenbus.bus.run_record import read_status
 from tokenbus.bus.server.server import Server
+from tokenbus.client.client import Client
 from tokenbus.client.retry_resume import derived_id
+from tokenbus.client.run import Run
 from tokenbus.core.request.parse import decode_request
 from tokenbus.errors import CannotRetry, RequestError, RunError, WireError
 from tokenbus.events.requests import Generate

@@ -1,0 +1,123 @@
+"""What a gateway knows of one run on the river, from its summary and the last events that it looked at. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+from tokenbus.events.public import Chunk, PublicEvent, RunEnd
+from tokenbus.events.run_info import RunInfo
+from tokenbus_services.console.run_view import (
+    CHARACTERS_PER_TOKEN,
+    MAX_WORDS,
+    Row,
+    State,
+    last_words,
+    state_after,
+    usage_shown,
+)
+
+_RATE_S = 0.9
+"""Shortest time over which a rate is measured."""
+_SMOOTH = 0.5
+"""Share of the newest second in the shown rate."""
+
+
+class KnownRun:
+    """Grows as the sampler looks at it."""
+
+    def __init__(self, info: RunInfo) -> None:
+        self.info = info
+        self.text = _searched(info)
+        """What a search looks at."""
+        self.seq = -1
+        """The newest event that was looked at."""
+        self.end: RunEnd | None = None
+        self.cost: float | None = None
+        self._words = ""
+        self._told: State | None = None
+        self._chars = 0.0
+        """Characters of an event, on average over those that were looked at last."""
+        self._rate: float | None = None
+        self._counted: tuple[float, int] | None = None
+        """When the events were counted last, and how many there were."""
+
+    @property
+    def needs_look(self) -> bool:
+        """Whether there are events that nobody looked at."""
+        return self.info.events - 1 > self.seq
+
+    def update(self, info: RunInfo, now: float) -> None:
+        """Take in a newer summary. ``now``: a monotonic time in seconds."""
+        if (info.provider, info.model, info.tenant, info.error) != (
+            self.info.provider,
+            self.info.model,
+            self.info.tenant,
+            self.info.error,
+        ):
+            self.text = _searched(info)
+        self.info = info
+        if self._counted is None:
+            self._counted = (now, info.events)
+        elif now - self._counted[0] >= _RATE_S:
+            before, events = self._counted
+            rate = max(0, info.events - events) / (now - before) * self._chars / CHARACTERS_PER_TOKEN
+            self._rate = rate if self._rate is None else _SMOOTH * rate + (1 - _SMOOTH) * self._rate
+            self._counted = (now, info.events)
+
+    def look(self, events: Sequence[PublicEvent]) -> None:
+        """Take in the newest events of its log, in order."""
+        fresh = [event for event in events if event.seq > self.seq]
+        if not fresh:
+            return
+        said = last_words(fresh)
+        goes_on = fresh[0].seq == self.seq + 1
+        if said:
+            self._words = (self._words + said if goes_on and self._words else said)[-MAX_WORDS:]
+        chunks = [len(event.text) for event in fresh if isinstance(event, Chunk)]
+        if chunks:
+            self._chars = sum(chunks) / len(fresh)
+        for event in fresh:
+            self._told = state_after(event) or self._told
+        last = fresh[-1]
+        self.seq = last.seq
+        if isinstance(last, RunEnd):
+            self.end = last
+
+    def state(self, *, judged: bool) -> State:
+        """What the run does now. ``judged``: the deployment has policies, which may hold back what was said."""
+        info = self.info
+        if not info.is_open:
+            return cast("State", info.state)
+        if self._told is None:
+            return "queued" if info.events == 0 else "first_byte"
+        if self._told == "first_byte" and info.state == "running" and judged:
+            return "judged"
+        return self._told
+
+    def row(self, *, content: bool, judged: bool) -> Row:
+        """The line of the river."""
+        info = self.info
+        usage = self.end.usage if self.end else None
+        return Row(
+            run=info.run,
+            state=self.state(judged=judged),
+            tenant=info.tenant,
+            provider=info.provider,
+            model=info.model,
+            started_at=info.accepted_ms,
+            ended_at=info.ended_ms,
+            finish=info.finish,
+            error=info.error,
+            turn=info.turn,
+            attempt=info.attempt,
+            tokens_per_s=round(self._rate, 1) if self._rate is not None and info.is_open else None,
+            words=self._words if content else None,
+            cost=self.cost,
+            usage=usage_shown(usage),
+        )
+
+
+def _searched(info: RunInfo) -> str:
+    parts = (info.run, info.tenant, info.provider, info.model, info.error)
+    return "\n".join(part for part in parts if part).lower()

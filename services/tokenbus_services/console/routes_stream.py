@@ -1,0 +1,117 @@
+"""Route: the one stream of a page. What it carries is sampled, so its cost does not depend on what flows."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import MutableMapping
+from contextlib import suppress
+from typing import Any
+
+import structlog
+from starlette.requests import Request
+from starlette.routing import BaseRoute, Route
+
+from tokenbus.errors import TokenbusError
+from tokenbus_services.console.http import Desk
+from tokenbus_services.console.run_filter import view_of
+from tokenbus_services.console.sampler import Page, Sampler
+from tokenbus_services.console.session import PATH
+from tokenbus_services.console.viewer import Viewer
+from tokenbus_services.gateway import sse
+from tokenbus_services.gateway.problem import Problem, Refusal
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+MAX_PAGES = 200
+"""Per gateway."""
+CHECK_S = 5.0
+"""How often a page's login is checked again."""
+_KEEP_ALIVE = b": \n\n"
+
+
+def routes(desk: Desk, sampler: Sampler) -> list[BaseRoute]:
+    """The route."""
+    pages = _Pages(desk, sampler)
+    return [Route(f"{PATH}/api/stream", desk.view("see_runs", pages.stream), methods=["GET"])]
+
+
+class _Pages:
+    def __init__(self, desk: Desk, sampler: Sampler) -> None:
+        self._desk = desk
+        self._sampler = sampler
+        self._open = 0
+
+    async def stream(self, request: Request, viewer: Viewer) -> Any:
+        view = view_of(request.query_params, viewer)
+        if self._open >= MAX_PAGES:
+            why = f"this gateway serves {MAX_PAGES} pages of the console already"
+            raise Refusal(Problem(status=503, code="too_many_pages", message=why, kind="overloaded", retry_after_s=5))
+        return _PageStream(self, request, viewer, Page(view))
+
+    def begin(self, page: Page) -> None:
+        self._open += 1
+        self._sampler.join(page)
+
+    def end(self, page: Page) -> None:
+        self._open -= 1
+        self._sampler.leave(page)
+
+    async def is_valid(self, request: Request, viewer: Viewer) -> bool:
+        """Whether the login still stands, with the same roles."""
+        try:
+            return await self._desk.sessions.viewer(request) == viewer
+        except Refusal:
+            return False
+        except TokenbusError:
+            return True  # the keys cannot be read now
+
+    @property
+    def send_timeout_s(self) -> float:
+        return self._desk.gateway.times.send_timeout_s
+
+
+class _PageStream:
+    """ASGI app: sends samples until the page goes, its login ends, or the gateway stops."""
+
+    def __init__(self, pages: _Pages, request: Request, viewer: Viewer, page: Page) -> None:
+        self._pages = pages
+        self._request = request
+        self._viewer = viewer
+        self._page = page
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: sse.Send) -> None:
+        gone = asyncio.create_task(_disconnected(receive), name="watcher of a page")
+        self._pages.begin(self._page)
+        try:
+            await send(sse.head(200, {**sse.STREAM_HEADERS, "content-type": "text/event-stream; charset=utf-8"}))
+            await self._samples(send, gone)
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        except (TimeoutError, OSError):
+            log.info("console_page_dropped", key=self._viewer.name)
+        finally:
+            self._pages.end(self._page)
+            gone.cancel()
+            await asyncio.gather(gone, return_exceptions=True)
+
+    async def _samples(self, send: sse.Send, gone: asyncio.Task[None]) -> None:
+        clock = asyncio.get_running_loop().time
+        check_at = clock() + CHECK_S
+        while not gone.done():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(max(0.01, check_at - clock())):
+                    await self._page.news.wait()
+            news = self._page.take()
+            told = b"".join(b"event: %s\ndata: %s\n\n" % (name.encode(), data) for name, data in news.items())
+            if clock() >= check_at:
+                if not await self._pages.is_valid(self._request, self._viewer):
+                    return
+                check_at = clock() + CHECK_S
+                told = told or _KEEP_ALIVE
+            if told and not gone.done():
+                async with asyncio.timeout(self._pages.send_timeout_s):
+                    await send({"type": "http.response.body", "body": told, "more_body": True})
+
+
+async def _disconnected(receive: Any) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,283 @@
+"""The river: samples all runs once a second while somebody watches, at a cost that does not depend on their chunks.
+
+One sample reads the index of open and ended runs, the summaries of runs that it does not know yet and of those that
+are shown, and the newest few events of shown runs whose count of events has changed. Other runs are looked at in turn,
+a few with each sample, so that counts by state are at most some seconds old. Pages with equal views share their rows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, cast
+
+import msgspec
+import structlog
+from redis.exceptions import RedisError
+
+from tokenbus.bus.keys import Keys
+from tokenbus.bus.run_index import read_runs
+from tokenbus.bus.server.server import Server, translated
+from tokenbus.client.decode import public_event
+from tokenbus.errors import Malformed, TokenbusError
+from tokenbus.events.public import PublicEvent
+from tokenbus_services.console.costs import Costs
+from tokenbus_services.console.known_run import KnownRun
+from tokenbus_services.console.run_filter import PageView
+from tokenbus_services.console.run_view import Row
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+SAMPLE_S = 1.0
+MAX_OPEN = 5_000
+"""Newest open runs that are listed; the others are only counted."""
+MAX_ENDED = 400
+MAX_ENDED_SHOWN = 100
+NEW_PER_SAMPLE = 1_000
+IN_TURN = 100
+"""Runs that are not shown and are looked at with each sample."""
+EVENTS_PER_SAMPLE = 800
+"""Events of logs that one sample reads, over all runs; each run's share is between the next two."""
+LEAST_EVENTS, MOST_EVENTS = 4, 24
+FAILED_KEPT_MS = 600_000
+_BAD = frozenset({"failed", "incomplete"})
+
+
+class River(msgspec.Struct, frozen=True, kw_only=True):
+    """One sample for one view."""
+
+    at: int
+    open: int
+    states: dict[str, int]
+    rows: list[Row]
+    ended: list[Row]
+    behind_ms: int
+
+
+class Page:
+    """One page that watches: the newest sample that it has not had."""
+
+    def __init__(self, view: PageView) -> None:
+        self.view = view
+        self.pending: dict[str, bytes] = {}
+        """By event: what to send next. A slow page misses samples rather than falling behind."""
+        self.news = asyncio.Event()
+
+    def put(self, event: str, data: bytes) -> None:
+        """Replace what is to be sent."""
+        self.pending[event] = data
+        self.news.set()
+
+    def take(self) -> dict[str, bytes]:
+        """What is to be sent now."""
+        taken, self.pending = self.pending, {}
+        self.news.clear()
+        return taken
+
+
+class Sampler:
+    """Serves all pages of one gateway."""
+
+    def __init__(
+        self,
+        server: Server,
+        keys: Keys,
+        costs: Costs,
+        *,
+        judged: bool,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``judged``: whether the deployment has policies."""
+        self._server = server
+        self._keys = keys
+        self._costs = costs
+        self._judged = judged
+        self._clock = clock
+        self._pages: set[Page] = set()
+        self._open: dict[str, KnownRun] = {}
+        self._open_count = 0
+        self._ended: dict[str, KnownRun] = {}
+        self._in_turn: list[str] = []
+        self._task: asyncio.Task[None] | None = None
+
+    async def open(self) -> None:
+        """Nothing happens before the first page."""
+
+    async def close(self) -> None:
+        """Stop."""
+        if self._task:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def join(self, page: Page) -> None:
+        """Begin to serve a page."""
+        self._pages.add(page)
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._run(), name="samples for the console")
+
+    def leave(self, page: Page) -> None:
+        """End it."""
+        self._pages.discard(page)
+
+    async def _run(self) -> None:
+        """Sample until nobody watches."""
+        while self._pages:
+            began = self._clock()
+            try:
+                with translated(self._server):
+                    await self.sample()
+                self._tell(behind_ms=round(1000 * (self._clock() - began)))
+            except (TokenbusError, RedisError, OSError) as e:
+                log.info("console_sample_failed", error=str(e))
+            except Exception:
+                log.exception("console_sample_failed")
+            await asyncio.sleep(max(0.05, SAMPLE_S - (self._clock() - began)))
+        self._open, self._ended, self._in_turn = {}, {}, []
+
+    async def sample(self) -> None:
+        """Read what changed. Raises redis-py's errors."""
+        open_ids, ended_ids = await self._listed()
+        new = [run for run in open_ids if run not in self._open]
+        new += [run for run in ended_ids if run not in self._ended]
+        shown = self._shown()
+        asked = list(dict.fromkeys([*new[:NEW_PER_SAMPLE], *shown, *self._next_in_turn()]))
+        now = self._clock()
+        for run, info in zip(asked, await read_runs(self._server.client, self._keys, asked), strict=True):
+            known = self._open.get(run) or self._ended.get(run)
+            if info is None:
+                self._open.pop(run, None)
+                continue
+            if known is None:
+                known = KnownRun(info)
+            known.update(info, now)
+            if info.is_open:
+                self._open[run] = known
+            else:
+                self._open.pop(run, None)
+                self._ended[run] = known
+        self._forget(set(open_ids), set(ended_ids))
+        await self._look([*self._shown(), *(run for run in asked if run in self._open)])
+
+    def river(self, view: PageView, *, behind_ms: int = 0) -> River:
+        """The newest sample for this view."""
+        judged = self._judged
+        states: Counter[str] = Counter()
+        matching: list[KnownRun] = []
+        for known in self._newest_open():
+            if view.matches(known):
+                state = known.state(judged=judged)
+                states[state] += 1
+                if not view.state or state == view.state:
+                    matching.append(known)
+        ended: list[KnownRun] = []
+        for known in self._newest_ended():
+            if view.matches(known):
+                states[known.info.state] += 1
+                if not view.state or known.info.state == view.state:
+                    ended.append(known)
+        everything = not (view.q or view.state or view.tenant or view.provider or view.error or view.scope)
+        return River(
+            at=self._server.clock.now_ms(),
+            open=max(self._open_count, len(matching)) if everything else len(matching),
+            states=dict(states),
+            rows=[known.row(content=view.content, judged=judged) for known in matching[: view.limit]],
+            ended=[known.row(content=view.content, judged=judged) for known in _shown_ended(ended)],
+            behind_ms=behind_ms,
+        )
+
+    async def _listed(self) -> tuple[list[str], list[str]]:
+        """Ids of the newest open and ended runs."""
+        keys = self._keys
+        share = -(-MAX_OPEN // keys.partitions)
+        share_ended = max(8, -(-MAX_ENDED // keys.partitions))
+        pipe = self._server.client.pipeline(transaction=False)
+        for p in range(keys.partitions):
+            pipe.zcard(keys.open_runs(p))
+            pipe.zrevrangebyscore(keys.open_runs(p), "+inf", "-inf", start=0, num=share)
+            pipe.zrevrangebyscore(keys.ended_runs(p), "+inf", "-inf", start=0, num=share_ended)
+        replies: list[Any] = await pipe.execute()
+        self._open_count = sum(replies[0::3])
+        return _names(replies[1::3]), _names(replies[2::3])
+
+    def _shown(self) -> list[str]:
+        """Ids of the open runs that some page shows."""
+        found: dict[str, None] = {}
+        for view in {page.view for page in self._pages}:
+            count = 0
+            for known in self._newest_open():
+                if view.matches(known) and (not view.state or known.state(judged=self._judged) == view.state):
+                    found[known.info.run] = None
+                    count += 1
+                    if count == view.limit:
+                        break
+        return list(found)
+
+    def _next_in_turn(self) -> list[str]:
+        if not self._in_turn:
+            self._in_turn = list(self._open)
+        taken, self._in_turn = self._in_turn[:IN_TURN], self._in_turn[IN_TURN:]
+        return [run for run in taken if run in self._open]
+
+    async def _look(self, runs: Iterable[str]) -> None:
+        """Read the newest events of these open runs, and of the ended ones that are shown, where there are any."""
+        open_runs = [self._open[run] for run in dict.fromkeys(runs) if run in self._open]
+        ended = [known for known in _shown_ended(self._newest_ended()) if known.end is None]
+        wanted = [known for known in (*open_runs, *ended) if known.needs_look]
+        if not wanted:
+            return
+        count = max(LEAST_EVENTS, min(MOST_EVENTS, EVENTS_PER_SAMPLE // len(wanted)))
+        pipe = self._server.client.pipeline(transaction=False)
+        for known in wanted:
+            pipe.xrevrange(self._keys.log(known.info.run), count=count)
+        replies: list[Any] = await pipe.execute(raise_on_error=False)
+        for known, reply in zip(wanted, replies, strict=True):
+            if isinstance(reply, list):
+                known.look(_events(known.info.run, cast("list[Any]", reply)))
+            if known.end:
+                known.cost = self._costs.cost(known.end.usage, known.info.provider, [known.end.model, known.info.model])
+
+    def _forget(self, open_ids: set[str], ended_ids: set[str]) -> None:
+        """Drop what is neither listed nor a failure of the last minutes."""
+        if self._open_count <= len(open_ids):
+            for run in [run for run in self._open if run not in open_ids]:
+                del self._open[run]
+        since = self._server.clock.now_ms() - FAILED_KEPT_MS
+        for run, known in list(self._ended.items()):
+            recent_failure = known.info.state in _BAD and (known.info.ended_ms or 0) > since
+            if run not in ended_ids and not recent_failure:
+                del self._ended[run]
+
+    def _newest_open(self) -> list[KnownRun]:
+        return sorted(self._open.values(), key=lambda known: -known.info.accepted_ms)
+
+    def _newest_ended(self) -> list[KnownRun]:
+        return sorted(self._ended.values(), key=lambda known: -(known.info.ended_ms or 0))
+
+    def _tell(self, *, behind_ms: int) -> None:
+        by_view: dict[PageView, bytes] = {}
+        for page in list(self._pages):
+            if page.view not in by_view:
+                by_view[page.view] = msgspec.json.encode(self.river(page.view, behind_ms=behind_ms))
+            page.put("river", by_view[page.view])
+
+
+def _shown_ended(newest: Sequence[KnownRun]) -> list[KnownRun]:
+    """The newest, and failures that others have pushed out."""
+    first, rest = newest[:MAX_ENDED_SHOWN], newest[MAX_ENDED_SHOWN:]
+    return [*first, *[known for known in rest if known.info.state in _BAD][:MAX_ENDED_SHOWN]]
+
+
+def _names(pages: Sequence[Sequence[bytes]]) -> list[str]:
+    return [run.decode() for page in pages for run in page]
+
+
+def _events(run: str, entries: list[Any]) -> list[PublicEvent]:
+    found: list[PublicEvent] = []
+    for entry in reversed(entries):
+        try:
+            found.append(public_event(run, entry))
+        except Malformed:
+            continue
+    return found

@@ -1,0 +1,287 @@
+"""The console at a gateway with keys: who logs in, what each sees and may do, and the sampled stream of all runs."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack
+from typing import Any, TypeAlias
+
+import httpx
+import msgspec
+import pytest
+import redis
+
+from tests.waiting import eventually_sync
+from tokenbus.testing import LocalBus
+from tokenbus_services.gateway.keys.key import NewKey, new_key
+from tokenbus_services.mock_provider import Reply, Stall, Status, Turn
+
+ADA, BOB, OPS, PLAIN = (new_key() for _ in range(4))
+SETTINGS = f"""
+[retry]
+max_attempts = 1
+[console]
+[gateway]
+[gateway.prices."anthropic/"]
+input = 1000
+output = 1000
+[gateway.keys.ada]
+sha256 = "{ADA.sha256}"
+console = ["see_runs", "act"]
+[gateway.keys.bob]
+sha256 = "{BOB.sha256}"
+console = ["see_content"]
+[gateway.keys.ops]
+sha256 = "{OPS.sha256}"
+console = ["see_content", "act", "admin"]
+[gateway.keys.plain]
+sha256 = "{PLAIN.sha256}"
+"""
+SECRET = "raspberries"
+Console: TypeAlias = "Callable[..., Person]"
+
+
+@pytest.fixture(scope="module")
+def bus() -> Generator[LocalBus]:
+    with LocalBus(SETTINGS) as running:
+        running.model_says("text", Reply(text=f"one {SECRET} three"))
+        running.model_says("slow", Turn(says=Reply(text=f"one {SECRET} three"), fault=Stall(after_text=SECRET)))
+        running.model_says("broken", Turn(says=Reply(), fault=Status(status=529)))
+        yield running
+
+
+@pytest.fixture
+def person(bus: LocalBus) -> Iterator[Console]:
+    with ExitStack() as stack:
+
+        def made(key: NewKey | None = None, *, ticket: str = "") -> Person:
+            one = Person(bus, key, ticket=ticket)
+            stack.callback(one.http.close)
+            return one
+
+        yield made
+
+
+class Person:
+    """A browser with a page of the console."""
+
+    def __init__(self, bus: LocalBus, key: NewKey | None = None, *, ticket: str = "") -> None:
+        headers = {"x-console-ticket": ticket} if ticket else {}
+        self.http = httpx.Client(base_url=f"{bus.gateway}/console/api", timeout=60, headers=headers)
+        self.csrf = self.get("/session")["csrf"]
+        if key:
+            answer = self.login(key)
+            assert answer.status_code == 200, answer.text
+            self.csrf = answer.json()["csrf"]
+
+    def login(self, key: NewKey) -> httpx.Response:
+        return self.post("/login", key=key.text)
+
+    def get(self, path: str) -> Any:
+        return self.http.get(path).json()
+
+    def post(self, path: str, **body: Any) -> httpx.Response:
+        return self.http.post(path, json=body, headers={"x-console-csrf": self.csrf})
+
+    def code(self, path: str) -> str:
+        return self.get(path)["error"]["code"]
+
+    def sees(self, wanted: Callable[[dict[str, Any]], bool], query: str = "") -> dict[str, Any]:
+        """The first sample of the river that is as wanted."""
+        with self.http.stream("GET", f"/stream?{query}") as answer:
+            assert answer.status_code == 200
+            name = ""
+            for line in answer.iter_lines():
+                field, _, value = line.partition(": ")
+                if field == "event":
+                    name = value
+                if field == "data" and name == "river" and wanted(found := json.loads(value)):
+                    return found
+        raise AssertionError("the stream ended")
+
+    def events(self, run: str) -> list[dict[str, Any]]:
+        with self.http.stream("GET", f"/runs/{run}/events") as answer:
+            return [json.loads(line[6:]) for line in answer.iter_lines() if line.startswith("data: ")]
+
+
+def published(bus: LocalBus, key: NewKey, model: str = "text") -> str:
+    body = {"model": f"anthropic/{model}", "messages": [{"role": "user", "content": f"about {SECRET}"}]}
+    headers = {"authorization": f"Bearer {key.text}"}
+    return httpx.post(f"{bus.gateway}/runs", json=body, headers=headers, timeout=60).json()["run"]
+
+
+def state_of(person: Person, run: str) -> str:
+    return person.get(f"/runs/{run}").get("row", {}).get("state", "")
+
+
+def ended(bus: LocalBus, key: NewKey, model: str = "text") -> str:
+    run = published(bus, key, model)
+    httpx.get(f"{bus.gateway}/runs/{run}?wait=true", headers={"authorization": f"Bearer {key.text}"}, timeout=60)
+    return run
+
+
+def ids(sample: dict[str, Any]) -> set[str]:
+    return {row["run"] for row in (*sample["rows"], *sample["ended"])}
+
+
+def test_a_key_with_roles_logs_in_and_the_cookie_is_for_the_console_alone(person: Console) -> None:
+    stranger = person()
+    assert stranger.get("/session")["roles"] == []
+    assert stranger.get("/session")["login"] is True
+    assert stranger.code("/runs/any") == "login_needed"
+    assert stranger.login(new_key("aaaaaaaa")).status_code == 401
+    assert stranger.login(PLAIN).json()["error"]["code"] == "no_console_roles"
+    answer = stranger.login(ADA)
+    assert answer.json()["roles"] == ["see_runs", "act"]
+    assert answer.json()["tenant"] == "ada"
+    cookie = answer.headers["set-cookie"]
+    assert {"HttpOnly", "SameSite=strict", "Path=/console"} <= set(cookie.split("; "))
+    assert ADA.text not in cookie
+    assert ADA.sha256 not in cookie
+    stranger.csrf = answer.json()["csrf"]
+    assert stranger.post("/logout").json()["roles"] == []
+    assert stranger.get("/session")["roles"] == []
+
+
+def test_nothing_is_done_without_the_pages_token_or_for_another_site(bus: LocalBus, person: Console) -> None:
+    ada, run = person(ADA), published(bus, ADA, "slow")
+    bare = ada.http.post(f"/runs/{run}/cancel")
+    assert (bare.status_code, bare.json()["error"]["code"]) == (403, "csrf")
+    headers = {"x-console-csrf": ada.csrf, "origin": "https://elsewhere.example"}
+    assert ada.http.post(f"/runs/{run}/cancel", headers=headers).status_code == 403
+    assert ada.http.get("/session", headers={"host": "rebound.example"}).status_code == 421
+    assert state_of(ada, run) not in ("cancelled", "failed")
+    assert ada.post(f"/runs/{run}/cancel").status_code == 202
+    eventually_sync(lambda: state_of(ada, run) == "cancelled")
+
+
+def test_the_river_shows_a_tenant_its_own_runs_and_words_to_whom_may_see_them(bus: LocalBus, person: Console) -> None:
+    adas, bobs, slow = ended(bus, ADA), ended(bus, BOB), published(bus, BOB, "slow")
+    ada, bob, ops = person(ADA), person(BOB), person(OPS)
+    seen = ada.sees(lambda sample: adas in ids(sample))
+    assert bobs not in ids(seen)
+    assert slow not in ids(seen)
+    assert all(row["words"] is None and row["tenant"] == "ada" for row in (*seen["rows"], *seen["ended"]))
+
+    def says(sample: dict[str, Any]) -> bool:
+        return any(row["run"] == slow and SECRET in (row["words"] or "") for row in sample["rows"])
+
+    row = next(row for row in bob.sees(says)["rows"] if row["run"] == slow)
+    assert (row["state"], row["provider"], row["model"], row["ended_at"]) == ("speaking", "anthropic", "slow", None)
+    everything = ops.sees(lambda sample: {adas, bobs, slow} <= ids(sample))
+    done = next(row for row in everything["ended"] if row["run"] == bobs)
+    assert (done["state"], done["finish"]) == ("completed", "stop")
+    assert done["cost"] > 0
+    assert done["usage"]["output"] > 0
+    only = ops.sees(lambda sample: adas in ids(sample), f"q={adas[:30]}")
+    assert ids(only) == {adas}
+    assert bobs not in ids(ops.sees(lambda sample: bool(sample["ended"]), "tenant=ada"))
+    assert ops.post(f"/runs/{slow}/cancel").status_code == 202
+
+
+def test_a_failed_run_is_found_by_its_error_code_and_retried(bus: LocalBus, person: Console) -> None:
+    run, ada = ended(bus, ADA, "broken"), person(ADA)
+    shown = ada.get(f"/runs/{run}")
+    assert shown["row"]["state"] == "failed"
+    assert shown["actions"] == ["retry", "resume"]
+    assert shown["request"] is None
+    code = shown["row"]["error"]
+    assert run in ids(ada.sees(lambda sample: run in ids(sample), f"error={code}&state=failed"))
+    again = ada.post(f"/runs/{run}/retry")
+    assert again.status_code == 202
+    assert again.json()["run"] != run
+    eventually_sync(lambda: state_of(ada, again.json()["run"]) == "failed")
+
+
+def test_events_have_lengths_in_place_of_content_for_those_who_may_not_see_it(bus: LocalBus, person: Console) -> None:
+    run = ended(bus, ADA)
+    hidden, whole = person(ADA).events(run), person(OPS).events(run)
+    assert SECRET not in json.dumps(hidden)
+    assert SECRET in json.dumps(whole)
+    assert [event["seq"] for event in hidden] == [event["seq"] for event in whole]
+    assert sum(event["hidden"] for event in hidden if event["type"] == "chunk") == len(f"one {SECRET} three")
+    ops = person(OPS)
+    assert SECRET in json.dumps(ops.get(f"/runs/{run}")["request"])
+    last = {"last-event-id": str(whole[-1]["seq"])}
+    assert ops.http.get(f"/runs/{run}/events", headers=last).status_code == 204
+    assert person(ADA).code(f"/runs/{run}/decisions") == "role_missing"
+    assert ops.get(f"/runs/{run}/decisions") == {"decisions": [], "complete": True}
+
+
+def test_another_tenants_run_is_not_found_on_any_path(bus: LocalBus, person: Console) -> None:
+    run, bob = ended(bus, ADA), person(BOB)
+    for path in ("", "/events", "/decisions", "/blobs/any"):
+        assert bob.http.get(f"/runs/{run}{path}").status_code == 404, path
+    ada, other = person(ADA), ended(bus, BOB)
+    for path in ("cancel", "retry", "resume"):
+        assert ada.post(f"/runs/{other}/{path}").status_code == 404, path
+    assert ada.post("/tickets", run=other).status_code == 404
+
+
+def test_a_link_shows_one_run_to_a_colleague_without_a_key(bus: LocalBus, person: Console) -> None:
+    run, other = ended(bus, ADA), ended(bus, ADA)
+    link = person(ADA).post("/tickets", run=run, seq=3).json()
+    assert link["url"].startswith(f"/console/#run={run}&seq=3&ticket=")
+    guest = person(ticket=link["url"].partition("&ticket=")[2])
+    session = guest.get("/session")
+    assert (session["roles"], session["run"]) == (["see_runs"], run)
+    assert SECRET not in json.dumps(guest.events(run))
+    assert guest.http.get(f"/runs/{other}").status_code == 404
+    assert guest.http.get("/stream").status_code == 403
+    assert guest.http.get("/dead").status_code == 403
+    assert guest.post(f"/runs/{run}/cancel").status_code == 403
+    assert person(ADA).http.get("/session", headers={"x-console-ticket": "made-up"}).status_code == 401
+
+
+def test_admins_see_keys_spend_and_dead_letters_and_no_secret(bus: LocalBus, person: Console) -> None:
+    ops, ada = person(OPS), person(ADA)
+    for path in ("/keys", "/spend"):
+        assert ada.code(path) == "role_missing"
+        text = ops.http.get(path).text
+        assert not [key for key in (ADA, BOB, OPS, PLAIN) if key.sha256 in text or key.text in text]
+    assert {key["id"] for key in ops.get("/keys")["keys"]} == {"ada", "bob", "ops", "plain"}
+    body = {"type": "generate", "provider": "anthropic", "model": "text", "messages": "none", "secret": SECRET}
+    bury(bus, body)
+    eventually_sync(lambda: ops.get("/dead")["entries"])
+    [entry, *_] = ops.get("/dead")["entries"]
+    assert entry["bytes"]
+    assert ada.get("/dead")["entries"] == []
+    assert ada.post(f"/dead/{entry['id']}/drop").status_code == 403
+    assert ops.post(f"/dead/{entry['id']}/retry").status_code == 409
+    assert ops.post(f"/dead/{entry['id']}/drop").status_code == 200
+    assert ops.post(f"/dead/{entry['id']}/drop").status_code == 404
+
+
+def bury(bus: LocalBus, body: object) -> None:
+    """Write a request that no one can accept, past the client."""
+    with redis.Redis.from_url(bus.url) as client:
+        client.xadd("tokenbus:requests", {"__data__": msgspec.json.encode(body)})
+
+
+def test_pages_have_an_etag_and_forbid_what_is_not_theirs(bus: LocalBus) -> None:
+    page = httpx.get(f"{bus.gateway}/console/", timeout=60)
+    assert page.status_code == 200
+    assert "default-src 'self'" in page.headers["content-security-policy"]
+    again = httpx.get(f"{bus.gateway}/console/", headers={"if-none-match": page.headers["etag"]}, timeout=60)
+    assert (again.status_code, again.content) == (304, b"")
+    for path in ("nothing.js", "../app.py", "%2e%2e/app.py", "..%2f..%2fgateway/app.py", "vendor"):
+        assert httpx.get(f"{bus.gateway}/console/static/{path}", timeout=60).status_code == 404, path
+    api = httpx.get(f"{bus.gateway}/console/api/session", timeout=60)
+    assert api.headers["cache-control"] == "no-store"
+    assert "frame-ancestors 'none'" in api.headers["content-security-policy"]
+
+
+def test_two_pages_watch_at_once(bus: LocalBus, person: Console) -> None:
+    run, found = ended(bus, ADA), list[set[str]]()
+
+    def watch() -> None:
+        found.append(ids(person(ADA).sees(lambda sample: run in ids(sample))))
+
+    threads = [threading.Thread(target=watch) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert [run in one for one in found] == [True, True]

@@ -1,0 +1,177 @@
+"""Logins and links: what ends them, and that nobody makes their own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from starlette.requests import Request
+
+from tokenbus_services.console.routes_session import LOGINS_PER_MINUTE, LoginFailures
+from tokenbus_services.console.session import COOKIE, TICKET_HEADER, Sessions
+from tokenbus_services.console.signing import Signer
+from tokenbus_services.console.viewer import NOBODY, Viewer
+from tokenbus_services.gateway.keys.directory import entry_of
+from tokenbus_services.gateway.keys.key import KeyEntry, new_key
+from tokenbus_services.gateway.problem import Refusal
+from tokenbus_services.settings import ConsoleSettings
+from tokenbus_services.settings.gateway_keys import KeySettings
+
+KEY, NEXT = new_key(), new_key()
+START_MS = 1_800_000_000_000
+
+
+class Secret:
+    def __init__(self, secret: bytes = b"x" * 32) -> None:
+        self.secret = secret
+
+    async def read(self) -> bytes:
+        return self.secret
+
+
+class Keys:
+    """A directory whose one entry the test changes."""
+
+    def __init__(self, **rules: Any) -> None:
+        self.change(**rules)
+
+    def change(self, sha256: tuple[str, ...] = (KEY.sha256,), **rules: Any) -> None:
+        self.now: KeyEntry | None = entry_of("ada", KeySettings(sha256=sha256, **rules))
+
+    async def find(self, text: str) -> KeyEntry | None:
+        return self.now if self.now and self.now.opens(text, START_MS) else None
+
+    async def entry(self, key_id: str) -> KeyEntry | None:
+        return self.now if key_id == "ada" else None
+
+
+class Clock:
+    now_ms = START_MS
+
+    def __call__(self) -> int:
+        return self.now_ms
+
+
+@pytest.fixture
+def keys() -> Keys:
+    return Keys(console=("see_content", "act"), tenant="acme")
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def sessions(keys: Any, clock: Clock) -> Sessions:
+    return Sessions(ConsoleSettings(), Signer(Secret()), keys, now_ms=clock)
+
+
+def request(cookie: str = "", **headers: str) -> Request:
+    given = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
+    given += [(b"cookie", f"{COOKIE}={cookie}".encode())] if cookie else []
+    return Request({"type": "http", "method": "GET", "path": "/", "headers": given, "query_string": b""})
+
+
+def ticket_of(text: str) -> Request:
+    return request(**{TICKET_HEADER.replace("-", "_"): text})
+
+
+async def test_any_gateway_accepts_a_login_that_another_signed(sessions: Sessions, keys: Any) -> None:
+    cookie, viewer = await sessions.login(KEY.text)
+    other = Sessions(ConsoleSettings(), Signer(Secret()), keys, now_ms=Clock())
+    assert await other.viewer(request(cookie)) == viewer
+    assert (viewer.tenant, viewer.roles) == ("acme", {"see_runs", "see_content", "act"})
+
+
+async def test_a_changed_cookie_and_one_of_another_deployment_are_nobodys(sessions: Sessions, keys: Any) -> None:
+    cookie, _ = await sessions.login(KEY.text)
+    stranger = Sessions(ConsoleSettings(), Signer(Secret(b"y" * 32)), keys, now_ms=Clock())
+    foreign, _ = await stranger.login(KEY.text)
+    ticket, _ = await sessions.ticket(Viewer(name="ada", roles=frozenset({"see_runs"})), "r")
+    for wrong in (cookie[:-2] + "AA", "A" + cookie[1:], foreign, ticket, "", "é", "A" * 5000):
+        if wrong.isascii():
+            assert await sessions.viewer(request(wrong)) == NOBODY, wrong
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        {"console": ("see_runs",), "blocked": True},
+        {"console": ()},
+        {"console": ("see_runs",), "sha256": (NEXT.sha256,)},
+    ],
+    ids=["blocked", "without roles", "another text"],
+)
+async def test_a_login_ends_with_its_key(sessions: Sessions, keys: Keys, rules: dict[str, Any]) -> None:
+    cookie, _ = await sessions.login(KEY.text)
+    keys.change(**rules)
+    assert not (await sessions.viewer(request(cookie))).roles
+    keys.now = None
+    assert await sessions.viewer(request(cookie)) == NOBODY
+
+
+async def test_a_login_ends_in_time(sessions: Sessions, clock: Clock) -> None:
+    cookie, _ = await sessions.login(KEY.text)
+    clock.now_ms += 12 * 3_600_000 - 1
+    assert (await sessions.viewer(request(cookie))).roles
+    clock.now_ms += 1
+    assert await sessions.viewer(request(cookie)) == NOBODY
+
+
+async def test_a_changed_role_holds_at_once(sessions: Sessions, keys: Keys) -> None:
+    cookie, _ = await sessions.login(KEY.text)
+    keys.change(console=("admin",), tenant="acme")
+    viewer = await sessions.viewer(request(cookie))
+    assert (viewer.roles, viewer.tenant) == ({"see_runs", "admin"}, None)
+
+
+async def test_a_link_shows_what_its_maker_may_see_now_for_some_minutes(
+    sessions: Sessions, keys: Keys, clock: Clock
+) -> None:
+    _, maker = await sessions.login(KEY.text)
+    ticket, expires_ms = await sessions.ticket(maker, "run-1")
+    assert expires_ms == START_MS + 15 * 60_000
+    guest = await sessions.viewer(ticket_of(ticket))
+    assert (guest.run, guest.tenant, guest.roles) == ("run-1", "acme", {"see_runs", "see_content"})
+    with pytest.raises(Refusal):
+        guest.check_run("run-2")
+    keys.change(console=("see_runs",), tenant="acme")
+    assert (await sessions.viewer(ticket_of(ticket))).roles == {"see_runs"}
+    keys.now = None
+    with pytest.raises(Refusal, match="not valid any more"):
+        await sessions.viewer(ticket_of(ticket))
+    keys.change(console=("see_runs",), tenant="acme")
+    clock.now_ms = expires_ms
+    with pytest.raises(Refusal, match="expired"):
+        await sessions.viewer(ticket_of(ticket))
+
+
+async def test_the_pages_token_is_of_its_login(sessions: Sessions) -> None:
+    cookie, _ = await sessions.login(KEY.text)
+    token = await sessions.csrf(request(cookie))
+    await sessions.check_csrf(request(cookie, x_console_csrf=token))
+    for wrong in ("", await sessions.csrf(request()), token[:-1] + ("A" if token[-1] != "A" else "B")):
+        with pytest.raises(Refusal):
+            await sessions.check_csrf(request(cookie, x_console_csrf=wrong))
+
+
+async def test_without_keys_everybody_has_the_roles_of_the_settings() -> None:
+    sessions = Sessions(ConsoleSettings(), Signer(Secret()), None)
+    assert not sessions.needs_login
+    assert (await sessions.viewer(request())).roles == {"see_runs", "act"}
+    none = Sessions(ConsoleSettings(roles_without_keys=()), Signer(Secret()), None)
+    assert await none.viewer(request()) == NOBODY
+
+
+def test_an_address_that_guesses_is_refused_for_the_rest_of_the_minute() -> None:
+    now = 30.0
+    failures = LoginFailures(clock=lambda: now)
+    for _ in range(LOGINS_PER_MINUTE):
+        failures.check("192.0.2.1")
+        failures.count("192.0.2.1")
+    with pytest.raises(Refusal, match="wait a minute"):
+        failures.check("192.0.2.1")
+    failures.check("192.0.2.2")
+    now = 61.0
+    failures.check("192.0.2.1")
