@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tokenbus.bus.stage.chain import Chain
+from tokenbus.bus.stage.stage import Stage
 from tokenbus_services.fetcher.service import FetcherService
 from tokenbus_services.runtime.stage_service import StageService
 from tokenbus_services.runtime.worker_core import WorkerCore
@@ -32,6 +33,13 @@ class PipelineService:
         await self._normalizer.open()
         info = await self._core.open()
         settings = self._core.settings
+        services = (self._normalizer, self._parser)
+        metrics = {service.stage: self._core.stage_metrics.of(service.name) for service in services}
+
+        def count(stage: Stage, entries: int, seconds: float) -> None:
+            metrics[stage].entries.inc(entries)
+            metrics[stage].batch_s.observe(seconds)
+
         self._chain = Chain(
             self._core.server,
             settings.keys,
@@ -40,6 +48,7 @@ class PipelineService:
             lease_s=settings.stages.lease_s,
             topic_entries=settings.retention.topic_entries,
             entries_read=info.entries_read,
+            on_commit=count,
         )
         self._fetcher.take_short_way(self._chain)
         await self._fetcher.open()

@@ -134,11 +134,19 @@ class Scene:
         await first.open()
         await eventually(lambda: first.owned == second.owned == [0])
         tasks = [asyncio.create_task(work(stage)) for stage in (first, second)]
+        counted: list[tuple[Stage, int]] = []
         chain = Chain(
-            server or self.server, self.keys, first, second, lease_s=3.0, topic_entries=1000, entries_read=True
+            server or self.server,
+            self.keys,
+            first,
+            second,
+            lease_s=3.0,
+            topic_entries=1000,
+            entries_read=True,
+            on_commit=lambda stage, entries, seconds: counted.append((stage, entries)),
         )
         try:
-            yield Chained(self, chain, first, second)
+            yield Chained(self, chain, first, second, counted)
         finally:
             await first.close()
             await second.close()
@@ -150,8 +158,11 @@ class Scene:
 class Chained:
     """A worker of both stages."""
 
-    def __init__(self, scene: Scene, chain: Chain, first: Stage, second: Stage) -> None:
+    def __init__(
+        self, scene: Scene, chain: Chain, first: Stage, second: Stage, counted: list[tuple[Stage, int]]
+    ) -> None:
         self.scene, self.chain, self.first, self.second = scene, chain, first, second
+        self.counted = counted
 
     async def write(self, **frames: bytes) -> str:
         """Write the runs' next frames as a fetcher does: the short way, else the long way. Which it was."""
@@ -212,6 +223,16 @@ async def test_a_flush_is_written_with_what_both_stages_make_of_it(scene: Scene)
         assert lease[0] == lease[1]
         lease = await scene.server.client.hmget(scene.keys.lease(0, NEXT), "arrived", "done")
         assert lease[0] == lease[1]
+
+
+async def test_what_a_flush_commits_is_counted_for_both_stages(scene: Scene) -> None:
+    async with scene.worker() as both:
+        await both.until_short(a=b"+1")
+        both.counted.clear()
+        assert await both.write(a=b"+2", b=b"+5") == "short"
+        assert both.counted == [(both.first, 1), (both.second, 2)], "the first stage hands on an entry a run"
+        assert await both.write(a=b"nothing") == "short"
+        assert both.counted[2:] == [(both.first, 1), (both.second, 0)]
 
 
 async def test_entries_of_other_runs_that_came_in_between_are_taken_in(scene: Scene) -> None:

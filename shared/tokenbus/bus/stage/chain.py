@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -52,6 +53,8 @@ class _Pending(msgspec.Struct, frozen=True, eq=False):
 
     flush: Flush
     ahead: AheadFlush
+    began: float
+    """When it was applied, in seconds of `time.perf_counter`."""
 
 
 class Chain:
@@ -67,8 +70,11 @@ class Chain:
         lease_s: float,
         topic_entries: int,
         entries_read: bool,
+        on_commit: Callable[[Stage, int, float], object] = lambda stage, entries, seconds: None,
     ) -> None:
-        """``first`` reads what is flushed, ``second`` what ``first`` writes. The other options are those of `Stage`."""
+        """``first`` reads what is flushed, ``second`` what ``first`` writes. ``on_commit`` is called for each stage
+        with how many entries a flush committed, and the seconds that took. The others are those of `Stage`.
+        """
         self._server = server
         self._keys = keys
         self._first = first
@@ -76,6 +82,7 @@ class Chain:
         self._ttl_ms = round(lease_s * 1000)
         self._topic_entries = topic_entries
         self._entries_read = entries_read
+        self._on_commit = on_commit
         self._caught_up: dict[int, tuple[Partition, Partition]] = {}
         """Partitions of which both stages had applied all input after the last flush."""
         self._flushed_at: dict[int, float] = {}
@@ -161,7 +168,7 @@ class Chain:
         if parts is None or self._caught_up.get(flush.partition) != parts:
             self._caught_up.pop(flush.partition, None)
             return None
-        one = _Pending(flush, AheadFlush(*parts, flush.parts))
+        one = _Pending(flush, AheadFlush(*parts, flush.parts), time.perf_counter())
         try:
             one.ahead.apply()
         except NotAhead:
@@ -192,8 +199,11 @@ class Chain:
         """Take the script's reply; False: the flush has to be sent again."""
         number, verdict = one.flush.partition, reply[0]
         if verdict in (b"ok", b"already"):
+            seconds = time.perf_counter() - one.began
             for (stage, side), offset in zip(self._sides(one), reply[1:3], strict=True):
-                await stage.committed(side.part, side.written(offset.decode()), [b"ok", offset])
+                work = side.written(offset.decode())
+                await stage.committed(side.part, work, [b"ok", offset])
+                self._on_commit(stage, len(work.entries), seconds)
             self._rest(one)
             return True
         if verdict == b"unread":
