@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from tokenbus.blob_wire import DEPLOYMENT_ENV
 from tokenbus.bus.liveness import STUCK_S, Liveness, rest, slack
-from tokenbus_services.blobs.auth import token_of
+from tokenbus_services.blobs.auth import secret_of
 from tokenbus_services.blobs.http import AsgiApp, BlobRoutes, WithBlobs
 from tokenbus_services.blobs.store import BlobStore
 from tokenbus_services.blobs.store import create as create_store
@@ -69,5 +69,5 @@ def create(settings: Settings) -> AsgiApp:
     app = make_app(
         BlobService(store, ttl_s=settings.blobs.ttl_s), make_broker(settings, registry), registry, stuck_s=STUCK_S
     )
-    routes = BlobRoutes(store, token=token_of(settings.blobs, os.environ))
+    routes = BlobRoutes(store, token=secret_of(settings.blobs.token_env, os.environ))
     return WithBlobs(app, routes, deployment=os.environ.get(DEPLOYMENT_ENV, ""))

@@ -5,23 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from hmac import compare_digest
 from ipaddress import ip_address
-from pathlib import Path
 
 from tokenbus.errors import SettingsError
+from tokenbus.secret_env import Secret, token_problem
 from tokenbus_services.settings import BlobSettings
+
+
+def secret_of(name: str, env: Mapping[str, str]) -> Secret:
+    """The token in this variable, or in the file of the variable with `_FILE`; empty if there is none.
+
+    Raises SettingsError if it is not valid in a header.
+    """
+    return Secret(name, env, check=token_problem)
 
 
 def token_of(settings: BlobSettings, env: Mapping[str, str]) -> str:
     """Read the token; empty if there is none. Raises SettingsError if it is not valid in a header."""
-    name, path = settings.token_env, env.get(f"{settings.token_env}_FILE", "")
-    token = env.get(name, "").strip()
-    if path and token:
-        raise SettingsError("environment", f"{name}_FILE", f"{name} is also set")
-    if path:
-        name, token = f"{name}_FILE", _read(f"{name}_FILE", path)
-    if not (token.isascii() and token.isprintable()) or " " in token:
-        raise SettingsError("environment", name, "contains characters that are not allowed in a header")
-    return token
+    return secret_of(settings.token_env, env).value
 
 
 def check_exposed(settings: BlobSettings, env: Mapping[str, str], address: str) -> None:
@@ -30,22 +30,19 @@ def check_exposed(settings: BlobSettings, env: Mapping[str, str], address: str) 
         raise SettingsError(
             "environment",
             settings.token_env,
-            f"not set, so the blob service may listen only on loopback, not on {address}:  "
+            f"not set, so the blob service may listen only on loopback, not on {address}: "
             "set a long random text there for each service",
         )
 
 
-def admitted(authorization: bytes, token: str) -> bool:
-    """Whether this Authorization header has the token. Runs in constant time."""
-    scheme, _, given = authorization.partition(b" ")
-    return not token or (scheme.lower() == b"bearer" and compare_digest(given.strip(), token.encode()))
-
-
-def _read(name: str, path: str) -> str:
-    try:
-        token = Path(path).read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as e:
-        raise SettingsError("environment", name, getattr(e, "strerror", None) or "not a text file") from None
+def admitted(authorization: bytes, token: str | Secret) -> bool:
+    """Whether this Authorization header has the token, or a secret's token of a moment ago. Runs in constant time
+    for each.
+    """
     if not token:
-        raise SettingsError("environment", name, "the file is empty")
-    return token
+        return True
+    scheme, _, given = authorization.partition(b" ")
+    if scheme.lower() != b"bearer":
+        return False
+    tokens = (token,) if isinstance(token, str) else token.accepted()
+    return any(compare_digest(given.strip(), one.encode()) for one in tokens)

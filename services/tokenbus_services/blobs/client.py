@@ -35,8 +35,10 @@ from tokenbus.errors import (
     BlobUnauthorized,
     BlobUnavailable,
 )
-from tokenbus_services.blobs.auth import token_of
+from tokenbus.secret_env import Secret
+from tokenbus_services.blobs.auth import secret_of
 from tokenbus_services.net.response_heads import BoundedClient
+from tokenbus_services.redaction import LEARNED
 from tokenbus_services.settings import BlobSettings
 
 __all__ = ["BlobLoader", "HttpBlobs"]
@@ -52,15 +54,22 @@ class HttpBlobs:
     """
 
     def __init__(
-        self, base_url: str, *, max_bytes: int = BlobSettings().max_bytes, token: str = "", deployment: str = ""
+        self,
+        base_url: str,
+        *,
+        max_bytes: int = BlobSettings().max_bytes,
+        token: str | Secret = "",
+        deployment: str = "",
     ) -> None:
         """``deployment``: the id with which the service must answer; empty: any."""
         self._max_bytes = max_bytes
         self._deployment = deployment
-        headers = {"Accept-Encoding": "identity", **({"Authorization": f"Bearer {token}"} if token else {})}
+        self._token = token
         # Unlimited: a blob read at the pace of a slow provider must not block others from the store.
         limits = httpx.Limits(max_connections=None)
-        self._http = BoundedClient(base_url=base_url, timeout=_TIMEOUT, headers=headers, limits=limits)
+        self._http = BoundedClient(
+            base_url=base_url, timeout=_TIMEOUT, limits=limits, event_hooks={"request": [self._authorize]}
+        )
 
     @classmethod
     def from_settings(cls, settings: BlobSettings, env: Mapping[str, str] = os.environ) -> HttpBlobs:
@@ -68,9 +77,15 @@ class HttpBlobs:
         return cls(
             settings.address,
             max_bytes=settings.max_bytes,
-            token=token_of(settings, env),
+            token=secret_of(settings.token_env, env),
             deployment=env.get(DEPLOYMENT_ENV, ""),
         )
+
+    async def _authorize(self, request: httpx.Request) -> None:
+        request.headers["Accept-Encoding"] = "identity"
+        if token := self._token if isinstance(self._token, str) else self._token.value:
+            LEARNED.learn([token])
+            request.headers["Authorization"] = f"Bearer {token}"
 
     async def __aenter__(self) -> Self:
         return self

@@ -36,6 +36,7 @@ from tokenbus.errors import (
     BlobUnavailable,
     TokenbusError,
 )
+from tokenbus.secret_env import Secret
 from tokenbus_services.blobs.auth import admitted
 from tokenbus_services.blobs.ranges import OutOfRange, Part, part_of
 from tokenbus_services.blobs.store import BlobStore
@@ -92,7 +93,7 @@ class WithBlobs:
 class BlobRoutes:
     """The ASGI app for ``/blobs`` and everything below it."""
 
-    def __init__(self, store: BlobStore, *, token: str = "", idle_s: float = _IDLE_S) -> None:
+    def __init__(self, store: BlobStore, *, token: str | Secret = "", idle_s: float = _IDLE_S) -> None:
         self._store = store
         self._token = token
         self._idle_s = idle_s

@@ -11,9 +11,10 @@ from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from tokenbus.bus.server.url import parse_url
+from tokenbus.bus.server.url import URL_FILE_ENV, parse_url
 from tokenbus.errors import SettingsError
 from tokenbus.providers import registry
+from tokenbus.secret_env import FILE
 from tokenbus_services.redaction.heads import heads_of
 from tokenbus_services.redaction.spellings import LONGEST_ESCAPE, Layers, marks, needles, open_escape
 from tokenbus_services.settings import HttpTool, McpHttp, McpStdio, Settings
@@ -22,6 +23,8 @@ MARK = "[redacted]"
 _SECRET_NAME = re.compile(r"(^|_)(API_?KEY|KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)(_|$)", re.IGNORECASE)
 _SHORTEST = 6
 """Shorter values are not treated as secrets; they would match ordinary text."""
+_LONGEST_IN_FILE = 4096
+"""A longer file, or one of several lines, is a certificate or the like, which nothing repeats."""
 _MOST_LEARNED = 16
 """How many rotated keys and tokens to remember: a response may contain one that was just replaced."""
 _TELLING_CHARS, _TELLING_PART = 12, 0.5
@@ -215,9 +218,12 @@ def secrets_of(settings: Settings, env: Mapping[str, str]) -> set[str]:
         if isinstance(asked, HttpTool | McpHttp):
             names |= {*asked.header_env.values()}
     values = named_secret(env) | {env.get(name, "") for name in names}
+    for name in names:
+        values.update(key_in_file(env.get(f"{name}{FILE}")))
     for provider in settings.providers.values():
         variable = registry.get(provider.api).default_key_env if provider.api_key_env is None else provider.api_key_env
-        values.update(key_in_file(provider.api_key_file or (env.get(f"{variable}_FILE") if variable else None)))
+        values.update(key_in_file(provider.api_key_file or (env.get(f"{variable}{FILE}") if variable else None)))
+    values.update(key_in_file(env.get(URL_FILE_ENV)))
     for url in filter(None, (settings.redis_url, env.get("TOKENBUS_REDIS_URL"))):
         with suppress(SettingsError):  # reported when connecting
             values.add(parse_url(url).password or "")
@@ -255,8 +261,13 @@ def tool_variables(settings: Settings) -> frozenset[str]:
 
 
 def named_secret(env: Mapping[str, str]) -> set[str]:
-    """The values of all variables with a secret-sounding name."""
-    return {value for name, value in env.items() if _SECRET_NAME.search(name)}
+    """The values of all variables with a secret-sounding name; of one that ends in `_FILE`, what its file holds."""
+    names = {name for name in env if _SECRET_NAME.search(name)}
+    values = {env[name] for name in names if not name.endswith(FILE)}
+    for name in names:
+        if name.endswith(FILE):
+            values.update(v for v in key_in_file(env[name]) if len(v) <= _LONGEST_IN_FILE and "\n" not in v)
+    return values
 
 
 LEARNED = Redaction(most_learned=64)

@@ -26,6 +26,7 @@ from tokenbus import __version__
 from tokenbus.bus.keys import PublicTopic
 from tokenbus.bus.liveness import Liveness
 from tokenbus.bus.server.server import ServerUrl, parse_url
+from tokenbus.bus.server.url import plain_url
 from tokenbus_services.runtime.asyncapi_payloads import payload
 from tokenbus_services.runtime.http_pages import document_routes, json_answer
 from tokenbus_services.runtime.metrics import PassedOver
@@ -91,7 +92,7 @@ def make_broker(settings: Settings, registry: CollectorRegistry) -> RedisBroker:
         return RedisSentinelBroker(sentinels=list(url.nodes), sentinel_master_name=url.master, **_login(url), **options)
     if url.topology == "cluster":
         return RedisClusterBroker(startup_nodes=list(url.nodes), **_login(url), **options)
-    scheme, separator, rest = settings.redis_url.partition("://")
+    scheme, separator, rest = plain_url(settings.redis_url).partition("://")
     return RedisBroker(scheme.replace("valkey", "redis") + separator + rest, **options)
 
 

@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from tokenbus.blob_wire import URL_ENV
 from tokenbus.bus.keys import DEFAULT_PARTITIONS, DEFAULT_PREFIX, MAX_PARTITIONS, Keys
-from tokenbus.bus.server.url import with_password
+from tokenbus.bus.server.url import url_in_env, with_password
 from tokenbus.errors import SettingsError
 from tokenbus.events.requests import Tool
 from tokenbus_services.settings.console import ConsoleSettings
@@ -91,9 +91,9 @@ def load(env: Mapping[str, str] = os.environ) -> Settings:
     """
     path = env.get("TOKENBUS_CONFIG")
     settings = read_file(Path(path)) if path else Settings()
-    if url := env.get("TOKENBUS_REDIS_URL"):
+    if url := url_in_env(env):
         settings = msgspec.structs.replace(settings, redis_url=url)
-    if settings.redis_url:
+    elif settings.redis_url:
         settings = msgspec.structs.replace(settings, redis_url=with_password(settings.redis_url, env))
     if data := env.get("TOKENBUS_DATA"):
         settings = msgspec.structs.replace(settings, data_dir=data)

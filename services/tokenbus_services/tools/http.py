@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import aclosing
 
 import httpx
 import msgspec
 
 from tokenbus.blobs import DEFAULT_MEDIA_TYPE, parse_media_type
-from tokenbus.errors import BlobRefused, ToolFailure
+from tokenbus.errors import BlobRefused, SettingsError, ToolFailure
+from tokenbus.secret_env import Secret, header_problem
 from tokenbus.tools import ToolContext
 from tokenbus_services.net.egress import AddressRefused, Egress, GuardedTransport
 from tokenbus_services.net.fair_reads import TooManyCrumbs, fair_reads
@@ -18,6 +19,9 @@ from tokenbus_services.tools.results import Results
 from tokenbus_services.tools.tool_call import ToolCall, ToolOutcome
 
 _ERROR_BODY_BYTES = 2000
+
+Learn = Callable[[Iterable[str]], None]
+"""Takes secrets, to remove them from results, errors and logs."""
 
 
 class EndpointTool:
@@ -28,12 +32,16 @@ class EndpointTool:
     that their size is bounded.
     """
 
-    def __init__(self, name: str, settings: HttpTool, env: Mapping[str, str], *, connections: int) -> None:
-        """Raises ValueError if the settings are invalid."""
+    def __init__(
+        self, name: str, settings: HttpTool, env: Mapping[str, str], *, connections: int, learn: Learn | None = None
+    ) -> None:
+        """``learn`` gets the secrets, also those that replace others later. Raises ValueError if the settings are
+        invalid.
+        """
         self._name = name
         self._method = settings.method
         self._url = endpoint_url(settings.url)
-        self._headers = headers_of(settings, env)
+        self._headers = Headers(settings, env, learn)
         self._client = httpx.AsyncClient(
             transport=GuardedTransport(
                 egress_of(settings),
@@ -72,11 +80,11 @@ class EndpointTool:
         if self._method == "GET":
             query = {k: v if isinstance(v, str) else msgspec.json.encode(v).decode() for k, v in arguments.items()}
             url = self._url.copy_merge_params(query)
-            return self._client.build_request("GET", url, headers={**headers, **self._headers})
+            return self._client.build_request("GET", url, headers={**headers, **self._headers()})
         headers["Content-Type"] = "application/json"
         content = msgspec.json.encode(arguments)
         return self._client.build_request(
-            self._method, self._url, content=content, headers={**headers, **self._headers}
+            self._method, self._url, content=content, headers={**headers, **self._headers()}
         )
 
     async def _chunks(self, response: httpx.Response) -> AsyncIterator[bytes]:
@@ -127,20 +135,37 @@ def egress_of(settings: HttpTool | McpHttp) -> Egress:
     return egress
 
 
-def headers_of(settings: HttpTool | McpHttp, env: Mapping[str, str]) -> dict[str, str]:
-    """The configured headers, including secrets. Raises ValueError."""
-    headers = dict(settings.headers)
-    for header, variable in settings.header_env.items():
-        if not (value := env.get(variable)):
-            raise ValueError(f"header_env.{header}: the environment has no {variable}")
-        headers[header] = value
-    for header, value in headers.items():
-        # The value may be a secret and is not shown.
-        if not (header.isascii() and header.replace("-", "").replace("_", "").isalnum()):
-            raise ValueError(f"{header!r} is not a valid header name")
-        if not (value.isascii() and value.isprintable()):
-            raise ValueError(f"header {header}: the value contains characters that are not allowed in a header")
-    return headers
+class Headers:
+    """The configured headers, including secrets: of the environment, or of files, which are read again when they
+    change.
+    """
+
+    def __init__(self, settings: HttpTool | McpHttp, env: Mapping[str, str], learn: Learn | None = None) -> None:
+        """Raises ValueError if one is invalid or missing."""
+        self._fixed = dict(settings.headers)
+        self._secrets: dict[str, Secret] = {}
+        self._learn = learn
+        for header, variable in settings.header_env.items():
+            try:
+                secret = Secret(variable, env, check=header_problem)
+            except SettingsError as e:
+                raise ValueError(f"header_env.{header}: {e.where}: {e.problem}") from None
+            if not secret:
+                raise ValueError(f"header_env.{header}: the environment has no {variable}, nor {variable}_FILE")
+            self._secrets[header] = secret
+        for header, value in self().items():
+            # The value may be a secret and is not shown.
+            if not (header.isascii() and header.replace("-", "").replace("_", "").isalnum()):
+                raise ValueError(f"{header!r} is not a valid header name")
+            if problem := header_problem(value):
+                raise ValueError(f"header {header}: the value {problem}")
+
+    def __call__(self) -> dict[str, str]:
+        """The headers as they are now."""
+        secrets = {header: secret.value for header, secret in self._secrets.items()}
+        if self._learn:
+            self._learn(secrets.values())
+        return {**self._fixed, **secrets}
 
 
 def _media_type(response: httpx.Response) -> str:

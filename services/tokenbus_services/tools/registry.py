@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from tokenbus.bus.liveness import Liveness
 from tokenbus.errors import SettingsError
 from tokenbus_services.json_schema.check import compile_schema
 from tokenbus_services.json_schema.size import SchemaError
-from tokenbus_services.redaction import Redaction, named_secret
-from tokenbus_services.settings import HttpTool, LimitSettings, McpHttp, McpSettings, McpStdio, PythonTool, ToolSettings
-from tokenbus_services.tools.http import EndpointTool
+from tokenbus_services.redaction import LEARNED, Redaction, named_secret
+from tokenbus_services.settings import HttpTool, LimitSettings, McpSettings, McpStdio, PythonTool, ToolSettings
+from tokenbus_services.tools.environment import passed_value
+from tokenbus_services.tools.http import EndpointTool, Learn
 from tokenbus_services.tools.python import CallableTool
 from tokenbus_services.tools.thread_pool import Threads
 from tokenbus_services.tools.tool import NAME, Declared, Tool
@@ -39,12 +40,12 @@ class ToolRegistry:
         self._calls_at_once = calls_at_once
         self._endpoints: list[EndpointTool] = []
         secret = named_secret(env)
-        passed = set[str]()
-        for asked in (*tools.values(), *servers.values()):
-            if isinstance(asked, HttpTool | McpHttp):
-                secret |= {env.get(name, "") for name in asked.header_env.values()}
-            elif isinstance(asked, McpStdio):
-                passed |= {env.get(name, "") for name in asked.env_pass}
+        passed = {
+            passed_value(name, env)
+            for asked in servers.values()
+            if isinstance(asked, McpStdio)
+            for name in asked.env_pass
+        }
         self.redact_result = Redaction(secret)
         """Redacts secrets from tool results."""
         self.redact = Redaction(secret | passed)
@@ -52,7 +53,12 @@ class ToolRegistry:
         so may appear in results.
         """
         self._declared = {name: self._declare(name, tool, env, source) for name, tool in tools.items()}
-        self.mcp = _mcp_servers(servers, env, message_bytes, source) if servers else None
+        self.mcp = _mcp_servers(servers, env, message_bytes, source, self._learn) if servers else None
+
+    def _learn(self, secrets: Iterable[str]) -> None:
+        found = list(secrets)
+        for redaction in (self.redact_result, self.redact, LEARNED):
+            redaction.learn(found)
 
     def get(self, name: str) -> Declared | None:
         """Return the tool of this name. Declared tools take precedence over those listed by MCP servers."""
@@ -94,17 +100,17 @@ class ToolRegistry:
             case PythonTool():
                 return CallableTool(name, settings.call, settings.parameters, self.threads)
             case HttpTool():
-                endpoint = EndpointTool(name, settings, env, connections=self._calls_at_once)
+                endpoint = EndpointTool(name, settings, env, connections=self._calls_at_once, learn=self._learn)
                 self._endpoints.append(endpoint)
                 return endpoint
 
 
 def _mcp_servers(
-    servers: Mapping[str, McpSettings], env: Mapping[str, str], message_bytes: int, source: str
+    servers: Mapping[str, McpSettings], env: Mapping[str, str], message_bytes: int, source: str, learn: Learn
 ) -> McpServers:
     try:
         from tokenbus_services.tools.mcp.registry import McpServers
     except ModuleNotFoundError as e:
         problem = f"needs the extra `mcp` of tokenbus (from a checkout: pip install '.[services,mcp]'): {e}"
         raise SettingsError(source, f"mcp.{next(iter(servers))}", problem) from None
-    return McpServers(servers, env=env, message_bytes=message_bytes, source=source)
+    return McpServers(servers, env=env, message_bytes=message_bytes, source=source, learn=learn)

@@ -12,7 +12,6 @@ import socket
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Mapping
 from contextlib import aclosing, suppress
 from hashlib import sha256
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
 
@@ -37,6 +36,7 @@ from tokenbus.blobs import (
 )
 from tokenbus.client.local_up import data_directory, running_in
 from tokenbus.errors import BlobCorrupt, BlobUnavailable, SettingsError
+from tokenbus.secret_env import Secret, token_problem
 
 if TYPE_CHECKING:
     from http.client import HTTPConnection, HTTPResponse
@@ -59,7 +59,8 @@ class Blobs:
 
         - ``url``: None for `TOKENBUS_BLOBS_URL`; if that is not set, the service of the `tokenbus up` that runs in this
           directory, or else the one at the usual port of this machine.
-        - ``token``: None for `TOKENBUS_BLOB_TOKEN`, or the content of the file that `TOKENBUS_BLOB_TOKEN_FILE` names.
+        - ``token``: None for `TOKENBUS_BLOB_TOKEN`, or the content of the file that `TOKENBUS_BLOB_TOKEN_FILE` names,
+          read again when it changes.
 
         Raises SettingsError.
         """
@@ -80,10 +81,9 @@ class Blobs:
             raise SettingsError(source, "url", "must be http://host:port or https://host:port")
         self._host, self._port, self._tls = host, port, parts.scheme == "https"
         self._base = parts.path
-        token = _token(os.environ) if token is None else token
-        if not (token.isascii() and token.isprintable()) or " " in token:
+        if token and token_problem(token):
             raise SettingsError(TOKEN_ENV, "token", "has characters that a header cannot hold")
-        self._headers = {"Accept-Encoding": "identity", **({"Authorization": f"Bearer {token}"} if token else {})}
+        self._token = Secret(TOKEN_ENV, os.environ, check=token_problem) if token is None else token
 
     async def put(self, content: bytes | AsyncIterable[bytes], media_type: str = DEFAULT_MEDIA_TYPE) -> BlobRef:
         """Store content, given whole or in pieces, and return its reference. The same content is always the same blob.
@@ -176,6 +176,11 @@ class Blobs:
             status, answer = await call.answer(MAX_ANSWER_BYTES)
         if status != 204:
             raise blob_error(status, answer, blob_id)
+
+    @property
+    def _headers(self) -> dict[str, str]:
+        token = self._token if isinstance(self._token, str) else self._token.value
+        return {"Accept-Encoding": "identity", **({"Authorization": f"Bearer {token}"} if token else {})}
 
     def _call(self) -> _Call:
         return _Call(self._connection(), self._url, self._deployment)
@@ -278,15 +283,3 @@ async def _pieces(content: bytes | AsyncIterable[bytes]) -> AsyncGenerator[bytes
     async for piece in content:
         if piece:
             yield piece
-
-
-def _token(env: Mapping[str, str]) -> str:
-    token, path = env.get(TOKEN_ENV, "").strip(), env.get(f"{TOKEN_ENV}_FILE", "")
-    if token and path:
-        raise SettingsError("environment", f"{TOKEN_ENV}_FILE", f"{TOKEN_ENV} is set too")
-    if not path:
-        return token
-    try:
-        return Path(path).read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as e:
-        raise SettingsError("environment", f"{TOKEN_ENV}_FILE", getattr(e, "strerror", None) or "no text") from None

@@ -9,7 +9,7 @@ from typing import Any
 
 from tokenbus.bus.keys import DEFAULT_PARTITIONS, WIRE_VERSION, Keys
 from tokenbus.bus.server.server import Server, translated
-from tokenbus.bus.server.url import with_password
+from tokenbus.bus.server.url import url_in_env
 from tokenbus.client.local_up import data_directory, running_in
 from tokenbus.client.log_tail import Hub
 from tokenbus.errors import DeploymentMismatch, ServerUnavailable, SettingsError
@@ -113,8 +113,8 @@ def url_in(env: Mapping[str, str]) -> str:
 
     Raises SettingsError if there is neither.
     """
-    if url := env.get("TOKENBUS_REDIS_URL"):
-        return with_password(url, env)
+    if url := url_in_env(env):
+        return url
     directory = data_directory(env)
     if (running := running_in(directory)) and running.redis_url:
         return running.redis_url

@@ -367,6 +367,8 @@ class ToolWork(msgspec.Struct, frozen=True, array_like=True):
     timeout_s: float | None = None
     tenant: str = ""
     """The run's tenant: tenants take turns."""
+    metadata: dict[str, object] | None = None
+    """The run's metadata, for tools that act on somebody's behalf."""
 
 
 class Control(msgspec.Struct, frozen=True, array_like=True):

@@ -12,8 +12,9 @@ from obstore.store import MemoryStore
 
 from tests.services.blobs.conftest import Serve, Shelf, s3_store
 from tokenbus.blobs import blob_id_of
+from tokenbus.client.blobs import Blobs
 from tokenbus.errors import BlobQuotaExceeded, BlobRefused, BlobTooLarge, BlobUnauthorized, SettingsError
-from tokenbus_services.blobs.auth import admitted, token_of
+from tokenbus_services.blobs.auth import admitted, secret_of, token_of
 from tokenbus_services.blobs.client import HttpBlobs
 from tokenbus_services.blobs.http import BlobRoutes
 from tokenbus_services.blobs.store import BlobStore
@@ -39,6 +40,25 @@ async def test_nothing_is_given_or_taken_without_the_token(local_shelf: Shelf, s
             answer = await http.request(method, f"/blobs/{ref.blob_id}")
             assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
             assert b"secret" not in answer.content
+
+
+async def test_services_and_clients_of_the_blob_store_take_a_new_token_whichever_sees_it_first(
+    local_shelf: Shelf, serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tokenbus.secret_env.POLL_S", 0.0)
+    files = {who: tmp_path / who for who in ("store", "fetcher", "client")}
+    for file in files.values():
+        file.write_text("the-old-token")
+    monkeypatch.setenv("TOKENBUS_BLOB_TOKEN_FILE", str(files["client"]))
+    monkeypatch.delenv("TOKENBUS_BLOB_TOKEN", raising=False)
+    served = await serve(BlobRoutes(local_shelf.store, token=secret_of("X", {"X_FILE": str(files["store"])})))
+    client = Blobs(served.url)
+    settings = BlobSettings(service_url=served.url)
+    async with HttpBlobs.from_settings(settings, {"TOKENBUS_BLOB_TOKEN_FILE": str(files["fetcher"])}) as fetcher:
+        ref = await fetcher.store(b"x", "text/plain")
+        for who in ("store", "fetcher", "client"):
+            files[who].write_text("the-new-token\n")
+            assert await fetcher.load(ref.blob_id) == await client.get(ref.blob_id) == b"x"
 
 
 @pytest.mark.parametrize("header", [b"", b"Bearer", b"Bearer ", b"Basic a-long-random-token", b"a-long-random-token"])

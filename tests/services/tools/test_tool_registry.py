@@ -56,7 +56,10 @@ def test_a_module_that_breaks_on_import_is_named(tmp_path: Path, monkeypatch: py
         (HttpTool(url="http:///x"), "url: must start with http"),
         (HttpTool(url="http://host:port/"), "url: "),
         (HttpTool(url="http://h", header_env={"Authorization": "NOT_SET"}), "the environment has no NOT_SET"),
-        (HttpTool(url="http://h", header_env={"Authorization": "BROKEN"}), "header Authorization: the value contains"),
+        (
+            HttpTool(url="http://h", header_env={"Authorization": "BROKEN"}),
+            "header_env.Authorization: BROKEN: contains",
+        ),
         (HttpTool(url="http://h", headers={"X": "a\r\nY: b"}), "header X: the value contains"),
         (HttpTool(url="http://h", headers={"X\r\nY": "b"}), "is not a valid header name"),
         (HttpTool(url="http://h", headers={"": "b"}), "is not a valid header name"),
@@ -64,7 +67,7 @@ def test_a_module_that_breaks_on_import_is_named(tmp_path: Path, monkeypatch: py
 )
 def test_an_endpoint_that_cannot_be_called_is_named_and_no_secret_shown(tool: HttpTool, problem: str) -> None:
     with pytest.raises(SettingsError, match=problem) as refused:
-        declare("weather", tool, {"BROKEN": "s3cret\n"})
+        declare("weather", tool, {"BROKEN": "s3\ncret"})
     assert refused.value.where == "tools.weather"
     assert "s3cret" not in str(refused.value)
 

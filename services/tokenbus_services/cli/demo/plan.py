@@ -10,6 +10,8 @@ from typing import Final, cast
 import msgspec
 
 from tokenbus.blob_wire import DEPLOYMENT_ENV, URL_ENV
+from tokenbus.bus.server.url import URL_ENV as REDIS_URL_ENV
+from tokenbus.bus.server.url import URL_FILE_ENV
 from tokenbus.errors import SettingsError
 from tokenbus.events.requests import Generate, Message, Thinking, Tool
 from tokenbus.providers import registry
@@ -39,7 +41,7 @@ KEY_VARIABLES: Final = frozenset(
     name for api in MODELS for key in [registry.get(api).default_key_env] for name in (key, f"{key}_FILE")
 )
 """Variables that may hold provider keys; only the fetcher gets them."""
-_OURS = ("TOKENBUS_REDIS_URL", "TOKENBUS_DATA", "TOKENBUS_PARTITIONS", URL_ENV, DEPLOYMENT_ENV)
+_OURS = (REDIS_URL_ENV, URL_FILE_ENV, "TOKENBUS_DATA", "TOKENBUS_PARTITIONS", URL_ENV, DEPLOYMENT_ENV)
 
 
 class DemoPlan(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,7 +14,9 @@ import msgspec
 
 from tokenbus.blob_wire import DEPLOYMENT_ENV, URL_ENV
 from tokenbus.bus.server.server import parse_url
+from tokenbus.bus.server.url import URL_FILE_ENV
 from tokenbus.errors import SettingsError
+from tokenbus.secret_env import file_variables
 from tokenbus_services import settings as configuration
 from tokenbus_services.cli import local_deployment as running
 from tokenbus_services.cli import mock
@@ -69,6 +71,7 @@ async def _up(
         claim.announce(url, mock=mocked, blobs_url=blobs_url, deployment=deployment)
         watcher.server(parse_url(url).safe)
         env = {**os.environ, "TOKENBUS_REDIS_URL": url, "TOKENBUS_DATA": str(directory)}
+        env.pop(URL_FILE_ENV, None)
         if blobs_url:
             env |= {URL_ENV: blobs_url, DEPLOYMENT_ENV: deployment}
         posts = [msgspec.structs.replace(post, withheld=withheld_from(post.service, settings)) for post in posts]
@@ -164,8 +167,9 @@ def withheld_from(service: ServiceName | None, settings: Settings) -> frozenset[
     if service in CALLS_PROVIDERS:
         return frozenset()
     keys = provider_key_variables(settings)
-    keys |= {f"{name}_FILE" for name in keys}
-    return keys - tool_variables(settings) if service == "tools" else keys
+    if service == "tools":
+        keys -= tool_variables(settings)
+    return keys | file_variables(keys)
 
 
 def _service(option: str, name: str) -> ServiceName:

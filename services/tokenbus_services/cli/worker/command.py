@@ -66,7 +66,7 @@ def run(
         settings = msgspec.structs.replace(settings, console=ConsoleSettings())
     secrets = secrets_of(settings, os.environ) | {token_of(settings.blobs, os.environ)}
     if service == "gateway" and settings.gateway and settings.gateway.admin:
-        secrets |= {admin_token(settings.gateway.admin, os.environ)}
+        secrets |= {admin_token(settings.gateway.admin, os.environ).value}
     logs.configure(settings.log_level, service=service, secrets=secrets)
     for old, new in configuration.old_names_in():
         log.warning("setting_renamed", old=old, new=new)

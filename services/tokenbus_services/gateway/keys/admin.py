@@ -20,6 +20,7 @@ from starlette.routing import Route
 
 from tokenbus.bus.server.server import Server
 from tokenbus.errors import ServerError, SettingsError
+from tokenbus.secret_env import Secret
 from tokenbus_services.blobs.auth import admitted
 from tokenbus_services.gateway.budgets.spend import read_spend
 from tokenbus_services.gateway.keys.admin_token import admin_token
@@ -104,7 +105,7 @@ class AdminServer:
 class AdminApi:
     """The routes."""
 
-    def __init__(self, settings: Settings, server: Server, store: KeyStore, token: str) -> None:
+    def __init__(self, settings: Settings, server: Server, store: KeyStore, token: Secret) -> None:
         assert settings.gateway
         self._keys = settings.keys
         self._server = server

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
@@ -20,11 +20,14 @@ CONNECT_S = 10.0
 
 @asynccontextmanager
 async def endpoint(
-    url: str, headers: Mapping[str, str], egress: Egress, *, message_bytes: int
+    url: str, headers: Callable[[], Mapping[str, str]], egress: Egress, *, message_bytes: int
 ) -> AsyncGenerator[TransportStreams]:
     """Open the transport. Redirects must stay within the URL's origin and ``egress``. A message over the limit fails
-    the request that it answers.
+    the request that it answers. ``headers`` is called for each request.
     """
+
+    async def authorize(request: httpx2.Request) -> None:
+        request.headers.update({**headers(), "Accept-Encoding": "identity"})
 
     async def bound(response: httpx2.Response) -> None:
         # The package limits events, but not single responses or their decompressed size.
@@ -37,10 +40,9 @@ async def endpoint(
     async with (
         httpx2.AsyncClient(
             transport=_Guarded(egress),
-            headers={**headers, "Accept-Encoding": "identity"},
             # Each call has its own timeout, and an event stream may be silent for long.
             timeout=httpx2.Timeout(None, connect=CONNECT_S),
-            event_hooks={"response": [bound]},
+            event_hooks={"request": [authorize], "response": [bound]},
         ) as client,
         streamable_http_client(url, http_client=client, max_sse_event_size=message_bytes) as streams,
     ):

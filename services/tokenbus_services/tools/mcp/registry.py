@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
+
+from mcp.client import Transport
 
 from tokenbus.bus.liveness import Liveness
 from tokenbus.errors import SettingsError
 from tokenbus.events.requests import Tool
 from tokenbus.tools import ToolContext
 from tokenbus_services.settings import McpHttp, McpSettings, McpStdio, Settings
-from tokenbus_services.tools.http import egress_of, endpoint_url, headers_of
+from tokenbus_services.tools.environment import check_passed, passed_environment
+from tokenbus_services.tools.http import Headers, Learn, egress_of, endpoint_url
 from tokenbus_services.tools.mcp.content import outcome_of
 from tokenbus_services.tools.mcp.http import endpoint
 from tokenbus_services.tools.mcp.server import CLOSE_S, Connect, McpServer
@@ -25,7 +28,6 @@ from tokenbus_services.tools.tool_call import ToolCall, ToolOutcome
 START_S = 10.0
 """How long the executor's start waits for servers to list their tools; slower ones continue in the background."""
 
-_ALWAYS_PASSED = ("HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "TZ", "USER")
 _SERVER_NAME = re.compile(r"[A-Za-z0-9_-]{1,32}")
 
 
@@ -39,8 +41,9 @@ class McpServers:
         env: Mapping[str, str] = os.environ,
         message_bytes: int,
         source: str = "settings",
+        learn: Learn | None = None,
     ) -> None:
-        """Raises SettingsError. ``source``: where the servers are declared."""
+        """Raises SettingsError. ``source``: where the servers are declared. ``learn`` gets the secrets of headers."""
         self.listed = asyncio.Event()
         """Set after each listing of any server; the waiting task clears it."""
         prefixes = Settings(mcp=dict(servers)).mcp_prefixes
@@ -51,7 +54,7 @@ class McpServers:
                 self._servers[name] = McpServer(
                     name,
                     _prefix(name, prefixes),
-                    _connector(name, settings, env, message_bytes),
+                    _connector(name, settings, env, message_bytes, learn),
                     connect_timeout_s=settings.connect_timeout_s,
                     listed=self.listed.set,
                 )
@@ -129,16 +132,21 @@ def _prefix(name: str, prefixes: Mapping[str, str]) -> str:
     return prefix
 
 
-def _connector(name: str, settings: McpSettings, env: Mapping[str, str], message_bytes: int) -> Connect:
-    """Raises ValueError if the settings are invalid."""
+def _connector(
+    name: str, settings: McpSettings, env: Mapping[str, str], message_bytes: int, learn: Learn | None
+) -> Connect:
+    """Raises ValueError, SettingsError if the settings are invalid."""
     match settings:
         case McpStdio():
-            if missing := [variable for variable in settings.env_pass if variable not in env]:
-                raise ValueError(f"env_pass: the environment has no {missing[0]}")
-            passed = {v: env[v] for v in (*_ALWAYS_PASSED, *settings.env_pass) if v in env}
+            check_passed(settings.env_pass, env)
             command = (settings.command, *settings.args)
-            return lambda lost: child(name, command, passed, message_bytes=message_bytes, lost=lost)
+
+            def start(lost: Callable[[str], None]) -> Transport:
+                passed = passed_environment(settings.env_pass, env)
+                return child(name, command, passed, message_bytes=message_bytes, lost=lost)
+
+            return start
         case McpHttp():
-            url, headers = str(endpoint_url(settings.url)), headers_of(settings, env)
+            url, headers = str(endpoint_url(settings.url)), Headers(settings, env, learn)
             connect = partial(endpoint, url, headers, egress_of(settings), message_bytes=message_bytes)
             return lambda lost: connect()

@@ -14,6 +14,7 @@ import re
 from collections import defaultdict
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -22,6 +23,7 @@ from redis.asyncio import Redis, RedisCluster, Sentinel
 from redis.asyncio.cluster import ClusterNode
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
+from redis.credentials import CredentialProvider
 from redis.exceptions import (
     ClusterError,
     DataError,
@@ -40,8 +42,9 @@ from tokenbus.bus.server.clock import ServerClock
 from tokenbus.bus.server.connection_fixes import prompt
 from tokenbus.bus.server.fast_client import FastRedis
 from tokenbus.bus.server.run_script import evaluate
-from tokenbus.bus.server.url import ServerUrl, Topology, parse_url
+from tokenbus.bus.server.url import ServerUrl, Topology, parse_url, password_in
 from tokenbus.errors import DeploymentMismatch, ServerFull, ServerTooOld, ServerUnavailable, SettingsError
+from tokenbus.secret_env import read_secret
 
 __all__ = ["Server", "ServerInfo", "ServerUrl", "Topology", "join_deployment", "parse_url", "translated"]
 
@@ -176,8 +179,7 @@ class Server:
             **({"ssl": True, **dict(url.tls_options)} if url.tls else {}),
         }
         login: dict[str, Any] = {
-            "username": url.username,
-            "password": url.password,
+            **_login(url),
             "max_connections": MAX_CONNECTIONS,
         }
         if url.topology == "cluster":
@@ -191,6 +193,31 @@ class Server:
             return _prompt(FastRedis(unix_socket_path=url.path, db=url.db, **pool, **login))
         host, port = url.nodes[0]
         return _prompt(FastRedis(host=host, port=port, db=url.db, **pool, **login))
+
+
+def _login(url: ServerUrl) -> dict[str, Any]:
+    if url.password_file:
+        return {"credential_provider": _FilePassword(url)}
+    return {"username": url.username, "password": url.password}
+
+
+class _FilePassword(CredentialProvider):
+    """Reads the password's file for each new connection, so that a changed password needs no restart."""
+
+    def __init__(self, url: ServerUrl) -> None:
+        self._username = url.username
+        self._password = url.password
+        self._path = Path(url.password_file or "")
+
+    def get_credentials(self) -> tuple[str] | tuple[str, str]:
+        """The user, if there is one, and the password. While the file cannot be read, the last password."""
+        with suppress(SettingsError):
+            self._password = password_in(read_secret("password_file", self._path)) or self._password
+        password = self._password or ""
+        return (self._username, password) if self._username else (password,)
+
+    async def get_credentials_async(self) -> tuple[str] | tuple[str, str]:
+        return self.get_credentials()
 
 
 def _prompt(client: Any) -> Redis:

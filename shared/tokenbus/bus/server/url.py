@@ -13,7 +13,8 @@ address. Options follow ``?``, separated by ``&``, and apply to all nodes and se
 - ``ssl_ca_certs=/path``: certificate authorities to trust instead of the system's;
 - ``ssl_certfile=/path&ssl_keyfile=/path``: client certificate;
 - ``ssl_check_hostname=false``: accept any certificate of those authorities;
-- ``ssl_cert_reqs=none``: accept any certificate. An attacker on the path can then read and change everything.
+- ``ssl_cert_reqs=none``: accept any certificate. An attacker on the path can then read and change everything;
+- ``password_file=/path``: a file with the password, read for each new connection.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Literal, NoReturn
 from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit
 
 from tokenbus.errors import SettingsError
+from tokenbus.secret_env import secret_in
 
 Topology = Literal["single", "sentinel", "cluster"]
 
@@ -37,7 +38,11 @@ _TLS_VALUES: dict[str, dict[str, str | bool]] = {
     "ssl_check_hostname": {"true": True, "false": False},
 }
 PASSWORD_ENV = "TOKENBUS_REDIS_PASSWORD"
+URL_ENV = "TOKENBUS_REDIS_URL"
+URL_FILE_ENV = "TOKENBUS_REDIS_URL_FILE"
 PASSWORD_FILE_ENV = "TOKENBUS_REDIS_PASSWORD_FILE"
+_PASSWORD_FILE = "password_file"
+"""Option of an address."""
 _MAX_PORT = 65_535
 
 
@@ -53,6 +58,10 @@ class ServerUrl:
     db: int = 0
     username: str | None = None
     password: str | None = field(default=None, repr=False)
+    password_file: str | None = None
+    """File with the password, or with a whole address, read for each new connection: a changed password is used from
+    then on. `password` is what it was at the start.
+    """
     tls: bool = False
     tls_options: tuple[tuple[str, str | bool], ...] = ()
     """Names and values as redis-py expects them."""
@@ -99,47 +108,71 @@ def parse_url(url: str) -> ServerUrl:
         _refuse("path", "a cluster has no databases and no master's name")
     if len(segments) > 1:
         _refuse("path", "holds more than a database")
+    allowed: frozenset[str] = _TLS_OPTIONS if tls else frozenset()
+    options = dict(_options(parts.query, allowed | {_PASSWORD_FILE}))
+    password_file = options.pop(_PASSWORD_FILE, None)
     return ServerUrl(
         topology=topology,
         nodes=_nodes(nodes, topology),
         db=_database(segments[0]) if segments else 0,
         username=username,
         password=password,
+        password_file=None if password_file is None else str(password_file),
         tls=tls,
-        tls_options=_options(parts.query, _TLS_OPTIONS if tls else frozenset()),
+        tls_options=tuple(options.items()),
         master=master,
     )
+
+
+def url_in_env(env: Mapping[str, str]) -> str | None:
+    """The address in `URL_ENV`, or in the file that `URL_FILE_ENV` names, with its password; None if neither is set.
+
+    Raises SettingsError if both are set, or if the file is unreadable or empty.
+    """
+    url = secret_in(URL_ENV, env)
+    if url and (file := env.get(URL_FILE_ENV)):
+        url = _with_option(url, file)
+    return with_password(url, env) if url else None
 
 
 def with_password(url: str, env: Mapping[str, str]) -> str:
     """Add the password from the environment if the address has none.
 
     `PASSWORD_ENV` holds the password, or `PASSWORD_FILE_ENV` the path of a file that contains only the password (a
-    trailing newline is ignored). Raises SettingsError if both are set, or if the file is unreadable or empty.
+    trailing newline is ignored), which is read again for each new connection. Raises SettingsError if both are set, or
+    if the file is unreadable or empty.
     """
-    password, path = env.get(PASSWORD_ENV), env.get(PASSWORD_FILE_ENV)
-    if path:
-        if password:
-            raise SettingsError("environment", PASSWORD_FILE_ENV, f"{PASSWORD_ENV} is set too")
-        try:
-            password = Path(path).read_text().rstrip("\r\n")
-        except (OSError, UnicodeDecodeError) as e:
-            raise SettingsError("environment", PASSWORD_FILE_ENV, getattr(e, "strerror", None) or "no text") from None
-        if not password:
-            raise SettingsError("environment", PASSWORD_FILE_ENV, "the file is empty")
+    password = secret_in(PASSWORD_ENV, env)
     scheme, separator, rest = url.partition("://")
     login, at, host = rest.rpartition("@")
     if not password or not separator or ":" in login:
         return url
-    return f"{scheme}://{login if at else ''}:{quote(password, safe='')}@{host}"
+    url = f"{scheme}://{login if at else ''}:{quote(password, safe='')}@{host}"
+    file = env.get(PASSWORD_FILE_ENV)
+    return _with_option(url, file) if file else url
+
+
+def password_in(content: str) -> str | None:
+    """The password in a file's content: all of it, or that of the address that it is. Raises SettingsError."""
+    return parse_url(content).password if "://" in content else content
+
+
+def _with_option(url: str, file: str) -> str:
+    return f"{url}{'&' if '?' in url else '?'}{_PASSWORD_FILE}={quote(file, safe='/')}"
+
+
+def plain_url(url: str) -> str:
+    """The address without the option that only `Server` knows."""
+    return re.sub(rf"([?&]){_PASSWORD_FILE}=[^&]*&?", r"\1", url).rstrip("?&")
 
 
 def _socket(parts: SplitResult, host: str, username: str | None, password: str | None) -> ServerUrl:
     if host or len(parts.path) <= 1:
         _refuse("path", "must be absolute: unix:///run/valkey/valkey.sock")
-    options = dict(_options(parts.query, frozenset({"db"})))
+    options = dict(_options(parts.query, frozenset({"db", _PASSWORD_FILE})))
     db = _database(str(options["db"])) if "db" in options else 0
-    return ServerUrl(path=unquote(parts.path), db=db, username=username, password=password)
+    file = str(options[_PASSWORD_FILE]) if _PASSWORD_FILE in options else None
+    return ServerUrl(path=unquote(parts.path), db=db, username=username, password=password, password_file=file)
 
 
 def _topology(name: str | None) -> Topology:

@@ -11,6 +11,7 @@ from tokenbus.events.public import BlockKind
 from tokenbus.policy.builtin.stream_replace import CompiledRules, Rewriter, Rule
 from tokenbus.policy.processor import StreamContext, StreamProcessor
 from tokenbus.policy.stream_state import StreamBlock, StreamState
+from tokenbus.secret_env import secret_in
 
 
 class ReplaceTextOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -78,7 +79,7 @@ class RedactSecretsOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
     kinds: tuple[BlockKind, ...] = ("text", "thinking", "tool_call", "tool_result")
     mark: str = "[redacted]"
     env: list[str] = []
-    """Environment variables whose values are secret, if they are set."""
+    """Environment variables whose values are secret, if they are set, or the files that they name with `_FILE`."""
     more: list[Rule] = []
 
 
@@ -111,7 +112,7 @@ class RedactSecrets(ReplaceText):
 
     def rules(self) -> list[Rule]:
         options: RedactSecretsOptions = self.options
-        values = (os.environ.get(name, "") for name in options.env)
+        values = (secret_in(name, os.environ) for name in options.env)
         named = [Rule(find=value) for value in values if len(value) >= SHORTEST]
         forms = [msgspec.structs.replace(rule, word_start=True) for rule in KNOWN]
         known = [msgspec.structs.replace(rule, replace=options.mark) for rule in (*named, *forms)]
