@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tokenbus.bus.scripts.gateway import NANO
 from tokenbus.events.usage import Usage
-from tokenbus_services.gateway.budgets.prices import PriceTable
-from tokenbus_services.gateway.surfaces.token_counts import token_counts
+from tokenbus_services.pricing.prices import PriceTable
+from tokenbus_services.pricing.token_counts import token_counts
 from tokenbus_services.settings import Settings
 
 
