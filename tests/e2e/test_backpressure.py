@@ -18,8 +18,8 @@ from tokenbus.errors import CursorTrimmed
 from tokenbus_services.mock_provider import MockProvider, Reply, Script, ToolCall, Turn
 
 LAG_BYTES = 64 * 1024
-WORDS = 150_000
-"""A stream of some 20 MB: far more than sockets, buffers and both lags may hold."""
+WORDS = 100_000
+"""A stream of some 13 MB: far more than sockets, buffers and both lags may hold."""
 MOST_READ = 8 * 2**20
 TEXT = "word " * WORDS
 LONG = Script(name="long", turns=(Turn(says=Reply(text=TEXT, chunk_size=5)),))

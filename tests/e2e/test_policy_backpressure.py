@@ -17,13 +17,16 @@ from tokenbus.bus.server.server import Server
 from tokenbus_services.mock_provider import MockProvider, Reply, Script, Turn
 
 LAG_BYTES = 64 * 1024
-WORDS = 150_000
-"""A stream of some 18 MB: far more than sockets, buffers and the lags may hold."""
+WORDS = 120_000
+"""A stream of some 14 MB: far more than sockets, buffers and the lags may hold."""
 STILL_S = 2.0
 """A provider that sends nothing for so long is not read."""
 MOST_READ = 12 * 2**20
 TEXT = "word " * WORDS
 LONG = Script(name="long", turns=(Turn(says=Reply(text=TEXT, chunk_size=5)),))
+PAST_LAG = "word " * 20_000
+"""Far more than the lag that is allowed, once it is drafts."""
+MIDDLE = Script(name="middle", turns=(Turn(says=Reply(text=PAST_LAG, chunk_size=5)),))
 SHORT = Script(name="short", turns=(Turn(says=Reply(text="That is all.")),))
 TOML = f"""
 [limits]
@@ -87,10 +90,10 @@ async def test_without_a_policy_worker_runs_wait_until_one_comes_and_those_witho
 ) -> None:
     names = [name for name in (f"run-{n}" for n in range(100)) if keys.partition_of(name) == 0]
     async with (
-        MockProvider([LONG, SHORT]) as provider,
+        MockProvider([MIDDLE, SHORT]) as provider,
         fleet(tmp_path, server_url, keys, provider.url, PIPELINE, TOML) as services,
     ):
-        long = await send("long", id=names[0], policies=["plain"])
+        long = await send("middle", id=names[0], policies=["plain"])
         await eventually(lambda: over(server, keys, long), timeout=60)
         behind = await send("short", id=names[1], policies=["plain"])
         free = await send("short", id=names[2])
@@ -104,6 +107,6 @@ async def test_without_a_policy_worker_runs_wait_until_one_comes_and_those_witho
         await services.start("policy")
         logs = await ended(server.client, keys, [long, behind], timeout=120)
         assert "no policy worker runs" not in await services.doctor()
-    for run, said in ((long, TEXT), (behind, "That is all.")):
+    for run, said in ((long, PAST_LAG), (behind, "That is all.")):
         judge.check(logs[run])
         assert (logs[run][-1]["type"], judge.text(logs[run])) == ("completed", said)
