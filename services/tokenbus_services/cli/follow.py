@@ -1,4 +1,4 @@
-"""`tokenbus follow` and `tokenbus cancel`: shows or cancels one run."""
+"""`tokenbus follow`: shows one run."""
 
 from __future__ import annotations
 
@@ -29,9 +29,3 @@ async def show_run(bus: Client, run: str, show: Show, *, after: int = -1, wait_s
     except RunError as e:
         return ending.code_of(e)
     return 0
-
-
-async def cancel(run: str, *, reason: str | None) -> None:
-    """Cancel the run."""
-    async with reaching.client() as bus:
-        await bus.cancel(run, reason)

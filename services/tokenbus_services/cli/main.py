@@ -16,6 +16,7 @@ import click
 from tokenbus import __version__
 from tokenbus.bus.keys import TOPICS
 from tokenbus_services.cli import exit_codes as ending
+from tokenbus_services.cli.run_options import run_options
 from tokenbus_services.cli.service_registry import SERVICES
 
 if TYPE_CHECKING:
@@ -162,12 +163,40 @@ def send(
 @tokenbus.command()
 @click.argument("topic", type=click.Choice(TOPICS), metavar="TOPIC")
 @click.option("--group", help="Share the events with other workers of this group.")
+@click.option(
+    "--from",
+    "begin",
+    type=click.Choice(["now", "start"]),
+    default="now",
+    help="start: first everything that is kept (of a group: if it is new).",
+)
+@click.option("--run", "runs", multiple=True, help="Only the events of this run; may be repeated.")
+@click.option(
+    "--kind", "kinds", multiple=True, help="Only this type of event (failed), or kind of block (text); may be repeated."
+)
 @_json
-def tail(topic: SubscribedTopic, group: str | None, as_json: bool) -> None:
+def tail(topic: SubscribedTopic, runs: tuple[str, ...], kinds: tuple[str, ...], **how: Any) -> None:
     """Show the events of TOPIC (visible, chunks, blocks, runs or decisions), of all runs, from now on."""
     from tokenbus_services.cli.tail import tail
 
-    asyncio.run(tail(topic, group=group, as_json=as_json))
+    asyncio.run(tail(topic, runs=runs, kinds=kinds, **how))
+
+
+@tokenbus.command()
+@run_options
+@click.option("--limit", type=click.IntRange(1), default=50, show_default=True, help="Show so many at the most.")
+@click.option("--oldest-first", is_flag=True, help="Else the newest first.")
+@_lines
+def runs(limit: int, oldest_first: bool, as_json: bool, **choice: Any) -> None:
+    """List runs, open and ended: id, state, age, tenant, provider and model, how they ended.
+
+    The age of an open run counts from its acceptance, that of an ended one from its end. Ended runs are listed for as
+    long as they are kept (retention.finished_run_s).
+    """
+    from tokenbus_services.cli.run_choice import RunChoice
+    from tokenbus_services.cli.runs import listing
+
+    asyncio.run(listing(RunChoice(**choice), limit=limit, oldest_first=oldest_first, as_json=as_json))
 
 
 @tokenbus.command()
@@ -185,13 +214,30 @@ def follow(run: str, after: int, as_json: bool) -> int:
 
 
 @tokenbus.command()
-@click.argument("run")
+@click.argument("run", required=False)
 @click.option("--reason", help="Told in the run's last event.")
-def cancel(run: str, reason: str | None) -> None:
-    """Stop RUN, at the provider too."""
-    from tokenbus_services.cli.follow import cancel
+@run_options
+@click.option("--yes", is_flag=True, help="Of runs chosen by options: do not ask.")
+@_lines
+def cancel(run: str | None, reason: str | None, yes: bool, as_json: bool, **choice: Any) -> None:
+    """Stop RUN, at the provider too; or all open runs that the options choose, after asking.
 
-    asyncio.run(cancel(run, reason=reason))
+    Exit code: 1 if RUN is unknown.
+    """
+    from tokenbus_services.cli.cancel import cancel, cancel_all, open_runs
+    from tokenbus_services.cli.run_choice import RunChoice
+
+    chosen = RunChoice(**choice)
+    if run is not None and not chosen.is_empty:
+        raise click.UsageError("Name a RUN, or choose runs by options.", click.get_current_context())
+    if run is not None:
+        asyncio.run(cancel(run, reason=reason))
+        return
+    found = asyncio.run(open_runs(chosen))
+    if not found:
+        click.echo("no such runs", err=True)
+    elif yes or _agreed(f"Cancel {len(found)} run{'s' if len(found) > 1 else ''}?"):
+        asyncio.run(cancel_all(found, reason=reason, as_json=as_json))
 
 
 @tokenbus.command()
@@ -294,7 +340,7 @@ def dead_drop(entries: tuple[str, ...], everything: bool, yes: bool, as_json: bo
 def _agreed(question: str) -> bool:
     """What the person at the terminal says. Raises UsageError if nobody is there to ask."""
     if not sys.stdin.isatty():
-        raise click.UsageError("--all needs --yes if there is no terminal to ask at.", click.get_current_context())
+        raise click.UsageError("Needs --yes, for there is no terminal to ask at.")
     return click.confirm(question, err=True)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.contract.client.listed import Listed
 from tests.services.cli.events import Told
 from tests.services.cli.process import Command, fed, run, running, settings_file
 from tokenbus.bus.keys import Keys
@@ -118,6 +119,7 @@ async def test_a_file_and_options_do_not_mix(server: Server, keys: Keys, config:
 
 
 async def test_cancel_asks_for_the_end_with_the_reason(server: Server, keys: Keys, config: str):
+    await Listed(server, keys).accept("r1", 1000)
     assert (await run("cancel", "r1", "--reason", "enough", TOKENBUS_CONFIG=config)).code == 0
     assert await requests(server, keys) == [{"type": "cancel", "run": "r1", "reason": "enough"}]
 
@@ -141,6 +143,21 @@ async def test_tail_shows_a_topic_until_ctrl_c(
         assert await next_line(tail, server, keys, event) == encode(event) + b"\n"
         assert await tail.stop(signal.SIGINT) == 130
     assert tail.log.read_text().strip() == ""
+
+
+async def test_tail_from_the_start_shows_what_is_kept_of_the_chosen_runs_and_kinds(
+    server: Server, keys: Keys, config: str, tmp_path: Path
+):
+    for run_id in ("r1", "r2"):
+        for event in (Told(run_id).started(), Told(run_id).failed()):
+            await server.client.xadd(keys.topic(keys.partition_of(run_id), "runs"), {"__data__": encode(event)})
+    choice = ("--from", "start", "--run", "r2", "--kind", "failed")
+    async with running(tmp_path / "err", "tail", "runs", "--json", *choice, TOKENBUS_CONFIG=config) as tail:
+        assert json.loads(await tail.says("{"))["run"] == "r2"
+        assert '"failed"' in tail.seen[0]
+    wrong = await run("tail", "runs", "--kind", "fialed", TOKENBUS_CONFIG=config)
+    assert wrong.code == 2
+    assert "did you mean 'failed'?" in wrong.error
 
 
 async def test_tail_without_json_is_a_line_an_event(server: Server, keys: Keys, config: str, tmp_path: Path):

@@ -1,0 +1,30 @@
+"""The options by which commands choose runs; `RunChoice` says what they mean."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+C = TypeVar("C", bound=Callable[..., Any])
+
+_OPTIONS = (
+    click.option(
+        "--state",
+        "states",
+        multiple=True,
+        help="open (queued, running), ended (completed, incomplete, failed, cancelled), or one; may be repeated.",
+    ),
+    click.option("--tenant", help="Only runs of this tenant."),
+    click.option("--provider", help="Only runs whose last provider was this one."),
+    click.option("--older-than", metavar="AGE", help="Only runs older than this: 90s, 10m, 1h, 2d."),
+    click.option("--prefix", help="Only runs whose id begins so."),
+)
+
+
+def run_options(command: C) -> C:
+    """Add the options to a command."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
