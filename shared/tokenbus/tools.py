@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Protocol
 
 import msgspec
@@ -29,6 +30,10 @@ class ToolContext(msgspec.Struct, frozen=True, kw_only=True):
     deadline: float
     """When the call times out, on the clock of `time.monotonic`."""
     report: Report
+    tenant: str = ""
+    """The run's tenant, `metadata.tenant`; empty if it has none. The gateway sets it by the client's key."""
+    metadata: Mapping[str, object] = {}
+    """The run's metadata, as its request has it."""
 
     @property
     def remaining_s(self) -> float:

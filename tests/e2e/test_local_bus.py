@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import threading
 
 import pytest
 
 from tests.waiting import eventually
 from tokenbus.errors import RunCancelled, RunFailed, SettingsError
-from tokenbus.testing import LocalBus, NoSuchModel, Reply, Stall, Turn
+from tokenbus.testing import LocalBus, NoSuchModel, Reply, Stall, ToolCall, Turn
 
 
 async def test_a_cancel_closes_the_providers_socket_and_a_stalled_answer_resumes() -> None:
@@ -32,6 +33,20 @@ def test_every_provider_answers_from_the_same_script() -> None:
         local.model_says("greeter", "Hello.")
         for provider in ("anthropic", "openai-chat", "openai-responses", "gemini"):
             assert bus.publish(local.request("greeter", provider=provider)).result().text == "Hello.", provider
+
+
+def test_a_tool_knows_the_tenant_and_the_metadata_of_the_run() -> None:
+    settings = '[tools.whoami]\nkind = "python"\ncall = "tests.services.tools.sample_tools:whoami"\n'
+    with LocalBus(settings) as local, local.sync_client() as bus:
+        local.model_says("curious", Reply(tool_calls=(ToolCall(name="whoami", arguments={}),)), "I see.")
+        metadata = {"tenant": "acme", "user": 7}
+        request = local.request("curious", tools=[{"name": "whoami"}], metadata=metadata)
+        response = bus.publish(request).result()
+        assert response.text.endswith("I see.")
+        assert str(local.requests[1]).count("'tool_result'") == 1
+        assert '{"tenant":"acme","metadata":{"tenant":"acme","user":7}}' in json.dumps(local.requests[1]).replace(
+            '\\"', '"'
+        )
 
 
 def test_a_model_without_a_script_fails_its_run_and_the_test() -> None:

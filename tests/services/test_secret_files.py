@@ -23,7 +23,7 @@ from tokenbus_services.redaction import secrets_of
 from tokenbus_services.settings import BlobSettings, HttpTool, McpHttp, McpStdio, ProviderSettings, Settings
 from tokenbus_services.settings.gateway_keys import AdminSettings
 from tokenbus_services.tools.environment import check_passed, passed_environment
-from tokenbus_services.tools.http import Headers
+from tokenbus_services.tools.http import Headers, signing_secret
 
 Env = Mapping[str, str]
 OLD, NEW = "sk-the-old-secret", "sk-the-new-secret"
@@ -56,6 +56,12 @@ def admin(env: Env) -> Callable[[], str]:
     return lambda: next(one for one in (NEW, OLD) if admitted(f"Bearer {one}".encode(), token))
 
 
+def signing(env: Env) -> Callable[[], str]:
+    secret = signing_secret(HttpTool(url="https://x", signing_env="X"), env)
+    assert secret
+    return lambda: secret.value
+
+
 def blob_token(env: Env) -> Callable[[], str]:
     token = secret_of(BlobSettings(token_env="X").token_env, env)
     return lambda: token.value
@@ -66,6 +72,7 @@ READERS: dict[str, Callable[[Env], Callable[[], str]]] = {
     "blobs.token_env": blob_token,
     "gateway.admin.token_env": admin,
     "tools.NAME.header_env": lambda env: header(HttpTool(url="https://x", header_env={"authorization": "X"}), env),
+    "tools.NAME.signing_env": signing,
     "mcp.NAME.header_env": lambda env: header(McpHttp(url="https://x", header_env={"authorization": "X"}), env),
     "mcp.NAME.env_pass": passed,
 }

@@ -318,10 +318,11 @@ class ParserLogic:
                 commit.expire(run_key, self._open_run_ms)
                 commit.expire(log, self._open_run_ms)
             case RunTools(work):
-                tenant = tenant_of(s.accepted.metadata)
+                metadata = s.accepted.metadata
+                whose = {"tenant": tenant_of(metadata), "metadata": metadata or None}
                 for call in work:
                     commit.put(run_key, call_field(call.block), call.attempt)
-                    commit.append(self._tools, [s.run, encode(msgspec.structs.replace(call, tenant=tenant))])
+                    commit.append(self._tools, [s.run, encode(msgspec.structs.replace(call, **whose))])
             case Draft(events, over):
                 policing = s.accepted.policing
                 data = encode(Drafts(policing.names if policing else (), events, over))

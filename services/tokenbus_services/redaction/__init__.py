@@ -217,6 +217,8 @@ def secrets_of(settings: Settings, env: Mapping[str, str]) -> set[str]:
     for asked in (*settings.tools.values(), *settings.mcp.values()):
         if isinstance(asked, HttpTool | McpHttp):
             names |= {*asked.header_env.values()}
+        if isinstance(asked, HttpTool) and asked.signing_env:
+            names |= {asked.signing_env}
     values = named_secret(env) | {env.get(name, "") for name in names}
     for name in names:
         values.update(key_in_file(env.get(f"{name}{FILE}")))
@@ -251,7 +253,9 @@ def tool_variables(settings: Settings) -> frozenset[str]:
     names: set[str] = set()
     for asked in (*settings.tools.values(), *settings.mcp.values()):
         match asked:
-            case HttpTool() | McpHttp():
+            case HttpTool():
+                names |= {*asked.header_env.values(), *filter(None, [asked.signing_env])}
+            case McpHttp():
                 names |= {*asked.header_env.values()}
             case McpStdio():
                 names |= {*asked.env_pass}

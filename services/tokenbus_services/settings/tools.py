@@ -36,6 +36,8 @@ class HttpTool(_Reach, frozen=True, kw_only=True, tag="http", tag_field="kind"):
     headers: dict[str, str] = {}
     header_env: dict[str, str] = {}
     """Header name to the environment variable with its value (a token, say)."""
+    signing_env: str | None = None
+    """Environment variable with a secret. If set, each call carries the run's id, tenant and metadata, signed."""
     description: str = ""
     parameters: dict[str, object] = {}
     timeout_s: Seconds | None = None

@@ -121,6 +121,8 @@ class Executor:
                 key=call.key,
                 deadline=time.monotonic() + timeout,
                 report=reporter.report,
+                tenant=call.tenant,
+                metadata=call.metadata,
             )
             work = declared.tool.run(call, arguments, context, self._results)
             result = await self._within(timeout, work, call.name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import aclosing
 
@@ -16,6 +17,7 @@ from tokenbus_services.net.egress import AddressRefused, Egress, GuardedTranspor
 from tokenbus_services.net.fair_reads import TooManyCrumbs, fair_reads
 from tokenbus_services.settings import HttpTool, McpHttp
 from tokenbus_services.tools.results import Results
+from tokenbus_services.tools.signature import signed_headers
 from tokenbus_services.tools.tool_call import ToolCall, ToolOutcome
 
 _ERROR_BODY_BYTES = 2000
@@ -42,6 +44,8 @@ class EndpointTool:
         self._method = settings.method
         self._url = endpoint_url(settings.url)
         self._headers = Headers(settings, env, learn)
+        self._signing = signing_secret(settings, env)
+        self._learn = learn
         self._client = httpx.AsyncClient(
             transport=GuardedTransport(
                 egress_of(settings),
@@ -60,7 +64,9 @@ class EndpointTool:
     ) -> ToolOutcome:
         """Send the call and return the response. Raises ToolFailure."""
         try:
-            response = await self._client.send(self._request(call, arguments), stream=True, follow_redirects=False)
+            response = await self._client.send(
+                self._request(call, arguments, context), stream=True, follow_redirects=False
+            )
         except AddressRefused as e:
             raise ToolFailure(self._name, "address_refused", str(e)) from None
         except httpx.HTTPError as e:
@@ -75,7 +81,26 @@ class EndpointTool:
         finally:
             await response.aclose()
 
-    def _request(self, call: ToolCall, arguments: dict[str, object]) -> httpx.Request:
+    def _request(self, call: ToolCall, arguments: dict[str, object], context: ToolContext) -> httpx.Request:
+        request = self._unsigned(call, arguments)
+        if self._signing:
+            secret = self._signing.value
+            if self._learn:
+                self._learn([secret])
+            request.headers.update(
+                signed_headers(
+                    secret,
+                    context,
+                    tool=call.name,
+                    method=request.method,
+                    target=request.url.raw_path,
+                    body=request.content,
+                    now_s=int(time.time()),
+                )
+            )
+        return request
+
+    def _unsigned(self, call: ToolCall, arguments: dict[str, object]) -> httpx.Request:
         headers = {"Idempotency-Key": call.key, "Accept-Encoding": "identity"}
         if self._method == "GET":
             query = {k: v if isinstance(v, str) else msgspec.json.encode(v).decode() for k, v in arguments.items()}
@@ -133,6 +158,19 @@ def egress_of(settings: HttpTool | McpHttp) -> Egress:
         way = "allow_private = true" if e.kind in ("loopback", "private") else "a network in allow_networks"
         raise ValueError(f"url: {e}: {way} would allow it") from None
     return egress
+
+
+def signing_secret(settings: HttpTool, env: Mapping[str, str]) -> Secret | None:
+    """The secret that signs the tool's calls; None if they are not signed. Raises ValueError."""
+    if settings.signing_env is None:
+        return None
+    try:
+        secret = Secret(settings.signing_env, env)
+    except SettingsError as e:
+        raise ValueError(f"signing_env: {e.where}: {e.problem}") from None
+    if not secret:
+        raise ValueError(f"signing_env: the environment has no {settings.signing_env}, nor {settings.signing_env}_FILE")
+    return secret
 
 
 class Headers:

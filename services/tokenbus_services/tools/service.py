@@ -140,6 +140,8 @@ class ToolService:
                         name=work.name,
                         arguments=work.arguments,
                         timeout_s=work.timeout_s,
+                        tenant=work.tenant,
+                        metadata=work.metadata or {},
                     ),
                     partial(self._progress, work),
                 )

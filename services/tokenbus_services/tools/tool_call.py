@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 from tokenbus.events.frames import ResultImage
@@ -19,6 +21,10 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
     """The raw string, as the model wrote it; an empty string means ``{}``."""
     timeout_s: float | None = None
     """The timeout from the request. It can shorten the tool's own timeout but not extend it."""
+
+    tenant: str = ""
+    metadata: Mapping[str, object] = {}
+    """Of the run."""
 
     @property
     def key(self) -> str:

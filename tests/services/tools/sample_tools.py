@@ -76,6 +76,10 @@ def context_aware(context: ToolContext, city: str = "") -> list[object]:
     return [context.run, context.turn, context.tool_id, context.key, 0 < context.remaining_s <= 60, city]
 
 
+def whoami(context: ToolContext) -> dict[str, object]:
+    return {"tenant": context.tenant, "metadata": dict(context.metadata)}
+
+
 def own_context(context: str) -> str:
     return f"about {context}"
 

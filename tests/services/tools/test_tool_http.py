@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import gzip
 import json
 import socket
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Literal, NamedTuple
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
+from tests.unit.docs.pages import page
 from tokenbus.blobs import blob_id_of
 from tokenbus_services.net.fair_reads import MAX_CRUMBS
 from tokenbus_services.settings import HttpTool
@@ -122,6 +126,63 @@ async def test_headers_come_from_the_settings_and_the_environment(tool: MakeTool
     await executor.execute(call("t"))
     assert endpoint.seen[0].headers["x-team"] == "birds"
     assert endpoint.seen[0].headers["authorization"] == "Bearer s3cret-value"
+
+
+def documented_verify() -> Callable[..., dict[str, Any]]:
+    """The function that the guide shows to whoever writes an endpoint."""
+    [code] = [
+        block for block in page("guides/tools.md").split("```python\n") if "def verify(" in block.partition("```")[0]
+    ]
+    scope: dict[str, Any] = {}
+    exec(code.partition("```")[0], scope)
+    return scope["verify"]
+
+
+@pytest.mark.parametrize("method", ["POST", "GET"])
+async def test_a_signed_call_tells_whose_run_it_is_and_whatever_is_changed_of_it_is_refused(
+    tool: MakeTool, endpoint: Endpoint, method: Literal["POST", "GET"], tmp_path: Path
+) -> None:
+    file = tmp_path / "secret"
+    file.write_text("the-endpoints-secret\n")
+    executor = tool("/run?lang=de", method=method, signing_env="SECRET", env={"SECRET_FILE": str(file)})
+    metadata = {"tenant": "acme", "user": {"id": 7, "name": "Zoë"}}
+    await executor.execute(call("t", '{"q": "ü b&c"}', tenant="acme", metadata=metadata))
+    [seen] = endpoint.seen
+    verify, who = documented_verify(), (seen.method, seen.target, seen.headers, seen.body)
+    assert verify("the-endpoints-secret", *who) == {
+        "run": "r1",
+        "turn": 2,
+        "tool_id": "call_1",
+        "tool": "t",
+        "tenant": "acme",
+        "metadata": metadata,
+    }
+    other = json.loads(base64.urlsafe_b64decode(seen.headers["tokenbus-run"])) | {"tenant": "other"}
+    forged = base64.urlsafe_b64encode(json.dumps(other).encode()).decode()
+    for changed in (
+        ("another-secret", *who),
+        ("the-endpoints-secret", "PUT", *who[1:]),
+        ("the-endpoints-secret", seen.method, f"{seen.target}&more=1", seen.headers, seen.body),
+        ("the-endpoints-secret", seen.method, seen.target, {**seen.headers, "tokenbus-run": forged}, seen.body),
+        ("the-endpoints-secret", seen.method, seen.target, {**seen.headers, "tokenbus-timestamp": "1"}, seen.body),
+        ("the-endpoints-secret", seen.method, seen.target, {}, seen.body),
+        ("the-endpoints-secret", seen.method, seen.target, seen.headers, seen.body + b" "),
+        ("the-endpoints-secret", *who, time.time() + 301),
+    ):
+        with pytest.raises(PermissionError):
+            verify(*changed)
+
+
+async def test_metadata_that_no_header_can_hold_is_left_out_and_unsigned_calls_tell_nothing(
+    tool: MakeTool, endpoint: Endpoint
+) -> None:
+    asked = call("t", tenant="acme", metadata={"tenant": "acme", "notes": "x" * 5000})
+    await tool(signing_env="SECRET", env={"SECRET": "the-endpoints-secret"}).execute(asked)
+    await tool().execute(asked)
+    signed, plain = endpoint.seen
+    who = documented_verify()("the-endpoints-secret", signed.method, signed.target, signed.headers, signed.body)
+    assert (who["tenant"], who["metadata"]) == ("acme", None)
+    assert not any(name.startswith("tokenbus-") for name in plain.headers)
 
 
 async def test_the_same_call_has_the_same_idempotency_key_and_another_call_another(
