@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from tokenbus_services.console import routes_admin, routes_runs, routes_session, routes_stream
+from tokenbus_services.console import routes_admin, routes_runs, routes_session, routes_stream, routes_times
 from tokenbus_services.console.costs import Costs
 from tokenbus_services.console.http import Desk, WithSafeHeaders, refused
 from tokenbus_services.console.sampler import Sampler
@@ -46,6 +46,7 @@ def create(settings: Settings, gateway: Gateway, directory: KeyDirectory | None)
             *_pages(),
             *routes_session.routes(desk, table),
             *routes_runs.routes(desk, costs),
+            *routes_times.routes(desk),
             *routes_stream.routes(desk, sampler),
             *routes_admin.routes(desk, settings),
         ],

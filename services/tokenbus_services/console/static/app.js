@@ -88,8 +88,8 @@ function ThemeMark({ name }) {
 
 /** How fresh the page is: live, behind, or without the gateway. */
 function Connection() {
-  const { kind, text } = freshness();
-  return html`<span class=${`fresh ${kind}`} data-testid="connection"><i></i>${text}</span>`;
+  const { kind, text, more } = freshness();
+  return html`<span class=${`fresh ${kind}`} data-testid="connection"><i></i>${text}${more && html`<span class="wide">${more}</span>`}</span>`;
 }
 
 const BEHIND_MS = 3000;
@@ -99,7 +99,7 @@ function freshness() {
   if (state.name === "paused") return { kind: "idle", text: "paused" };
   if (state.name === "waiting") {
     const seconds = Math.max(0, Math.ceil((state.retry_at - now.value) / 1000));
-    return { kind: "off", text: seconds > 0 ? `disconnected · again in ${seconds} s` : "disconnected · trying" };
+    return { kind: "off", text: "disconnected", more: seconds > 0 ? ` · again in ${seconds} s` : " · trying" };
   }
   if (state.name === "refused") return { kind: "off", text: "refused" };
   if (!river.value || state.name === "connecting") return { kind: "idle", text: "connecting" };

@@ -54,7 +54,7 @@ export function DeadLetters({ counts }) {
               <tr key=${entry.id}>
                 <td class="mono">${clock(Number(String(entry.id).split("-")[0]))}</td><td>${oneLine(entry.stage ?? "")}</td>
                 <td>${entry.run ? html`<a class="mono" href=${runHash(entry.run)}>${oneLine(entry.run)}</a>` : ""}</td>
-                <td class="reason">${oneLine(entry.reason ?? "")}</td>
+                <td class="reason">${entry.reason === null ? html`<span class="mute">hidden</span>` : oneLine(entry.reason ?? "")}</td>
                 <td class="buttons"><button onClick=${() => setLooked(entry)}>Look</button>
                   ${admin && html`<button onClick=${() => setAsked({ entry, action: "retry" })}>Retry</button>
                     <button class="danger" onClick=${() => setAsked({ entry, action: "drop" })}>Drop</button>`}</td>
@@ -75,7 +75,7 @@ function Look({ entry, onClose }) {
   return html`
     <${Dialog} title="Dead letter" wide onClose=${onClose}>
       <pre tabindex="0" dir="ltr">${visible(JSON.stringify(facts, null, 2))}</pre>
-      ${body ? html`<p class="mute">${bytes(body.length * 0.75)} of content</p><pre tabindex="0" dir="ltr">${visible(decode(body))}</pre>` : html`<p class="mute">Its content is for admins.</p>`}
+      ${body ? html`<p class="mute">${bytes(body.length * 0.75)} of content</p><pre tabindex="0" dir="ltr">${visible(decode(body))}</pre>` : html`<p class="mute">Its content is for admins who may see content.</p>`}
     <//>`;
 }
 

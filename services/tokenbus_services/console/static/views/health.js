@@ -133,11 +133,12 @@ function KeysAndSpend() {
     ["name", (row) => oneLine(row.name ?? "")],
     ["tenant", (row) => oneLine(row.tenant ?? "")],
     ["console", (row) => (row.console ?? []).join(" ")],
-    ["state", (row) => (row.revoked ? html`<span class="bad">revoked</span>` : row.blocked ? html`<span class="warn">blocked</span>` : "valid")],
+    ["state", (row) => html`<span class=${row.revoked ? "bad" : row.blocked ? "warn" : ""}>${row.state}</span>`],
   ];
   const spendColumns = [
-    ["who", (row) => oneLine(row.key ?? row.tenant ?? row.name ?? "")],
-    ["period", (row) => oneLine(row.period ?? "")],
+    ["key", (row) => html`<span class="mono">${oneLine(row.key)}</span>`],
+    ["runs", (row) => count(row.runs), "num"],
+    ["period", (row) => row.period],
     ["spent", (row) => cost(row.spent), "num"],
     ["budget", (row) => cost(row.budget), "num"],
   ];

@@ -45,7 +45,7 @@ export function RawEvents({ events, total, seq, onSeek }) {
     const event = rows[index];
     lines.push(html`
       <button key=${event.seq} class="raw-line" data-index=${index} aria-current=${event.seq === seq ? "true" : undefined} onClick=${() => onSeek(event.seq)}>
-        <span class="seq">${event.seq}</span><span class="type">${event.type}</span><span class="json">${summary(event)}</span>
+        <span class="seq">${event.seq}</span><span class="type">${event.type}</span><span class="try" title="turn · attempt">${event.turn}·${event.attempt}</span><span class="json">${summary(event)}</span>
       </button>`);
   }
   const chosen = events[seq];
@@ -64,9 +64,9 @@ export function RawEvents({ events, total, seq, onSeek }) {
     </section>`;
 }
 
-/** An event's own fields, without those that every line has. */
+/** An event's own fields, without those that every line has or that say nothing. */
 function summary(event) {
-  const { type: _type, run: _run, seq: _seq, at: _at, ...rest } = event;
+  const { type: _type, run: _run, seq: _seq, at: _at, turn: _turn, attempt: _attempt, depth: _depth, ...rest } = event;
   return oneLine(JSON.stringify(shorten(rest)).slice(0, LINE_CHARACTERS));
 }
 

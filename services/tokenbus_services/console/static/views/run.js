@@ -149,7 +149,8 @@ function Scroll({ version, follow, children }) {
     const { scrollTop, scrollHeight, clientHeight } = box.current;
     stays.current = scrollHeight - scrollTop - clientHeight < NEAR_END;
   };
-  return html`<section class="output" ref=${box} tabindex="0" role="region" aria-label="Output" onScroll=${onScroll}>${children}</section>`;
+  return html`<section class="output" ref=${box} tabindex="0" role="region" aria-labelledby="output-title" onScroll=${onScroll}>
+    <h2 id="output-title" class="sr">Output</h2>${children}</section>`;
 }
 
 function End({ end }) {

@@ -1,0 +1,58 @@
+"""A real browser for tests: Debian's Chromium through Playwright, which downloads none here."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+ALLOWED_ERRORS = ("net::ERR_CONNECTION_REFUSED", "net::ERR_INCOMPLETE_CHUNKED_ENCODING", "net::ERR_CONNECTION_RESET")
+"""What Chromium logs when a gateway is gone; only for pages that are there to see that."""
+
+
+def executable() -> str:
+    """Chromium on the PATH. Skips the test if there is none, or no Playwright."""
+    pytest.importorskip("playwright.async_api", reason="Playwright is not installed")
+    path = shutil.which("chromium") or shutil.which("chromium-browser")
+    if path is None:
+        pytest.skip("no chromium on the PATH")
+    return path
+
+
+@asynccontextmanager
+async def browser() -> AsyncGenerator[Any]:
+    """A running browser."""
+    path = executable()
+    from playwright.async_api import async_playwright
+
+    async with async_playwright() as playwright:
+        running = await playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        try:
+            yield running
+        finally:
+            await running.close()
+
+
+@asynccontextmanager
+async def page_of(running: Any, *, allowed: tuple[str, ...] = (), **options: Any) -> AsyncGenerator[Any]:
+    """A page in a profile of its own. Fails at its end for any error in the console or violation of the CSP."""
+    found: list[str] = []
+
+    def heard(kind: str, text: str) -> None:
+        if kind in ("error", "warning") and not any(one in text for one in allowed):
+            found.append(f"{kind}: {text}")
+
+    context = await running.new_context(**{"viewport": {"width": 1280, "height": 800}, **options})
+    try:
+        page = await context.new_page()
+        page.set_default_timeout(60_000)
+        page.on("console", lambda message: heard(message.type, message.text))
+        page.on("pageerror", lambda error: heard("error", str(error)))
+        page.on("dialog", lambda dialog: heard("error", f"a dialog: {dialog.message}"))
+        yield page
+        assert not found, found
+    finally:
+        await context.close()

@@ -1,0 +1,259 @@
+"""The console in a real browser, against the real services: one bus and one browser for all tests."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from collections.abc import AsyncGenerator, Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from tests import fork_server
+from tests.clients.node import packages
+from tests.console.browser import ALLOWED_ERRORS, browser, executable, page_of
+from tests.waiting import eventually
+from tokenbus.testing import Delivery, ErrorEvent, LocalBus, Reply, Stall, Status, ToolCall, Turn
+from tokenbus_services.process.embedded_server import free_port
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+PATIENCE_MS = 60_000
+SETTINGS = """
+[gateway]
+models = ["anthropic/speaks"]
+[console]
+roles_without_keys = ["see_runs", "see_content", "act", "admin"]
+[tools.weather]
+kind = "python"
+call = "tokenbus_services.mock_provider.demo:weather"
+"""
+WORDS = " ".join(f"word{n}" for n in range(60))
+HOSTILE = (
+    "<script>document.title='hit'</script><img src=x onerror=\"document.title='hit'\"> \x1b[31mred\x1b[0m "
+    "\u202egnihton\u202c \u2066x\u2069 \u200b| " + "A" * 1_000_000
+)
+WEATHER = {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}
+
+
+@pytest.fixture(scope="module")
+def bus() -> Generator[LocalBus]:
+    executable()
+    with LocalBus(SETTINGS) as running:
+        running.model_says("speaks", Turn(says=Reply(thinking="let me see", text=WORDS), delivery=Delivery(pace=60)))
+        running.model_says("waits", Turn(says=Reply(text="one two three four"), fault=Stall(after_text="three")))
+        running.model_says("recovers", Turn(says=Reply(text="at last"), first=(Status(status=529),)))
+        running.model_says("refuses", Turn(says=Reply(text="now it works"), first=(Status(status=400),)))
+        running.model_says("breaks", Turn(says=Reply(text="never mind"), fault=ErrorEvent(after_text="never")))
+        running.model_says("hostile", Reply(thinking="\u2066\x9bhm", text=HOSTILE))
+        asks = Reply(text="I look.", tool_calls=(ToolCall(name="weather", arguments={"city": "Zürich"}),))
+        running.model_says("calls", asks, Reply(text="It rains."))
+        yield running
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def chromium(bus: LocalBus) -> AsyncGenerator[Any]:
+    async with browser() as running:
+        yield running
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def page(chromium: Any, bus: LocalBus) -> AsyncGenerator[Any]:
+    async with page_of(chromium) as opened:
+        yield opened
+
+
+def publish(bus: LocalBus, model: str, **fields: Any) -> str:
+    with bus.sync_client() as client:
+        return client.publish(bus.request(model, **fields)).id
+
+
+def ended(bus: LocalBus, model: str, **fields: Any) -> str:
+    with bus.sync_client() as client:
+        run = client.publish(bus.request(model, **fields))
+        for _ in client.follow(run):
+            pass
+        return run.id
+
+
+async def see(page: Any, bus: LocalBus, hash_: str = "") -> None:
+    await page.goto(f"{bus.gateway}/console/{hash_}")
+
+
+def expect(locator: Any) -> Any:
+    from playwright.async_api import expect as playwright_expect
+
+    playwright_expect.set_options(timeout=PATIENCE_MS)
+    return playwright_expect(locator)
+
+
+async def test_a_run_streams_into_the_river_and_opens_by_keyboard(page: Any, bus: LocalBus) -> None:
+    await see(page, bus)
+    await expect(page.get_by_test_id("connection")).to_have_text("live")
+    run = await asyncio.to_thread(publish, bus, "speaks", metadata={"tenant": "acme"})
+    line = page.locator(f'[data-run="{run}"]')
+    await expect(line).to_contain_text("acme")
+    await expect(line).to_contain_text("anthropic/speaks")
+    await page.keyboard.press("/")
+    await page.keyboard.type(run)
+    await expect(page.locator(".lines .line")).to_have_count(1)
+    await page.keyboard.press("Escape")
+    await page.keyboard.press("j")
+    await page.keyboard.press("Enter")
+    await expect(page).to_have_url(re.compile(f"#run={run}"))
+    text = page.locator(".k-text .model-text")
+    await expect(text).to_contain_text("word1")
+    await expect(page.locator(".run-line .st")).to_have_text("completed")
+    await expect(text).to_have_text(WORDS)
+    await expect(page.locator(".k-thinking .model-text")).to_have_text("let me see")
+    await expect(page.locator(".timeline .row")).to_have_count(1)
+    await expect(page.locator(".facts-list")).to_contain_text("first byte")
+    await page.keyboard.press("Escape")
+    await expect(page.locator(f'[data-run="{run}"] .st')).to_have_text("completed")
+
+
+async def test_a_slider_goes_back_to_any_event_and_the_link_opens_there(page: Any, bus: LocalBus) -> None:
+    run = await asyncio.to_thread(ended, bus, "speaks")
+    await see(page, bus, f"#run={run}")
+    text = page.locator(".k-text .model-text")
+    await expect(text).to_have_text(WORDS)
+    slider = page.get_by_role("slider")
+    last = int(await slider.get_attribute("max"))
+    await slider.fill(str(last // 2))
+    await expect(page).to_have_url(re.compile(rf"#run={run}&seq={last // 2}$"))
+    await expect(page.locator(".run-line .st")).to_have_text("speaking")
+    await expect(page.locator(".k-text .facts")).to_contain_text("streaming")
+    part = await text.inner_text()
+    assert part != WORDS
+    assert WORDS.startswith(part)
+    await page.keyboard.press("ArrowLeft")
+    await expect(page).to_have_url(re.compile(rf"&seq={last // 2 - 1}$"))
+    await page.reload()
+    await expect(page.locator(".raw-line[aria-current] .seq")).to_have_text(str(last // 2 - 1))
+    assert WORDS.startswith(await text.inner_text())
+    await page.get_by_role("button", name="to the newest").click()
+    await expect(text).to_have_text(WORDS)
+    await expect(page).to_have_url(re.compile(rf"#run={run}$"))
+
+
+async def test_a_retry_and_a_tool_call_are_rows_of_the_timeline(page: Any, bus: LocalBus) -> None:
+    run = await asyncio.to_thread(ended, bus, "recovers")
+    await see(page, bus, f"#run={run}")
+    await expect(page.locator(".timeline .row.t-attempt")).to_have_count(2)
+    await expect(page.locator(".timeline .row.o-retried")).to_contain_text("overloaded")
+    await expect(page.locator(".k-text .model-text")).to_have_text("at last")
+    run = await asyncio.to_thread(ended, bus, "calls", tools=[WEATHER])
+    await see(page, bus, f"#run={run}")
+    await expect(page.locator(".k-tool_call .model-text")).to_contain_text("Zürich")
+    await expect(page.locator(".k-tool_result .model-text")).to_contain_text("celsius")
+    await expect(page.locator(".timeline .row.t-tool .took")).to_have_text(re.compile(r"\d m?s"))
+    await expect(page.locator(".timeline .row.t-attempt")).to_have_count(2)
+
+
+async def test_a_failed_run_is_red_and_its_button_retries_it(page: Any, bus: LocalBus) -> None:
+    run = await asyncio.to_thread(ended, bus, "refuses")
+    await see(page, bus)
+    await expect(page.locator(f'.line.hot[data-run="{run}"]')).to_contain_text("failed")
+    await page.locator(f'[data-run="{run}"]').click()
+    await page.get_by_test_id("retry").click()
+    await expect(page.locator(".k-text .model-text")).to_have_text("now it works")
+    assert run not in page.url
+
+
+async def test_a_cancel_by_button_closes_the_providers_socket(page: Any, bus: LocalBus) -> None:
+    run = await asyncio.to_thread(publish, bus, "waits")
+    await see(page, bus, f"#run={run}")
+    await expect(page.locator(".k-text .model-text")).to_contain_text("one two")
+    [exchange] = [one for one in bus.exchanges if one.state == "stalled"]
+    await page.get_by_test_id("cancel").click()
+    await page.get_by_role("button", name="Cancel the run").click()
+    await eventually(lambda: exchange.state == "disconnected")
+    await expect(page.locator(".run-line .st")).to_have_text("cancelled")
+    await expect(page.get_by_test_id("cancel")).to_have_count(0)
+
+
+async def test_hostile_output_is_text_and_nothing_else(page: Any, bus: LocalBus) -> None:
+    run = await asyncio.to_thread(ended, bus, "hostile")
+    await see(page, bus, f"#run={run}")
+    await expect(page.locator(".run-line .st")).to_have_text("completed")
+    await expect(page.locator(".k-thinking .model-text")).to_have_text("⟨U+2066⟩⟨U+009B⟩hm")
+    shown = page.locator(".k-text .model-text")
+    assert len(await shown.inner_text()) <= 24_000
+    await page.get_by_role("button", name="Beginning").click()
+    await expect(shown).to_contain_text("<script>document.title='hit'</script><img src=x")
+    await expect(shown).to_contain_text("␛[31mred␛[0m ⟨U+202E⟩gnihton⟨U+202C⟩ ⟨U+2066⟩x⟨U+2069⟩ ⟨U+200B⟩|")
+    await see(page, bus)
+    await expect(page.locator(f'[data-run="{run}"]')).to_contain_text("AAAA")
+    assert await page.title() == "tokenbus console"
+    assert await page.locator("main script, main img").count() == 0
+    width = await page.evaluate("document.documentElement.scrollWidth - innerWidth")
+    assert width <= 0, "a long line makes no page wider"
+
+
+@pytest.mark.parametrize("scheme", ["dark", "light"])
+async def test_axe_finds_nothing(chromium: Any, bus: LocalBus, scheme: str) -> None:
+    source = packages(Path(__file__).parent) / "axe-core" / "axe.min.js"
+    run = await asyncio.to_thread(ended, bus, "calls", tools=[WEATHER])
+    await asyncio.to_thread(ended, bus, "breaks")
+    async with page_of(chromium, color_scheme=scheme, bypass_csp=True, reduced_motion="reduce") as page:
+        for hash_, sign in (("", f'[data-run="{run}"]'), (f"#run={run}", ".end"), ("#view=health", "#providers-title")):
+            await see(page, bus, hash_)
+            await expect(page.locator(sign).first).to_be_visible()
+            await page.add_script_tag(path=source)
+            found = await page.evaluate("axe.run(document).then((result) => result.violations)")
+            places = [(one["id"], [node["target"] for node in one["nodes"]][:5]) for one in found]
+            assert not places, (hash_, places)
+            await page.goto("about:blank")
+
+
+async def test_a_phone_needs_no_scrolling_sideways(chromium: Any, bus: LocalBus) -> None:
+    run = await asyncio.to_thread(ended, bus, "calls", tools=[WEATHER])
+    async with page_of(chromium, viewport={"width": 360, "height": 740}) as page:
+        for hash_, sign in (("", f'[data-run="{run}"]'), (f"#run={run}", ".end"), ("#view=health", "#providers-title")):
+            await see(page, bus, hash_)
+            await expect(page.locator(sign).first).to_be_visible()
+            assert await page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, hash_
+            await page.goto("about:blank")
+
+
+async def test_a_page_goes_on_by_itself_after_the_gateway_was_killed(
+    chromium: Any, bus: LocalBus, tmp_path: Path
+) -> None:
+    """A gateway of its own, in a process that can be killed, on the same bus."""
+    port = free_port()
+    config = tmp_path / "tokenbus.toml"
+    config.write_text(f'redis_url = "{bus.url}"\ndata_dir = "{tmp_path}"\n{SETTINGS}')
+
+    async def start() -> Any:
+        output = tmp_path / "out"
+        output.write_text("")
+        process = fork_server.shared().start(
+            *("worker", "gateway", "--port", str(port)),
+            env={**os.environ, "TOKENBUS_CONFIG": str(config)},
+            stdout=output,
+            stderr=tmp_path / "log",
+        )
+        await eventually(lambda: "ready " in output.read_text())
+        return process
+
+    gateway = await start()
+    run = await asyncio.to_thread(publish, bus, "waits")
+    async with page_of(chromium, allowed=ALLOWED_ERRORS) as page:
+        await page.goto(f"http://127.0.0.1:{port}/console/#run={run}")
+        await expect(page.get_by_test_id("connection")).to_have_text("live")
+        text = page.locator(".k-text .model-text")
+        await expect(text).to_have_text("one two three")
+        gateway.kill()
+        await gateway.wait()
+        await expect(page.get_by_test_id("connection")).to_contain_text("disconnected")
+        [exchange] = [one for one in bus.exchanges if one.state == "stalled"]
+        bus.resume(exchange)
+        gateway = await start()
+        await expect(text).to_have_text("one two three four")
+        await expect(page.locator(".run-line .st")).to_have_text("completed")
+        await expect(page.get_by_test_id("connection")).to_have_text("live")
+    gateway.terminate()
+    assert await gateway.wait() == 0
