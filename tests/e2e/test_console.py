@@ -88,8 +88,10 @@ class Person:
     def code(self, path: str) -> str:
         return self.get(path)["error"]["code"]
 
-    def sees(self, wanted: Callable[[dict[str, Any]], bool], query: str = "") -> dict[str, Any]:
-        """The first sample of the river that is as wanted."""
+    def sees(
+        self, wanted: Callable[[dict[str, Any]], bool], query: str = "", *, event: str = "river"
+    ) -> dict[str, Any]:
+        """The first of these events of the page's stream that is as wanted."""
         with self.http.stream("GET", f"/stream?{query}") as answer:
             assert answer.status_code == 200
             name = ""
@@ -97,7 +99,7 @@ class Person:
                 field, _, value = line.partition(": ")
                 if field == "event":
                     name = value
-                if field == "data" and name == "river" and wanted(found := json.loads(value)):
+                if field == "data" and name == event and wanted(found := json.loads(value)):
                     return found
         raise AssertionError("the stream ended")
 
@@ -271,6 +273,29 @@ def test_pages_have_an_etag_and_forbid_what_is_not_theirs(bus: LocalBus) -> None
     api = httpx.get(f"{bus.gateway}/console/api/session", timeout=60)
     assert api.headers["cache-control"] == "no-store"
     assert "frame-ancestors 'none'" in api.headers["content-security-policy"]
+
+
+def test_health_has_providers_workers_and_lanes_for_those_who_see_all_tenants(bus: LocalBus, person: Console) -> None:
+    ended(bus, ADA)
+    ended(bus, ADA, "broken")
+    ops, ada = person(OPS), person(ADA)
+
+    def counted(health: dict[str, Any]) -> bool:
+        return sum(one["attempts_5m"] for one in health["providers"]) > 1
+
+    health = ops.sees(counted, event="health")
+    text = next(one for one in health["providers"] if one["model"] == "text")
+    assert text["name"] == "anthropic"
+    assert text["first_byte_p50_ms"] is not None
+    assert sum(one["errors_5m"] for one in health["providers"]) > 0
+    assert {one["stage"] for one in health["partitions"]} == {"normalizer", "parser"}
+    assert all(one["owner"] and one["lag_entries"] is not None for one in health["partitions"])
+    assert {"intake", "fetcher", "tools", "normalizer", "parser"} <= {one["stage"] for one in health["workers"]}
+    assert {one["queue"] for one in health["queues"]} == {"intake", "fetcher", "tools"}
+    plots = ops.sees(lambda plots: True, event="plots")
+    assert len(plots["points"]) == 360
+    own = ada.sees(lambda health: True, event="health")
+    assert (own["providers"], own["partitions"], own["workers"], own["queues"]) == ([], [], [], [])
 
 
 def test_two_pages_watch_at_once(bus: LocalBus, person: Console) -> None:

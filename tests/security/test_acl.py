@@ -54,7 +54,7 @@ ASKS = Script(
 
 
 PASSES = '[policies.passes]\nuse = "tokenbus.policy:StreamProcessor"\n'
-GATEWAY = "[gateway]\n"
+GATEWAY = "[gateway]\n[console]\nroles_without_keys = ['see_runs', 'see_content', 'act', 'admin']\n"
 
 
 class Guarded:
@@ -135,6 +135,7 @@ async def test_each_service_does_its_work_as_its_own_user(
         assert (await publisher.result(judged)).text == "Let me look.\n\nIt rains."
         gateway = next(worker for worker in workers.workers if worker.kind == "gateway")
         by_http = await _asked_by_http(gateway.url)
+        await _watched(gateway.url, by_http)
         await guarded.admin.script_flush()  # as after a restart
         # Its first line has the count: other tests of this process may have declared scripts that it does not know.
         count = scripts.seen[0].split()[2]
@@ -186,6 +187,21 @@ async def _asked_by_http(gateway: str) -> str:
                 if run in text:
                     return run
     raise AssertionError("the topic ended")
+
+
+async def _watched(gateway: str, run: str) -> None:
+    """A page of the console shows this run, and the health that the parser's counts are part of."""
+    async with httpx.AsyncClient(base_url=f"{gateway}/console/api", timeout=60) as http:
+        for path in (f"/runs/{run}", f"/runs/{run}/decisions", "/dead", "/keys", "/spend"):
+            answer = await http.get(path)
+            assert answer.status_code == 200, (path, answer.text)
+        async with http.stream("GET", "/stream") as stream:
+            missing = {run, '"attempts_5m"', '"lag_entries"', '"points"'}
+            async for text in stream.aiter_text():
+                missing -= {one for one in missing if one in text}
+                if not missing:
+                    return
+    raise AssertionError("the stream ended")
 
 
 async def _recorded(server: Server, runs: list[str]) -> bool:
@@ -258,7 +274,7 @@ READS: dict[str, set[str]] = {
     "tools": {"tools", "control"},
     "recorder": {"records", "tape", "log"},
     "blobs": set(),
-    "gateway": {*TOPICS, "log"},
+    "gateway": {*TOPICS, "log", "dead"},
     "operator": {
         *(*TOPICS, "log", "requests", "turns", "tools", "raw", "events", "drafts", "decisions", "control"),
         *("records", "tape", "dead"),

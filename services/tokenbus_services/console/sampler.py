@@ -24,13 +24,18 @@ from tokenbus.client.decode import public_event
 from tokenbus.errors import Malformed, TokenbusError
 from tokenbus.events.public import PublicEvent
 from tokenbus_services.console.costs import Costs
+from tokenbus_services.console.health import Health, HealthReader, LaneHealth
 from tokenbus_services.console.known_run import KnownRun
+from tokenbus_services.console.last_hour import LastHour
 from tokenbus_services.console.run_filter import PageView
 from tokenbus_services.console.run_view import Row
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 SAMPLE_S = 1.0
+HEALTH_S = 1.5
+"""With samples each second, health is told with every second one."""
+MAX_LANES = 100
 MAX_OPEN = 5_000
 """Newest open runs that are listed; the others are only counted."""
 MAX_ENDED = 400
@@ -64,6 +69,8 @@ class Page:
         self.pending: dict[str, bytes] = {}
         """By event: what to send next. A slow page misses samples rather than falling behind."""
         self.news = asyncio.Event()
+        self.plotted = 0
+        """The newest slot of the plots that it got."""
 
     def put(self, event: str, data: bytes) -> None:
         """Replace what is to be sent."""
@@ -100,6 +107,9 @@ class Sampler:
         self._open_count = 0
         self._ended: dict[str, KnownRun] = {}
         self._in_turn: list[str] = []
+        self._health = HealthReader(server, keys, judged=judged)
+        self._hour = LastHour(server, keys)
+        self._health_at = 0.0
         self._task: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
@@ -129,6 +139,10 @@ class Sampler:
                 with translated(self._server):
                     await self.sample()
                 self._tell(behind_ms=round(1000 * (self._clock() - began)))
+                if began >= self._health_at:
+                    self._health_at = began + HEALTH_S
+                    with translated(self._server):
+                        await self._tell_health()
             except (TokenbusError, RedisError, OSError) as e:
                 log.info("console_sample_failed", error=str(e))
             except Exception:
@@ -261,6 +275,33 @@ class Sampler:
             if page.view not in by_view:
                 by_view[page.view] = msgspec.json.encode(self.river(page.view, behind_ms=behind_ms))
             page.put("river", by_view[page.view])
+
+    async def _tell_health(self) -> None:
+        """Tell how the deployment is to those who see all of it; to a tenant's viewers their own lane alone."""
+        lanes = self._lanes()
+        whole = b""
+        if any(page.view.scope is None for page in self._pages):
+            await self._hour.read()
+            health = await self._health.read()
+            whole = msgspec.json.encode(msgspec.structs.replace(health, providers=self._hour.providers(), lanes=lanes))
+        for page in list(self._pages):
+            scope = page.view.scope
+            if scope is not None:
+                own = [lane for lane in lanes if lane.tenant == scope]
+                page.put("health", msgspec.json.encode(Health(lanes=own)))
+            elif whole:
+                page.put("health", whole)
+                self._tell_plots(page)
+
+    def _tell_plots(self, page: Page) -> None:
+        plots = self._hour.plots(after=page.plotted)
+        if plots.points and "plots" not in page.pending:
+            page.plotted = self._hour.newest
+            page.put("plots", msgspec.json.encode(plots))
+
+    def _lanes(self) -> list[LaneHealth]:
+        waiting = Counter(known.info.tenant or "" for known in self._open.values() if known.info.state == "queued")
+        return [LaneHealth(tenant=tenant, waiting=count) for tenant, count in waiting.most_common(MAX_LANES)]
 
 
 def _shown_ended(newest: Sequence[KnownRun]) -> list[KnownRun]:

@@ -8,6 +8,7 @@ from tokenbus.bus.keys import PUBLIC_TOPICS
 from tokenbus.bus.liveness import Liveness
 from tokenbus.bus.server.server import Server
 from tokenbus.bus.stage.stage import Stage
+from tokenbus_services.parser.activity import ActivityCounter
 from tokenbus_services.parser.attempt_metrics import AttemptMetrics
 from tokenbus_services.parser.logic import ParserLogic, RunObserver
 from tokenbus_services.parser.metrics import RunMetrics
@@ -22,7 +23,10 @@ def parser(core: WorkerCore) -> StageService:
     """Add a parser to this process."""
     settings, keys = core.settings, core.settings.keys
     metrics = RunMetrics(core.registry)
-    observers: list[RunObserver] = [AttemptMetrics(core.registry, settings), RunLog()]
+    activity = ActivityCounter(
+        core.server, keys, settings, characters=lambda: metrics.characters, owned=lambda: service.owned
+    )
+    observers: list[RunObserver] = [AttemptMetrics(core.registry, settings), RunLog(), activity]
     logics: dict[int, ParserLogic] = {}
 
     def logic(partition: int) -> ParserLogic:
@@ -40,7 +44,7 @@ def parser(core: WorkerCore) -> StageService:
     def clock(server: Server, stage: Stage, liveness: Liveness) -> TimeoutClock:
         return TimeoutClock(server, stage, settings, logics, liveness)
 
-    return StageService(
+    service = StageService(
         core,
         name="parser",
         topic="events",
@@ -48,7 +52,10 @@ def parser(core: WorkerCore) -> StageService:
         beside=clock,
         description="Everything that can change a run's output, in one total order a partition.",
         publishes=[t for t in PUBLIC_TOPICS if t == "runs" or t in settings.topics],
+        opening=activity.open,
+        closing=activity.close,
     )
+    return service
 
 
 def create(settings: Settings) -> AsgiFastStream:

@@ -26,6 +26,8 @@ class RunMetrics:
     """Counts public events."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
+        self.characters = 0
+        """Of all chunks."""
         self._started = Counter("tokenbus_runs_started", "Runs that were accepted.", registry=registry)
         self._ended = Counter("tokenbus_runs_ended", "Runs that ended, by how.", ["status"], registry=registry)
         self._chunks = Counter("tokenbus_chunks", "Chunks written, by kind of block.", ["kind"], registry=registry)
@@ -53,6 +55,7 @@ class RunMetrics:
         """Count one written event."""
         match event:
             case Chunk():
+                self.characters += len(event.text)
                 self._chunks.labels(event.kind).inc()
             case BlockComplete(kind="tool_result"):
                 self._tools.labels("error" if event.is_error else "ok").inc()

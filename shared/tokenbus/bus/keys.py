@@ -118,6 +118,10 @@ class Keys(msgspec.Struct, frozen=True):
         """Sorted set: live gateways by the server time of their last heartbeat in ms."""
         return f"{self.prefix}:{{gateway}}:members"
 
+    def activity(self, slot: int) -> str:
+        """Hash: what the deployment did in this slot of time."""
+        return f"{self.prefix}:{{activity}}:{slot}"
+
     @property
     def console_secret(self) -> str:
         """Text: the random bytes that sign logins and links of the console."""

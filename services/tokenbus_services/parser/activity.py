@@ -1,0 +1,126 @@
+"""What this parser's runs did, for the console: counted in memory, and added to the deployment's every few seconds."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import structlog
+from redis.exceptions import RedisError
+
+from tokenbus.bus.activity import (
+    ATTEMPTS,
+    CHARACTERS,
+    ENDED,
+    ERRORS,
+    FAILED,
+    LIMITED,
+    bucket_field,
+    open_field,
+    provider_field,
+    slot_of,
+)
+from tokenbus.bus.keys import Keys
+from tokenbus.bus.liveness import Defects, Liveness, rest
+from tokenbus.bus.scripts.activity import count_activity
+from tokenbus.bus.scripts.script import MAX_VALUES
+from tokenbus.bus.server.run_scripts import run_script
+from tokenbus.bus.server.server import Server
+from tokenbus.core.run.attempt_report import AttemptReport
+from tokenbus.core.run.state import RunState
+from tokenbus.events.public import RunEnd, RunEvent, RunFailedEvent
+from tokenbus_services.parser.known_names import KnownModels
+from tokenbus_services.settings import Settings
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+WRITE_S = 5.0
+
+
+class ActivityCounter:
+    """An observer of runs. Call `open`, then `close`."""
+
+    def __init__(
+        self,
+        server: Server,
+        keys: Keys,
+        settings: Settings,
+        *,
+        characters: Callable[[], int],
+        owned: Callable[[], Sequence[int]],
+    ) -> None:
+        """``characters``: how many this worker has published. ``owned``: the partitions that it processes."""
+        self._server = server
+        self._keys = keys
+        self._models = KnownModels(settings)
+        self._characters = characters
+        self._characters_told = 0
+        self._owned = owned
+        self._counts: Counter[str] = Counter()
+        self._task: asyncio.Task[None] | None = None
+
+    async def open(self, liveness: Liveness) -> None:
+        """Begin to write."""
+        self._task = liveness.start(self._write(), name="activity")
+
+    async def close(self) -> None:
+        """Stop; what the last seconds brought is not written."""
+        if self._task:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def attempt_over(self, state: RunState, report: AttemptReport) -> None:
+        """Count one attempt."""
+        provider, model = self._models.label(report.provider, report.model, ok=report.outcome == "ok")
+        self._counts[provider_field(provider, model, ATTEMPTS)] += 1
+        if report.outcome == "error":
+            self._counts[provider_field(provider, model, ERRORS)] += 1
+            if report.error and report.error.kind == "rate_limit":
+                self._counts[provider_field(provider, model, LIMITED)] += 1
+        if report.called_ms and report.answered_ms:
+            self._counts[bucket_field(provider, model, max(0, report.answered_ms - report.called_ms))] += 1
+
+    def lifecycle(self, state: RunState, event: RunEvent) -> None:
+        """Count one run, if this is its end."""
+        if isinstance(event, RunEnd):
+            self._counts[ENDED] += 1
+            self._counts[FAILED] += isinstance(event, RunFailedEvent)
+
+    async def write(self) -> None:
+        """Add what was counted since the last call. Raises redis-py's errors; what was counted is then dropped."""
+        characters = self._characters()
+        counts, self._counts = self._counts, Counter()
+        counts[CHARACTERS], self._characters_told = characters - self._characters_told, characters
+        levels = await self._open_runs()
+        fields = [(name, count) for name, count in counts.items() if count]
+        if not fields and not levels:
+            return
+        key = self._keys.activity(slot_of(self._server.clock.now_ms()))
+        for at in range(0, max(1, len(fields)), MAX_VALUES // 2):
+            some = dict(fields[at : at + MAX_VALUES // 2])
+            await run_script(self._server, count_activity(key, some, levels if at == 0 else {}))
+
+    async def _open_runs(self) -> dict[str, int]:
+        """The open runs of this worker's partitions that have any."""
+        owned = list(self._owned())[: MAX_VALUES // 2]
+        if not owned:
+            return {}
+        pipe = self._server.client.pipeline(transaction=False)
+        for partition in owned:
+            pipe.zcard(self._keys.open_runs(partition))
+        counts: list[Any] = await pipe.execute()
+        return {open_field(partition): count for partition, count in zip(owned, counts, strict=True) if count}
+
+    async def _write(self) -> None:
+        defects = Defects()
+        while True:
+            await rest(WRITE_S)
+            try:
+                await self.write()
+                defects.none()
+            except Exception as e:
+                log.debug("activity_not_written", error=str(e) or type(e).__name__)
+                if not isinstance(e, RedisError | OSError):
+                    defects.count(e)
