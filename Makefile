@@ -4,7 +4,7 @@ INSTALLED := .venv/.installed
 RUNNABLE := .venv/.runnable
 CHECK_PYTHON := $(PYTHON) -c 'import sys; sys.exit("tokenbus needs Python 3.11 or newer: make PYTHON=python3.12 …" if sys.version_info < (3, 11) else 0)'
 
-.PHONY: setup demo up test test-docker model fuzz chaos soak check lint types schemas docs bench clean
+.PHONY: setup demo up test test-voice test-docker model fuzz chaos soak check lint types schemas docs bench clean
 
 setup: $(INSTALLED)
 
@@ -34,6 +34,19 @@ up: $(RUNNABLE)
 # Most tests wait for processes of their own, so several run at once, each with a server for itself: JOBS=
 test: setup
 	$(BIN)/python -m tests.run -n $(or $(JOBS),4) --durations=25
+
+# Voice frameworks are large, so they have an environment of their own.
+VOICE := build/voice
+$(VOICE)/.installed: requirements-voice.lock pyproject.toml
+	@$(CHECK_PYTHON)
+	$(PYTHON) -m venv $(VOICE)
+	$(VOICE)/bin/pip install --quiet --requirement requirements-voice.lock
+	$(VOICE)/bin/pip install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+test-voice: setup $(VOICE)/.installed
+	$(BIN)/pyright --pythonpath $(VOICE)/bin/python --project tests/integrations
+	$(VOICE)/bin/python -m pytest -W ignore::DeprecationWarning tests/integrations
 
 test-docker: setup
 	$(BIN)/python -m pytest -m docker

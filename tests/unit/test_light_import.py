@@ -9,6 +9,12 @@ _IMPORT = """
 import sys
 from importlib.abc import MetaPathFinder
 
+FRAMEWORKS = (
+    "tokenbus.faststream",
+    "tokenbus.integrations.livekit",
+    "tokenbus.integrations.pipecat",
+    "tokenbus.testing",
+)
 ALLOWED = {"tokenbus", "msgspec", "redis", "hiredis", "async_timeout"}
 
 class OnlyTheLight(MetaPathFinder):
@@ -22,8 +28,8 @@ before = set(sys.modules)
 import pkgutil, importlib
 import tokenbus
 for module in pkgutil.walk_packages(tokenbus.__path__, "tokenbus."):
-    # The users of these two have FastStream, or the services.
-    if not module.name.startswith(("tokenbus.faststream", "tokenbus.testing")):
+    # The users of these have FastStream, the services, or a framework for voice.
+    if not module.name.startswith(FRAMEWORKS):
         importlib.import_module(module.name)
 loaded = {name.partition(".")[0] for name in set(sys.modules) - before}
 print(*sorted(loaded - ALLOWED - set(sys.stdlib_module_names)))

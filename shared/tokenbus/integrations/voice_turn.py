@@ -1,0 +1,168 @@
+"""Turns of a voice agent: each is one run, however often its framework asks, and ends as far as it was heard."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+from tokenbus.client.client import Client
+from tokenbus.client.run_id import new_run_id
+from tokenbus.errors import Malformed, RequestInvalid, RunCancelled, RunFailed, RunIncomplete, ServerError
+from tokenbus.events.public import (
+    TERMINAL,
+    BlockComplete,
+    Cancelled,
+    Chunk,
+    Incomplete,
+    PublicEvent,
+    Retrying,
+    RunFailedEvent,
+)
+from tokenbus.events.usage import Usage
+from tokenbus.integrations.heard import HeardText
+
+_log = logging.getLogger(__name__)
+
+INTERRUPTED = "interrupted"
+"""Reason of a cancel because the listener spoke."""
+HEARD_WAIT_S = 1.0
+RECENT = 8
+CANCEL_TRIES, CANCEL_PAUSE_S = 20, 0.5
+HEARD = "heard"
+"""Key in a run's metadata of what the listener heard of the run before."""
+
+
+class VoiceTurn:
+    """One turn of the model."""
+
+    def __init__(self, bus: Client, request: dict[str, Any]) -> None:
+        self.run: str = request["id"]
+        self.heard = HeardText()
+        self.calls: list[BlockComplete] = []
+        """Calls that the framework has to run; complete once the turn has ended."""
+        self.usage = Usage()
+        self.ended = False
+        self.left = False
+        self.spoken: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        """What was spoken of it, once its framework says so."""
+        self._bus = bus
+        self._request = request
+        self._runs_calls = request.get("max_tool_depth") == 0
+        self._published = False
+        self._seq = -1
+        self._text_of: int | None = None
+
+    async def texts(self) -> AsyncGenerator[str]:
+        """Yield the visible text as it comes. Another iteration goes on where the one before broke off.
+
+        Publishes the run if it is not published yet. Raises RunFailed, RunIncomplete, RunCancelled, and the errors of
+        `Client.publish` and `Client.follow`.
+        """
+        if not self._published:
+            await self._bus.publish(self._request)  # the same id: the same run, if an earlier try arrived
+            self._published = True
+        async with aclosing(self._bus.follow(self.run, after=self._seq)) as events:
+            async for event in events:
+                self._seq = event.seq
+                for text in self._told(event):
+                    yield text
+        if not self.ended:
+            raise Malformed(f"run {self.run}", "it ended in a way that this version of tokenbus does not know")
+
+    def _told(self, event: PublicEvent) -> list[str]:
+        match event:
+            case Chunk(kind="text", visible=True, text=text) if text:
+                seam = ["\n\n"] if self._text_of not in (None, event.turn) else []
+                self._text_of = event.turn
+                self.heard.add(event.seq, text)
+                return [*seam, text]
+            case BlockComplete(kind="tool_call", cut=None) if self._runs_calls:
+                self.calls.append(event)
+            case Retrying(drop_from=block):
+                self.calls = [call for call in self.calls if call.block < block]
+            case _ if isinstance(event, TERMINAL):
+                self._end(event)
+            case _:
+                pass
+        return []
+
+    def _end(self, end: PublicEvent) -> None:
+        self.ended = True
+        match end:
+            case RunFailedEvent(error=error):
+                raise RunFailed(self.run, error)
+            case Incomplete(reason=reason):
+                raise RunIncomplete(self.run, reason)
+            case Cancelled(reason=reason):
+                raise RunCancelled(self.run, reason)
+            case _:
+                self.usage = getattr(end, "usage", None) or Usage()
+
+
+class VoiceTurns:
+    """The turns of one agent, one after the other."""
+
+    def __init__(self, bus: Client, *, told_of_speech: bool, heard_wait_s: float = HEARD_WAIT_S) -> None:
+        """``told_of_speech``: whether `spoken` is called. ``heard_wait_s``: how long a turn that was interrupted waits
+        for it before it is cancelled.
+        """
+        self.told_of_speech = told_of_speech
+        self._bus = bus
+        self._heard_wait_s = heard_wait_s
+        self._recent: deque[VoiceTurn] = deque(maxlen=RECENT)
+        self._leaving: set[asyncio.Task[None]] = set()
+        self._last_heard: dict[str, object] | None = None
+
+    def begin(self, request: dict[str, Any]) -> VoiceTurn:
+        """A turn with this request. Its metadata say what was heard of the turn before. Raises RequestInvalid."""
+        if request.get("on_failure") == "restart":
+            raise RequestInvalid("on_failure", "'restart' takes text back, and it may be spoken already")
+        metadata = dict(request.get("metadata") or {})
+        if self._last_heard:
+            metadata.setdefault(HEARD, self._last_heard)
+        turn = VoiceTurn(self._bus, {**request, "id": new_run_id(), **({"metadata": metadata} if metadata else {})})
+        self._recent.append(turn)
+        return turn
+
+    def spoken(self, text: str) -> None:
+        """So much was spoken of one of the turns."""
+        turn = max(reversed(self._recent), key=lambda turn: turn.heard.overlap(text), default=None)
+        if turn and turn.heard.overlap(text):
+            self._last_heard = {"run": turn.run, "through": turn.heard.through(text)}
+            if not turn.spoken.done():
+                turn.spoken.set_result(text)
+
+    def leave(self, turn: VoiceTurn) -> None:
+        """Cancel a turn that has not ended, once it is known what was heard of it."""
+        if turn.ended or turn.left:
+            return
+        turn.left = True
+        task = asyncio.create_task(self._cancel(turn), name=f"cancel of {turn.run}")
+        self._leaving.add(task)
+        task.add_done_callback(self._leaving.discard)
+
+    async def aclose(self) -> None:
+        """Send the cancels that are due."""
+        await asyncio.gather(*self._leaving, return_exceptions=True)
+
+    async def _cancel(self, turn: VoiceTurn) -> None:
+        heard = await self._heard(turn)
+        for n in range(CANCEL_TRIES):
+            try:
+                await self._bus.cancel(turn.run, INTERRUPTED, heard_through=heard)
+                return
+            except ServerError as e:
+                if n == CANCEL_TRIES - 1:
+                    _log.warning("run %s was not cancelled: %s", turn.run, e)
+            await asyncio.sleep(CANCEL_PAUSE_S)
+
+    async def _heard(self, turn: VoiceTurn) -> int | None:
+        if not turn.heard:
+            return -1
+        if self.told_of_speech:
+            await asyncio.wait({turn.spoken}, timeout=self._heard_wait_s)
+        return turn.heard.through(turn.spoken.result()) if turn.spoken.done() else None

@@ -1,0 +1,43 @@
+"""How far a run was heard, by the text that was spoken."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tokenbus.integrations.heard import HeardText
+
+
+def heard(*pieces: str) -> HeardText:
+    text = HeardText()
+    for n, piece in enumerate(pieces):
+        text.add(10 + n, piece)
+    return text
+
+
+def test_the_last_piece_that_was_spoken_whole_counts() -> None:
+    text = heard("One ", "two ", "three ", "four.")
+    assert [text.through(spoken) for spoken in ("", "On", "One", "One two", "One two thr", "One two three four.")] == [
+        *(-1, -1, 10, 11, 11, 13)
+    ]
+
+
+def test_markup_spaces_and_case_make_no_difference() -> None:
+    assert heard("**Take** ", "the\n", "umbrella", "!").through("take  the umbrella") == 13
+
+
+def test_a_word_that_was_spoken_otherwise_ends_what_is_known() -> None:
+    assert heard("It has ", "3 ", "rooms.").through("It has three rooms.") == 10
+
+
+def test_nothing_spoken_is_nothing_heard_also_before_a_piece_without_letters() -> None:
+    assert heard("… ", "Well").through("") == -1
+    assert HeardText().through("Well") == -1
+
+
+@given(st.lists(st.text(min_size=1), min_size=1), st.data())
+def test_the_pieces_up_to_any_end_are_heard_if_they_were_spoken(pieces: list[str], data: st.DataObject) -> None:
+    spoken = data.draw(st.integers(1, len(pieces)))
+    text, said = heard(*pieces), "".join(pieces[:spoken])
+    if any(letter.isalnum() for letter in said.casefold()):
+        assert text.through(said) >= 10 + spoken - 1
