@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from tests.contract.bus.state import everything, put_back
 from tests.e2e import judge
 from tests.e2e.conftest import WEATHER, Send
 from tests.e2e.fleet import PIPELINE, WITH_TOOLS, Kind, ended, fleet, log_of
@@ -348,3 +349,42 @@ def path_with(folder: Path) -> str:
     import os
 
     return os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
+
+
+async def test_the_policy_worker_forgets_a_run_whose_end_a_fail_over_lost(
+    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+) -> None:
+    async with (
+        MockProvider([LONG]) as provider,
+        fleet(
+            tmp_path,
+            server_url,
+            keys,
+            provider.url,
+            (*PIPELINE, *POLICY),
+            policy("good", "Replace", word="word1", by="W"),
+        ),
+    ):
+        run = await send("long", policies=["good"])
+
+        async def heard(events: int) -> bool:
+            return len(await log_of(server.client, keys, run)) > events
+
+        async def forgotten() -> bool:
+            """No stage has the run any more, and no queue."""
+            pending: Any = await server.client.xpending(keys.topic(keys.partition_of(run), "turns"), "fetcher")
+            fields = await server.client.hmget(
+                keys.lease(keys.partition_of(run), "policy"), ["open", "arrived", "done"]
+            )
+            return fields[0] == b"0" and fields[1] == fields[2] and not pending["pending"]
+
+        await eventually(lambda: heard(8))
+        past = await everything(server, keys)
+        before = (await ended(server.client, keys, [run]))[run]
+        assert before[-1]["type"] == "completed"
+        told = await decisions_of(server, keys, run)
+        await eventually(forgotten)
+        await put_back(server, keys, past)
+        assert (await ended(server.client, keys, [run]))[run] == before
+        await eventually(forgotten)
+        assert await decisions_of(server, keys, run) == told

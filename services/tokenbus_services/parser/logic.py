@@ -48,6 +48,7 @@ from tokenbus.core.run.open_blocks import OpenBlocks
 from tokenbus.core.run.state import RunState
 from tokenbus.core.run.state_machine import RunMachine
 from tokenbus.events.decisions import Decided
+from tokenbus.events.decisions import decoder as decided_decoder
 from tokenbus.events.decisions import encode as encode_decided
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.frames import (
@@ -208,6 +209,20 @@ class ParserLogic:
             machine.reports.clear()
         self._changed = {}
 
+    def repeat(self, lost: Commit, runs: Collection[str], commit: Commit) -> None:
+        """Repeat drafts, decisions and records. Turns and tool calls are not given out again: the runs end."""
+        for entry in lost.appended(self._drafts):
+            for name, data in entry.items():
+                if name.decode() in runs:
+                    self._draft(name.decode(), data, commit)
+        for entry in lost.appended(self._records):
+            for name, data in entry.items():
+                if name.decode() in runs:
+                    commit.append(self._records, [name.decode(), data])
+        for data in lost.published_to_topic(self._decisions):
+            if decided_decoder.decode(data).run in runs:
+                commit.publish_to_topic(self._decisions, data)
+
     def snapshot(self, run: str) -> bytes:
         return msgspec.msgpack.encode(self._runs[run].state)
 
@@ -325,9 +340,7 @@ class ParserLogic:
                     commit.append(self._tools, [s.run, encode(msgspec.structs.replace(call, **whose))])
             case Draft(events, over):
                 policing = s.accepted.policing
-                data = encode(Drafts(policing.names if policing else (), events, over))
-                commit.append(self._drafts, [s.run, data])
-                commit.count(self._policy_lease, len(data))
+                self._draft(s.run, encode(Drafts(policing.names if policing else (), events, over)), commit)
             case Decide(number, turn, attempt, decision):
                 decided = Decided.of(s.run, number, turn, attempt, decision)
                 commit.publish_to_topic(self._decisions, encode_decided(decided))
@@ -343,6 +356,10 @@ class ParserLogic:
                 if s.accepted.record:
                     commit.expire(self._keys.tape(s.run), self._finished_run_ms)
                     commit.append(self._records, [s.run, status])
+
+    def _draft(self, run: str, data: bytes, commit: Commit) -> None:
+        commit.append(self._drafts, [run, data])
+        commit.count(self._policy_lease, len(data))
 
     def _close_attempt(self, run: str, turn: int, attempt: int, reason: str, commit: Commit) -> None:
         lost = encode(RawFrame(turn, attempt, ANY_FRAME, 0, [Lost(reason)]))

@@ -7,10 +7,13 @@ from tokenbus.bus.server.server import Server
 
 
 async def everything(server: Server, keys: Keys) -> dict[bytes, bytes]:
-    """The value of each key of the test, as the server would save it."""
+    """The value of each key of the test, as the server would save it: all at one moment."""
     client = server.client
     names = [name async for name in client.scan_iter(match=f"{keys.prefix}*", count=1000)]
-    return {name: await client.dump(name) for name in names}
+    pipe = client.pipeline(transaction=True)
+    for name in names:
+        pipe.dump(name)
+    return {name: value for name, value in zip(names, await pipe.execute(), strict=True) if value is not None}
 
 
 async def put_back(server: Server, keys: Keys, past: dict[bytes, bytes]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from tokenbus.bus.scripts.run_index import INDEX_ENDED
@@ -212,17 +212,25 @@ class Commit:
 
     def appended(self, stream: str) -> list[dict[bytes, bytes]]:
         """The fields of each entry that this commit appends to the stream."""
-        found: list[dict[bytes, bytes]] = []
+        return [
+            {str(n).encode(): data for n, data in zip(fields[1::2], fields[2::2], strict=True)}
+            for fields in self._written(APPEND, stream)
+        ]
+
+    def published_to_topic(self, stream: str) -> list[bytes]:
+        """The events that this commit publishes to the topic stream alone."""
+        return [data for (data,) in self._written(PUBLISH_TO_TOPIC, stream)]
+
+    def _written(self, wanted: Operation, stream: str) -> Iterator[Sequence[Any]]:
+        """What follows the key in each such operation on the stream."""
         ops: list[Any] = self._ops
         at = 0
         while at < len(ops):
             operation = _OPERATIONS[ops[at]]
             end = at + _length(operation, ops, at)
-            if operation is APPEND and self._keys[ops[at + 1] - 1] == stream:
-                fields = ops[at + 3 : end]
-                found.append({str(n).encode(): data for n, data in zip(fields[::2], fields[1::2], strict=True)})
+            if operation is wanted and self._keys[ops[at + 1] - 1] == stream:
+                yield ops[at + 2 : end]
             at = end
-        return found
 
     def _key(self, key: str, kind: str) -> int:
         found = self._index.get(key)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 import msgspec
@@ -135,6 +135,15 @@ class RunPosition(msgspec.Struct, frozen=True):
     attempt: int
     seq: int
     over: bool = False
+
+
+@runtime_checkable
+class RepeatsOutputs(Protocol):
+    """Logic whose outputs in shared streams others wait for: the end of a run, above all."""
+
+    def repeat(self, lost: Commit, runs: Collection[str], commit: Commit) -> None:
+        """Add to ``commit`` what the lost one wrote about these runs to such streams. Must not raise."""
+        ...
 
 
 @runtime_checkable
@@ -385,8 +394,8 @@ class Partition:
         """Repair a fail-over that rolled the server back to this offset; None if no public event was lost.
 
         The commit moves no offset. For each affected run it publishes the lost events again, so that the log has no
-        gap, and then ends the run in ``error`` unless its end was among them. Input of the run up to entry ``last`` is
-        ignored. Reload the partition afterwards.
+        gap, repeats what others wait for (`RepeatsOutputs`), and then ends the run in ``error`` unless its end was
+        among them. Input of the run up to entry ``last`` is ignored. Reload the partition afterwards.
         """
         commit = Commit(self.lease_key, self.stream)
         numbers: dict[str, int] = {}
@@ -398,6 +407,8 @@ class Partition:
         ours = {key for run in numbers for key in (self._keys.run(run), self._keys.log(run))}
         for work in lost:
             commit.repeat(work.commit, ours)
+            if isinstance(self.logic, RepeatsOutputs):
+                self.logic.repeat(work.commit, numbers, commit)
         for run, seq in sorted(numbers.items()):
             if self.logic.is_open(run):
                 self.logic.recall(run, seq)
