@@ -204,6 +204,20 @@ def test_a_run_of_another_tenant_is_not_to_be_had_by_naming_it(http: httpx.Clien
     assert again.json()["choices"][0]["message"]["content"] == "one two three"
 
 
+def test_a_list_of_runs_has_the_keys_own_alone(http: httpx.Client) -> None:
+    ours, theirs = (chat(http, key).headers["x-tokenbus-run"] for key in (ADA, BOB))
+
+    def listed(key: NewKey, **parameters: str) -> set[tuple[str, str]]:
+        answer = http.get("/runs", params={"limit": "200", **parameters}, headers=auth(key))
+        return {(info["run"], info["tenant"]) for info in answer.json()["runs"]}
+
+    assert (ours, "ada") in listed(ADA)
+    assert {tenant for _, tenant in listed(ADA)} == {"ada"}
+    assert listed(ADA, tenant="bob") == set()
+    assert {(ours, "ada"), (theirs, "bob")} <= listed(OPS)
+    assert (theirs, "bob") in listed(OPS, tenant="bob")
+
+
 def test_one_idempotency_key_of_two_tenants_is_two_runs(http: httpx.Client) -> None:
     body = {"model": "anthropic/text", "messages": [{"role": "user", "content": "hello"}]}
     runs = [

@@ -94,6 +94,38 @@ def test_a_reader_goes_on_after_its_last_event_and_hears_when_it_had_all(http: h
     assert http.get(f"/runs/{run}/events", params={"after": "x"}).status_code == 400
 
 
+def test_runs_are_listed_page_by_page_and_wrong_parameters_named(http: httpx.Client) -> None:
+    runs = [published(http, metadata={"n": n}) for n in range(3)]
+    for run in runs:
+        http.get(f"/runs/{run}", params={"wait": "true"})
+
+    def listed() -> bool:
+        found = http.get("/runs", params={"state": "completed", "provider": "anthropic", "limit": 200}).json()["runs"]
+        return set(runs) <= {info["run"] for info in found}
+
+    eventually_sync(listed)  # the end is in the log a moment before it counts in the index of a replica's reader
+    every, after = list[str](), None
+    while True:
+        page = http.get("/runs", params={"limit": 2, **({"after": after} if after else {})}).json()
+        every += [info["run"] for info in page["runs"]]
+        if not (after := page["next"]):
+            break
+    assert len(every) == len(set(every))
+    assert set(runs) <= set(every)
+    info = next(info for info in http.get("/runs").json()["runs"] if info["run"] == runs[0])
+    assert (info["state"], info["model"], info["finish"]) == ("completed", "text", "stop")
+    for wrong, problem in (
+        ({"state": "fialed"}, "did you mean 'failed'"),
+        ({"limit": "900"}, "1 to 200"),
+        ({"after": "x"}, "earlier answer"),
+        ({"older_than": "soon"}, "seconds"),
+        ({"tennant": "a"}, "did you mean 'tenant'"),
+    ):
+        answer = http.get("/runs", params=wrong)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, *wrong)
+        assert problem in answer.json()["error"]["message"]
+
+
 def test_a_post_that_accepts_a_stream_gets_the_events(http: httpx.Client) -> None:
     answer = http.post("/runs", json=request("house"), headers={"accept": "text/event-stream"})
     assert answer.status_code == 200

@@ -1,6 +1,7 @@
 """Routes of the bus's own protocol: runs, their events, and the topics for operators.
 
 ``POST /runs``                publish: 202 with the run's id, or its events with ``Accept: text/event-stream``
+``GET /runs``                 runs, the newest first: ``?state= &tenant= &older_than= &limit= &after=``; see `run_list`
 ``GET /runs/{id}``            the run's output so far as one object; with ``?wait=true`` after its end
 ``GET /runs/{id}/events``     its events; ``Last-Event-ID`` or ``?after=SEQ`` go on after one; 204 if there are no more
 ``POST /runs/{id}/cancel``    ``{"reason", "heard_through"}``: 202
@@ -30,6 +31,7 @@ from tokenbus_services.gateway.callers import Caller
 from tokenbus_services.gateway.gateway import Gateway, Handler
 from tokenbus_services.gateway.http_request import headers_in, read_request
 from tokenbus_services.gateway.problem import Problem, Refusal, invalid
+from tokenbus_services.gateway.run_list import RunQuery, page_of
 from tokenbus_services.gateway.runs import not_found
 from tokenbus_services.gateway.surfaces.contract import Answer
 from tokenbus_services.gateway.surfaces.fields import Fields, json_body
@@ -47,6 +49,7 @@ def routes(gateway: Gateway) -> list[BaseRoute]:
 
     return [
         gateway.post("/runs", surface),
+        route("/runs", "GET", native.runs),
         route("/runs/{run}", "GET", native.whole),
         route("/runs/{run}/events", "GET", native.events),
         route("/runs/{run}/cancel", "POST", native.cancel),
@@ -61,6 +64,13 @@ class _NativeRoutes:
     def __init__(self, gateway: Gateway) -> None:
         self.surface = Native()
         self._gateway = gateway
+
+    async def runs(self, request: Request) -> Any:
+        """The runs that the caller may see."""
+        caller = await self._gateway.caller(request, self.surface)
+        query = RunQuery.of(request.query_params.multi_items())
+        page = await page_of(self._gateway.runs.deployment, query, caller)
+        return _sent(Answer(status=200, body=msgspec.json.encode(page)))
 
     async def whole(self, request: Request) -> Any:
         """The output so far, or once the run has ended."""

@@ -15,6 +15,7 @@ from tokenbus.bus.keys import Keys
 from tokenbus.bus.run_record import ENDED, REQUEST, read_status
 from tokenbus.bus.server.server import Server, translated
 from tokenbus.client.decode import public_event
+from tokenbus.client.deployment import Deployment
 from tokenbus.client.run_id import new_run_id
 from tokenbus.core.request.tenant import tenant_of
 from tokenbus.errors import RunNotFound, RunNotRepeatable, ServerError
@@ -75,6 +76,8 @@ class GatewayRuns:
         self._settings = settings
         self.server = server
         self.keys = keys
+        self.deployment = Deployment(server, keys.prefix, keys.partitions)
+        """For lists of runs. Shares the server's connections, and is never closed."""
         self._leaving: set[asyncio.Task[None]] = set()
         self._closing = asyncio.Event()
 
