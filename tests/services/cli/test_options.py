@@ -106,4 +106,4 @@ def test_provider_keys_are_for_the_fetcher_alone_and_for_the_tools_that_name_one
     assert withheld_from("fetcher", settings) == withheld_from("pipeline", settings) == frozenset()
     keys = {"A", "A_FILE", "ANTHROPIC_API_KEY", "ANTHROPIC_API_KEY_FILE"}
     assert withheld_from("parser", settings) == withheld_from("policy", settings) == keys
-    assert withheld_from("tools", settings) == keys - {"A"}
+    assert withheld_from("tools", settings) == keys - {"A", "A_FILE"}
