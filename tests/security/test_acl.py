@@ -16,6 +16,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, NoPermissionError, ResponseError
 
+from tests.contract.client.listed import Listed
 from tests.e2e.conftest import WEATHER
 from tests.e2e.fleet import CHAINED, SEPARATE, Kind, ended, fleet
 from tests.servers import binary
@@ -29,12 +30,16 @@ from tokenbus.bus.scripts.script import ScriptCall
 from tokenbus.bus.server.retry import retry_until_available
 from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server
+from tokenbus.core.run.blocks import BlockTable
+from tokenbus.core.run.state import RunState
 from tokenbus.errors import ServerUnavailable
+from tokenbus.events.frames import Accepted, RunLimits
 from tokenbus_services.cli.scripts import all_scripts
 from tokenbus_services.fetcher.uploads.registry import UploadedFiles
 from tokenbus_services.gateway.budgets.spend import read_spend
 from tokenbus_services.gateway.keys.store import KeyStore
 from tokenbus_services.mock_provider import MockProvider, Reply, Script, ToolCall, Turn
+from tokenbus_services.parser.index_keeper import IndexKeeper
 from tokenbus_services.process.embedded_server import EmbeddedServer
 from tokenbus_services.settings.gateway_keys import KeyRules
 
@@ -145,6 +150,8 @@ async def test_each_service_does_its_work_as_its_own_user(
         await ended(operator.client, KEYS, [cancelled.id])
         await operator.client.xadd(KEYS.requests, {"__data__": "no request"})
         await eventually(lambda: operator.client.xlen(KEYS.dead))
+        listed = {info.run: info.state async for info in subscriber.runs()}
+        assert listed[run.id] == listed[judged.id] == "completed"
         await eventually(lambda: _recorded(operator, [run.id, judged.id, by_http, cancelled.id]))
     # What was asked while the scripts were gone, and then waited.
     assert [refusal for refusal in await guarded.refusals() if " eval " not in refusal] == []
@@ -175,6 +182,23 @@ async def test_the_operator_makes_keys_and_the_gateway_finds_and_counts_them(
     assert await guarded.refusals() == []
 
 
+@pytest.mark.parametrize("kind", ["parser", "pipeline"])
+async def test_the_parser_makes_the_index_of_runs_whole(guarded: Guarded, scripts: Command, kind: str) -> None:
+    listed = Listed(Server(guarded.url("fetcher")), KEYS)
+    runs = [name for name in (f"r{n}" for n in range(100)) if KEYS.partition_of(name) == 0][:2]
+    async with listed.server, Server(guarded.url(kind)) as parser:
+        for run in runs:
+            await listed.accept(run, 1000)
+        await guarded.admin.hset(KEYS.run(runs[0]), "status", "failed")  # ended by an older parser
+        accepted = Accepted(provider="p", model="m", on_failure="fail", max_tool_depth=0, rules=RunLimits(), tools=[])
+        unlisted = RunState(runs[1], accepted, 1000, BlockTable(0, 1, 0, 0))
+        await guarded.admin.zrem(KEYS.open_runs(0), runs[1])
+        await IndexKeeper(parser, KEYS, keep_ms=60_000).look({0: [unlisted]})
+        assert await guarded.admin.zrange(KEYS.open_runs(0), 0, -1) == [runs[1]]
+        assert await guarded.admin.zrange(KEYS.ended_runs(0), 0, -1) == [runs[0]]
+    assert await guarded.refusals() == []
+
+
 async def _asked_by_http(gateway: str) -> str:
     """A run that a client of the gateway asked for."""
     body = {"model": "anthropic/asks", "messages": [{"role": "user", "content": "Does it rain?"}]}
@@ -182,6 +206,7 @@ async def _asked_by_http(gateway: str) -> str:
         answer = await http.post("/v1/chat/completions", json=body, headers={"idempotency-key": "once"})
         assert answer.status_code == 200, answer.text
         run: str = answer.headers["x-tokenbus-run"]
+        assert run in (await http.get("/runs")).text
         async with http.stream("GET", "/topics/runs", params={"from": "start", "group": "desk"}) as topic:
             async for text in topic.aiter_text():
                 if run in text:
