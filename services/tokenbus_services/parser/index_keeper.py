@@ -21,7 +21,9 @@ from tokenbus.core.run.state import RunState
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 PAGE = 500
-"""Runs looked at in one partition in one look, of either kind."""
+"""Runs looked at in one partition at once, of either kind."""
+MOST_PAGES = 20
+"""Pages in a row, while most of a page is gone: after a time with parsers of a version without an index, say."""
 
 
 class IndexKeeper:
@@ -43,7 +45,10 @@ class IndexKeeper:
         for partition, states in runs.items():
             try:
                 await self._list(partition, states)
-                await self._unlist(partition, {s.run for s in states})
+                known = {s.run for s in states}
+                for _ in range(MOST_PAGES):
+                    if await self._unlist(partition, known) < PAGE // 2:
+                        break
             except ResponseError as e:  # a key of another type, say; runs go on without an index
                 log.warning("index_not_kept", partition=partition, problem=str(e))
 
@@ -55,7 +60,8 @@ class IndexKeeper:
             listed.update(run.decode() for run in reply)
         self._listed[partition] = listed
 
-    async def _unlist(self, partition: int, open_runs: Collection[str]) -> None:
+    async def _unlist(self, partition: int, open_runs: Collection[str]) -> int:
+        """Look at one page; return how many runs of it are listed as open no more."""
         keys, at = self._keys, self._at.get(partition, 0)
         page: list[bytes] = await self._server.client.zrange(keys.open_runs(partition), at, at + PAGE - 1)
         doubtful = [run for run in (member.decode() for member in page) if run not in open_runs]
@@ -64,6 +70,7 @@ class IndexKeeper:
             names, places = [keys.run(run) for run in doubtful], (keys.open_runs(partition), keys.ended_runs(partition))
             gone = await run_script(self._server, unlist_ended(*places, names, doubtful, keep_ms=self._keep_ms))
         self._at[partition] = at + PAGE - gone if len(page) == PAGE else 0
+        return gone
 
     def _open_run(self, s: RunState) -> OpenRun:
         return OpenRun(

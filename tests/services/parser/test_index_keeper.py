@@ -78,6 +78,15 @@ async def test_what_is_listed_as_open_and_is_not_is_unlisted_page_by_page_and_no
     assert await listed_runs(server, keys, "ended") == set(names[1::3])
 
 
+async def test_an_index_that_is_mostly_stale_is_cleaned_in_one_look(
+    server: Server, keys: Keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(index_keeper, "PAGE", 3)
+    await server.client.zadd(keys.open_runs(0), {f"gone{n}": n for n in range(20)})
+    await IndexKeeper(server, keys, keep_ms=KEEP_MS).look({0: []})
+    assert await listed_runs(server, keys) == set()
+
+
 async def test_an_index_of_another_type_holds_up_nothing(server: Server, keys: Keys) -> None:
     _, logic = await open_run(server, keys, 0, deadline_ms=0)
     await server.client.set(keys.open_runs(0), "another program's")
