@@ -102,14 +102,6 @@ async def read_runs(client: Any, keys: Keys, runs: Sequence[str]) -> list[RunInf
     return found
 
 
-async def count_open_runs(client: Any, keys: Keys) -> int:
-    """Number of runs that are listed as open. Raises redis-py's errors."""
-    pipe = client.pipeline(transaction=False)
-    for partition in range(keys.partitions):
-        pipe.zcard(keys.open_runs(partition))
-    return sum(await pipe.execute())
-
-
 def _info(run: str, values: Any) -> RunInfo | None:
     if isinstance(values, Exception):
         if is_alien(values):
