@@ -4,7 +4,7 @@ INSTALLED := .venv/.installed
 RUNNABLE := .venv/.runnable
 CHECK_PYTHON := $(PYTHON) -c 'import sys; sys.exit("tokenbus needs Python 3.11 or newer: make PYTHON=python3.12 …" if sys.version_info < (3, 11) else 0)'
 
-.PHONY: setup demo up test test-voice test-docker model fuzz chaos soak check lint types schemas docs bench clean
+.PHONY: setup demo up test test-voice test-clients test-docker model fuzz chaos soak check lint types schemas docs bench clean
 
 setup: $(INSTALLED)
 
@@ -47,6 +47,19 @@ $(VOICE)/.installed: requirements-voice.lock pyproject.toml
 test-voice: setup $(VOICE)/.installed
 	$(BIN)/pyright --pythonpath $(VOICE)/bin/python --project tests/integrations
 	$(VOICE)/bin/python -m pytest -W ignore::DeprecationWarning tests/integrations
+
+# Agent libraries, checkers of providers and conformance suites at the gateway.
+CLIENTS := build/clients
+$(CLIENTS)/.installed: requirements-clients.lock pyproject.toml
+	@$(CHECK_PYTHON)
+	$(PYTHON) -m venv $(CLIENTS)
+	$(CLIENTS)/bin/pip install --quiet --requirement requirements-clients.lock
+	$(CLIENTS)/bin/pip install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+test-clients: setup $(CLIENTS)/.installed
+	$(BIN)/pyright --pythonpath $(CLIENTS)/bin/python --project tests/more_clients
+	PATH="$(CURDIR)/$(CLIENTS)/bin:$$PATH" $(CLIENTS)/bin/python -m pytest -W ignore tests/more_clients
 
 test-docker: setup
 	$(BIN)/python -m pytest -m docker

@@ -90,7 +90,9 @@ def test_the_demos_lock_file_is_a_part_of_the_whole_and_has_all_that_the_demo_im
     assert not demo.keys() & {"pytest", "pyright", "ruff", "boto3", "openai", "anthropic", "mcp"}
 
 
-@pytest.mark.parametrize("name", ["requirements.lock", "requirements-demo.lock", "requirements-voice.lock"])
+@pytest.mark.parametrize(
+    "name", ["requirements.lock", "requirements-demo.lock", "requirements-voice.lock", "requirements-clients.lock"]
+)
 def test_a_lock_file_holds_names_and_versions_and_no_addresses(name: str) -> None:
     for line in (ROOT / name).read_text().splitlines():
         assert re.fullmatch(r"[A-Za-z0-9._-]+==[^\s/:@]+( ; [^/:@]+)?", line), line

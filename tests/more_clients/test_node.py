@@ -1,0 +1,41 @@
+"""OpenAI's client for Node: Chat Completions."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.clients import node
+from tests.more_clients.conftest import TEXT
+
+SOURCES = Path(__file__).parent
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory, base: str) -> dict[str, Any]:
+    directory = tmp_path_factory.mktemp("node")
+    (directory / "node_modules").symlink_to(node.packages(SOURCES))
+    shutil.copy(SOURCES / "chat.mjs", directory)
+    done = node.run("chat.mjs", base, cwd=directory)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_openais_client_for_node_reads_text_thinking_and_usage(told: dict[str, Any]) -> None:
+    assert (told["whole"], told["text"], told["deltas"], told["reasoning"]) == (TEXT, TEXT, TEXT, "Hm.")
+    assert told["usage"]
+
+
+def test_openais_client_for_node_runs_a_tool_and_sends_the_result_back(told: dict[str, Any]) -> None:
+    assert told["calls"] == [["get_weather", '{"city":"Bonn"}']]
+    assert told["answer"] == "So: rain in Bonn"
+
+
+def test_openais_client_for_node_is_told_of_a_cut_a_failure_and_a_refusal(told: dict[str, Any]) -> None:
+    assert told["cut"]["name"] == "APIError"
+    assert told["failing"]["status"] == 400
+    assert (told["refused"]["status"], told["refused"]["param"]) == (400, "n")
