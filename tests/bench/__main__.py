@@ -12,6 +12,7 @@ from typing import Never
 
 from tests.bench.cancel import cancelled
 from tests.bench.chained import chained
+from tests.bench.console import watched
 from tests.bench.figures import NAMES, SECTIONS, WARM, Figure, decoded, measured
 from tests.bench.gateway import measured_gateway
 from tests.bench.intake import taken_in
@@ -30,6 +31,7 @@ ALONE: dict[str, Callable[[], list[Figure]]] = {
     "policy": judged,
     "chained": chained,
     "gateway": measured_gateway,
+    "console": watched,
 }
 """Sections with processes of their own, or without any."""
 ALL = (*NAMES, *ALONE)

@@ -55,11 +55,12 @@ def running(
     scripts: Mapping[str, Script] | None = None,
     settings: str = "",
     services: Sequence[str] = SERVICES,
+    runs_at_once: int = RUNS_AT_ONCE,
 ) -> Generator[Stack]:
     """Start everything, so many workers of each service; in the end stop everything.
 
     The provider has a script for each load, and those given by name. ``settings`` are further tables of
-    `tokenbus.toml`.
+    `tokenbus.toml`. ``runs_at_once``: how many runs one fetcher takes on.
     """
     with ExitStack() as stack:
         directory = Path(stack.enter_context(TemporaryDirectory(prefix="tokenbus-bench-")))
@@ -69,7 +70,9 @@ def running(
         desk = Desk(client, processes.check)
         answers = {load.name: _says(load) for load in loads} | dict(scripts or {})
         provider_url = _start_provider(processes, directory, answers)
-        urls = _start_services(processes, _settings(directory, server.url, provider_url, settings), services, workers)
+        urls = _start_services(
+            processes, _settings(directory, server.url, provider_url, settings, runs_at_once), services, workers
+        )
         processes.start(subscriber.NAME, "tests.bench.subscriber", server.url)
         for name in CHAIN:
             processes.start(name, "tests.bench.bare", server.url, name)
@@ -96,7 +99,7 @@ def _start_provider(processes: Processes, directory: Path, scripts: Mapping[str,
     return f"http://127.0.0.1:{port}"
 
 
-def _settings(directory: Path, redis_url: str, provider_url: str, further: str) -> Path:
+def _settings(directory: Path, redis_url: str, provider_url: str, further: str, runs_at_once: int) -> Path:
     path = directory / "tokenbus.toml"
     path.write_text(
         f"""
@@ -110,7 +113,7 @@ base_url = "{provider_url}"
 api_key_env = ""
 
 [limits]
-runs_per_fetcher = {RUNS_AT_ONCE}
+runs_per_fetcher = {runs_at_once}
 {further}
 """
     )
