@@ -37,7 +37,8 @@ class QueueHealth(msgspec.Struct, frozen=True, kw_only=True):
     queue: str
     partition: int | None
     waiting: int
-    in_hand: int
+    processing: int = msgspec.field(name="in_hand")
+    """Entries that workers are processing."""
 
 
 class LaneHealth(msgspec.Struct, frozen=True, kw_only=True):
@@ -148,7 +149,7 @@ def _queue(name: str, partition: int | None, replies: Iterator[Any]) -> QueueHea
     length: int = _checked(next(replies)) or 0
     pending: int = _group(next(replies), name).get("pending", 0)
     pending -= min(pending, _checked(next(replies)) or 0)  # entries in the order set are with no worker
-    return QueueHealth(queue=name, partition=partition, waiting=max(0, length - pending), in_hand=pending)
+    return QueueHealth(queue=name, partition=partition, waiting=max(0, length - pending), processing=pending)
 
 
 def _workers(stage: str, members: list[tuple[bytes, float]] | None, now: int) -> list[WorkerHealth]:

@@ -10,14 +10,17 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
 from tokenbus.bus.keys import DATA_FIELD
-from tokenbus.bus.run_record import ACCEPTED, REQUEST, STATUS, UNENDED, RunStatus, status_of
+from tokenbus.bus.run_index import read_runs
+from tokenbus.bus.run_record import CHOICE, CONTINUES, REQUEST, STATUS, UNENDED, status_of
 from tokenbus.bus.server.server import translated
+from tokenbus.client.decode import public_event
 from tokenbus.events import decisions
-from tokenbus.events.public import TERMINAL, PublicEvent, Started, UnknownEvent
+from tokenbus.events.public import TERMINAL, PublicEvent, UnknownEvent
 from tokenbus_services.console.costs import Costs
 from tokenbus_services.console.hiding import hidden
 from tokenbus_services.console.http import Desk, body_of, json, refusal
-from tokenbus_services.console.run_view import attempts_of, row_of
+from tokenbus_services.console.known_run import KnownRun
+from tokenbus_services.console.run_view import attempts_of
 from tokenbus_services.console.session import PATH
 from tokenbus_services.console.viewer import Viewer
 from tokenbus_services.gateway.answers import StreamedAnswer
@@ -28,14 +31,18 @@ from tokenbus_services.gateway.surfaces.json_text import encode_line
 
 SAFE_IMAGES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp", "image/avif"})
 """What a browser may show as it is; everything else is saved as a file."""
+MAX_ATTEMPTS = 100
+"""Newest attempts of a run that are told."""
 MAX_DECISIONS = 500
+_LAST = 24
+_MAX_SEQ = 2**64 - 1
 _PAGE = 500
 _MAX_LOOKED_AT = 20_000
 
 
-def routes(desk: Desk, costs: Costs) -> list[BaseRoute]:
-    """The routes."""
-    parts = _RunRoutes(desk, costs)
+def routes(desk: Desk, costs: Costs, *, judged: bool) -> list[BaseRoute]:
+    """The routes. ``judged``: whether the deployment has policies."""
+    parts = _RunRoutes(desk, costs, judged)
     run = f"{PATH}/api/runs/{{run}}"
     return [
         Route(run, desk.view("see_runs", parts.run, links=True), methods=["GET"]),
@@ -49,35 +56,51 @@ def routes(desk: Desk, costs: Costs) -> list[BaseRoute]:
 
 
 class _RunRoutes:
-    def __init__(self, desk: Desk, costs: Costs) -> None:
+    def __init__(self, desk: Desk, costs: Costs, judged: bool) -> None:
         self._desk = desk
+        self._judged = judged
         self._costs = costs
         self._runs = desk.gateway.runs
 
     async def run(self, request: Request, viewer: Viewer) -> Response:
+        """What the run is: read from its summary and few of its events, however long it is."""
         run = await self._desk.run(request, viewer)
         server, key = self._runs.server, self._runs.keys.run(run)
         with translated(server, key):
-            status, asked, accepted = await server.client.hmget(key, [STATUS, REQUEST, ACCEPTED])
-        events = await self._runs.stored(run)
+            [info] = await read_runs(server.client, self._runs.keys, [run])
+            fields = await server.client.hmget(key, [STATUS, REQUEST, CONTINUES, CHOICE])
+        if info is None:
+            raise not_found(run)
+        events = await self._edges(run, info.attempt)
+        known = KnownRun(info)
+        known.look(events[-_LAST:])
+        if known.end:
+            known.cost = self._costs.cost(known.end.usage, info.provider, [known.end.model, info.model])
         content = viewer.may("see_content")
-        found, accepted_ms = status_of(status), None if accepted is None else int(accepted)
+        asked: bytes | None = fields[1]
         return json(
             {
-                "row": row_of(run, events, found, accepted_ms, content=content, cost=self._cost(events)),
+                "row": known.row(content=content, judged=self._judged),
                 "request": msgspec.Raw(asked) if asked and content else None,
                 "attempts": attempts_of(events, content=content),
                 "last_seq": events[-1].seq if events else -1,
-                "actions": _actions(found, refused=asked is None) if viewer.may("act") else [],
+                "actions": _actions(*fields) if viewer.may("act") else [],
             }
         )
 
-    def _cost(self, events: list[PublicEvent]) -> float | None:
-        """By the provider and model that answered last: exact for a run without fallbacks."""
-        end, first = (events[-1], events[0]) if events else (None, None)
-        if not isinstance(end, TERMINAL) or not isinstance(first, Started):
-            return None
-        return self._costs.cost(end.usage, end.provider or first.provider, [end.model, first.model])
+    async def _edges(self, run: str, attempts: int) -> list[PublicEvent]:
+        """The first and last events of each attempt, and some more of the last one."""
+        server, log_key = self._runs.server, self._runs.keys.log(run)
+        pipe = server.client.pipeline(transaction=False)
+        for attempt in range(max(1, attempts - MAX_ATTEMPTS + 1), attempts + 1):
+            pipe.xrange(log_key, f"{attempt}-0", f"{attempt}-{_MAX_SEQ}", count=1)
+            pipe.xrevrange(log_key, f"{attempt}-{_MAX_SEQ}", f"{attempt}-0", count=3)
+        pipe.xrange(log_key, count=1)
+        pipe.xrevrange(log_key, count=_LAST)
+        with translated(server, log_key):
+            pages: list[Any] = await pipe.execute()
+        found = {event.seq: event for page in pages for event in (public_event(log_key, entry) for entry in page)}
+        return [found[seq] for seq in sorted(found)]
 
     async def events(self, request: Request, viewer: Viewer) -> Any:
         run = await self._desk.run(request, viewer)
@@ -184,12 +207,15 @@ class EventEncoder(Encoder):
         return [b"event: gateway_error\ndata: " + refusal(problem).body + b"\n\n"]
 
 
-def _actions(status: RunStatus | None, *, refused: bool) -> list[str]:
-    if status in (*UNENDED, "awaited"):
+def _actions(status: bytes | None, asked: bytes | None, continues: bytes | None, choice: bytes | None) -> list[str]:
+    """What may be done now. A run may still refuse to be resumed, for what it said."""
+    now = status_of(status)
+    if now in (*UNENDED, "awaited"):
         return ["cancel"]
-    if status in ("incomplete", "failed", "cancelled") and not refused:
-        return ["retry", "resume"]
-    return []
+    if now not in ("incomplete", "failed", "cancelled") or asked is None:
+        return []
+    nth = int(choice or 0)
+    return ["retry"] if (continues or b"")[nth : nth + 1] == b"0" else ["retry", "resume"]
 
 
 def _decision(fields: dict[bytes, bytes]) -> decisions.Decided | None:

@@ -86,6 +86,8 @@ class _PageStream:
             await send(sse.head(200, {**sse.STREAM_HEADERS, "content-type": "text/event-stream; charset=utf-8"}))
             await self._samples(send, gone)
             await send({"type": "http.response.body", "body": b"", "more_body": False})
+        except asyncio.CancelledError:
+            pass  # the server stops, and waits for nothing but this; the page opens another stream
         except (TimeoutError, OSError):
             log.info("console_page_dropped", key=self._viewer.name)
         finally:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import msgspec
 
-from tokenbus.bus.run_record import RunStatus
-from tokenbus.core.request.tenant import tenant_of
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.public import (
     BlockComplete,
@@ -18,7 +16,6 @@ from tokenbus.events.public import (
     Chunk,
     Completed,
     Incomplete,
-    ProviderModel,
     PublicEvent,
     Restarted,
     Retrying,
@@ -84,7 +81,6 @@ class AttemptView(msgspec.Struct, kw_only=True):
     model: str | None
     first_seq: int
     last_seq: int
-    characters: int = 0
     error: dict[str, Any] | None = None
     delay_ms: int | None = None
     """Wait before the next attempt."""
@@ -132,49 +128,8 @@ def usage_shown(usage: Usage | None) -> dict[str, Any] | None:
     return msgspec.to_builtins(msgspec.structs.replace(usage, raw=None)) if usage else None
 
 
-def row_of(
-    run: str,
-    events: Sequence[PublicEvent],
-    status: RunStatus | None,
-    accepted_ms: int | None,
-    *,
-    content: bool,
-    cost: float | None = None,
-) -> Row:
-    """The row of a run whose whole log is known."""
-    started = events[0] if events and isinstance(events[0], Started) else None
-    last = events[-1] if events else None
-    now_at = ProviderModel(provider=started.provider, model=started.model) if started else None
-    state: State = "queued"
-    usage: Usage | None = None
-    for event in events:
-        state = state_after(event) or state
-        if isinstance(event, Retrying) and event.fallback:
-            now_at = event.fallback
-        if isinstance(event, UsageReported):
-            usage = event.total
-    ended = last if isinstance(last, Completed | Incomplete | RunFailedEvent | Cancelled) else None
-    error: ErrorInfo | None = getattr(ended, "error", None)
-    return Row(
-        run=run,
-        state=state if last else "cancelled" if status == "cancelled" else "queued",
-        tenant=(tenant_of(started.metadata) if started else "") or None,
-        provider=now_at.provider if now_at else None,
-        model=now_at.model if now_at else None,
-        started_at=accepted_ms,
-        ended_at=None if ended is None or accepted_ms is None else accepted_ms + ended.timing.total_ms,
-        finish=ended.finish if ended else None,
-        error=error.code if error else None,
-        turn=last.turn if last else 0,
-        attempt=last.attempt if last else 0,
-        words=last_words(events) if content else None,
-        cost=cost,
-        usage=usage_shown(ended.usage if ended and ended.usage else usage),
-    )
-
-
 def attempts_of(events: Iterable[PublicEvent], *, content: bool) -> list[AttemptView]:
-    """The attempts of a run, in order."""
+    """The attempts of a run, in order, from the first and the last events of each."""
     found: dict[tuple[int, int], AttemptView] = {}
     provider = model = None
     for event in events:
@@ -193,8 +148,6 @@ def attempts_of(events: Iterable[PublicEvent], *, content: bool) -> list[Attempt
         )
         attempt.last_seq = event.seq
         match event:
-            case Chunk():
-                attempt.characters += len(event.text)
             case Retrying() | Restarted():
                 attempt.error = _error(event.error, content=content)
                 attempt.delay_ms = event.delay_ms
