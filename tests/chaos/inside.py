@@ -91,10 +91,11 @@ def _note_passing() -> None:
 
 
 def _hurt(old: list[asyncio.Task[Any]], how: Callable[[asyncio.Task[Any]], None]) -> None:
-    # A task that is about to run waits for nothing yet.
+    # A task that is about to run waits for nothing yet, or no longer.
     if all(task.done() for task in old):  # a worker that was slow to start had none yet, or only what it began with
         old = _long_lived()
-    waiting = [task for task in old if not task.done() and getattr(task, "_fut_waiter", None) is not None]
+    waits = [(task, getattr(task, "_fut_waiter", None)) for task in old if not task.done()]
+    waiting = [task for task, waits_for in waits if waits_for is not None and not waits_for.done()]
     if not waiting:
         asyncio.get_running_loop().call_later(0.01, _hurt, old, how)
         return

@@ -13,7 +13,11 @@ import pytest
 from tests.contract.bus.state import everything, put_back
 from tests.contract.bus.toys import GROUP, Bench, Outputs, working
 from tests.waiting import eventually
+from tokenbus.bus.leases import Lease
+from tokenbus.bus.scripts import Commit
 from tokenbus.bus.stage.commit_journal import LOST_WRITES
+from tokenbus.bus.stage.committer import Committer
+from tokenbus.bus.stage.partition import Partition
 
 
 async def says(bench: Bench, run: str) -> list[tuple[str, object]]:
@@ -23,7 +27,7 @@ async def says(bench: Bench, run: str) -> list[tuple[str, object]]:
 
 
 async def ended_by_loss(bench: Bench, run: str) -> bool:
-    return (await says(bench, run))[-1][1] == LOST_WRITES.code
+    return [what for _, what in await says(bench, run)][-1:] == [LOST_WRITES.code]
 
 
 async def test_runs_that_others_heard_more_of_end_and_the_rest_goes_on(bench: Bench):
@@ -65,6 +69,30 @@ async def test_the_loss_is_noticed_even_if_nothing_new_comes(bench: Bench, caplo
             await eventually(lambda: ended_by_loss(bench, run))
     assert await says(bench, run) == [("1-0", 1), ("1-1", 2), ("1-2", LOST_WRITES.code)]
     assert "a fail-over lost what came after" in caplog.text
+
+
+async def test_a_run_that_comes_again_during_the_repair_is_not_opened_again(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+):
+    [run] = bench.runs(0, 1)
+    repair = Committer.recover_rollback
+
+    async def late(self: Committer, part: Partition, lease: Lease, commit: Commit) -> None:
+        """The stage before writes the run's beginning again, just before the repair is committed."""
+        await bench.feed(0, {run: b"+1"})
+        await repair(self, part, lease, commit)
+
+    monkeypatch.setattr(Committer, "recover_rollback", late)
+    async with working(bench.stage("a")):
+        await eventually(bench.through)
+        past = await everything(bench.server, bench.keys)
+        await bench.feed(0, {run: b"+1"})
+        await eventually(bench.through)
+        await put_back(bench.server, bench.keys, past)
+        await eventually(lambda: ended_by_loss(bench, run))
+        await eventually(bench.through)
+        assert await bench.server.client.hget(bench.keys.lease(0, GROUP), "open") in (None, b"0")
+    assert await says(bench, run) == [("1-0", 1), ("1-1", LOST_WRITES.code)]
 
 
 async def test_a_later_owner_does_not_open_the_run_again(bench: Bench):

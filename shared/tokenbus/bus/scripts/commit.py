@@ -31,6 +31,7 @@ EXPIRE = Operation("e")  # milliseconds
 CLOSE_ATTEMPT = Operation("c", 7, keys=slice(1, 4))  # attempt; raw, lease, control; run, lost, control frame
 END_RUN = Operation("z", 4, keys=slice(0, 2))  # open runs, ended runs; run, milliseconds
 ARRIVED = Operation("l")  # bytes
+VOID = Operation("v", 2, keys=slice(0, 1))  # input; run
 _NAMED = {
     "PUBLISH": PUBLISH,
     "APPEND": APPEND,
@@ -42,6 +43,7 @@ _NAMED = {
     "CLOSE_ATTEMPT": CLOSE_ATTEMPT,
     "END_RUN": END_RUN,
     "ARRIVED": ARRIVED,
+    "VOID": VOID,
 }
 _OPERATIONS = {operation.letter: operation for operation in _NAMED.values()}
 
@@ -114,6 +116,13 @@ local function operate(i, final, base, alien, most)
       if ours then redis.call('HSET', key, 'ended', now) end
       index_ended(KEYS[base + ARGV[i + 2]], KEYS[base + ARGV[i + 3]], ARGV[i + 4], tonumber(ARGV[i + 5]))
       i = i + 6
+    elseif op == VOID then
+      local till = redis.call('XREVRANGE', KEYS[base + ARGV[i + 2]], '+', '-', 'COUNT', 1)[1]
+      till = till and till[1] or '0-0'
+      -- What `Partition` saves of a run whose entries are ignored up to there: msgpack of [till, nil].
+      local head = #till < 32 and string.char(160 + #till) or string.char(217, #till)
+      if ours then redis.call('HSET', key, ARGV[i + 3], string.char(146) .. head .. till .. string.char(192)) end
+      i = i + 4
     else -- ARRIVED
       local arrived = redis.call('HINCRBY', key, 'arrived', ARGV[i + 2])
       lag[#lag + 1] = arrived - tonumber(redis.call('HGET', key, 'done') or '0')
@@ -273,6 +282,10 @@ class Commit:
     def drop(self, key: str, field: str) -> None:
         """Delete a field of a hash."""
         self._ops += (DELETE.letter, self._key(key, "H"), field)
+
+    def void(self, state_key: str, stream: str, run: str) -> None:
+        """Save in a stage's state that all entries of the run which are in the stream now are to be ignored."""
+        self._ops += (VOID.letter, self._key(state_key, "H"), self._key(stream, "s"), run)
 
     def expire(self, key: str, ttl_ms: int) -> None:
         """Set the TTL of a key."""

@@ -390,12 +390,13 @@ class Partition:
             del self._void[run]
         return PreparedCommit(commit, entries, size, poison)
 
-    def recover_rollback(self, lost: Sequence[PreparedCommit], last: str, error: ErrorInfo) -> Commit | None:
+    def recover_rollback(self, lost: Sequence[PreparedCommit], error: ErrorInfo) -> Commit | None:
         """Repair a fail-over that rolled the server back to this offset; None if no public event was lost.
 
         The commit moves no offset. For each affected run it publishes the lost events again, so that the log has no
         gap, repeats what others wait for (`RepeatsOutputs`), and then ends the run in ``error`` unless its end was
-        among them. Input of the run up to entry ``last`` is ignored. Reload the partition afterwards.
+        among them. Input of the run that is there at the commit is ignored: its request may come again meanwhile.
+        Reload the partition afterwards.
         """
         commit = Commit(self.lease_key, self.stream)
         numbers: dict[str, int] = {}
@@ -414,7 +415,7 @@ class Partition:
                 self.logic.recall(run, seq)
                 self.logic.abandon(run, error)
             self._drop_pieces(run, commit)
-            commit.put(self.state_key, run, _Saved(last, None).encoded())
+            commit.void(self.state_key, self.stream, run)
         self.logic.flush(commit)
         return commit if numbers else None
 

@@ -135,9 +135,7 @@ async def run_positions(server: Server, keys: Keys, runs: Iterable[str]) -> dict
     return found
 
 
-async def run_position(server: Server, part: Partition) -> tuple[Lease, str]:
-    """The server's current position as a lease, and the last entry of the input. Raises redis-py's errors."""
+async def run_position(server: Server, part: Partition) -> Lease:
+    """The server's current position as a lease. Raises redis-py's errors."""
     offset, watermark = await server.client.hmget(part.lease_key, ["offset", "watermark"])
-    last: list[Entry] = await server.client.xrevrange(part.stream, count=1)
-    at = offset.decode()
-    return Lease(part.number, part.token, at, watermark.decode()), last[0][0].decode() if last else at
+    return Lease(part.number, part.token, offset.decode(), watermark.decode())

@@ -326,7 +326,7 @@ class Stage:
     async def _load_again(self, part: Partition, journal: CommitJournal) -> None:
         what = f"replay of {self._group}"
         try:
-            lease, _ = await retry_until_available(self._server, lambda: run_position(self._server, part), what=what)
+            lease = await retry_until_available(self._server, lambda: run_position(self._server, part), what=what)
         except Exception:
             log.exception("%s of partition %d failed", what, part.number)
             self._leases.forget(part.number, shun_s=2 * self._lease_s)
@@ -467,14 +467,14 @@ class Stage:
         numbers.
         """
         what, closed = f"lost writes of {self._group}", lambda: self._closed
-        lease, last = await retry_until_available(
+        lease = await retry_until_available(
             self._server, lambda: run_position(self._server, part), what=what, stop_if=closed
         )
         log.error("%s partition %d: a fail-over lost what came after %s", self._group, part.number, lease.offset)
         if not (lost := self._journals[part.number].after(lease.offset)):
             return
         past = await retry_until_available(self._server, lambda: self._rebuilt(lease), what=what, stop_if=closed)
-        if commit := past.recover_rollback(lost, last, LOST_WRITES):
+        if commit := past.recover_rollback(lost, LOST_WRITES):
             await self._commits.recover_rollback(part, lease, commit)
 
     async def _look_at_lag(self, paused: list[Partition]) -> None:
