@@ -12,6 +12,7 @@ from tokenbus import Client, RunInfo
 from tokenbus.errors import RunNotFound, SettingsError
 from tokenbus.events.run_info import ENDED_STATES
 from tokenbus_services.cli import connect as reaching
+from tokenbus_services.cli import exit_codes as ending
 from tokenbus_services.cli.render import terminal
 from tokenbus_services.cli.run_choice import RunChoice
 
@@ -22,14 +23,18 @@ AT_ONCE = 100
 _ENDED = ("ended", *ENDED_STATES)
 
 
-async def cancel(run: str, *, reason: str | None) -> None:
-    """Cancel the run. Raises RunNotFound if no run has this id, or its records have expired."""
+async def cancel(run: str, *, reason: str | None) -> int:
+    """Cancel the run; return the exit code. An unknown run is cancelled too, for its request may still wait."""
     async with reaching.client() as bus:
         info = await _known(bus, run)
-        if not info.is_open:
+        if info and not info.is_open:
             print(terminal.safe(f"run {run} has ended already: {info.state}"), file=sys.stderr)
-            return
+            return 0
         await bus.cancel(run, reason)
+    if info:
+        return 0
+    ending.print_error(f"{RunNotFound(run)}. A request of this run that still waits will be cancelled")
+    return ending.OTHER
 
 
 async def open_runs(choice: RunChoice) -> list[RunInfo]:
@@ -57,13 +62,13 @@ async def cancel_all(found: Sequence[RunInfo], *, reason: str | None, as_json: b
                 _tell(info, as_json)
 
 
-async def _known(bus: Client, run: str) -> RunInfo:
+async def _known(bus: Client, run: str) -> RunInfo | None:
     for n in range(LOOKS):
         if info := (await bus.describe([run])).get(run):
             return info
         if n < LOOKS - 1:
             await asyncio.sleep(LOOK_S)
-    raise RunNotFound(run)
+    return None
 
 
 def _tell(info: RunInfo, as_json: bool) -> None:

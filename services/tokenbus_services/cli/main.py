@@ -219,7 +219,7 @@ def follow(run: str, after: int, as_json: bool) -> int:
 @run_options
 @click.option("--yes", is_flag=True, help="Of runs chosen by options: do not ask.")
 @_lines
-def cancel(run: str | None, reason: str | None, yes: bool, as_json: bool, **choice: Any) -> None:
+def cancel(run: str | None, reason: str | None, yes: bool, as_json: bool, **choice: Any) -> int:
     """Stop RUN, at the provider too; or all open runs that the options choose, after asking.
 
     Exit code: 1 if RUN is unknown.
@@ -231,13 +231,13 @@ def cancel(run: str | None, reason: str | None, yes: bool, as_json: bool, **choi
     if run is not None and not chosen.is_empty:
         raise click.UsageError("Name a RUN, or choose runs by options.", click.get_current_context())
     if run is not None:
-        asyncio.run(cancel(run, reason=reason))
-        return
+        return asyncio.run(cancel(run, reason=reason))
     found = asyncio.run(open_runs(chosen))
     if not found:
         click.echo("no such runs", err=True)
     elif yes or _agreed(f"Cancel {len(found)} run{'s' if len(found) > 1 else ''}?"):
         asyncio.run(cancel_all(found, reason=reason, as_json=as_json))
+    return 0
 
 
 @tokenbus.command()
