@@ -25,6 +25,7 @@
     ├── CursorAhead               the cursor is newer than the newest entry
     ├── AttemptRefused            the attempt is over: nothing was written
     ├── DeadNotFound              no such entry in the dead stream
+    ├── RepartitionRefused        the number of partitions cannot be changed so, or not now
     ├── CannotRetry               a dead entry that cannot be turned into a request
     ├── RecordNotFound            the run was not recorded, or its record has expired
     ├── NotStorable               a value whose large parts cannot be moved to blobs: it is not JSON
@@ -220,6 +221,12 @@ class DeploymentMismatch(ServerError):
         self.name = name
         self.ours = ours
         self.theirs = theirs
+
+
+class RepartitionRefused(TokenbusError):
+    """The number of partitions cannot be changed in this way, or not now."""
+
+    code = "repartition_refused"
 
 
 class SettingsError(TokenbusError):

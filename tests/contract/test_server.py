@@ -12,7 +12,8 @@ from redis.exceptions import ResponseError
 
 from tests.servers import binary
 from tokenbus.bus.keys import WIRE_VERSION, Keys
-from tokenbus.bus.server.server import Server, join_deployment, translated
+from tokenbus.bus.layout import join_deployment
+from tokenbus.bus.server.server import Server, translated
 from tokenbus.errors import DeploymentMismatch, ServerFull, ServerTooOld, ServerUnavailable
 from tokenbus_services.process.embedded_server import EmbeddedServer
 
@@ -86,7 +87,7 @@ async def test_another_number_of_partitions_is_a_mismatch_and_changes_nothing(se
 
 async def test_another_wire_version_is_a_mismatch(server: Server, keys: Keys):
     await server.client.hset(keys.meta, mapping={"partitions": keys.partitions, "wire_version": 99})
-    with pytest.raises(DeploymentMismatch, match="wire_version is 1 here but 99"):
+    with pytest.raises(DeploymentMismatch, match="wire_version is 1 or 2 here but 99"):
         await join_deployment(server, keys)
 
 

@@ -10,7 +10,8 @@ import pytest
 from tests.servers import cluster, sentinel_group
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.server.server import Server, join_deployment, translated
+from tokenbus.bus.layout import join_deployment
+from tokenbus.bus.server.server import Server, translated
 from tokenbus.errors import ServerUnavailable, SettingsError
 
 KEYS = Keys("topologies", 4)

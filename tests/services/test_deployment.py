@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.waiting import eventually
+from tokenbus.bus import repartition
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.liveness import Liveness
 from tokenbus.bus.server.server import Server
@@ -38,5 +39,25 @@ async def test_another_deployment_set_up_meanwhile_ends_the_worker(server: Serve
     await agreed.open()
     await server.client.hset(keys.meta, "partitions", keys.partitions + 1)
     await eventually(lambda: ended == ["deployment"])
+    await agreed.close()
+    await server.client.delete(keys.meta)
+
+
+async def test_a_server_that_lost_a_change_of_partitions_is_told_again(server: Server, keys: Keys):
+    agreed = Deployment(server, keys, Liveness())
+    await agreed.open()
+    before = await server.client.hgetall(keys.meta)
+    await repartition.announce(server, keys, await repartition.layout(server, keys), 7)
+    await eventually(lambda: keys.partitions == 7 and keys.epoch == 1)
+    await repartition.place(server, keys, await repartition.layout(server, keys))
+    await eventually(lambda: keys.numbers[0] == 7)
+    await server.client.delete(keys.meta)
+    await server.client.hset(keys.meta, mapping=before)
+
+    async def told() -> bool:
+        now = await repartition.layout(server, keys)
+        return (now.placing, now.numbers, now.spread, now.epoch) == (7, (7, 4), 7, 2)
+
+    await eventually(told)
     await agreed.close()
     await server.client.delete(keys.meta)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import click
 
 from tokenbus import __version__
-from tokenbus.bus.keys import TOPICS
+from tokenbus.bus.keys import MAX_PARTITIONS, TOPICS
 from tokenbus_services.cli import exit_codes as ending
 from tokenbus_services.cli.run_options import run_options
 from tokenbus_services.cli.service_registry import SERVICES
@@ -249,6 +249,31 @@ def top(every_s: float, once: bool, as_json: bool) -> None:
     from tokenbus_services.cli.top.command import top
 
     asyncio.run(top(every_s=every_s, once=once, as_json=as_json))
+
+
+@tokenbus.command()
+@click.argument("number", type=click.IntRange(1, MAX_PARTITIONS), required=False)
+@click.option("--wait", "wait_s", type=click.FloatRange(1), default=60, show_default=True, help="Seconds for workers.")
+@click.option("--abandon", is_flag=True, help="Take back a change that was announced and not finished.")
+@click.option("--forget", is_flag=True, help="Look for no more runs of earlier numbers; refused while some are kept.")
+@_lines
+def repartition(number: int | None, wait_s: float, abandon: bool, forget: bool, as_json: bool) -> None:
+    """Change the number of partitions to NUMBER while the deployment works; without NUMBER, show it.
+
+    New runs take the new number. Runs that began before go on where they are, and everybody finds both.
+    """
+    from tokenbus_services.cli import repartition
+
+    if (number is not None) + abandon + forget > 1:
+        raise click.UsageError("NUMBER, --abandon and --forget exclude each other.", click.get_current_context())
+    if number is not None:
+        asyncio.run(repartition.run(number, wait_s=wait_s, as_json=as_json))
+    elif abandon:
+        asyncio.run(repartition.give_up(as_json=as_json))
+    elif forget:
+        asyncio.run(repartition.forget(as_json=as_json))
+    else:
+        asyncio.run(repartition.show(as_json=as_json))
 
 
 @tokenbus.command()

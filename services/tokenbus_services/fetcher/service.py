@@ -10,6 +10,7 @@ from math import inf
 import msgspec
 
 from tokenbus.bus.control import ControlListener
+from tokenbus.bus.keys import Keys, partition_in
 from tokenbus.bus.liveness import rest
 from tokenbus.bus.stage.chain import Chain
 from tokenbus.bus.work_queue import QueueItem, WorkQueue
@@ -102,18 +103,18 @@ class FetcherService:
             longest_wait_s=limits.longest_wait_s,
             liveness=liveness,
         )
-        partition_of = {keys.topic(p, "turns"): p for p in range(keys.partitions)}
         self._queue = WorkQueue(
             server,
             group=TURNS_GROUP,
-            streams=list(partition_of),
+            streams=_turns(keys),
             worker=worker,
             on_claimed_away=self._on_claimed_away,
             members=keys.members(TURNS_GROUP),
             idle_only=lambda: self.admission.full,
-            prefers=None if prefers is None else lambda stream: prefers(partition_of[stream]),
+            prefers=None if prefers is None else lambda stream: prefers(partition_in(stream) or 0),
             fair="turns",
             unreadable=self._poisoned,
+            keys=keys,
             liveness=liveness,
         )
         self._cancels = Cancels(server, keys, self._requests, liveness)
@@ -151,6 +152,8 @@ class FetcherService:
         )
         self._control = ControlListener(server, keys, self._on_control, liveness=liveness)
         self._turned_away = LoggedTasks("requeue", most=keys.partitions)
+        core.deployment.fence()
+        core.deployment.on_grown(self._serve_more)
 
     @property
     def ready(self) -> bool:
@@ -190,6 +193,10 @@ class FetcherService:
         await self._providers.close()
         await self._blobs.aclose()
         await self._core.close()
+
+    async def _serve_more(self, keys: Keys) -> None:
+        await self._control.add(keys)
+        await self._queue.add(_turns(keys))
 
     async def read_requests(self) -> list[QueueItem]:
         """Read the next requests."""
@@ -261,3 +268,7 @@ def _tenant(item: QueueItem) -> str:
         return next(waits_as(turn_decoder.decode(data)) for data in item.fields.values())
     except msgspec.MsgspecError:
         return ""  # its work will report what is wrong with it
+
+
+def _turns(keys: Keys) -> list[str]:
+    return [keys.topic(p, "turns") for p in range(keys.partitions)]

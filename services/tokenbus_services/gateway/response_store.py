@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from tokenbus.bus.keys import Keys
+from tokenbus.bus.layout import locate
 from tokenbus.bus.run_record import REQUEST, UNENDED, read_status
 from tokenbus.bus.server.server import Server, translated
 from tokenbus.client.decode import public_event
@@ -40,6 +41,8 @@ class ResponseStore:
 
     async def events_so_far(self, run: str) -> list[PublicEvent]:
         """The run's log as it is now."""
+        with translated(self._server):
+            await locate(self._server, self._keys, run)
         key = self._keys.log(run)
         events: list[PublicEvent] = []
         first = "-"
@@ -52,11 +55,13 @@ class ResponseStore:
     async def is_open(self, run: str) -> bool:
         """Whether the run may still say something."""
         with translated(self._server):
+            await locate(self._server, self._keys, run)
             return await read_status(self._server.client, self._keys.run(run)) in UNENDED
 
     async def messages(self, run: str) -> list[Message] | None:
         """The messages of the run's request; None if its records have expired."""
         with translated(self._server):
+            await locate(self._server, self._keys, run)
             stored: bytes | None = await self._server.client.hget(self._keys.run(run), REQUEST)
         return msgspec.json.decode(stored, type=_Stored).messages if stored else None
 

@@ -12,6 +12,7 @@ import structlog
 
 from tokenbus import Client
 from tokenbus.bus.keys import Keys
+from tokenbus.bus.layout import locate
 from tokenbus.bus.run_record import ENDED, REQUEST, read_status
 from tokenbus.bus.server.server import Server, translated
 from tokenbus.client.decode import public_event
@@ -126,6 +127,7 @@ class GatewayRuns:
         """
         keys = self.keys
         with translated(self.server):
+            await locate(self.server, keys, run)
             first: list[Any] = await self.server.client.xrange(keys.log(run), count=1)
         event = public_event(run, first[0]) if first else None
         if isinstance(event, Started):
@@ -143,12 +145,15 @@ class GatewayRuns:
     async def _check_owner(self, run: str, caller: Caller) -> None:
         """Raise Refusal (404) if a run with the id that the client chose is another tenant's."""
         with translated(self.server):
+            await locate(self.server, self.keys, run)
             exists = await self.server.client.exists(self.keys.run(run), self.keys.log(run))
         if exists:
             await self.owned(run, caller)
 
     async def stored(self, run: str) -> list[PublicEvent]:
         """The events that the run has now, from seq 0."""
+        with translated(self.server):
+            await locate(self.server, self.keys, run)
         log_key, events, position = self.keys.log(run), list[PublicEvent](), "-"
         while True:
             with translated(self.server):
@@ -160,8 +165,9 @@ class GatewayRuns:
 
     async def last_event(self, run: str) -> PublicEvent | None:
         """The newest event of the run; None if there is none yet."""
-        log_key = self.keys.log(run)
         with translated(self.server):
+            await locate(self.server, self.keys, run)
+            log_key = self.keys.log(run)
             last: list[Any] = await self.server.client.xrevrange(log_key, count=1)
         return public_event(log_key, last[0]) if last else None
 
@@ -208,6 +214,7 @@ class GatewayRuns:
         for _ in range(MAX_RETRIES_OF_A_KEY if may_exist else 0):
             keys = self.keys
             with translated(self.server):
+                await locate(self.server, keys, run)
                 status = await read_status(self.server.client, keys.run(run))
                 if status not in ENDED:
                     break

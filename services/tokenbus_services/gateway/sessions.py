@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from tokenbus.bus.keys import Keys
+from tokenbus.bus.layout import locate
 from tokenbus.bus.run_record import ENDED, read_status
 from tokenbus.bus.server.server import Server, translated
 from tokenbus.bus.server.stream_reader import id_key
@@ -57,11 +58,13 @@ class Sessions:
     async def has_ended(self, run: str) -> bool:
         """Whether a run is over. One that was not accepted yet is not."""
         with translated(self._server):
+            await locate(self._server, self._keys, run)
             return await read_status(self._server.client, self._keys.run(run)) in ENDED
 
     async def last_seq(self, run: str) -> int:
         """Seq of the last event on the run's log; -1 if it is empty."""
         with translated(self._server):
+            await locate(self._server, self._keys, run)
             last: list[Any] = await self._server.client.xrevrange(self._keys.log(run), count=1)
         return id_key(last[0][0].decode())[1] if last else -1
 

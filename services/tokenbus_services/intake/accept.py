@@ -17,9 +17,11 @@ from redis.exceptions import RedisError
 from tokenbus.bus import scripts
 from tokenbus.bus.dead_letters import DeadLetter, dead_letter
 from tokenbus.bus.keys import DATA_FIELD, TENANT_FIELD, Keys
+from tokenbus.bus.layout import changed, locate
 from tokenbus.bus.liveness import beating
 from tokenbus.bus.quarantine import type_and_id
 from tokenbus.bus.run_record import ASKED, CONTINUES, DEADLINE, MODEL, PROVIDER, RECORD, REQUEST, TENANT
+from tokenbus.bus.scripts.runs import STALE
 from tokenbus.bus.server.retry import ISOLATED_TRIES, retry_until_available
 from tokenbus.bus.server.run_scripts import run_script, run_scripts
 from tokenbus.bus.server.server import Server
@@ -159,6 +161,7 @@ class Intake:
         await self._queue.finish([item])
 
     async def _take(self, items: Sequence[QueueItem]) -> None:
+        epoch = self._keys.epoch
         calls: list[tuple[QueueItem, scripts.ScriptCall]] = []
         refused: list[tuple[QueueItem, Exception]] = []
         # Concurrently, because one may have large media to store. Errors of one request do not affect the others.
@@ -166,38 +169,50 @@ class Intake:
         for item, call in zip(items, taken, strict=True):
             if isinstance(call, Exception):
                 refused.append((item, call))
+                await self._locate(rejected_run_id(item.fields))
                 if rejection := self._reject(item, call):
                     calls.append((item, rejection))
             elif isinstance(call, BaseException):
                 raise call
             else:
                 calls.append((item, call))
-        sent = await self._send(calls)  # first, so that good requests do not wait for bad ones
+        sent, stale = await self._send(calls)  # first, so that good requests do not wait for bad ones
         for item, error in refused:
-            await self.dead_letter(item, error)
-        await self._queue.finish(items, again=lambda: self._resend(sent))
+            if item not in stale:
+                await self.dead_letter(item, error)
+        await self._queue.finish([item for item in items if item not in stale], again=lambda: self._repeat(sent))
+        if stale:  # runs are placed by another number of partitions since
+            await changed(self._keys, epoch)
+            await self._take(stale)
 
     async def _calls(self, items: Sequence[QueueItem]) -> list[scripts.ScriptCall | BaseException]:
         return await asyncio.gather(*(self._call(item) for item in items), return_exceptions=True)
 
-    async def _send(self, calls: Sequence[tuple[QueueItem, scripts.ScriptCall]]) -> list[scripts.ScriptCall]:
-        """Send the calls; return those that the server accepted. The others are dead-lettered."""
+    async def _send(
+        self, calls: Sequence[tuple[QueueItem, scripts.ScriptCall]]
+    ) -> tuple[list[scripts.ScriptCall], list[QueueItem]]:
+        """Send the calls; return those that the server accepted, and the items whose calls came too late (`STALE`). The
+        others are dead-lettered.
+        """
         sent = [call for _, call in calls]
+        stale: list[QueueItem] = []
         try:
-            await self._resend(sent)
+            replies = await self._resend(sent)
+            stale = [item for (item, _), reply in zip(calls, replies, strict=True) if reply == STALE]
         except (RedisError, OSError):
             # One of them is at fault, for example a key of its run has the wrong type. All are safe to send again.
             for item, call in calls:
                 try:
-                    await self._send_individually(call)
+                    if await self._send_individually(call) == STALE:
+                        stale.append(item)
                 except (RedisError, OSError) as e:
                     sent.remove(call)
                     await self.dead_letter(item, e)
                     await self._end(item, e)
-        return sent
+        return sent, stale
 
-    async def _send_individually(self, call: scripts.ScriptCall) -> None:
-        await retry_until_available(
+    async def _send_individually(self, call: scripts.ScriptCall) -> object:
+        return await retry_until_available(
             self._server, lambda: run_script(self._server, call), what="intake", tries=ISOLATED_TRIES
         )
 
@@ -209,8 +224,11 @@ class Intake:
             except (RedisError, OSError):
                 log.exception("run_not_ended", run=rejected_run_id(item.fields), entry=item.entry_id)
 
-    async def _resend(self, calls: Sequence[scripts.ScriptCall]) -> None:
-        await retry_until_available(self._server, lambda: run_scripts(self._server, calls), what="intake")
+    async def _resend(self, calls: Sequence[scripts.ScriptCall]) -> list[object]:
+        return await retry_until_available(self._server, lambda: run_scripts(self._server, calls), what="intake")
+
+    async def _repeat(self, calls: Sequence[scripts.ScriptCall]) -> None:
+        await self._resend(calls)
 
     async def _refuse(self, item: QueueItem, error: Exception) -> None:
         """End its run as `failed`, if it names one, and dead-letter its bytes."""
@@ -221,6 +239,7 @@ class Intake:
     async def _call(self, item: QueueItem) -> scripts.ScriptCall:
         request, unknown = decode_with_notes(item.fields, limit=self._settings.limits.request_bytes)
         if isinstance(request, Cancel):
+            await self._locate(request.run)
             return self._cancels.call(request, await self._cancels.awaited_ms())
         try:
             self._providers(request.provider)
@@ -232,8 +251,16 @@ class Intake:
         check_tools(request.tools)
         check_output(request.output_schema)
         request, notes = self._fallbacks.resolve(request)
+        await self._locate(_run_of(request, item))
         policing = await self._policy_plan(request)
         return self._accept(await self._media.offload(request), item, policing, [*unknown, *notes])
+
+    async def _locate(self, run: str | None) -> None:
+        """Note where the run is: it may exist by an earlier number of partitions, as this request's or a cancel's."""
+        if run is not None:
+            await retry_until_available(
+                self._server, lambda: locate(self._server, self._keys, run), what="look-up of a run's partition"
+            )
 
     async def _policy_plan(self, request: Generate) -> PolicyPlan | None:
         """Return the run's policies; None, whatever its routes, if a policy published the request."""
@@ -293,8 +320,7 @@ class Intake:
     def _accept(
         self, request: Generate, item: QueueItem, policing: PolicyPlan | None, notes: list[str]
     ) -> scripts.ScriptCall:
-        # A request without an id gets the entry's id, so that a second delivery is the same run.
-        run = request.id or id_of_entry(item.stream, item.entry_id)
+        run = _run_of(request, item)
         now = self._server.clock.now_ms()
         deadline_ms = now + round(request.deadline_s * 1000) if request.deadline_s else 0
         plans = [self._plan(asked) for asked in all_choices(request)]
@@ -364,6 +390,7 @@ class Intake:
             frame=encode(frame),
             work=work,
             fields=fields,
+            epoch=keys.epoch,
         )
 
     def _reject(self, item: QueueItem, error: Exception) -> scripts.ScriptCall | None:
@@ -396,6 +423,11 @@ class Intake:
         rejected = isinstance(error, WireError | RequestError) and not isinstance(error, PoisonRequest)
         most = self._settings.retention.dead_entries
         await dead_letter(self._server, self._keys, entry, most=most, rejected=rejected)
+
+
+def _run_of(request: Generate, item: QueueItem) -> str:
+    """The request's id. One without gets the entry's id, so that a second delivery is the same run."""
+    return request.id or id_of_entry(item.stream, item.entry_id)
 
 
 class UnreadableEntry(Exception):

@@ -12,8 +12,10 @@ from redis.exceptions import RedisError
 
 from tokenbus.bus import scripts
 from tokenbus.bus.keys import DATA_FIELD, Keys
+from tokenbus.bus.layout import changed, locate
 from tokenbus.bus.liveness import Liveness
 from tokenbus.bus.scripts.order import URGENT_BYTES
+from tokenbus.bus.scripts.runs import STALE
 from tokenbus.bus.server.retry import retry_until_available
 from tokenbus.bus.server.run_scripts import run_scripts
 from tokenbus.bus.server.server import Server
@@ -89,6 +91,7 @@ class Cancels:
             awaited_ms=awaited_ms,
             frame=encode(EventFrame(0, CONTROL_ATTEMPT, now, [asked])),
             control_frame=encode(Control(run)),
+            epoch=keys.epoch,
         )
 
     async def awaited_ms(self) -> int:
@@ -119,8 +122,15 @@ class Cancels:
                 self._queue.release(items)
 
     async def _apply(self, requests: Sequence[Cancel]) -> None:
+        epoch = self._keys.epoch
+        await retry_until_available(
+            self._server, lambda: locate(self._server, self._keys, *(r.run for r in requests)), what="runs to cancel"
+        )
         calls = [self.call(request) for request in requests]
         replies = await retry_until_available(self._server, lambda: run_scripts(self._server, calls), what="cancels")
+        if stale := [request for request, reply in zip(requests, replies, strict=True) if reply == STALE]:
+            await changed(self._keys, epoch)
+            await self._apply(stale)
         unknown = [request for request, reply in zip(requests, replies, strict=True) if reply == b"awaited"]
         if unknown:
             awaited_ms = await self.awaited_ms()

@@ -32,7 +32,7 @@ def parser(core: WorkerCore) -> StageService:
     def logic(partition: int) -> ParserLogic:
         logics[partition] = ParserLogic(
             partition,
-            keys,
+            keys.within(partition),
             topics=settings.topics,
             open_run_ms=round(settings.retention.open_run_s * 1000),
             finished_run_ms=round(settings.retention.finished_run_s * 1000),

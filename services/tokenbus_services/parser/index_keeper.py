@@ -54,7 +54,7 @@ class IndexKeeper:
 
     async def _list(self, partition: int, states: Sequence[RunState]) -> None:
         listed = self._listed.get(partition, set()) & {s.run for s in states}
-        missing = [self._open_run(s) for s in states if s.run not in listed][:PAGE]
+        missing = [self._open_run(partition, s) for s in states if s.run not in listed][:PAGE]
         if missing:
             reply: list[bytes] = await run_script(self._server, list_open(self._keys.open_runs(partition), missing))
             listed.update(run.decode() for run in reply)
@@ -62,7 +62,7 @@ class IndexKeeper:
 
     async def _unlist(self, partition: int, open_runs: Collection[str]) -> int:
         """Look at one page; return how many runs of it are listed as open no more."""
-        keys, at = self._keys, self._at.get(partition, 0)
+        keys, at = self._keys.within(partition), self._at.get(partition, 0)
         page: list[bytes] = await self._server.client.zrange(keys.open_runs(partition), at, at + PAGE - 1)
         doubtful = [run for run in (member.decode() for member in page) if run not in open_runs]
         gone = 0
@@ -72,9 +72,9 @@ class IndexKeeper:
         self._at[partition] = at + PAGE - gone if len(page) == PAGE else 0
         return gone
 
-    def _open_run(self, s: RunState) -> OpenRun:
+    def _open_run(self, partition: int, s: RunState) -> OpenRun:
         return OpenRun(
-            key=self._keys.run(s.run),
+            key=self._keys.within(partition).run(s.run),
             run=s.run,
             accepted_ms=s.accepted_ms,
             provider=s.target.provider,

@@ -154,7 +154,7 @@ class TimeoutClock:
     # --- what it tells ----------------------------------------------------------------------------------------
 
     def _deadline(self, partition: int, s: RunState) -> scripts.ScriptCall:
-        keys = self._keys
+        keys = self._keys.within(partition)
         log.info("run_expired", run=s.run, turn=s.turn, attempt=s.attempt)
         return expire(
             keys.run(s.run),
@@ -169,7 +169,7 @@ class TimeoutClock:
         )
 
     def _tool_timeout(self, partition: int, s: RunState, pending: PendingCall) -> scripts.ScriptCall:
-        keys, block = self._keys, pending.call.block
+        keys, block = self._keys.within(partition), pending.call.block
         log.info("tool_vanished", run=s.run, turn=s.turn, block=block, tool=pending.call.name)
         return scripts.tool_result(
             keys.run(s.run),
@@ -194,7 +194,7 @@ class TimeoutClock:
         return encode(EventFrame(0, CONTROL_ATTEMPT, self._server.clock.now_ms(), [event]))
 
     def _append(self, partition: int, s: RunState, event: DeadlinePassed) -> scripts.ScriptCall:
-        keys = self._keys
+        keys = self._keys.within(partition)
         return append_timeout(
             keys.run(s.run),
             keys.topic(partition, "events"),

@@ -46,6 +46,7 @@ class PolicyClient(Client):
                 request = msgspec.structs.replace(request, visible=False)
             else:
                 request = {**request, "visible": False}
+        # Whichever number of partitions is known here: intake looks the run up by all of them.
         server, note = self._server, ask(self._keys.run(run), ttl_ms=self._run_ttl_ms)
         await retry_until_available(server, lambda: run_script(server, note), what="note of a policy's question")
         return await super().publish(request, wait=wait)

@@ -144,7 +144,9 @@ class PolicyService:
             assert self._stage
             if (token := self._stage.token_of(partition)) is None:
                 return None  # another worker owns the partition by now
-            return ServerRunRecord(self._server, self._keys, run, policies, token=token, on_decision=self._decided)
+            return ServerRunRecord(
+                self._server, self._keys.within(partition), run, policies, token=token, on_decision=self._decided
+            )
 
         return PolicyRunTask(
             run,

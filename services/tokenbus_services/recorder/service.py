@@ -12,6 +12,7 @@ import structlog
 
 from tokenbus.blobs import BlobStreams
 from tokenbus.bus.dead_letters import DeadLetter, dead_letter
+from tokenbus.bus.keys import Keys
 from tokenbus.bus.liveness import Liveness, beating, rest
 from tokenbus.bus.records import RecordEntry, drop_old_records, forget_recorded, newest_records, put_record
 from tokenbus.bus.server.retry import retry_until_available
@@ -61,16 +62,19 @@ class RecordService:
         self._metrics = metrics
         self._server = server = Server(settings.redis_url)
         self.liveness = Liveness()
-        self._deployment = Deployment(server, keys, self.liveness)
+        worker = worker_name()
+        self._deployment = Deployment(server, keys, self.liveness, worker=worker)
+        self._deployment.on_grown(self._serve_more)
         self._blobs = loader_of(settings.blobs)
         self._queue = WorkQueue(
             server,
             group=GROUP,
-            streams=[keys.topic(p, "records") for p in range(keys.partitions)],
-            worker=worker_name(),
+            streams=_records(keys),
+            worker=worker,
             on_claimed_away=self._lost,
             members=keys.members(GROUP),
             unreadable=self._poisoned,
+            keys=keys,
             liveness=self.liveness,
         )
         self._in_flight = InFlight(
@@ -106,6 +110,9 @@ class RecordService:
             await asyncio.gather(self._renewing, return_exceptions=True)
         await self._blobs.aclose()
         await self._server.aclose()
+
+    async def _serve_more(self, keys: Keys) -> None:
+        await self._queue.add(_records(keys))
 
     async def read(self) -> QueueItem:
         """Return the next run to record, once there is room for it."""
@@ -228,3 +235,7 @@ class RecordService:
 
     def _lost(self, item: QueueItem) -> None:
         self._in_flight.on_claimed_away(item)
+
+
+def _records(keys: Keys) -> list[str]:
+    return [keys.topic(p, "records") for p in range(keys.partitions)]

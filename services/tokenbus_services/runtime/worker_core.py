@@ -30,7 +30,7 @@ class WorkerCore:
         self.liveness = Liveness()
         self.worker = worker_name()
         self.stuck_s = stuck_after_s(settings.redis_url)
-        self._deployment = Deployment(self.server, settings.keys, self.liveness)
+        self.deployment = Deployment(self.server, settings.keys, self.liveness, worker=self.worker)
         self._info: ServerInfo | None = None
         self._users = 0
         self._deployment_gauges: DeploymentGauges | None = None
@@ -54,7 +54,7 @@ class WorkerCore:
         """Check the server and join the deployment. Raises TokenbusError if the settings and the server disagree."""
         if self._info is None:
             self._info = await self.server.check()
-            await self._deployment.open()
+            await self.deployment.open()
         self._users += 1
         return self._info
 
@@ -62,7 +62,7 @@ class WorkerCore:
         """Close the connections if no other service of the process uses them."""
         self._users -= 1
         if self._users <= 0:
-            await self._deployment.close()
+            await self.deployment.close()
             await self.server.aclose()
 
     async def measure(self) -> None:

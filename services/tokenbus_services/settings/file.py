@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast, get_args
 
@@ -31,7 +32,7 @@ from tokenbus_services.settings.workers import HttpSettings, RetrySettings, Stag
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 
-class Settings(Table, frozen=True, kw_only=True):
+class Settings(Table, frozen=True, kw_only=True, dict=True):  # dict: for `keys`
     """The complete `tokenbus.toml`."""
 
     redis_url: str | None = None
@@ -65,9 +66,9 @@ class Settings(Table, frozen=True, kw_only=True):
     stages: StageSettings = StageSettings()
     http: HttpSettings = HttpSettings()
 
-    @property
+    @cached_property
     def keys(self) -> Keys:
-        """The key names of this deployment."""
+        """The key names of this deployment: one object, which follows a change of the number of partitions."""
         return Keys(self.prefix, self.partitions)
 
     @property

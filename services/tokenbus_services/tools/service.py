@@ -15,6 +15,7 @@ import structlog
 
 from tokenbus.bus import scripts
 from tokenbus.bus.control import ControlListener
+from tokenbus.bus.keys import Keys
 from tokenbus.bus.liveness import Liveness
 from tokenbus.bus.run_record import STATUS, call_field
 from tokenbus.bus.server.retry import retry_until_available
@@ -60,18 +61,21 @@ class ToolService:
         self._keys = keys = settings.keys
         self._server = server = Server(settings.redis_url)
         self.liveness = liveness = Liveness()
-        self._deployment = Deployment(server, keys, liveness)
+        worker = worker_name()
+        self._deployment = Deployment(server, keys, liveness, worker=worker)
+        self._deployment.on_grown(self._serve_more)
         self._executor = executor
         self._metrics = metrics
         self._queue = WorkQueue(
             server,
             group=GROUP,
-            streams=[keys.topic(p, "tools") for p in range(keys.partitions)],
-            worker=worker_name(),
+            streams=_calls(keys),
+            worker=worker,
             on_claimed_away=self._on_claimed_away,
             members=keys.members(GROUP),
             fair="tools",
             unreadable=self._poisoned,
+            keys=keys,
             liveness=liveness,
         )
         self.calls = InFlight(
@@ -111,6 +115,10 @@ class ToolService:
             await self._lists.close()
         await self._executor.close()
         await self._server.aclose()
+
+    async def _serve_more(self, keys: Keys) -> None:
+        await self._control.add(keys)
+        await self._queue.add(_calls(keys))
 
     async def read(self) -> QueueItem:
         """Return the next call, once there is room for it."""
@@ -198,3 +206,7 @@ class ToolService:
     def _on_control(self, message: Control) -> None:
         if message.what == "cancel":
             self.calls.cancel(message.run)
+
+
+def _calls(keys: Keys) -> list[str]:
+    return [keys.topic(p, "tools") for p in range(keys.partitions)]

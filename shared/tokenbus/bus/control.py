@@ -39,6 +39,15 @@ class ControlListener:
             self._offsets[stream] = last[0][0].decode() if last else "0-0"
         self._task = self._liveness.start(self._run(), name="control")
 
+    async def add(self, keys: Keys) -> None:
+        """Listen to the partitions of ``keys`` that were added too, from their beginning on."""
+        streams = [keys.topic(p, "control") for p in range(keys.partitions)]
+        new = [stream for stream in streams if stream not in self._streams]
+        self._streams += new
+        if self._task:
+            self._offsets |= dict.fromkeys(new, "0-0")
+            self._reader.wake()
+
     async def close(self) -> None:
         """Stop listening."""
         if self._task:
@@ -51,7 +60,7 @@ class ControlListener:
         while True:
             beat()
             try:
-                found = await self._reader.read(self._offsets)
+                found = await self._reader.read(dict(self._offsets))
                 pause = FIRST_PAUSE_S
                 defects.none()
             except Exception as e:  # of any kind: a worker that misses messages would keep sockets of ended runs open

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Literal
 from zlib import crc32
-
-import msgspec
 
 WIRE_VERSION = 1
 DEFAULT_PREFIX = "tokenbus"
@@ -27,6 +26,12 @@ it is missing, the server searches the request for it.
 """
 
 
+def partition_in(stream: str) -> int | None:
+    """The partition of a stream's name; None if it has none."""
+    number = stream.partition("{")[2].partition("}")[0]
+    return int(number) if number.isascii() and number.isdigit() else None
+
+
 def order_keys(stream: str) -> tuple[str, str]:
     """Keys of a work queue's order, in the stream's slot: the sorted set of waiting entries and the hash of its
     tenants.
@@ -36,21 +41,104 @@ def order_keys(stream: str) -> tuple[str, str]:
     return f"{base}:order", f"{base}:tenants"
 
 
-class Keys(msgspec.Struct, frozen=True):
-    """Key names of one deployment: its prefix and its number of partitions P."""
+class Keys:
+    """Key names of one deployment: its prefix, its number of partitions, and in which of them a run is.
 
-    prefix: str = DEFAULT_PREFIX
-    partitions: int = DEFAULT_PARTITIONS
+    The number for new runs may change while the deployment runs (bus/layout.py, `apply`). A run stays in the partition
+    where it began. So one object is shared by all parts of a process, and `note` tells it of a run that is elsewhere
+    than the present number says.
+    """
 
-    def __post_init__(self) -> None:
-        if not self.prefix or any(c in self.prefix for c in "{}\r\n "):
-            raise ValueError(f"prefix {self.prefix!r}: must be non-empty, without braces, blanks or line ends")
-        if not 1 <= self.partitions <= MAX_PARTITIONS:
-            raise ValueError(f"partitions {self.partitions}: must be 1 to {MAX_PARTITIONS}")
+    __slots__ = ("_elsewhere", "_held", "epoch", "ever", "heard_at", "numbers", "partitions", "prefix")
+
+    def __init__(self, prefix: str = DEFAULT_PREFIX, partitions: int = DEFAULT_PARTITIONS) -> None:
+        """Raises ValueError for an impossible prefix or number."""
+        if not prefix or any(c in prefix for c in "{}\r\n "):
+            raise ValueError(f"prefix {prefix!r}: must be non-empty, without braces, blanks or line ends")
+        if not 1 <= partitions <= MAX_PARTITIONS:
+            raise ValueError(f"partitions {partitions}: must be 1 to {MAX_PARTITIONS}")
+        self.prefix = prefix
+        self.partitions = partitions
+        """Number of partitions that may have runs: the largest that the deployment ever had."""
+        self.numbers: tuple[int, ...] = (partitions,)
+        """Numbers of partitions by which runs were placed that may still be kept; the first one places new runs."""
+        self.ever = self.numbers
+        """All numbers that the deployment ever had."""
+        self.epoch = 0
+        """Counts the changes of `numbers`."""
+        self.heard_at = 0.0
+        """When the deployment was asked for `numbers`, by the monotonic clock."""
+        self._elsewhere: dict[str, int] = {}
+        """Partitions of runs that an earlier number placed. No further ones are placed by it, so this is bounded."""
+        self._held: dict[str, tuple[int, int]] = {}
+        """Runs on which this process works: their partition, and how often they are held."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Keys) and (self.prefix, self.numbers) == (other.prefix, other.numbers)
+
+    def __hash__(self) -> int:
+        return hash(self.prefix)
+
+    def __repr__(self) -> str:
+        return f"Keys({self.prefix!r}, {self.partitions}, numbers={self.numbers})"
+
+    def apply(self, numbers: Sequence[int], partitions: int, epoch: int, ever: Sequence[int]) -> None:
+        """Take over what the deployment has agreed on."""
+        self.numbers, self.partitions, self.epoch, self.ever = tuple(numbers), partitions, epoch, tuple(ever)
+        if len(self.numbers) == 1:
+            self._elsewhere.clear()
+
+    def widen(self, numbers: Sequence[int], partitions: int) -> None:
+        """Look runs up by these numbers too; place them as before."""
+        self.numbers = tuple(dict.fromkeys([*self.numbers, *numbers]))
+        self.partitions = max(self.partitions, partitions)
 
     def partition_of(self, run: str) -> int:
-        """``crc32(run) mod P``: the partition of all events of the run."""
-        return crc32(run.encode()) % self.partitions
+        """``crc32(run) mod P``: the partition of all events of the run, or where it is noted to be."""
+        if self._held and (held := self._held.get(run)) is not None:
+            return held[0]
+        if self._elsewhere and (noted := self._elsewhere.get(run)) is not None:
+            return noted
+        return crc32(run.encode()) % self.numbers[0]
+
+    def places(self, run: str) -> tuple[int, ...]:
+        """The partitions where the run may be, first that of a new run. One, unless it may be in several."""
+        if len(self.numbers) == 1 or run in self._elsewhere or run in self._held:
+            return (self.partition_of(run),)
+        number = crc32(run.encode())
+        return tuple(dict.fromkeys(number % p for p in self.numbers))
+
+    def may_hold(self, partition: int, run: str) -> bool:
+        """Whether a run with this id may be in the partition."""
+        number = crc32(run.encode())
+        return any(number % p == partition for p in self.numbers)
+
+    def note(self, run: str, partition: int) -> None:
+        """Remember where a run was found."""
+        if partition != self.partition_of(run):
+            self._elsewhere[run] = partition
+
+    def hold(self, runs: Iterable[str], stream: str) -> None:
+        """Runs on which this process works are in the partition of this stream, whatever number places new ones.
+
+        Call `release` as often.
+        """
+        if (partition := partition_in(stream)) is not None:
+            for run in runs:
+                self._held[run] = partition, self._held.get(run, (0, 0))[1] + 1
+
+    def release(self, runs: Iterable[str]) -> None:
+        """The end of a `hold`."""
+        for run in runs:
+            partition, holds = self._held.pop(run, (self.partition_of(run), 1))
+            if holds > 1:
+                self._held[run] = partition, holds - 1
+            else:
+                self.note(run, partition)
+
+    def within(self, partition: int) -> Keys:
+        """Key names for code that handles one partition's runs only: every run is in it."""
+        return _KeysWithin(self, partition)
 
     @property
     def requests(self) -> str:
@@ -59,7 +147,7 @@ class Keys(msgspec.Struct, frozen=True):
 
     @property
     def meta(self) -> str:
-        """Hash: partitions and wire version of the deployment."""
+        """Hash: partitions and wire version of the deployment (bus/layout.py)."""
         return f"{self.prefix}:meta"
 
     @property
@@ -166,3 +254,18 @@ class Keys(msgspec.Struct, frozen=True):
     def tape(self, run: str) -> str:
         """Stream: the parser's input of a recorded run, in order."""
         return f"{self.prefix}:{{{self.partition_of(run)}}}:tape:{run}"
+
+
+class _KeysWithin(Keys):
+    __slots__ = ("_all", "_partition")
+
+    def __init__(self, every: Keys, partition: int) -> None:
+        super().__init__(every.prefix, every.partitions)
+        self._all = every
+        self._partition = partition
+
+    def partition_of(self, run: str) -> int:
+        return self._partition
+
+    def may_hold(self, partition: int, run: str) -> bool:
+        return self._all.may_hold(partition, run)

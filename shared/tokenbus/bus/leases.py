@@ -90,6 +90,7 @@ class Leases:
         self._ttl_ms = round(ttl_s * 1000)
         self._tick_s = tick_s
         self._start = start
+        self._partitions_at_start = keys.partitions
         self._liveness = liveness or Liveness()
         self._owned: dict[int, Lease] = {}
         self._committed: dict[int, str] = {}
@@ -325,7 +326,8 @@ class Leases:
                 self._stream(partition),
                 owner=self._worker,
                 ttl_ms=self._ttl_ms,
-                start=self._start,
+                # Partitions that are added later are read from their beginning.
+                start=self._start if partition < self._partitions_at_start else "0-0",
                 mirror=self._group,
             )
             for partition in partitions

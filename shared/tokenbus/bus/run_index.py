@@ -95,10 +95,14 @@ async def read_runs(client: Any, keys: Keys, runs: Sequence[str]) -> list[RunInf
         some = runs[at : at + COMMANDS]
         pipe = client.pipeline(transaction=False)
         for run in some:
-            pipe.hmget(keys.run(run), _FIELDS)
-        replies: list[Any] = await pipe.execute(raise_on_error=False)
-        for run, reply in zip(some, replies, strict=True):
-            found.append(_info(run, reply))
+            for partition in keys.places(run):
+                pipe.hmget(keys.within(partition).run(run), _FIELDS)
+        replies = iter(await pipe.execute(raise_on_error=False))
+        for run in some:
+            infos = [(place, info) for place in keys.places(run) if (info := _info(run, next(replies)))]
+            if infos:
+                keys.note(run, infos[0][0])
+            found.append(infos[0][1] if infos else None)
     return found
 
 

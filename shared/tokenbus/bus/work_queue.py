@@ -19,6 +19,7 @@ from redis.exceptions import RedisError, ResponseError
 
 from tokenbus.bus import scripts
 from tokenbus.bus.backlog import Backlog
+from tokenbus.bus.keys import Keys
 from tokenbus.bus.liveness import IDLE_S, Defects, Liveness, beat, wait_briefly
 from tokenbus.bus.quarantine import may_be_an_entry, names_in, never_arrived, why_unreadable
 from tokenbus.bus.scripts.order import Entries, put_back, reclaim, take
@@ -74,6 +75,7 @@ class WorkQueue:
         fair: Entries | None = None,
         urgent: Callable[[QueueItem], bool] | None = None,
         unreadable: Callable[[QueueItem, Exception], Awaitable[None]] | None = None,
+        keys: Keys | None = None,
         liveness: Liveness | None = None,
     ) -> None:
         """- ``on_claimed_away`` is called with an item that another worker claimed: work on it must stop.
@@ -86,6 +88,7 @@ class WorkQueue:
           returns True if it has handled the item, which then does not wait for its turn.
         - ``unreadable`` is awaited with an item that breaks every connection on which it is read. The values of its
           fields are empty. The item is finished afterwards. It may be awaited more than once for the same item.
+        - ``keys``: of queues by partition, whose fields are named by runs: knows where the runs of held items are.
         """
         self._server = server
         self._group = group
@@ -106,6 +109,7 @@ class WorkQueue:
         self._idle_s = idle_s
         self._beat_s = beat_s
         self._members = members
+        self._keys = keys
         self._liveness = liveness or Liveness()
         self._claimed: dict[tuple[str, str], QueueItem] = {}
         self._ready: asyncio.Queue[QueueItem] = asyncio.Queue()
@@ -132,14 +136,26 @@ class WorkQueue:
 
     async def open(self) -> None:
         """Create missing consumer groups and start reading. Raises redis-py's errors."""
-        await self._declare()
+        await self._declare(self._streams)
         await self._sign_on()
         self._healthy = True
-        groups = self._server.read_groups(self._streams)
+        self._start_reading(self._streams)
+        self._beats.append(self._liveness.start(self._at_each_beat(self._sign_on), name=f"sign-on {self._group}"))
+
+    async def add(self, streams: Sequence[str]) -> None:
+        """Read these streams too, if they are new. Raises redis-py's errors."""
+        new = [stream for stream in streams if stream not in self._streams]
+        if self._beats and not self._closing:
+            await self._declare(new)
+            self._start_reading(new)
+        self._cursors |= dict.fromkeys(new, "-" if self._fair else "0-0")
+        self._streams += new
+
+    def _start_reading(self, streams: list[str]) -> None:
+        groups = self._server.read_groups(streams)
         start, group = self._liveness.start, self._group
-        self._readers = [start(self._read_loop(g), name=f"queue {group}") for g in groups]
-        self._beats = [start(self._keep_alive(g), name=f"heartbeat {group}") for g in groups]
-        self._beats.append(start(self._at_each_beat(self._sign_on), name=f"sign-on {group}"))
+        self._readers += [start(self._read_loop(g), name=f"queue {group}") for g in groups]
+        self._beats += [start(self._keep_alive(g), name=f"heartbeat {group}") for g in groups]
 
     async def read(self) -> QueueItem:
         """Wait for the next item. While no caller waits, at most one read's worth of items is taken from the server."""
@@ -275,9 +291,15 @@ class WorkQueue:
     def _release(self, items: Sequence[QueueItem]) -> dict[str, list[str]]:
         by_stream: defaultdict[str, list[str]] = defaultdict(list)
         for item in items:
-            self._claimed.pop((item.stream, item.entry_id), None)
+            self._drop((item.stream, item.entry_id))
             by_stream[item.stream].append(item.entry_id)
         return by_stream
+
+    def _drop(self, key: tuple[str, str]) -> QueueItem | None:
+        item = self._claimed.pop(key, None)
+        if item and self._keys:
+            self._keys.release(_runs_of(item))
+        return item
 
     # --- reading: only on demand --------------------------------------------------------------------------------
 
@@ -456,6 +478,8 @@ class WorkQueue:
         return taken > 0
 
     def _claim_items(self, item: QueueItem) -> None:
+        if self._keys:
+            self._keys.hold(_runs_of(item), item.stream)
         self._claimed[(item.stream, item.entry_id)] = item
         if self._urgent and item.deliveries == 1 and self._urgent(item):
             return
@@ -509,7 +533,7 @@ class WorkQueue:
         ]
         for stream, lost in zip(by_stream, await run_scripts(self._server, calls), strict=True):
             for entry_id in lost:
-                if item := self._claimed.pop((stream, entry_id.decode()), None):
+                if item := self._drop((stream, entry_id.decode())):
                     self._on_claimed_away(item)
 
     async def _sweep(self, streams: list[str]) -> None:
@@ -521,8 +545,8 @@ class WorkQueue:
 
     # --- errors of the server -----------------------------------------------------------------------------------
 
-    async def _declare(self) -> None:
-        for stream in self._streams:
+    async def _declare(self, streams: Sequence[str]) -> None:
+        for stream in streams:
             try:
                 await self._server.client.xgroup_create(stream, self._group, id="0-0", mkstream=True)
             except ResponseError as e:
@@ -536,9 +560,13 @@ class WorkQueue:
         self._healthy = False
         if "NOGROUP" in str(error):  # the stream was deleted, or the server restarted empty
             with suppress(RedisError, OSError):
-                await self._declare()
+                await self._declare(self._streams)
         else:
             await asyncio.sleep(pause)
+
+
+def _runs_of(item: QueueItem) -> list[str]:
+    return [name.decode(errors="replace") for name in item.fields]
 
 
 def _queue_item(stream: str, entry_id: bytes, deliveries: int, flat: list[bytes]) -> QueueItem:

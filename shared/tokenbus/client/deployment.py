@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Mapping
 from typing import Any
 
-from tokenbus.bus.keys import DEFAULT_PARTITIONS, WIRE_VERSION, Keys
+from tokenbus.bus.keys import DEFAULT_PARTITIONS, Keys
+from tokenbus.bus.layout import Layout, locate, read_layout
 from tokenbus.bus.server.server import Server, translated
 from tokenbus.bus.server.url import url_in_env
 from tokenbus.client.local_up import data_directory, running_in
@@ -16,6 +18,8 @@ from tokenbus.errors import DeploymentMismatch, ServerUnavailable, SettingsError
 
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 1.0
+REFRESH_S = 1.0
+"""How often a client asks, while it reads, whether the number of partitions was changed."""
 
 
 class Deployment:
@@ -28,6 +32,7 @@ class Deployment:
         self.closed = False
         self._wanted = partitions
         self._agreed = False
+        self._asked_at = 0.0
         try:
             self._keys = Keys(prefix, DEFAULT_PARTITIONS if partitions is None else partitions)
         except ValueError as e:
@@ -53,25 +58,47 @@ class Deployment:
     async def _ask(self) -> None:
         if self._agreed:
             return  # another task asked while this one waited
+        if layout := await self._read():
+            self._agree(layout)
+
+    async def _read(self) -> Layout | None:
+        self._asked_at = time.monotonic()
         with translated(self.server):
-            found: list[bytes | None] = await self.server.client.hmget(self._keys.meta, ["partitions", "wire_version"])
-        if found[0] is not None and found[1] is not None:
-            self._agree(found[0].decode(), found[1].decode())
+            return await read_layout(self.server, self._keys)
 
     async def still(self, keys: Keys) -> None:
-        """Check that ``keys`` are still right. Raises DeploymentMismatch if they were guessed wrongly before the
-        deployment existed.
+        """Check that ``keys`` are still right, and let them follow a change. Raises DeploymentMismatch if they were
+        guessed wrongly before the deployment existed; ServerUnavailable.
         """
         now = await self.keys()
-        if now != keys:
+        if now is not keys:
             raise DeploymentMismatch("partitions", str(keys.partitions), str(now.partitions))
+        await self.refresh()
 
-    def _agree(self, partitions: str, wire_version: str) -> None:
-        if wire_version != str(WIRE_VERSION):
-            raise DeploymentMismatch("wire_version", str(WIRE_VERSION), wire_version)
-        if self._wanted is not None and partitions != str(self._wanted):
-            raise DeploymentMismatch("partitions", str(self._wanted), partitions)
-        self._keys = Keys(self._keys.prefix, int(partitions))
+    async def refresh(self, *, older_than_s: float = REFRESH_S) -> None:
+        """Follow a change of the deployment's partitions, if it was not asked about them for so long.
+
+        Raises DeploymentMismatch, ServerUnavailable.
+        """
+        if self._agreed and time.monotonic() - self._asked_at >= older_than_s and (layout := await self._read()):
+            self._keys.apply(layout.numbers, layout.spread, layout.epoch, layout.ever)
+
+    async def keys_of(self, run: str) -> Keys:
+        """Return the key names for this run, after finding out in which partition it is now. Raises as `keys` does."""
+        keys = await self.keys()
+        with translated(self.server):
+            found = await locate(self.server, keys, run)
+        if not found:
+            await self.refresh()
+        return keys.within(keys.partition_of(run))
+
+    def _agree(self, layout: Layout) -> None:
+        wanted = self._wanted
+        if wanted is not None and wanted not in layout.ever:
+            raise DeploymentMismatch("partitions", str(wanted), str(layout.placing))
+        if self._keys.numbers != layout.numbers or self._keys.partitions != layout.spread or layout.epoch:
+            self._keys = Keys(self._keys.prefix, layout.placing)
+            self._keys.apply(layout.numbers, layout.spread, layout.epoch, layout.ever)
         self._agreed = True
 
 

@@ -10,6 +10,7 @@ import msgspec
 
 from tokenbus.bus.dead_letters import StoredDeadLetter
 from tokenbus.bus.keys import DATA_FIELD, Keys
+from tokenbus.bus.layout import locate
 from tokenbus.bus.run_record import read_status
 from tokenbus.bus.server.server import Server
 from tokenbus.client.client import Client
@@ -30,6 +31,7 @@ async def retry_dead_letter(bus: Client, server: Server, keys: Keys, dead: Store
             return await bus.publish(_inbound(dead))
         if e.run is None:
             raise CannotRetry(dead.id, "it names no run")
+        await locate(server, keys, e.run)
         status = await read_status(server.client, keys.run(e.run))
         if status not in (None, "failed"):
             raise CannotRetry(dead.id, f"run {e.run} is {status}: it went on without this entry")

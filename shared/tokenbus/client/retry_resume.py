@@ -47,7 +47,7 @@ async def ended_run(deployment: Deployment, run: str) -> Ended:
     Raises RunNotFound, also if the records have expired; RunOpen; RunNotRepeatable if the run completed or was refused;
     ServerUnavailable.
     """
-    keys = await deployment.keys()
+    keys = await deployment.keys_of(run)
     client = deployment.server.client
     # Read single fields: the hash of a recorded run also holds its raw stream.
     with translated(deployment.server):

@@ -68,6 +68,8 @@ class LogReader:
         self._waited_s = 0.0
         self._look_s = LOOK_S
         self._known = False
+        self._keys: Keys | None = None
+        """Names of the run's keys, where it was looked for last; they stay once it is known."""
         self.ended = False
         """Whether the terminal event was returned, or lies at or before the cursor."""
 
@@ -88,9 +90,10 @@ class LogReader:
         """
         if self._gap:
             raise self._gap
-        keys = await self._deployment.keys()
+        await self._deployment.keys()  # the client may have been closed
+        keys = self._keys = self._keys if self._known and self._keys else await self._deployment.keys_of(self._run)
         log = keys.log(self._run)
-        if self._feed and self._feed.stream != log:  # the keys were guessed before the deployment existed
+        if self._feed and self._feed.stream != log:  # guessed before the deployment existed, or the run is elsewhere
             await self._leave_feed()
         if self._feed is None:
             entries = await self._stored(log)
@@ -102,7 +105,7 @@ class LogReader:
             entries = await self._new(keys, self._feed)
         if not entries:
             return []
-        self._known = True
+        self._known, self._keys = True, keys
         self._look_s = LOOK_S
         return self._in_order(log, entries)
 
@@ -140,7 +143,7 @@ class LogReader:
         client = self._deployment.server.client
         last: list[Entry] = await client.xrevrange(log, count=1)
         if not last:
-            if not await client.exists((await self._deployment.keys()).run(self._run)):
+            if not await client.exists((await self._deployment.keys_of(self._run)).run(self._run)):
                 raise RunNotFound(self._run)  # it existed before, so waiting is pointless
             raise CursorAhead(log, str(self._seq), "none")
         last_attempt, last_seq = id_key(last[0][0].decode())
@@ -182,6 +185,9 @@ class LogReader:
     async def _look_for_run(self, keys: Keys) -> None:
         """After silence: check that the run exists and may still produce events."""
         client = self._deployment.server.client
+        if not self._known:
+            await self._deployment.refresh()
+            keys = self._keys = await self._deployment.keys_of(self._run)
         status = await read_status(client, keys.run(self._run))
         if status in ("awaited", *UNENDED) or await client.exists(keys.log(self._run)):
             self._known = True

@@ -15,7 +15,8 @@ from tests.contract.client.writer import Writer
 from tests.waiting import eventually
 from tokenbus import Chunk, Client, PublicEvent
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.server.server import Server, join_deployment
+from tokenbus.bus.layout import join_deployment
+from tokenbus.bus.server.server import Server
 from tokenbus.client.log_tail import READS, ROOM, Feed
 from tokenbus.errors import CursorAhead, CursorTrimmed, Malformed, RequestInvalid, RunNotFound, ServerUnavailable
 from tokenbus_services.process.embedded_server import EmbeddedServer

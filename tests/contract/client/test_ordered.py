@@ -12,7 +12,8 @@ from tests.contract.client.writer import Writer
 from tests.waiting import eventually
 from tokenbus import BlockComplete, BlockStarted, Chunk, Client, Completed, Cursor, PublicEvent, Started
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.server.server import Server, join_deployment
+from tokenbus.bus.layout import join_deployment
+from tokenbus.bus.server.server import Server
 from tokenbus.client.subscriptions.ordered import OrderedSubscription
 from tokenbus.errors import CursorAhead, CursorTrimmed, DeploymentMismatch, ServerUnavailable
 from tokenbus_services.process.embedded_server import EmbeddedServer

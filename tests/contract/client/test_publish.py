@@ -12,7 +12,8 @@ from tests.contract.client.writer import LOST, Writer
 from tests.waiting import eventually
 from tokenbus import Client, Completed, Generate, Message, Run
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.server.server import Server, join_deployment
+from tokenbus.bus.layout import join_deployment
+from tokenbus.bus.server.server import Server
 from tokenbus.client.publish_queue import COMMANDS
 from tokenbus.core.request.parse import decode_request
 from tokenbus.errors import (

@@ -13,7 +13,8 @@ import pytest
 
 from tests.services.cli.process import run, settings_file
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.server.server import Server, join_deployment
+from tokenbus.bus.layout import join_deployment
+from tokenbus.bus.server.server import Server
 
 
 async def deployment(server: Server, url: str, keys: Keys, directory: Path, more: str = "") -> str:

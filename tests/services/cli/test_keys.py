@@ -11,9 +11,10 @@ import pytest
 
 from tests.services.cli.process import run, settings_file
 from tokenbus.bus.keys import Keys
+from tokenbus.bus.layout import join_deployment
 from tokenbus.bus.scripts.gateway import RunUse, count_use
 from tokenbus.bus.server.run_scripts import run_script
-from tokenbus.bus.server.server import Server, join_deployment
+from tokenbus.bus.server.server import Server
 from tokenbus_services.gateway.keys.key import digest, id_of
 from tokenbus_services.gateway.keys.store import KeyStore
 from tokenbus_services.settings.gateway_keys import KeySettings

@@ -15,7 +15,8 @@ from tests.contract.client.listed import Listed
 from tests.services.cli.events import Told
 from tests.services.cli.process import Command, fed, run, running, settings_file
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.server.server import Server, join_deployment
+from tokenbus.bus.layout import join_deployment
+from tokenbus.bus.server.server import Server
 from tokenbus.events.public import PublicEvent, encode
 
 

@@ -14,7 +14,8 @@ from tests.services.cli.process import run, settings_file
 from tests.services.cli.test_run_commands import requests
 from tokenbus import RunInfo
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.server.server import Server, join_deployment
+from tokenbus.bus.layout import join_deployment
+from tokenbus.bus.server.server import Server
 from tokenbus.errors import SettingsError
 from tokenbus_services.cli.run_choice import RunChoice, age_text, seconds
 from tokenbus_services.cli.runs import table

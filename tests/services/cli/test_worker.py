@@ -14,7 +14,8 @@ import pytest
 from tests.services.cli.process import run, running, settings_file
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.server.server import Server, join_deployment
+from tokenbus.bus.layout import join_deployment
+from tokenbus.bus.server.server import Server
 from tokenbus_services.cli.service_registry import SERVICES
 from tokenbus_services.mock_provider import Delivery, MockProvider, Reply, Script, Turn
 

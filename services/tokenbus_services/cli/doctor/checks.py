@@ -11,9 +11,9 @@ from typing import Literal
 import msgspec
 from redis.exceptions import AuthenticationError
 
-from tokenbus.bus.keys import WIRE_VERSION
+from tokenbus.bus.layout import FIELDS, layout_of
 from tokenbus.bus.server.server import ServerInfo
-from tokenbus.errors import ServerError, ServerTooOld, ServerUnavailable, SettingsError
+from tokenbus.errors import DeploymentMismatch, ServerError, ServerTooOld, ServerUnavailable, SettingsError
 from tokenbus_services.cli.inspect.snapshot import NodeFacts
 from tokenbus_services.cli.render.event_text import size
 from tokenbus_services.settings import Settings
@@ -126,18 +126,28 @@ def check_deployment(settings: Settings, meta: Mapping[str, str]) -> Iterator[Fi
             todo="start `tokenbus up`, or the workers; or set the prefix that they have",
         )
         return
-    ours = {"partitions": str(settings.partitions), "wire_version": str(WIRE_VERSION)}
-    for name, value in ours.items():
-        if meta.get(name) != value:
-            yield Finding(
-                level="wrong",
-                about="deployment",
-                says=f"{name} is {value} here but {meta.get(name)} on the server",
-                todo="use one version" if name == "wire_version" else "set the same partitions everywhere",
-            )
-    if all(meta.get(name) == value for name, value in ours.items()):
+    try:
+        layout = layout_of([meta[name].encode() if name in meta else None for name in FIELDS])
+        if settings.partitions not in layout.ever:
+            raise DeploymentMismatch("partitions", str(settings.partitions), str(layout.placing))
+    except DeploymentMismatch as e:
         yield Finding(
-            level="ok", about="deployment", says=f"{settings.partitions} partitions, wire version {WIRE_VERSION}"
+            level="wrong",
+            about="deployment",
+            says=f"{e.name} is {e.ours} here but {e.theirs} on the server",
+            todo="use one version" if e.name == "wire_version" else "set the same partitions everywhere",
+        )
+        return
+    says = f"{layout.placing} partitions, wire version {meta['wire_version']}"
+    if len(layout.numbers) > 1:
+        says += f"; runs of {', '.join(map(str, layout.numbers[1:]))} partitions are found too"
+    yield Finding(level="ok", about="deployment", says=says)
+    if settings.partitions != layout.placing:
+        yield Finding(
+            level="note",
+            about="deployment",
+            says=f"the settings say {settings.partitions} partitions; the deployment had so many before, so all works",
+            todo=f"set partitions = {layout.placing}",
         )
 
 

@@ -16,6 +16,7 @@ from redis.exceptions import NoPermissionError, ResponseError
 from tokenbus.blob_wire import DEPLOYMENT_ENV, DEPLOYMENT_HEADER
 from tokenbus.bus.dead_letters import newest_dead_letters
 from tokenbus.bus.keys import TOPICS, InternalTopic, Keys
+from tokenbus.bus.layout import learn
 from tokenbus.bus.server.server import Server, ServerInfo, translated
 from tokenbus.client.local_up import running_in
 from tokenbus.errors import ServerError, ServerUnavailable, SettingsError
@@ -203,6 +204,7 @@ async def _deployment(server: Server, settings: Settings) -> AsyncIterator[Findi
     agreed = {name.decode(): value.decode() for name, value in meta.items()}
     for finding in checks.check_deployment(settings, agreed):
         yield finding
+    await learn(server, settings.keys)
 
 
 async def _work(server: Server, settings: Settings) -> AsyncIterator[Finding]:

@@ -19,6 +19,7 @@ import msgspec
 import structlog
 
 from tokenbus.bus.keys import Keys
+from tokenbus.bus.layout import locate
 from tokenbus.bus.run_record import REQUEST
 from tokenbus.bus.scripts.gateway import RunUse, count_use
 from tokenbus.bus.server.run_scripts import run_script
@@ -163,6 +164,7 @@ class SpendCounter:
             return self._origins[run]
         # Another gateway counted its beginning.
         with translated(self._server):
+            await locate(self._server, self._keys, run)
             first: list[Any] = await self._server.client.xrange(self._keys.log(run), count=1)
         events = _events(first)
         origin = _origin(events[0]) if events and isinstance(events[0], Started) else None
@@ -195,6 +197,7 @@ class SpendCounter:
         characters, after = 0, "-"
         while True:
             with translated(self._server):
+                await locate(self._server, self._keys, run)
                 page: list[Any] = await self._server.client.xrange(self._keys.log(run), after, count=_PAGE)
             characters += sum(len(event.text) for event in _events(page) if isinstance(event, Chunk))
             if len(page) < _PAGE:
@@ -204,6 +207,7 @@ class SpendCounter:
     async def _asked(self, run: str) -> int:
         """Characters of the request's texts; 0 if it is not kept any more."""
         with translated(self._server):
+            await locate(self._server, self._keys, run)
             stored: bytes | None = await self._server.client.hget(self._keys.run(run), REQUEST)
         if stored is None:
             return 0

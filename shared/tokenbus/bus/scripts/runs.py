@@ -14,11 +14,16 @@ RUNS_SHARE = 0.9
 runs.
 """
 
+STALE = b"stale"
+"""Reply: runs are placed by a later epoch than the caller's."""
+
 _ACCEPT = script(
     "accept",
     """
 local h = redis.call('HMGET', KEYS[1], 'status', 'cancel')
 if h[1] and h[1] ~= 'awaited' then return h[1] end
+local epoch = redis.call('HGET', KEYS[4], 'epoch')
+if epoch and tonumber(epoch) > tonumber(ARGV[6]) then return 'stale' end
 if ARGV[4] ~= '' then
   local memory = redis.call('INFO', 'memory')
   local used, most = string.match(memory, 'used_memory:(%d+)'), string.match(memory, 'maxmemory:(%d+)')
@@ -39,7 +44,7 @@ elseif ARGV[4] ~= '' then
   redis.call('XADD', KEYS[3], '*', ARGV[1], ARGV[4])
 end
 redis.call('HINCRBY', KEYS[4], 'arrived', size)
-redis.call('HSET', KEYS[1], 'status', status, 'attempt', 1, 'raw', 0, 'seq', 0, 'accepted', ARGV[5], unpack(ARGV, 6))
+redis.call('HSET', KEYS[1], 'status', status, 'attempt', 1, 'raw', 0, 'seq', 0, 'accepted', ARGV[5], unpack(ARGV, 7))
 redis.call('PEXPIRE', KEYS[1], ARGV[2])
 -- The index only serves to find runs: what it refuses (a key of another type, no right to it) holds up nothing.
 redis.pcall('ZADD', KEYS[6], ARGV[5], ARGV[1])
@@ -64,6 +69,7 @@ def accept(
     frame: bytes,
     work: bytes,
     fields: Sequence[Arg],
+    epoch: int = 0,
 ) -> ScriptCall:
     """Create the run with its first event and, unless ``work`` is empty, its first turn, and list it among the open
     runs: all or nothing. ``accepted_ms``: time of acceptance in ms.
@@ -71,10 +77,10 @@ def accept(
     Reply: ``new``, or the status of the existing run with this id (nothing is written then). If a cancel came before
     its run (status ``awaited``), it takes effect at once and no turn is handed out. Deletes the log of an expired run
     with the same id, because its entry ids would conflict. Error beginning with ``OOM`` if more than `RUNS_SHARE` of
-    the server's memory is in use.
+    the server's memory is in use. `STALE` if runs are placed by a later ``epoch`` (bus/layout.py): nothing is written.
     """
     keys = [run_key, events, turns, parser_lease, log, open_runs, ended_runs]
-    return ScriptCall(_ACCEPT, keys, [run, ttl_ms, frame, work, accepted_ms, *fields])
+    return ScriptCall(_ACCEPT, keys, [run, ttl_ms, frame, work, accepted_ms, epoch, *fields])
 
 
 STOP = """
@@ -103,6 +109,10 @@ _CANCEL = script(
 local h = redis.call('HMGET', KEYS[1], 'status', 'attempt', 'closed', 'turn')
 local status = h[1]
 ROOM
+if not status then
+  local epoch = redis.call('HGET', KEYS[5], 'epoch')
+  if epoch and tonumber(epoch) > tonumber(ARGV[5]) then return 'stale' end
+end
 if not status or status == 'awaited' then
   redis.call('HSET', KEYS[1], 'status', 'awaited', 'cancel', ARGV[3])
   redis.call('PEXPIRE', KEYS[1], ARGV[2])
@@ -128,16 +138,17 @@ def cancel(
     awaited_ms: int,
     frame: bytes,
     control_frame: bytes,
+    epoch: int = 0,
 ) -> ScriptCall:
     """Cancel an open run: refuse further writes of its attempt, notify its workers, and let the parser end it.
 
     Reply: ``cancelling``; the run's status if it is no longer open; ``awaited`` if the run is not known yet: the cancel
-    then waits ``awaited_ms`` for it, counted from the last time it was sent.
+    then waits ``awaited_ms`` for it, counted from the last time it was sent. `STALE` as for `accept`.
     """
     return ScriptCall(
         _CANCEL,
         [run_key, events, raw, control, parser_lease, normalizer_lease],
-        [run, awaited_ms, frame, control_frame],
+        [run, awaited_ms, frame, control_frame, epoch],
     )
 
 

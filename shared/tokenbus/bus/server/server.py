@@ -35,18 +35,15 @@ from redis.exceptions import (
 from redis.exceptions import ConnectionError as ConnectionLost
 from redis.exceptions import TimeoutError as NoReply
 
-from tokenbus.bus.keys import WIRE_VERSION, Keys
 from tokenbus.bus.liveness import beat
-from tokenbus.bus.scripts.script import ScriptCall, script
 from tokenbus.bus.server.clock import ServerClock
 from tokenbus.bus.server.connection_fixes import prompt
 from tokenbus.bus.server.fast_client import FastRedis
-from tokenbus.bus.server.run_script import evaluate
 from tokenbus.bus.server.url import ServerUrl, Topology, parse_url, password_in
-from tokenbus.errors import DeploymentMismatch, ServerFull, ServerTooOld, ServerUnavailable, SettingsError
+from tokenbus.errors import ServerFull, ServerTooOld, ServerUnavailable, SettingsError
 from tokenbus.secret_env import read_secret
 
-__all__ = ["Server", "ServerInfo", "ServerUrl", "Topology", "join_deployment", "parse_url", "translated"]
+__all__ = ["Server", "ServerInfo", "ServerUrl", "Topology", "parse_url", "translated"]
 
 OLDEST = (6, 2)
 CLOCK_KEY = "tokenbus"
@@ -83,7 +80,7 @@ class Server:
         self.url = parse_url(url) if isinstance(url, str) else url
         self._sentinel: Sentinel | None = None
         self.clock = ServerClock(self._time_us)
-        """Clock shared by all workers; `join_deployment` queries it first."""
+        """Clock shared by all workers; `join_deployment` (bus/layout.py) queries it first."""
         self.client: Any = self._connect()
         """redis-py's client of the server, of the Sentinel group's current master, or of the Cluster. Typed Any,
         because redis-py is only partly annotated and the two classes have no common type. Replies are checked where
@@ -354,29 +351,3 @@ def _code(error: Exception) -> str:
     if wrapped := _WRAPPED.search(str(error)):
         return wrapped[1]
     return getattr(error, "status_code", None) or str(error).partition(" ")[0]
-
-
-_JOIN = script(
-    "join",
-    """
-if redis.call('EXISTS', KEYS[1]) == 0 then
-  redis.call('HSET', KEYS[1], 'partitions', ARGV[1], 'wire_version', ARGV[2])
-end
-return redis.call('HMGET', KEYS[1], 'partitions', 'wire_version')
-""",
-)
-
-
-async def join_deployment(server: Server, keys: Keys) -> None:
-    """Agree with all other processes on the deployment's fixed settings: the first one writes them, the others compare.
-
-    Raises DeploymentMismatch, ServerUnavailable or ServerFull.
-    """
-    ours = {"partitions": keys.partitions, "wire_version": WIRE_VERSION}
-    with translated(server, keys.meta):
-        await server.clock.measure()
-        reply: Any = await evaluate(server.client, ScriptCall(_JOIN, [keys.meta], list(ours.values())))
-    for (name, value), found in zip(ours.items(), reply, strict=True):
-        theirs = found.decode() if found is not None else "not set"
-        if theirs != str(value):
-            raise DeploymentMismatch(name, str(value), theirs)

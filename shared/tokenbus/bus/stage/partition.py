@@ -245,7 +245,7 @@ class Partition:
         """The entry after the buffered ones, if it cannot be read."""
         self.quarantined: tuple[str, int] = ("", 0)
         """The entry that earlier owners processed alone without reaching a commit, and how many tries it had."""
-        self._keys = keys
+        self._keys = keys.within(self.number)
         self._topic: InternalTopic = topic
         self._consumed = 0
         self._since: OrderedDict[str, tuple[str, int]] = OrderedDict()
@@ -295,7 +295,7 @@ class Partition:
         for name, size in found.sizes.items():
             run = name.decode(errors="replace")
             poison.append(Poison(run, entry_id, b"", found.reason, size))
-            if self._keys.partition_of(run) == self.number:
+            if self._keys.may_hold(self.number, run):
                 self._void_run(run, entry_id, found.reason)
                 void.add(run)
         size = sum(found.sizes.values())
@@ -356,7 +356,7 @@ class Partition:
             run = name.decode(errors="replace")
             size += len(frame)
             poison.append(Poison(run, entry_id, frame, reason))
-            if self._keys.partition_of(run) == self.number:
+            if self._keys.may_hold(self.number, run):
                 self._void_run(run, entry_id, reason)
                 self._write_void(run, commit)
         self.offset = entry_id
@@ -516,7 +516,7 @@ class Partition:
     def lose(self, runs: Iterable[str], reason: str) -> None:
         """Instead of a replay: the state of these runs is given up."""
         for run in runs:
-            if self._keys.partition_of(run) == self.number:
+            if self._keys.may_hold(self.number, run):
                 self._lost[run] = reason
 
     def skip(self, entry_id: str, fields: Mapping[bytes, object], reason: str) -> None:
@@ -542,7 +542,7 @@ class Partition:
         for name, frame in entry[1].items():
             run = name.decode(errors="replace")
             size += len(frame)
-            if self._keys.partition_of(run) != self.number:  # its keys are in another slot
+            if not self._keys.may_hold(self.number, run):  # its keys are in another slot
                 if poison is not None:
                     poison.append(Poison(run, entry_id, frame, "the run is not of this partition"))
                 continue

@@ -20,6 +20,7 @@ from redis.exceptions import RedisError, ResponseError
 
 from tokenbus.bus import scripts
 from tokenbus.bus.keys import InternalTopic, Keys
+from tokenbus.bus.layout import widen_if_stale
 from tokenbus.bus.leases import Lease, Leases
 from tokenbus.bus.liveness import Liveness, holding, slack
 from tokenbus.bus.quarantine import read_one_by_one
@@ -511,7 +512,8 @@ class Stage:
     async def _rebuilt(self, lease: Lease) -> Partition:
         """The partition in its last owner's state."""
         part = self._new(lease)
-        await rebuild(self._server, self._keys, part, lease)
+        await widen_if_stale(self._server, self._keys)
+        await rebuild(self._server, self._keys.within(part.number), part, lease)
         return part
 
     def _new(self, lease: Lease) -> Partition:
@@ -525,13 +527,17 @@ class Stage:
         """
         if replays > MAX_REPLAYS:
             part = self._new(lease)
-            await give_up_state(self._server, self._keys, part, lease, f"{replays - 1} replays came to no end")
+            await give_up_state(
+                self._server, self._keys.within(part.number), part, lease, f"{replays - 1} replays came to no end"
+            )
         else:
             part = await self._rebuilt(lease)
         if not part.unread:
             return part, None
-        found = await run_positions(self._server, self._keys, part.unread)
-        await learn_from_logs(self._server, self._keys, part, [run for run, at in found.items() if not at.over])
+        found = await run_positions(self._server, self._keys.within(part.number), part.unread)
+        await learn_from_logs(
+            self._server, self._keys.within(part.number), part, [run for run, at in found.items() if not at.over]
+        )
         return part, part.fail_unreadable(found)
 
     async def _load(self, lease: Lease, journal: CommitJournal | None = None) -> None:

@@ -13,6 +13,8 @@ from tokenbus.errors import Malformed
 
 OLDEST = "-"
 """Replaces an entry id: the position before the oldest entry that is kept at read time."""
+NOTHING_YET = "0-0"
+"""The position in a partition that had no entries yet."""
 _POSITION = re.compile(r"-|\d{1,20}-\d{1,20}")
 _LAST_SEQ = 2**64 - 1
 

@@ -14,7 +14,7 @@ from tokenbus.client.decode import TopicEvent
 from tokenbus.client.deployment import Deployment, Outage
 from tokenbus.client.subscriptions.ack_tracker import AckTracker, OffsetTracker
 from tokenbus.client.subscriptions.async_iteration import until_left, until_stopped
-from tokenbus.client.subscriptions.cursor import OLDEST, Cursor, just_before
+from tokenbus.client.subscriptions.cursor import NOTHING_YET, OLDEST, Cursor, just_before
 from tokenbus.client.subscriptions.event_filter import Selection
 from tokenbus.client.subscriptions.gaps import Gaps, OnTrimmed
 from tokenbus.client.subscriptions.per_run_handlers import each
@@ -84,7 +84,7 @@ class OrderedSubscription(Generic[E]):
         """
         if self._keys is None:
             raise RuntimeError("the subscription has not begun: enter it, or take an event first")
-        return Cursor(self._topic, tuple(self._parts[p].position for p in range(self._keys.partitions)))
+        return Cursor(self._topic, tuple(self._parts[p].position for p in sorted(self._parts)))
 
     async def __aenter__(self) -> Self:
         self._entered = True
@@ -151,6 +151,8 @@ class OrderedSubscription(Generic[E]):
         reader = self._reader or await self._open()
         if self._keys:
             await self._deployment.still(self._keys)
+            for partition in range(len(self._parts), self._keys.partitions):
+                self._add(reader, partition, NOTHING_YET)
         try:
             found = await reader.read()
         except CursorTrimmed as e:
@@ -164,20 +166,24 @@ class OrderedSubscription(Generic[E]):
     async def _open(self) -> TopicReader:
         keys = await self._deployment.keys()
         positions = await self._begin(keys)
-        self._parts = {partition: OffsetTracker(position) for partition, position in positions.items()}
-        self._keys = keys
+        self._keys, self._parts = keys, {}
         self._reader = TopicReader(self._deployment.server, keys, self._topic, most=self._prefetch)
         for partition, position in positions.items():
-            self._reader.take(partition, position)
+            self._add(self._reader, partition, position)
         return self._reader
+
+    def _add(self, reader: TopicReader, partition: int, position: str) -> None:
+        self._parts[partition] = OffsetTracker(position)
+        reader.take(partition, position)
 
     async def _begin(self, keys: Keys) -> dict[int, str]:
         if isinstance(self._begin_at, Cursor):
             positions = self._begin_at.positions
-            if len(positions) != keys.partitions:
+            if len(positions) > keys.partitions or len(positions) < min(keys.ever):
                 raise DeploymentMismatch("partitions", str(len(positions)), str(keys.partitions))
             await self._check_not_ahead(self._begin_at, keys)
-            return dict(enumerate(positions))
+            # Partitions that were added after the cursor was made had no entries then.
+            return dict.fromkeys(range(keys.partitions), NOTHING_YET) | dict(enumerate(positions))
         if self._begin_at == "start":
             return dict.fromkeys(range(keys.partitions), OLDEST)
         return await ends(self._deployment.server, keys, self._topic)

@@ -20,6 +20,7 @@ from typing import Literal, Self
 import msgspec
 
 from tokenbus.bus.keys import Keys
+from tokenbus.bus.layout import locate
 from tokenbus.bus.server.server import translated
 from tokenbus.bus.server.stream_reader import Entry
 from tokenbus.client.decode import public_event
@@ -199,7 +200,7 @@ class SentenceSubscription:
         keys = await self._deployment.keys()
         if isinstance(self._chunks, SharedSubscription):
             held = set(self._chunks.partitions)
-            self._runs = {key: v for key, v in self._runs.items() if keys.partition_of(key[0]) in held}
+            self._runs = {key: v for key, v in self._runs.items() if not held.isdisjoint(keys.places(key[0]))}
         still = [(key, voice) for key, voice in self._runs.items() if now >= voice.look_at]
         fates = await asyncio.gather(*(self._fate(keys, voice) for _, voice in still))
         for (key, voice), fate in zip(still, fates, strict=True):
@@ -216,10 +217,11 @@ class SentenceSubscription:
 
     async def _fate(self, keys: Keys, voice: _RunSentences) -> Fate:
         """What the run's log says about the block after the last chunk received."""
-        log = keys.log(voice.run)
         try:
             async with self._deployment.hub.reads:
                 with translated(self._deployment.server):
+                    await locate(self._deployment.server, keys, voice.run)
+                    log = keys.log(voice.run)
                     entries: list[Entry] = await self._deployment.server.client.xrange(
                         log, f"({voice.attempt}-{voice.seq}", count=LOOK_AHEAD
                     )
