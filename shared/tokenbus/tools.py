@@ -34,6 +34,8 @@ class ToolContext(msgspec.Struct, frozen=True, kw_only=True):
     """The run's tenant, `metadata.tenant`; empty if it has none. The gateway sets it by the client's key."""
     metadata: Mapping[str, object] = {}
     """The run's metadata, as its request has it."""
+    traceparent: str | None = None
+    """W3C trace context, to continue the run's trace; None: nobody traces it."""
 
     @property
     def remaining_s(self) -> float:

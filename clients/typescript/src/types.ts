@@ -251,6 +251,7 @@ export interface Generate {
   frequency_penalty?: number;
   presence_penalty?: number;
   user_id?: string;
+  traceparent?: string;
 }
 
 /**

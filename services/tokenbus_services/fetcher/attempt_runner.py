@@ -19,6 +19,7 @@ from tokenbus.bus.liveness import holding, slack
 from tokenbus.bus.run_record import DEADLINE, REQUEST, history_fields, read_attempt, so_far_field
 from tokenbus.bus.server.retry import retry_until_available
 from tokenbus.bus.server.server import Server
+from tokenbus.bus.server.stream_reader import id_key
 from tokenbus.bus.work_queue import QueueItem, WorkQueue
 from tokenbus.core.request.fallback import request_for
 from tokenbus.core.request.tenant import tenant_of
@@ -27,6 +28,7 @@ from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.frames import Ended, Noted, TurnWork, history_decoder, turn_decoder
 from tokenbus.events.requests import Generate, Message
 from tokenbus.providers.api import HttpCall
+from tokenbus_services.fetcher.call_spans import CallFacts, CallSpans
 from tokenbus_services.fetcher.endpoints import Endpoint, Providers
 from tokenbus_services.fetcher.image_offload.offload import ImageStore
 from tokenbus_services.fetcher.limits.fair_queue import FairQueue, WaitedTooLong
@@ -99,6 +101,7 @@ class AttemptRunner:
         images: ImageStore,
         answer_bytes: int,
         stop: Callable[[QueueItem], None],
+        spans: CallSpans | None = None,
     ) -> None:
         """``images``: where images of answers are stored. ``answer_bytes``: maximum size of one answer. ``stop`` ends
         the work on an item whose attempt the server no longer accepts.
@@ -114,6 +117,7 @@ class AttemptRunner:
         self._images = images
         self._answer_bytes = answer_bytes
         self._stop = stop
+        self._spans = spans
         apart = keys.partitions if server.topology == "cluster" else 1
         self._looking_up = [asyncio.Semaphore(max(1, LOOK_UPS // apart)) for _ in range(apart)]
         """In a Cluster one per partition, because a partition's node may be away."""
@@ -148,9 +152,19 @@ class AttemptRunner:
                 await writer.end(Ended(e.error))
                 return
             if ready:
+                if self._spans:
+                    self._record_wait(run, work, item, ready[0])
                 await self._call(*ready, writer)
         except AttemptRefused as e:
             log.info("attempt_refused", run=run, turn=work.turn, attempt=work.attempt, reason=e.reason)
+
+    def _record_wait(self, run: str, work: TurnWork, item: QueueItem, turn: _Turn) -> None:
+        assert self._spans
+        clock = self._server.clock
+        since_ms = clock.ms_of(id_key(item.entry_id)[0])
+        self._spans.waited(
+            *(turn.request, run), turn=work.turn, attempt=work.attempt, since_ms=since_ms, until_ms=clock.now_ms()
+        )
 
     async def _ready(self, item: QueueItem, run: str, work: TurnWork) -> tuple[_Turn, Reservation] | None:
         """Return the turn once its call may start; None if the attempt is over or another worker owns it.
@@ -251,9 +265,11 @@ class AttemptRunner:
     async def _make(self, turn: _Turn, writer: AttemptWriter, tally: TokenTally | None) -> None:
         """Make the call; repeat it without files that the provider no longer has, or with new credentials."""
         lost: tuple[str, ...] = ()
-        rejected = False
+        rejected, calls = False, 0
         while ready := await self._built(turn, writer, lost, again=rejected):
             endpoint, call, body = ready
+            calls += 1
+            facts = CallFacts(self._server.clock.now_ms) if self._spans else None
             try:
                 await fetch(
                     endpoint,
@@ -267,6 +283,7 @@ class AttemptRunner:
                     answer_bytes=self._answer_bytes,
                     again=not rejected,
                     called_ms=self._server.clock.now_ms(),
+                    facts=facts,
                 )
             except Rejected:
                 rejected = True
@@ -274,6 +291,16 @@ class AttemptRunner:
                 lost = e.file_ids
             else:
                 return
+            finally:
+                if self._spans and facts:
+                    facts.ended_ms = facts.ended_ms or self._server.clock.now_ms()
+                    self._spans.called(
+                        *(turn.request, turn.history, writer.run),
+                        turn=writer.turn,
+                        attempt=writer.attempt,
+                        n=calls,
+                        facts=facts,
+                    )
 
     async def _built(
         self, turn: _Turn, writer: AttemptWriter, lost: Collection[str], *, again: bool

@@ -20,6 +20,7 @@ from tokenbus.providers.response.decoder import MAX_ERROR_BODY_BYTES
 from tokenbus.providers.response.end_of_stream import LastEvent
 from tokenbus.providers.response.error_mapping import REQUEST_ID_HEADERS
 from tokenbus_services.fetcher.auth import KeyMissing, KeyUnusable
+from tokenbus_services.fetcher.call_spans import CallFacts
 from tokenbus_services.fetcher.endpoints import AuthUnavailable, Endpoint
 from tokenbus_services.fetcher.image_offload.offload import ImageOffloader, ImageStore
 from tokenbus_services.fetcher.limits.token_estimate import TokenTally
@@ -139,6 +140,7 @@ async def fetch(
     answer_bytes: int = LimitSettings().answer_bytes,
     again: bool = False,
     called_ms: int = 0,
+    facts: CallFacts | None = None,
 ) -> None:
     """Make the request's call and write its whole answer, including its end.
 
@@ -149,6 +151,7 @@ async def fetch(
     - ``answer_bytes``: maximum size of the decoded answer.
     - ``again``: whether the caller will repeat the call after Rejected.
     - ``called_ms``: Unix time of the call, for those who measure it.
+    - ``facts``: notes about the call, for its span.
 
     Raises AttemptRefused if the attempt is over; FilesLost before anything is written; Rejected likewise, if ``again``.
     However this ends, including by cancellation, the connection is closed or back in its pool.
@@ -171,9 +174,12 @@ async def fetch(
                     answer_bytes=answer_bytes,
                     again=again,
                     called_ms=called_ms,
+                    facts=facts,
                 )
     except TimeoutError:
         error = silence.error()
+    if facts:
+        facts.ended(error)
     await writer.end(Ended(error, called_ms))
 
 
@@ -190,6 +196,7 @@ async def _read(
     answer_bytes: int,
     again: bool,
     called_ms: int,
+    facts: CallFacts | None,
 ) -> ErrorInfo | None:
     settings = endpoint.settings
     seconds = settings.first_event_timeout_s
@@ -210,6 +217,8 @@ async def _read(
         return ErrorInfo(code="connect_timeout", kind="timeout", message=message, retryable=True)
     except httpx.TransportError as e:
         return _network(endpoint, e)
+    if facts:
+        facts.answered(response)
     try:
         refused = None
         if response.status_code == HTTPStatus.UNAUTHORIZED and again and endpoint.rejected():

@@ -18,6 +18,7 @@ from tokenbus.events.frames import Control, turn_decoder
 from tokenbus.events.requests import Tool
 from tokenbus_services.blobs.loader import loader_of
 from tokenbus_services.fetcher.attempt_runner import AttemptRunner, waits_as
+from tokenbus_services.fetcher.call_spans import CallSpans
 from tokenbus_services.fetcher.endpoints import Providers
 from tokenbus_services.fetcher.image_offload.offload import ImageStore
 from tokenbus_services.fetcher.limits.fair_queue import FairQueue
@@ -31,6 +32,7 @@ from tokenbus_services.fetcher.uploads.registry import UploadedFiles
 from tokenbus_services.intake.accept import Intake
 from tokenbus_services.intake.blob_offload import IntakeMedia
 from tokenbus_services.intake.cancels import Cancels
+from tokenbus_services.intake.intake_spans import IntakeSpans
 from tokenbus_services.media.blob_cache import RecentBlobs
 from tokenbus_services.runtime.in_flight import InFlight, dead_letter_item
 from tokenbus_services.runtime.task_failures import LoggedTasks
@@ -126,6 +128,7 @@ class FetcherService:
             providers=self._providers.get,
             tools=tools,
             media=IntakeMedia(self._blobs, inline_characters=settings.blobs.inline_characters),
+            spans=IntakeSpans(core.tracer, server.clock) if core.tracer else None,
         )
         turns = AttemptRunner(
             server,
@@ -139,6 +142,7 @@ class FetcherService:
             images=ImageStore(self._blobs, largest_bytes=settings.blobs.max_bytes),
             answer_bytes=limits.answer_bytes,
             stop=self._stop,
+            spans=CallSpans(core.tracer) if core.tracer else None,
         )
         self._attempts = InFlight(
             self._queue,

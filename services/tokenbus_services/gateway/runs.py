@@ -19,6 +19,7 @@ from tokenbus.client.decode import public_event
 from tokenbus.client.deployment import Deployment
 from tokenbus.client.run_id import new_run_id
 from tokenbus.core.request.tenant import tenant_of
+from tokenbus.core.request.traceparent import is_traceparent
 from tokenbus.errors import RunNotFound, RunNotRepeatable, ServerError
 from tokenbus.events.public import PublicEvent, Started
 from tokenbus.events.requests import Generate
@@ -105,6 +106,9 @@ class GatewayRuns:
             echo=translated.echo,
         )
         generate = self._with_note(translated, run or new_run_id(), caller, note)
+        traceparent = request.headers.get("traceparent", "")
+        if generate.traceparent is None and is_traceparent(traceparent):
+            generate = msgspec.structs.replace(generate, traceparent=traceparent)
         admission = await door.admit(caller, surface.name, generate)
         generate = admission.generate
         assert generate.id

@@ -51,6 +51,7 @@ from tokenbus.providers.continuing import continues
 from tokenbus_services.intake.blob_offload import IntakeMedia
 from tokenbus_services.intake.cancels import Cancels
 from tokenbus_services.intake.fallbacks import Callee, Fallbacks
+from tokenbus_services.intake.intake_spans import IntakeSpans
 from tokenbus_services.intake.policy_routes import PolicyRoutes
 from tokenbus_services.intake.record_sampling import is_recorded
 from tokenbus_services.json_schema.check import check_output, check_tools
@@ -82,6 +83,7 @@ class Intake:
         providers: Callable[[str], Callee],
         tools: Sequence[Tool],
         media: IntakeMedia,
+        spans: IntakeSpans | None = None,
     ) -> None:
         """``providers`` raises SettingsError for a name that is not configured. ``tools``: the tools that the
         deployment declares. A request may name one of them, or one that an MCP server lists, without repeating its
@@ -100,6 +102,7 @@ class Intake:
         self._mcp_prefixes = settings.mcp_prefixes
         self._listed = McpToolCache(server, settings.keys)
         self._media = media
+        self._spans = spans
         limits, retry = settings.limits, settings.retry
         self._rules = RunLimits(
             retry.max_attempts,
@@ -343,6 +346,7 @@ class Intake:
             fallback=tuple(plans[1:]),
             notes=tuple(notes),
             participant=request.participant,
+            traceparent=request.traceparent or "",
         )
         fields: list[scripts.Arg] = [REQUEST, msgspec.json.encode(request)]
         fields += [PROVIDER, request.provider, MODEL, request.model]
@@ -354,6 +358,8 @@ class Intake:
             fields += [RECORD, self._settings.records.raw_bytes]
         if deadline_ms:
             fields += [DEADLINE, deadline_ms]
+        if self._spans:
+            self._spans.accepted(run, request, item.entry_id)
         work = TurnWork(run, 0, 1, tenant=tenant, held=policing is not None)
         return self._make(run, EventFrame(0, CONTROL_ATTEMPT, now, [accepted]), encode(work), fields)
 

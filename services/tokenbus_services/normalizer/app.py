@@ -29,5 +29,5 @@ def normalizer(core: WorkerCore) -> StageService:
 
 def create(settings: Settings) -> AsgiFastStream:
     """Create a normalizer worker. Raises SettingsError if the blob store is not usable."""
-    core = WorkerCore(settings)
+    core = WorkerCore(settings, "normalizer")
     return stage_app(normalizer(core), core)

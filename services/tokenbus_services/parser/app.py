@@ -13,6 +13,7 @@ from tokenbus_services.parser.attempt_metrics import AttemptMetrics
 from tokenbus_services.parser.logic import ParserLogic, RunObserver
 from tokenbus_services.parser.metrics import RunMetrics
 from tokenbus_services.parser.run_log import RunLog
+from tokenbus_services.parser.run_spans import RunSpans
 from tokenbus_services.parser.timeouts import TimeoutClock
 from tokenbus_services.runtime.stage_service import StageService, stage_app
 from tokenbus_services.runtime.worker_core import WorkerCore
@@ -27,6 +28,10 @@ def parser(core: WorkerCore) -> StageService:
         core.server, keys, settings, characters=lambda: metrics.characters, owned=lambda: service.owned
     )
     observers: list[RunObserver] = [AttemptMetrics(core.registry, settings), RunLog(), activity]
+    on_block = None
+    if core.tracer:
+        observers.append(spans := RunSpans(core.tracer, settings))
+        on_block = spans.block_complete if core.tracer.content else None
     logics: dict[int, ParserLogic] = {}
 
     def logic(partition: int) -> ParserLogic:
@@ -38,6 +43,7 @@ def parser(core: WorkerCore) -> StageService:
             finished_run_ms=round(settings.retention.finished_run_s * 1000),
             on_published=metrics.count,
             observers=observers,
+            on_block=on_block,
         )
         return logics[partition]
 
@@ -60,5 +66,5 @@ def parser(core: WorkerCore) -> StageService:
 
 def create(settings: Settings) -> AsgiFastStream:
     """Create one parser worker."""
-    core = WorkerCore(settings)
+    core = WorkerCore(settings, "parser")
     return stage_app(parser(core), core)

@@ -107,10 +107,12 @@ class ParserLogic:
         finished_run_ms: int,
         on_published: Callable[[PublicEvent], None] | None = None,
         observers: Sequence[RunObserver] = (),
+        on_block: Callable[[RunState, BlockComplete], None] | None = None,
     ) -> None:
         """``topics``: which of visible, chunks and blocks are written. ``open_run_ms``, ``finished_run_ms``:
         lifetimes of the keys. ``on_published``: called with each event that is written. ``observers`` are told what
-        becomes of runs and attempts; nothing that is only replayed.
+        becomes of runs and attempts; nothing that is only replayed. ``on_block``: called with each block that is
+        written, before the end of its attempt is told.
         """
         self._keys = keys
         self._turns = keys.topic(partition, "turns")
@@ -133,6 +135,7 @@ class ParserLogic:
         self._lifecycle = [keys.topic(partition, "runs")]
         self._on_published = on_published
         self._observers = observers
+        self._on_block = on_block
         self._runs: dict[str, RunMachine | GatedRun] = {}
         self._changed: dict[str, RunMachine | GatedRun] = {}
         self._checkpoints: dict[str, Checkpoints] = {}
@@ -293,7 +296,11 @@ class ParserLogic:
         machine.reports.clear()
 
     def _observe(self, state: RunState, reports: Sequence[AttemptReport], events: Sequence[PublicEvent]) -> None:
-        lifecycle = [e for e in events if type(e) is not Chunk and isinstance(e, RunEvent)]  # most are chunks
+        told = [e for e in events if type(e) is not Chunk]  # most are chunks
+        for event in told if self._on_block else ():
+            if self._on_block and isinstance(event, BlockComplete):
+                self._on_block(state, event)
+        lifecycle = [e for e in told if isinstance(e, RunEvent)]
         for observer in self._observers:
             for report in reports:
                 observer.attempt_over(state, report)
@@ -334,13 +341,19 @@ class ParserLogic:
                 commit.expire(log, self._open_run_ms)
             case RunTools(work):
                 metadata = s.accepted.metadata
-                whose = {"tenant": tenant_of(metadata), "metadata": metadata or None}
+                whose = {
+                    "tenant": tenant_of(metadata),
+                    "metadata": metadata or None,
+                    "traceparent": s.accepted.traceparent,
+                }
                 for call in work:
                     commit.put(run_key, call_field(call.block), call.attempt)
                     commit.append(self._tools, [s.run, encode(msgspec.structs.replace(call, **whose))])
             case Draft(events, over):
                 policing = s.accepted.policing
-                self._draft(s.run, encode(Drafts(policing.names if policing else (), events, over)), commit)
+                traceparent = s.accepted.traceparent if events and events[0].seq == 0 else ""
+                drafts = Drafts(policing.names if policing else (), events, over, traceparent)
+                self._draft(s.run, encode(drafts), commit)
             case Decide(number, turn, attempt, decision):
                 decided = Decided.of(s.run, number, turn, attempt, decision)
                 commit.publish_to_topic(self._decisions, encode_decided(decided))

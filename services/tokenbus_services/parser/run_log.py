@@ -14,7 +14,15 @@ from tokenbus.core.request.tenant import tenant_of
 from tokenbus.core.run.attempt_report import AttemptReport
 from tokenbus.core.run.state import RunState
 from tokenbus.events.error_info import ErrorInfo
-from tokenbus.events.public import Incomplete, Restarted, Retrying, RunEnd, RunEvent, RunFailedEvent, Started
+from tokenbus.events.public import (
+    Incomplete,
+    Restarted,
+    Retrying,
+    RunEnd,
+    RunEvent,
+    RunFailedEvent,
+    Started,
+)
 from tokenbus.events.usage import Usage
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)

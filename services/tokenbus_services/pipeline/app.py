@@ -15,7 +15,7 @@ from tokenbus_services.settings import Settings
 
 def create(settings: Settings) -> AsgiFastStream:
     """Create one pipeline worker. Raises SettingsError if the blob store is not usable."""
-    core = WorkerCore(settings)
+    core = WorkerCore(settings, "pipeline")
     first, second = normalizer(core), parser(core)
     intake = fetcher(core, prefers=lambda partition: partition in first.owned and partition in second.owned)
     service = PipelineService(core, intake, first, second)

@@ -21,8 +21,8 @@ def create(settings: Settings) -> AsgiFastStream:
     Policies may be next to the settings file or in the working directory, as tools may.
     """
     look_beside_settings()
-    core = WorkerCore(settings)
-    service = PolicyService(settings, core.registry)
+    core = WorkerCore(settings, "policy")
+    service = PolicyService(settings, core.registry, core.tracer)
     stage = StageService(
         core,
         name=GROUP,

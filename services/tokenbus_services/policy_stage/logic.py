@@ -6,6 +6,7 @@ policies, and repeated verdicts change nothing (`tokenbus.core.run.gated`).
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import msgspec
@@ -15,6 +16,10 @@ from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.frames import drafts_decoder
 from tokenbus_services.policy_stage.run_task import PolicyRunTask
 
+OnJudged = Callable[[str, str, tuple[str, ...], int], None]
+"""Called when a run under policies has ended: its id, the publisher's trace context, its policies, and when its first
+draft came.
+"""
 MakeRunTask = Callable[[str, tuple[str, ...]], PolicyRunTask]
 """Creates the task for a run and the names of its policies."""
 
@@ -22,8 +27,12 @@ MakeRunTask = Callable[[str, tuple[str, ...]], PolicyRunTask]
 class PolicyLogic:
     """The policy stage's logic (see `tokenbus.bus.stage.stage`)."""
 
-    def __init__(self, make: MakeRunTask) -> None:
+    def __init__(self, make: MakeRunTask, on_judged: OnJudged | None = None) -> None:
         self._make = make
+        self._on_judged = on_judged
+        self._began: dict[str, tuple[str, tuple[str, ...], int]] = {}
+        """By open run, if `on_judged` is given: its further arguments."""
+        self._judged: list[tuple[str, str, tuple[str, ...], int]] = []
         self._tasks: dict[str, PolicyRunTask] = {}
         """By open run."""
         self._closed = False
@@ -31,12 +40,16 @@ class PolicyLogic:
     def apply(self, run: str, frame: bytes) -> None:
         drafts = drafts_decoder.decode(frame)
         if drafts.over:
+            if began := self._began.get(run):
+                self._judged.append((run, *began))
             self._end(run)
             return
         if run not in self._tasks:
             if not drafts.events or drafts.events[0].seq != 0:
                 return  # the rest of a run that ended: its beginning was trimmed
             self._tasks[run] = self._make(run, drafts.policies)
+            if self._on_judged:
+                self._began[run] = (drafts.traceparent, drafts.policies, time.time_ns() // 1_000_000)
         self._tasks[run].add(frame, len(drafts.events))
 
     def fail(self, run: str, error: ErrorInfo) -> None:
@@ -49,9 +62,14 @@ class PolicyLogic:
         return run in self._tasks
 
     def flush(self, commit: Commit) -> None:
+        for judged in self._judged:
+            assert self._on_judged
+            self._on_judged(*judged)
+        self._judged.clear()
         self._start()
 
     def discard_outputs(self) -> None:
+        self._judged.clear()
         self._start()
 
     def snapshot(self, run: str) -> bytes:
@@ -77,5 +95,6 @@ class PolicyLogic:
                 task.start()
 
     def _end(self, run: str) -> None:
+        self._began.pop(run, None)
         if task := self._tasks.pop(run, None):
             task.close()

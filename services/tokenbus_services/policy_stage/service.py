@@ -21,10 +21,12 @@ from tokenbus_services.policy_stage.executor_pool import ExecutorPool
 from tokenbus_services.policy_stage.executors import Executors, InProcessExecutors
 from tokenbus_services.policy_stage.logic import PolicyLogic
 from tokenbus_services.policy_stage.messages import Setup
+from tokenbus_services.policy_stage.policy_spans import PolicySpans
 from tokenbus_services.policy_stage.record import ServerRunRecord
 from tokenbus_services.policy_stage.run_task import PolicyRunTask, RunRecord
 from tokenbus_services.redaction import secrets_of
 from tokenbus_services.settings import Settings
+from tokenbus_services.telemetry import RunTracer
 
 REASSURANCES = 3
 """How many times a waiting run is reported as waiting during the parser's shortest policy timeout."""
@@ -33,9 +35,10 @@ REASSURANCES = 3
 class PolicyService:
     """Creates the logics of partitions and the tasks of their runs. Call `start`, `open`, then `close`."""
 
-    def __init__(self, settings: Settings, registry: CollectorRegistry) -> None:
+    def __init__(self, settings: Settings, registry: CollectorRegistry, tracer: RunTracer | None = None) -> None:
         """Does no IO. Imports policies only if they run inside the worker; it may then raise SettingsError."""
         self._keys = settings.keys
+        self._on_judged = PolicySpans(tracer).judged if tracer else None
         limits = settings.limits
         self._limits = limits
         self._tick_s = settings.stages.tick_s
@@ -67,7 +70,9 @@ class PolicyService:
         """Create the logic of a partition, closing the one before."""
         if before := self._logics.pop(partition, None):
             before.close()
-        made = self._logics[partition] = PolicyLogic(lambda run, names: self._run_task(partition, run, names))
+        made = self._logics[partition] = PolicyLogic(
+            lambda run, names: self._run_task(partition, run, names), self._on_judged
+        )
         return made
 
     async def start(self, liveness: Liveness | None = None) -> None:

@@ -16,12 +16,13 @@ from tokenbus_services.runtime.metrics import StageMetrics
 from tokenbus_services.runtime.partition_gauges import PartitionGauges
 from tokenbus_services.runtime.supervision import stuck_after_s
 from tokenbus_services.settings import Settings
+from tokenbus_services.telemetry import RunTracer, open_tracer
 
 
 class WorkerCore:
     """One per process. Each service calls `open`, then `close`: the first opens, the last closes."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, service: str) -> None:
         assert settings.redis_url
         self.settings = settings
         self.registry = CollectorRegistry()
@@ -33,7 +34,13 @@ class WorkerCore:
         self.deployment = Deployment(self.server, settings.keys, self.liveness, worker=self.worker)
         self._info: ServerInfo | None = None
         self._users = 0
+        self._service = service
         self._deployment_gauges: DeploymentGauges | None = None
+
+    @cached_property
+    def tracer(self) -> RunTracer | None:
+        """Records spans of runs; None if OpenTelemetry is off. Raises SettingsError if its packages are missing."""
+        return open_tracer(self.settings, self._service, self.registry)
 
     @cached_property
     def stage_metrics(self) -> StageMetrics:
@@ -64,6 +71,8 @@ class WorkerCore:
         if self._users <= 0:
             await self.deployment.close()
             await self.server.aclose()
+            if self.tracer:
+                await self.tracer.close()
 
     async def measure(self) -> None:
         """Measure the server's data, for `/metrics`."""

@@ -11,6 +11,7 @@ from tokenbus_services.settings.file import Settings, load, old_names_in, read_f
 from tokenbus_services.settings.gateway import GatewaySettings
 from tokenbus_services.settings.gateway_keys import SurfaceName
 from tokenbus_services.settings.limits import LimitSettings, ProviderRates, RateSettings
+from tokenbus_services.settings.otel import OtelSettings
 from tokenbus_services.settings.policies import PolicyRoute, PolicySettings
 from tokenbus_services.settings.providers import (
     DEFAULT_PROVIDERS,
@@ -48,6 +49,7 @@ __all__ = [
     "McpSettings",
     "McpStdio",
     "MediaSettings",
+    "OtelSettings",
     "PolicyRoute",
     "PolicySettings",
     "ProviderRates",

@@ -21,6 +21,7 @@ from tokenbus_services.settings.errors import explained, unknown_value
 from tokenbus_services.settings.fallbacks import FallbackRoute
 from tokenbus_services.settings.gateway import GatewaySettings
 from tokenbus_services.settings.limits import LimitSettings
+from tokenbus_services.settings.otel import OtelSettings
 from tokenbus_services.settings.policies import PolicyRoute, PolicySettings
 from tokenbus_services.settings.providers import DEFAULT_PROVIDERS, ProviderSettings
 from tokenbus_services.settings.renamed import old_names, with_new_names
@@ -61,6 +62,8 @@ class Settings(Table, frozen=True, kw_only=True, dict=True):  # dict: for `keys`
     fallback_routes: tuple[FallbackRoute, ...] = ()
     gateway: GatewaySettings | None = None
     """If the table is there, even empty, the gateway is enabled."""
+    otel: OtelSettings | None = None
+    """If the table is there, even empty, workers send traces and metrics."""
     console: ConsoleSettings | None = None
     """If the table is there, even empty, the gateway serves the console. `tokenbus up` serves it on loopback anyway."""
     stages: StageSettings = StageSettings()

@@ -10,6 +10,7 @@ from tokenbus_services.runtime.faststream_source import attach
 from tokenbus_services.runtime.supervision import stuck_after_s
 from tokenbus_services.settings import Settings
 from tokenbus_services.settings.user_modules import look_beside_settings
+from tokenbus_services.telemetry import open_tracer
 from tokenbus_services.tools.executor import Executor
 from tokenbus_services.tools.metrics import CallMetrics
 from tokenbus_services.tools.service import ToolService
@@ -23,7 +24,8 @@ def create(settings: Settings) -> AsgiFastStream:
     look_beside_settings()
     registry = CollectorRegistry()
     broker = make_broker(settings, registry)
-    service = ToolService(settings, Executor.from_settings(settings), CallMetrics(registry))
+    tracer = open_tracer(settings, "tools", registry)
+    service = ToolService(settings, Executor.from_settings(settings), CallMetrics(registry), tracer)
     Gauge("tokenbus_tool_calls_running", "Tool calls running.", registry=registry).set_function(
         lambda: len(service.calls)
     )

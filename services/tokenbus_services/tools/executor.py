@@ -123,6 +123,7 @@ class Executor:
                 report=reporter.report,
                 tenant=call.tenant,
                 metadata=call.metadata,
+                traceparent=call.traceparent,
             )
             work = declared.tool.run(call, arguments, context, self._results)
             result = await self._within(timeout, work, call.name)

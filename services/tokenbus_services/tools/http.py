@@ -102,6 +102,8 @@ class EndpointTool:
 
     def _unsigned(self, call: ToolCall, arguments: dict[str, object]) -> httpx.Request:
         headers = {"Idempotency-Key": call.key, "Accept-Encoding": "identity"}
+        if call.traceparent:
+            headers["traceparent"] = call.traceparent
         if self._method == "GET":
             query = {k: v if isinstance(v, str) else msgspec.json.encode(v).decode() for k, v in arguments.items()}
             url = self._url.copy_merge_params(query)

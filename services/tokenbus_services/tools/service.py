@@ -37,6 +37,8 @@ from tokenbus_services.runtime.deployment import Deployment
 from tokenbus_services.runtime.in_flight import InFlight, dead_letter_item
 from tokenbus_services.runtime.mcp_tool_cache import McpToolCache
 from tokenbus_services.settings import Settings
+from tokenbus_services.telemetry import RunTracer
+from tokenbus_services.tools.call_spans import ToolSpans
 from tokenbus_services.tools.executor import Executor, ToolCall, ToolOutcome
 from tokenbus_services.tools.mcp.announce import McpLists
 from tokenbus_services.tools.metrics import CallMetrics
@@ -55,7 +57,9 @@ class ToolService:
 
     name = "tools"
 
-    def __init__(self, settings: Settings, executor: Executor, metrics: CallMetrics) -> None:
+    def __init__(
+        self, settings: Settings, executor: Executor, metrics: CallMetrics, tracer: RunTracer | None = None
+    ) -> None:
         assert settings.redis_url
         self._settings = settings
         self._keys = keys = settings.keys
@@ -66,6 +70,8 @@ class ToolService:
         self._deployment.on_grown(self._serve_more)
         self._executor = executor
         self._metrics = metrics
+        self._tracer = tracer
+        self._spans = ToolSpans(tracer, server.clock)
         self._queue = WorkQueue(
             server,
             group=GROUP,
@@ -115,6 +121,8 @@ class ToolService:
             await self._lists.close()
         await self._executor.close()
         await self._server.aclose()
+        if self._tracer:
+            await self._tracer.close()
 
     async def _serve_more(self, keys: Keys) -> None:
         await self._control.add(keys)
@@ -134,6 +142,7 @@ class ToolService:
             work = tool_decoder.decode(data)
             if item.deliveries > 1 and not await self._is_open(work):
                 continue  # its worker died after delivering the result, or nothing waits for it any more
+            begin_ms = self._spans.now_ms()
             if item.deliveries > MOST_DELIVERIES:
                 problem = f"the tool's worker was lost {item.deliveries - 1} times"
                 outcome = ToolOutcome(problem, is_error=True)
@@ -150,11 +159,13 @@ class ToolService:
                         timeout_s=work.timeout_s,
                         tenant=work.tenant,
                         metadata=work.metadata or {},
+                        traceparent=self._spans.traceparent(work),
                     ),
                     partial(self._progress, work),
                 )
                 self._metrics.ran(time.perf_counter() - begin, is_error=outcome.is_error)
             await self._deliver_result(work, outcome)
+            self._spans.called(work, outcome, begin_ms=begin_ms, delivery=item.deliveries)
 
     def _still_s(self, item: QueueItem) -> float:
         try:

@@ -21,6 +21,8 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
     """The raw string, as the model wrote it; an empty string means ``{}``."""
     timeout_s: float | None = None
     """The timeout from the request. It can shorten the tool's own timeout but not extend it."""
+    traceparent: str | None = None
+    """W3C trace context for the tool."""
 
     tenant: str = ""
     metadata: Mapping[str, object] = {}

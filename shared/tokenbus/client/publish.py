@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
-from typing import cast
+from typing import Any, cast
 from uuid import UUID
 
 import msgspec
@@ -35,6 +36,25 @@ def with_id(
     if not isinstance(run, str):
         raise RequestInvalid("id", f"Expected `str`, got `{type(run).__name__}`")
     return run, {"type": "generate", **request, "id": run}
+
+
+def with_trace_context(
+    request: Generate | Mapping[str, object],
+) -> Generate | Mapping[str, object]:
+    """Add the current OpenTelemetry span as the run's parent, if there is one and the request names none.
+
+    Nothing is imported for it: a program that has a span has imported the package.
+    """
+    trace = sys.modules.get("opentelemetry.trace")
+    if trace is None:
+        return request
+    context: Any = trace.get_current_span().get_span_context()
+    if not context.is_valid:
+        return request
+    traceparent = f"00-{context.trace_id:032x}-{context.span_id:016x}-{int(context.trace_flags) & 1:02x}"
+    if isinstance(request, Generate):
+        return request if request.traceparent else msgspec.structs.replace(request, traceparent=traceparent)
+    return {"traceparent": traceparent, **request}
 
 
 def encoded(request: Generate | Cancel | Mapping[str, object], *, limit: int) -> bytes:

@@ -193,6 +193,8 @@ class Accepted(_Item, frozen=True, kw_only=True, tag="accepted"):
     """Intake's notes about the request, published in the run's `started` event."""
     participant: str | None = None
     """The model's participant name."""
+    traceparent: str = ""
+    """The publisher's trace context; empty: it gave none."""
 
 
 class Rejected(_Item, frozen=True, tag="rejected"):
@@ -333,6 +335,8 @@ class Drafts(msgspec.Struct, frozen=True, array_like=True):
     events: list[PublicEvent]
     over: bool = False
     """The run has ended; nothing more needs to be judged."""
+    traceparent: str = ""
+    """With the run's first drafts: as in `Accepted`."""
 
 
 # --- work: parser to fetchers and tool executors ------------------------------------------------------------------
@@ -369,6 +373,8 @@ class ToolWork(msgspec.Struct, frozen=True, array_like=True):
     """The run's tenant: tenants take turns."""
     metadata: dict[str, object] | None = None
     """The run's metadata, for tools that act on somebody's behalf."""
+    traceparent: str = ""
+    """As in `Accepted`."""
 
 
 class Control(msgspec.Struct, frozen=True, array_like=True):

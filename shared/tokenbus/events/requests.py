@@ -10,6 +10,8 @@ from msgspec import Meta
 Name = Annotated[str, Meta(min_length=1, max_length=256)]
 RunId = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9._:@~+=-]+$(?!\n)")]
 """Safe in a key and in a shell; a UUIDv7 if the client gives none."""
+TRACEPARENT_PATTERN = r"^[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})$(?!\n)"
+"""Version, trace id, span id of the parent, flags."""
 OnFailure = Literal["before_first_visible", "continue", "restart", "fail"]
 Mode = Literal["chat", "prefill"]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
@@ -285,6 +287,10 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, ta
     user_id: Annotated[str, Meta(min_length=1, max_length=512)] | None = None
     """An opaque id of the person behind the request, for the provider's abuse detection. Unlike ``participant``, it is
     never part of the text.
+    """
+    traceparent: Annotated[str, Meta(pattern=TRACEPARENT_PATTERN)] | None = None
+    """W3C trace context of the publisher: the run's spans belong to its trace, and its sampling holds. The client sets
+    it from the current OpenTelemetry context.
     """
 
 

@@ -18,7 +18,7 @@ from tokenbus.core.request.tenant import MAX_TENANT_CHARS
 from tokenbus.errors import RequestInvalid
 from tokenbus.events import requests
 from tokenbus.events.quirks import Quirks
-from tokenbus.events.requests import Generate, OnFailure
+from tokenbus.events.requests import TRACEPARENT_PATTERN, Generate, OnFailure
 from tokenbus.providers import registry
 
 TEXT = page("reference/requests.md")
@@ -71,6 +71,7 @@ BESIDE: dict[str, dict[str, Any]] = {
 """What else a request has in which a field means something."""
 PATTERNS = {
     r"^[A-Za-z0-9._:@~+=-]+$(?!\n)": "text of 1 to 128 of `A-Z a-z 0-9 . _ : @ ~ + = -`",
+    TRACEPARENT_PATTERN: "text: a W3C trace context",
     r"^[A-Za-z0-9_-]{1,64}$(?!\n)": "text of 1 to 64 of `A-Z a-z 0-9 _ -`",
     r"^[A-Za-z0-9:._-]{1,64}$(?!\n)": "text of 1 to 64 of `A-Z a-z 0-9 : . _ -`",
 }

@@ -123,6 +123,7 @@ GOLDEN: list[tuple[Request, str]] = [
             frequency_penalty=0.5,
             presence_penalty=-2,
             user_id="u-1",
+            traceparent="00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
         ),
         '{"type":"generate","provider":"anthropic","model":"m","messages":['
         '{"role":"system","content":"Be brief."},'
@@ -151,7 +152,8 @@ GOLDEN: list[tuple[Request, str]] = [
         '"record":true,"visible":false,"policies":["guard"],'
         '"fallback":[{"provider":"openai-chat","model":"n","extra":{"seed":1}}],'
         '"json_object":true,"parallel_tool_calls":false,"seed":-7,"top_k":40,"frequency_penalty":0.5,'
-        '"presence_penalty":-2,"user_id":"u-1"}',
+        '"presence_penalty":-2,"user_id":"u-1",'
+        '"traceparent":"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"}',
     ),
     (Cancel(run="r1"), '{"type":"cancel","run":"r1"}'),
     (

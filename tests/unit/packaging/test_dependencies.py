@@ -24,6 +24,7 @@ NEEDS = [
     ("shared/tokenbus/testing", ("services", "testing")),
     ("shared", ()),
     ("services/tokenbus_services/tools/mcp", ("services", "mcp")),
+    ("services/tokenbus_services/telemetry/otlp_export.py", ("services", "otel")),
     ("services", ("services",)),
 ]
 """Code by the beginning of its path, and the extras that its users have installed. The first that fits counts."""

@@ -116,7 +116,9 @@ class McpTool:
         async def report(progress: float, total: float | None, message: str | None) -> None:
             context.report(progress, total, message)
 
-        result = await self._server.call(call.name, self._remote_name, arguments, report)
+        result = await self._server.call(
+            *(call.name, self._remote_name, arguments, report), traceparent=call.traceparent
+        )
         return await outcome_of(call.name, result, results)
 
 

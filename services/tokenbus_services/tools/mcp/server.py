@@ -101,14 +101,23 @@ class McpServer:
             pause = min(pause * 2, LONGEST_PAUSE_S)
 
     async def call(
-        self, tool: str, remote_name: str, arguments: dict[str, object], progress: ProgressFnT
+        self,
+        tool: str,
+        remote_name: str,
+        arguments: dict[str, object],
+        progress: ProgressFnT,
+        *,
+        traceparent: str | None = None,
     ) -> types.CallToolResult:
         """Call a tool and return the result. Raises ToolFailure; if cancelled, notifies the server."""
         client = self._client
         if client is None:
             problem = f"the MCP server {self.name!r} is not running and will be started again: {self._problem}"
             raise ToolFailure(tool, "unavailable", problem)
-        params = types.CallToolRequestParams(name=remote_name, arguments=arguments)
+        meta: types.RequestParamsMeta = {}
+        if traceparent:
+            meta["traceparent"] = traceparent
+        params = types.CallToolRequestParams(name=remote_name, arguments=arguments, _meta=meta or None)
         try:
             # Not `Client.call_tool`, whose result validator may backtrack indefinitely.
             result = await client.session.send_request(

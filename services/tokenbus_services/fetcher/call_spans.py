@@ -1,0 +1,96 @@
+"""Spans of what the fetcher does for an attempt: the wait before the call, and the call itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import httpx
+
+from tokenbus.events.error_info import ErrorInfo
+from tokenbus.events.requests import Generate, Message
+from tokenbus_services.telemetry import RunTracer, Span
+from tokenbus_services.telemetry.gen_ai import request_attributes
+
+
+class CallFacts:
+    """What is noted about one call on its way. ``now_ms``: the workers' clock."""
+
+    def __init__(self, now_ms: Callable[[], int]) -> None:
+        self._now_ms = now_ms
+        self.called_ms = now_ms()
+        self.url: httpx.URL | None = None
+        self.status: int | None = None
+        self.answered_ms = 0
+        self.ended_ms = 0
+        self.error: str | None = None
+
+    def answered(self, response: httpx.Response) -> None:
+        """The answer's head came."""
+        self.url, self.status, self.answered_ms = response.request.url, response.status_code, self._now_ms()
+
+    def ended(self, error: ErrorInfo | None) -> None:
+        """The call is over."""
+        self.ended_ms = self._now_ms()
+        refused = self.status if self.status is not None and self.status >= 400 else None
+        self.error = error.kind if error else str(refused) if refused else None
+
+
+class CallSpans:
+    """Records the fetcher's spans."""
+
+    def __init__(self, tracer: RunTracer) -> None:
+        self._tracer = tracer
+
+    def waited(self, request: Generate, run: str, *, turn: int, attempt: int, since_ms: int, until_ms: int) -> None:
+        """Record how long an attempt waited for its worker, its delay, its policies and its limits."""
+        if trace := self._tracer.trace(run, request.traceparent):
+            about = {"tokenbus.run.id": run, "tokenbus.turn": turn, "tokenbus.attempt": attempt}
+            self._tracer.record(
+                trace,
+                Span(
+                    name="wait",
+                    span_id=trace.span("wait", attempt),
+                    parent_id=trace.root,
+                    begin_ms=since_ms,
+                    end_ms=until_ms,
+                    attributes=about,
+                ),
+            )
+
+    def called(
+        self,
+        request: Generate,
+        history: Sequence[Message],
+        run: str,
+        *,
+        turn: int,
+        attempt: int,
+        n: int,
+        facts: CallFacts,
+    ) -> None:
+        """Record one call. ``n`` counts the calls of the attempt."""
+        if trace := self._tracer.trace(run, request.traceparent):
+            url = facts.url
+            self._tracer.record(
+                trace,
+                Span(
+                    name="POST",
+                    span_id=trace.span("call", attempt, n),
+                    parent_id=trace.attempt(attempt),
+                    begin_ms=facts.called_ms,
+                    end_ms=facts.ended_ms,
+                    kind="client",
+                    attributes={
+                        "http.request.method": "POST",
+                        "http.response.status_code": facts.status,
+                        "server.address": url.host if url else None,
+                        "server.port": (url.port or (443 if url.scheme == "https" else 80)) if url else None,
+                        **request_attributes(request, content=self._tracer.content, history=history),
+                        "tokenbus.run.id": run,
+                        "tokenbus.turn": turn,
+                        "tokenbus.attempt": attempt,
+                    },
+                    error=facts.error,
+                    events=[("first byte", facts.answered_ms)] if facts.answered_ms else (),
+                ),
+            )

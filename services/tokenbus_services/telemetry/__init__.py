@@ -1,0 +1,9 @@
+"""Traces and metrics for OpenTelemetry. Only `otlp_export` imports its packages, and only if it is enabled."""
+
+from __future__ import annotations
+
+from tokenbus_services.telemetry.span import Span
+from tokenbus_services.telemetry.trace_context import RunTrace, run_trace, traceparent_of
+from tokenbus_services.telemetry.tracer import RunTracer, open_tracer
+
+__all__ = ["RunTrace", "RunTracer", "Span", "open_tracer", "run_trace", "traceparent_of"]

@@ -1,0 +1,59 @@
+"""Ids of traces and spans, derived from the run. Pure.
+
+Each service makes its own spans, in its own process, and knows the ids of all others': nothing has to be handed on, and
+a service that is killed takes only its own open spans with it.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+
+import msgspec
+
+from tokenbus.core.request.traceparent import TRACEPARENT
+
+SAMPLED = 1
+_LOW = 2**63
+
+
+class RunTrace(msgspec.Struct, frozen=True):
+    """The trace of one run."""
+
+    run: str
+    trace_id: int
+    publisher_span: int
+    """The publisher's span, parent of the run's; 0: the run began the trace."""
+    sampled: bool
+
+    @property
+    def root(self) -> int:
+        """Id of the run's own span."""
+        return self.span("run")
+
+    def span(self, *what: object) -> int:
+        """Id of one of the run's spans, never 0."""
+        name = "/".join((self.run, *map(str, what)))
+        return int.from_bytes(blake2b(name.encode(), digest_size=8).digest()) or 1
+
+    def attempt(self, attempt: int) -> int:
+        """Id of an attempt's span."""
+        return self.span("attempt", attempt)
+
+    def tool(self, turn: int, block: int) -> int:
+        """Id of a tool call's span."""
+        return self.span("tool", turn, block)
+
+
+def run_trace(run: str, traceparent: str | None, *, ratio: float) -> RunTrace:
+    """The trace of a run. The publisher decides whether it is sampled; without one, ``ratio`` of the traces are."""
+    if traceparent and (found := TRACEPARENT.fullmatch(traceparent)):
+        trace_id, span_id, flags = (int(part, 16) for part in found.groups())
+        if trace_id and span_id:
+            return RunTrace(run, trace_id, span_id, bool(flags & SAMPLED))
+    trace_id = int.from_bytes(blake2b(run.encode(), digest_size=16, person=b"trace").digest()) or 1
+    return RunTrace(run, trace_id, 0, trace_id % _LOW < ratio * _LOW)
+
+
+def traceparent_of(trace: RunTrace, span_id: int) -> str:
+    """The header value that makes this span the parent of another service's."""
+    return f"00-{trace.trace_id:032x}-{span_id:016x}-{int(trace.sampled):02x}"

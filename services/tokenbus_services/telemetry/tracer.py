@@ -1,0 +1,148 @@
+"""Records spans of runs. None of it is on the way of a chunk: a span is recorded once, at its end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable, Mapping
+from importlib.util import find_spec
+from typing import Protocol
+
+import structlog
+from prometheus_client import CollectorRegistry, Counter
+
+from tokenbus.core.run.attempt_report import AttemptReport
+from tokenbus.errors import SettingsError
+from tokenbus_services.settings import OtelSettings, Settings
+from tokenbus_services.telemetry.span import Span, Value
+from tokenbus_services.telemetry.trace_context import RunTrace, run_trace
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+CLOSE_S = 2.0
+"""How long a worker that stops waits for the last spans to be sent."""
+_ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+_PACKAGES = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
+_FIXED_RATIOS = {"always_on": 1.0, "always_off": 0.0}
+
+
+class Exporter(Protocol):
+    """Takes spans and measurements, sends them from a thread of its own, and never blocks."""
+
+    def add(self, trace: RunTrace, span: Span) -> bool:
+        """Queue a span; False if the queue is full."""
+        ...
+
+    def measure(self, report: AttemptReport, attributes: Mapping[str, Value | None], tokens: Mapping[str, int]) -> None:
+        """Record the metrics of one attempt."""
+        ...
+
+    def close(self) -> None:
+        """Send the rest."""
+        ...
+
+
+class RunTracer:
+    """The spans of one process."""
+
+    def __init__(self, exporter: Exporter, *, ratio: float, content: bool, dropped: Callable[[str], None]) -> None:
+        """``ratio``: the share of traces that are sampled if the publisher does not say. ``dropped``: called with the
+        reason for each span that is not sent.
+        """
+        self._exporter = exporter
+        self._ratio = ratio
+        self.content = content
+        """Whether spans have the content of requests and answers."""
+        self._dropped = dropped
+
+    def trace(self, run: str, traceparent: str | None) -> RunTrace | None:
+        """The run's trace; None if it is not sampled."""
+        trace = run_trace(run, traceparent, ratio=self._ratio)
+        return trace if trace.sampled else None
+
+    def context(self, run: str, traceparent: str | None) -> RunTrace:
+        """The run's trace, sampled or not, to be handed on."""
+        return run_trace(run, traceparent, ratio=self._ratio)
+
+    def record(self, trace: RunTrace, span: Span) -> None:
+        """Record a span that has ended. Never raises, never blocks."""
+        if not self._exporter.add(trace, span):
+            self._dropped("queue_full")
+
+    def measure(self, report: AttemptReport, attributes: Mapping[str, Value | None], tokens: Mapping[str, int]) -> None:
+        """Record the metrics of one attempt, of a sampled trace or not."""
+        self._exporter.measure(report, attributes, tokens)
+
+    async def close(self) -> None:
+        """Send what is recorded, if it can be sent soon."""
+        closing = threading.Thread(target=self._exporter.close, name="last spans", daemon=True)
+        closing.start()
+        await asyncio.to_thread(closing.join, CLOSE_S)
+
+
+def open_tracer(
+    settings: Settings, service: str, registry: CollectorRegistry, env: Mapping[str, str] = os.environ
+) -> RunTracer | None:
+    """The tracer of this process; None if OpenTelemetry is off. Raises SettingsError if its packages are missing.
+
+    It is on with a table `[otel]`, or with an endpoint in the environment.
+    """
+    drops = Counter(
+        "tokenbus_telemetry_dropped",
+        "Spans that were not sent, by reason: `queue_full`, `export_failed`.",
+        ["reason"],
+        registry=registry,
+    )
+    table = settings.otel
+    if not is_enabled(table, env):
+        return None
+    if not all(map(_is_installed, _PACKAGES)):
+        problem = "needs the extra `otel` of tokenbus (from a checkout: pip install '.[services,otel]')"
+        if table is None:
+            log.warning("otel_not_installed", problem=problem)
+            return None
+        raise SettingsError("settings", "otel", problem)
+    from tokenbus_services.telemetry.otlp_export import OtlpExport
+
+    table = table or OtelSettings()
+    exporter = OtlpExport(
+        service,
+        endpoint=table.endpoint,
+        failed=lambda count: drops.labels("export_failed").inc(count),
+        env=env,
+    )
+    ratio = ratio_of(table, env)
+    log.info("otel_enabled", endpoint=exporter.shown_endpoint, sample=ratio, content=table.content)
+    return RunTracer(exporter, ratio=ratio, content=table.content, dropped=lambda reason: drops.labels(reason).inc())
+
+
+def is_enabled(table: OtelSettings | None, env: Mapping[str, str]) -> bool:
+    """Whether spans are wanted at all."""
+    if env.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+        return False
+    return table is not None or any(env.get(name) for name in _ENDPOINTS)
+
+
+def ratio_of(table: OtelSettings, env: Mapping[str, str]) -> float:
+    """The share of traces to sample: the settings' or the environment's. Raises SettingsError."""
+    if table.sample is not None:
+        return table.sample
+    sampler = env.get("OTEL_TRACES_SAMPLER", "").strip().lower().removeprefix("parentbased_")
+    if sampler == "traceidratio":
+        given = env.get("OTEL_TRACES_SAMPLER_ARG", "1").strip()
+        try:
+            ratio = float(given)
+        except ValueError:
+            ratio = -1.0
+        if not 0 <= ratio <= 1:
+            raise SettingsError("environment", "OTEL_TRACES_SAMPLER_ARG", f"{given!r} is not 0 to 1")
+        return ratio
+    return _FIXED_RATIOS.get(sampler, 1.0)
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        return find_spec(package) is not None
+    except ModuleNotFoundError:
+        return False
