@@ -4,7 +4,7 @@ INSTALLED := .venv/.installed
 RUNNABLE := .venv/.runnable
 CHECK_PYTHON := $(PYTHON) -c 'import sys; sys.exit("tokenbus needs Python 3.11 or newer: make PYTHON=python3.12 …" if sys.version_info < (3, 11) else 0)'
 
-.PHONY: setup demo up test test-voice test-clients test-docker model fuzz chaos soak upgrade-test check lint types schemas docs bench clean
+.PHONY: setup demo up test test-voice test-clients test-docker model fuzz chaos soak crowd upgrade-test check lint types schemas docs bench clean
 
 setup: $(INSTALLED)
 
@@ -85,6 +85,10 @@ soak: setup
 # The release before beside this one, each kind of worker replaced in turn and back, at length: ROUNDS= RUNS=
 upgrade-test: setup
 	UPGRADE_ROUNDS=$(or $(ROUNDS),20) UPGRADE_RUNS=$(or $(RUNS),20) $(BIN)/python -m pytest --timeout 3600 tests/e2e/test_upgrade.py
+
+# Live clients of every protocol while gateways are killed: CLIENTS=200
+crowd: setup
+	CLIENTS=$(or $(CLIENTS),200) $(BIN)/python -m pytest -s --timeout 600 tests/e2e/test_gateway_crowd.py
 
 check: lint types
 

@@ -6,6 +6,7 @@ import json
 import re
 import socket
 from collections.abc import Generator, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -15,7 +16,8 @@ from starlette.routing import BaseRoute, Mount, Route, WebSocketRoute
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
-from tests.waiting import eventually_sync
+from tests.services.cli.process import running
+from tests.waiting import eventually, eventually_sync
 from tokenbus.events.public import Completed, Started
 from tokenbus.testing import LocalBus
 from tokenbus_services.gateway.app import create
@@ -23,7 +25,7 @@ from tokenbus_services.gateway.keys.key import NewKey, new_key
 from tokenbus_services.mock_provider import Reply, Stall, Status, Turn
 from tokenbus_services.settings import GatewaySettings, Settings
 
-ADA, BOB, OPS, TIGHT, RATED, POOR, SLOW = (new_key() for _ in range(7))
+ADA, BOB, OPS, TIGHT, RATED, POOR, SLOW, PAIR = (new_key() for _ in range(8))
 HELLO: Any = {"model": "anthropic/text", "messages": [{"role": "user", "content": "hello"}]}
 ADMIN = "an-admin-token-of-the-test"
 
@@ -68,6 +70,9 @@ max_budget = 0.001
 budget_duration = "day"
 [gateway.keys.slow]
 sha256 = "{SLOW.sha256}"
+max_parallel_requests = 1
+[gateway.keys.pair]
+sha256 = "{PAIR.sha256}"
 max_parallel_requests = 1
 """
 
@@ -397,3 +402,32 @@ def test_keys_of_the_settings_are_shown_and_not_changed(admin: httpx.Client) -> 
         assert (answer.status_code, answer.json()["error"]["code"]) == (404, "key_not_found")
     assert admin.get("/nothing").status_code == 404
     assert admin.patch("/keys").status_code == 405
+
+
+async def test_two_gateways_share_the_limits_of_a_key_and_its_runs(bus: LocalBus, tmp_path: Path) -> None:
+    keys = f'[gateway.keys.pair]\nsha256 = "{PAIR.sha256}"\nmax_parallel_requests = 1\n'
+    keys += f'[gateway.keys.bob]\nsha256 = "{BOB.sha256}"\n'
+    provider = '[providers.anthropic]\napi = "anthropic"\nbase_url = "http://127.0.0.1:1"\napi_key_env = ""\n'
+    config = tmp_path / "tokenbus.toml"
+    config.write_text(f'redis_url = "{bus.url}"\ndata_dir = "{tmp_path}"\n{provider}{keys}')
+    arguments = ("worker", "gateway", "--port", "0")
+    async with running(tmp_path / "gateway.log", *arguments, TOKENBUS_CONFIG=str(config)) as worker:
+        other = (await worker.says("ready gateway")).split()[2]
+        async with httpx.AsyncClient(timeout=60, headers=auth(PAIR)) as client:
+            slow = {**HELLO, "model": "anthropic/slow", "stream": True}
+            async with client.stream("POST", f"{bus.gateway}/v1/chat/completions", json=slow) as held:
+                await anext(held.aiter_lines())
+                run = held.headers["x-tokenbus-run"]
+                refused = await client.post(f"{other}/v1/chat/completions", json=HELLO)
+                assert (refused.status_code, code_of(refused)) == (429, "too_many_runs")
+                assert (await client.get(f"{other}/runs/{run}")).status_code == 200
+                assert (await client.get(f"{other}/runs/{run}", headers=auth(BOB))).status_code == 404
+
+            async def admitted() -> bool:
+                return (await client.post(f"{other}/v1/chat/completions", json=HELLO)).status_code == 200
+
+            await eventually(admitted)
+            told = (await client.get(f"{other}/metrics")).text
+    assert 'tokenbus_gateway_key_answers_total{key="pair",status="200"}' in told
+    assert 'tokenbus_gateway_key_answers_total{key="pair",status="429"}' in told
+    assert 'tokenbus_gateway_key_tokens_total{key="pair",kind="output"}' in told

@@ -13,6 +13,7 @@ from starlette.requests import Request
 from tokenbus.events.public import Cancelled, Completed, Incomplete, PublicEvent, RunFailedEvent
 from tokenbus.events.usage import Usage
 from tokenbus_services.gateway.http_request import REQUEST_ID, AsgiApp
+from tokenbus_services.gateway.metrics import GatewayMetrics
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -39,8 +40,8 @@ class RunUse:
                 yield event
 
 
-def audited(surface: str, request: Request, answer: Any) -> AsgiApp:
-    """The same ASGI app; when it has ended, the request is in the log."""
+def audited(surface: str, request: Request, answer: Any, *, metrics: GatewayMetrics | None = None) -> AsgiApp:
+    """The same ASGI app; when it has ended, the request is in the log, and counted for its key."""
     began = time.monotonic()
 
     async def app(scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
@@ -56,6 +57,10 @@ def audited(surface: str, request: Request, answer: Any) -> AsgiApp:
             await answer(scope, receive, sent)
         finally:
             log.info("gateway_request", status=status, ms=round((time.monotonic() - began) * 1000), **_facts(answer))
+            caller = getattr(request.state, "caller", None)
+            if metrics and caller and caller.key:
+                use: RunUse | None = getattr(answer, "use", None)
+                metrics.of_key(caller.key, status, (use and use.usage) or Usage())
 
     def _facts(answer: Any) -> dict[str, Any]:
         caller = getattr(request.state, "caller", None)

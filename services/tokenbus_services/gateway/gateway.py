@@ -136,7 +136,7 @@ class Gateway:
                 answer = response_to(of_exception(e), refusal)
             except ClientDisconnect:
                 answer = Response(status_code=499)
-            return AfterRouting.later(self.metrics.counted(name, audited(name, request, answer)))
+            return AfterRouting.later(self.metrics.counted(name, audited(name, request, answer, metrics=self.metrics)))
 
         return endpoint
 

@@ -20,7 +20,7 @@ from tokenbus.events.public import (
     RunFailedEvent,
 )
 from tokenbus.events.usage import Usage
-from tokenbus_services.gateway.problem import Problem, of_run
+from tokenbus_services.gateway.problem import Problem, of_end, of_run
 from tokenbus_services.gateway.surfaces.contract import Answer, Encoder, GatewayNote, WholeAnswer
 
 _TYPES = {
@@ -124,7 +124,7 @@ def problem_of(event: PublicEvent, images: list[ImageRef], run: str) -> Problem 
         case Incomplete(error=error) if error:
             return of_run(error, run)
         case Cancelled():
-            return Problem(status=409, code="run_cancelled", message="cancelled", kind="invalid_request", run=run)
+            return of_end(event)
         case Completed() if images:
             return None
         case _:
