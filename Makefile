@@ -4,7 +4,7 @@ INSTALLED := .venv/.installed
 RUNNABLE := .venv/.runnable
 CHECK_PYTHON := $(PYTHON) -c 'import sys; sys.exit("tokenbus needs Python 3.11 or newer: make PYTHON=python3.12 …" if sys.version_info < (3, 11) else 0)'
 
-.PHONY: setup demo up test test-voice test-clients test-docker model fuzz chaos soak crowd upgrade-test check lint types schemas docs bench clean
+.PHONY: setup demo up test test-voice test-clients test-docker model fuzz chaos soak crowd upgrade-test release check lint types schemas docs bench clean
 
 setup: $(INSTALLED)
 
@@ -89,6 +89,10 @@ upgrade-test: setup
 # Live clients of every protocol while gateways are killed: CLIENTS=200
 crowd: setup
 	CLIENTS=$(or $(CLIENTS),200) $(BIN)/python -m pytest -s --timeout 600 tests/e2e/test_gateway_crowd.py
+
+# Checks whether a release can be made; with DO=1, makes it: VERSION=
+release: setup
+	$(BIN)/python -m releasing $(VERSION) $(if $(DO),--do)
 
 check: lint types
 

@@ -1,0 +1,1 @@
+"""Makes a release: `make release VERSION=…` (CONTRIBUTING.md)."""
