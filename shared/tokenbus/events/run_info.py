@@ -17,6 +17,9 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     run: str
     state: ListedState
+    """``queued`` until a provider answers, then ``running``, then how it ended: ``completed``, ``incomplete``,
+    ``failed`` or ``cancelled``.
+    """
     accepted_ms: int
     provider: str | None = None
     """The provider that is called, or was called last. None if the request was refused without naming one, and for an
@@ -26,7 +29,9 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The model of that provider, as requests name it."""
     tenant: str | None = None
     turn: int = 0
+    """The current or last turn, counted from 0."""
     attempt: int = 1
+    """The current or last attempt, counted through the whole run from 1."""
     events: int = 0
     """Number of its public events so far."""
     deadline_ms: int | None = None
