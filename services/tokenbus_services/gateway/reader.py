@@ -10,7 +10,6 @@ from typing import Any, Self
 
 from tokenbus.client.decode import is_end
 from tokenbus.client.wakeup import Wakeup
-from tokenbus.errors import TokenbusError
 from tokenbus.events.public import PublicEvent
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -30,7 +29,7 @@ class RunReader:
         self._events = events
         self._receive = receive
         self._taken: list[PublicEvent] = []
-        self._error: TokenbusError | None = None
+        self._error: Exception | None = None
         self._done = False
         self._news = Wakeup()
         self._room = Wakeup()
@@ -82,7 +81,7 @@ class RunReader:
                     if len(self._taken) >= MAX_AHEAD:
                         self._room.clear()
                         await self._room.wait()
-        except TokenbusError as e:
+        except Exception as e:  # a defect too: without it the answer would end as if nothing were wrong
             self._error = e
         finally:
             self._done = True

@@ -99,6 +99,12 @@ class ResponseSocket:
                     await self._send_error(e.problem)
                 except TokenbusError as e:
                     await self._send_error(of_exception(e))
+                except (WebSocketDisconnect, RuntimeError):
+                    raise
+                except Exception as e:
+                    log.exception("answer_failed")
+                    why = f"the gateway failed ({type(e).__name__})"
+                    await self._send_error(Problem(status=500, code="gateway_error", message=why, kind="internal"))
 
     async def _answer(self, caller: Caller, frame: bytes) -> None:
         """Answer one frame with its response. Raises Refusal, TokenbusError."""

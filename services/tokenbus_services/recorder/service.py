@@ -207,13 +207,24 @@ class RecordService:
             try:
                 await drop_old_records(self._server, self._keys, keep_ms=self._keep_ms, most=self._most)
                 async for entry in newest_records(self._server, self._keys):
-                    wanted = {entry.blob_id, *entry.parts}
-                    missing = wanted - await self._leased(wanted)
-                    if missing:
-                        log.warning("record_incomplete", run=entry.run, missing=sorted(missing))
+                    await self._renew(entry)
             except Exception as e:  # any exception: the next round may succeed, long before a lease ends
                 log.warning("renewal_failed", problem=f"{type(e).__name__}: {e}")
             await rest(self._settings.retention.open_run_s / RENEWALS_A_LEASE)
+
+    async def _renew(self, entry: RecordEntry) -> None:
+        """Renew the leases of a record's blobs. Raises BlobError if the store is away."""
+        wanted = {entry.blob_id, *entry.parts}
+        try:
+            missing = wanted - await self._leased(wanted)
+        except BlobError as e:
+            if e.retryable:
+                raise
+            # Of this record alone: the older ones behind it are renewed all the same.
+            log.warning("record_not_renewed", run=entry.run, problem=str(e))
+            return
+        if missing:
+            log.warning("record_incomplete", run=entry.run, missing=sorted(missing))
 
     # --- what goes wrong ----------------------------------------------------------------------------------------
 

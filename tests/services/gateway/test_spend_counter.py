@@ -100,6 +100,15 @@ async def test_a_run_costs_what_its_tokens_cost(scene: Scene) -> None:
     assert list(spend.days.values()) == [spend.total]
 
 
+async def test_a_run_that_cannot_be_counted_holds_up_no_other(scene: Scene) -> None:
+    usage = Usage(input=MILLION, output=MILLION)
+    await scene.server.client.set(scene.keys.gateway_counted("alien"), "another program's", ex=600)
+    for run in ("alien", "r1"):
+        writer = await scene.started(run)
+        await writer.write(reported(usage, model="claude-opus"), (Completed, {**END, "usage": usage}))
+    assert (await scene.counted(runs=1)).total.cost == pytest.approx(3 + 15)
+
+
 async def test_the_longest_price_that_fits_holds_and_what_answered_goes_before_what_was_asked(scene: Scene) -> None:
     usage = Usage(input=MILLION)
     run = await scene.started("r1")

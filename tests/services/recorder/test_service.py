@@ -15,9 +15,9 @@ from tests.waiting import eventually
 from tokenbus.blobs import BlobRef, blob_id_of
 from tokenbus.bus.dead_letters import newest_dead_letters
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.records import find_record, newest_records
+from tokenbus.bus.records import find_record, newest_records, put_record
 from tokenbus.bus.server.server import Server
-from tokenbus.errors import BlobError, BlobNotFound, BlobTooLarge, BlobUnavailable
+from tokenbus.errors import BlobError, BlobNotFound, BlobRefused, BlobTooLarge, BlobUnavailable
 from tokenbus.events.frames import CONTROL_ATTEMPT, Data, EventFrame, Lost, RawFrame, TapedFrame, encode
 from tokenbus.events.requests import Message
 from tokenbus_services.recorder import record as records
@@ -51,6 +51,8 @@ class Store:
         return self.kept[blob_id]
 
     async def lease(self, blob_id: str) -> None:
+        if not blob_id:
+            raise BlobRefused("blob id", "empty")
         if blob_id not in self.kept:
             raise BlobNotFound(blob_id)
         self.leased.append(blob_id)
@@ -227,6 +229,21 @@ async def test_leases_of_what_is_indexed_are_renewed(server: Server, server_url:
     store.leased.clear()
     async with recorder(server_url, keys, lease_s=0.2):
         await eventually(lambda: all(store.leased.count(blob_id) > 1 for blob_id in wanted))
+
+
+async def test_a_record_that_the_store_refuses_to_lease_keeps_no_other_from_it(
+    server: Server, server_url: str, keys: Keys, store: Store
+) -> None:
+    await ended_run(server, keys)
+    async with recorder(server_url, keys):
+        await tell(server, keys)
+        await done(server, keys)
+    entry = await find_record(server, keys, RUN)
+    newer = msgspec.structs.replace(entry, run="newer", at_ms=entry.at_ms + 1, blob_id="", parts=())
+    await put_record(server, keys, newer, keep_ms=60_000, most=10)
+    store.leased.clear()
+    async with recorder(server_url, keys, lease_s=0.2):
+        await eventually(lambda: store.leased.count(entry.blob_id) > 1)
 
 
 async def test_a_run_on_which_recorders_die_is_given_up(

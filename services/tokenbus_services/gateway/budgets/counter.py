@@ -105,7 +105,7 @@ class SpendCounter:
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def run(self) -> None:
-        """Count until cancelled, also if the server is away for any time."""
+        """Count until cancelled, also if the server is away for any time, or one event cannot be counted."""
         while True:
             try:
                 kinds = (Started, UsageReported, Completed, Incomplete, RunFailedEvent, Cancelled)
@@ -113,10 +113,21 @@ class SpendCounter:
                     "runs", group=GROUP, kinds=kinds, from_="start", on_trimmed=_trimmed
                 ) as events:
                     async for event in events:
-                        await self.count(event)
+                        await self._count_or_pass(event)
             except ServerError as e:
                 log.info("spend_waits", error=str(e))
+            except Exception:  # a defect must not end the count in silence: budgets would hold nothing any more
+                log.exception("spend_waits")
             await asyncio.sleep(RETRY_S)
+
+    async def _count_or_pass(self, event: Started | Counted) -> None:
+        """Count one event. One that can never be counted would hold up those of all other clients."""
+        try:
+            await self.count(event)
+        except ServerError:
+            raise
+        except Exception:
+            log.exception("spend_not_counted", run=event.run)
 
     async def count(self, event: Started | Counted) -> None:
         """Count one event. Raises ServerError; counting it again is safe."""

@@ -151,6 +151,8 @@ class McpServer:
             self._client = None
             if not connection.done():
                 await self._end(connection)
+        if connection.cancelled():  # by the package itself: nobody asked this worker to stop
+            raise ConnectionLost("the connection was cut off")
         connection.result()
 
     async def _end(self, connection: asyncio.Task[None]) -> None:

@@ -47,3 +47,21 @@ async def test_a_connection_that_hangs_while_it_closes_is_left_and_the_next_one_
     assert keeping.cancelled()
     let_end.set()
     await eventually(lambda: len(ended) == len(begun))
+
+
+async def test_a_connection_that_cancels_itself_is_begun_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FIRST_PAUSE_S", 0.05)
+    begun = list[int]()
+
+    @asynccontextmanager
+    async def cancels() -> AsyncGenerator[Any]:
+        begun.append(len(begun))
+        raise asyncio.CancelledError
+        yield
+
+    server = McpServer("cancels", "", lambda lost: cancels(), connect_timeout_s=5, listed=lambda: None)
+    keeping = asyncio.create_task(server.keep())
+    await eventually(lambda: len(begun) > 1)
+    assert not keeping.done()
+    keeping.cancel()
+    await asyncio.wait({keeping}, timeout=60)
