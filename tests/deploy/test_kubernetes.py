@@ -109,13 +109,32 @@ def test_what_a_pod_mounts_and_reads_is_there(everything: list[dict[str, Any]]) 
         assert named <= maps
 
 
-def test_provider_keys_reach_the_fetcher_alone(everything: list[dict[str, Any]]) -> None:
+def test_provider_keys_reach_only_what_calls_providers_and_as_files(everything: list[dict[str, Any]]) -> None:
     having = {
         name
         for name, deployment in of_kind(everything, "Deployment").items()
         if "tokenbus-provider-keys" in json.dumps(deployment)
     }
-    assert having == {"fetcher"}
+    assert having == {"fetcher", "pipeline"}
+    for name in having:
+        only = container(of_kind(everything, "Deployment")[name])
+        [folder] = [mount["mountPath"] for mount in only["volumeMounts"] if mount["name"] == "provider-keys"]
+        files = [variable["value"] for variable in only["env"] if variable["name"].endswith("_API_KEY_FILE")]
+        assert len(files) == 3
+        assert all(file.startswith(f"{folder}/") for file in files)
+
+
+def test_pipelines_stand_in_the_place_of_the_three_services_that_they_contain(everything: list[dict[str, Any]]) -> None:
+    deployments = of_kind(everything, "Deployment")
+    replicas = {name: deployment["spec"]["replicas"] for name, deployment in deployments.items()}
+    assert {replicas[name] for name in ("fetcher", "normalizer", "parser")} == {0}
+    assert replicas["pipeline"] > 0
+    [internet] = [
+        policy
+        for name, policy in of_kind(everything, "NetworkPolicy").items()
+        if "pipeline" in json.dumps(policy["spec"]["podSelector"])
+    ]
+    assert "Egress" in internet["spec"]["policyTypes"]
 
 
 def test_a_stage_is_never_scaled_beyond_its_partitions(everything: list[dict[str, Any]]) -> None:

@@ -49,8 +49,10 @@ def build() -> str:
 class Stack:
     """One Compose project."""
 
-    def __init__(self, project: str) -> None:
+    def __init__(self, project: str, files: Sequence[str] = (), **env: str) -> None:
+        """``files``: Compose files beside the two of every test. ``env``: changes what they are read with."""
         self._project = project
+        self._files = ("compose.yaml", *files, "tests/docker/compose.replay.yaml")
         self._env = {
             **{name: value for name, value in os.environ.items() if not name.startswith("TOKENBUS_")},
             **PROVIDER_KEYS,
@@ -58,6 +60,7 @@ class Stack:
             "TOKENBUS_SETTINGS": "./tests/docker/settings",
             "VALKEY_PORT": str(free_port()),
             "BLOBS_PORT": str(free_port()),
+            **env,
         }
 
     @property
@@ -72,7 +75,7 @@ class Stack:
 
     def compose(self, *arguments: str) -> str:
         """A Compose command's stdout. Raises AssertionError with what it said, where it failed."""
-        files = ("--file", "compose.yaml", "--file", "tests/docker/compose.replay.yaml")
+        files = (option for file in self._files for option in ("--file", file))
         command = _compose()
         assert command
         return _run([*command, "--project-name", self._project, *files, *arguments], self._env)
