@@ -34,6 +34,12 @@ def loader_of(settings: BlobSettings, env: Mapping[str, str] = os.environ) -> Bl
     return made
 
 
+def check_loader(path: str, env: Mapping[str, str] = os.environ) -> None:
+    """Import the factory at this path, and do not call it. Raises SettingsError if that is not possible."""
+    look_beside_settings(env)
+    _factory(path)
+
+
 def _factory(path: str) -> Callable[[], Any]:
     module, _, name = path.partition(":")
     try:

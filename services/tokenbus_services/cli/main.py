@@ -431,6 +431,21 @@ def doctor(as_json: bool, ask_providers: bool) -> int:
     return run(as_json=as_json, ask_providers=ask_providers)
 
 
+@tokenbus.command()
+@click.argument("file", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="The findings as one JSON array.")
+def check(file: Path | None, as_json: bool) -> int:
+    """Check the settings in FILE, else those that services would use here: values, names, ports, addresses, secrets.
+
+    Tools, policies, blob loaders and plug-ins are imported, but not called. Asks no server.
+
+    Exit code: 0 all well, 1 something is wrong.
+    """
+    from tokenbus_services.cli.doctor.check_file import run
+
+    return run(file, as_json=as_json)
+
+
 @tokenbus.group()
 def keys() -> None:
     """Keys of the gateway's clients. A key is shown once, when it is made; only its hash is kept."""

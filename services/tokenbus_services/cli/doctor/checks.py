@@ -151,6 +151,17 @@ def check_deployment(settings: Settings, meta: Mapping[str, str]) -> Iterator[Fi
         )
 
 
+def one_hint_per_cause(findings: Iterable[Finding]) -> list[Finding]:
+    """The findings, each hint with the first one that has it: what one step mends is one cause."""
+    given: set[str] = set()
+    shown: list[Finding] = []
+    for finding in findings:
+        again = finding.todo in given
+        given |= {finding.todo} if finding.todo else set()
+        shown.append(msgspec.structs.replace(finding, todo=None) if again else finding)
+    return shown
+
+
 def all_well(findings: Iterable[Finding]) -> bool:
     """Whether no finding is an error."""
     return all(finding.level != "wrong" for finding in findings)

@@ -44,7 +44,7 @@ def check_providers(settings: Settings, env: Mapping[str, str]) -> Iterator[Find
                 level="wrong" if meant else "note",
                 about=about,
                 says=f"{variable} holds no key here",
-                todo="set it where fetchers run, to use this provider",
+                todo=f"set {variable} where fetchers run, to use what needs it",
             )
 
 

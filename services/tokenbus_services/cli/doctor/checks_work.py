@@ -74,6 +74,13 @@ def service_of(group: str, *, chained: bool) -> str:
     return "pipeline" if chained and service in CHAINED else service
 
 
+def check_nobody(now: Snapshot) -> Iterator[Finding]:
+    """Report that no worker at all is alive, which explains whatever waits."""
+    if not any(group.workers for group in (*now.stages, *now.queues)):
+        says = "no worker of any service is alive: whatever is published waits"
+        yield Finding(level="wrong", about="workers", says=says, todo="start `tokenbus up`, or the workers")
+
+
 def check_pipelines(now: Snapshot, *, chained: bool) -> Iterator[Finding]:
     """Say how many pipelines there are, and whether the settings, which ``chained`` says, want other workers."""
     count = len(now.pipelines)

@@ -27,6 +27,7 @@ from tokenbus_services.cli import connect as reaching
 from tokenbus_services.cli import exit_codes as ending
 from tokenbus_services.cli.doctor import checks, checks_outside, checks_work
 from tokenbus_services.cli.doctor.checks import Finding
+from tokenbus_services.cli.doctor.checks_settings import check_settings
 from tokenbus_services.cli.doctor.checks_work import OFTEN, StuckFacts
 from tokenbus_services.cli.http_probe import page
 from tokenbus_services.cli.inspect.observer import Observer
@@ -45,11 +46,8 @@ REACH_S = 5.0
 
 def run(*, as_json: bool, ask_providers: bool) -> int:
     """Run all checks and show the findings; return the exit code."""
-    findings = asyncio.run(examine(ask_providers=ask_providers))
-    if as_json:
-        print(msgspec.json.format(msgspec.json.encode(findings), indent=2).decode())
-    else:
-        _show(findings)
+    findings = checks.one_hint_per_cause(asyncio.run(examine(ask_providers=ask_providers)))
+    show(findings, as_json=as_json)
     return 0 if checks.all_well(findings) else ending.OTHER
 
 
@@ -68,6 +66,7 @@ async def examine(*, ask_providers: bool = False) -> list[Finding]:
                 found += [finding async for finding in _bus(server, settings)]
     except (ServerError, SettingsError) as e:
         found.append(Finding(level="wrong", about="server", says=str(e), todo=checks.server_todo(e)))
+    found += (finding for finding in check_settings(settings, os.environ) if finding.level != "ok")
     found += checks_outside.check_providers(settings, os.environ)
     if ask_providers:
         found += await asyncio.gather(*(_reach(name, url) for name, url in _addresses(settings)))
@@ -224,6 +223,7 @@ async def _work(server: Server, settings: Settings) -> AsyncIterator[Finding]:
 
 async def _judged(server: Server, settings: Settings, now: Snapshot, earlier: Snapshot) -> list[Finding]:
     limit, found = settings.limits.lag_bytes, list[Finding]()
+    nobody = list(checks_work.check_nobody(now))
     chained = settings.stages.chained or bool(now.pipelines)
     for stage, before in zip(now.stages, earlier.stages, strict=True):
         if stage.name != POLICY[0] or stage.workers:
@@ -240,7 +240,8 @@ async def _judged(server: Server, settings: Settings, now: Snapshot, earlier: Sn
             found += checks_work.check_room(queue.waiting + queue.held, bound=settings.limits.inbound_entries)
     found += checks_work.check_pipelines(now, chained=settings.stages.chained)
     found += checks_work.check_gateways(now.gateways, meant=settings.gateway is not None)
-    return found
+    # One cause, one hint: not one for each service.
+    return [*nobody, *(msgspec.structs.replace(each, todo=None) for each in found)] if nobody else found
 
 
 async def _stuck(server: Server, group: str, streams: Sequence[str]) -> StuckFacts:
@@ -322,8 +323,11 @@ def _disk(directory: Path) -> Iterator[Finding]:
 # --- shown ---------------------------------------------------------------------------------------------------------
 
 
-def _show(findings: list[Finding]) -> None:
-    if console := terminal.console():
+def show(findings: list[Finding], *, as_json: bool) -> None:
+    """Show the findings."""
+    if as_json:
+        print(msgspec.json.format(msgspec.json.encode(findings), indent=2).decode())
+    elif console := terminal.console():
         console.print(_table(findings))
     else:
         for line in lines(findings):

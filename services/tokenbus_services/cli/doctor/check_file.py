@@ -1,0 +1,44 @@
+"""`tokenbus check`: checks one settings file and what it names, without a server or a running service."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from tokenbus.errors import SettingsError
+from tokenbus_services import settings as configuration
+from tokenbus_services.cli import exit_codes as ending
+from tokenbus_services.cli.doctor import checks, checks_outside
+from tokenbus_services.cli.doctor.checks import Finding
+from tokenbus_services.cli.doctor.checks_settings import check_settings
+from tokenbus_services.cli.doctor.command import show
+
+
+def run(file: Path | None, *, as_json: bool) -> int:
+    """Check the file, or the settings that services would use here, and show the findings; return the exit code."""
+    if file is not None:
+        os.environ["TOKENBUS_CONFIG"] = str(file.resolve())
+    findings = examine(os.environ)
+    show(findings, as_json=as_json)
+    return 0 if checks.all_well(findings) else ending.OTHER
+
+
+def examine(env: Mapping[str, str]) -> list[Finding]:
+    """Return all findings."""
+    try:
+        settings = configuration.load(env)
+    except SettingsError as e:
+        return [Finding(level="wrong", about="settings", says=str(e), todo="mend it: nothing starts with these")]
+    found = [Finding(level="ok", about="settings", says=env.get("TOKENBUS_CONFIG") or "defaults")]
+    for old, new in configuration.old_names_in(env):
+        says = f"{old} is the old name of {new}"
+        found.append(Finding(level="note", about="settings", says=says, todo=f"rename it to {new}"))
+    found += check_settings(settings, env)
+    # Keys may be set only where fetchers run: those that are missing here are no fault of the file.
+    for finding in checks_outside.check_providers(settings, env):
+        missing = finding.level == "wrong" and "holds no key here" in finding.says
+        found.append(
+            Finding(level="note", about=finding.about, says=finding.says, todo=finding.todo) if missing else finding
+        )
+    return checks.one_hint_per_cause(found)
