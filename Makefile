@@ -4,7 +4,7 @@ INSTALLED := .venv/.installed
 RUNNABLE := .venv/.runnable
 CHECK_PYTHON := $(PYTHON) -c 'import sys; sys.exit("tokenbus needs Python 3.11 or newer: make PYTHON=python3.12 …" if sys.version_info < (3, 11) else 0)'
 
-.PHONY: setup demo up test test-voice test-clients test-docker model fuzz chaos soak crowd upgrade-test release check lint types schemas docs bench clean
+.PHONY: setup demo up test test-voice test-clients test-docker model fuzz chaos soak crowd upgrade-test release check lint types schemas docs screenshots bench clean
 
 setup: $(INSTALLED)
 
@@ -111,6 +111,10 @@ schemas: setup
 # The documentation site, in build/site, with every link checked.
 docs: setup
 	$(BIN)/python -m docsite
+
+# The console's pictures in docs/images, of a real bus with the mock provider, in the machine's Chromium.
+screenshots: setup
+	$(BIN)/python -m tests.console.screenshots
 
 bench: setup
 	$(BIN)/python -m tests.bench

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+UNRELATED = ("net::ERR_NETWORK_CHANGED",)
+"""Of the machine, not of the page: an interface came or went."""
 ALLOWED_ERRORS = ("net::ERR_CONNECTION_REFUSED", "net::ERR_INCOMPLETE_CHUNKED_ENCODING", "net::ERR_CONNECTION_RESET")
 """What Chromium logs when a gateway is gone; only for pages that are there to see that."""
 
@@ -42,7 +44,7 @@ async def page_of(running: Any, *, allowed: tuple[str, ...] = (), **options: Any
     found: list[str] = []
 
     def heard(kind: str, text: str) -> None:
-        if kind in ("error", "warning") and not any(one in text for one in allowed):
+        if kind in ("error", "warning") and not any(one in text for one in (*UNRELATED, *allowed)):
             found.append(f"{kind}: {text}")
 
     context = await running.new_context(**{"viewport": {"width": 1280, "height": 800}, **options})

@@ -130,3 +130,11 @@ test("100,000 events and steps back through them take seconds at the most", { ti
   assert.equal(history.checkpoints.length, 101);
   for (let seq = 99_999; seq >= 0; seq -= 997) assert.equal(history.at(seq).seq, seq);
 });
+
+test("what is open lasts until now", () => {
+  const open = replayed(log(started, { type: "block_start", block: 0, kind: "text" }));
+  const { total_ms: total, rows } = spansOf(open, [], 1500);
+  assert.equal(total, 500);
+  assert.equal(rows[0].bars[1].to, 1);
+  assert.equal(spansOf(replayed(RETRIED), [], 99_999).total_ms, 170);
+});

@@ -58,3 +58,4 @@ def test_the_readme_of_an_index_page_has_no_link_that_dies_there() -> None:
     assert for_index_page("See [the guide](docs/a.md), [b.md](b.md), [x](https://x.y).") == (
         "See the guide (`docs/a.md`), b.md, [x](https://x.y)."
     )
+    assert for_index_page("One.\n\n![a picture](docs/a.png)\n\nTwo.") == "One.\n\nTwo."

@@ -25,7 +25,7 @@ export function bytes(value) {
 
 export function rate(value) {
   if (value === null || value === undefined) return "";
-  return value < 10 ? value.toFixed(1) : String(Math.round(value));
+  return value >= 0.05 && value < 10 ? value.toFixed(1) : String(Math.round(value));
 }
 
 export function ms(value) {

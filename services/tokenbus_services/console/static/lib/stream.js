@@ -6,6 +6,7 @@ import { SseParser } from "./sse_parser.js";
 
 const FIRST_PAUSE_MS = 400;
 const LONGEST_PAUSE_MS = 8000;
+const ANSWER_MS = 30_000;
 
 /**
  * Read `url()` until `close()`. `onState` hears "connecting", "open", "waiting" (with `retry_at`), "paused", "refused"
@@ -23,10 +24,10 @@ export function openStream({ url, onEvent, onState, silentMs }) {
     if (!closed) onState({ name, ...more });
   }
 
-  function alive() {
+  function alive(within) {
     clearTimeout(watchdog);
     const own = controller;
-    watchdog = setTimeout(() => own?.abort(), silentMs);
+    watchdog = setTimeout(() => own?.abort(), within);
   }
 
   async function read() {
@@ -34,7 +35,7 @@ export function openStream({ url, onEvent, onState, silentMs }) {
     controller = own;
     clearTimeout(timer);
     state("connecting");
-    alive();
+    alive(Math.min(silentMs, ANSWER_MS));
     try {
       const headers = headersOf("text/event-stream");
       if (lastId !== null) headers["last-event-id"] = lastId;
@@ -43,6 +44,7 @@ export function openStream({ url, onEvent, onState, silentMs }) {
       if ([400, 401, 403, 404, 410].includes(answer.status)) return stop("refused", { status: answer.status });
       if (answer.status !== 200) throw new Error(`status ${answer.status}`);
       state("open");
+      alive(silentMs);
       const parser = new SseParser((event) => {
         if (event.id !== null) lastId = event.id;
         pause = FIRST_PAUSE_MS;
@@ -53,7 +55,7 @@ export function openStream({ url, onEvent, onState, silentMs }) {
         const { done, value } = await reader.read();
         if (own !== controller || closed) return undefined;
         if (done) break;
-        alive();
+        alive(silentMs);
         parser.feed(value);
       }
     } catch {

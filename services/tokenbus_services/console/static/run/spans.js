@@ -1,14 +1,15 @@
 // The bars of a run's timeline, from its state. Pure.
 
 /** Where an event is: its time, or its number where times are not known. */
-function scaleOf(state) {
+function scaleOf(state, now) {
   const timed = state.first_at !== null && state.attempts.every((one) => one.start_at !== null);
-  return timed ? { at: "_at", from: state.first_at, to: state.last_at } : { at: "_seq", from: 0, to: Math.max(1, state.seq) };
+  const to = state.end ? state.last_at : Math.max(state.last_at, now ?? 0);
+  return timed ? { at: "_at", from: state.first_at, to } : { at: "_seq", from: 0, to: Math.max(1, state.seq) };
 }
 
-/** Rows of bars: each has `from` and `to` between 0 and 1, and `ms` if times are known. */
-export function spansOf(state, decisions = []) {
-  const scale = scaleOf(state);
+/** Rows of bars: each has `from` and `to` between 0 and 1, and `ms` if times are known. What is open lasts until `now`. */
+export function spansOf(state, decisions = [], now = null) {
+  const scale = scaleOf(state, now);
   const timed = scale.at === "_at";
   const width = Math.max(1, scale.to - scale.from);
   const place = (value) => Math.min(1, Math.max(0, ((value ?? scale.to) - scale.from) / width));

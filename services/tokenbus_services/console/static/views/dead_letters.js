@@ -42,13 +42,13 @@ export function DeadLetters({ counts }) {
 
   const titles = { retry: "Send this entry again?", drop: "Drop this entry?" };
   return html`
-    <section class="card wide-card" aria-labelledby="dead-title">
+    <section class="card" aria-labelledby="dead-title">
       <h2 id="dead-title">Dead letters <small class=${counts?.entries ? "bad" : "mute"}>${count(counts?.entries)}</small>
         ${counts?.rejected > 0 && html`<small class="mute">and ${count(counts.rejected)} rejected requests</small>`}</h2>
       ${problem && html`<p class="error" role="alert">${problem}</p>`}
       ${entries.length === 0
         ? html`<p class="mute">None.</p>`
-        : html`<div class="scroll" tabindex="0" role="region" aria-label="Dead letters"><table>
+        : html`<div class="scroll" tabindex="0" role="group" aria-label="Dead letters"><table>
             <thead><tr><th scope="col">at</th><th scope="col">stage</th><th scope="col">run</th><th scope="col">reason</th><th scope="col"><span class="sr">Actions</span></th></tr></thead>
             <tbody>${entries.map((entry) => html`
               <tr key=${entry.id}>

@@ -22,24 +22,31 @@ export function Health() {
       <h1 class="sr">Health</h1>
       <${Plots} />
       <div class="cards">
-        <${Providers} rows=${data?.providers} />
-        <${Partitions} rows=${data?.partitions} />
-        <${Queues} queues=${data?.queues} lanes=${data?.lanes} />
-        <${Workers} rows=${data?.workers} />
-        <${DeadLetters} counts=${data?.dead} />
-        ${roles.value.has("admin") && html`<${KeysAndSpend} />`}
+        <div class="column">
+          <${Providers} rows=${data?.providers} />
+          <${DeadLetters} counts=${data?.dead} />
+          ${roles.value.has("admin") && html`<${KeysAndSpend} />`}
+        </div>
+        <div class="column">
+          <${Partitions} rows=${data?.partitions} />
+          <div class="pair">
+            <${Queues} rows=${data?.queues} />
+            <${Lanes} rows=${data?.lanes} />
+          </div>
+          <${Workers} rows=${data?.workers} />
+        </div>
       </div>
     </main>`;
 }
 
 /** A card with a table; `columns` are [title, cell, "num" for numbers]. */
-export function Table({ title, note, columns, rows, empty, wide, id }) {
+export function Table({ title, note, columns, rows, empty, id }) {
   return html`
-    <section class=${`card ${wide ? "wide-card" : ""}`} aria-labelledby=${`${id}-title`}>
+    <section class="card" aria-labelledby=${`${id}-title`}>
       <h2 id=${`${id}-title`}>${title}${note && html`<small class="mute">${note}</small>`}</h2>
       ${!rows || rows.length === 0
         ? html`<p class="mute">${rows ? empty : "…"}</p>`
-        : html`<div class="scroll" tabindex="0" role="region" aria-label=${title}><table>
+        : html`<div class="scroll" tabindex="0" role="group" aria-label=${title}><table>
             <thead><tr>${columns.map(([name, , kind]) => html`<th scope="col" class=${kind}>${name}</th>`)}</tr></thead>
             <tbody>${rows.map((row, index) => html`<tr key=${index}>${columns.map(([, cell, kind]) => html`<td class=${kind}>${cell(row)}</td>`)}</tr>`)}</tbody>
           </table></div>`}
@@ -56,7 +63,7 @@ function Providers({ rows }) {
     ["first byte p50", (row) => ms(row.first_byte_p50_ms), "num"],
     ["p99", (row) => ms(row.first_byte_p99_ms), "num"],
   ];
-  return html`<${Table} id="providers" title="Providers" note="last 5 minutes" columns=${columns} rows=${rows} empty="No provider was called." wide />`;
+  return html`<${Table} id="providers" title="Providers" note="last 5 minutes" columns=${columns} rows=${rows} empty="No provider was called." />`;
 }
 
 /** A square for each partition of each stage: who owns it, and how far it lags. */
@@ -65,10 +72,10 @@ function Partitions({ rows }) {
   const numbers = [...new Set((rows ?? []).map((row) => row.partition))].sort((one, other) => one - other);
   const find = (stage, partition) => rows.find((row) => row.stage === stage && row.partition === partition);
   return html`
-    <section class="card wide-card" aria-labelledby="partitions-title">
+    <section class="card" aria-labelledby="partitions-title">
       <h2 id="partitions-title">Partitions <small class="mute">entries that wait, and the owner</small></h2>
       ${!rows ? html`<p class="mute">…</p>` : html`
-        <div class="scroll" tabindex="0" role="region" aria-label="Partitions"><table class="matrix">
+        <div class="scroll" tabindex="0" role="group" aria-label="Partitions"><table class="matrix">
           <thead><tr><th scope="col">stage</th>${numbers.map((number) => html`<th scope="col" class="num">${number}</th>`)}</tr></thead>
           <tbody>${stages.map((stage) => html`
             <tr key=${stage}><th scope="row">${stage}</th>
@@ -85,18 +92,20 @@ function Cell({ row }) {
     <b>${short(row.lag_entries)}</b><small>${owner.slice(-6)}</small></span>`;
 }
 
-function Queues({ queues, lanes }) {
+function Queues({ rows }) {
   const columns = [
     ["queue", (row) => html`<b>${row.queue}</b>`],
     ["partition", (row) => row.partition ?? "", "num"],
     ["waiting", (row) => count(row.waiting), "num"],
     ["in hand", (row) => count(row.in_hand), "num"],
   ];
-  const laneColumns = [["tenant", (row) => oneLine(row.tenant || "–")], ["waiting", (row) => count(row.waiting), "num"]];
-  const busy = queues?.filter((row) => row.waiting > 0 || row.in_hand > 0);
-  return html`
-    <${Table} id="queues" title="Queues" note=${queues ? `${count(queues.length)}, those with work` : ""} columns=${columns} rows=${busy} empty="Nothing waits, nothing is in hand." />
-    <${Table} id="lanes" title="Waiting lanes" note="by tenant" columns=${laneColumns} rows=${lanes} empty="No tenant waits." />`;
+  const busy = rows?.filter((row) => row.waiting > 0 || row.in_hand > 0);
+  return html`<${Table} id="queues" title="Queues" note=${rows ? `with work, of ${count(rows.length)}` : ""} columns=${columns} rows=${busy} empty="Nothing waits, nothing is in hand." />`;
+}
+
+function Lanes({ rows }) {
+  const columns = [["tenant", (row) => oneLine(row.tenant || "–")], ["waiting", (row) => count(row.waiting), "num"]];
+  return html`<${Table} id="lanes" title="Waiting lanes" note="by tenant" columns=${columns} rows=${rows} empty="No tenant waits." />`;
 }
 
 function Workers({ rows }) {
@@ -143,6 +152,6 @@ function KeysAndSpend() {
     ["budget", (row) => cost(row.budget), "num"],
   ];
   return html`
-    <${Table} id="keys" title="Keys" columns=${keyColumns} rows=${keys} empty="This gateway has no keys." wide />
+    <${Table} id="keys" title="Keys" columns=${keyColumns} rows=${keys} empty="This gateway has no keys." />
     <${Table} id="spend" title="Spend" columns=${spendColumns} rows=${spend} empty="No price or budget is configured." />`;
 }

@@ -56,7 +56,7 @@ export function RawEvents({ events, total, seq, onSeek }) {
           <option value="">all types</option>${types.map((name) => html`<option key=${name} value=${name}>${name}</option>`)}
         </select></label></h2>
       <div class="raw-split">
-        <div ref=${box} class="raw-list" tabindex="0" role="region" aria-label="Events, one a line" onScroll=${(event) => setTop(event.target.scrollTop)}>
+        <div ref=${box} class="raw-list" tabindex="0" role="group" aria-label="Events, one a line" onScroll=${(event) => setTop(event.target.scrollTop)}>
           <div ref=${spacer} class="raw-spacer">${lines}</div>
         </div>
         <pre class="raw-json" tabindex="0" aria-label="The event at which the slider stands" dir="ltr">${chosen ? pretty(chosen) : ""}</pre>

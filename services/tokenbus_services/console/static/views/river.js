@@ -106,8 +106,9 @@ export function State({ name }) {
 }
 
 function turns(row) {
-  const turn = `t${(row.turn ?? 0) + 1}`;
-  return row.attempt > 1 ? `${turn} · try ${row.attempt}` : turn;
+  const turn = row.turn ?? 0;
+  const retries = row.attempt - 1 - turn; // attempts count through the whole run, and each turn takes one
+  return html`${retries > 0 ? html`<span class="retries" title="retries">↻ ${retries}</span> ` : ""}<span title="turn">t${turn + 1}</span>`;
 }
 
 function tokens(usage) {

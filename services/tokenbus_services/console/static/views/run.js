@@ -80,14 +80,14 @@ export function RunView({ run }) {
         <${Slider} seq=${seq} last=${history.last} live=${live} onSeek=${seek} />
       </header>
       <div class="run-grid">
-        <${Scroll} version=${state.seq} follow=${live && !ended}>
+        <${Scroll} version=${state.seq} follow=${live && (!ended || wasOpen.current)}>
           ${state.blocks.length === 0 && html`<p class="empty">${state.end ? "The run ended without output." : "Nothing was said yet."}</p>`}
           <${Blocks} blocks=${state.blocks} path=${feed.path} canSee=${canSee} />
           ${state.end && html`<${End} end=${state.end} />`}
         <//>
         <aside aria-label="About this run">
           <${Calm} live=${live && !ended} seq=${seq} feed=${feed}>
-            <${Timeline} state=${state} decisions=${feed.decisions.value} onSeek=${seek} />
+            <${Timeline} state=${state} decisions=${feed.decisions.value} now=${live ? now.value : null} onSeek=${seek} />
             <${Facts} state=${state} info=${info} decisions=${feed.decisions.value} />
           <//>
         </aside>

@@ -7,8 +7,8 @@ import { spansOf } from "../run/spans.js";
 
 const AT_MOST = 200;
 
-export function Timeline({ state, decisions, onSeek }) {
-  const { timed, total_ms: total, rows } = spansOf(state, decisions ?? []);
+export function Timeline({ state, decisions, now, onSeek }) {
+  const { timed, total_ms: total, rows } = spansOf(state, decisions ?? [], now);
   const shown = rows.slice(-AT_MOST);
   return html`
     <section class="card timeline" aria-labelledby="timeline-title">
