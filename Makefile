@@ -49,17 +49,17 @@ test-voice: setup $(VOICE)/.installed
 	$(VOICE)/bin/python -m pytest -W ignore::DeprecationWarning tests/integrations
 
 # Agent libraries, checkers of providers and conformance suites at the gateway.
-CLIENTS := build/clients
-$(CLIENTS)/.installed: requirements-clients.lock pyproject.toml
+CLIENT_SUITES := build/clients
+$(CLIENT_SUITES)/.installed: requirements-clients.lock pyproject.toml
 	@$(CHECK_PYTHON)
-	$(PYTHON) -m venv $(CLIENTS)
-	$(CLIENTS)/bin/pip install --quiet --requirement requirements-clients.lock
-	$(CLIENTS)/bin/pip install --quiet --no-deps --no-build-isolation --editable .
+	$(PYTHON) -m venv $(CLIENT_SUITES)
+	$(CLIENT_SUITES)/bin/pip install --quiet --requirement requirements-clients.lock
+	$(CLIENT_SUITES)/bin/pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
-test-clients: setup $(CLIENTS)/.installed
-	$(BIN)/pyright --pythonpath $(CLIENTS)/bin/python --project tests/more_clients
-	PATH="$(CURDIR)/$(CLIENTS)/bin:$$PATH" $(CLIENTS)/bin/python -m pytest -W ignore tests/more_clients
+test-clients: setup $(CLIENT_SUITES)/.installed
+	$(BIN)/pyright --pythonpath $(CLIENT_SUITES)/bin/python --project tests/more_clients
+	PATH="$(CURDIR)/$(CLIENT_SUITES)/bin:$$PATH" $(CLIENT_SUITES)/bin/python -m pytest -W ignore tests/more_clients
 
 test-docker: setup
 	$(BIN)/python -m pytest -m docker
