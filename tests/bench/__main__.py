@@ -17,6 +17,7 @@ from tests.bench.figures import NAMES, SECTIONS, WARM, Figure, decoded, measured
 from tests.bench.gateway import measured_gateway
 from tests.bench.intake import taken_in
 from tests.bench.measure import Meter
+from tests.bench.otel import traced
 from tests.bench.policy import judged
 from tests.bench.report import Report, as_json, as_table, machine
 from tests.bench.scaling import remembered, scaled
@@ -32,6 +33,7 @@ ALONE: dict[str, Callable[[], list[Figure]]] = {
     "chained": chained,
     "gateway": measured_gateway,
     "console": watched,
+    "otel": traced,
 }
 """Sections with processes of their own, or without any."""
 ALL = (*NAMES, *ALONE)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import pytest
 
@@ -30,7 +33,7 @@ SCRIPTS = [
     Script(name="stalls", turns=(Turn(says=Reply(text="One two three."), first=(Stall(after_events=4),)),)),
     Script(name="gone", turns=(Turn(says=Reply(text="never"), fault=Status(status=404)),)),
 ]
-KINDS: tuple[Kind, ...] = (*SEPARATE, "tools", "policy")
+KINDS: tuple[Kind, ...] = (*SEPARATE, "tools", "policy", "gateway")
 POLICY = '[policies.talk]\nuse = "tests.e2e.guards:Replace"\n[policies.talk.options]\nword = "swordfish"\nby = "*"\n'
 
 
@@ -58,7 +61,7 @@ async def test_a_run_is_one_trace_over_all_services_and_stays_one_if_one_of_them
         async with MockProvider(SCRIPTS) as provider:
             keyed = provider_table("keyed", "openai-chat", provider.url).replace('env = ""', 'env = "PLANTED_KEY"')
             keyless = provider_table("keyless", "openai-chat", provider.url).replace('env = ""', 'env = "NO_SUCH_KEY"')
-            toml = f'{keyed}{keyless}[otel]\nendpoint = "{received.url}"\n{POLICY}'
+            toml = f'{keyed}{keyless}[gateway]\n[otel]\nendpoint = "{received.url}"\n{POLICY}'
             async with fleet(tmp_path, server_url, keys, provider.url, KINDS, toml) as services:
                 traceparent = f"00-{TRACE}-{PUBLISHER}-01"
                 told = await send(
@@ -69,11 +72,13 @@ async def test_a_run_is_one_trace_over_all_services_and_stays_one_if_one_of_them
                     traceparent=traceparent,
                     metadata={"tenant": "acme"},
                 )
+                await asyncio.to_thread(complete, services.workers[-1].url, f"00-{'b' * 32}-{PUBLISHER}-01")
                 unsampled = await send("forecast", traceparent=f"00-{'a' * 32}-{PUBLISHER}-00")
                 lost = await send("gone")
                 keyless_run = await send("forecast", provider="keyless")
                 await ended(server.client, keys, [told, unsampled, lost, keyless_run])
                 await eventually(lambda: check_trace(received.spans(TRACE)), timeout=60)
+                await eventually(lambda: "run gone" in {span.name for span in received.spans("b" * 32)}, timeout=60)
 
                 killed = await send("stalls", on_failure="restart")
                 await eventually(lambda: begun(server, keys, killed), timeout=60)
@@ -101,6 +106,16 @@ async def test_a_run_is_one_trace_over_all_services_and_stays_one_if_one_of_them
         assert {headers.get("x-team") for headers in received.headers} == {"bus"}
         for planted in (CONTENT, SECRET):
             assert planted.encode() not in received.raw
+
+
+def complete(gateway: str, traceparent: str) -> None:
+    """Ask the gateway, which answers with the provider's error."""
+    body = json.dumps({"model": "anthropic/gone", "messages": [{"role": "user", "content": "hello"}]}).encode()
+    headers = {"traceparent": traceparent, "content-type": "application/json"}
+    request = Request(f"{gateway}/v1/chat/completions", body, headers)
+    with pytest.raises(HTTPError, match="404") as refused:
+        urlopen(request)
+    refused.value.close()
 
 
 def check_trace(spans: list[Received]) -> bool:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 
 from tests.services.cli.events import Told
 from tokenbus.events.public import ImageRef, PublicEvent
 from tokenbus_services.cli.render.event_text import one_line
 from tokenbus_services.cli.render.plain_text import PlainText
+from tokenbus_services.cli.up.progress import log_line
 
 
 def written(events: Iterable[PublicEvent]) -> str:
@@ -93,3 +95,15 @@ def test_every_event_fits_on_one_line_whatever_it_holds():
         assert line.startswith(f"r1 {event.seq} ")
         assert "\n" not in line
         assert "\x1b" not in line
+
+
+def test_a_line_of_a_log_ends_in_what_to_look_at():
+    fields = {
+        "event": "attempt_ended",
+        "level": "warning",
+        "service": "parser",
+        "hint": "set OPENAI_API_KEY where the fetcher runs",
+        "code": "key_missing",
+    }
+    shown = log_line("parser", json.dumps(fields)).plain
+    assert shown == "parser │ attempt_ended code=key_missing: set OPENAI_API_KEY where the fetcher runs"

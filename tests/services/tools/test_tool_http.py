@@ -110,6 +110,14 @@ async def test_arguments_are_the_json_body_and_the_answer_is_the_result(
     assert seen.headers["content-type"] == "application/json"
 
 
+async def test_an_endpoint_gets_the_trace_context_of_its_call(tool: MakeTool, endpoint: Endpoint) -> None:
+    traceparent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+    executor = tool()
+    await executor.execute(call("t", traceparent=traceparent))
+    await executor.execute(call("t"))
+    assert [seen.headers.get("traceparent") for seen in endpoint.seen] == [traceparent, None]
+
+
 async def test_get_carries_the_arguments_in_the_query(tool: MakeTool, endpoint: Endpoint) -> None:
     arguments = {"q": "a b&c=d", "n": 3, "deep": {"x": [True]}}
     await tool("/find?lang=en", method="GET").execute(call("t", json.dumps(arguments)))

@@ -162,7 +162,10 @@ def log_line(name: str, line: str) -> Text:
     style = {"warning": "yellow", "error": "red", "critical": "bold red"}.get(level, "default")
     for known in ("timestamp", "service"):
         fields.pop(known, None)
+    hint = fields.pop("hint", None)
     shown.append(terminal.safe(event), style=style)
     for key, value in fields.items():
         shown.append(terminal.safe(f" {key}={value}"), style="dim")
+    if hint:
+        shown.append(terminal.safe(f": {hint}"), style=style)  # what a newcomer looks for
     return shown
