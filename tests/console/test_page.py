@@ -17,6 +17,7 @@ from tests.clients.node import packages
 from tests.console.browser import ALLOWED_ERRORS, browser, executable, page_of
 from tests.waiting import eventually
 from tokenbus.testing import Delivery, ErrorEvent, LocalBus, Reply, Stall, Status, ToolCall, Turn
+from tokenbus_services.gateway.keys.key import new_key
 from tokenbus_services.process.embedded_server import free_port
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -236,13 +237,25 @@ async def test_a_phone_needs_no_scrolling_sideways(chromium: Any, bus: LocalBus)
             await page.goto("about:blank")
 
 
-async def test_a_page_goes_on_by_itself_after_the_gateway_was_killed(
+async def test_a_page_goes_on_by_itself_after_the_gateway_was_killed_and_roles_and_links_hold(
     chromium: Any, bus: LocalBus, tmp_path: Path
 ) -> None:
-    """A gateway of its own, in a process that can be killed, on the same bus."""
+    """A gateway of its own, in a process that can be killed, on the same bus; with keys."""
     port = free_port()
+    url = f"http://127.0.0.1:{port}/console/"
     config = tmp_path / "tokenbus.toml"
-    config.write_text(f'redis_url = "{bus.url}"\ndata_dir = "{tmp_path}"\n{SETTINGS}')
+    ada, eve = new_key(), new_key()
+    keys = f"""
+[gateway.keys.ada]
+sha256 = "{ada.sha256}"
+operator = true
+console = ["see_content", "act"]
+[gateway.keys.eve]
+sha256 = "{eve.sha256}"
+operator = true
+console = ["see_runs"]
+"""
+    config.write_text(f'redis_url = "{bus.url}"\ndata_dir = "{tmp_path}"\n{SETTINGS}{keys}')
 
     async def start() -> Any:
         output = tmp_path / "out"
@@ -256,13 +269,36 @@ async def test_a_page_goes_on_by_itself_after_the_gateway_was_killed(
         await eventually(lambda: "ready " in output.read_text())
         return process
 
+    async def log_in(page: Any, key: str, hash_: str) -> None:
+        await page.goto(url + hash_)
+        await page.get_by_label("Key of the gateway").fill(key)
+        await page.get_by_role("button", name="Log in").click()
+
     gateway = await start()
     run = await asyncio.to_thread(publish, bus, "waits")
-    async with page_of(chromium, allowed=ALLOWED_ERRORS) as page:
-        await page.goto(f"http://127.0.0.1:{port}/console/#run={run}")
+    allowed = (*ALLOWED_ERRORS, "401")  # before the login
+    async with page_of(chromium, allowed=allowed, permissions=["clipboard-read", "clipboard-write"]) as page:
+        await log_in(page, "tb-wrong", "")
+        await expect(page.get_by_role("alert")).to_contain_text("not valid")
+        await log_in(page, ada.text, f"#run={run}")
         await expect(page.get_by_test_id("connection")).to_have_text("live")
         text = page.locator(".k-text .model-text")
         await expect(text).to_have_text("one two three")
+
+        async with page_of(chromium, allowed=allowed) as other:
+            await log_in(other, eve.text, f"#run={run}")
+            await expect(other.locator(".hidden-content")).to_contain_text("13 characters")
+            await expect(other.get_by_test_id("cancel")).to_have_count(0)
+            assert "one two" not in await other.content()
+
+        await page.get_by_role("button", name="Link").click()
+        await expect(page.locator(".said")).to_contain_text("Copied")
+        link = await page.evaluate("navigator.clipboard.readText()")
+        async with page_of(chromium, allowed=allowed) as colleague:
+            await colleague.goto(link)
+            await expect(colleague.locator(".k-text .model-text")).to_have_text("one two three")
+            await expect(colleague.get_by_test_id("cancel")).to_have_count(0)
+
         gateway.kill()
         await gateway.wait()
         await expect(page.get_by_test_id("connection")).to_contain_text("disconnected")
