@@ -27,12 +27,12 @@ class Sampler:
         """Measure everything once. Raises OSError where a process is gone."""
         for name, pid in self._pids.items():
             self._add(f"{name}: memory", "bytes", at_s, resident(pid))
-            self._add(f"{name}: open files", "count", at_s, open_files(pid))
+            self._add(f"{name}: open files", "sockets", at_s, open_files(pid))
         memory: dict[str, Any] = await self._client.info("memory")
         clients: dict[str, Any] = await self._client.info("clients")
         self._add("server: used_memory", "bytes", at_s, memory["used_memory"])
         self._add("server: script cache", "count", at_s, memory["number_of_cached_scripts"])
-        self._add("server: connections", "count", at_s, clients["connected_clients"])
+        self._add("server: connections", "sockets", at_s, clients["connected_clients"])
         self._add("server: keys", "count", at_s, await self._client.dbsize())
 
     def _add(self, name: str, unit: Unit, at_s: float, value: float) -> None:
