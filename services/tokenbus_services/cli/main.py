@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import click
 
 from tokenbus import __version__
-from tokenbus.bus.keys import MAX_PARTITIONS, TOPICS
+from tokenbus.bus.keys import DEFAULT_PARTITIONS, MAX_PARTITIONS, TOPICS
 from tokenbus_services.cli import exit_codes as ending
 from tokenbus_services.cli.run_options import run_options
 from tokenbus_services.cli.service_registry import SERVICES
@@ -274,6 +274,20 @@ def repartition(number: int | None, wait_s: float, abandon: bool, forget: bool, 
         asyncio.run(repartition.forget(as_json=as_json))
     else:
         asyncio.run(repartition.show(as_json=as_json))
+
+
+@tokenbus.command()
+@click.option("--partitions", type=click.IntRange(1, MAX_PARTITIONS), default=DEFAULT_PARTITIONS, show_default=True)
+@click.option("--nodes", type=click.IntRange(1, 1000), required=True, help="Masters of the Cluster.")
+@_lines
+def slots(partitions: int, nodes: int, as_json: bool) -> None:
+    """Show how evenly partitions lie on the nodes of a Cluster, and which numbers lie evenly.
+
+    Asks no server: each node is taken to have an equal range of slots, as `--cluster create` gives them.
+    """
+    from tokenbus_services.cli.slots import show
+
+    show(partitions, nodes, as_json=as_json)
 
 
 @tokenbus.command()

@@ -81,9 +81,7 @@ async def forget(*, as_json: bool) -> None:
         keys = _keys()
         now = await change.layout(server, keys)
         if kept := await change.runs_elsewhere(server, keys, now):
-            raise RepartitionRefused(
-                f"{kept} runs are kept where an earlier number placed them: wait until they expire"
-            )
+            raise RepartitionRefused(f"runs of earlier numbers are kept, {kept} of them: wait until they expire")
         await change.forget(server, keys, now)
     _print(
         {"partitions": now.placing, "earlier": []},
