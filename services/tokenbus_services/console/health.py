@@ -97,14 +97,15 @@ class HealthReader:
 
     async def read(self) -> Health:
         """Raises redis-py's errors."""
-        keys = self._keys
+        keys, partitions_now = self._keys, range(self._keys.partitions)  # the number may change meanwhile
+        queued = list(self._queues())
         pipe = self._server.client.pipeline(transaction=False)
         for stage, topic in self._stages:
             pipe.zrange(keys.members(stage), 0, -1, withscores=True)
-            for p in range(keys.partitions):
+            for p in partitions_now:
                 pipe.hmget(keys.lease(p, stage), ["owner", "until", *LAG_FIELDS])
                 pipe.xinfo_groups(keys.topic(p, topic))
-        for _, _, stream in self._queues():
+        for _, _, stream in queued:
             pipe.xlen(stream)
             pipe.xinfo_groups(stream)
             pipe.zcard(order_keys(stream)[0])
@@ -119,7 +120,7 @@ class HealthReader:
         partitions: list[PartitionHealth] = []
         for stage, _ in self._stages:
             workers += _workers(stage, _checked(next(replies)), now)
-            for p in range(keys.partitions):
+            for p in partitions_now:
                 owner, until, arrived, done = _checked(next(replies))
                 owned = bool(owner) and int(until or 0) > now
                 partitions.append(
@@ -131,7 +132,7 @@ class HealthReader:
                         lag_bytes=lag_of(arrived, done),
                     )
                 )
-        queues = [_queue(name, p, replies) for name, p, _ in self._queues()]
+        queues = [_queue(name, p, replies) for name, p, _ in queued]
         for queue in (_INTAKE, *(name for name, _ in _QUEUES)):
             workers += _workers(queue, _checked(next(replies)), now)
         dead, rejected = _checked(next(replies)) or 0, _checked(next(replies)) or 0

@@ -18,6 +18,7 @@ import structlog
 from redis.exceptions import RedisError
 
 from tokenbus.bus.keys import Keys
+from tokenbus.bus.layout import locate
 from tokenbus.bus.run_index import read_runs
 from tokenbus.bus.server.server import Server, translated
 from tokenbus.client.decode import public_event
@@ -139,7 +140,7 @@ class Sampler:
                 with translated(self._server):
                     await self.sample()
                 self._tell(behind_ms=round(1000 * (self._clock() - began)))
-                if began >= self._health_at:
+                if began >= self._health_at and self._pages:
                     self._health_at = began + HEALTH_S
                     with translated(self._server):
                         await self._tell_health()
@@ -242,6 +243,7 @@ class Sampler:
         if not wanted:
             return
         count = max(LEAST_EVENTS, min(MOST_EVENTS, EVENTS_PER_SAMPLE // len(wanted)))
+        await locate(self._server, self._keys, *(known.info.run for known in wanted))
         pipe = self._server.client.pipeline(transaction=False)
         for known in wanted:
             pipe.xrevrange(self._keys.log(known.info.run), count=count)
