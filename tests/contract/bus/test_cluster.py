@@ -7,8 +7,11 @@ from collections.abc import AsyncGenerator, Generator
 from typing import Any
 
 import pytest
+from redis.asyncio.connection import AbstractConnection
+from redis.exceptions import ConnectionError as ServerGone
 
-from tests.contract.bus.toys import Bench, Frames, working
+from tests.censoring import FORBIDDEN
+from tests.contract.bus.toys import Bench, Frames, Outputs, saying, working
 from tests.servers import cluster
 from tests.waiting import eventually
 from tokenbus.bus import scripts
@@ -166,3 +169,37 @@ async def test_control_messages_of_all_partitions_are_heard(clustered: Server):
     await eventually(lambda: len(heard) == 18)
     assert len(set(heard)) == 18
     await listener.close()
+
+
+async def test_a_frame_that_no_connection_survives_ends_its_run_alone(
+    clustered: Server, monkeypatch: pytest.MonkeyPatch
+):
+    """As in `test_unreadable_entry`. No proxy stands between, for clients go where the nodes tell them to."""
+    bench = ClusterBench(clustered, KEYS)
+    bad, inside, beside = bench.runs(0, 3)
+    [other] = bench.runs(1, 1)
+    await bench.feed(0, {bad: b"+1", inside: b"+1"}, {bad: b"+1" + FORBIDDEN, inside: b"+1"}, {beside: b"+1"})
+    await bench.feed(0, {inside: b"end"}, {bad: b"+1"}, {beside: b"end"})
+    await bench.feed(1, {other: b"+1"}, {other: b"end"})
+    read: Any = AbstractConnection.read_response
+    broken: list[str] = []
+
+    async def breaks(self: AbstractConnection, *args: Any, **options: Any) -> Any:
+        reply = await read(self, *args, **options)
+        if FORBIDDEN in repr(reply).encode():
+            broken.append(str(self))
+            await self.disconnect()
+            raise ServerGone("cut off in a reply")
+        return reply
+
+    with monkeypatch.context() as patch:
+        patch.setattr(AbstractConnection, "read_response", breaks)
+        async with working(bench.stage("a")):
+            await eventually(bench.through)
+    assert broken
+    found = await Outputs.of(bench.server, bench.keys, 0)
+    assert [data for _, data in found.logs[bad]][:2] == [saying(bad, 0, 1), saying(bad, 1, "poison")]
+    expected = Outputs.expected([{inside: b"+1"}, {inside: b"+1"}, {inside: b"end"}, {beside: b"+1"}, {beside: b"end"}])
+    assert (found.logs[inside], found.logs[beside]) == (expected.logs[inside], expected.logs[beside])
+    elsewhere = await Outputs.of(bench.server, bench.keys, 1)
+    assert elsewhere.logs[other] == Outputs.expected([{other: b"+1"}, {other: b"end"}]).logs[other]
