@@ -13,7 +13,7 @@ from zlib import crc32
 import msgspec
 import pytest
 
-from tests.chaos.judging import judge
+from tests.chaos.judging import judge, tools
 from tests.chaos.judging.topics import HOLDS
 from tests.chaos.record import Entry, Exit, Guarded, KeyFact, Line, Piece, Record, Story
 
@@ -272,6 +272,15 @@ def test_whatever_is_wrong_is_told(wrong: str):
     record = well()
     break_it(record)
     assert rule in {violation.rule for violation in judge(record)}
+
+
+def test_a_result_may_be_cut_by_the_end_of_its_run_alone():
+    record = guarded()
+    event(record, 12, content="", cut=True)
+    [problem] = tools.judge(record)
+    assert "no execution gave" in problem.what
+    event(record, len(log(record)) - 1, type="cancelled")
+    assert list(tools.judge(record)) == []
 
 
 def test_a_run_that_is_as_its_policies_make_it_has_no_violation():

@@ -103,7 +103,14 @@ def _result(
         if not stands_in:
             yield f"the call {result['tool_id']} gave an error: {content}"
         return
-    line = executions.get(json.loads(content)["nonce"])
+    if result.get("cut") and end["type"] != "completed":
+        return  # the run ended while its policies had let out the beginning of this result
+    try:
+        nonce: str = json.loads(content)["nonce"]
+    except (ValueError, LookupError, TypeError):
+        yield f"a result that no execution gave: {content!r}"
+        return
+    line = executions.get(nonce)
     if line is None:
         yield f"a result that no execution gave: {content}"
     elif name.of_line(line) != name.of_call(call):
