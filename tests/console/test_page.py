@@ -100,6 +100,18 @@ def expect(locator: Any) -> Any:
     return playwright_expect(locator)
 
 
+async def log_in(page: Any, url: str, key: str, hash_: str) -> None:
+    await page.goto(url + hash_)
+    await page.get_by_label("Key of the gateway").fill(key)
+    await page.get_by_role("button", name="Log in").click()
+
+
+async def copied_link(page: Any) -> str:
+    await page.get_by_role("button", name="Link").click()
+    await expect(page.locator(".said")).to_contain_text("Copied")
+    return await page.evaluate("navigator.clipboard.readText()")
+
+
 async def test_a_run_streams_into_the_river_and_opens_by_keyboard(page: Any, bus: LocalBus) -> None:
     await see(page, bus)
     await expect(page.get_by_test_id("connection")).to_have_text("live")
@@ -269,36 +281,31 @@ console = ["see_runs"]
         await eventually(lambda: "ready " in output.read_text())
         return process
 
-    async def log_in(page: Any, key: str, hash_: str) -> None:
-        await page.goto(url + hash_)
-        await page.get_by_label("Key of the gateway").fill(key)
-        await page.get_by_role("button", name="Log in").click()
-
     gateway = await start()
-    run = await asyncio.to_thread(publish, bus, "waits")
+    over = await asyncio.to_thread(ended, bus, "recovers")
     allowed = (*ALLOWED_ERRORS, "401")  # before the login
     async with page_of(chromium, allowed=allowed, permissions=["clipboard-read", "clipboard-write"]) as page:
-        await log_in(page, "tb-wrong", "")
+        await log_in(page, url, "tb-wrong", "")
         await expect(page.get_by_role("alert")).to_contain_text("not valid")
-        await log_in(page, ada.text, f"#run={run}")
+        await log_in(page, url, ada.text, f"#run={over}")
         await expect(page.get_by_test_id("connection")).to_have_text("live")
         text = page.locator(".k-text .model-text")
-        await expect(text).to_have_text("one two three")
+        await expect(text).to_have_text("at last")
 
         async with page_of(chromium, allowed=allowed) as other:
-            await log_in(other, eve.text, f"#run={run}")
-            await expect(other.locator(".hidden-content")).to_contain_text("13 characters")
-            await expect(other.get_by_test_id("cancel")).to_have_count(0)
-            assert "one two" not in await other.content()
+            await log_in(other, url, eve.text, f"#run={over}")
+            await expect(other.locator(".hidden-content")).to_contain_text("7 characters")
+            assert "at last" not in await other.content()
 
-        await page.get_by_role("button", name="Link").click()
-        await expect(page.locator(".said")).to_contain_text("Copied")
-        link = await page.evaluate("navigator.clipboard.readText()")
+        link = await copied_link(page)
         async with page_of(chromium, allowed=allowed) as colleague:
             await colleague.goto(link)
-            await expect(colleague.locator(".k-text .model-text")).to_have_text("one two three")
-            await expect(colleague.get_by_test_id("cancel")).to_have_count(0)
+            await expect(colleague.locator(".k-text .model-text")).to_have_text("at last")
 
+        run = await asyncio.to_thread(publish, bus, "waits")
+        await page.goto(f"{url}#run={run}")
+        await expect(text).to_have_text("one two three")
+        await expect(page.get_by_test_id("cancel")).to_be_visible()
         gateway.kill()
         await gateway.wait()
         await expect(page.get_by_test_id("connection")).to_contain_text("disconnected")
