@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import sys
 from pathlib import Path
@@ -197,6 +198,7 @@ async def test_with_the_mock_provider_a_newcomer_sees_words_without_a_key_a_url_
         while up.seen[-1:] != ["ready"]:
             await up.says("ready")
         assert any(line.startswith("ready mock-provider http://127.0.0.1:") for line in up.seen)
+        assert any(re.fullmatch(r"console http://127\.0\.0\.1:\d+/console/", line) for line in up.seen)
 
         sent = await run("send", **env)
         assert (sent.code, "umbrella" in sent.out, "[tool result weather]" in sent.out) == (0, True, True), sent.err
