@@ -94,12 +94,13 @@ async def read_runs(client: Any, keys: Keys, runs: Sequence[str]) -> list[RunInf
     for at in range(0, len(runs), COMMANDS):
         some = runs[at : at + COMMANDS]
         pipe = client.pipeline(transaction=False)
-        for run in some:
-            for partition in keys.places(run):
+        asked = [(run, keys.places(run)) for run in some]  # other tasks may learn meanwhile where a run is
+        for run, partitions in asked:
+            for partition in partitions:
                 pipe.hmget(keys.within(partition).run(run), _FIELDS)
         replies = iter(await pipe.execute(raise_on_error=False))
-        for run in some:
-            infos = [(place, info) for place in keys.places(run) if (info := _info(run, next(replies)))]
+        for run, partitions in asked:
+            infos = [(place, info) for place in partitions if (info := _info(run, next(replies)))]
             if infos:
                 keys.note(run, infos[0][0])
             found.append(infos[0][1] if infos else None)

@@ -132,6 +132,8 @@ class RunLister:
         """
         deployment = self._deployment
         keys = await deployment.keys()
+        if self._sources is None:
+            await deployment.refresh()  # more partitions may have been added
         client = deployment.server.client
         async with deployment.hub.reads:
             with translated(deployment.server):
@@ -265,6 +267,7 @@ async def list_runs(
 async def describe_runs(deployment: Deployment, runs: Sequence[str]) -> dict[str, RunInfo]:
     """See `Client.describe`."""
     keys = await deployment.keys()
+    await deployment.refresh()
     async with deployment.hub.reads:
         with translated(deployment.server):
             found = await read_runs(deployment.server.client, keys, runs)

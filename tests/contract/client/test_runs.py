@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from tests.contract.client.listed import Listed
+from tests.waiting import eventually
 from tokenbus import Client, RunInfo
 from tokenbus.bus.keys import Keys
+from tokenbus.bus.layout import join_deployment
 from tokenbus.bus.server.server import Server
 from tokenbus.client import run_list
 from tokenbus.sync import Client as SyncClient
@@ -159,3 +161,24 @@ async def test_the_synchronous_client_lists_runs_too(server_url: str, listed: Li
     with SyncClient(server_url, prefix=listed.keys.prefix, partitions=listed.keys.partitions) as sync:
         assert [info.run for info in sync.runs(state="open")] == ["a"]
         assert sync.describe(["a"])["a"].model == "claude"
+
+
+async def test_runs_are_found_where_an_earlier_number_of_partitions_placed_them(
+    server: Server, server_url: str, keys: Keys, listed: Listed
+) -> None:
+    await join_deployment(server, keys)
+    names_of_runs = [f"r{n}" for n in range(12)]
+    async with Client(server_url, prefix=keys.prefix) as bus:  # before the change
+        for n, run in enumerate(names_of_runs[:6]):
+            await listed.accept(run, 1000 + n)
+        changed = {"partitions": 7, "numbers": "7,4", "ever": "7,4", "spread": 7, "epoch": 2, "wire_version": 2}
+        await server.client.hset(keys.meta, mapping=changed)
+        later = Listed(server, Keys(keys.prefix, 7))
+        for n, run in enumerate(names_of_runs[6:]):
+            await later.accept(run, 2000 + n)
+
+        async def all_listed() -> bool:
+            return await names(bus, oldest_first=True) == names_of_runs
+
+        await eventually(all_listed)  # a client asks for the number once a second
+        assert set(await bus.describe(names_of_runs)) == set(names_of_runs)
