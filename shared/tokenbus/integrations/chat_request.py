@@ -71,7 +71,8 @@ def _part(part: Mapping[str, Any], where: str) -> Json:
 
 def _tool(function: Mapping[str, Any]) -> Json:
     known = ("name", "description", "parameters", "strict")
-    return {name: function[name] for name in known if function.get(name) is not None}
+    given = {name: function[name] for name in known if function.get(name) is not None}
+    return {"parameters": {"type": "object"}, **given}  # a name alone would mean a tool of the deployment
 
 
 def _choice(choice: Any) -> Any:

@@ -38,6 +38,11 @@ def test_a_conversation_keeps_its_roles_texts_calls_and_results() -> None:
     assert (got.tools[0].name, got.tool_choice, got.max_tool_depth) == ("place", "any", 0)
 
 
+def test_a_tool_without_parameters_is_not_taken_for_one_of_the_deployment() -> None:
+    got = request([{"role": "user", "content": "x"}], [{"type": "function", "function": {"name": "now"}}])
+    assert got.tools[0].parameters == {"type": "object"}
+
+
 def test_one_tool_may_be_named_and_without_tools_nothing_is_said_of_them() -> None:
     choice = {"type": "function", "function": {"name": "place"}}
     named = request([{"role": "user", "content": "x"}], [TOOL], choice)

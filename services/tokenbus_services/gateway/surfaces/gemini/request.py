@@ -176,7 +176,7 @@ def _tools(body: Fields) -> list[Tool]:
             schema = fields.json("parametersJsonSchema")
             fields.only("behavior", "UNSPECIFIED", "BLOCKING")
             if schema is None:
-                schema = json_schema(given, fields.path("parameters")) if given else {}
+                schema = json_schema(given, fields.path("parameters")) if given else dict[str, object](type="object")
             name = fields.needed("name", fields.text("name"))
             tools.append(Tool(name=name, description=fields.text("description"), parameters=schema))
     return tools

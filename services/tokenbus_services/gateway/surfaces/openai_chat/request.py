@@ -166,7 +166,7 @@ def _tools(body: Fields, asked: Extension, model: ResolvedModel) -> Json:
             Tool(
                 name=function.needed("name", function.text("name")),
                 description=function.text("description"),
-                parameters=function.json("parameters") or {},
+                parameters=function.json("parameters") or {"type": "object"},
                 strict=function.flag("strict"),
             )
         )

@@ -137,7 +137,7 @@ def _tools(body: Fields, options: frozenset[RequestOption], echo: Json) -> list[
         tool = Tool(
             name=fields.needed("name", fields.text("name")),
             description=fields.text("description"),
-            parameters=fields.json("parameters") or {},
+            parameters=fields.json("parameters") or {"type": "object"},
             strict=fields.flag("strict"),
         )
         tools.append(tool)

@@ -1,4 +1,4 @@
-"""Streams that are silent for long: each protocol's keep-alive, hundreds of them, and then the rest of the answer."""
+"""Streams of every protocol: kept alive through a long silence in its own dialect, and never told of a void call."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from collections.abc import Generator
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from tests.waiting import eventually
-from tokenbus.testing import LocalBus, Reply, Stall, Turn
+from tokenbus.testing import ErrorEvent, LocalBus, Reply, Stall, ToolCall, Turn
 
 SILENCES = 200
 """Keep-alives in a row: 17 minutes at the default of 5 s."""
@@ -55,9 +56,13 @@ ASKED: dict[str, tuple[str, Any, bytes, bytes]] = {
 
 @pytest.fixture(scope="module")
 def bus() -> Generator[LocalBus]:
-    settings = '[gateway]\nkeep_alive_s = 0.005\n[gateway.aliases]\nhouse = ["anthropic/stalls"]\n'
+    aliases = '[gateway.aliases]\nhouse = ["anthropic/stalls"]\nvoided = ["anthropic/voided"]\n'
+    settings = f"[gateway]\nkeep_alive_s = 0.005\n{aliases}"
     with LocalBus(settings) as running:
         running.model_says("stalls", Turn(says=Reply(text="one two three four"), fault=Stall(after_text="two")))
+        call = ToolCall(name="place", arguments={"of": "Ann"})
+        reply = Reply(thinking="Hm.", tool_calls=(call,))
+        running.model_says("voided", Turn(says=reply, first=(ErrorEvent(after_text="Ann"),)))
         yield running
 
 
@@ -79,3 +84,48 @@ async def test_a_silent_stream_is_kept_alive_in_its_own_dialect_and_then_goes_on
     assert resumed
     assert b"four" in heard
     assert end in heard
+
+
+TOOL: Any = {"name": "place", "parameters": {"type": "object"}}
+CALLS: dict[str, tuple[str, Any, bytes]] = {
+    "chat": (
+        "/v1/chat/completions",
+        {**CHAT, "model": "anthropic/voided", "tools": [{"type": "function", "function": TOOL}]},
+        b'"name":"place"',
+    ),
+    "responses": (
+        "/v1/responses",
+        {"model": "anthropic/voided", "input": "hello", "stream": True, "tools": [{"type": "function", **TOOL}]},
+        b"event: response.function_call_arguments.done",
+    ),
+    "messages": (
+        "/v1/messages",
+        {
+            **CHAT,
+            "model": "anthropic/voided",
+            "max_tokens": 99,
+            "tools": [{"name": "place", "input_schema": {"type": "object"}}],
+        },
+        b'"type":"tool_use"',
+    ),
+    "gemini": (
+        "/v1beta/models/voided:streamGenerateContent?alt=sse",
+        {
+            "contents": [{"role": "user", "parts": [{"text": "hello"}]}],
+            "tools": [{"functionDeclarations": [{"name": "place"}]}],
+        },
+        b'"functionCall"',
+    ),
+}
+"""For each protocol that cannot take a call back: the path, the body, and what it says once for each call."""
+
+
+@pytest.mark.parametrize("name", CALLS)
+async def test_a_call_of_an_attempt_that_failed_is_never_told(bus: LocalBus, name: str) -> None:
+    path, body, mark = CALLS[name]
+    begun = len(bus.exchanges)
+    content = msgspec.json.encode(body).replace(b'"hello"', b'"hello, %b"' % name.encode())  # a conversation of its own
+    async with httpx.AsyncClient(base_url=bus.gateway, timeout=120) as http:
+        told = (await http.post(path, content=content)).content
+    assert len(bus.exchanges) == begun + 2, told
+    assert told.count(mark) == 1, told
