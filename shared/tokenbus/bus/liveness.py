@@ -243,7 +243,10 @@ async def holding(lock: asyncio.Semaphore | asyncio.Lock) -> AsyncGenerator[None
 
 
 async def wait_briefly(event: asyncio.Event, *, timeout_s: float = IDLE_S) -> bool:
-    """Wait for the event for at most `IDLE_S`, then `beat`; for polling loops. Returns whether it is set."""
+    """Wait for the event for at most `IDLE_S`, with a `beat` before and after; for polling loops. Returns whether it is
+    set.
+    """
+    beat()  # the step before may have been a command that waited in vain, which takes almost all of `STUCK_S`
     try:
         async with asyncio.timeout(min(max(timeout_s, 0.0), IDLE_S)):
             await event.wait()
@@ -254,7 +257,8 @@ async def wait_briefly(event: asyncio.Event, *, timeout_s: float = IDLE_S) -> bo
 
 
 async def rest(seconds: float) -> None:
-    """Sleep for any duration, with a beat every `IDLE_S`."""
+    """Sleep for any duration, with a beat at the beginning and every `IDLE_S`."""
+    beat()  # as in `wait_briefly`
     loop = asyncio.get_running_loop()
     until = loop.time() + seconds
     while (left := until - loop.time()) > 0:

@@ -20,7 +20,7 @@ from redis.exceptions import RedisError, ResponseError
 from tokenbus.bus import scripts
 from tokenbus.bus.backlog import Backlog
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.liveness import IDLE_S, Defects, Liveness, beat, wait_briefly
+from tokenbus.bus.liveness import IDLE_S, Defects, Liveness, beat, rest, wait_briefly
 from tokenbus.bus.quarantine import may_be_an_entry, names_in, never_arrived, why_unreadable
 from tokenbus.bus.scripts.order import Entries, put_back, reclaim, take
 from tokenbus.bus.scripts.work_queue import HANDED_BACK_MS
@@ -504,8 +504,7 @@ class WorkQueue:
     async def _at_each_beat(self, do: Callable[[], Awaitable[None]]) -> None:
         defects = Defects()
         while True:
-            await asyncio.sleep(self._beat_s)
-            beat()
+            await rest(self._beat_s)
             if self._liveness.failed:
                 return
             try:
@@ -562,7 +561,7 @@ class WorkQueue:
             with suppress(RedisError, OSError):
                 await self._declare(self._streams)
         else:
-            await asyncio.sleep(pause)
+            await rest(pause)
 
 
 def _runs_of(item: QueueItem) -> list[str]:

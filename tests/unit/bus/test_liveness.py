@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 import pytest
 from redis.exceptions import ConnectionError as ConnectionLost
 
 from tests.waiting import eventually
-from tokenbus.bus.liveness import MAX_DEFECTS, Defects, Liveness, acquire, beat, slack
+from tokenbus.bus.liveness import MAX_DEFECTS, Defects, Liveness, acquire, beat, rest, slack, wait_briefly
 
 
 async def test_a_task_that_ends_is_told_and_one_that_may_end_is_not():
@@ -84,3 +85,21 @@ def test_a_loop_that_only_fails_ends_and_one_whose_server_is_away_does_not():
         defects.count(KeyError("a defect"))
     with pytest.raises(KeyError):
         defects.count(KeyError("a defect"))
+
+
+@pytest.mark.parametrize("waits", [lambda: rest(3600), lambda: wait_briefly(asyncio.Event())], ids=["rest", "wait"])
+async def test_a_wait_after_a_command_that_took_its_whole_time_begins_with_a_beat(
+    waits: Callable[[], Awaitable[object]],
+) -> None:
+    """A server that stands still costs a command 5 s; with the second of the wait that would be stuck."""
+    liveness = Liveness()
+
+    async def loop() -> None:
+        liveness.elapsed_s += 5.0
+        await waits()
+
+    task = liveness.start(loop(), name="loop")
+    await asyncio.sleep(0)
+    assert [(each.name, each.still_s) for each in liveness.tasks] == [("loop", 0.0)]
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
