@@ -28,7 +28,7 @@ TASKS: dict[Kind, set[str]] = {
         *("raw writer", "admission", "limits", "control", "deployment", "subscriber intake", "subscriber fetcher"),
     },
     "normalizer": {"leases normalizer", "deployment", "subscriber normalizer"},
-    "parser": {"leases parser", "clock", "deployment", "subscriber parser"},
+    "parser": {"leases parser", "activity", "clock", "deployment", "subscriber parser"},
     "tools": {"queue tools", "heartbeat tools", "sign-on tools", "control", "deployment", "subscriber tools"},
     "policy": {"leases policy", "partitions", "executors", "deployment", "subscriber policy"},
     "recorder": {
