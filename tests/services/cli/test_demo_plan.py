@@ -56,7 +56,7 @@ def test_the_settings_are_what_the_services_read(tmp_path: Path):
     config.write_text(text, encoding="utf-8")
     settings = read_file(config)
     assert (settings.redis_url, settings.data_dir) == ("redis://h:1", str(awkward))
-    assert settings.blobs.service_url.endswith(f":{settings.http.blobs}")
+    assert settings.blobs.service_url == f"http://127.0.0.1:{settings.http.blobs}"
     provider = settings.providers[request_of(plan).provider]
     assert (provider.base_url, provider.api_key_env) == ("http://h:2", "")
     [asked] = request_of(plan).tools
