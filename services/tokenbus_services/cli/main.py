@@ -58,7 +58,7 @@ def tokenbus(context: click.Context, verbose: bool) -> None:
     Settings come from the file that TOKENBUS_CONFIG names, else from the tokenbus.toml of the working directory, and
     from the environment (TOKENBUS_REDIS_URL, …).
     """
-    from tokenbus_services.settings.settings_file import use_file_here
+    from tokenbus_services.settings.find_file import use_file_here
 
     if verbose:
         os.environ["TOKENBUS_LOG_LEVEL"] = "debug"  # for the services that this command starts, too

@@ -17,8 +17,8 @@ from tokenbus.events.requests import Generate
 from tokenbus.providers.api import HttpCall
 from tokenbus.providers.file_api import LOST_STATUSES, lost_files
 from tokenbus.providers.response.decoder import MAX_ERROR_BODY_BYTES
-from tokenbus.providers.response.end_of_stream import LastEvent
 from tokenbus.providers.response.error_mapping import REQUEST_ID_HEADERS
+from tokenbus.providers.response.last_event import LastEvent
 from tokenbus_services.fetcher.auth import KeyMissing, KeyUnusable
 from tokenbus_services.fetcher.call_spans import CallFacts
 from tokenbus_services.fetcher.endpoints import AuthUnavailable, Endpoint

@@ -21,9 +21,9 @@ from tokenbus_services.fetcher.attempt_runner import AttemptRunner, waits_as
 from tokenbus_services.fetcher.call_spans import CallSpans
 from tokenbus_services.fetcher.endpoints import Providers
 from tokenbus_services.fetcher.image_offload.offload import ImageStore
-from tokenbus_services.fetcher.limits.fair_queue import FairQueue
 from tokenbus_services.fetcher.limits.limiter import Limiter
 from tokenbus_services.fetcher.limits.scopes import Scopes
+from tokenbus_services.fetcher.limits.wait_queue import FairQueue
 from tokenbus_services.fetcher.metrics import AdmissionMetrics, UploadMetrics
 from tokenbus_services.fetcher.raw_writer import RawWriter
 from tokenbus_services.fetcher.request_media import TurnMedia

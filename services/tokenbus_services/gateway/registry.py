@@ -1,6 +1,6 @@
 """The surfaces by name, and where their routes are made.
 
-Each surface has a module `http_<surface>.py` with ``routes(gateway: Gateway) -> list[BaseRoute]``. To add one, write
+Each surface has a module `routes_<surface>.py` with ``routes(gateway: Gateway) -> list[BaseRoute]``. To add one, write
 that module and list it here, beside `settings.gateway.SurfaceName`.
 """
 
@@ -11,7 +11,7 @@ from typing import Protocol, cast
 
 from starlette.routing import BaseRoute
 
-from tokenbus_services.gateway import http_models
+from tokenbus_services.gateway import routes_models
 from tokenbus_services.gateway.gateway import Gateway
 from tokenbus_services.gateway.http_request import AsgiApp
 from tokenbus_services.gateway.keys.directory import KeyDirectory
@@ -52,6 +52,6 @@ def routes_of(gateway: Gateway) -> list[BaseRoute]:
     found: list[BaseRoute] = []
     for name in SURFACES:
         if name in gateway.settings.surfaces:
-            module = importlib.import_module(f"tokenbus_services.gateway.http_{name}")
+            module = importlib.import_module(f"tokenbus_services.gateway.routes_{name}")
             found += cast(_Routes, module).routes(gateway)
-    return [*found, *http_models.routes(gateway)]
+    return [*found, *routes_models.routes(gateway)]

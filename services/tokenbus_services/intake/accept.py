@@ -19,12 +19,12 @@ from tokenbus.bus.dead_letters import DeadLetter, dead_letter
 from tokenbus.bus.keys import DATA_FIELD, TENANT_FIELD, Keys
 from tokenbus.bus.layout import changed, locate
 from tokenbus.bus.liveness import beating
-from tokenbus.bus.quarantine import type_and_id
 from tokenbus.bus.run_record import ASKED, CONTINUES, DEADLINE, MODEL, PROVIDER, RECORD, REQUEST, TENANT
 from tokenbus.bus.scripts.runs import STALE
 from tokenbus.bus.server.retry import ISOLATED_TRIES, retry_until_available
 from tokenbus.bus.server.run_scripts import run_script, run_scripts
 from tokenbus.bus.server.server import Server
+from tokenbus.bus.unreadable import type_and_id
 from tokenbus.bus.work_queue import QueueItem, WorkQueue
 from tokenbus.core.nearest_name import nearest
 from tokenbus.core.prefill.options import reading_of

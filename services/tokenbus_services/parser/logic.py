@@ -69,17 +69,15 @@ from tokenbus.events.frames import (
 from tokenbus.events.public import (
     TERMINAL,
     BlockComplete,
-    BlockStarted,
     Chunk,
-    ImagePreview,
     Incomplete,
     PublicEvent,
     RunEvent,
     RunFailedEvent,
     TerminalEvent,
-    ToolProgress,
 )
 from tokenbus.events.public import encode as encode_public
+from tokenbus_services.parser.public_topics import PublicTopics
 
 
 class RunObserver(Protocol):
@@ -128,11 +126,7 @@ class ParserLogic:
         self._ended_runs = keys.ended_runs(partition)
         self._open_run_ms = open_run_ms
         self._finished_run_ms = finished_run_ms
-        streams: dict[PublicTopic, str] = {t: keys.topic(partition, t) for t in topics}
-        self._visible = [s for t, s in streams.items() if t in ("visible", "chunks")]
-        self._hidden = [s for t, s in streams.items() if t == "chunks"]
-        self._blocks = [s for t, s in streams.items() if t == "blocks"]
-        self._lifecycle = [keys.topic(partition, "runs")]
+        self._topics_of = PublicTopics(partition, keys, topics).of
         self._on_published = on_published
         self._observers = observers
         self._on_block = on_block
@@ -306,15 +300,6 @@ class ParserLogic:
                 observer.attempt_over(state, report)
             for event in lifecycle:
                 observer.lifecycle(state, event)
-
-    def _topics_of(self, event: PublicEvent) -> list[str]:
-        match event:
-            case Chunk():
-                return self._visible if event.visible else self._hidden
-            case BlockStarted() | ImagePreview() | BlockComplete() | ToolProgress():
-                return self._blocks
-            case _:
-                return self._lifecycle
 
     def _effect(
         self, machine: RunMachine | GatedRun, effect: Effect, last: bytes, end: TerminalEvent | None, commit: Commit

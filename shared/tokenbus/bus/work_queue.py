@@ -21,13 +21,13 @@ from tokenbus.bus import scripts
 from tokenbus.bus.backlog import Backlog
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.liveness import IDLE_S, Defects, Liveness, beat, rest, wait_briefly
-from tokenbus.bus.quarantine import may_be_an_entry, names_in, never_arrived, why_unreadable
 from tokenbus.bus.scripts.order import Entries, put_back, reclaim, take
 from tokenbus.bus.scripts.work_queue import HANDED_BACK_MS
 from tokenbus.bus.server.retry import FIRST_PAUSE_S, LONGEST_PAUSE_S, retry_until_available
 from tokenbus.bus.server.run_scripts import run_script, run_scripts
 from tokenbus.bus.server.server import Server
 from tokenbus.bus.server.stream_reader import Fields
+from tokenbus.bus.unreadable import may_be_an_entry, names_in, never_arrived, why_unreadable
 
 log = logging.getLogger(__name__)
 

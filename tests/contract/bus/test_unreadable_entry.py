@@ -8,8 +8,8 @@ from tests.censoring import FORBIDDEN, UPSTREAM_FAILURE, censoring
 from tests.contract.bus.test_unreadable import EndingLogic
 from tests.contract.bus.toys import GROUP, Bench, Outputs, saying, working
 from tests.waiting import eventually
-from tokenbus.bus.quarantine import type_and_id
 from tokenbus.bus.server.server import Server
+from tokenbus.bus.unreadable import type_and_id
 
 FAULTS = pytest.mark.parametrize("instead", [b"", UPSTREAM_FAILURE], ids=["connection broken", "error reply"])
 

@@ -11,8 +11,8 @@ from prometheus_client import CollectorRegistry
 
 from tests.waiting import eventually
 from tokenbus.bus.scripts.limits import Scope
-from tokenbus_services.fetcher.limits.fair_queue import FairQueue, WaitedTooLong
 from tokenbus_services.fetcher.limits.limiter import Limiter, Refusal, Reservation, ReservationRequest
+from tokenbus_services.fetcher.limits.wait_queue import FairQueue, WaitedTooLong
 from tokenbus_services.fetcher.metrics import AdmissionMetrics
 from tokenbus_services.runtime.in_flight import NotStarted
 

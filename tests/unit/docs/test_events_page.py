@@ -10,6 +10,7 @@ from typing import Any, get_args
 import msgspec
 import pytest
 from msgspec import inspect
+from tokenbus_services.parser.public_topics import PublicTopics
 
 from tests.unit.docs.pages import page, quoted, rows, sections
 from tokenbus.bus.dead_letters import DeadLetter
@@ -19,7 +20,6 @@ from tokenbus.events.decisions import Decided
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.public import Event, ImageRef, ProviderModel, PublicEvent, Timing, UnknownEvent
 from tokenbus.events.usage import Usage
-from tokenbus_services.parser.logic import ParserLogic
 
 PAGE = sections(page("reference/events.md"))
 COMMON = "Every event"
@@ -84,8 +84,7 @@ def example(name: str) -> bytes:
 
 def topics(event: PublicEvent) -> set[str]:
     """The topics on which the parser writes it."""
-    logic = ParserLogic(0, Keys("p", 1), topics=PUBLIC_TOPICS, open_run_ms=1, finished_run_ms=1)
-    return {stream.rpartition(":")[2] for stream in logic._topics_of(event)}  # pyright: ignore[reportPrivateUsage]
+    return {stream.rpartition(":")[2] for stream in PublicTopics(0, Keys("p", 1), PUBLIC_TOPICS).of(event)}
 
 
 def test_each_event_is_on_the_page_and_no_other() -> None:

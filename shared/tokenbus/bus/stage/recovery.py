@@ -11,12 +11,12 @@ from redis.exceptions import RedisError, ResponseError
 from tokenbus.bus import scripts
 from tokenbus.bus.keys import DATA_FIELD, Keys
 from tokenbus.bus.leases import Lease
-from tokenbus.bus.quarantine import may_be_an_entry, read_one_by_one
 from tokenbus.bus.run_record import ATTEMPT, ENDED, SEQ, STATUS, TURN, status_of
 from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server, is_final
 from tokenbus.bus.server.stream_reader import Entry, Unreadable
 from tokenbus.bus.stage.partition import LearnsFromLog, Partition, RunPosition
+from tokenbus.bus.unreadable import may_be_an_entry, read_one_by_one
 
 log = logging.getLogger(__name__)
 

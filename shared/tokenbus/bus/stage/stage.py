@@ -23,7 +23,6 @@ from tokenbus.bus.keys import InternalTopic, Keys
 from tokenbus.bus.layout import widen_if_stale
 from tokenbus.bus.leases import Lease, Leases
 from tokenbus.bus.liveness import Liveness, holding, slack
-from tokenbus.bus.quarantine import read_one_by_one
 from tokenbus.bus.scripts import Commit
 from tokenbus.bus.server.retry import retry_until_available
 from tokenbus.bus.server.run_scripts import run_script
@@ -36,6 +35,7 @@ from tokenbus.bus.stage.partition import AppliedEntries, FinishesReplay, Partiti
 from tokenbus.bus.stage.read_buffer import Batch, ReadBuffer
 from tokenbus.bus.stage.recovery import give_up_state, learn_from_logs, rebuild, run_position, run_positions
 from tokenbus.bus.stage_lag import read_lag
+from tokenbus.bus.unreadable import read_one_by_one
 
 __all__ = ["Batch", "Stage", "StageLogic"]
 

@@ -12,7 +12,7 @@ from tokenbus.core.run.state import RunState
 from tokenbus.core.run.termination import count, publish_usage
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.frames import TurnWork
-from tokenbus.events.public import ProviderModel, Restarted, Retrying
+from tokenbus.events.public import Restarted, Retrying
 from tokenbus.events.requests import Message
 
 
@@ -23,8 +23,8 @@ def next_turn(s: RunState, history: list[Message], at_ms: int) -> NextTurn:
     s.failures = s.losses = s.turn_bytes = 0
     s.calls, s.history = [], []
     s.text = s.text and s.text.following()
-    _begin(s, at_ms)
-    return NextTurn(_work(s), history)
+    begin_attempt(s, at_ms)
+    return NextTurn(turn_work(s), history)
 
 
 def restart_turn(
@@ -33,21 +33,8 @@ def restart_turn(
     """Restart the turn; its output so far is void."""
     s.blocks.complete_all(out, cut=True)
     discard_blocks(s, out, error, s.attempt + 1, delay_ms)
-    _begin(s, not_before_ms or at_ms)
-    return NextTurn(_work(s, not_before_ms))
-
-
-def fall_back(s: RunState, out: Outbox, error: ErrorInfo, at_ms: int) -> NextTurn:
-    """Restart the turn with the next fallback provider and model; later turns stay with it."""
-    s.blocks.complete_all(out, cut=True)
-    s.choice += 1
-    s.failures = s.losses = 0
-    discard_blocks(
-        s, out, error, s.attempt + 1, 0, fallback=ProviderModel(provider=s.target.provider, model=s.target.model)
-    )
-    s.text = s.text and s.text.again(s.target.reading)
-    _begin(s, at_ms)
-    return NextTurn(_work(s))
+    begin_attempt(s, not_before_ms or at_ms)
+    return NextTurn(turn_work(s, not_before_ms))
 
 
 def discard_blocks(
@@ -109,7 +96,7 @@ def resume(s: RunState, out: Outbox, so_far: Message | None, at_ms: int, not_bef
     s.attempt += 1
     _set_times(s, not_before_ms or at_ms)
     s.blocks.attempt = s.attempt
-    return NextTurn(_work(s, not_before_ms), so_far=so_far)
+    return NextTurn(turn_work(s, not_before_ms), so_far=so_far)
 
 
 def complete_other_blocks(text: TurnText, blocks: BlockTable, out: Outbox, *, cut: bool) -> None:
@@ -126,7 +113,7 @@ def fresh_table(s: RunState) -> BlockTable:
     )
 
 
-def _work(s: RunState, not_before_ms: int = 0) -> TurnWork:
+def turn_work(s: RunState, not_before_ms: int = 0) -> TurnWork:
     return TurnWork(s.run, s.turn, s.attempt, not_before_ms, choice=s.choice)
 
 
@@ -134,7 +121,7 @@ def _set_times(s: RunState, handed_out_ms: int) -> None:
     s.handed_out_ms, s.answered_ms, s.visible_ms = handed_out_ms, 0, 0
 
 
-def _begin(s: RunState, handed_out_ms: int) -> None:
+def begin_attempt(s: RunState, handed_out_ms: int) -> None:
     s.attempt += 1
     _set_times(s, handed_out_ms)
     s.phase = "streaming"

@@ -39,12 +39,12 @@ from tokenbus.core.run.attempt_report import AttemptReport, report_attempt
 from tokenbus.core.run.block_deltas import add, remember
 from tokenbus.core.run.blocks import BlockTable
 from tokenbus.core.run.effects import CloseAttempt, Effect, RunTools
+from tokenbus.core.run.fallback import fall_back, may_fall_back
 from tokenbus.core.run.next_attempt import (
     can_continue,
     complete_other_blocks,
     continue_turn,
     discard_blocks,
-    fall_back,
     fresh_table,
     next_turn,
     restart_turn,
@@ -52,7 +52,7 @@ from tokenbus.core.run.next_attempt import (
 )
 from tokenbus.core.run.outbox import Outbox
 from tokenbus.core.run.output_limits import count_bytes
-from tokenbus.core.run.retry import WORKER_LOST, another_may_do_better, decide
+from tokenbus.core.run.retry import WORKER_LOST, decide
 from tokenbus.core.run.state import RunState
 from tokenbus.core.run.termination import (
     DEADLINE,
@@ -364,10 +364,9 @@ class RunMachine:
             self._end(Incomplete, finish="unknown", reason=cut, error=error)
 
     def _falls_back(self, error: ErrorInfo) -> bool:
-        """Fall back to the next provider and model, if there is one and nothing visible of the turn was emitted."""
+        """Fall back to the next provider and model, if that may be done; whether it was."""
         s = self.state
-        left = s.choice < len(s.accepted.fallback) and s.accepted.on_failure != "fail"
-        if not left or s.visible_emitted or not another_may_do_better(error):
+        if not may_fall_back(s, error):
             return False
         self.effects.append(fall_back(s, self.out, error, self._now_ms))
         return True

@@ -41,7 +41,7 @@ from tokenbus.events.normalized import (
 )
 from tokenbus.events.usage import Usage
 from tokenbus.providers.anthropic import wire
-from tokenbus.providers.anthropic.blocks import EmittedBlock, OpenBlock, fields_of, further_fields, remaining_of
+from tokenbus.providers.anthropic.stream_blocks import EmittedBlock, OpenBlock, fields_of, further_fields, remaining_of
 from tokenbus.providers.response.decoder import MAX_OPEN_BLOCKS, ResponseDecoder, finish_of
 from tokenbus.providers.response.error_mapping import provider_failure
 from tokenbus.providers.response.json_decode import is_null, tag_of, text_of

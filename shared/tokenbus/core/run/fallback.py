@@ -1,0 +1,30 @@
+"""Fallback of a turn to the next provider and model that the request names: when, and how."""
+
+from __future__ import annotations
+
+from tokenbus.core.run.effects import NextTurn
+from tokenbus.core.run.next_attempt import begin_attempt, discard_blocks, turn_work
+from tokenbus.core.run.outbox import Outbox
+from tokenbus.core.run.retry import another_may_do_better
+from tokenbus.core.run.state import RunState
+from tokenbus.events.error_info import ErrorInfo
+from tokenbus.events.public import ProviderModel
+
+
+def may_fall_back(s: RunState, error: ErrorInfo) -> bool:
+    """Whether another provider and model is left, may do better, and nothing visible of the turn was emitted."""
+    left = s.choice < len(s.accepted.fallback) and s.accepted.on_failure != "fail"
+    return left and not s.visible_emitted and another_may_do_better(error)
+
+
+def fall_back(s: RunState, out: Outbox, error: ErrorInfo, at_ms: int) -> NextTurn:
+    """Restart the turn with the next fallback provider and model; later turns stay with it."""
+    s.blocks.complete_all(out, cut=True)
+    s.choice += 1
+    s.failures = s.losses = 0
+    discard_blocks(
+        s, out, error, s.attempt + 1, 0, fallback=ProviderModel(provider=s.target.provider, model=s.target.model)
+    )
+    s.text = s.text and s.text.again(s.target.reading)
+    begin_attempt(s, at_ms)
+    return NextTurn(turn_work(s))
