@@ -10,7 +10,6 @@ from typing import Any, get_args
 import msgspec
 import pytest
 from msgspec import inspect
-from tokenbus_services.parser.public_topics import PublicTopics
 
 from tests.unit.docs.pages import page, quoted, rows, sections
 from tokenbus.bus.dead_letters import DeadLetter
@@ -20,6 +19,7 @@ from tokenbus.events.decisions import Decided
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.public import Event, ImageRef, ProviderModel, PublicEvent, Timing, UnknownEvent
 from tokenbus.events.usage import Usage
+from tokenbus_services.parser.public_topics import PublicTopics
 
 PAGE = sections(page("reference/events.md"))
 COMMON = "Every event"
