@@ -561,7 +561,8 @@ class WorkQueue:
             with suppress(RedisError, OSError):
                 await self._declare(self._streams)
         else:
-            await rest(pause)
+            beat()
+            await asyncio.sleep(pause)
 
 
 def _runs_of(item: QueueItem) -> list[str]:

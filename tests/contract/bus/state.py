@@ -6,11 +6,13 @@ from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
 
 
-async def everything(server: Server, keys: Keys) -> dict[bytes, bytes]:
-    """The value of each key of the test, as the server would save it: all at one moment."""
+async def everything(server: Server, keys: Keys, *, at_once: bool = True) -> dict[bytes, bytes]:
+    """The value of each key of the test, as the server would save it. ``at_once``: all at one moment, which a full
+    server refuses.
+    """
     client = server.client
     names = [name async for name in client.scan_iter(match=f"{keys.prefix}*", count=1000)]
-    pipe = client.pipeline(transaction=True)
+    pipe = client.pipeline(transaction=at_once)
     for name in names:
         pipe.dump(name)
     return {name: value for name, value in zip(names, await pipe.execute(), strict=True) if value is not None}

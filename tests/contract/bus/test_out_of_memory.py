@@ -81,13 +81,13 @@ async def test_a_full_server_takes_no_further_run_and_no_frame_but_what_ends_an_
         for run in ("ends", "cancelled"):
             assert await run_script(server, accept(keys, run)) == b"new"
         assert (await run_script(server, append(keys, "ends", 0)))[0] == b"ok"
-        before = await everything(server, keys)
+        before = await everything(server, keys, at_once=False)
         async with full(server):
             with pytest.raises(ResponseError) as refused:
                 await run_script(server, accept(keys, "late"))
             assert may_pass(refused.value)
             assert (await run_script(server, append(keys, "ends", 1)))[0] == b"full"
-            assert await everything(server, keys) == before
+            assert await everything(server, keys, at_once=False) == before
             assert (await run_script(server, append(keys, "ends", 1, final=True)))[0] == b"ok"
             cancel = scripts.cancel(
                 keys.run("cancelled"), keys.topic(0, "events"), keys.topic(0, "raw"), keys.topic(0, "control"),
