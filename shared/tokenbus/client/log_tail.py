@@ -227,7 +227,10 @@ class Hub:
         for tails in self._tails.values():
             if tail in tails:
                 tails.remove(tail)
-                await tail.aclose()
+                break
+        else:
+            return  # the hub was closed, or another reader does this
+        await tail.aclose()  # after the loop: meanwhile the client may be closed, or another feed opened
 
     async def aclose(self) -> None:
         """End all feeds; their readers get RuntimeError."""

@@ -64,3 +64,17 @@ async def test_a_slow_reader_beside_a_quick_one_is_held_little_for_and_misses_no
 async def _waits(server: Server) -> bool:
     clients: list[dict[str, str]] = await server.client.client_list()
     return any(c["cmd"] == "xread" and "b" in c["flags"] for c in clients)
+
+
+async def test_a_reader_may_leave_while_its_client_is_closed(server: Server, keys: Keys):
+    hub = Hub(server)
+    feed = hub.open_feed(keys.log("r"), "0-0")
+    waiting = asyncio.create_task(read(feed, 1))
+    await eventually(lambda: _waits(server))
+    leaving = asyncio.create_task(hub.close_feed(feed))
+    await asyncio.sleep(0)  # it has begun to end the tail, which takes a command
+    assert not leaving.done()
+    await hub.aclose()
+    await leaving
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
