@@ -132,7 +132,7 @@ async def test_the_blob_service_wants_a_token_where_others_reach_it(server_url: 
     assert "0.0.0.0" in refused.error
     (file := tmp_path / "token").write_text("a-long-random-token\n")
     both = {"TOKENBUS_BLOB_TOKEN_FILE": str(file), "TOKENBUS_BLOB_TOKEN": "another"}
-    assert "is also set" in (await run(*worker, TOKENBUS_CONFIG=config, **both)).error
+    assert "is set too" in (await run(*worker, TOKENBUS_CONFIG=config, **both)).error
     async with running(tmp_path / "err", *worker, TOKENBUS_CONFIG=config, TOKENBUS_BLOB_TOKEN_FILE=str(file)) as blobs:
         url = (await blobs.says("ready ")).split()[2]
         async with httpx.AsyncClient(base_url=url, timeout=60) as http:
