@@ -8,6 +8,7 @@ import re
 from collections.abc import AsyncGenerator, Generator
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 import pytest_asyncio
@@ -69,12 +70,13 @@ async def page(chromium: Any, bus: LocalBus) -> AsyncGenerator[Any]:
 
 def publish(bus: LocalBus, model: str, **fields: Any) -> str:
     with bus.sync_client() as client:
-        return client.publish(bus.request(model, **fields)).id
+        return client.publish(bus.request(model, uuid4().hex, **fields)).id
 
 
 def ended(bus: LocalBus, model: str, **fields: Any) -> str:
     with bus.sync_client() as client:
-        run = client.publish(bus.request(model, **fields))
+        # The provider counts tries by conversation, so each run has one of its own.
+        run = client.publish(bus.request(model, uuid4().hex, **fields))
         for _ in client.follow(run):
             pass
         return run.id
