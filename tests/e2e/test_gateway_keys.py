@@ -416,7 +416,8 @@ async def test_two_gateways_share_the_limits_of_a_key_and_its_runs(bus: LocalBus
         async with httpx.AsyncClient(timeout=60, headers=auth(PAIR)) as client:
             slow = {**HELLO, "model": "anthropic/slow", "stream": True}
             async with client.stream("POST", f"{bus.gateway}/v1/chat/completions", json=slow) as held:
-                await anext(held.aiter_lines())
+                lines = held.aiter_lines()  # httpx closes the connection once this iterator is dropped
+                await anext(lines)
                 run = held.headers["x-tokenbus-run"]
                 refused = await client.post(f"{other}/v1/chat/completions", json=HELLO)
                 assert (refused.status_code, code_of(refused)) == (429, "too_many_runs")
