@@ -1,0 +1,79 @@
+"""A real Prometheus of its own, for tests: Debian's, with our alerts."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import shutil
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+from urllib.error import URLError
+from urllib.parse import quote
+from urllib.request import urlopen
+
+import pytest
+
+from tokenbus_services.process.embedded_server import free_port
+
+OBSERVABILITY = Path("deploy/observability")
+
+needs_prometheus = pytest.mark.skipif(not shutil.which("prometheus"), reason="no prometheus here")
+
+
+class Prometheus:
+    """A Prometheus of its own, which looks each second."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    async def get(self, path: str) -> Any:
+        try:
+            text = await asyncio.to_thread(lambda: urlopen(f"{self._url}/api/v1/{path}").read())
+        except URLError as e:
+            raise AssertionError(str(e)) from e  # not up yet
+        return json.loads(text)["data"]
+
+    async def firing(self) -> set[tuple[str, str]]:
+        """Name and stage of the alerts that fire."""
+        alerts = (await self.get("alerts"))["alerts"]
+        return {(a["labels"]["alertname"], a["labels"].get("stage", "")) for a in alerts if a["state"] == "firing"}
+
+    async def value(self, expression: str) -> float | None:
+        values = await self.values(expression)
+        return values[0] if values else None
+
+    async def values(self, expression: str) -> list[float]:
+        """Of each series that the expression finds."""
+        result = (await self.get(f"query?query={quote(expression)}"))["result"]
+        return [float(series["value"][1]) for series in result]
+
+
+@asynccontextmanager
+async def prometheus(directory: Path, targets: list[str]) -> AsyncGenerator[Prometheus]:
+    """Start one with our rules, which wait a second where they wait a minute."""
+    directory.mkdir()  # noqa: ASYNC240 - before anything runs
+    rules = re.sub(r"for: \d+m", "for: 1s", (OBSERVABILITY / "alerts.yml").read_text())
+    (directory / "rules.yml").write_text(rules)
+    config = {
+        "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
+        "rule_files": ["rules.yml"],
+        "scrape_configs": [{"job_name": "tokenbus", "static_configs": [{"targets": targets}]}],
+    }
+    (directory / "prometheus.yml").write_text(json.dumps(config))
+    port = free_port()
+    process = await asyncio.create_subprocess_exec(
+        "prometheus",
+        f"--config.file={directory / 'prometheus.yml'}",
+        f"--storage.tsdb.path={directory / 'data'}",
+        f"--web.listen-address=127.0.0.1:{port}",
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    try:
+        yield Prometheus(f"http://127.0.0.1:{port}")
+    finally:
+        process.terminate()
+        await process.wait()

@@ -1,0 +1,153 @@
+"""Every panel of the dashboard shows data: its queries, asked of a real Prometheus over a real load."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+from urllib.request import Request, urlopen
+
+import pytest
+
+from tests.deploy.prometheus_server import OBSERVABILITY, Prometheus, needs_prometheus, prometheus
+from tests.e2e.conftest import WEATHER, sender
+from tests.e2e.fleet import WITH_TOOLS, Fleet, Kind, ended, fleet
+from tests.e2e.test_media import PNG, asks, upload
+from tests.waiting import eventually
+from tokenbus.bus.keys import Keys
+from tokenbus.bus.server.server import Server
+from tokenbus_services.gateway.keys.key import new_key
+from tokenbus_services.mock_provider import MockProvider, Picture, Reply, Script, Status, ToolCall, Turn
+
+CALL = ToolCall(name="weather", arguments={"city": "Bern"})
+SCRIPTS = [
+    Script(name="forecast", turns=(Turn(says=Reply(text="I look.", tool_calls=(CALL,))), Turn(says=Reply(text="Ok.")))),
+    Script(name="painted", turns=(Turn(says=Reply(pictures=(Picture(data=PNG * 100),))),)),
+    Script(name="retried", turns=(Turn(says=Reply(text="At last."), first=(Status(status=529),)),)),
+    Script(name="gone", turns=(Turn(says=Reply(text="never"), fault=Status(status=404)),)),
+    Script(name="plain", turns=(Turn(says=Reply(text="swordfish and more")),)),
+]
+KEY = new_key()
+TOML = f"""
+[retry]
+base_delay_s = 0.01
+[records]
+[otel]
+endpoint = "http://127.0.0.1:9"
+[limits.providers.anthropic]
+concurrency = 1
+[limits.tenants.acme]
+concurrency = 100
+[providers.openai-responses.uploads]
+[policies.stops]
+use = "tests.e2e.guards:StopAt"
+[policies.stops.options]
+word = "fish"
+by = "."
+[policies.exits]
+use = "tests.e2e.bad_policies:Exits"
+on_error = "pass"
+[gateway.prices."anthropic/"]
+input = 1000
+output = 1000
+[gateway.keys.web]
+sha256 = "{KEY.sha256}"
+tenant = "acme"
+"""
+"""A collector that is away: the panel of lost spans has something to show too."""
+ONLY_AFTER_A_DEFECT = {"sum by (work) (increase(tokenbus_work_failures_total[$__rate_interval]))"}
+"""A healthy deployment has no series of these. That their metrics exist, tests/e2e/test_metrics.py sees."""
+
+
+class Query(NamedTuple):
+    """One of a panel."""
+
+    panel: str
+    expression: str
+
+
+def queries() -> Iterator[Query]:
+    """All of the dashboard."""
+    for panel in json.loads((OBSERVABILITY / "grafana-dashboard.json").read_text())["panels"]:
+        for target in panel.get("targets", ()):
+            yield Query(panel["title"], target["expr"])
+
+
+async def without_data(watching: Prometheus) -> list[Query]:
+    """The queries that find no number now."""
+    found: list[Query] = []
+    for query in queries():
+        values = await watching.values(query.expression.replace("$__rate_interval", "1m"))
+        if not any(math.isfinite(value) for value in values):
+            found.append(query)
+    return found
+
+
+@asynccontextmanager
+async def everything(directory: Path, redis_url: str, keys: Keys, provider_url: str) -> AsyncGenerator[Fleet]:
+    """All services; the store last."""
+    stores, others = directory / "stores", directory / "others"
+    stores.mkdir()
+    others.mkdir()
+    async with fleet(stores, redis_url, keys, provider_url, ("blobs",)) as store:
+        kinds: tuple[Kind, ...] = ("gateway", *WITH_TOOLS, "recorder", "policy")
+        toml = f'{TOML}[blobs]\nservice_url = "{store.workers[0].url}"\n'
+        async with fleet(others, redis_url, keys, provider_url, kinds, toml) as services:
+            services.workers += store.workers
+            try:
+                yield services
+            finally:
+                services.workers.remove(*store.workers)
+
+
+@needs_prometheus
+async def test_every_query_of_every_panel_finds_data_after_a_load(
+    server: Server, server_url: str, keys: Keys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send = sender(server, keys)
+    monkeypatch.setenv("MARKS", str(tmp_path))
+    async with (
+        MockProvider(SCRIPTS) as provider,
+        everything(tmp_path, server_url, keys, provider.url) as services,
+    ):
+        gateway, *_, store = services.workers
+        sources = [await upload(store.url, PNG + bytes([n]) * 100) for n in range(2)]
+
+        async def load(wave: int) -> None:
+            def of(name: str, **fields: Any) -> Any:
+                return send(name, f"{name} {wave} {fields}", metadata={"tenant": "acme"}, **fields)
+
+            seen = send("plain", provider="openai-responses", messages=asks(sources[wave]))
+            asked = [of("forecast", tools=[WEATHER], record=True), of("painted", provider="gemini"), of("retried")]
+            asked += [of("plain", policies=["stops"]), of("plain", policies=["exits"]), of("gone"), seen]
+            runs = await asyncio.gather(*asked, send("plain", provider="nobody"))
+            await asyncio.to_thread(complete, gateway.url, f"gateway {wave}")
+            await ended(server.client, keys, runs)
+
+        async with prometheus(tmp_path / "prometheus", [urlsplit(each.url).netloc for each in services.workers]) as p:
+            await load(0)
+
+            async def first_wave_seen() -> bool:
+                return (await p.value("sum(tokenbus_runs_ended_total)") or 0) >= 8
+
+            await eventually(first_wave_seen)
+            await load(1)  # a rate needs a series that grew
+
+            async def all_have_data() -> bool:
+                assert {q for q in await without_data(p) if q.expression not in ONLY_AFTER_A_DEFECT} == set()
+                return True
+
+            await eventually(all_have_data)
+
+
+def complete(gateway: str, text: str) -> None:
+    """Ask the gateway, with the tenant's key."""
+    body = json.dumps({"model": "anthropic/plain", "messages": [{"role": "user", "content": text}]}).encode()
+    headers = {"authorization": f"Bearer {KEY.text}", "content-type": "application/json"}
+    with urlopen(Request(f"{gateway}/v1/chat/completions", body, headers)) as answer:
+        answer.read()
