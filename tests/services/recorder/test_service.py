@@ -240,7 +240,7 @@ async def test_a_record_that_the_store_refuses_to_lease_keeps_no_other_from_it(
         await done(server, keys)
     entry = await find_record(server, keys, RUN)
     newer = msgspec.structs.replace(entry, run="newer", at_ms=entry.at_ms + 1, blob_id="", parts=())
-    # As the recorder keeps them: a minute from `ACCEPTED` is over in the middle of a long session, and both are dropped.
+    # As long as the recorder keeps them: in a long session a minute from `ACCEPTED` is over, and both are dropped.
     await put_record(server, keys, newer, keep_ms=round(1000 * RecordSettings().keep_s), most=10)
     assert {kept.run async for kept in newest_records(server, keys)} == {RUN, "newer"}
     store.leased.clear()
