@@ -21,7 +21,8 @@ from tokenbus.bus.leases import Lease
 from tokenbus.bus.scripts import RawPart, ScriptCall
 from tokenbus.bus.server.stream_reader import Entry
 from tokenbus.bus.stage.ahead import AheadFlush, NotAhead
-from tokenbus.bus.stage.partition import Partition, StageLogic
+from tokenbus.bus.stage.logic import StageLogic
+from tokenbus.bus.stage.partition import Partition
 from tokenbus.events.frames import ANY_FRAME, Lost, RawFrame, ToolWork, TurnWork, encode
 
 TTL_MS = 600_000

@@ -15,7 +15,7 @@ from tests.model.oracle import Undisturbed, log_of, normalized, unjoined
 from tokenbus.bus import scripts
 from tokenbus.bus.keys import InternalTopic, Keys
 from tokenbus.bus.server.stream_reader import Entry, id_key
-from tokenbus.bus.stage.partition import StageLogic
+from tokenbus.bus.stage.logic import StageLogic
 from tokenbus.events.frames import (
     ANY_FRAME,
     CancelRequested,

@@ -11,7 +11,7 @@ import msgspec
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.scripts import Arg, Commit
 from tokenbus.bus.server.stream_reader import Entry, id_key
-from tokenbus.bus.stage.partition import StageLogic
+from tokenbus.bus.stage.logic import StageLogic
 from tokenbus.events.frames import CONTROL_ATTEMPT, EventFrame, event_decoder
 
 Told = dict[str, Any]

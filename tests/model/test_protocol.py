@@ -15,7 +15,7 @@ from tests.model.machine import Protocol
 from tests.servers import binary
 from tokenbus.bus.scripts import chain, commit, runs
 from tokenbus.bus.scripts.script import script
-from tokenbus.bus.stage import partition
+from tokenbus.bus.stage import checkpoints
 from tokenbus_services.process.embedded_server import EmbeddedServer
 
 EXAMPLES = int(os.environ.get("MODEL_EXAMPLES", "60"))
@@ -50,8 +50,8 @@ def explore(wire: Wire, examples: int, *, phases: tuple[Phase, ...] = tuple(Phas
 @pytest.fixture(autouse=True)
 def short_spans(monkeypatch: pytest.MonkeyPatch) -> None:
     """Checkpoints after a few entries, so that the watermark moves past open runs."""
-    monkeypatch.setattr(partition, "CHECKPOINT_SPAN", 300)
-    monkeypatch.setattr(partition, "MAX_CHECKPOINT_SPAN", 600)
+    monkeypatch.setattr(checkpoints, "CHECKPOINT_SPAN", 300)
+    monkeypatch.setattr(checkpoints, "MAX_CHECKPOINT_SPAN", 600)
 
 
 @pytest.mark.timeout(0)

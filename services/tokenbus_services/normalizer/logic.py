@@ -6,7 +6,7 @@ from typing import cast
 
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.scripts import Arg, Commit
-from tokenbus.bus.stage.partition import RunPosition
+from tokenbus.bus.stage.logic import RunPosition
 from tokenbus.core.attempt_decoder import AttemptReader
 from tokenbus.core.run.retry import WORKER_LOST
 from tokenbus.events.error_info import ErrorInfo

@@ -28,7 +28,7 @@ from tokenbus.bus.run_record import (
     so_far_field,
 )
 from tokenbus.bus.scripts import Arg, Commit
-from tokenbus.bus.stage.partition import RunPosition
+from tokenbus.bus.stage.logic import RunPosition
 from tokenbus.core.request.tenant import tenant_of
 from tokenbus.core.run.attempt_report import AttemptReport
 from tokenbus.core.run.blocks import BlockTable

@@ -11,7 +11,8 @@ from faststream.asgi import AsgiFastStream
 from tokenbus.bus.keys import InternalTopic, PublicTopic
 from tokenbus.bus.liveness import Liveness
 from tokenbus.bus.server.server import Server
-from tokenbus.bus.stage.stage import Batch, Stage, StageLogic
+from tokenbus.bus.stage.logic import StageLogic
+from tokenbus.bus.stage.stage import Batch, Stage
 from tokenbus_services.runtime.app import declare_topics, make_app
 from tokenbus_services.runtime.faststream_source import attach
 from tokenbus_services.runtime.worker_core import WorkerCore

@@ -17,7 +17,7 @@ from tokenbus.bus.keys import Keys
 from tokenbus.bus.leases import Lease
 from tokenbus.bus.scripts import Commit
 from tokenbus.bus.server.server import Server
-from tokenbus.bus.stage import partition
+from tokenbus.bus.stage import checkpoints, partition
 from tokenbus.bus.stage import recovery as rebuilding
 
 
@@ -56,7 +56,7 @@ async def test_numbers_go_on_without_a_gap_however_the_input_was_cut(bench: Benc
 
 
 async def test_a_long_run_is_checkpointed_and_its_replay_is_short(bench: Bench, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(partition, "CHECKPOINT_SPAN", 200)
+    monkeypatch.setattr(checkpoints, "CHECKPOINT_SPAN", 200)
     a, b = bench.runs(0, 2)
     await bench.feed(0, {a: b"+1"}, *({b: b"+1"} for _ in range(400)))
     await bench.finish("first", max_records=10)
@@ -74,7 +74,7 @@ async def test_a_long_run_is_checkpointed_and_its_replay_is_short(bench: Bench, 
 
 async def test_a_silent_runs_checkpoint_outlasts_the_entries_before_it(bench: Bench, monkeypatch: pytest.MonkeyPatch):
     """The watermark passes the checkpoint of a run that does not change; no owner may fall back behind it."""
-    monkeypatch.setattr(partition, "CHECKPOINT_SPAN", 50)
+    monkeypatch.setattr(checkpoints, "CHECKPOINT_SPAN", 50)
     silent, busy = bench.runs(0, 2)
     await bench.feed(0, {silent: b"+1"}, *({busy: b"+1"} for _ in range(600)))
     await bench.finish("first")

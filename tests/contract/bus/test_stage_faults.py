@@ -17,7 +17,7 @@ from tests.leaks import check_keys
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
-from tokenbus.bus.stage import partition
+from tokenbus.bus.stage import checkpoints
 from tokenbus.bus.stage import recovery as rebuilding
 
 MOST_COMMANDS = 60
@@ -26,7 +26,7 @@ MOST_COMMANDS = 60
 @pytest.fixture(autouse=True)
 def small_spans(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a few frames are several pages and several checkpoints."""
-    monkeypatch.setattr(partition, "CHECKPOINT_SPAN", 10)
+    monkeypatch.setattr(checkpoints, "CHECKPOINT_SPAN", 10)
     monkeypatch.setattr(rebuilding, "REPLAY_PAGE", 2)
 
 

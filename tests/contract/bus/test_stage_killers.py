@@ -8,7 +8,8 @@ import msgspec
 
 from tests.contract.bus.toys import GROUP, Bench, ToyLogic, working
 from tests.waiting import eventually
-from tokenbus.bus.stage.stage import CAREFUL_LOADS, MOST_ALONE, Stage
+from tokenbus.bus.stage.quarantine import CAREFUL_LOADS, MOST_ALONE
+from tokenbus.bus.stage.stage import Stage
 
 
 class Death(BaseException):

@@ -11,7 +11,7 @@ import pytest
 from tests.contract.bus.toys import Bench, ToyLogic, working
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.stage.partition import FinishesReplay
+from tokenbus.bus.stage.logic import FinishesReplay
 
 
 class Outside:

@@ -12,8 +12,8 @@ from tests.contract.bus.toys import GROUP, Bench, JoiningLogic, Outputs, Tally, 
 from tests.waiting import eventually
 from tokenbus.bus.liveness import Liveness
 from tokenbus.bus.server.server import Server
-from tokenbus.bus.stage import partition, stage
-from tokenbus.bus.stage.partition import RunPosition
+from tokenbus.bus.stage import checkpoints, stage
+from tokenbus.bus.stage.logic import RunPosition
 from tokenbus.events.error_info import ErrorInfo
 
 
@@ -28,8 +28,8 @@ class EndingLogic(ToyLogic):
 @pytest.fixture(autouse=True)
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each commit writes checkpoints of what is open."""
-    monkeypatch.setattr(partition, "CHECKPOINT_SPAN", -1)
-    monkeypatch.setattr(partition, "MAX_CHECKPOINT_SPAN", -1)
+    monkeypatch.setattr(checkpoints, "CHECKPOINT_SPAN", -1)
+    monkeypatch.setattr(checkpoints, "MAX_CHECKPOINT_SPAN", -1)
 
 
 @pytest.mark.parametrize("state", [b"\xc1", b"\x92\xa31-1\xc4\x01\xc1", b"\x95\x01\x02\x03\x04\x05"])

@@ -10,7 +10,7 @@ from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.scripts import Commit
 from tokenbus.bus.server.server import Server
-from tokenbus.bus.stage.partition import RunPosition
+from tokenbus.bus.stage.logic import RunPosition
 from tokenbus.bus.stage.stage import Stage
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.frames import Accepted, EventFrame, RunLimits, encode, event_decoder

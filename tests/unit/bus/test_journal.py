@@ -5,7 +5,7 @@ from __future__ import annotations
 from tokenbus.bus.scripts import Commit
 from tokenbus.bus.scripts.commit import HELD_PER_ARG
 from tokenbus.bus.stage.commit_journal import KEPT_S, MAX_BYTES, CommitJournal
-from tokenbus.bus.stage.partition import PreparedCommit
+from tokenbus.bus.stage.prepared_commit import PreparedCommit
 
 
 def work(data: bytes = b"") -> PreparedCommit:

@@ -15,8 +15,10 @@ from tokenbus.bus.keys import Keys
 from tokenbus.bus.leases import Lease
 from tokenbus.bus.scripts import Commit
 from tokenbus.bus.server.stream_reader import Entry, id_key
-from tokenbus.bus.stage import partition
-from tokenbus.bus.stage.partition import Partition, PreparedCommit, StageLogic
+from tokenbus.bus.stage import checkpoints
+from tokenbus.bus.stage.logic import StageLogic
+from tokenbus.bus.stage.partition import Partition
+from tokenbus.bus.stage.prepared_commit import PreparedCommit
 from tokenbus.events.error_info import ErrorInfo
 
 KEYS = Keys("t", 1)
@@ -123,7 +125,7 @@ def test_any_cut_and_any_takeover_give_the_undisturbed_outputs_and_state(
     entries = entries_of(inputs)
     outputs, states = undisturbed(entries)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(partition, "CHECKPOINT_SPAN", data.draw(st.sampled_from([0, 5, 20, 1000])))
+        patch.setattr(checkpoints, "CHECKPOINT_SPAN", data.draw(st.sampled_from([0, 5, 20, 1000])))
         store = Store(entries)
         logic = ToyLogic(0, KEYS)
         part = store.take_over(logic, 1)
@@ -172,8 +174,8 @@ class Hoarder:
 
 @pytest.mark.parametrize("runs", [1, 10])
 def test_checkpoints_cost_no_more_than_the_input_and_keep_a_replay_short(runs: int, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(partition, "CHECKPOINT_SPAN", 1000)
-    monkeypatch.setattr(partition, "MAX_CHECKPOINT_SPAN", 100_000)
+    monkeypatch.setattr(checkpoints, "CHECKPOINT_SPAN", 1000)
+    monkeypatch.setattr(checkpoints, "MAX_CHECKPOINT_SPAN", 100_000)
     frame = b"x" * 50
     entries = entries_of([{f"r{n % runs}": frame} for n in range(500)])
     store = Store(entries)
@@ -188,7 +190,7 @@ def test_checkpoints_cost_no_more_than_the_input_and_keep_a_replay_short(runs: i
 
 def test_a_run_that_ends_and_begins_again_in_one_batch_leaves_no_old_checkpoint(monkeypatch: pytest.MonkeyPatch):
     """Its old state would be restored before what began after it."""
-    monkeypatch.setattr(partition, "CHECKPOINT_SPAN", 5)
+    monkeypatch.setattr(checkpoints, "CHECKPOINT_SPAN", 5)
     entries = entries_of([{"r": b"+1"}, {"r": b"+333"}, {"r": b"end"}, {"r": b"+1"}])
     store = Store(entries)
     part = store.take_over(ToyLogic(0, KEYS), 1)
@@ -202,7 +204,7 @@ def test_a_run_that_ends_and_begins_again_in_one_batch_leaves_no_old_checkpoint(
 
 
 def test_a_checkpoint_that_the_watermark_passed_does_not_pull_it_back(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(partition, "CHECKPOINT_SPAN", 10)
+    monkeypatch.setattr(checkpoints, "CHECKPOINT_SPAN", 10)
     entries = entries_of([{"silent": b"+1"}, *({"busy": b"+1"} for _ in range(50))])
     store = Store(entries)
     part = store.take_over(ToyLogic(0, KEYS), 1)

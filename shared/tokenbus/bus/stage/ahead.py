@@ -16,7 +16,8 @@ from typing import Any
 from tokenbus.bus.scripts import Commit, RawPart, ScriptCall
 from tokenbus.bus.scripts.chain import MOST_UNREAD, ChainedStage, chain
 from tokenbus.bus.server.stream_reader import Entry
-from tokenbus.bus.stage.partition import AppliedEntries, Partition, PreparedCommit
+from tokenbus.bus.stage.partition import Partition
+from tokenbus.bus.stage.prepared_commit import AppliedEntries, PreparedCommit
 
 _FLUSHES = count(1)
 

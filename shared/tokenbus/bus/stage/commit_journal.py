@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 
 from tokenbus.bus.server.stream_reader import id_key
-from tokenbus.bus.stage.partition import PreparedCommit
+from tokenbus.bus.stage.prepared_commit import PreparedCommit
 from tokenbus.events.error_info import ErrorInfo
 
 KEPT_S = 5.0

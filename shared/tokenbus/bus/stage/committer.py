@@ -16,7 +16,8 @@ from tokenbus.bus.leases import Lease
 from tokenbus.bus.server.retry import ISOLATED_TRIES, retry_until_available
 from tokenbus.bus.server.run_scripts import run_script, run_scripts
 from tokenbus.bus.server.server import Server
-from tokenbus.bus.stage.partition import Partition, Poison, PreparedCommit
+from tokenbus.bus.stage.partition import Partition
+from tokenbus.bus.stage.prepared_commit import Poison, PreparedCommit
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,9 @@ from tokenbus.bus.run_record import ATTEMPT, ENDED, SEQ, STATUS, TURN, status_of
 from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server, is_final
 from tokenbus.bus.server.stream_reader import Entry, Unreadable
-from tokenbus.bus.stage.partition import LearnsFromLog, Partition, RunPosition
+from tokenbus.bus.stage.logic import LearnsFromLog, RunPosition
+from tokenbus.bus.stage.partition import Partition
+from tokenbus.bus.stage.quarantine import TRIES_FIELD, IsolatedTries
 from tokenbus.bus.unreadable import may_be_an_entry, read_one_by_one
 
 log = logging.getLogger(__name__)
@@ -29,8 +31,7 @@ async def rebuild(server: Server, keys: Keys, part: Partition, lease: Lease) -> 
     """Bring a new partition to its last owner's state. If it raises (redis-py's errors), start over with a new one."""
     client = server.client
     part.loads = await run_script(server, scripts.count(part.lease_key, "loads"))
-    entry_id, _, tries = (await client.hget(part.lease_key, "suspect") or b"").decode().partition(" ")
-    part.quarantined = entry_id, int(tries) if tries.isdecimal() else 0
+    part.isolated = IsolatedTries.parse(await client.hget(part.lease_key, TRIES_FIELD))
     checkpoints = await client.hgetall(part.state_key)
     pieces: dict[str, dict[int, bytes]] = {}
     for run, numbers in part.pieces_of(checkpoints):

@@ -31,9 +31,13 @@ from tokenbus.bus.server.stream_reader import StreamReader
 from tokenbus.bus.stage.background_tasks import BackgroundTasks
 from tokenbus.bus.stage.commit_journal import LOST_WRITES, CommitJournal
 from tokenbus.bus.stage.committer import AppliedBatch, Committer
-from tokenbus.bus.stage.partition import AppliedEntries, FinishesReplay, Partition, PreparedCommit, StageLogic
+from tokenbus.bus.stage.logic import FinishesReplay, StageLogic
+from tokenbus.bus.stage.partition import Partition
+from tokenbus.bus.stage.prepared_commit import AppliedEntries, PreparedCommit
+from tokenbus.bus.stage.quarantine import CAREFUL_LOADS, TRIES_FIELD
 from tokenbus.bus.stage.read_buffer import Batch, ReadBuffer
 from tokenbus.bus.stage.recovery import give_up_state, learn_from_logs, rebuild, run_position, run_positions
+from tokenbus.bus.stage.rollback import repair_commit
 from tokenbus.bus.stage_lag import read_lag
 from tokenbus.bus.unreadable import read_one_by_one
 
@@ -43,10 +47,6 @@ log = logging.getLogger(__name__)
 
 BLOCKED_S = 1.0
 """Retry interval for a partition with a shared key of the wrong type."""
-CAREFUL_LOADS = 3
-"""After more loads than this without a commit, process one entry at a time and record it before trying."""
-MOST_ALONE = 2
-"""Quarantine an entry after more isolated tries than this without a commit: processing it crashes its workers."""
 MAX_REPLAYS = 8
 """After this many replays in a row that came to no end, by an error or a death, the partition continues without its
 state: its open runs end as `state_unreadable`.
@@ -369,7 +369,7 @@ class Stage:
     async def _work(self, part: Partition, batch: Batch) -> PreparedCommit | None:
         first = batch.entries[0]
         try:
-            if part.quarantined[0] == first[0].decode() and part.quarantined[1] > MOST_ALONE:
+            if part.isolated.exhausted and part.isolated.entry_id == first[0].decode():
                 return part.quarantine(
                     first, f"{part.loads - 1} tries came to no commit: its workers died, or the stage raised"
                 )
@@ -415,10 +415,8 @@ class Stage:
     async def _commit_alone(self, part: Partition, batch: Batch) -> Batch:
         """Take the first entry alone, and record it before trying in case it crashes this worker."""
         first = batch.entries[:1]
-        entry_id = first[0][0].decode()
-        before, tries = part.quarantined
-        part.quarantined = entry_id, (tries + 1 if entry_id == before else 1)
-        await self._commits.note(part, "suspect", f"{entry_id} {part.quarantined[1]}")
+        part.isolated = part.isolated.after(first[0][0].decode())
+        await self._commits.note(part, TRIES_FIELD, part.isolated.stored())
         return Batch(batch.partition, batch.begin, first)
 
     async def _committed(self, part: Partition, work: PreparedCommit, reply: list[Any]) -> None:
@@ -434,7 +432,7 @@ class Stage:
             return
         # Another owner committed, the server rolled back, or the commit cannot succeed: this worker's state is invalid.
         log.warning("%s partition %d: dropped: %s", self._group, part.number, reply)
-        given_up = part.quarantined[1] > MOST_ALONE
+        given_up = part.isolated.exhausted
         try:
             if reply[0] == b"refused" and not given_up:
                 await self._quarantine(part)
@@ -448,7 +446,7 @@ class Stage:
         quarantine it and end its runs so that the others continue.
         """
         if part.loads > CAREFUL_LOADS:
-            await self._commits.note(part, "suspect", f"{part.quarantined[0]} {MOST_ALONE + 1}")
+            await self._commits.note(part, TRIES_FIELD, part.isolated.refused().stored())
         else:
             await self._commits.note(part, "loads", CAREFUL_LOADS)
 
@@ -475,7 +473,7 @@ class Stage:
         if not (lost := self._journals[part.number].after(lease.offset)):
             return
         past = await retry_until_available(self._server, lambda: self._rebuilt(lease), what=what, stop_if=closed)
-        if commit := past.recover_rollback(lost, LOST_WRITES):
+        if commit := repair_commit(past, lost, LOST_WRITES):
             await self._commits.recover_rollback(part, lease, commit)
 
     async def _look_at_lag(self, paused: list[Partition]) -> None:
