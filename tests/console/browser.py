@@ -9,10 +9,15 @@ from typing import Any
 
 import pytest
 
+from tokenbus.testing import LocalBus
+
 UNRELATED = ("net::ERR_NETWORK_CHANGED",)
 """Of the machine, not of the page: an interface came or went."""
 ALLOWED_ERRORS = ("net::ERR_CONNECTION_REFUSED", "net::ERR_INCOMPLETE_CHUNKED_ENCODING", "net::ERR_CONNECTION_RESET")
 """What Chromium logs when a gateway is gone; only for pages that are there to see that."""
+
+
+PATIENCE_MS = 60_000
 
 
 def executable() -> str:
@@ -50,7 +55,7 @@ async def page_of(running: Any, *, allowed: tuple[str, ...] = (), **options: Any
     context = await running.new_context(**{"viewport": {"width": 1280, "height": 800}, **options})
     try:
         page = await context.new_page()
-        page.set_default_timeout(60_000)
+        page.set_default_timeout(PATIENCE_MS)
         page.on("console", lambda message: heard(message.type, message.text))
         page.on("pageerror", lambda error: heard("error", str(error)))
         page.on("dialog", lambda dialog: heard("error", f"a dialog: {dialog.message}"))
@@ -58,3 +63,24 @@ async def page_of(running: Any, *, allowed: tuple[str, ...] = (), **options: Any
         assert not found, found
     finally:
         await context.close()
+
+
+async def see(page: Any, bus: LocalBus, hash_: str = "") -> None:
+    """Open the page; again if a network interface of the machine came or went, for Chromium drops requests then."""
+    from playwright.async_api import TimeoutError as NotThere
+
+    for patience in (15_000, 15_000, PATIENCE_MS):
+        await page.goto(f"{bus.gateway}/console/{hash_}")
+        try:
+            await page.wait_for_selector("#app > *", state="attached", timeout=patience)
+            return
+        except NotThere:
+            continue
+
+
+def expect(locator: Any) -> Any:
+    """Playwright's, with the patience of a loaded machine."""
+    from playwright.async_api import expect as playwright_expect
+
+    playwright_expect.set_options(timeout=PATIENCE_MS)
+    return playwright_expect(locator)

@@ -5,101 +5,21 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-from collections.abc import AsyncGenerator, Generator
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import pytest
-import pytest_asyncio
 
 from tests import fork_server
 from tests.clients.node import packages
-from tests.console.browser import ALLOWED_ERRORS, browser, executable, page_of
+from tests.console.browser import ALLOWED_ERRORS, expect, page_of, see
+from tests.console.models import SETTINGS, WEATHER, WORDS, ended, publish
 from tests.waiting import eventually
-from tokenbus.testing import Delivery, ErrorEvent, LocalBus, Reply, Stall, Status, ToolCall, Turn
+from tokenbus.testing import LocalBus
 from tokenbus_services.gateway.keys.key import new_key
 from tokenbus_services.process.embedded_server import free_port
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-PATIENCE_MS = 60_000
-SETTINGS = """
-[gateway]
-models = ["anthropic/speaks"]
-[console]
-roles_without_keys = ["see_runs", "see_content", "act", "admin"]
-[tools.weather]
-kind = "python"
-call = "tokenbus_services.mock_provider.demo:weather"
-"""
-WORDS = " ".join(f"word{n}" for n in range(60))
-HOSTILE = (
-    "<script>document.title='hit'</script><img src=x onerror=\"document.title='hit'\"> \x1b[31mred\x1b[0m "
-    "\u202egnihton\u202c \u2066x\u2069 \u200b| " + "A" * 1_000_000
-)
-WEATHER = {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}
-
-
-@pytest.fixture(scope="module")
-def bus() -> Generator[LocalBus]:
-    executable()
-    with LocalBus(SETTINGS) as running:
-        running.model_says("speaks", Turn(says=Reply(thinking="let me see", text=WORDS), delivery=Delivery(pace=60)))
-        running.model_says("waits", Turn(says=Reply(text="one two three four"), fault=Stall(after_text="three")))
-        running.model_says("recovers", Turn(says=Reply(text="at last"), first=(Status(status=529),)))
-        running.model_says("refuses", Turn(says=Reply(text="now it works"), first=(Status(status=400),)))
-        running.model_says("breaks", Turn(says=Reply(text="never mind"), fault=ErrorEvent(after_text="never")))
-        running.model_says("hostile", Reply(thinking="\u2066\x9bhm", text=HOSTILE))
-        asks = Reply(text="I look.", tool_calls=(ToolCall(name="weather", arguments={"city": "Zürich"}),))
-        running.model_says("calls", asks, Reply(text="It rains."))
-        yield running
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def chromium(bus: LocalBus) -> AsyncGenerator[Any]:
-    async with browser() as running:
-        yield running
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def page(chromium: Any, bus: LocalBus) -> AsyncGenerator[Any]:
-    async with page_of(chromium) as opened:
-        yield opened
-
-
-def publish(bus: LocalBus, model: str, **fields: Any) -> str:
-    with bus.sync_client() as client:
-        return client.publish(bus.request(model, uuid4().hex, **fields)).id
-
-
-def ended(bus: LocalBus, model: str, **fields: Any) -> str:
-    with bus.sync_client() as client:
-        # The provider counts tries by conversation, so each run has one of its own.
-        run = client.publish(bus.request(model, uuid4().hex, **fields))
-        for _ in client.follow(run):
-            pass
-        return run.id
-
-
-async def see(page: Any, bus: LocalBus, hash_: str = "") -> None:
-    """Open the page; again if a network interface of the machine came or went, for Chromium drops requests then."""
-    from playwright.async_api import TimeoutError as NotThere
-
-    for patience in (15_000, 15_000, PATIENCE_MS):
-        await page.goto(f"{bus.gateway}/console/{hash_}")
-        try:
-            await page.wait_for_selector("#app > *", state="attached", timeout=patience)
-            return
-        except NotThere:
-            continue
-
-
-def expect(locator: Any) -> Any:
-    from playwright.async_api import expect as playwright_expect
-
-    playwright_expect.set_options(timeout=PATIENCE_MS)
-    return playwright_expect(locator)
+pytestmark = pytest.mark.asyncio(loop_scope="package")
 
 
 async def log_in(page: Any, url: str, key: str, hash_: str) -> None:

@@ -299,7 +299,7 @@ READS: dict[str, set[str]] = {
     "tools": {"tools", "control"},
     "recorder": {"records", "tape", "log"},
     "blobs": set(),
-    "gateway": {*TOPICS, "log", "dead"},
+    "gateway": {*TOPICS, "log", "dead", "turns"},
     "operator": {
         *(*TOPICS, "log", "requests", "turns", "tools", "raw", "events", "drafts", "decisions", "control"),
         *("records", "tape", "dead"),

@@ -45,7 +45,7 @@ def create(settings: Settings, gateway: Gateway, directory: KeyDirectory | None)
         routes=[
             *_pages(),
             *routes_session.routes(desk, table),
-            *routes_runs.routes(desk, costs, judged=bool(settings.policies)),
+            *routes_runs.routes(desk, costs),
             *routes_times.routes(desk),
             *routes_stream.routes(desk, sampler),
             *routes_admin.routes(desk, settings),

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast
 
+from tokenbus.bus.run_index import Summary
+from tokenbus.events.frames import TurnWork
 from tokenbus.events.public import Chunk, PublicEvent, RunEnd
 from tokenbus.events.run_info import RunInfo
 from tokenbus_services.console.run_view import (
@@ -19,6 +21,8 @@ from tokenbus_services.console.run_view import (
 
 _RATE_S = 0.9
 """Shortest time over which a rate is measured."""
+JUDGED_MS = 250
+"""A run whose output waits for its policies for this long is shown as judged: most verdicts take less."""
 _SMOOTH = 0.5
 """Share of the newest second in the shown rate."""
 
@@ -26,8 +30,11 @@ _SMOOTH = 0.5
 class KnownRun:
     """Grows as the sampler looks at it."""
 
-    def __init__(self, info: RunInfo) -> None:
-        self.info = info
+    def __init__(self, summary: Summary) -> None:
+        info = self.info = summary.info
+        self._judging_ms = summary.judging_ms
+        self.waiting: TurnWork | None = None
+        """Its turn, if that waits in front of its provider."""
         self.text = _searched(info)
         """What a search looks at."""
         self.seq = -1
@@ -36,6 +43,8 @@ class KnownRun:
         self.cost: float | None = None
         self._words = ""
         self._told: State | None = None
+        """The state after its newest event, which was one of this attempt:"""
+        self._told_attempt = 0
         self._chars = 0.0
         """Characters of an event, on average over those that were looked at last."""
         self._rate: float | None = None
@@ -47,8 +56,15 @@ class KnownRun:
         """Whether there are events that nobody looked at."""
         return self.info.events - 1 > self.seq
 
-    def update(self, info: RunInfo, now: float) -> None:
+    @property
+    def is_silent(self) -> bool:
+        """Whether its current attempt has published nothing yet."""
+        return self.info.is_open and (self._told_attempt < self.info.attempt or self._told in (None, "first_byte"))
+
+    def update(self, summary: Summary, now: float) -> None:
         """Take in a newer summary. ``now``: a monotonic time in seconds."""
+        info = summary.info
+        self._judging_ms = summary.judging_ms
         if (info.provider, info.model, info.tenant, info.error) != (
             self.info.provider,
             self.info.model,
@@ -81,27 +97,31 @@ class KnownRun:
             self._told = state_after(event) or self._told
         last = fresh[-1]
         self.seq = last.seq
+        self._told_attempt = last.attempt
         if isinstance(last, RunEnd):
             self.end = last
 
-    def state(self, *, judged: bool) -> State:
-        """What the run does now. ``judged``: the deployment has policies, which may hold back what was said."""
+    def state(self, now_ms: int) -> State:
+        """What the run does at this time of the server's clock."""
         info = self.info
         if not info.is_open:
             return cast("State", info.state)
-        if self._told is None:
-            return "queued" if info.events == 0 else "first_byte"
-        if self._told == "first_byte" and info.state == "running" and judged:
+        if self._judging_ms and now_ms - self._judging_ms >= JUDGED_MS:
             return "judged"
-        return self._told
+        if not self.is_silent and self._told:
+            return self._told
+        turn = self.waiting
+        if turn and turn.attempt >= info.attempt:
+            return "retrying" if turn.not_before_ms > now_ms else "waiting"
+        return "queued" if info.events == 0 else "first_byte"
 
-    def row(self, *, content: bool, judged: bool) -> Row:
+    def row(self, now_ms: int, *, content: bool) -> Row:
         """The line of the river."""
         info = self.info
         usage = self.end.usage if self.end else None
         return Row(
             run=info.run,
-            state=self.state(judged=judged),
+            state=self.state(now_ms),
             tenant=info.tenant,
             provider=info.provider,
             model=info.model,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -10,7 +11,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
 from tokenbus.bus.keys import DATA_FIELD
-from tokenbus.bus.run_index import read_runs
+from tokenbus.bus.run_index import Summary, read_summaries
 from tokenbus.bus.run_record import CHOICE, CONTINUES, REQUEST, STATUS, UNENDED, status_of
 from tokenbus.bus.server.server import translated
 from tokenbus.client.decode import public_event
@@ -22,6 +23,7 @@ from tokenbus_services.console.http import Desk, body_of, json, refusal
 from tokenbus_services.console.known_run import KnownRun
 from tokenbus_services.console.run_view import attempts_of
 from tokenbus_services.console.session import PATH
+from tokenbus_services.console.turn_queue import TurnQueue
 from tokenbus_services.console.viewer import Viewer
 from tokenbus_services.gateway.answers import StreamedAnswer
 from tokenbus_services.gateway.problem import Problem, invalid
@@ -40,12 +42,13 @@ _PAGE = 500
 _MAX_LOOKED_AT = 20_000
 
 
-def routes(desk: Desk, costs: Costs, *, judged: bool) -> list[BaseRoute]:
-    """The routes. ``judged``: whether the deployment has policies."""
-    parts = _RunRoutes(desk, costs, judged)
+def routes(desk: Desk, costs: Costs) -> list[BaseRoute]:
+    """The routes."""
+    parts = _RunRoutes(desk, costs)
     run = f"{PATH}/api/runs/{{run}}"
     return [
         Route(run, desk.view("see_runs", parts.run, links=True), methods=["GET"]),
+        Route(f"{run}/state", desk.view("see_runs", parts.state, links=True), methods=["GET"]),
         Route(f"{run}/events", desk.view("see_runs", parts.events, links=True), methods=["GET"]),
         Route(f"{run}/decisions", desk.view("see_content", parts.decisions, links=True), methods=["GET"]),
         Route(f"{run}/blobs/{{blob_id}}", desk.view("see_content", parts.blob, links=True), methods=["GET"]),
@@ -56,37 +59,59 @@ def routes(desk: Desk, costs: Costs, *, judged: bool) -> list[BaseRoute]:
 
 
 class _RunRoutes:
-    def __init__(self, desk: Desk, costs: Costs, judged: bool) -> None:
+    def __init__(self, desk: Desk, costs: Costs) -> None:
         self._desk = desk
-        self._judged = judged
         self._costs = costs
         self._runs = desk.gateway.runs
+        self._turns = TurnQueue(self._runs.server, self._runs.keys)
 
     async def run(self, request: Request, viewer: Viewer) -> Response:
         """What the run is: read from its summary and few of its events, however long it is."""
         run = await self._desk.run(request, viewer)
         server, key = self._runs.server, self._runs.keys.run(run)
         with translated(server, key):
-            [info] = await read_runs(server.client, self._runs.keys, [run])
+            [summary] = await read_summaries(server.client, self._runs.keys, [run])
             fields = await server.client.hmget(key, [STATUS, REQUEST, CONTINUES, CHOICE])
-        if info is None:
+        if summary is None:
             raise not_found(run)
+        info = summary.info
         events = await self._edges(run, info.attempt)
-        known = KnownRun(info)
-        known.look(events[-_LAST:])
+        known = await self._known(summary, events[-_LAST:])
         if known.end:
             known.cost = self._costs.cost(known.end.usage, info.provider, [known.end.model, info.model])
         content = viewer.may("see_content")
         asked: bytes | None = fields[1]
         return json(
             {
-                "row": known.row(content=content, judged=self._judged),
+                "row": known.row(server.clock.now_ms(), content=content),
                 "request": msgspec.Raw(asked) if asked and content else None,
                 "attempts": attempts_of(events, content=content),
                 "last_seq": events[-1].seq if events else -1,
                 "actions": _actions(*fields) if viewer.may("act") else [],
             }
         )
+
+    async def state(self, request: Request, viewer: Viewer) -> Response:
+        """What the run does now: for a page that shows it and hears nothing of it."""
+        run = await self._desk.run(request, viewer)
+        server, keys = self._runs.server, self._runs.keys
+        with translated(server, keys.run(run)):
+            [summary] = await read_summaries(server.client, keys, [run])
+            if summary is None:
+                raise not_found(run)
+            newest: list[Any] = await server.client.xrevrange(keys.log(run), count=_LAST)
+        known = await self._known(summary, [public_event(run, entry) for entry in reversed(newest)])
+        return json({"state": known.state(server.clock.now_ms()), "seq": known.seq})
+
+    async def _known(self, summary: Summary, newest: Sequence[PublicEvent]) -> KnownRun:
+        known = KnownRun(summary)
+        known.look(newest)
+        if known.is_silent:
+            info, server = summary.info, self._runs.server
+            with translated(server):
+                waiting = await self._turns.waiting({info.run: info.accepted_ms})
+            known.waiting = waiting.get(info.run)
+        return known
 
     async def _edges(self, run: str, attempts: int) -> list[PublicEvent]:
         """The first and last events of each attempt, and some more of the last one."""

@@ -105,9 +105,9 @@ def state_after(event: PublicEvent) -> State | None:
             return "retrying"
         case ToolProgress():
             return "tool"
-        case BlockComplete(kind="tool_call"):
-            return "tool"
-        case BlockComplete(kind="tool_result") | Started():
+        case BlockComplete(kind="tool_call" | "tool_result") | BlockStarted(kind="tool_result"):
+            return "tool"  # other calls may be open; once all have results, the next attempt begins
+        case Started():
             return "first_byte"
         case Chunk() | BlockStarted() | BlockComplete():
             return _STATES_OF_KINDS.get(event.kind, "speaking")

@@ -19,7 +19,7 @@ from redis.exceptions import RedisError
 
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.layout import locate
-from tokenbus.bus.run_index import read_runs
+from tokenbus.bus.run_index import read_summaries
 from tokenbus.bus.server.server import Server, translated
 from tokenbus.client.decode import public_event
 from tokenbus.errors import Malformed, TokenbusError
@@ -30,6 +30,7 @@ from tokenbus_services.console.known_run import KnownRun
 from tokenbus_services.console.last_hour import LastHour
 from tokenbus_services.console.run_filter import PageView
 from tokenbus_services.console.run_view import Row
+from tokenbus_services.console.turn_queue import TurnQueue
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -48,6 +49,7 @@ EVENTS_PER_SAMPLE = 800
 """Events of logs that one sample reads, over all runs; each run's share is between the next two."""
 LEAST_EVENTS, MOST_EVENTS = 4, 24
 FAILED_KEPT_MS = 600_000
+_WAITS = ("queued", "waiting")
 _BAD = frozenset({"failed", "incomplete"})
 
 
@@ -101,13 +103,13 @@ class Sampler:
         self._server = server
         self._keys = keys
         self._costs = costs
-        self._judged = judged
         self._clock = clock
         self._pages: set[Page] = set()
         self._open: dict[str, KnownRun] = {}
         self._open_count = 0
         self._ended: dict[str, KnownRun] = {}
         self._in_turn: list[str] = []
+        self._turns = TurnQueue(server, keys)
         self._health = HealthReader(server, keys, judged=judged)
         self._hour = LastHour(server, keys)
         self._health_at = 0.0
@@ -159,30 +161,31 @@ class Sampler:
         shown = self._shown()
         asked = list(dict.fromkeys([*new[:NEW_PER_SAMPLE], *shown, *self._next_in_turn()]))
         now = self._clock()
-        for run, info in zip(asked, await read_runs(self._server.client, self._keys, asked), strict=True):
+        for run, summary in zip(asked, await read_summaries(self._server.client, self._keys, asked), strict=True):
             known = self._open.get(run) or self._ended.get(run)
-            if info is None:
+            if summary is None:
                 self._open.pop(run, None)
                 continue
             if known is None:
-                known = KnownRun(info)
-            known.update(info, now)
-            if info.is_open:
+                known = KnownRun(summary)
+            known.update(summary, now)
+            if known.info.is_open:
                 self._open[run] = known
             else:
                 self._open.pop(run, None)
                 self._ended[run] = known
         self._forget(set(open_ids), set(ended_ids))
         await self._look([*self._shown(), *(run for run in asked if run in self._open)])
+        await self._look_for_waiting()
 
     def river(self, view: PageView, *, behind_ms: int = 0) -> River:
         """The newest sample for this view."""
-        judged = self._judged
+        now_ms = self._server.clock.now_ms()
         states: Counter[str] = Counter()
         matching: list[KnownRun] = []
         for known in self._newest_open():
             if view.matches(known):
-                state = known.state(judged=judged)
+                state = known.state(now_ms)
                 states[state] += 1
                 if not view.state or state == view.state:
                     matching.append(known)
@@ -194,11 +197,11 @@ class Sampler:
                     ended.append(known)
         everything = not (view.q or view.state or view.tenant or view.provider or view.error or view.scope)
         return River(
-            at=self._server.clock.now_ms(),
+            at=now_ms,
             open=max(self._open_count, len(matching)) if everything else len(matching),
             states=dict(states),
-            rows=[known.row(content=view.content, judged=judged) for known in matching[: view.limit]],
-            ended=[known.row(content=view.content, judged=judged) for known in _shown_ended(ended)],
+            rows=[known.row(now_ms, content=view.content) for known in matching[: view.limit]],
+            ended=[known.row(now_ms, content=view.content) for known in _shown_ended(ended)],
             behind_ms=behind_ms,
         )
 
@@ -219,10 +222,11 @@ class Sampler:
     def _shown(self) -> list[str]:
         """Ids of the open runs that some page shows."""
         found: dict[str, None] = {}
+        now_ms = self._server.clock.now_ms()
         for view in {page.view for page in self._pages}:
             count = 0
             for known in self._newest_open():
-                if view.matches(known) and (not view.state or known.state(judged=self._judged) == view.state):
+                if view.matches(known) and (not view.state or known.state(now_ms) == view.state):
                     found[known.info.run] = None
                     count += 1
                     if count == view.limit:
@@ -253,6 +257,13 @@ class Sampler:
                 known.look(_events(known.info.run, cast("list[Any]", reply)))
             if known.end:
                 known.cost = self._costs.cost(known.end.usage, known.info.provider, [known.end.model, known.info.model])
+
+    async def _look_for_waiting(self) -> None:
+        """Find out which of the open runs that say nothing yet wait in front of their provider."""
+        silent = {known.info.run: known.info.accepted_ms for known in self._open.values() if known.is_silent}
+        waiting = await self._turns.waiting(silent)
+        for run, known in self._open.items():
+            known.waiting = waiting.get(run)
 
     def _forget(self, open_ids: set[str], ended_ids: set[str]) -> None:
         """Drop what is neither listed nor a failure of the last minutes."""
@@ -302,7 +313,8 @@ class Sampler:
             page.put("plots", msgspec.json.encode(plots))
 
     def _lanes(self) -> list[LaneHealth]:
-        waiting = Counter(known.info.tenant or "" for known in self._open.values() if known.info.state == "queued")
+        now_ms = self._server.clock.now_ms()
+        waiting = Counter(known.info.tenant or "" for known in self._open.values() if known.state(now_ms) in _WAITS)
         return [LaneHealth(tenant=tenant, waiting=count) for tenant, count in waiting.most_common(MAX_LANES)]
 
 

@@ -15,6 +15,7 @@ from tokenbus.bus.run_record import (
     CHOICE,
     ERROR,
     FINISH,
+    JUDGING,
     MODEL,
     PROVIDER,
     RAW,
@@ -79,6 +80,9 @@ from tokenbus.events.public import (
 from tokenbus.events.public import encode as encode_public
 from tokenbus_services.parser.public_topics import PublicTopics
 
+JUDGING_STEP_MS = 100
+"""A run that waits for its policies all the time is written to wait since this much earlier, at the most."""
+
 
 class RunObserver(Protocol):
     """Is told what becomes of runs and attempts; changes nothing about them."""
@@ -138,6 +142,9 @@ class ParserLogic:
         """By run that `fail_unreadable` will end: the open blocks of its log."""
         self._tapes: dict[str, list[TapedFrame]] = {}
         """By recorded run: the frames that were applied."""
+
+        self._judging: dict[str, int] = {}
+        """By open run under policies: what was written of how long it waits for them."""
 
     def apply(self, run: str, frame: bytes) -> None:
         events = decode_events(frame)
@@ -277,17 +284,32 @@ class ParserLogic:
                 end = event
             if self._on_published:
                 self._on_published(event)
+        fields: list[Arg] = []
         if events:
             s.seq += len(events)
-            commit.put(run_key, SEQ, s.seq)
-            if first:
-                commit.expire(log, self._open_run_ms)
+            fields += [SEQ, s.seq]
+        if s.gate and not machine.over:
+            fields += self._judging_fields(s.run, s.gate.waits_since_ms)
+        elif s.gate:
+            self._judging.pop(s.run, None)
+        if fields:
+            commit.put(run_key, *fields)
+        if events and first:
+            commit.expire(log, self._open_run_ms)
         for effect in machine.effects:
             self._effect(machine, effect, last, end, commit)
         machine.effects.clear()
         if self._observers:
             self._observe(s, machine.reports, events)
         machine.reports.clear()
+
+    def _judging_fields(self, run: str, since_ms: int) -> list[Arg]:
+        """What to write of how long the run waits for its policies: with 50 verdicts a second, seldom a change."""
+        written = self._judging.get(run)
+        if since_ms == written or (since_ms and written and since_ms - written < JUDGING_STEP_MS):
+            return []
+        self._judging[run] = since_ms
+        return [JUDGING, since_ms]
 
     def _observe(self, state: RunState, reports: Sequence[AttemptReport], events: Sequence[PublicEvent]) -> None:
         told = [e for e in events if type(e) is not Chunk]  # most are chunks

@@ -32,7 +32,16 @@ _FIELDS = (
     fields.ENDED_AT,
     fields.FINISH,
     fields.ERROR,
+    fields.JUDGING,
 )
+
+
+class Summary(msgspec.Struct, frozen=True):
+    """What small fields of a run's hash tell: its line in a list, and what only the console shows."""
+
+    info: RunInfo
+    judging_ms: int | None
+    """Since when output of the run waits for its policies; None if none does."""
 
 
 class Position(msgspec.Struct, frozen=True, order=True):
@@ -86,11 +95,16 @@ class IndexReader:
 
 
 async def read_runs(client: Any, keys: Keys, runs: Sequence[str]) -> list[RunInfo | None]:
+    """These runs as lists tell of them, see `read_summaries`. Raises redis-py's errors."""
+    return [summary and summary.info for summary in await read_summaries(client, keys, runs)]
+
+
+async def read_summaries(client: Any, keys: Keys, runs: Sequence[str]) -> list[Summary | None]:
     """The summaries of these runs, at the cost of one small read a run; None for a run that is unknown or has expired.
 
     Raises redis-py's errors.
     """
-    found: list[RunInfo | None] = []
+    found: list[Summary | None] = []
     for at in range(0, len(runs), COMMANDS):
         some = runs[at : at + COMMANDS]
         pipe = client.pipeline(transaction=False)
@@ -100,24 +114,24 @@ async def read_runs(client: Any, keys: Keys, runs: Sequence[str]) -> list[RunInf
                 pipe.hmget(keys.within(partition).run(run), _FIELDS)
         replies = iter(await pipe.execute(raise_on_error=False))
         for run, partitions in asked:
-            infos = [(place, info) for place in partitions if (info := _info(run, next(replies)))]
-            if infos:
-                keys.note(run, infos[0][0])
-            found.append(infos[0][1] if infos else None)
+            known = [(place, summary) for place in partitions if (summary := _summary(run, next(replies)))]
+            if known:
+                keys.note(run, known[0][0])
+            found.append(known[0][1] if known else None)
     return found
 
 
-def _info(run: str, values: Any) -> RunInfo | None:
+def _summary(run: str, values: Any) -> Summary | None:
     if isinstance(values, Exception):
         if is_alien(values):
             return None
         raise values
-    status, accepted, provider, model, tenant, turn, attempt, seq, raw, deadline, ended, finish, error = values
+    status, accepted, provider, model, tenant, turn, attempt, seq, raw, deadline, ended, finish, error, judging = values
     state = _state(status, attempt, raw)
     accepted = accepted or ended  # of a run whose hash was lost, its end is known alone
     if state is None or accepted is None:
         return None
-    return RunInfo(
+    info = RunInfo(
         run=run,
         state=state,
         accepted_ms=int(accepted),
@@ -132,6 +146,7 @@ def _info(run: str, values: Any) -> RunInfo | None:
         finish=_text(finish),
         error=_text(error),
     )
+    return Summary(info, int(judging or 0) or None)
 
 
 def _state(status: bytes | None, attempt: bytes | None, raw: bytes | None) -> ListedState | None:

@@ -190,7 +190,7 @@ class GatedRun:
         if not drafts:
             return []
         if gate.idle:
-            gate.since_ms = self._now_ms
+            gate.since_ms = gate.judging_ms = self._now_ms
         gate.draft_count += len(drafts)
         for draft in drafts:
             if isinstance(draft, TERMINAL):

@@ -232,6 +232,10 @@ class PolicyGate(
     """Signs of life of the policy stage on this run: verdicts applied, and reports that the run's turn will come."""
     since_ms: int = 0
     """Time of the last sign of life, or of the first draft after an idle period."""
+    judging_ms: int = 0
+    """Time of the last new verdict, or of the first draft after an idle period. Unlike ``since_ms``, reports that the
+    run's turn will come do not count.
+    """
     undecided: list[PublicEvent] = []
     """Drafts without a verdict; kept only if they are to pass in case no verdict comes."""
     undecided_starts: dict[int, int] = {}
@@ -256,6 +260,11 @@ class PolicyGate(
     def idle(self) -> bool:
         """Whether no verdict is pending."""
         return bool(self.unsent_drafts) or (self.judged_count == self.draft_count and not self.deferred_parts)
+
+    @property
+    def waits_since_ms(self) -> int:
+        """Since when released output waits for a verdict; 0 if none is pending."""
+        return 0 if self.idle else self.judging_ms
 
     def mark_applied(self, step: PolicyVerdict) -> bool:
         """Whether this verdict or part is new; marks it as applied."""
@@ -295,6 +304,7 @@ class PolicyGate(
     def record_progress(self, at_ms: int) -> None:
         """Record that something new was released."""
         self.record_sign_of_life(at_ms)
+        self.judging_ms = at_ms
         self.workers_without_progress = 0
 
 

@@ -6,6 +6,8 @@ import { openStream } from "../lib/stream.js";
 import { RunHistory } from "./history.js";
 
 const DRAW_MS = 50;
+const SILENT_MS = 700;
+const ASK_MS = 1000;
 
 export class RunFeed {
   constructor(run) {
@@ -18,6 +20,9 @@ export class RunFeed {
     this.decisions = signal(null);
     this.problem = signal(null);
     this.state = signal({ name: "connecting" });
+    /** What the gateway says that the run does, while no event tells it: it waits for a limit, or for its policies. */
+    this.doing = signal(null);
+    this.heardAt = 0;
     this.waiting = [];
     this.drawnAt = 0;
     this.frame = 0;
@@ -36,11 +41,27 @@ export class RunFeed {
       },
       onEvent: (event) => this.take(event),
     });
+    this.asking = setInterval(() => this.ask(), ASK_MS);
+    this.ask();
+  }
+
+  /** While an open run is silent, ask what it does. */
+  async ask() {
+    if (this.history.head.end) clearInterval(this.asking);
+    else if (!document.hidden && performance.now() - this.heardAt > SILENT_MS) {
+      try {
+        const doing = await get(`${this.path}/state`);
+        if (!this.stopped) this.doing.value = doing;
+      } catch {
+        // The stream says that the gateway is away.
+      }
+    }
   }
 
   stop() {
     this.stopped = true;
     this.stream.close();
+    clearInterval(this.asking);
     cancelAnimationFrame(this.frame);
     clearTimeout(this.timer);
   }
@@ -101,6 +122,7 @@ export class RunFeed {
     if (!Number.isInteger(event.seq)) return;
     const at = this.times?.get(event.seq) ?? (event.seq > this.caughtUp ? Date.now() : undefined);
     if (at !== undefined) event.at = at;
+    this.heardAt = performance.now();
     this.waiting.push(event);
     if (this.frame) return;
     this.frame = requestAnimationFrame(() => this.onFrame());

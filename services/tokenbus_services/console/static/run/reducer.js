@@ -92,7 +92,7 @@ const HANDLERS = {
     if (event.kind === "tool_call") state.phase = "tool";
     if (event.kind === "tool_result") {
       finishCall(state, next);
-      state.phase = "first_byte";
+      state.phase = hasOpenCall(state, next.turn) ? "tool" : "first_byte";
     }
   },
 
@@ -146,6 +146,10 @@ function openBlock(state, event) {
   const attempt = state.attempts[state.attempts.length - 1];
   if (attempt && attempt.first_block_at === null) changeAttempt(state, { first_block_at: event.at ?? null });
   return block;
+}
+
+function hasOpenCall(state, turn) {
+  return state.blocks.some((block) => block?.kind === "tool_call" && block.turn === turn && block.status === "complete" && !block.result_seq);
 }
 
 function finishCall(state, result) {

@@ -69,7 +69,7 @@ export function RunView({ run }) {
       <header class="run-head">
         <h1><span class="mono">${oneLine(run)}</span></h1>
         <div class="run-line">
-          <${State} name=${phaseOf(state, row, live)} />
+          <${State} name=${live ? phaseOf(state, feed.doing.value) : state.phase} />
           <span><i class="mute">${oneLine(state.provider || row?.provider || "")}</i> / <b>${oneLine(state.model || row?.model || "")}</b></span>
           ${row?.tenant && html`<span class="chip">${oneLine(row.tenant)}</span>`}
           ${row?.started_at && html`<span class="mute" title=${new Date(row.started_at).toLocaleString()}>${age((row.ended_at ?? now.value) - row.started_at)}${row.ended_at ? "" : " so far"}</span>`}
@@ -101,9 +101,9 @@ function linkOf(run, seq) {
   return runHash(run, seq) + (ticket ? `&ticket=${encodeURIComponent(ticket)}` : "");
 }
 
-function phaseOf(state, row, live) {
-  if (live && row && !state.end && row.ended_at === null && ["queued", "waiting", "judged"].includes(row.state)) return row.state;
-  return state.phase;
+/** What the events tell, unless the gateway knows more of the same moment: no event tells that a run waits. */
+function phaseOf(state, doing) {
+  return !state.end && doing && doing.seq === state.seq ? doing.state : state.phase;
 }
 
 /** Draws its children at most twice a second while a run is live: bars and sums need no more. */

@@ -1,0 +1,86 @@
+"""What the models of the page's tests say, and the runs that ask them."""
+
+from __future__ import annotations
+
+from uuid import uuid4
+
+from tests.console.gates import HELD
+from tokenbus.testing import Delivery, ErrorEvent, LocalBus, Picture, Reply, Stall, Status, ToolCall, Turn
+
+SETTINGS = """
+[gateway]
+models = ["anthropic/speaks"]
+[console]
+roles_without_keys = ["see_runs", "see_content", "act", "admin"]
+[tools.weather]
+kind = "python"
+call = "tokenbus_services.mock_provider.demo:weather"
+[tools.gate]
+kind = "python"
+call = "tests.console.gates:wait"
+[policies.discretion]
+use = "tests.console.gates:hold"
+[[policy_routes]]
+policies = ["discretion"]
+models = ["acts"]
+[limits.providers.gemini.models."acts*"]
+concurrency = 1
+"""
+WORDS = " ".join(f"word{n}" for n in range(60))
+HOSTILE = (
+    "<script>document.title='hit'</script><img src=x onerror=\"document.title='hit'\"> \x1b[31mred\x1b[0m "
+    "\u202egnihton\u202c \u2066x\u2069 \u200b| " + "A" * 1_000_000
+)
+WEATHER = {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}
+GATE = {"name": "gate", "parameters": {"type": "object", "properties": {"gate": {"type": "string"}}}}
+
+
+def asks(gate: str) -> ToolCall:
+    """A call that returns once this gate is open."""
+    return ToolCall(name="gate", arguments={"gate": gate})
+
+
+ACTS = (
+    Turn(says=Reply(text="I ask.", tool_calls=(asks("acts-0"),)), fault=Stall()),
+    Turn(says=Reply(thinking="well well", text="So.", tool_calls=(asks("acts-1"),)), fault=Stall(after_text="well")),
+    Turn(says=Reply(text="as I said", tool_calls=(asks("acts-2"),)), fault=Stall(after_text="said")),
+    Turn(says=Reply(text=f"{HELD}acts-3", tool_calls=(asks("acts-2"),))),
+    Turn(says=Reply(text="never"), fault=Status(status=429, headers={"retry-after": "29"})),
+)
+"""Of one run, each state in a turn of its own."""
+PNG = bytes.fromhex(
+    "89504e470d0a1a0a0000000d4948445200000001000000010806000000"
+    "1f15c4890000000d49444154789c63606060f80f0001040100"
+    "5fe5c34b0000000049454e44ae426082"
+)
+
+
+def script(bus: LocalBus) -> None:
+    """Say it all."""
+    bus.model_says("speaks", Turn(says=Reply(thinking="let me see", text=WORDS), delivery=Delivery(pace=60)))
+    bus.model_says("waits", Turn(says=Reply(text="one two three four"), fault=Stall(after_text="three")))
+    bus.model_says("recovers", Turn(says=Reply(text="at last"), first=(Status(status=529),)))
+    bus.model_says("refuses", Turn(says=Reply(text="now it works"), first=(Status(status=400),)))
+    bus.model_says("breaks", Turn(says=Reply(text="never mind"), fault=ErrorEvent(after_text="never")))
+    bus.model_says("stumbles", Turn(says=Reply(text="one two three"), first=(ErrorEvent(after_text="two"),)))
+    bus.model_says("hostile", Reply(thinking="\u2066\x9bhm", text=HOSTILE))
+    weather = Reply(text="I look.", tool_calls=(ToolCall(name="weather", arguments={"city": "Zürich"}),))
+    bus.model_says("calls", weather, Reply(text="It rains."))
+    bus.model_says("acts", *ACTS)
+    bus.model_says("acts-too", Turn(says=Reply(text="one"), fault=Stall()))
+    bus.model_says("paints", Turn(says=Reply(pictures=(Picture(data=PNG, previews=(PNG,)),)), fault=Stall()))
+
+
+def publish(bus: LocalBus, model: str, **fields: object) -> str:
+    """Start a run. The provider counts tries by conversation, so each run has one of its own."""
+    with bus.sync_client() as client:
+        return client.publish({**bus.request(model, uuid4().hex), **fields}).id
+
+
+def ended(bus: LocalBus, model: str, **fields: object) -> str:
+    """A run that has ended."""
+    with bus.sync_client() as client:
+        run = client.publish({**bus.request(model, uuid4().hex), **fields})
+        for _ in client.follow(run):
+            pass
+        return run.id
