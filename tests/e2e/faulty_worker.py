@@ -157,8 +157,9 @@ class FaultyWorker:
 
     async def names(self) -> set[str]:
         """Of its long-lived tasks."""
-        self.tell("list")
         listed = self._file.with_suffix(".names")
+        listed.unlink(missing_ok=True)
+        self.tell("list")
 
         def written() -> set[str]:
             return set(listed.read_text().split("\n")) if listed.exists() else set()

@@ -5,19 +5,22 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.e2e.conftest import WEATHER, Send, sender
 from tests.e2e.faulty_worker import FaultyWorker
-from tests.e2e.fleet import WITH_TOOLS, Kind, ended, fleet
+from tests.e2e.fleet import WITH_TOOLS, Fleet, Kind, ended, fleet
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
+from tokenbus_services.gateway.keys.key import new_key
 from tokenbus_services.mock_provider import TOKEN, TOOL_RESULT, Delivery, MockProvider, Reply, Script, ToolCall, Turn
 from tokenbus_services.runtime.supervision import EXIT_STUCK
 
@@ -167,6 +170,60 @@ async def test_whichever_task_of_a_worker_ends_or_stands_still_its_runs_end_else
                     [said] = [line for line in worker.log.splitlines() if '"worker_goes"' in line]
                     assert f'"{task}"' in said, (kind, task, said)
                 print(f"{fault}: runs ended after {runs_s:.1f} s, workers after {time.monotonic() - began:.1f} s")
+
+
+GATEWAY_TASKS = {
+    *("heartbeat", "deployment", "count of spend", "leases runs:gateway-spend", "places of open answers"),
+    *("admin API", "tail of logs"),
+}
+"""Everything that a gateway with keys and an open answer lives by."""
+GATEWAY_FAULTS = (
+    *(("freeze", task) for task in sorted(GATEWAY_TASKS - {"heartbeat", "deployment"})),
+    *(("end", task) for task in ("count of spend", "places of open answers", "tail of logs")),
+)
+KEY = new_key()
+GATEWAY = f"""
+[gateway]
+early_status_s = 0.01
+[gateway.admin]
+port = 0
+[gateway.keys.someone]
+sha256 = "{KEY.sha256}"
+max_parallel_requests = 1000
+"""
+
+
+@pytest.mark.leaves_pending
+async def test_whichever_task_of_a_gateway_ends_or_stands_still_it_ends(
+    server: Server, server_url: str, keys: Keys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOKENBUS_GATEWAY_ADMIN_TOKEN", "a-token-of-the-test")
+    Fleet(tmp_path, server_url, keys, "http://127.0.0.1:1", GATEWAY)  # writes the settings
+    asked: Any = {"model": "anthropic/any", "messages": [{"role": "user", "content": "hello"}], "stream": True}
+    async with (
+        AsyncExitStack() as answers,
+        httpx.AsyncClient(headers={"authorization": f"Bearer {KEY.text}"}, timeout=ENDED_S) as http,
+        faulty(tmp_path, "door", [*repeat("gateway", len(GATEWAY_FAULTS))]) as gateways,
+    ):
+        for gateway in gateways:  # nobody takes its run in, so the answer stays open and its log is waited for
+            url = gateway.log.partition("ready gateway ")[2].split()[0]
+            answer = await answers.enter_async_context(http.stream("POST", f"{url}/v1/chat/completions", json=asked))
+            assert answer.status_code == 200
+
+            async def tasks(gateway: FaultyWorker = gateway) -> set[str]:
+                return {name for name in await gateway.names() if not PASSING.match(name)}
+
+            await eventually(lambda tasks=tasks: _are(tasks, GATEWAY_TASKS))
+        for gateway, (fault, task) in zip(gateways, GATEWAY_FAULTS, strict=True):
+            gateway.tell(f"{fault} {task}")
+        for gateway, (fault, task) in zip(gateways, GATEWAY_FAULTS, strict=True):
+            assert await gateway.ended(timeout=ENDED_S) == EXIT_STUCK, (fault, task, gateway.log[-4000:])
+            [said] = [line for line in gateway.log.splitlines() if '"worker_goes"' in line]
+            assert f'"{task}"' in said, (fault, task, said)
+
+
+async def _are(tasks: Callable[[], Awaitable[set[str]]], wanted: set[str]) -> bool:
+    return await tasks() == wanted
 
 
 @pytest.mark.leaves_pending

@@ -19,6 +19,7 @@ from redis.exceptions import RedisError
 
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.layout import locate
+from tokenbus.bus.liveness import Liveness, rest, slack
 from tokenbus.bus.run_index import read_summaries
 from tokenbus.bus.server.server import Server, translated
 from tokenbus.client.decode import public_event
@@ -34,6 +35,8 @@ from tokenbus_services.console.turn_queue import TurnQueue
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
+SAMPLING_S = 10.0
+"""A sample is many commands, each of which may wait for a server that stands still."""
 SAMPLE_S = 1.0
 HEALTH_S = 1.5
 """With samples each second, health is told with every second one."""
@@ -114,9 +117,11 @@ class Sampler:
         self._hour = LastHour(server, keys)
         self._health_at = 0.0
         self._task: asyncio.Task[None] | None = None
+        self._liveness = Liveness()
 
-    async def open(self) -> None:
+    async def open(self, liveness: Liveness) -> None:
         """Nothing happens before the first page."""
+        self._liveness = liveness
 
     async def close(self) -> None:
         """Stop."""
@@ -128,7 +133,7 @@ class Sampler:
         """Begin to serve a page."""
         self._pages.add(page)
         if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._run(), name="samples for the console")
+            self._task = self._liveness.start_passing(self._run(), name="samples for the console")
 
     def leave(self, page: Page) -> None:
         """End it."""
@@ -139,18 +144,18 @@ class Sampler:
         while self._pages:
             began = self._clock()
             try:
-                with translated(self._server):
+                with translated(self._server), slack(SAMPLING_S):
                     await self.sample()
                 self._tell(behind_ms=round(1000 * (self._clock() - began)))
                 if began >= self._health_at and self._pages:
                     self._health_at = began + HEALTH_S
-                    with translated(self._server):
+                    with translated(self._server), slack(SAMPLING_S):
                         await self._tell_health()
             except (TokenbusError, RedisError, OSError) as e:
                 log.info("console_sample_failed", error=str(e))
             except Exception:
                 log.exception("console_sample_failed")
-            await asyncio.sleep(max(0.05, SAMPLE_S - (self._clock() - began)))
+            await rest(max(0.05, SAMPLE_S - (self._clock() - began)))
         self._open, self._ended, self._in_turn = {}, {}, []
 
     async def sample(self) -> None:

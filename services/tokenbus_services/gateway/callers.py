@@ -8,6 +8,7 @@ from ipaddress import ip_address
 
 import msgspec
 
+from tokenbus.bus.liveness import Liveness
 from tokenbus.errors import SettingsError
 from tokenbus.events.requests import Generate
 from tokenbus_services.gateway.problem import Problem, Refusal
@@ -51,8 +52,8 @@ class Admitted(msgspec.Struct, frozen=True, kw_only=True):
 class Door(ABC):
     """Tells who asks, and whether the request may be published now."""
 
-    async def open(self) -> None:  # noqa: B027 (a door needs none of the three)
-        """Called before the first request."""
+    async def open(self, liveness: Liveness) -> None:  # noqa: B027 (a door needs none of the three)
+        """Called before the first request. ``liveness``: starts what works for as long as the gateway."""
 
     async def close(self) -> None:  # noqa: B027
         """Called after the last one."""

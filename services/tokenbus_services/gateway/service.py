@@ -14,6 +14,7 @@ from tokenbus.bus import scripts
 from tokenbus.bus.liveness import Liveness, rest
 from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server
+from tokenbus.client.client import watch_readers
 from tokenbus.errors import ServerFull, ServerUnavailable
 from tokenbus_services.gateway.gateway import Gateway
 from tokenbus_services.runtime.app import worker_name
@@ -27,7 +28,10 @@ TTL_MS = 5_000
 class Part(Protocol):
     """Something that works beside the requests."""
 
-    async def open(self) -> None: ...
+    async def open(self, liveness: Liveness) -> None:
+        """Start. Tasks that work for as long as the gateway are started by ``liveness``."""
+        ...
+
     async def close(self) -> None: ...
 
 
@@ -58,10 +62,11 @@ class GatewayService:
     async def open(self) -> None:
         await self._server.check()
         await self._deployment.open()
+        watch_readers(self._bus, self.liveness)
         await self._bus.__aenter__()
-        await self._gateway.door.open()
+        await self._gateway.door.open(self.liveness)
         for part in self._beside:
-            await part.open()
+            await part.open(self.liveness)
         self._heartbeat = self.liveness.start(self._beat(), name="heartbeat")
         self._open = True
 

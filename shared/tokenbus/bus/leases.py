@@ -129,12 +129,19 @@ class Leases:
         self._healthy = True
         self._task = self._liveness.start(self._run(), name=f"leases {self._group}")
 
+    def check(self) -> None:
+        """Raise what ended the leases' task, if it ended by itself: nothing is renewed or acquired any more."""
+        if self._task and self._task.done() and not self._closing.is_set():
+            self._task.result()
+
     async def close(self) -> None:
         """Release all leases and sign off, so that other workers need not wait for them to expire.
 
         Takes no longer than a lease lasts; if the server is away, the leases expire.
         """
         self._closing.set()
+        if self._task:
+            self._liveness.let_end(self._task)
         try:
             async with asyncio.timeout(self._ttl_s):
                 if self._task:

@@ -31,22 +31,24 @@ STUCK_OF_MANY_NODES_S = 15.0
 class LongTask:
     """One long-lived task."""
 
-    def __init__(self, liveness: Liveness, name: str, task: asyncio.Task[Any]) -> None:
+    def __init__(self, liveness: Liveness, name: str, task: asyncio.Task[Any], *, may_end: bool) -> None:
         self.name = name
         self.task = task
+        self.may_end = may_end
+        """Whether it ends once its work is done. It is watched for standing still all the same."""
         self.slack_s = 0.0
         """Extra time that the current step may take."""
-        self._liveness = liveness
+        self.liveness = liveness
         self._beaten_at = liveness.elapsed_s
 
     def beat(self) -> None:
         """Record progress."""
-        self._beaten_at = self._liveness.elapsed_s
+        self._beaten_at = self.liveness.elapsed_s
 
     @property
     def still_s(self) -> float:
         """Seconds since the last beat, counting only time in which the event loop ran."""
-        return self._liveness.elapsed_s - self._beaten_at
+        return self.liveness.elapsed_s - self._beaten_at
 
 
 class Defects:
@@ -132,34 +134,47 @@ class Liveness:
 
     def start(self, work: Coroutine[Any, Any, None], *, name: str) -> asyncio.Task[None]:
         """Start a task that runs for the worker's whole life."""
-        return self._add(name, asyncio.create_task(work, name=name), passing=False)
+        return self._add(name, asyncio.create_task(work, name=name), may_end=False)
 
     def start_passing(self, work: Coroutine[Any, Any, T], *, name: str) -> asyncio.Task[T]:
         """Like `start`, but the task may end once its work is done."""
-        return self._add(name, asyncio.create_task(work, name=name), passing=True)
+        return self._add(name, asyncio.create_task(work, name=name), may_end=True)
 
     def enter(self, name: str) -> None:
         """Register the calling task, which was started elsewhere, as long-lived until it ends."""
         task = asyncio.current_task()
         assert task
-        self._add(name, task, passing=False)
+        self._add(name, task, may_end=False)
+
+    @staticmethod
+    def let_end(task: asyncio.Task[Any]) -> None:
+        """Say that a task of `start` is about to be ended in order, although the worker goes on."""
+        if long_task := _of_task.get(task):
+            long_task.may_end = True
 
     def close(self) -> None:
         """The worker is stopping: tasks may end from now on."""
         self._closed = True
 
-    def _add(self, name: str, task: asyncio.Task[Any], *, passing: bool) -> asyncio.Task[Any]:
-        long_task = _of_task[task] = LongTask(self, name, task)
+    def _add(self, name: str, task: asyncio.Task[Any], *, may_end: bool) -> asyncio.Task[Any]:
+        long_task = _of_task[task] = LongTask(self, name, task, may_end=may_end)
         self._tasks.append(long_task)
 
         def done(task: asyncio.Task[Any]) -> None:
             del _of_task[task]
             self._tasks.remove(long_task)
-            if not self._closed and not passing:
+            if not self._closed and not long_task.may_end:
                 self.ended(long_task)
 
         task.add_done_callback(done)
         return task
+
+
+def liveness_of_caller() -> Liveness:
+    """Return what watches the calling task, for the tasks that its work rests on; a new one if nothing does."""
+    task = asyncio.current_task()
+    long_task = _of_task.get(task) if task else None
+    return long_task.liveness if long_task else Liveness()
 
 
 def beat() -> None:

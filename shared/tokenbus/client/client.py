@@ -13,6 +13,7 @@ from weakref import WeakSet
 import msgspec
 
 from tokenbus.bus.keys import DEFAULT_PREFIX, SubscribedTopic
+from tokenbus.bus.liveness import Liveness
 from tokenbus.bus.server.server import Server
 from tokenbus.client import publish as publishing
 from tokenbus.client.blobs import Blobs
@@ -63,6 +64,11 @@ IN_HAND = 1_000_000
 """Maximum unacknowledged chunks of one sentence subscription."""
 MORE_FOR_CANCELS = 1_000
 """Extra room on a full inbound stream, for cancels only."""
+
+
+def watch_readers(client: Client, liveness: Liveness) -> None:
+    """Let a worker's liveness watch the task through which all `follow` calls of this client read."""
+    client._deployment.hub.liveness = liveness  # pyright: ignore[reportPrivateUsage]
 
 
 class Client:

@@ -10,11 +10,13 @@ no other reader.
 from __future__ import annotations
 
 import asyncio
+import logging
 from contextlib import suppress
 from typing import Any
 
 from redis.exceptions import NoPermissionError, RedisError
 
+from tokenbus.bus.liveness import Liveness, wait_briefly
 from tokenbus.bus.server.fast_client import FastRedis
 from tokenbus.bus.server.server import Server, translated
 from tokenbus.bus.server.stream_reader import MAX_BLOCK_MS, Entry, id_key
@@ -30,7 +32,13 @@ READS = 8
 GATHER_S = 0.002
 """Readers that arrive within this time interrupt the waiting read only once."""
 TRIES = 3
+MOST_DEFECTS = 3
+"""A tail ends after so many reads in a row that failed, if neither the server nor a single stream explains it."""
+ASKED_AT_ONCE = 100
+"""Streams that are tried by themselves in one round trip."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
+
+log = logging.getLogger(__name__)
 
 
 class Feed:
@@ -41,14 +49,19 @@ class Feed:
         self.position = position
         self.entries: list[Entry] = []
         self.error: BaseException | None = None
+        self.unreadable: BaseException | None = None
+        """Why the server cannot read this very stream, for example because its key is of another type."""
         self.tail = tail
         self.news = Wakeup()
 
     async def take(self, wait_s: float) -> list[Entry]:
         """Return the new entries in order; empty if none came within ``wait_s``.
 
-        Raises ServerUnavailable, once per failed read, and RuntimeError if the client is closed.
+        Raises ServerUnavailable, once per failed read; RuntimeError if the client is closed; and redis-py's error if
+        the server cannot read this stream.
         """
+        if self.unreadable and not self.entries:
+            raise self.unreadable
         if not self.entries:
             self.error = None  # left by a read that this reader did not wait for
             self.news.clear()
@@ -76,7 +89,7 @@ class Feed:
 class Tail:
     """One connection that waits for new entries on the streams of its feeds."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, liveness: Liveness) -> None:
         self.feeds: set[Feed] = set()
         self._server = server
         client: Any = server.client
@@ -91,7 +104,8 @@ class Tail:
         """The server's id for the connection."""
         self.ended: BaseException | None = None
         self._filled = asyncio.Event()
-        self._task = asyncio.create_task(self._run(), name="tail of logs")
+        self._task = liveness.start(self._run(), name="tail of logs")
+        self._task.add_done_callback(self._stopped)
 
     def include(self, feed: Feed) -> None:
         """Make sure the feed's stream is being read. Raises the error that ended the tail, if any."""
@@ -108,6 +122,7 @@ class Tail:
     async def aclose(self) -> None:
         """Stop reading and release the connection."""
         self.end(RuntimeError("the client is closed"))
+        Liveness.let_end(self._task)
         tasks = [self._task, *self._enders]
         for task in tasks:
             task.cancel()
@@ -134,19 +149,54 @@ class Tail:
             return False  # this user may not run it, or the server is away
 
     async def _run(self) -> None:
-        pause_s = FIRST_PAUSE_S
+        pause_s, defects = FIRST_PAUSE_S, 0
         while True:
             try:
+                if defects and await self._found_unreadable():
+                    defects = 0
                 await self._read()
-                pause_s = FIRST_PAUSE_S
+                pause_s, defects = FIRST_PAUSE_S, 0
             except ServerUnavailable as e:
                 self._id = None
                 self._fail(e)
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
             except Exception as e:
-                self.end(e)
-                return
+                self._id = None
+                defects += 1
+                if defects >= MOST_DEFECTS:
+                    task = asyncio.current_task()
+                    assert task
+                    Liveness.let_end(task)  # its readers know of it, and the next one begins another
+                    self.end(e)
+                    return
+                log.warning("read of %d logs: %s: %s", len(self._reading), type(e).__name__, e)
+
+    async def _found_unreadable(self) -> bool:
+        """Try each stream by itself after a read failed that was not the server's fault: a thousand readers must not
+        end because of one of them. Returns whether some cannot be read; their readers get the error, once and for all.
+
+        Raises ServerUnavailable.
+        """
+        offsets = list(_offsets(self._reading).items())
+        errors: dict[str, BaseException] = {}
+        for at in range(0, len(offsets), ASKED_AT_ONCE):
+            some = offsets[at : at + ASKED_AT_ONCE]
+            with translated(self._server):
+                pipe = self._server.client.pipeline(transaction=False)
+                for stream, position in some:
+                    pipe.xread({stream: position}, count=1)
+                replies: list[object] = await pipe.execute(raise_on_error=False)
+            errors |= {s: e for (s, _), e in zip(some, replies, strict=True) if isinstance(e, BaseException)}
+        found = [feed for feed in self._reading if feed.stream in errors]
+        for feed in found:
+            feed.unreadable = feed.error = errors[feed.stream]
+            feed.news.set()
+        return bool(found)
+
+    def _stopped(self, task: asyncio.Task[None]) -> None:
+        if self.ended is None:  # cancelled from outside: nobody would read for these feeds
+            self.end(RuntimeError("the task that reads for all followers of this client was cancelled"))
 
     def end(self, error: BaseException) -> None:
         """End all feeds with this error."""
@@ -158,11 +208,12 @@ class Tail:
         if self._own and self._id is None:
             with translated(self._server), suppress(NoPermissionError):
                 self._id = await client.client_id()
-        self._reading = frozenset(feed for feed in self.feeds if len(feed.entries) < ROOM)
+        self._reading = frozenset(feed for feed in self.feeds if len(feed.entries) < ROOM and not feed.unreadable)
         offsets = _offsets(self._reading)
         if not offsets:
             self._filled.clear()
-            await self._filled.wait()
+            while not await wait_briefly(self._filled):
+                pass
             return
         try:
             async with asyncio.timeout(None) as self._scope:
@@ -202,6 +253,8 @@ class Hub:
     def __init__(self, server: Server) -> None:
         self.reads = asyncio.Semaphore(READS)
         """Hold this around each read of stored entries; it limits connections if there are many readers."""
+        self.liveness = Liveness()
+        """Watches the tails of a client that a worker rests on; see `watch_readers`."""
         self._server = server
         self._tails: dict[str, list[Tail]] = {}
         """Keyed by hash tag in a Cluster; otherwise all under one empty key."""
@@ -212,7 +265,7 @@ class Hub:
         tails = self._tails.setdefault(slot, [])
         tail = next((t for t in tails if len(t.feeds) < STREAMS and not t.ended), None)
         if tail is None:
-            tail = Tail(self._server)
+            tail = Tail(self._server, self.liveness)
             tails.append(tail)
         feed = Feed(tail, stream, position)
         tail.feeds.add(feed)

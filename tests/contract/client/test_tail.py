@@ -6,6 +6,9 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
+import pytest
+from redis.exceptions import ResponseError
+
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
@@ -64,6 +67,33 @@ async def test_a_slow_reader_beside_a_quick_one_is_held_little_for_and_misses_no
 async def _waits(server: Server) -> bool:
     clients: list[dict[str, str]] = await server.client.client_list()
     return any(c["cmd"] == "xread" and "b" in c["flags"] for c in clients)
+
+
+async def test_a_log_that_the_server_cannot_read_ends_its_own_reader_alone(server: Server, keys: Keys):
+    hub, stream, alien = Hub(server), keys.log("r"), keys.log("alien")
+    async with feed_of(hub, stream, "0-0") as well, feed_of(hub, alien, "0-0") as hurt:
+        assert well.tail is hurt.tail
+        hurt_reads, well_reads = asyncio.create_task(read(hurt, 1)), asyncio.create_task(read(well, 2))
+        await eventually(lambda: _waits(server))
+        await server.client.set(alien, "a text", px=60_000)
+        await write(server, stream, 1, 1)
+        with pytest.raises(ResponseError, match="WRONGTYPE"):
+            await hurt_reads
+        await write(server, stream, 2, 1)
+        assert await well_reads == [1, 2]
+        with pytest.raises(ResponseError, match="WRONGTYPE"):
+            await read(hurt, 1)
+
+
+async def test_readers_of_a_tail_that_was_cancelled_get_an_error(server: Server, keys: Keys):
+    hub = Hub(server)
+    async with feed_of(hub, keys.log("r"), "0-0") as feed:
+        waiting = asyncio.create_task(read(feed, 1))
+        await eventually(lambda: _waits(server))
+        [tail] = [task for task in asyncio.all_tasks() if task.get_name() == "tail of logs"]
+        tail.cancel()
+        with pytest.raises(RuntimeError, match="cancelled"):
+            await waiting
 
 
 async def test_a_reader_may_leave_while_its_client_is_closed(server: Server, keys: Keys):

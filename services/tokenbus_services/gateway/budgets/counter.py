@@ -20,6 +20,7 @@ import structlog
 
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.layout import locate
+from tokenbus.bus.liveness import Liveness, rest
 from tokenbus.bus.run_record import REQUEST
 from tokenbus.bus.scripts.gateway import RunUse, count_use
 from tokenbus.bus.server.run_scripts import run_script
@@ -94,9 +95,9 @@ class SpendCounter:
         self._origins: OrderedDict[str, Origin | None] = OrderedDict()
         self._task: asyncio.Task[None] | None = None
 
-    async def open(self) -> None:
+    async def open(self, liveness: Liveness) -> None:
         """Count in the background."""
-        self._task = asyncio.create_task(self.run(), name="count of spend")
+        self._task = liveness.start(self.run(), name="count of spend")
 
     async def close(self) -> None:
         """Stop. Another gateway, or this one when it is back, goes on."""
@@ -118,7 +119,7 @@ class SpendCounter:
                 log.info("spend_waits", error=str(e))
             except Exception:  # a defect must not end the count in silence: budgets would hold nothing any more
                 log.exception("spend_waits")
-            await asyncio.sleep(RETRY_S)
+            await rest(RETRY_S)
 
     async def _count_or_pass(self, event: Started | Counted) -> None:
         """Count one event. One that can never be counted would hold up those of all other clients."""

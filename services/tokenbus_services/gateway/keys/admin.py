@@ -18,6 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from tokenbus.bus.liveness import Liveness, beat
 from tokenbus.bus.server.server import Server
 from tokenbus.errors import ServerError, SettingsError
 from tokenbus.secret_env import Secret
@@ -84,7 +85,7 @@ class AdminServer:
         )
         self._serving: asyncio.Task[None] | None = None
 
-    async def open(self) -> None:
+    async def open(self, liveness: Liveness) -> None:
         """Listen. Raises SettingsError if the address is not available."""
         host, port = self._admin.host, self._admin.port
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -93,12 +94,13 @@ class AdminServer:
         except OSError as e:
             raise SettingsError("settings", "gateway.admin.port", f"{host}:{port}: {e.strerror or e}") from None
         log.info("admin_api", host=host, port=listener.getsockname()[1])
-        self._serving = asyncio.create_task(self._server.serve(sockets=[listener]), name="admin API")
+        self._serving = liveness.start(self._server.serve(sockets=[listener]), name="admin API")
 
     async def close(self) -> None:
         """Stop."""
         self._server.should_exit = True
         if self._serving:
+            Liveness.let_end(self._serving)
             await asyncio.gather(self._serving, return_exceptions=True)
 
 
@@ -217,6 +219,10 @@ def _problem(status: int, code: str, message: str) -> Response:
 
 class _Server(uvicorn.Server):
     """uvicorn without its signal handlers: the gateway stops it."""
+
+    async def on_tick(self, counter: int) -> bool:
+        beat()
+        return await super().on_tick(counter)
 
     @contextmanager
     def capture_signals(self) -> Generator[None]:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import structlog
 
 from tokenbus.bus.keys import Keys
+from tokenbus.bus.liveness import Liveness, rest
 from tokenbus.bus.scripts.gateway import NANO, DoorLimits, DoorReply, admit, renew_open
 from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server, translated
@@ -57,9 +58,9 @@ class KeyDoor(Door):
         """For each client with a limit of parallel requests, its open answers here by run, and how many each has."""
         self._renewing: asyncio.Task[None] | None = None
 
-    async def open(self) -> None:
+    async def open(self, liveness: Liveness) -> None:
         """Begin to renew the places of open answers."""
-        self._renewing = asyncio.create_task(self._renew(), name="places of open answers")
+        self._renewing = liveness.start(self._renew(), name="places of open answers")
 
     async def close(self) -> None:
         """Stop; open answers free their places by time."""
@@ -154,7 +155,7 @@ class KeyDoor(Door):
 
     async def _renew(self) -> None:
         while True:
-            await asyncio.sleep(RENEW_S)
+            await rest(RENEW_S)
             for key, runs in list(self._open.items()):
                 if not runs:
                     del self._open[key]

@@ -20,6 +20,7 @@ from typing import Generic, Literal, NamedTuple, Self, TypeVar, cast
 
 from tokenbus.bus.keys import Keys, SubscribedTopic
 from tokenbus.bus.leases import Lease, Leases
+from tokenbus.bus.liveness import beat, liveness_of_caller
 from tokenbus.bus.server.server import translated
 from tokenbus.bus.server.stream_reader import Entry
 from tokenbus.client.decode import TopicEvent
@@ -185,6 +186,7 @@ class SharedSubscription(Generic[E]):
 
     async def _take(self) -> E:
         while not self._closed:
+            beat()  # of a worker's task, if this is one
             try:
                 await self._commit_offsets()
                 if len(self._tracker) >= self._most_in_hand:
@@ -234,6 +236,7 @@ class SharedSubscription(Generic[E]):
             ttl_s=self._lease_s,
             tick_s=self._lease_s / 12,
             start="0-0" if self._from_oldest else "$",
+            liveness=liveness_of_caller(),
         )
         counts = (await server.check()).entries_read
         acknowledging = OffsetCommitter(
@@ -251,6 +254,7 @@ class SharedSubscription(Generic[E]):
 
     async def _refill(self) -> None:
         opened = self._opened or await self._open()
+        opened.leases.check()
         await self._deployment.still(opened.keys)
         try:
             found = await opened.reader.read()

@@ -1,0 +1,105 @@
+"""Every task that is started beside a worker's `Liveness` is here, with what ends the wait for it.
+
+A long-lived task that nobody watches may end or stand still while its worker claims and renews on. So a new task is
+either started by `Liveness.start` (then `tests/e2e/test_stuck_workers.py` has its name), or entered here with a reason.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+STARTS = {"create_task", "ensure_future", "Thread"}
+NO_WORKERS = ("cli/demo/", "cli/up/", "mock_provider/", "testing/", "tokenbus/sync.py", "tokenbus/integrations/")
+"""They do not run in a worker: commands of a person, stand-ins for tests, and what runs in a user's program."""
+
+LIVENESS = "it is the watched one"
+CALLER = "its caller waits for it, with a bound, or ends with it"
+STEP = "one step, which ends; the next look starts another"
+READER = "of one reader, which waits for it"
+GROUP = "a task group's, which ends with its first failure"
+ITEM = "of one item in hand, which is stopped without progress (runtime/in_flight.py)"
+REQUEST = "of one HTTP request or socket, and ends with it"
+WATCH = "it is the watch itself; what watches that is the thread, or the done callback"
+
+UNWATCHED = {
+    "tokenbus/bus/liveness.py:Liveness.start": LIVENESS,
+    "tokenbus/bus/liveness.py:Liveness.start_passing": LIVENESS,
+    "tokenbus/bus/liveness.py:beating": CALLER,
+    "tokenbus/bus/server/clock.py:ServerClock.now_ms": STEP,
+    "tokenbus/bus/server/server.py:_Cluster.execute_command": STEP,
+    "tokenbus/bus/server/stream_reader.py:StreamReader._read_separately": READER,
+    "tokenbus/client/coalesce.py:coalesced": READER,
+    "tokenbus/client/log_tail.py:Tail.include": STEP,
+    "tokenbus/client/publish_queue.py:PublishQueue.put": "it ends with the queue; each entry's caller waits for it",
+    "tokenbus/client/subscriptions/per_run_handlers.py:_Lanes.put": GROUP,
+    "tokenbus/client/subscriptions/sentences.py:SentenceSubscription._advance": READER,
+    "tokenbus/policy/apply.py:_under": READER,
+    "tokenbus/policy/policy_runner.py:_Work.__init__": "of one call of a policy, which has a timeout",
+    "tokenbus_services/cli/worker/command.py:serve": "the worker ends with the first of them",
+    "tokenbus_services/cli/worker/lifespan.py:Lifespan.start": "the worker ends with it",
+    "tokenbus_services/console/routes_stream.py:_PageStream.__call__": REQUEST,
+    "tokenbus_services/fetcher/limits/limiter.py:Limiter._later": STEP,
+    "tokenbus_services/fetcher/request_media.py:TurnMedia._find": ITEM,
+    "tokenbus_services/fetcher/uploads/flight.py:Flight.start": "each attempt that waits for it has a bound",
+    "tokenbus_services/fetcher/uploads/plan.py:Uploads._uploaded": ITEM,
+    "tokenbus_services/gateway/reader.py:RunReader.__aenter__": REQUEST,
+    "tokenbus_services/gateway/response_socket.py:ResponseSocket.serve": REQUEST,
+    "tokenbus_services/gateway/response_socket.py:ResponseSocket._read": REQUEST,
+    "tokenbus_services/gateway/routes_native.py:_TopicAnswer._lines": REQUEST,
+    "tokenbus_services/gateway/runs.py:GatewayRuns._later": STEP,
+    "tokenbus_services/policy_stage/executor.py:PolicyExecutor.handle": "without its mark the executor is killed",
+    "tokenbus_services/policy_stage/executor.py:_RunInExecutor.__init__": "of one run, in an executor with a mark",
+    "tokenbus_services/policy_stage/executor.py:_RunInExecutor._until_known": CALLER,
+    "tokenbus_services/policy_stage/executor_pool.py:ExecutorPool.separate": CALLER,
+    "tokenbus_services/policy_stage/executor_pool.py:ExecutorPool._fork": CALLER,
+    "tokenbus_services/policy_stage/run_task.py:PolicyRunTask.start": "of one run, which the parser's clock ends",
+    "tokenbus_services/policy_stage/run_task.py:PolicyRunTask._work": GROUP,
+    "tokenbus_services/process/parent_guard.py:main": "a thread that ends the process with its parent",
+    "tokenbus_services/runtime/in_flight.py:InFlight.start": ITEM,
+    "tokenbus_services/runtime/supervision.py:WorkerSupervisor.open": WATCH,
+    "tokenbus_services/runtime/supervision.py:WorkerSupervisor.wait_or_fail.receive_or_failed": WATCH,
+    "tokenbus_services/runtime/task_failures.py:LoggedTasks._start": "of some commands, each of which has a bound",
+    "tokenbus_services/telemetry/tracer.py:RunTracer.close": "waited for with a bound, at the end",
+    "tokenbus_services/tools/executor.py:Executor._within": ITEM,
+    "tokenbus_services/tools/mcp/registry.py:McpServers.open": CALLER,
+    "tokenbus_services/tools/mcp/server.py:McpServer._connected": CALLER,
+    "tokenbus_services/tools/mcp/server.py:McpServer._connection": "notices alone; lists are read again anyway",
+    "tokenbus_services/tools/progress.py:Reporter._wake": ITEM,
+    "tokenbus_services/tools/thread_pool.py:Threads.run": ITEM,
+}
+
+
+def started_in(source: str) -> Iterator[str]:
+    """The scope of each task or thread that this module starts by itself."""
+
+    def walk(node: ast.AST, scope: tuple[str, ...]) -> Iterator[str]:
+        for child in ast.iter_child_nodes(node):
+            named = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+            if isinstance(child, ast.Call):
+                name = child.func.attr if isinstance(child.func, ast.Attribute) else getattr(child.func, "id", "")
+                if name in STARTS:
+                    yield ".".join(scope)
+            yield from walk(child, (*scope, child.name) if named else scope)
+
+    yield from walk(ast.parse(source), ())
+
+
+def test_every_task_is_watched_or_has_a_reason_why_not() -> None:
+    found: Counter[str] = Counter()
+    for top in ("shared", "services"):
+        for file in sorted((ROOT / top).rglob("*.py")):
+            name = file.relative_to(ROOT / top).as_posix()
+            source = file.read_text()
+            if any(part in name for part in NO_WORKERS) or not any(start in source for start in STARTS):
+                continue
+            found.update(f"{name}:{scope}" for scope in started_in(source))
+    assert found.keys() == UNWATCHED.keys()
+
+
+def test_a_task_is_found_wherever_it_starts() -> None:
+    source = "class A:\n async def b(self):\n  def c(): self.t = loop().create_task(x())\n  Thread(target=c)"
+    assert [*started_in(source)] == ["A.b.c", "A.b"]
