@@ -12,7 +12,7 @@ from tests.contract.bus.toys import GROUP, Bench, JoiningLogic, Outputs, Tally, 
 from tests.waiting import eventually
 from tokenbus.bus.liveness import Liveness
 from tokenbus.bus.server.server import Server
-from tokenbus.bus.stage import checkpoints, stage
+from tokenbus.bus.stage import checkpoints, partition_loader
 from tokenbus.bus.stage.logic import RunPosition
 from tokenbus.events.error_info import ErrorInfo
 
@@ -116,7 +116,7 @@ class BrokenLogic(EndingLogic):
 async def test_a_partition_whose_replay_always_fails_ends_its_open_runs_and_goes_on(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(stage, "MAX_REPLAYS", 2)
+    monkeypatch.setattr(partition_loader, "MAX_REPLAYS", 2)
     kept, lost, later = bench.runs(0, 3)
     await bench.feed(0, {kept: b"+1"}, {lost: b"+1"}, {kept: b"end"})
     async with working(bench.stage("a", logic=EndingLogic)):

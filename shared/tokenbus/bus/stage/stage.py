@@ -12,34 +12,26 @@ import asyncio
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import RedisError
 
-from tokenbus.bus import scripts
 from tokenbus.bus.keys import InternalTopic, Keys
-from tokenbus.bus.layout import widen_if_stale
 from tokenbus.bus.leases import Lease, Leases
 from tokenbus.bus.liveness import Liveness, holding, slack
-from tokenbus.bus.scripts import Commit
-from tokenbus.bus.server.retry import retry_until_available
-from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server, is_alien
-from tokenbus.bus.server.stream_reader import StreamReader
 from tokenbus.bus.stage.background_tasks import BackgroundTasks
 from tokenbus.bus.stage.commit_journal import LOST_WRITES, CommitJournal
 from tokenbus.bus.stage.committer import AppliedBatch, Committer
 from tokenbus.bus.stage.logic import FinishesReplay, StageLogic
 from tokenbus.bus.stage.partition import Partition
+from tokenbus.bus.stage.partition_loader import PartitionLoader
 from tokenbus.bus.stage.prepared_commit import AppliedEntries, PreparedCommit
 from tokenbus.bus.stage.quarantine import CAREFUL_LOADS, TRIES_FIELD
-from tokenbus.bus.stage.read_buffer import Batch, ReadBuffer
-from tokenbus.bus.stage.recovery import give_up_state, learn_from_logs, rebuild, run_position, run_positions
+from tokenbus.bus.stage.read_buffer import Batch
 from tokenbus.bus.stage.rollback import repair_commit
-from tokenbus.bus.stage_lag import read_lag
-from tokenbus.bus.unreadable import read_one_by_one
+from tokenbus.bus.stage.stage_input import StageInput
 
 __all__ = ["Batch", "Stage", "StageLogic"]
 
@@ -47,14 +39,7 @@ log = logging.getLogger(__name__)
 
 BLOCKED_S = 1.0
 """Retry interval for a partition with a shared key of the wrong type."""
-MAX_REPLAYS = 8
-"""After this many replays in a row that came to no end, by an error or a death, the partition continues without its
-state: its open runs end as `state_unreadable`.
-"""
-PAUSED_POLL_MS = 20
 CATCH_UP_READS = 4
-REST_POLL_MS = 50
-"""How often a stage looks whether a partition that it does not read rests no more."""
 SETTLING_S = 20.0
 """Maximum duration of `finish_replay`, plus a margin for the event loop."""
 STRAGGLING_S = 0.05
@@ -91,8 +76,6 @@ class Stage:
         self._group = group
         self._liveness = liveness = liveness or Liveness()
         self._topic: InternalTopic = topic
-        self._logic = logic
-        self._downstream = downstream
         self._lag_bytes = lag_bytes
         self._lease_s = lease_s
         self._parts: dict[str, Partition] = {}
@@ -100,10 +83,10 @@ class Stage:
         self._journals: dict[int, CommitJournal] = {}
         """Journal by partition."""
         self._loading: dict[int, asyncio.Task[None]] = {}
-        self._apart = server.topology == "cluster"
+        self._is_cluster = server.topology == "cluster"
         """Partitions lie on different nodes (Cluster); a failing node must not block the others."""
         self._locks: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
-        self._asides = BackgroundTasks(group, liveness)
+        self._background = BackgroundTasks(group, liveness)
         """Tasks of partitions that are processed apart (Cluster) or are in `finish_replay`."""
         self._commits = Committer(
             server,
@@ -115,11 +98,19 @@ class Stage:
             entries_read=entries_read,
         )
         self._closed = False
-        self._resting: dict[str, float] = {}
-        """Stream -> until when it is not read."""
         self._blocked: set[int] = set()
-        self._reader = StreamReader(server, count=max_records)
-        self._in_hand = ReadBuffer(most=max_records)
+        self._input = StageInput(
+            server,
+            keys,
+            self._parts,
+            self._background,
+            group=group,
+            max_records=max_records,
+            downstream=downstream,
+            lag_bytes=lag_bytes,
+            on_alien_key=self._block,
+        )
+        self._loader = PartitionLoader(server, keys, self._commits, group=group, topic=topic, logic=logic)
         self._leases = Leases(
             server,
             keys,
@@ -170,69 +161,15 @@ class Stage:
         loading = [*self._loading.values()]
         for task in loading:
             task.cancel()
-        await asyncio.gather(self._asides.close(), *loading, return_exceptions=True)
-        await self._reader.close()
+        await asyncio.gather(self._background.close(), *loading, return_exceptions=True)
+        await self._input.close()
 
     async def read(self, *, block_ms: int = 2000) -> list[Batch]:
         """Read a bounded round of new entries, shared fairly among partitions.
 
         Returns an empty list after ``block_ms`` or if the set of partitions changed. Raises redis-py's errors.
         """
-        if paused := [part for part in self._parts.values() if part.paused and part.number not in self._asides]:
-            if self._apart:
-                for part in paused:
-                    self._asides.start(part.number, partial(self._look_at_lag, [part]))
-            else:
-                await self._look_at_lag(paused)
-            block_ms = min(block_ms, PAUSED_POLL_MS)
-        for stream, part in self._parts.items():
-            if part.unreadable and stream not in self._in_hand:
-                self._in_hand.add(part, [part.unreadable.entry])
-        if self._resting:
-            now = asyncio.get_running_loop().time()
-            self._resting = {stream: until for stream, until in self._resting.items() if until > now}
-            block_ms = min(block_ms, REST_POLL_MS) if self._resting else block_ms
-        offsets = {
-            stream: part.offset
-            for stream, part in self._parts.items()
-            if stream not in self._in_hand and stream not in self._resting and self._is_ready(part)
-        }
-        if offsets or not self._in_hand.has_any(self._is_ready):
-            self._reader.count = self._in_hand.count
-            try:
-                found = await self._reader.read(
-                    offsets, block_ms=0 if self._in_hand.has_any(self._is_ready) else block_ms
-                )
-            finally:
-                for stream in self._reader.pop_unreadable():
-                    if (part := self._parts.get(stream)) and part.number not in self._asides:
-                        task = self._asides.start(part.number, partial(self._look_for_unreadable, part))
-                        task.add_done_callback(lambda _: self._reader.wake())
-            for stream, entries in found:
-                if (part := self._parts.get(stream)) and part.offset == offsets.get(stream):
-                    self._in_hand.add(part, entries)
-        return self._in_hand.next_round(self._parts, self._is_ready)
-
-    async def _look_for_unreadable(self, part: Partition) -> None:
-        """Read this partition alone, entry by entry, because one of its entries may be what breaks each read. The
-        others are read meanwhile.
-        """
-        if not await self._server.answers():
-            return
-        count = self._reader.count
-        try:
-            entries, found = await read_one_by_one(self._server, part.stream, after=part.offset, count=count)
-        except ResponseError as e:
-            if not is_alien(e):
-                raise
-            self._block(part, f"{part.stream}: {e}")
-            return
-        if entries:
-            self._in_hand.add(part, entries)
-        if found:
-            part.unreadable = found
-            entry_id = found.entry[0].decode()
-            log.error("%s partition %d: entry %s: %s", self._group, part.number, entry_id, found.reason)
+        return await self._input.read(block_ms=block_ms)
 
     def _block(self, part: Partition, why: str) -> None:
         """Pause a partition whose shared key has the wrong type. No entry is at fault, and the other partitions
@@ -252,12 +189,7 @@ class Stage:
         """`_block` a partition that cannot be loaded. Its state is not at fault, so the tries do not count."""
         self._say_blocked(partition, str(error))
         self._leases.forget(partition, shun_s=BLOCKED_S)
-        with suppress(RedisError, OSError):
-            await run_script(self._server, scripts.note(self._keys.lease(partition, self._group), "replays", 0))
-
-    def _is_ready(self, part: Partition) -> bool:
-        """Whether the partition can be processed now."""
-        return not part.paused and part.number not in self._asides
+        await self._loader.forgive(partition)
 
     async def process(self, batches: Sequence[Batch]) -> None:
         """Process and commit the batches of `read`; returns once they are committed or their leases are lost.
@@ -265,13 +197,13 @@ class Stage:
         The same commit is retried while the server is away and takes effect once, even if replies are lost. In a
         Cluster, a partition whose node is away retries in the background and is not read until it has committed.
         """
-        if self._apart:
-            tasks = [self._asides.start(batch.partition, partial(self._process, [batch])) for batch in batches]
+        if self._is_cluster:
+            tasks = [self._background.start(batch.partition, partial(self._process, [batch])) for batch in batches]
             if tasks:
                 await asyncio.wait(tasks, timeout=STRAGGLING_S)
             for task in tasks:
                 if not task.done():
-                    task.add_done_callback(lambda _: self._reader.wake())
+                    task.add_done_callback(lambda _: self._input.wake())
             return
         await self._process(batches)
 
@@ -279,21 +211,16 @@ class Stage:
 
     def lock_of(self, partition: int) -> asyncio.Lock:
         """Serializes work on the partition: one lock for all, or in a Cluster one per partition."""
-        return self._locks[partition if self._apart else 0]
+        return self._locks[partition if self._is_cluster else 0]
 
     def ready_part(self, partition: int) -> Partition | None:
         """The partition, if this worker owns it and can process it now."""
         part = self._parts.get(self._keys.topic(partition, self._topic))
-        return part if part and self._is_ready(part) and part.loads <= CAREFUL_LOADS else None
+        return part if part and self._input.is_ready(part) and part.loads <= CAREFUL_LOADS else None
 
     def rest(self, partition: int, seconds: float) -> None:
         """Do not wait for entries of the partition for a while, because another task learns of them; 0: from now on."""
-        stream = self._keys.topic(partition, self._topic)
-        if seconds <= 0.0:
-            if self._resting.pop(stream, None):
-                self._reader.wake()
-        elif not self._apart:  # a Cluster's reads wait each by itself
-            self._resting[stream] = asyncio.get_running_loop().time() + seconds
+        self._input.rest(self._keys.topic(partition, self._topic), seconds)
 
     async def catch_up(self, partition: int) -> bool:
         """Process the entries that wait in the partition; whether none is left. Raises redis-py's errors."""
@@ -302,7 +229,7 @@ class Stage:
             if part is None:
                 return False
             begin = part.offset
-            entries = await self._server.client.xrange(part.stream, f"({begin}", "+", count=self._in_hand.count)
+            entries = await self._server.client.xrange(part.stream, f"({begin}", "+", count=self._input.count)
             if not entries:
                 return self.ready_part(partition) is part and part.offset == begin
             await self._process([Batch(partition, begin, entries)])
@@ -325,11 +252,10 @@ class Stage:
         self._loading[part.number] = self._liveness.start_passing(load, name=f"replay {self._group} {part.number}")
 
     async def _load_again(self, part: Partition, journal: CommitJournal) -> None:
-        what = f"replay of {self._group}"
         try:
-            lease = await retry_until_available(self._server, lambda: run_position(self._server, part), what=what)
+            lease = await self._loader.position(part)
         except Exception:
-            log.exception("%s of partition %d failed", what, part.number)
+            log.exception("replay of %s of partition %d failed", self._group, part.number)
             self._leases.forget(part.number, shun_s=2 * self._lease_s)
             self._loading.pop(part.number, None)
             return
@@ -378,9 +304,9 @@ class Stage:
                 return part.apply_and_build(batch.entries)
             taken = part.apply(batch.entries)
             if logic.replay_unfinished:
-                if not self._apart:
-                    task = self._asides.start(part.number, partial(self._finish, part, logic, batch, taken))
-                    task.add_done_callback(lambda _: self._reader.wake())
+                if not self._is_cluster:
+                    task = self._background.start(part.number, partial(self._finish, part, logic, batch, taken))
+                    task.add_done_callback(lambda _: self._input.wake())
                     return None
                 with slack(SETTLING_S):
                     await logic.finish_replay()
@@ -465,22 +391,16 @@ class Stage:
         """End the runs whose readers saw more events than the server has now; publish those events with their old
         numbers.
         """
-        what, closed = f"lost writes of {self._group}", lambda: self._closed
-        lease = await retry_until_available(
-            self._server, lambda: run_position(self._server, part), what=what, stop_if=closed
-        )
+        lease = await self._loader.position(part, stop_if=self._is_closed)
         log.error("%s partition %d: a fail-over lost what came after %s", self._group, part.number, lease.offset)
         if not (lost := self._journals[part.number].after(lease.offset)):
             return
-        past = await retry_until_available(self._server, lambda: self._rebuilt(lease), what=what, stop_if=closed)
+        past = await self._loader.rebuilt(lease, stop_if=self._is_closed)
         if commit := repair_commit(past, lost, LOST_WRITES):
             await self._commits.recover_rollback(part, lease, commit)
 
-    async def _look_at_lag(self, paused: list[Partition]) -> None:
-        assert self._downstream
-        for part in paused:
-            lease = self._keys.lease(part.number, self._downstream)
-            part.paused = await read_lag(self._server.client, lease) > self._lag_bytes // 2
+    def _is_closed(self) -> bool:
+        return self._closed
 
     # --- acquired and revoked partitions ------------------------------------------------------------------------
 
@@ -505,58 +425,19 @@ class Stage:
     def _remove(self, partition: int) -> None:
         if self._parts.pop(self._keys.topic(partition, self._topic), None):
             del self._journals[partition]
-            self._reader.wake()
-
-    async def _rebuilt(self, lease: Lease) -> Partition:
-        """The partition in its last owner's state."""
-        part = self._new(lease)
-        await widen_if_stale(self._server, self._keys)
-        await rebuild(self._server, self._keys.within(part.number), part, lease)
-        return part
-
-    def _new(self, lease: Lease) -> Partition:
-        logic = self._logic(lease.partition)
-        return Partition(lease, logic, keys=self._keys, topic=self._topic, group=self._group)
-
-    async def _restored(self, lease: Lease, replays: int) -> tuple[Partition, Commit | None]:
-        """The partition in its last owner's state, and the commit that ends runs whose state is unreadable, if any.
-
-        After too many replays that came to no end, all of its open runs are such runs.
-        """
-        if replays > MAX_REPLAYS:
-            part = self._new(lease)
-            await give_up_state(
-                self._server, self._keys.within(part.number), part, lease, f"{replays - 1} replays came to no end"
-            )
-        else:
-            part = await self._rebuilt(lease)
-        if not part.unread:
-            return part, None
-        found = await run_positions(self._server, self._keys.within(part.number), part.unread)
-        await learn_from_logs(
-            self._server, self._keys.within(part.number), part, [run for run, at in found.items() if not at.over]
-        )
-        return part, part.fail_unreadable(found)
+            self._input.wake()
 
     async def _load(self, lease: Lease, journal: CommitJournal | None = None) -> None:
         """Rebuild the partition's state, then start reading it."""
-        what = f"replay of {self._group}"
-        begun = scripts.count(self._keys.lease(lease.partition, self._group), "replays")
         try:
-            replays = await retry_until_available(self._server, lambda: run_script(self._server, begun), what=what)
-            if replays > MAX_REPLAYS:
-                log.error("%s partition %d: its state is given up", self._group, lease.partition)
-            part, commit = await retry_until_available(self._server, lambda: self._restored(lease, replays), what=what)
-            if commit:
-                await self._commits.recover_rollback(part, lease, commit)
-            await self._commits.note(part, "replays", 0)
+            part = await self._loader.load(lease)
         except Exception as e:
             if self._closed:
                 return
             if is_alien(e):
                 await self._await_mending(lease.partition, e)
             else:
-                # Another worker may succeed once the lease has expired. Tries are bounded: see MAX_REPLAYS.
+                # Another worker may succeed once the lease has expired. Tries are bounded: see `PartitionLoader`.
                 log.exception("replay of partition %d of %s failed", lease.partition, self._group)
                 self._liveness.failed_work(f"replay {self._group}")
                 self._leases.forget(lease.partition, shun_s=2 * self._lease_s)
@@ -566,4 +447,4 @@ class Stage:
         self._parts[part.stream] = part
         kept = journal is not None and journal.offset == part.offset
         self._journals[part.number] = journal if journal and kept else CommitJournal(part.offset)
-        self._reader.wake()
+        self._input.wake()

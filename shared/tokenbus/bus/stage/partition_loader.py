@@ -1,0 +1,110 @@
+"""Load a partition under its lease: rebuild its last owner's state, or give that up after too many tries."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+
+from redis.exceptions import RedisError
+
+from tokenbus.bus import scripts
+from tokenbus.bus.keys import InternalTopic, Keys
+from tokenbus.bus.layout import widen_if_stale
+from tokenbus.bus.leases import Lease
+from tokenbus.bus.scripts import Commit
+from tokenbus.bus.server.retry import retry_until_available
+from tokenbus.bus.server.run_scripts import run_script
+from tokenbus.bus.server.server import Server
+from tokenbus.bus.stage.committer import Committer
+from tokenbus.bus.stage.logic import StageLogic
+from tokenbus.bus.stage.partition import Partition
+from tokenbus.bus.stage.recovery import give_up_state, learn_from_logs, rebuild, run_position, run_positions
+
+log = logging.getLogger(__name__)
+
+MAX_REPLAYS = 8
+"""After this many replays in a row that came to no end, by an error or a death, the partition continues without its
+state: its open runs end as `state_unreadable`.
+"""
+REPLAYS_FIELD = "replays"
+"""The lease hash's count of replays in a row that came to no end."""
+
+
+class PartitionLoader:
+    """Loads the partitions of one stage. Methods raise redis-py's errors if a retry cannot help."""
+
+    def __init__(
+        self,
+        server: Server,
+        keys: Keys,
+        commits: Committer,
+        *,
+        group: str,
+        topic: InternalTopic,
+        logic: Callable[[int], StageLogic],
+    ) -> None:
+        self._server = server
+        self._keys = keys
+        self._commits = commits
+        self._group = group
+        self._topic: InternalTopic = topic
+        self._logic = logic
+        self._what = f"replay of {group}"
+
+    async def load(self, lease: Lease) -> Partition:
+        """The partition in its last owner's state. Retries while the server is away."""
+        begun = scripts.count(self._keys.lease(lease.partition, self._group), REPLAYS_FIELD)
+        replays = await retry_until_available(self._server, lambda: run_script(self._server, begun), what=self._what)
+        if replays > MAX_REPLAYS:
+            log.error("%s partition %d: its state is given up", self._group, lease.partition)
+        part, commit = await retry_until_available(
+            self._server, lambda: self._restored(lease, replays), what=self._what
+        )
+        if commit:
+            await self._commits.recover_rollback(part, lease, commit)
+        await self._commits.note(part, REPLAYS_FIELD, 0)
+        return part
+
+    async def position(self, part: Partition, *, stop_if: Callable[[], bool] = lambda: False) -> Lease:
+        """The server's current position of a partition that this worker owns. Retries while the server is away."""
+        return await retry_until_available(
+            self._server, lambda: run_position(self._server, part), what=self._what, stop_if=stop_if
+        )
+
+    async def rebuilt(self, lease: Lease, *, stop_if: Callable[[], bool] = lambda: False) -> Partition:
+        """As `load`, without counting tries and without ending runs whose state is unreadable."""
+        return await retry_until_available(self._server, lambda: self._rebuilt(lease), what=self._what, stop_if=stop_if)
+
+    async def forgive(self, partition: int) -> None:
+        """The last tries do not count: the partition's state was not at fault. Does nothing if the server is away."""
+        with suppress(RedisError, OSError):
+            lease_key = self._keys.lease(partition, self._group)
+            await run_script(self._server, scripts.note(lease_key, REPLAYS_FIELD, 0))
+
+    async def _rebuilt(self, lease: Lease) -> Partition:
+        part = self._new(lease)
+        await widen_if_stale(self._server, self._keys)
+        await rebuild(self._server, self._keys.within(part.number), part, lease)
+        return part
+
+    def _new(self, lease: Lease) -> Partition:
+        logic = self._logic(lease.partition)
+        return Partition(lease, logic, keys=self._keys, topic=self._topic, group=self._group)
+
+    async def _restored(self, lease: Lease, replays: int) -> tuple[Partition, Commit | None]:
+        """The partition in its last owner's state, and the commit that ends runs whose state is unreadable, if any.
+
+        After too many replays that came to no end, all of its open runs are such runs.
+        """
+        keys = self._keys.within(lease.partition)
+        if replays > MAX_REPLAYS:
+            part = self._new(lease)
+            await give_up_state(self._server, keys, part, lease, f"{replays - 1} replays came to no end")
+        else:
+            part = await self._rebuilt(lease)
+        if not part.unread:
+            return part, None
+        found = await run_positions(self._server, keys, part.unread)
+        await learn_from_logs(self._server, keys, part, [run for run, at in found.items() if not at.over])
+        return part, part.fail_unreadable(found)
