@@ -17,11 +17,10 @@ from tests.censoring import FORBIDDEN, censoring
 from tests.contract.bus.faults import Gate
 from tests.servers import binary
 from tests.waiting import eventually
-from tokenbus.bus import work_queue as queue_module
 from tokenbus.bus.backlog import LONG_MS
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
-from tokenbus.bus.work_queue import BLOCK_MS, QueueItem, WorkQueue
+from tokenbus.bus.work_queue import BLOCK_MS, QueueItem, WorkQueue, item_writes
 from tokenbus.events.frames import TurnWork, encode
 from tokenbus_services.process.embedded_server import EmbeddedServer
 
@@ -360,7 +359,7 @@ async def test_groups_that_vanished_are_made_anew_and_what_came_meanwhile_is_fou
 async def test_consumers_that_died_long_ago_are_swept_away_unless_they_have_something(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("tokenbus.bus.work_queue.DEAD_CONSUMER_MS", 0)
+    monkeypatch.setattr("tokenbus.bus.work_queue.heartbeat.DEAD_CONSUMER_MS", 0)
     async with opened(scene.queue("a", idle_s=60.0)):
         await scene.put("x")
         await scene.client.xreadgroup(GROUP, "busy", {scene.streams[0]: ">"})
@@ -434,7 +433,7 @@ async def test_before_a_finish_is_tried_again_what_it_finishes_is_told_again(
 ):
     """The server may have failed over, to one that has the item and forgot what it came to."""
     told: list[str] = []
-    sends = queue_module.run_scripts
+    sends = item_writes.run_scripts
     async with opened(scene.queue("a")) as queue:
         await scene.put("x")
         item = await queue.read()
@@ -443,10 +442,10 @@ async def test_before_a_finish_is_tried_again_what_it_finishes_is_told_again(
             told.append(f"{await scene.left()} left")
 
         async def lost_on_the_way(*args: Any) -> Any:
-            monkeypatch.setattr(queue_module, "run_scripts", sends)
+            monkeypatch.setattr(item_writes, "run_scripts", sends)
             raise ConnectionLost("failed over")
 
-        monkeypatch.setattr(queue_module, "run_scripts", lost_on_the_way)
+        monkeypatch.setattr(item_writes, "run_scripts", lost_on_the_way)
         await queue.finish([item], again=again)
         assert (told, await scene.left()) == (["1 left"], 0)
         await scene.put("y")

@@ -10,10 +10,9 @@ import pytest
 from tests.contract.bus.faults import Doomed, Fault
 from tests.leaks import check_keys
 from tests.waiting import eventually
-from tokenbus.bus import work_queue as queue
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
-from tokenbus.bus.work_queue import QueueItem, WorkQueue
+from tokenbus.bus.work_queue import QueueItem, WorkQueue, reader
 
 MOST_COMMANDS = 40
 ITEMS = [f"item{n}" for n in range(7)]
@@ -101,7 +100,7 @@ async def stopped_at(at: int, server: Server, keys: Keys, fault: Fault) -> int:
 @pytest.fixture(autouse=True)
 def short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a worker closes quickly."""
-    monkeypatch.setattr(queue, "BLOCK_MS", 20)
+    monkeypatch.setattr(reader, "BLOCK_MS", 20)
 
 
 @pytest.mark.parametrize(

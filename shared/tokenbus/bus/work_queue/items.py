@@ -1,0 +1,142 @@
+"""The items of one worker: those that it holds, and those of them that are ready for a caller of `read`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+
+import msgspec
+
+from tokenbus.bus.keys import Keys
+from tokenbus.bus.liveness import IDLE_S, beat, wait_briefly
+from tokenbus.bus.server.stream_reader import Fields
+
+
+class QueueItem(msgspec.Struct, frozen=True, eq=False):
+    """One entry that this worker holds."""
+
+    stream: str
+    entry_id: str
+    fields: Fields
+    deliveries: int
+    """Number of deliveries, including this one; above 1 an earlier worker was lost after it had begun the item."""
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Its place on the server."""
+        return self.stream, self.entry_id
+
+
+def queue_item(stream: str, entry_id: bytes, deliveries: int, flat: list[bytes]) -> QueueItem:
+    """The item of a script's reply."""
+    return QueueItem(stream, entry_id.decode(), dict(zip(flat[::2], flat[1::2], strict=True)), deliveries)
+
+
+class ClaimedItems:
+    """The items that this worker holds: the server counts them as delivered to it, and it keeps them alive."""
+
+    def __init__(self, keys: Keys | None) -> None:
+        """``keys``: of queues whose fields are named by runs: knows where the runs of held items are."""
+        self._keys = keys
+        self._items: dict[tuple[str, str], QueueItem] = {}
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __contains__(self, item: QueueItem) -> bool:
+        return item.key in self._items
+
+    @property
+    def all(self) -> list[QueueItem]:
+        """The items."""
+        return [*self._items.values()]
+
+    @property
+    def places(self) -> Collection[tuple[str, str]]:
+        """The stream and entry id of each item."""
+        return self._items
+
+    def add(self, item: QueueItem) -> None:
+        """The server delivered it to this worker."""
+        if self._keys:
+            self._keys.hold(_runs_of(item), item.stream)
+        self._items[item.key] = item
+
+    def add_urgent(self, item: QueueItem) -> None:
+        """As `add`, of an item that is looked at before its turn and begins no work on its runs yet."""
+        self._items[item.key] = item
+
+    def drop(self, stream: str, entry_id: str) -> QueueItem | None:
+        """Stop keeping the item alive. None: it was not held."""
+        item = self._items.pop((stream, entry_id), None)
+        if item and self._keys:
+            self._keys.release(_runs_of(item))
+        return item
+
+    def release(self, items: Sequence[QueueItem]) -> dict[str, list[str]]:
+        """`drop` these items; return their entry ids by stream."""
+        by_stream: defaultdict[str, list[str]] = defaultdict(list)
+        for item in items:
+            self.drop(*item.key)
+            by_stream[item.stream].append(item.entry_id)
+        return by_stream
+
+
+class ReadyItems:
+    """Items that wait for a caller of `read`, and whether more are wanted than there are."""
+
+    def __init__(self) -> None:
+        self.closing = False
+        """Whether no more items are to be taken from the server. Set by `close`."""
+        self._ready: asyncio.Queue[QueueItem] = asyncio.Queue()
+        self._wanted = 0
+        """Callers waiting in `read`."""
+        self._demand = asyncio.Event()
+        """Set if more callers wait in `read` than items are ready, or on shutdown."""
+
+    def put(self, item: QueueItem) -> None:
+        """Hand the item to the next caller of `read`."""
+        self._ready.put_nowait(item)
+        self._look_at_demand()
+
+    async def read(self) -> QueueItem:
+        """Wait for the next item."""
+        self._wanted += 1
+        self._look_at_demand()
+        try:
+            while True:
+                try:
+                    async with asyncio.timeout(IDLE_S):
+                        return await self._ready.get()
+                except TimeoutError:
+                    beat()
+        finally:
+            self._wanted -= 1
+            self._look_at_demand()
+
+    def read_ready(self) -> list[QueueItem]:
+        """All items that are ready."""
+        items: list[QueueItem] = []
+        while not self._ready.empty():
+            items.append(self._ready.get_nowait())
+        return items
+
+    def close(self) -> None:
+        """Take no more items from the server."""
+        self.closing = True
+        self._demand.set()
+
+    async def wait_for_demand(self, timeout_s: float) -> bool:
+        """Wait until an item is wanted or the queue closes: True."""
+        return await wait_briefly(self._demand, timeout_s=timeout_s)
+
+    def _look_at_demand(self) -> None:
+        if self.closing or self._wanted > self._ready.qsize():
+            self._demand.set()
+        else:
+            self._demand.clear()
+
+
+def _runs_of(item: QueueItem) -> list[str]:
+    return [name.decode(errors="replace") for name in item.fields]
