@@ -1,0 +1,99 @@
+"""`tokenbus keys …` and `tokenbus spend`: keys of the gateway's clients."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import click
+
+from tokenbus_services.cli.commands.options import json_lines
+
+
+@click.group()
+def keys() -> None:
+    """Keys of the gateway's clients. A key is shown once, when it is made; only its hash is kept."""
+
+
+def _roles(context: click.Context, option: click.Parameter, text: str | None) -> tuple[str, ...]:
+    """The roles, which `rules_from` checks."""
+    return tuple(role.strip() for role in (text or "").split(",") if role.strip())
+
+
+_lifetime = click.option("--days", type=click.FloatRange(min=0, min_open=True), help="Lifetime; else without end.")
+
+
+@keys.command("create")
+@click.argument("name")
+@click.option("--tenant", default="", help="Whose runs they are; else the key's id.")
+@click.option("--model", "models", multiple=True, help="A model or alias that it may use (repeatable; * for any text).")
+@click.option("--surface", "surfaces", multiple=True, help="A protocol that it may use (repeatable).")
+@click.option("--policy", "policies", multiple=True, help="A policy that judges all of its runs (repeatable).")
+@click.option("--max-tokens", type=click.IntRange(1), help="Largest max_tokens of a request.")
+@click.option("--rpm", "rpm_limit", type=click.IntRange(1), help="Requests per minute.")
+@click.option("--tpm", "tpm_limit", type=click.IntRange(1), help="Tokens per minute.")
+@click.option("--parallel", "max_parallel_requests", type=click.IntRange(1), help="Answers in progress at once.")
+@click.option("--budget", "max_budget", type=click.FloatRange(min=0, min_open=True), help="Spend per --per, or in all.")
+@click.option("--per", "budget_duration", type=click.Choice(["day", "week", "month"]), help="Period of the budget.")
+@click.option(
+    "--console",
+    callback=_roles,
+    metavar="ROLE,…",
+    help="What it may do in the console: see_runs, see_content, act, admin.",
+)
+@click.option("--operator", is_flag=True, help="May see the runs of all tenants.")
+@click.option("--settings", "in_settings", is_flag=True, help="Print a table for the settings, and store nothing.")
+@_lifetime
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+def keys_create(name: str, in_settings: bool, days: float | None, as_json: bool, **rules: Any) -> None:
+    """Make a key for the client NAME, and print it."""
+    from tokenbus_services.cli.keys.command import create, for_settings, rules_from
+
+    if in_settings:
+        for_settings(name, rules_from(rules))
+    else:
+        lifetime_s = None if days is None else days * 86_400
+        asyncio.run(create(rules_from(rules), name=name, lifetime_s=lifetime_s, as_json=as_json))
+
+
+@keys.command("list")
+@json_lines
+def keys_list(as_json: bool) -> None:
+    """List all keys: those of the settings, and those that commands and the admin API made."""
+    from tokenbus_services.cli.keys.command import listing
+
+    asyncio.run(listing(as_json=as_json))
+
+
+@keys.command("rotate")
+@click.argument("key_id", metavar="KEY")
+@click.option("--grace-hours", type=click.FloatRange(min=0), default=24.0, help="How long earlier keys stay valid.")
+@_lifetime
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+def keys_rotate(key_id: str, grace_hours: float, days: float | None, as_json: bool) -> None:
+    """Make a further key with the id KEY, and print it. Limits, budget and spend go on."""
+    from tokenbus_services.cli.keys.command import rotate
+
+    lifetime_s = None if days is None else days * 86_400
+    asyncio.run(rotate(key_id, grace_s=grace_hours * 3600, lifetime_s=lifetime_s, as_json=as_json))
+
+
+@keys.command("revoke")
+@click.argument("key_id", metavar="KEY")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+def keys_revoke(key_id: str, as_json: bool) -> None:
+    """Refuse the key with the id KEY from now on. Its open runs go on."""
+    from tokenbus_services.cli.keys.command import revoke
+
+    asyncio.run(revoke(key_id, as_json=as_json))
+
+
+@click.command()
+@click.argument("key_id", metavar="[KEY]", required=False)
+@click.option("--days", type=click.IntRange(1, 366), default=30, show_default=True, help="Days to add up.")
+@json_lines
+def spend(key_id: str | None, days: int, as_json: bool) -> None:
+    """Show what the key with the id KEY, or each key, spent. Exact in --json: by day, and by price."""
+    from tokenbus_services.cli.spend.command import show
+
+    asyncio.run(show(key_id=key_id, days=days, as_json=as_json))

@@ -1,0 +1,105 @@
+"""Commands for who operates a deployment."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import click
+
+from tokenbus.bus.keys import DEFAULT_PARTITIONS, MAX_PARTITIONS
+from tokenbus_services.cli.commands.options import json_lines
+
+
+@click.command()
+@click.option("--every", "every_s", type=click.FloatRange(0.1), default=1.0, show_default=True, help="Seconds.")
+@click.option("--once", is_flag=True, help="Look once, at what happens meanwhile.")
+@json_lines
+def top(every_s: float, once: bool, as_json: bool) -> None:
+    """Show the deployment at work, until Ctrl-C: workers, partitions, lag, rates, open runs."""
+    from tokenbus_services.cli.top.command import top
+
+    asyncio.run(top(every_s=every_s, once=once, as_json=as_json))
+
+
+@click.command()
+@click.argument("number", type=click.IntRange(1, MAX_PARTITIONS), required=False)
+@click.option("--wait", "wait_s", type=click.FloatRange(1), default=60, show_default=True, help="Seconds for workers.")
+@click.option("--abandon", is_flag=True, help="Take back a change that was announced and not finished.")
+@click.option("--forget", is_flag=True, help="Look for no more runs of earlier numbers; refused while some are kept.")
+@json_lines
+def repartition(number: int | None, wait_s: float, abandon: bool, forget: bool, as_json: bool) -> None:
+    """Change the number of partitions to NUMBER while the deployment works; without NUMBER, show it.
+
+    New runs take the new number. Runs that began before go on where they are, and everybody finds both.
+    """
+    from tokenbus_services.cli import repartition
+
+    if (number is not None) + abandon + forget > 1:
+        raise click.UsageError("NUMBER, --abandon and --forget exclude each other.", click.get_current_context())
+    if number is not None:
+        asyncio.run(repartition.run(number, wait_s=wait_s, as_json=as_json))
+    elif abandon:
+        asyncio.run(repartition.give_up(as_json=as_json))
+    elif forget:
+        asyncio.run(repartition.forget(as_json=as_json))
+    else:
+        asyncio.run(repartition.show(as_json=as_json))
+
+
+@click.command()
+@click.option("--partitions", type=click.IntRange(1, MAX_PARTITIONS), default=DEFAULT_PARTITIONS, show_default=True)
+@click.option("--nodes", type=click.IntRange(1, 1000), required=True, help="Masters of the Cluster.")
+@json_lines
+def slots(partitions: int, nodes: int, as_json: bool) -> None:
+    """Show how evenly partitions lie on the nodes of a Cluster, and which numbers lie evenly.
+
+    Asks no server: each node is taken to have an equal range of slots, as `--cluster create` gives them.
+    """
+    from tokenbus_services.cli.slots import show
+
+    show(partitions, nodes, as_json=as_json)
+
+
+@click.command()
+@click.option("--keep", is_flag=True, help="Go on until Ctrl-C: load them again where the server has forgotten them.")
+@click.option("--list", "listing", is_flag=True, help="Only show them, as name and SHA-1; no server is asked.")
+def scripts(keep: bool, listing: bool) -> None:
+    """Load the bus's scripts into the server.
+
+    Needed only where users of the server may run no others: deploy/acl.
+    """
+    from tokenbus_services.cli.scripts import load_scripts, show
+
+    if listing:
+        show()
+    else:
+        asyncio.run(load_scripts(keep=keep))
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="The findings as one JSON array.")
+@click.option("--providers", "ask_providers", is_flag=True, help="Ask each provider's address too; no key is sent.")
+def doctor(as_json: bool, ask_providers: bool) -> int:
+    """Look at settings, server, workers and queues, and say what is wrong and what to do.
+
+    Exit code: 0 all well, 1 something is wrong.
+    """
+    from tokenbus_services.cli.doctor.command import run
+
+    return run(as_json=as_json, ask_providers=ask_providers)
+
+
+@click.command()
+@click.argument("file", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="The findings as one JSON array.")
+def check(file: Path | None, as_json: bool) -> int:
+    """Check the settings in FILE, else those that services would use here: values, names, ports, addresses, secrets.
+
+    Tools, policies, blob loaders and plug-ins are imported, but not called. Asks no server.
+
+    Exit code: 0 all well, 1 something is wrong.
+    """
+    from tokenbus_services.cli.doctor.check_file import run
+
+    return run(file, as_json=as_json)

@@ -1,0 +1,81 @@
+"""Commands that run a deployment or a part of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from tokenbus_services.cli.service_registry import SERVICES
+
+if TYPE_CHECKING:
+    from tokenbus_services.cli.service_registry import ServiceName
+
+
+@click.command()
+@click.argument("service", type=click.Choice(SERVICES), metavar="SERVICE")
+@click.option("--host", help="Address of its HTTP pages; else http.host of the settings.")
+@click.option("--port", type=click.IntRange(0, 65_535), help="Port, 0 for any free one; else the settings' one.")
+@click.option("--mock-url", metavar="URL", help="Add the providers mock-…, which ask the mock provider at URL.")
+@click.option("--console", is_flag=True, help="gateway: serve the console, also without a table [console].")
+def worker(service: ServiceName, host: str | None, port: int | None, mock_url: str | None, console: bool) -> None:
+    """Run SERVICE (fetcher, normalizer, parser, pipeline, tools, policy, blobs, recorder or gateway) until a signal.
+
+    SIGTERM and Ctrl-C stop it in order; a second one ends it at once. Prints "ready SERVICE URL" when it can work.
+    """
+    from tokenbus_services.cli.worker.command import run
+
+    run(service, host=host, port=port, mock_url=mock_url, console=console)
+
+
+@click.command()
+@click.option(
+    "--scale",
+    "scales",
+    multiple=True,
+    metavar="SERVICE=N",
+    help="Workers of a service, 1 by default. May be repeated.",
+)
+@click.option("--services", metavar="NAME,…", help="Only these services.")
+@click.option(
+    "--data", type=click.Path(file_okay=False, path_type=Path), help="Data directory; else data_dir, .tokenbus."
+)
+@click.option(
+    "--mock",
+    "mock_provider",
+    is_flag=True,
+    help="Run the mock provider too, which needs no key: the providers mock-anthropic, mock-openai-chat, "
+    "mock-openai-responses and mock-gemini.",
+)
+@click.option(
+    "--chained",
+    is_flag=True,
+    help="Run fetcher, normalizer and parser as one process, the pipeline; else as stages.chained says.",
+)
+def up(scales: tuple[str, ...], services: str | None, data: Path | None, mock_provider: bool, chained: bool) -> None:
+    """Run a server and all services as child processes until Ctrl-C.
+
+    The server is one of its own unless TOKENBUS_REDIS_URL names another. Commands, and clients that are given no URL,
+    find it from the same directory. Prints "ready" when all services are; a service that dies is started again.
+    """
+    from tokenbus_services.cli.up.command import run
+
+    run(scales=scales, services=services, data=data, mock_provider=mock_provider, chained=chained)
+
+
+@click.command()
+@click.option(
+    "--provider",
+    help="Use the real API (anthropic, openai-chat, openai-responses, gemini) with the key in the environment.",
+)
+@click.option("--model", help="Its model; each API has a default.")
+@click.option("--keep", is_flag=True, help="Keep the directory with settings, logs and data, and say where it is.")
+def demo(provider: str | None, model: str | None, keep: bool) -> int:
+    """Everything on this machine: one request with a tool, its text as it streams, then stop.
+
+    Needs no key: a mock provider answers.
+    """
+    from tokenbus_services.cli.demo.command import run
+
+    return run(provider=provider, model=model, keep=keep)
