@@ -16,6 +16,7 @@ from redis.exceptions import RedisError, ResponseError
 from tokenbus.bus import scripts
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.liveness import Defects, Liveness, rest
+from tokenbus.bus.run_record import STATUS
 from tokenbus.bus.scripts.timeouts import append_timeout, expire, read_policy_stage
 from tokenbus.bus.server.run_scripts import run_script, run_scripts
 from tokenbus.bus.server.server import Server, is_final
@@ -35,6 +36,8 @@ NO_RESULT = "the tool's result never came"
 CHECKS_PER_TIMEOUT = 30
 """How often to look for silent runs during the time after which a run counts as silent."""
 PAGE = 1000
+ABANDONED = (b"cancelling", b"expiring")
+"""Statuses under which nobody may write any more; the event that ends the run was written with them."""
 
 
 class TimeoutClock:
@@ -61,6 +64,8 @@ class TimeoutClock:
         self._index = IndexKeeper(server, self._keys, keep_ms=round(settings.retention.finished_run_s * 1000))
         self._policy_stage_observers: dict[int, PolicyStageObserver] = {}
         """By partition."""
+        self._abandoned: dict[int, dict[str, int]] = {}
+        """By partition: the runs that looked abandoned at the last look, with the number of their events then."""
         self._task: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
@@ -103,6 +108,8 @@ class TimeoutClock:
                     calls.append(self._policy_timeout(partition, s))
                 if look and self._timeouts.attempt_overdue(s, now_ms):
                     silent.append(s)
+            if look:
+                calls += [self._abandonment(partition, s) for s in await self._without_hash(partition)]
             if silent:
                 calls += [self._attempt_timeout(partition, s) for s in await self._without_worker(partition, silent)]
         if calls:
@@ -151,6 +158,29 @@ class TimeoutClock:
             begin = f"({page[-1][0].decode()}"
         return [s for s, taken in judged if s.run not in having and s.events_applied == taken]
 
+    async def _without_hash(self, partition: int) -> list[RunState]:
+        """Return the runs that the parser has although their hash lets nobody write: it has expired, or was deleted, or
+        says that the run is about to end while the event for that was lost. Nothing would ever go on with them.
+
+        It is so at two looks in a row, without an event between them and with nothing left to read.
+        """
+        keys, before = self._keys.within(partition), self._abandoned.pop(partition, {})
+        now: dict[str, int] = {}
+        states = {s.run: s for s in self._logics[partition].states()}
+        runs = list(states)
+        for at in range(0, len(runs), PAGE):
+            pipe = self._server.client.pipeline(transaction=False)
+            for run in runs[at : at + PAGE]:
+                pipe.hget(keys.run(run), STATUS)
+            for run, found in zip(runs[at : at + PAGE], await pipe.execute(raise_on_error=False), strict=True):
+                if found is None or found in ABANDONED:
+                    now[run] = states[run].events_applied
+        self._abandoned[partition] = now
+        found = [states[run] for run, taken in now.items() if before.get(run) == taken]
+        if found and await read_lag(self._server.client, self._keys.lease(partition, "parser")):
+            return []
+        return found
+
     # --- what it tells ----------------------------------------------------------------------------------------
 
     def _deadline(self, partition: int, s: RunState) -> scripts.ScriptCall:
@@ -190,10 +220,16 @@ class TimeoutClock:
         log.warning("run_lost", run=s.run, turn=s.turn, attempt=s.attempt)
         return self._append(partition, s, DeadlinePassed("silent", s.events_applied))
 
+    def _abandonment(self, partition: int, s: RunState) -> scripts.ScriptCall:
+        log.warning("run_without_keys", run=s.run, turn=s.turn, attempt=s.attempt, phase=s.phase)
+        return self._append(partition, s, DeadlinePassed("silent", s.events_applied), abandoned=True)
+
     def _frame(self, event: BusEvent) -> bytes:
         return encode(EventFrame(0, CONTROL_ATTEMPT, self._server.clock.now_ms(), [event]))
 
-    def _append(self, partition: int, s: RunState, event: DeadlinePassed) -> scripts.ScriptCall:
+    def _append(
+        self, partition: int, s: RunState, event: DeadlinePassed, *, abandoned: bool = False
+    ) -> scripts.ScriptCall:
         keys = self._keys.within(partition)
         return append_timeout(
             keys.run(s.run),
@@ -201,4 +237,5 @@ class TimeoutClock:
             keys.lease(partition, "parser"),
             run=s.run,
             frame=self._frame(event),
+            abandoned=abandoned,
         )

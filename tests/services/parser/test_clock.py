@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
+
+import pytest
 
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
+from tokenbus.bus.scripts import Commit
+from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server
 from tokenbus.bus.stage.stage import Stage
 from tokenbus.events.frames import (
@@ -65,6 +69,53 @@ async def test_a_run_past_its_deadline_expires_where_the_partition_is_owned(serv
     assert await found(server, keys, 0) == ["deadline"]
     assert await found(server, keys, 1) == []
     assert await server.client.hget(keys.run(other), "status") == b"open"
+
+
+@pytest.mark.parametrize("status", [None, "cancelling"])
+async def test_a_run_whose_keys_are_gone_or_refuse_all_writes_ends_and_leaves_none_for_ever(
+    server: Server, keys: Keys, status: str | None
+) -> None:
+    run, logic = await open_run(server, keys, 3, deadline_ms=0)
+    await server.client.delete(keys.run(run))
+    if status:
+        await server.client.hset(keys.run(run), "status", status)
+    stage = cast("Stage", SimpleNamespace(owned=[3]))
+    settings = Settings(
+        prefix=keys.prefix,
+        partitions=keys.partitions,
+        stages=StageSettings(tick_s=0.02),
+        limits=LimitSettings(silent_run_s=0.5),
+    )
+    clock = TimeoutClock(server, stage, settings, {3: logic})
+    await clock.open()
+
+    async def entries() -> list[Any]:
+        return await server.client.xrange(keys.topic(3, "events"))
+
+    [(_, fields), *_] = await eventually(entries)
+    await clock.close()
+    logic.apply(run, fields[run.encode()])
+    assert logic.states() == []
+    commit = Commit(keys.lease(3, "parser"), keys.topic(3, "events"))
+    logic.flush(commit)
+    await server.client.hset(keys.lease(3, "parser"), mapping={"token": "1", "offset": "0-0"})
+    end = (await entries())[-1][0].decode()
+    call = commit.call(
+        token="1",
+        ttl_ms=1000,
+        begin="0-0",
+        end=end,
+        watermark="0-0",
+        entries=1,
+        size=1,
+        mirror="",
+        entries_read=True,
+        topic_entries=1000,
+    )
+    await run_script(server, call)
+    assert await server.client.hget(keys.run(run), "status") == b"incomplete"
+    for key in (keys.run(run), keys.log(run)):
+        assert 0 < await server.client.pttl(key) <= 60_000
 
 
 async def test_a_run_that_no_worker_has_is_reported_as_silent(server: Server, keys: Keys) -> None:

@@ -46,7 +46,11 @@ _APPEND_TIMEOUT = script(
     "append_timeout",
     """
 local status = redis.call('HGET', KEYS[1], 'status')
-if status and status ~= 'open' then return 0 end
+if ARGV[3] == '1' then
+  if status == 'open' then return 0 end
+elseif status and status ~= 'open' then
+  return 0
+end
 ROOM
 redis.call('XADD', KEYS[2], '*', ARGV[1], ARGV[2])
 redis.call('HINCRBY', KEYS[3], 'arrived', #ARGV[2])
@@ -55,11 +59,15 @@ return 1
 )
 
 
-def append_timeout(run_key: str, events: str, parser_lease: str, *, run: str, frame: bytes) -> ScriptCall:
+def append_timeout(
+    run_key: str, events: str, parser_lease: str, *, run: str, frame: bytes, abandoned: bool = False
+) -> ScriptCall:
     """Append a timeout event to `events`: 1, or 0 if the run is no longer open. Fences nothing; the parser may find
     that the timeout does not apply.
+
+    ``abandoned``: for a run that the parser has although its hash is gone or refuses all writes; 0 if it is open.
     """
-    return ScriptCall(_APPEND_TIMEOUT, [run_key, events, parser_lease], [run, frame])
+    return ScriptCall(_APPEND_TIMEOUT, [run_key, events, parser_lease], [run, frame, int(abandoned)])
 
 
 _READ_POLICY_STAGE = script(
