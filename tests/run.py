@@ -7,6 +7,7 @@ says nothing of the code. Such a test passes alone. More failures than that are 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +20,9 @@ MOST = 12
 def main(arguments: list[str]) -> int:
     """Run pytest with these arguments; return its exit code, or 0 if all that failed pass alone."""
     FAILED.unlink(missing_ok=True)
+    # Some machines switch the bytecode cache off. A suite that starts hundreds of interpreters would compile all of its
+    # sources in each.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     pytest = [sys.executable, "-m", "pytest"]
     code = subprocess.run([*pytest, *arguments], check=False).returncode
     if code != 1 or not FAILED.exists():  # 1: all ran and some failed

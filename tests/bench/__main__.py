@@ -46,6 +46,8 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, _stop)
+    # Where the bytecode cache is off, every process that is started compiles its sources first: no deployment does.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     try:
         report = bench(options.only or ALL)
     except KeyboardInterrupt:
