@@ -31,7 +31,8 @@ SETTLE_S = 90.0
 """How long after the last fault a run may take to its end."""
 LOST_S = 4.0
 """A run that is open while nothing is done anywhere for so long is lost: whatever could go on with it would be in a
-queue, in a stream, or in a call that holds its queue's entry."""
+queue, in a stream, or in a call that holds its queue's entry. But what a policy judges is in no queue any more, so a run
+with policies may rest for as long as they may take."""
 LATE_S = 10.0
 """So long after the last fault no run is open, beside what it takes where nothing disturbs it."""
 SILENT_S, TOOL_S, TOOL_SLACK_S, POLICY_SLACK_S = 6.0, 20.0, 3.0, 2.0
@@ -159,8 +160,6 @@ class Audience:
         """Wait for the runs that are open: to their end, so long at the most, or until nothing is done for them."""
         clock = asyncio.get_running_loop().time
         until = clock() + seconds
-        # The longest that the bus takes to see it.
-        lost_s = LOST_S + max(TOOL_S + TOOL_SLACK_S, guards.LONGEST_S + POLICY_SLACK_S) if self._lossy else LOST_S
         if self._lossy:
             self._open.update(self._stage.scenes)  # the end of a run may have been lost too
         rested_from: float | None = None
@@ -172,10 +171,16 @@ class Audience:
                 rested_from = None
             elif rested_from is None:
                 rested_from = clock()
-            elif clock() - rested_from > lost_s:
+            elif clock() - rested_from > self._lost_s():
                 return False  # nobody has them in hand: the judge tells which runs these are
             await asyncio.sleep(_POLL_S)
         return False
+
+    def _lost_s(self) -> float:
+        if self._lossy:  # the longest that the bus takes to see it
+            return LOST_S + max(TOOL_S + TOOL_SLACK_S, guards.LONGEST_S + POLICY_SLACK_S)
+        judged = any(self._stage.scenes[run].story.guarded for run in self._open)
+        return LOST_S + (guards.LONGEST_S if judged else 0.0)
 
     async def _ask(self, scene: Scene) -> None:
         for _ in range(2 if self._chance.random() < _TWICE else 1):
